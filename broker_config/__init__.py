@@ -1,0 +1,1 @@
+"""The contract between nodes: topics, messages, tensors as bytes, and the link to the broker."""

@@ -1,0 +1,172 @@
+"""Every message: frozen, typed, validated when decoded.
+
+Fields may be added with a default; none is removed or changes its meaning within v1. Names are the wire's (JSON).
+Structs have no behaviour; `codec.py` turns them into bytes and back.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$", description="SHA-256, hexadecimal")]
+RunId = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}$", description="one run of a federation")]
+SessionId = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}$", description="one node's session")]
+Round = Annotated[int, Meta(ge=0, le=1_000_000)]
+Text = Annotated[str, Meta(max_length=2000)]
+Finite = Annotated[float, Meta(gt=-1e30, lt=1e30)]
+Option = bool | int | float | str
+
+
+class Message(Struct, frozen=True, kw_only=True, tag_field="type"):
+    """Base of all messages; `type` on the wire is the class's name."""
+
+
+class Manifest(Struct, frozen=True, kw_only=True):
+    """A blob that its producer offers: what it is, not its bytes.
+
+    `federation`, `run`, `round`, `node` and `digest` are what a signature covers; v1 sends it empty.
+    """
+
+    federation: Name
+    run: RunId
+    round: Round
+    node: Name
+    digest: Digest
+    size: Annotated[int, Meta(ge=1, le=1 << 40)]  # bytes
+    chunk_size: Annotated[int, Meta(ge=1024, le=1 << 24)]  # bytes
+    signature: str = ""
+
+
+class TensorSpec(Struct, frozen=True):
+    """Shape of a shared float32 tensor, and the fixed-point scale (binary exponent) in which it is summed."""
+
+    shape: tuple[int, ...]
+    scale: Annotated[int, Meta(ge=-64, le=62)]
+
+
+class Preprocessing(Struct, frozen=True):
+    """How an image becomes the network's input: resize to size x size, RGB, x/255, minus mean, over std."""
+
+    size: Annotated[int, Meta(ge=16, le=1024)]  # pixels
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+
+
+class Training(Struct, frozen=True):
+    """The local training that all methods share, so that a comparison gives each the same chances."""
+
+    learning_rate: Annotated[float, Meta(gt=0, lt=10)] = 1e-3  # Adam, betas (0.9, 0.999)
+    local_epochs: Annotated[int, Meta(ge=1, le=1000)] = 3  # a stage
+    batch_size: Annotated[int, Meta(ge=2, le=4096)] = 32  # at most; a batch of one is never formed
+    augment: bool = True  # flips, quarter turns, brightness and contrast
+    batch_norm: Literal["train", "eval"] = "train"  # statistics of the trained encoder while it trains
+    moments: Literal["keep", "reset"] = "keep"  # Adam's moments from one round to the next
+
+
+class Spec(Message, frozen=True, kw_only=True):
+    """A federation, retained: all that a node must know besides its own images."""
+
+    federation: Name
+    run: RunId
+    software: str  # version of the coordinator's edge-node
+    method: str
+    options: dict[str, Option]  # of the method, complete
+    model: str
+    classes: Annotated[tuple[str, ...], Meta(min_length=2, max_length=1000)]
+    preprocessing: Preprocessing
+    training: Training
+    rounds: Annotated[int, Meta(ge=1, le=1_000_000)]
+    nodes: Annotated[int, Meta(ge=1, le=100_000)]  # expected
+    quorum: Annotated[int, Meta(ge=1, le=100_000)]  # contributions that close a round
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    threads: Annotated[int, Meta(ge=1, le=1024)] = 1  # of each training process: part of what is deterministic
+    evaluate_every: Annotated[int, Meta(ge=1)] = 5  # rounds
+    tensors: dict[str, TensorSpec]  # what is broadcast
+    sends: tuple[str, ...]  # prefixes of the tensors that a node contributes
+
+
+class RoundState(Message, frozen=True, kw_only=True):
+    """Where the federation stands, retained. `broadcast` is what `round` starts from; after the last round, its result."""
+
+    run: RunId
+    round: Round
+    status: Literal["gathering", "open", "finished", "aborted"]
+    broadcast: Manifest | None = None
+    reason: Text = ""
+
+
+class Presence(Message, frozen=True, kw_only=True):
+    """Whether a node is connected; `online: false` is also its last will. Retained."""
+
+    session: SessionId
+    online: bool
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """Node -> coordinator: let me take part."""
+
+    session: SessionId
+    run: RunId
+    software: str
+
+
+class Contribution(Message, frozen=True, kw_only=True):
+    """Node -> coordinator: stage 1 is done. `weight` is what the method measures (AFedCL: L_D; FedAvg: images)."""
+
+    session: SessionId
+    run: RunId
+    round: Round
+    weight: Finite
+    blob: Manifest | None  # None when the method sends nothing
+
+
+class Telemetry(Message, frozen=True, kw_only=True):
+    """Node -> coordinator, only when the node opted in: losses, A_k and accuracy of a finished round."""
+
+    session: SessionId
+    run: RunId
+    round: Round
+    metrics: dict[Annotated[str, Meta(max_length=64)], Finite]
+
+
+class Finished(Message, frozen=True, kw_only=True):
+    """Node -> coordinator: the personal model is on the node's disk; nothing more is needed."""
+
+    session: SessionId
+    run: RunId
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    """Coordinator -> node: you take part."""
+
+    session: SessionId
+
+
+class Accepted(Message, frozen=True, kw_only=True):
+    """Coordinator -> node: the contribution to `round` is summed and on disk; its blob may be forgotten."""
+
+    session: SessionId
+    run: RunId
+    round: Round
+
+
+class Refusal(Message, frozen=True, kw_only=True):
+    """Coordinator -> node: no, why, and what to do."""
+
+    session: SessionId
+    reason: Text
+    remedy: Text
+
+
+class Want(Message, frozen=True, kw_only=True):
+    """Asker -> holder: send these chunks of a blob."""
+
+    digest: Digest
+    chunk_size: Annotated[int, Meta(ge=1024, le=1 << 24)]
+    chunks: Annotated[tuple[Annotated[int, Meta(ge=0, le=1 << 30)], ...], Meta(min_length=1, max_length=1024)]
+
+
+AnyMessage = (
+    Spec | RoundState | Presence | Hello | Contribution | Telemetry | Finished | Welcome | Accepted | Refusal | Want
+)

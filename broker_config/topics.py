@@ -1,0 +1,67 @@
+"""Every topic name, as functions. The protocol's version is in the root, so versions never meet by accident."""
+
+import re
+
+ROOT = "edge-node/v1"
+COORDINATOR = "coordinator"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+def check_name(name: str, what: str) -> str:
+    """Return `name` if it may stand in a topic, else raise ValueError with the remedy."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{what} {name!r} cannot be used: take 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit"
+        )
+    return name
+
+
+def spec(federation: str) -> str:
+    """Coordinator -> all, retained: what the federation is. `+` for any federation."""
+    return f"{ROOT}/{federation}/spec"
+
+
+def round_state(federation: str) -> str:
+    """Coordinator -> all, retained: which round is open and what was broadcast."""
+    return f"{ROOT}/{federation}/round"
+
+
+def presence(federation: str, node: str) -> str:
+    """Node -> all, retained and last will: whether the node is there. `+` for any node."""
+    return f"{ROOT}/{federation}/nodes/{node}/presence"
+
+
+def up(federation: str, node: str) -> str:
+    """Node -> coordinator. `+` for any node."""
+    return f"{ROOT}/{federation}/nodes/{node}/up"
+
+
+def down(federation: str, node: str) -> str:
+    """Coordinator -> node."""
+    return f"{ROOT}/{federation}/nodes/{node}/down"
+
+
+def want(federation: str, holder: str, asker: str) -> str:
+    """Asker -> holder of a blob: which chunks are missing. `+` for any asker."""
+    return f"{ROOT}/{federation}/blobs/{holder}/want/{asker}"
+
+
+def chunks(federation: str, holder: str, digest: str) -> str:
+    """Holder -> whoever fetches this blob at the moment: its chunks."""
+    return f"{ROOT}/{federation}/blobs/{holder}/chunks/{digest}"
+
+
+def verdicts(line: str) -> str:
+    """Line daemon -> whoever watches the line: one JSON verdict per image."""
+    return f"{ROOT}/lines/{line}/verdicts"
+
+
+def sender(topic: str) -> str:
+    """The node that publishes on an `up`, `presence` or `want` topic."""
+    parts = topic.split("/")
+    return parts[6] if parts[3] == "blobs" else parts[4]
+
+
+def federation_of(topic: str) -> str:
+    """The federation that a topic belongs to."""
+    return topic.split("/")[2]

@@ -1,0 +1,1 @@
+"""Personal model -> ONNX -> parity check -> bundle."""
