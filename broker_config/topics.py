@@ -16,6 +16,11 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
+def any_version(topic: str) -> str:
+    """A filter for this topic in every version of the protocol."""
+    return topic.replace(ROOT, "edge-node/+", 1)
+
+
 def spec(federation: str) -> str:
     """Coordinator -> all, retained: what the federation is. `+` for any federation."""
     return f"{ROOT}/{federation}/spec"

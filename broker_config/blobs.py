@@ -1,0 +1,69 @@
+"""Blobs as files named by their SHA-256."""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from broker_config.errors import EdgeNodeError
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class BlobStore:
+    """A folder of blobs. What stands under a digest is complete; what is under way stands in `incoming`."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.incoming = folder / "incoming"
+        with self.writing():
+            self.incoming.mkdir(parents=True, exist_ok=True)
+
+    def put(self, data: bytes) -> tuple[str, int]:
+        """Store `data` durably; return its digest and size in bytes. EdgeNodeError if the disk does not take it."""
+        digest = hashlib.sha256(data).hexdigest()
+        if digest not in self:
+            partial = self.incoming / f"{digest}-put-{os.getpid()}"
+            with self.writing():
+                partial.write_bytes(data)
+                self.adopt(partial, digest)
+        return digest, len(data)
+
+    def adopt(self, partial: Path, digest: str) -> Path:
+        """Make a complete file of `incoming` durable, and the blob `digest`; return its path."""
+        with self.writing():
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            return partial.replace(self.path(digest))
+
+    def path(self, digest: str) -> Path:
+        """Return where the blob stands, or would."""
+        if not _DIGEST.fullmatch(digest):
+            raise ValueError(f"{digest!r} is not a SHA-256 digest")
+        return self.folder / digest
+
+    def __contains__(self, digest: str) -> bool:
+        return self.path(digest).exists()
+
+    def read(self, digest: str, offset: int, length: int) -> bytes:
+        """Return up to `length` bytes of a blob from `offset`."""
+        with self.path(digest).open("rb", buffering=0) as file:
+            file.seek(offset)
+            return file.read(length)
+
+    def remove(self, digest: str) -> None:
+        """Forget a blob; it need not exist."""
+        self.path(digest).unlink(missing_ok=True)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turn what the disk complains about into an EdgeNodeError that names the folder."""
+        try:
+            yield
+        except OSError as error:
+            raise EdgeNodeError(
+                f"cannot write to {self.folder}: {error.strerror or error}",
+                "free some space there, or make it writable",
+            ) from error

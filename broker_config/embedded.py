@@ -1,0 +1,127 @@
+"""A broker without configuration: mosquitto when it is installed, else the pure-Python amqtt; for this machine only."""
+
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from queue import Queue
+from string import Template
+from typing import Literal, Self
+
+from broker_config.endpoint import Endpoint
+from broker_config.errors import EdgeNodeError, LinkError
+from broker_config.link import Link
+
+START_TIMEOUT = 20.0  # seconds; amqtt needs two to import
+STOP_TIMEOUT = 5.0  # seconds
+MAX_PACKET = 268_435_455  # bytes: what MQTT allows
+Kind = Literal["mosquitto", "amqtt"]
+
+
+class EmbeddedBroker:
+    """A running broker: `url`, `kind`, `port` and its keeper's `process`. Leaving the context stops it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], kind: Kind, host: str, port: int, log: Path):
+        self.process = process
+        self.kind = kind
+        self.port = port
+        self.url = f"mqtt://{host}:{port}"
+        self._log = log
+
+    def wait_ready(self) -> None:
+        """Return once it accepts connections; EdgeNodeError with the end of its log if it does not."""
+        endpoint = Endpoint.parse(self.url)
+        deadline = time.monotonic() + START_TIMEOUT
+        while self.process.poll() is None and time.monotonic() < deadline:
+            try:
+                Link(endpoint, "", inbox=Queue(), persistent=False).open(timeout=1).close()
+            except LinkError:
+                time.sleep(0.02)
+            else:
+                return
+        self.stop()
+        lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
+        raise EdgeNodeError(
+            f"the {self.kind} broker did not start at {self.url}:\n  " + "\n  ".join(lines[-5:]),
+            f"if the port is taken choose another one; the whole log is {self._log}",
+        )
+
+    def stop(self) -> None:
+        """End the broker and wait for it."""
+        if self.process.stdin:
+            self.process.stdin.close()
+        try:
+            self.process.wait(STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def start_broker(
+    folder: Path,
+    *,
+    port: int = 0,
+    host: str = "127.0.0.1",
+    kind: Literal["auto", "mosquitto", "amqtt"] = "auto",
+    max_packet: int | None = None,
+) -> EmbeddedBroker:
+    """Start a broker that admits everyone and keeps its log in `folder`; `port` 0 takes a free one.
+
+    `max_packet` (bytes) is for mosquitto only. EdgeNodeError if no broker is installed or it does not start.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "broker.log"
+    port = port or _free_port(host)
+    kind = _available(kind)
+    if kind == "mosquitto":
+        config = folder / "mosquitto.conf"
+        template = Template((Path(__file__).parent / "mosquitto" / "embedded.conf").read_text())
+        config.write_text(template.substitute(host=host, port=port, max_packet=max_packet or MAX_PACKET, log=log))
+        command = [str(find_mosquitto()), "-c", str(config)]
+    else:
+        command = [sys.executable, "-m", "broker_config.fallback", host, str(port)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "broker_config.keeper", *command],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C is for the parent, which orders the shutdown
+        )
+    broker = EmbeddedBroker(process, kind, host, port, log)
+    broker.wait_ready()
+    return broker
+
+
+def _available(kind: Literal["auto", "mosquitto", "amqtt"]) -> Kind:
+    if kind != "amqtt" and find_mosquitto():
+        return "mosquitto"
+    if kind == "mosquitto":
+        raise EdgeNodeError("mosquitto is not installed", "install it (Debian, Ubuntu: apt install mosquitto)")
+    if importlib.util.find_spec("amqtt"):
+        return "amqtt"
+    raise EdgeNodeError(
+        "no broker is installed", "install mosquitto (apt install mosquitto) or amqtt (pip install 'edge-node[train]')"
+    )
+
+
+def find_mosquitto() -> str | None:
+    """Return the path of mosquitto; Debian puts it where only root's PATH leads."""
+    return shutil.which("mosquitto", path=os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin")))
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+    return port

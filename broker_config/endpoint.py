@@ -1,0 +1,108 @@
+"""Where the broker is and who we are to it, read from a URL."""
+
+import difflib
+import os
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self, cast
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from broker_config.errors import UsageError
+
+PORTS = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the broker is, and who we are to it."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str = "/mqtt"  # of WebSockets
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+    @classmethod
+    def parse(
+        cls,
+        url: str,
+        *,
+        ca: str | Path | None = None,
+        cert: str | Path | None = None,
+        key: str | Path | None = None,
+        username: str | None = None,
+        password: str | None = None,
+    ) -> Self:
+        """Read `mqtt|mqtts|ws|wss://[user[:password]@]host[:port][/path]`; UsageError says what is wrong with it.
+
+        The password may also stand in the environment, as EDGE_NODE_PASSWORD. `ca`, `cert` and `key` are PEM files.
+        """
+        scheme, parts = _split(url)
+        username = username or (parts.username and unquote(parts.username)) or None
+        password = password or (parts.password and unquote(parts.password)) or None
+        if password and not username:
+            raise UsageError(f"there is a password for {parts.hostname}, but no user name", "give the user name too")
+        if scheme in ("mqtt", "ws") and (ca or cert or key):
+            raise UsageError(f"certificates mean nothing to {scheme}://", f"use {scheme}s:// or leave them out")
+        if bool(cert) != bool(key):
+            raise UsageError("certificate and key belong together", "give both or neither")
+        return cls(
+            scheme=scheme,
+            host=cast(str, parts.hostname),
+            port=parts.port or PORTS[scheme],
+            path=parts.path if parts.path not in ("", "/") else "/mqtt",
+            username=username,
+            password=password or (os.environ.get("EDGE_NODE_PASSWORD") if username else None),
+            ca=Path(ca) if ca else None,
+            cert=Path(cert) if cert else None,
+            key=Path(key) if key else None,
+        )
+
+    @property
+    def tls(self) -> bool:
+        """Whether the connection is encrypted."""
+        return self.scheme in ("mqtts", "wss")
+
+    @property
+    def websocket(self) -> bool:
+        """Whether MQTT travels inside a WebSocket."""
+        return self.scheme in ("ws", "wss")
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Return the context that verifies the broker and shows our certificate; UsageError if a file is unusable."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+            if self.cert:
+                context.load_cert_chain(self.cert, self.key)
+        except OSError as error:
+            files = ", ".join(str(file) for file in (self.ca, self.cert, self.key) if file)
+            raise UsageError(f"cannot use {files}: {error}", "check that these are readable PEM files") from None
+        return context
+
+    def __str__(self) -> str:
+        user = f"{self.username}@" if self.username else ""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{user}{host}:{self.port}{self.path if self.websocket else ''}"
+
+
+def _split(url: str) -> tuple[str, SplitResult]:
+    form = "write it as mqtt://HOST, mqtts://HOST, ws://HOST/PATH or wss://HOST/PATH, with :PORT after HOST if needed"
+    scheme, separator, _ = url.partition("://")
+    if not separator:
+        raise UsageError(f"the broker's address {url!r} has no scheme", f"did you mean mqtt://{url}?")
+    if scheme not in PORTS:
+        nearest = difflib.get_close_matches(scheme, PORTS, n=1, cutoff=0.0)[0]
+        raise UsageError(f"{scheme}:// is no way to reach a broker", f"did you mean {nearest}://? Else {form}")
+    try:
+        parts = urlsplit(url)
+        usable = bool(parts.hostname) and parts.port != 0 and not (parts.query or parts.fragment)
+    except ValueError:
+        usable = False
+    if not usable or (scheme in ("mqtt", "mqtts") and parts.path not in ("", "/")):
+        raise UsageError(f"the broker's address {url.rpartition('@')[2]!r} cannot be read", form)
+    return scheme, parts

@@ -1,0 +1,408 @@
+"""`edge-node`: each command parses, calls one function, prints. Imports are inside them: `--help` is fast."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from broker_config.errors import EdgeNodeError, UsageError
+
+if TYPE_CHECKING:
+    from broker_config.link import Endpoint
+    from trainer.federation.spec import Request
+
+app = typer.Typer(
+    name="edge-node",
+    help="Plants learn together to recognise surface defects, without any image leaving the building; "
+    "then each recognises them live.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Broker = Annotated[
+    str, typer.Argument(metavar="BROKER_URL", help="mqtt://, mqtts://, ws:// or wss://, user:password@host:port.")
+]
+Ca = Annotated[Path | None, typer.Option(help="Certificate authority of the broker (PEM), for mqtts:// and wss://.")]
+Cert = Annotated[Path | None, typer.Option(help="This side's certificate (PEM).")]
+Key = Annotated[Path | None, typer.Option(help="This side's private key (PEM).")]
+Data = Annotated[Path, typer.Option(help="Folder of labelled images: one folder a class.", show_default=False)]
+Method = Annotated[str, typer.Option(help="afedcl, fedavg or local.")]
+Options = Annotated[
+    list[str], typer.Option("--option", metavar="NAME=VALUE", help="An option of the method, e.g. lambda=0.1.")
+]
+Model = Annotated[str, typer.Option(help="mobilenet_v2, resnet18, resnet50 or small.")]
+Weights = Annotated[
+    str,
+    typer.Option(
+        help="Initial weights: imagenet, none, or a safetensors FILE with torchvision's names.",
+        show_default="imagenet; none for small",
+    ),
+]
+Size = Annotated[
+    int, typer.Option(help="Width and height of the network's input, pixels.", show_default="128; 64 for small")
+]
+Settings = Annotated[
+    list[str],
+    typer.Option(
+        "--training",
+        metavar="NAME=VALUE",
+        help="learning_rate, local_epochs, batch_size, augment, batch_norm (train, eval) or moments (keep, reset).",
+    ),
+]
+Rounds = Annotated[int, typer.Option(min=1, help="Rounds of the federation.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of everything that is random.")]
+Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each training process.")]
+EvaluateEvery = Annotated[int, typer.Option(min=1, help="Rounds between two looks at the held-out images.")]
+Nodes = Annotated[int, typer.Option(min=1, help="Nodes that take part.")]
+Json = Annotated[bool, typer.Option("--json", help="For machines: JSON on standard output.")]
+ClassesPerNode = Annotated[int, typer.Option(min=1, help="disjoint: classes of each node.")]
+Samples = Annotated[int, typer.Option(min=2, help="Training images of each node.")]
+
+
+@app.callback()
+def settings(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Options of every command."""
+    if version:
+        from importlib.metadata import version as installed
+
+        print(installed("edge-node"))
+        raise typer.Exit
+    context.obj = debug
+
+
+@app.command(epilog="Example: edge-node demo --data images/ --nodes 5 --rounds 30")
+def demo(
+    data: Annotated[Path | None, typer.Option(help="Folder of labelled images; without it, images are drawn.")] = None,
+    nodes: Nodes = 5,
+    rounds: Annotated[
+        int, typer.Option(min=0, help="Rounds of the federation.", show_default="30; 15 on drawn images")
+    ] = 0,
+    method: Method = "afedcl",
+    option: Options = [],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="mobilenet_v2, resnet18, resnet50 or small.", show_default="mobilenet_v2; small on drawn images"
+        ),
+    ] = "",
+    weights: Weights = "",
+    size: Size = 0,
+    training: Settings = [],
+    classes_per_node: ClassesPerNode = 2,
+    samples: Annotated[int, typer.Option(min=2, help="Training images of each node.")] = 10,
+    seed: Seed = 0,
+    out: Annotated[Path, typer.Option(help="Folder for everything that the run leaves.")] = Path("runs/demo"),
+) -> None:
+    """See it all: a broker, a coordinator and trainers learn together, then a daemon judges images."""
+    from rich.console import Console
+
+    from trainer import report
+    from trainer.demo import run
+
+    request = _request(
+        method,
+        option,
+        model or ("mobilenet_v2" if data else "small"),
+        weights,
+        size,
+        training,
+        rounds or (30 if data else 15),
+        seed,
+    )
+    outcome = run(request, data, out, nodes=nodes, classes_per_node=classes_per_node, samples=samples)
+    report.table(outcome, Console())
+    print(f"report: {out / 'report.json'}   curves: {out / 'curves.png'}   bundles: {out / 'bundles'}")
+
+
+@app.command(epilog="Example: edge-node coordinate mqtt://broker.local --nodes 5 --classes scratches,patches,inclusion")
+def coordinate(
+    broker: Broker,
+    classes: Annotated[str, typer.Option(help="Class names, separated by commas.", show_default=False)],
+    nodes: Nodes,
+    federation: Annotated[str, typer.Option(help="Name of the federation.")] = "default",
+    quorum: Annotated[
+        int | None, typer.Option(min=1, help="Contributions that close a round.", show_default="all nodes")
+    ] = None,
+    rounds: Rounds = 30,
+    method: Method = "afedcl",
+    option: Options = [],
+    model: Model = "mobilenet_v2",
+    weights: Weights = "",
+    size: Size = 0,
+    training: Settings = [],
+    seed: Seed = 0,
+    threads: Threads = 1,
+    evaluate_every: EvaluateEvery = 5,
+    chunk_size: Annotated[
+        int, typer.Option(min=1, help="KiB a message; a broker's own limit is honoured anyway.")
+    ] = 256,
+    state: Annotated[Path, typer.Option(help="Folder for the coordinator's state.")] = Path("coordinator-state"),
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    as_json: Json = False,
+) -> None:
+    """Coordinate a federation: say what is learnt, wait for the nodes, average what they contribute."""
+    from safetensors.numpy import save_file
+
+    from trainer.federation.coordinator import coordinate as run
+    from trainer.federation.spec import draft
+    from trainer.progress import show
+
+    request = _request(method, option, model, weights, size, training, rounds, seed, threads, evaluate_every)
+    names = [name.strip() for name in classes.split(",") if name.strip()]
+    spec, broadcast = draft(request, federation=federation, classes=names, nodes=nodes, quorum=quorum)
+    stop = _stop_on_signals()
+    with show(as_json=as_json) as report:
+        outcome = run(
+            spec, broadcast, _endpoint(broker, ca, cert, key), state, report, chunk_size=chunk_size * 1024, stop=stop
+        )
+    if outcome is None:
+        raise typer.Exit(130)
+    save_file(outcome.broadcast, state / "global.safetensors")
+    print(f"global model: {state / 'global.safetensors'}", file=sys.stderr)
+
+
+@app.command(epilog="Example: edge-node join mqtt://broker.local --data images/ --name plant-a")
+def join(
+    broker: Broker,
+    data: Data,
+    name: Annotated[str, typer.Option(help="This node's name.", show_default=False)],
+    test: Annotated[Path | None, typer.Option(help="Folder of held-out images; by default a share of --data.")] = None,
+    federation: Annotated[str | None, typer.Option(help="Its name, if the broker has several.")] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Folder for this node's state.", show_default="edge-node-NAME")
+    ] = None,
+    telemetry: Annotated[
+        bool, typer.Option("--telemetry", help="Tell the coordinator losses, A_k and accuracy.")
+    ] = False,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for a coordinator.")] = 600,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Take part in a federation with this plant's images. The images stay here."""
+    from trainer.node import join as run
+
+    model = run(
+        _endpoint(broker, ca, cert, key),
+        name=name,
+        folder=data,
+        test=test,
+        state=state or Path(f"edge-node-{name}"),
+        federation=federation,
+        telemetry=telemetry,
+        wait=wait,
+        say=_say,
+        stop=_stop_on_signals(),
+    )
+    if model is None:
+        raise typer.Exit(130)
+    print(f"personal model: {model}\nnext: edge-node export {model} --out bundles")
+
+
+@app.command(epilog="Example: edge-node simulate --method fedavg --data images/ --rounds 20 --seed 1 --json")
+def simulate(
+    data: Data,
+    method: Method = "afedcl",
+    partition: Annotated[str, typer.Option(help="disjoint, dirichlet or iid.")] = "disjoint",
+    classes_per_node: ClassesPerNode = 2,
+    alpha: Annotated[float, typer.Option(help="dirichlet: concentration; smaller is more different.")] = 0.1,
+    nodes: Nodes = 5,
+    samples: Samples = 10,
+    rounds: Rounds = 30,
+    option: Options = [],
+    model: Model = "mobilenet_v2",
+    weights: Weights = "",
+    size: Size = 0,
+    training: Settings = [],
+    seed: Seed = 0,
+    threads: Threads = 1,
+    evaluate_every: EvaluateEvery = 5,
+    pool: Annotated[str, typer.Option(help="report, or tuning: images that no report uses.")] = "report",
+    out: Annotated[Path | None, typer.Option(help="Folder for the personal models and report.json.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a federation in one process, without a broker: the same methods, the same numbers."""
+    from rich.console import Console
+    from trainer.partition import Scheme
+
+    from trainer import report
+    from trainer.progress import show
+    from trainer.simulate import simulate_folder
+
+    request = _request(method, option, model, weights, size, training, rounds, seed, threads, evaluate_every)
+    scheme = Scheme(partition, nodes, samples, seed, classes_per_node=classes_per_node, alpha=alpha, pool=pool)
+    with show(as_json=False) as progress:
+        outcome = simulate_folder(request, data, scheme, out, progress)
+    if as_json:
+        sys.stdout.buffer.write(outcome.encode() + b"\n")
+    else:
+        report.table(outcome, Console())
+
+
+@app.command(epilog="Example: edge-node export edge-node-plant-a/model --out bundles")
+def export(
+    models: Annotated[
+        list[Path], typer.Argument(help="Personal models that join or simulate left.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the bundles, one a node.")] = Path("bundles"),
+) -> None:
+    """Turn personal models into bundles for the line: ONNX, checked against torch."""
+    from export.onnx import export as run
+
+    run(models, out, _say)
+
+
+@app.command(epilog="Example: edge-node serve bundles/plant-a --watch camera/ --output verdicts.jsonl")
+def serve(
+    bundle: Annotated[Path, typer.Argument(help="A bundle folder.", show_default=False)],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8080,
+    watch: Annotated[Path | None, typer.Option(help="Folder in which new images appear.")] = None,
+    output: Annotated[Path | None, typer.Option(help="File for verdicts, a JSON line each.")] = None,
+    mqtt: Annotated[str | None, typer.Option(metavar="BROKER_URL", help="Broker for verdicts.")] = None,
+    line: Annotated[str, typer.Option(help="Name of the line, in its MQTT topic.")] = "line-1",
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads.", show_default="2, or the cores there are")] = 0,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Judge images as they come: over HTTP and from a watched folder."""
+    from edge.daemon import serve as run
+
+    endpoint = _endpoint(mqtt, ca, cert, key) if mqtt else None
+    raise typer.Exit(
+        run(bundle, host=host, port=port, watch=watch, output=output, mqtt=endpoint, line=line, threads=threads)
+    )
+
+
+@app.command(epilog="Example: edge-node infer bundles/plant-a image.jpg")
+def infer(
+    bundle: Annotated[Path, typer.Argument(help="A bundle folder.", show_default=False)],
+    images: Annotated[list[Path], typer.Argument(help="Image files.", show_default=False)],
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads.", show_default="2, or the cores there are")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Judge image files, once. Exit code 1 if one of them cannot be read."""
+    import msgspec
+
+    from edge.line import Failure, judge_files
+
+    failed = False
+    for outcome in judge_files(bundle, images, threads):
+        failed |= isinstance(outcome, Failure)
+        if as_json:
+            print(msgspec.json.encode(outcome).decode())
+        elif isinstance(outcome, Failure):
+            print(f"{outcome.error}\n  What to do: {outcome.remedy}", file=sys.stderr)
+        else:
+            print(f"{outcome.image}: {outcome.label} ({outcome.confidence:.1%})")
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command(epilog="Example: edge-node broker --port 1883")
+def broker(
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 1883,
+    host: Annotated[str, typer.Option(help="Address to listen on. Anybody who reaches it may connect.")] = "127.0.0.1",
+    kind: Annotated[str, typer.Option(help="auto, mosquitto or amqtt.")] = "auto",
+    folder: Annotated[Path, typer.Option(help="Folder for its configuration and log.")] = Path("broker-state"),
+) -> None:
+    """Start a broker: mosquitto if it is installed, else the embedded one. For trials; it knows no passwords."""
+    import time
+
+    from broker_config.embedded import start_broker
+
+    stop = _stop_on_signals()
+    with start_broker(folder, port=port, host=host, kind=kind) as running:
+        print(f"{running.kind} is listening on {running.url}; Ctrl-C ends it", flush=True)
+        while not stop():
+            if running.process.poll() is not None:
+                raise EdgeNodeError("the broker has ended", f"see its log in {folder}")
+            time.sleep(0.2)
+
+
+def _request(
+    method: str,
+    option: list[str],
+    model: str,
+    weights: str,
+    size: int,
+    training: list[str],
+    rounds: int,
+    seed: int,
+    threads: int = 1,
+    evaluate_every: int = 5,
+) -> "Request":
+    from trainer.federation.spec import Request
+
+    return Request(
+        method=method,
+        options=_pairs(option, "--option"),
+        model=model,
+        weights=weights,
+        size=size,
+        training=_pairs(training, "--training"),
+        rounds=rounds,
+        seed=seed,
+        threads=threads,
+        evaluate_every=evaluate_every,
+    )
+
+
+def _pairs(given: list[str], flag: str) -> dict[str, str]:
+    for pair in given:
+        if "=" not in pair:
+            raise UsageError(f"{flag} {pair!r} is not NAME=VALUE", f"write for example {flag} {pair}=1")
+    return dict(pair.split("=", 1) for pair in given)
+
+
+def _endpoint(url: str, ca: Path | None, cert: Path | None, key: Path | None) -> "Endpoint":
+    from broker_config.link import Endpoint
+
+    return Endpoint.parse(url, ca=ca, cert=cert, key=key)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _stop_on_signals() -> Callable[[], bool]:
+    """From now on SIGINT and SIGTERM ask the running command to end by itself; a second one ends it at once."""
+    asked = []
+
+    def ask(number: int, _: object) -> None:
+        if asked:
+            os._exit(128 + number)
+        asked.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ask)
+    return lambda: bool(asked)
+
+
+def main() -> None:
+    """Run the command line; errors of ours are shown without a traceback."""
+    try:
+        app()
+    except EdgeNodeError as error:
+        if "--debug" in sys.argv:
+            raise
+        print(f"edge-node: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

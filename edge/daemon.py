@@ -1,0 +1,130 @@
+"""The line's daemon: start, serve, drain, close."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import uvicorn
+
+from broker_config.errors import EdgeNodeError
+from broker_config.link import Endpoint
+from edge import bundle
+from edge.http import App
+from edge.line import Line, Sink, Source
+from edge.predictor import Predictor
+from edge.sinks.jsonl import JsonLines
+from edge.sinks.mqtt import Mqtt
+from edge.sources.folder import Folder
+
+_DRAIN = 15  # seconds for requests in hand
+_KEEP_ALIVE = 300  # seconds between the images of a slow line, on one connection
+
+
+def serve(
+    bundle_folder: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    watch: Path | None = None,
+    output: Path | None = None,
+    mqtt: Endpoint | None = None,
+    line: str,
+    threads: int = 0,
+) -> int:
+    """Serve a bundle over HTTP, and over the folder `watch`, until SIGTERM or SIGINT; returns 0.
+
+    Verdicts go to the file `output` as JSON lines (standard output when only `watch` is given) and to the broker
+    `mqtt` on the topic of `line`. `port` 0 takes a free one; `ready URL` on standard error says when and where.
+    Raises EdgeNodeError when the bundle, the port, a folder or the broker cannot be used.
+    """
+    with contextlib.ExitStack() as closing:
+        listener = closing.enter_context(_listen(host, port))
+        predictor = Predictor(bundle.read(bundle_folder), threads)
+        predictor.self_test()
+        sources: list[Source] = [Folder(watch)] if watch else []
+        sinks: list[Sink] = []
+        if output or watch:
+            sinks.append(closing.enter_context(contextlib.closing(JsonLines(output))))
+        if mqtt:
+            sinks.append(closing.enter_context(contextlib.closing(Mqtt(mqtt, line))))
+        judge = closing.enter_context(contextlib.closing(Line(predictor, sinks)))
+        asyncio.run(_run(judge, sources, listener))
+    return 0
+
+
+async def _run(line: Line, sources: Sequence[Source], listener: socket.socket) -> None:
+    """Serve until a signal, or until a part of the daemon fails; then drain."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    server = _Server(App(line), lambda: _announce(listener))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    feeding = [asyncio.create_task(_feed(line, source, stop)) for source in sources]
+    stopped = asyncio.create_task(stop.wait())
+
+    await asyncio.wait([stopped, serving, *feeding], return_when=asyncio.FIRST_COMPLETED)
+
+    line.draining = server.should_exit = True
+    stop.set()
+    await serving
+    for feed in feeding:
+        await feed
+
+
+async def _feed(line: Line, source: Source, stop: asyncio.Event) -> None:
+    async for image in source.images(stop):
+        await line.judge(image)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, without its signal handling: when to stop is the daemon's decision."""
+
+    def __init__(self, app: App, started: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                lifespan="off",
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE,
+                timeout_graceful_shutdown=_DRAIN,
+            )
+        )
+        self._on_started = started
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Tell when requests are answered."""
+        await super().startup(sockets)
+        self._on_started()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # With its protocol named, asyncio turns Nagle's algorithm off; answers would wait 40 ms otherwise.
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()  # now: until then another daemon could bind the port too
+    except OSError as error:
+        raise EdgeNodeError(
+            f"cannot listen on {host}, port {port}: {error.strerror}",
+            "stop the program that holds the port, or take another with --port (0: any that is free)",
+        ) from error
+    return listener
+
+
+def _announce(listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    print(f"ready http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr, flush=True)

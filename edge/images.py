@@ -1,0 +1,81 @@
+"""Image files -> pixels: the one definition of decoding, for training and for the line alike."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from broker_config.errors import EdgeNodeError
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
+MAX_PIXELS = 64_000_000
+MAX_BYTES = 64 << 20
+_FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP")
+
+
+class ImageError(EdgeNodeError):
+    """An image that cannot be judged; says which one, why, and what to do."""
+
+
+def decode(data: bytes | Path, size: int, name: str = "") -> NDArray[np.uint8]:
+    """Decode an image file to uint8 [size, size, 3], RGB.
+
+    The first frame, turned as its EXIF tag says, is resized (bilinear, antialiased, aspect ratio not kept). Transparent
+    pixels are laid over black, gray becomes three equal channels, 16-bit gray is scaled from its full range, colour
+    profiles are ignored. Raises ImageError, called by `name` (default: the path), for anything that is not a whole
+    image of at most MAX_PIXELS pixels and MAX_BYTES bytes in one of the formats of SUFFIXES.
+    """
+    name = name or (str(data) if isinstance(data, Path) else "the image")
+    # Never Pillow's own reading of paths: it maps the file, and one cut short under our feet would end the process.
+    content = _read(data, name) if isinstance(data, Path) else data
+    if not content:
+        raise ImageError(f"{name} is empty", "check that the camera or the copy finished writing it")
+    try:
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+            _check_pixels(image, name)
+            image.load()
+            ImageOps.exif_transpose(image, in_place=True)
+            plain = _plain(image, name).resize((size, size), Image.Resampling.BILINEAR)
+            return np.array(plain.convert("RGB"))
+    except ImageError:
+        raise
+    except Exception as error:  # a hostile or broken file can raise anything inside a decoder
+        raise ImageError(
+            f"{name} is not a whole image: {error}", "use an undamaged JPEG, PNG, BMP, TIFF or WebP file"
+        ) from error
+
+
+def _read(path: Path, name: str) -> bytes:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ImageError(f"{name} is larger than {MAX_BYTES >> 20} MiB", "crop it or save it compressed")
+        return path.read_bytes()
+    except OSError as error:
+        raise ImageError(
+            f"{name} cannot be read: {error.strerror}", "check that the file is there and may be read"
+        ) from error
+
+
+def _check_pixels(image: Image.Image, name: str) -> None:
+    """Refuse a decompression bomb before its pixels are unpacked."""
+    if image.width * image.height > MAX_PIXELS:
+        raise ImageError(
+            f"{name} has {image.width} x {image.height} pixels, more than {MAX_PIXELS // 1_000_000} million",
+            "crop or scale it before it is judged",
+        )
+
+
+def _plain(image: Image.Image, name: str) -> Image.Image:
+    """The same picture in mode L or RGB, with full-range 8-bit channels."""
+    if image.mode in ("L", "RGB"):
+        return image
+    if image.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(image, np.float32) / 257 + 0.5).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ImageError(f"{name} has 32-bit pixels, whose range is not known", "save it with 8 or 16 bits a channel")
+    if image.has_transparency_data:
+        black = Image.new("RGBA", image.size, (0, 0, 0, 255))
+        return Image.alpha_composite(black, image.convert("RGBA")).convert("RGB")
+    return image.convert("RGB")

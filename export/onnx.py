@@ -1,0 +1,186 @@
+"""Personal models -> bundles: one traced graph a federation, each node's values put into it, parity checked first."""
+
+import io
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.optimization import fuse
+
+from broker_config.errors import EdgeNodeError
+from broker_config.messages import Preprocessing
+from edge import bundle
+from trainer import backbones, personal
+from trainer.network import Network, Tree
+from trainer.seeding import generator
+from trainer.weights import FEATURES
+
+TOLERANCE = 1e-4  # largest difference of a probability between torch and onnxruntime
+BATCHES = (1, 2, 5)
+_OPSET = 20
+
+
+class ParityError(EdgeNodeError):
+    """onnxruntime does not compute what torch computes: nothing was written."""
+
+
+class Architecture(NamedTuple):
+    """What two models must share to share a graph."""
+
+    model: str
+    classes: int
+    fused: bool
+    preprocessing: Preprocessing
+
+
+class Exported(NamedTuple):
+    """A written bundle, and the largest difference of a probability between torch and onnxruntime."""
+
+    folder: Path
+    node: str
+    difference: float
+
+
+def export(models: Sequence[Path], folder: Path, say: Callable[[str], None]) -> list[Exported]:
+    """Write a bundle `folder/NODE` for each model folder in `models`.
+
+    Raises:
+        UsageError: a folder holds no personal model, or two are of one node.
+        ParityError: a graph's probabilities differ from torch's; that bundle is not written.
+    """
+    graphs: dict[Architecture, onnx.ModelProto] = {}
+    written = []
+    for source in models:
+        facts, tree = personal.load(source)
+        architecture = Architecture(facts.model, len(facts.classes), "fusion" in tree, facts.preprocessing)
+        module = _module(architecture, tree)
+        if architecture not in graphs:
+            say(f"tracing {facts.model} for {len(facts.classes)} classes (10 to 30 s, once for all nodes)")
+            graphs[architecture] = _trace(module, facts.preprocessing.size)
+        content = _with_values(graphs[architecture], module)
+        difference = _check_parity(content, architecture, tree, str(source))
+        golden = _pictures(facts.preprocessing.size, 1)
+        description = bundle.Description(
+            federation=facts.federation,
+            run=facts.run,
+            node=facts.node,
+            method=facts.method,
+            model=facts.model,
+            round=facts.round,
+            classes=facts.classes,
+            input=bundle.Input(size=facts.preprocessing.size),
+            metrics=facts.metrics,
+        )
+        target = folder / facts.node
+        bundle.write(target, description, content, golden[0], _run(content, golden)[0].tolist())
+        written.append(Exported(target, facts.node, difference))
+        say(f"wrote {target}: {len(content) / 1e6:.1f} MB, differs from torch by at most {difference:.1e}")
+    return written
+
+
+class _Served(nn.Module):
+    """uint8 images [n, S, S, 3] -> probabilities [n, classes], preprocessing included."""
+
+    def __init__(self, architecture: Architecture):
+        super().__init__()
+        self.encoder = backbones.build(architecture.model)
+        self.received = backbones.build(architecture.model) if architecture.fused else None
+        self.classifier = nn.Linear(FEATURES[architecture.model], architecture.classes)
+        # Two values, so that no constant folding hides 1 - fusion from the exchange of values between nodes.
+        self.register_buffer("fusion", torch.zeros(()))
+        self.register_buffer("own_share", torch.ones(()))
+        self.register_buffer("channel_mean", torch.tensor(architecture.preprocessing.mean))
+        self.register_buffer("channel_std", torch.tensor(architecture.preprocessing.std))
+
+    def forward(self, image: Tensor) -> Tensor:
+        pixels = ((image.float() / 255 - self.channel_mean) / self.channel_std).permute(0, 3, 1, 2)
+        features = self.encoder(pixels)
+        if self.received is not None:
+            features = self.fusion * self.received(pixels) + self.own_share * features
+        return torch.softmax(self.classifier(features), 1)
+
+
+def _module(architecture: Architecture, tree: Tree) -> nn.Module:
+    """The served model with these values, BatchNorm folded into the convolutions."""
+    served = _Served(architecture).eval()
+    values = {**tree}
+    if architecture.fused:
+        values["own_share"] = 1 - tree["fusion"]
+    kept = {name: served.state_dict()[name] for name in ("fusion", "own_share", "channel_mean", "channel_std")}
+    served.load_state_dict({**kept, **values})
+    return fuse(served)
+
+
+def _trace(module: nn.Module, size: int) -> onnx.ModelProto:
+    """The graph of `module` with a dynamic batch; its initialisers carry the names of the module's tensors."""
+    example = torch.zeros((2, size, size, 3), dtype=torch.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations inside the exporter, of no use to a user
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        program: Any = torch.onnx.export(
+            module,
+            (example,),
+            dynamo=True,
+            opset_version=_OPSET,
+            input_names=["image"],
+            output_names=["probabilities"],
+            dynamic_shapes={"image": {0: torch.export.Dim("batch")}},
+            verbose=False,
+        )
+    return program.model_proto
+
+
+def _with_values(graph: onnx.ModelProto, module: nn.Module) -> bytes:
+    """The graph as bytes, its initialisers set to the module's values."""
+    values = module.state_dict()
+    for initialiser in graph.graph.initializer:
+        if initialiser.name in values:
+            array = values[initialiser.name].numpy()
+            initialiser.CopyFrom(onnx.numpy_helper.from_array(np.ascontiguousarray(array), initialiser.name))
+    buffer = io.BytesIO()
+    onnx.save(graph, buffer)
+    return buffer.getvalue()
+
+
+def _check_parity(content: bytes, architecture: Architecture, tree: Tree, source: str) -> float:
+    """The largest difference between the graph and the network as it was trained, over several batch sizes."""
+    network = Network(architecture.model, architecture.classes)
+    mean, std = (torch.tensor(values) for values in (architecture.preprocessing.mean, architecture.preprocessing.std))
+    largest = 0.0
+    for count in BATCHES:
+        images = _pictures(architecture.preprocessing.size, count)
+        with torch.no_grad():
+            pixels = ((torch.from_numpy(images).float() / 255 - mean) / std).permute(0, 3, 1, 2)
+            expected = torch.softmax(network.judge(tree, pixels), 1).numpy()
+        found = _run(content, images)
+        if found.shape != expected.shape or not np.isfinite(found).all():
+            raise ParityError(f"the graph of {source} gives {found.shape} values for a batch of {count}", _REMEDY)
+        largest = max(largest, float(np.abs(found - expected).max()))
+    if largest > TOLERANCE:
+        raise ParityError(
+            f"the graph of {source} differs from torch by {largest:.1e}, more than {TOLERANCE:.0e}", _REMEDY
+        )
+    return largest
+
+
+_REMEDY = "install the torch, onnx and onnxscript versions of constraints.txt; report it if it stays"
+
+
+def _run(content: bytes, images: np.ndarray) -> np.ndarray:
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(["probabilities"], {"image": images})[0])
+
+
+def _pictures(size: int, count: int) -> np.ndarray:
+    """Smooth random images uint8 [count, size, size, 3]: no plant's image may leave it inside a bundle."""
+    random = generator(0, "golden", count)
+    coarse = random.uniform(0, 255, (count, -(-size // 8), -(-size // 8), 3))
+    fine = coarse.repeat(8, 1).repeat(8, 2)[:, :size, :size] + random.normal(0, 8, (count, size, size, 3))
+    return fine.clip(0, 255).astype(np.uint8)

@@ -1,0 +1,487 @@
+"""The line's daemon, as a process: it serves, survives bad images, and ends without losing an answer."""
+
+import asyncio
+import contextlib
+import io
+import json
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import paho.mqtt.client as paho
+import pytest
+from PIL import Image as Picture
+from tiny_bundle import CLASSES, tiny_bundle, tiny_probabilities
+
+from broker_config.embedded import start_broker
+from edge import http
+from edge.bundle import read
+from edge.line import Line
+from edge.predictor import Predictor
+from edge.sources import folder as folder_source
+from edge.sources.folder import Folder
+
+RUNNER = """
+import json, sys
+from pathlib import Path
+from broker_config.errors import EdgeNodeError
+from broker_config.link import Endpoint
+from edge.daemon import serve
+options = json.loads(sys.argv[1])
+options |= {name: Path(options[name]) for name in ("watch", "output") if name in options}
+options |= {name: Endpoint.parse(options[name]) for name in ("mqtt",) if name in options}
+try:
+    sys.exit(serve(Path(options.pop("bundle")), line="line-1", **{"port": 0} | options))
+except EdgeNodeError as error:
+    sys.exit(str(error))
+"""
+
+BLOCK_TORCH = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "torchvision", "onnx"):
+            raise ImportError(f"{name} is not installed")
+sys.meta_path.insert(0, Blocker())
+for name in ("torch", "torchvision", "onnx"):
+    try:
+        __import__(name)
+    except ImportError:
+        continue
+    sys.exit(f"{name} can be imported")
+"""
+
+
+def color(rgb: tuple[int, int, int], size: int = 32) -> bytes:
+    """A PNG file of one color."""
+    out = io.BytesIO()
+    Picture.new("RGB", (size, size), rgb).save(out, "PNG")
+    return out.getvalue()
+
+
+RED, GREEN, BLUE = (color(rgb) for rgb in ((255, 0, 0), (0, 255, 0), (0, 0, 255)))
+
+
+def start(bundle: Path, before: str = "", **options: object) -> subprocess.Popen[str]:
+    """The daemon as a process; `before` runs first in it."""
+    arguments = json.dumps({"bundle": str(bundle)} | options, default=str)
+    command = [sys.executable, "-c", before + RUNNER, arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+class Daemon:
+    """A daemon that is ready."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+        self.process = process
+        self.url = httpx.URL(url)
+        self.client = httpx.Client(base_url=url, timeout=10)
+
+    def classify(self, data: bytes, name: str = "part") -> httpx.Response:
+        return self.client.post("/classify", params={"name": name}, content=data)
+
+    def outcomes(self, count: int) -> list[dict[str, object]]:
+        """The next JSON lines from its standard output."""
+        assert self.process.stdout
+        return [json.loads(self.process.stdout.readline()) for _ in range(count)]
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str, str]:
+        """Signal it; its exit code and what else it wrote."""
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=20)
+        return self.process.returncode, out, err
+
+
+@contextlib.contextmanager
+def daemon(bundle: Path, before: str = "", **options: object) -> Iterator[Daemon]:
+    with start(bundle, before, **options) as process:
+        try:
+            assert process.stderr
+            first = process.stderr.readline()
+            assert first.startswith("ready http://"), first + process.stderr.read()
+            running = Daemon(process, first.split()[1])
+            with running.client:
+                yield running
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return tiny_bundle(tmp_path_factory.mktemp("daemon") / "bundle", node="press-3", round_=30).folder
+
+
+@pytest.fixture
+def watched(tmp_path):
+    folder = tmp_path / "watched"
+    folder.mkdir()
+    return folder
+
+
+# ---------------------------------------------------------------- serving
+
+
+def test_the_daemon_says_what_it_serves_and_judges_images(bundle):
+    with daemon(bundle) as line:
+        assert line.client.get("/v2/health/live").json() == {"live": True}
+        assert line.client.get("/v2/health/ready").json() == {"ready": True}
+        about = line.client.get("/").json()
+        assert (about["bundle"], about["classes"]) == ("press-3@30", list(CLASSES))
+        model = line.client.get(about["model"]).json()
+        assert model["inputs"] == [{"name": "image", "datatype": "UINT8", "shape": [-1, 16, 16, 3]}]
+        assert line.client.get("/v2/models/other").status_code == 404
+
+        answer = line.classify(GREEN, "part 7")
+        assert answer.status_code == 200
+        verdict = answer.json()
+        assert (verdict["type"], verdict["image"], verdict["label"]) == ("Verdict", "part 7", "green")
+        expected = tiny_probabilities(np.full((1, 16, 16, 3), (0, 255, 0), np.uint8))[0]
+        assert verdict["probabilities"] == pytest.approx(dict(zip(CLASSES, expected, strict=True)), abs=1e-6)
+        assert verdict["confidence"] == max(verdict["probabilities"].values())
+        assert verdict["bundle"] == "press-3@30"
+        assert line.end() == (0, "", "")
+
+
+def test_it_serves_where_torch_torchvision_and_onnx_cannot_be_imported(bundle):
+    with daemon(bundle, before=BLOCK_TORCH) as line:
+        assert line.classify(BLUE).json()["label"] == "blue"
+        assert line.end()[0] == 0
+
+
+def test_bad_images_get_an_error_with_a_remedy_and_the_next_one_is_judged(bundle):
+    with daemon(bundle) as line:
+        for bad in (b"", b"no image", RED[:-30]):
+            answer = line.classify(bad, "part-8")
+            assert answer.status_code == 400
+            assert "part-8" in answer.json()["error"]
+            assert answer.json()["remedy"]
+        assert line.classify(RED).json()["label"] == "red"
+        assert line.end()[0] == 0
+
+
+def test_a_body_announced_as_too_large_does_not_hold_up_others(bundle):
+    with daemon(bundle) as line, socket.create_connection((line.url.host, line.url.port)) as liar:
+        liar.sendall(b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\nabc")
+        assert line.classify(RED).json()["label"] == "red"
+
+
+def test_verdicts_are_appended_to_the_output_file(bundle, tmp_path):
+    output = tmp_path / "verdicts.jsonl"
+    output.write_text('{"earlier": true}\n')
+    with daemon(bundle, output=output) as line:
+        line.classify(RED, "one")
+        line.classify(b"no image", "two")
+        lines = [json.loads(text) for text in output.read_text().splitlines()]
+        assert [(found.get("type"), found.get("image")) for found in lines] == [
+            (None, None),
+            ("Verdict", "one"),
+            ("Failure", "two"),
+        ]
+
+
+def test_a_full_disk_does_not_stop_the_line(bundle):
+    with daemon(bundle, output="/dev/full") as line:
+        assert line.classify(RED, "part-9").json()["label"] == "red"
+        assert line.classify(GREEN).json()["label"] == "green"
+        code, _, err = line.end()
+        assert code == 0
+        assert "verdict on part-9 is lost" in err
+
+
+# ---------------------------------------------------------------- verdicts over MQTT
+
+
+@contextlib.contextmanager
+def subscriber(url: str, topic: str) -> Iterator[queue.Queue[paho.MQTTMessage]]:
+    """What arrives on a topic, seen by another program's client."""
+    messages: queue.Queue[paho.MQTTMessage] = queue.Queue()
+    subscribed = threading.Event()
+    broker = httpx.URL(url)
+    watcher = paho.Client(paho.CallbackAPIVersion.VERSION2)
+    watcher.on_message = lambda _client, _data, message: messages.put(message)
+    watcher.on_subscribe = lambda *_: subscribed.set()
+    watcher.connect(broker.host, broker.port)
+    watcher.subscribe(topic, qos=1)
+    watcher.loop_start()
+    assert subscribed.wait(10)
+    yield messages
+    watcher.disconnect()
+    watcher.loop_stop()
+
+
+def test_every_verdict_reaches_a_subscriber_also_the_last_one_before_the_end(bundle, tmp_path):
+    with start_broker(tmp_path) as broker, subscriber(broker.url, "edge-node/v1/lines/line-1/verdicts") as messages:
+        with daemon(bundle, mqtt=broker.url) as line:
+            answers = [line.classify(image, name).json() for image, name in ((RED, "one"), (b"none", "two"))]
+            assert line.end() == (0, "", "")
+        published = [json.loads(messages.get(timeout=10).payload) for _ in range(2)]
+    assert published == answers
+    assert [found["type"] for found in published] == ["Verdict", "Failure"]
+
+
+def test_a_broker_that_goes_away_does_not_stop_the_line(bundle, tmp_path):
+    with contextlib.ExitStack() as broker, contextlib.ExitStack() as stack:
+        url = broker.enter_context(start_broker(tmp_path)).url
+        line = stack.enter_context(daemon(bundle, mqtt=url))
+        broker.close()
+        assert [line.classify(image).json()["label"] for image in (RED, GREEN)] == ["red", "green"]
+        code, _, err = line.end()
+        assert code == 0
+        assert "the broker is away" in err
+
+
+# ---------------------------------------------------------------- starting
+
+
+def refused(bundle: Path, **options: object) -> str:
+    """What the daemon says when it does not start."""
+    with start(bundle, **options) as process:
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert out == ""
+    assert "ready http" not in err
+    assert "Traceback" not in err
+    assert "What to do:" in err
+    return err
+
+
+def test_a_port_that_is_taken_is_named(bundle):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert f"port {port}" in refused(bundle, port=port)
+
+
+def test_a_corrupted_model_is_refused_before_ready(tmp_path):
+    folder = tiny_bundle(tmp_path / "bundle").folder
+    with (folder / "model.onnx").open("ab") as file:
+        file.write(b"\0")
+    assert "model.onnx" in refused(folder)
+
+
+def test_a_model_that_fails_its_self_test_is_refused_before_ready(tmp_path):
+    folder = tiny_bundle(tmp_path / "bundle").folder
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["golden"]["probabilities"].reverse()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert "self-test" in refused(folder)
+
+
+def test_what_cannot_be_watched_or_written_or_reached_is_named(bundle, tmp_path):
+    assert "no folder" in refused(bundle, watch=tmp_path / "none")
+    assert "none/verdicts" in refused(bundle, output=tmp_path / "none" / "verdicts.jsonl")
+    assert "not a bundle" in refused(tmp_path)
+    assert "nothing listens" in refused(bundle, mqtt="mqtt://127.0.0.1:1")
+
+
+# ---------------------------------------------------------------- ending
+
+
+def wait_until_refused(address: tuple[str, int]) -> None:
+    """Wait until new connections are no longer taken."""
+    with contextlib.suppress(OSError):
+        answered = b"yes"
+        while answered:
+            with socket.create_connection(address, 10) as late:
+                late.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+                answered = late.recv(100)
+
+
+def test_a_request_in_flight_at_sigterm_is_answered_and_the_exit_code_is_0(bundle):
+    with daemon(bundle) as line:
+        address = (line.url.host, line.url.port)
+        with socket.create_connection(address) as client, client.makefile("rb") as answer:
+            client.sendall(b"POST /classify HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n")
+            client.sendall(b"Content-Length: %d\r\n\r\n" % len(RED))
+            assert b"100" in answer.readline()  # the daemon is waiting for the image
+            client.sendall(RED[:10])
+            line.process.send_signal(signal.SIGTERM)
+            wait_until_refused(address)
+            client.sendall(RED[10:])
+            assert b'"label":"red"' in answer.read()
+        assert line.process.wait(20) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_connection_does_not_hold_up_the_end(bundle, number):
+    with daemon(bundle) as line:
+        line.classify(RED)  # the client keeps its connection
+        begun = time.monotonic()
+        assert line.end(number) == (0, "", "")
+        assert time.monotonic() - begun < 3
+
+
+def test_a_signal_amid_a_full_folder_ends_soon_and_leaves_whole_lines(bundle, watched):
+    for number in range(3000):
+        (watched / f"{number}.png").write_bytes(RED)
+    with daemon(bundle, watch=watched) as line:
+        line.outcomes(1)
+        code, out, _ = line.end()
+        assert code == 0
+        assert len(out.splitlines()) < 2999
+        assert {json.loads(text)["label"] for text in out.splitlines()} <= {"red"}
+
+
+# ---------------------------------------------------------------- the watched folder
+
+
+def test_a_burst_of_files_is_judged_once_each_also_those_written_slowly(bundle, watched):
+    (watched / "early.png").write_bytes(RED)
+    with daemon(bundle, watch=watched) as line:
+        slow = [(watched / f"slow-{number}.png").open("wb") for number in range(10)]
+        for file in slow:
+            file.write(GREEN[:40])
+            file.flush()
+        for number in range(40):
+            (watched / f"{number}.png").write_bytes(BLUE)
+        for file in slow:
+            file.write(GREEN[40:])
+            file.close()
+        found = line.outcomes(51)
+        (watched / "last.png").write_bytes(RED)
+        found += line.outcomes(1)
+        assert line.end() == (0, "", "")
+    names = ["early.png", *(f"slow-{n}.png" for n in range(10)), *(f"{n}.png" for n in range(40)), "last.png"]
+    assert sorted(str(outcome["image"]) for outcome in found) == sorted(names)
+    labels = {str(outcome["image"]).partition("-")[0]: outcome["label"] for outcome in found}
+    assert (labels["early.png"], labels["slow"], labels["0.png"]) == ("red", "green", "blue")
+    assert len(list(watched.iterdir())) == 52
+
+
+def test_a_bad_file_is_reported_and_the_next_one_is_judged(bundle, watched):
+    with daemon(bundle, watch=watched) as line:
+        (watched / "bad.png").write_bytes(b"no image")
+        [failure] = line.outcomes(1)
+        assert (failure["type"], failure["image"]) == ("Failure", "bad.png")
+        (watched / "good.png").write_bytes(RED)
+        [verdict] = line.outcomes(1)
+        assert verdict["label"] == "red"
+        assert line.classify(GREEN).json()["label"] == "green"
+
+
+async def brought(folder: Path, *steps: object) -> list[str]:
+    """The names that a Folder brings: `steps` are counts of names to wait for, and actions to take then."""
+    stop = asyncio.Event()
+    found = []
+    async with contextlib.aclosing(Folder(folder).images(stop)) as images:
+        for step in steps:
+            if callable(step):
+                step()
+            else:
+                found += [(await anext(images)).name for _ in range(int(str(step)))]
+        stop.set()
+        found += [image.name async for image in images]
+    return found
+
+
+def test_files_renamed_into_place_or_changed_later_are_brought(watched, monkeypatch):
+    monkeypatch.setattr(folder_source, "QUIET", 0.05)
+    (watched / "a.png.part").write_bytes(RED)
+
+    def rename() -> None:
+        (watched / "a.png.part").rename(watched / "a.png")
+
+    def change() -> None:
+        (watched / "a.png").write_bytes(GREEN + b" ")
+
+    assert asyncio.run(brought(watched, rename, 1, change, 1)) == ["a.png", "a.png"]
+
+
+def test_only_image_files_directly_in_the_folder_are_brought_oldest_first(watched, monkeypatch):
+    monkeypatch.setattr(folder_source, "QUIET", 0.05)
+    (watched / "sub.png").mkdir()
+    for name in ("sub.png/c.png", ".hidden.png", "notes.txt", "d.JPG", "b.png", "a.png"):
+        (watched / name).write_bytes(RED)
+    assert asyncio.run(brought(watched, 3)) == ["d.JPG", "b.png", "a.png"]
+
+
+def test_files_that_nobody_announces_are_found_by_sweeping(watched, monkeypatch):
+    monkeypatch.setattr(folder_source, "QUIET", 0.05)
+    monkeypatch.setattr(folder_source, "SWEEP", 0.2)
+    share = watched / "share"
+    share.mkdir()
+    moved = watched / "out-of-reach"
+
+    def replace() -> None:  # as when a network share goes and comes: the kernel watches the folder that is gone
+        share.rename(moved)
+        share.mkdir()
+        (share / "a.png").write_bytes(RED)
+
+    assert asyncio.run(brought(share, replace, 1)) == ["a.png"]
+
+
+# ---------------------------------------------------------------- the limits of HTTP
+
+
+@contextlib.asynccontextmanager
+async def client(bundle: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Line]]:
+    """A client of the application itself, without a process or a socket."""
+    line = Line(Predictor(read(bundle)), [])
+    with contextlib.closing(line):
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(http.App(line)), base_url="http://line") as found:
+            yield found, line
+
+
+def run(bundle: Path, request) -> httpx.Response:
+    async def answer() -> httpx.Response:
+        async with client(bundle) as (found, line):
+            return await request(found, line)
+
+    return asyncio.run(answer())
+
+
+def test_an_image_beyond_the_size_limit_is_refused_while_it_streams(bundle, monkeypatch):
+    monkeypatch.setattr(http, "MAX_BYTES", 1 << 20)
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1 << 18
+            yield bytes(1 << 18)
+
+    answer = run(bundle, lambda found, _: found.post("/classify", content=endless()))
+    assert answer.status_code == 413
+    assert answer.json()["remedy"]
+    assert sent <= (1 << 20) + (1 << 19)
+
+
+def test_an_image_that_does_not_arrive_in_time_is_refused(bundle, monkeypatch):
+    monkeypatch.setattr(http, "UPLOAD", 0.02)
+
+    async def stalled() -> AsyncIterator[bytes]:
+        yield RED[:10]
+        await asyncio.Event().wait()
+
+    assert run(bundle, lambda found, _: found.post("/classify", content=stalled())).status_code == 408
+
+
+def test_a_draining_line_takes_no_image_and_is_not_ready(bundle):
+    async def both(found: httpx.AsyncClient, line: Line) -> httpx.Response:
+        line.draining = True
+        assert (await found.get("/v2/health/ready")).status_code == 503
+        assert (await found.get("/v2/health/live")).status_code == 200
+        return await found.post("/classify", content=RED)
+
+    answer = run(bundle, both)
+    assert answer.status_code == 503
+    assert "shutting down" in answer.json()["error"]
+
+
+def test_more_images_than_may_wait_are_refused_and_the_others_judged(bundle):
+    async def many(found: httpx.AsyncClient, line: Line) -> list[int]:
+        busy = threading.Event()
+        line._worker.submit(busy.wait)
+        requests = [asyncio.ensure_future(found.post("/classify", content=RED)) for _ in range(http.MAX_WAITING + 1)]
+        refusal, waiting = await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
+        busy.set()
+        return [*(r.result().status_code for r in refusal), *[(await w).status_code for w in waiting]]
+
+    assert run(bundle, many) == [503] + [200] * http.MAX_WAITING

@@ -1,0 +1,212 @@
+"""What every method promises. One table of cases, one list of properties."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from trainer.data import LabelledImages
+
+from broker_config.errors import UsageError
+from broker_config.messages import Spec, Training
+from trainer.federation.spec import Request, draft
+from trainer.methods import METHODS, complete_options, make
+from trainer.network import Network, to_arrays
+from trainer.participant import Images, Participant, State
+from trainer.simulate import Simulated, simulate
+from trainer.tree import pick, take_from
+from trainer.weights import Arrays, Shape
+
+CLASSES = ("scratches", "patches", "inclusion")
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "afedcl": ("afedcl", {}),
+    "afedcl, carried over": ("afedcl", {"start": "carry"}),
+    "afedcl, alternating": ("afedcl", {"play": "alternating", "report": "evaluation", "deploy": "final"}),
+    "fedavg": ("fedavg", {}),
+    "local": ("local", {}),
+}
+case = pytest.mark.parametrize("case", CASES)
+
+
+def images(seed: int, count: int = 6) -> LabelledImages:
+    random = np.random.default_rng(seed)
+    labels = np.arange(count) % 2 + seed % 2  # two of the three classes
+    pixels = random.integers(0, 120, (count, 16, 16, 3)) + 60 * labels[:, None, None, None]
+    digests = tuple(f"{seed:032x}{index:032x}" for index in range(count))
+    return LabelledImages(pixels.astype(np.uint8), labels.astype(np.int64), digests, digests)
+
+
+def shares(nodes: int = 3) -> dict[str, Images]:
+    return {f"plant-{k}": Images(images(k), images(k + 100)) for k in range(1, nodes + 1)}
+
+
+def drafted(case: str, seed: int = 0, **training: Any) -> tuple[Spec, Arrays]:
+    method, options = CASES[case]
+    request = Request(
+        method=method, options=options, model="small", size=16, rounds=2, seed=seed, training=training, evaluate_every=1
+    )
+    return draft(request, federation="test", classes=CLASSES, nodes=3)
+
+
+def run(case: str, seed: int = 0, nodes: dict[str, Images] | None = None, **training: Any) -> Simulated:
+    return simulate(*drafted(case, seed, **training), nodes or shares())
+
+
+def same(one: Simulated, other: Simulated) -> bool:
+    """Whether all tensors of two runs are the same, bit for bit."""
+    return equal(one.broadcast, other.broadcast) and all(
+        equal(to_arrays(one.models[name].tree), to_arrays(other.models[name].tree)) for name in one.models
+    )
+
+
+def equal(one: Arrays, other: Arrays) -> bool:
+    return one.keys() == other.keys() and all(one[name].tobytes() == other[name].tobytes() for name in one)
+
+
+@case
+def test_a_seed_determines_every_tensor(case: str) -> None:
+    assert same(run(case, seed=3), run(case, seed=3))
+    assert not same(run(case, seed=3), run(case, seed=4))
+
+
+@case
+def test_the_order_of_the_nodes_makes_no_difference(case: str) -> None:
+    assert same(run(case), run(case, nodes=dict(reversed(shares().items()))))
+
+
+@case
+def test_what_leaves_a_node_is_what_the_method_declares_and_stage_2_does_not_change_it(case: str) -> None:
+    spec, broadcast = drafted(case)
+    participant = Participant(spec, "plant-1", shares()["plant-1"])
+    state, contributed, _ = participant.contribute(participant.start(broadcast), broadcast, 1)
+    declared = pick(spec.tensors, spec.sends)
+    assert {name: value.shape for name, value in contributed.tensors.items()} == {
+        n: s.shape for n, s in declared.items()
+    }
+    kept = {name: value.copy() for name, value in contributed.tensors.items()}
+    participant.refine(state, broadcast, 1)
+    assert equal(kept, contributed.tensors)
+
+
+@case
+def test_training_leaves_the_state_it_was_given_as_it_was(case: str) -> None:
+    spec, broadcast = drafted(case)
+    participant = Participant(spec, "plant-1", shares()["plant-1"])
+    state = participant.start(broadcast)
+    before = to_arrays(state.tree)
+    after, _, _ = participant.contribute(state, broadcast, 1)
+    assert equal(before, to_arrays(state.tree))
+    between = to_arrays(after.tree), to_arrays(after.moments)
+    participant.refine(after, broadcast, 1)
+    assert equal(between[0], to_arrays(after.tree))
+    assert equal(between[1], to_arrays(after.moments))
+
+
+@case
+def test_a_state_survives_the_disk_between_any_two_stages(case: str, tmp_path: Path) -> None:
+    spec, broadcast = drafted(case)
+    participant = Participant(spec, "plant-1", shares()["plant-1"])
+
+    def through_disk(state: State) -> State:
+        state.save(tmp_path / "state.safetensors")
+        return State.load(tmp_path / "state.safetensors")
+
+    straight = interrupted = participant.start(broadcast)
+    for round_ in (1, 2):
+        straight, _, _ = participant.contribute(straight, broadcast, round_)
+        straight, _ = participant.refine(straight, broadcast, round_)
+        interrupted, _, _ = participant.contribute(through_disk(interrupted), broadcast, round_)
+        interrupted, _ = participant.refine(through_disk(interrupted), broadcast, round_)
+    assert equal(to_arrays(straight.tree), to_arrays(interrupted.tree))
+    assert equal(to_arrays(straight.moments), to_arrays(interrupted.moments))
+
+
+@case
+def test_a_personal_model_judges_images_and_is_measured(case: str) -> None:
+    outcome = run(case)
+    network = Network("small", len(CLASSES))
+    for model in outcome.models.values():
+        logits = network.judge(model.tree, torch.zeros(2, 3, 16, 16))
+        assert logits.shape == (2, 3)
+        assert 0 <= model.facts.metrics["accuracy_low"] <= model.facts.metrics["accuracy"] <= 1
+        assert [line["round"] for line in model.facts.history] == [1, 2]
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name != "fedavg"])
+def test_a_method_differs_from_fedavg_after_one_round(case: str) -> None:
+    for other, mine in zip(run("fedavg").models.values(), run(case).models.values(), strict=True):
+        assert not equal(pick(to_arrays(other.tree), ("encoder",)), pick(to_arrays(mine.tree), ("encoder",)))
+
+
+def test_federated_nodes_receive_from_each_other_and_local_ones_do_not() -> None:
+    """Another plant's images change what plant-1 ends with, unless it is alone."""
+    changed = {**shares(), "plant-3": Images(images(77), images(177))}
+    for case in CASES:
+        mine, theirs = run(case), run(case, nodes=changed)
+        untouched = equal(to_arrays(mine.models["plant-1"].tree), to_arrays(theirs.models["plant-1"].tree))
+        # Carried over, E_k is touched only through the discriminator's and the fusion's view of E_G.
+        assert untouched == (case == "local"), case
+
+
+@pytest.mark.parametrize(
+    "setting", [{"moments": "reset"}, {"augment": False}, {"batch_size": 3}, {"learning_rate": 0.01}]
+)
+def test_each_training_setting_has_an_effect(setting: dict[str, Any]) -> None:
+    assert not same(run("afedcl"), run("afedcl", **setting))
+
+
+def test_batch_norm_statistics_move_in_train_mode_only_and_are_averaged() -> None:
+    for mode, moves in (("train", True), ("eval", False)):
+        request = Request(
+            method="afedcl", model="resnet18", weights="none", size=32, rounds=1, training={"batch_norm": mode}
+        )
+        spec, broadcast = draft(request, federation="test", classes=CLASSES, nodes=2)
+        nodes = {
+            name: Images(LabelledImages(share.train.images.repeat(2, 1).repeat(2, 2), *share.train[1:]), None)
+            for name, share in shares(2).items()
+        }
+        participants = [Participant(spec, name, share) for name, share in nodes.items()]
+        sent = [p.contribute(p.start(broadcast), broadcast, 1)[1].tensors for p in participants]
+        name = "encoder.layer1.0.bn1.running_mean"
+        assert any(not np.array_equal(tensors[name], broadcast[name]) for tensors in sent) == moves
+        assert not any("num_batches_tracked" in name for name in sent[0])
+
+
+def test_a_node_with_two_images_and_none_held_out_is_cross_validated() -> None:
+    spec, broadcast = drafted("afedcl")
+    outcome = simulate(spec, broadcast, {"plant-1": Images(images(1, 8), None)})
+    metrics = outcome.models["plant-1"].facts.metrics
+    assert metrics["cross_validated"] == 1
+    assert metrics["images"] == 8
+
+
+def test_a_method_file_needs_no_torch_to_average() -> None:
+    for name, entry in METHODS.items():
+        method = make(name, Training(), complete_options(name, {}))
+        arrays = method.init_server(Shape(4, 2), np.random.default_rng(0))
+        assert all(isinstance(value, np.ndarray) for value in arrays.values()), entry
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "hint"),
+    [
+        ("afedlc", {}, "afedcl"),
+        ("afedcl", {"lamda": 1}, "lambda"),
+        ("afedcl", {"lambda": "much"}, "lambda"),
+        ("afedcl", {"lambda": -1}, "lambda"),
+        ("afedcl", {"start": "globl"}, "global"),
+    ],
+)
+def test_a_wrong_name_or_value_is_answered_with_the_right_one(method: str, options: dict[str, Any], hint: str) -> None:
+    with pytest.raises(UsageError, match=hint):
+        complete_options(method, options)
+
+
+def test_options_from_a_command_line_are_read_as_their_type() -> None:
+    assert complete_options("afedcl", {"lambda": "0.5"})["lambda"] == 0.5
+
+
+def test_a_personal_tree_keeps_the_received_encoder_apart() -> None:
+    tree = next(iter(run("afedcl").models.values())).tree
+    assert take_from("received", tree).keys() == take_from("encoder", tree).keys()

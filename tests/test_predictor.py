@@ -1,0 +1,72 @@
+"""A predictor computes what the graph says, and refuses what does not compute as promised."""
+
+import msgspec
+import numpy as np
+import pytest
+from tiny_bundle import CLASSES, tiny_bundle, tiny_onnx, tiny_probabilities
+
+from edge import bundle
+from edge.bundle import Bundle, BundleError
+from edge.predictor import Predictor
+
+IMAGES = np.random.default_rng(1).integers(0, 256, (5, 16, 16, 3), np.uint8)
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    return tiny_bundle(tmp_path / "bundle")
+
+
+def rewritten(tiny: Bundle, onnx: bytes, **changes: object) -> Bundle:
+    """The bundle with another graph or description, and the golden image and probabilities that it had."""
+    golden = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
+    bundle.write(
+        tiny.folder, msgspec.structs.replace(tiny.manifest, **changes), onnx, golden, tiny.manifest.golden.probabilities
+    )
+    return bundle.read(tiny.folder)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_probabilities_are_the_graphs_for_every_batch_size(tiny, count):
+    found = Predictor(tiny).probabilities(IMAGES[:count])
+    assert found.dtype == np.float32
+    assert np.allclose(found, tiny_probabilities(IMAGES[:count]), atol=1e-6)
+
+
+def test_a_prediction_names_the_likeliest_class(tiny):
+    pure = np.zeros((3, 16, 16, 3), np.uint8)
+    for channel in range(3):
+        pure[channel, :, :, channel] = 255
+    predictions = Predictor(tiny).predict(pure)
+    assert [p.label for p in predictions] == list(CLASSES)
+    assert all(p.confidence == max(p.probabilities) > 0.99 for p in predictions)
+    assert predictions[0].probabilities == pytest.approx(tiny_probabilities(pure)[0], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "images", [IMAGES[0], IMAGES[:, :8], IMAGES.astype(np.float32)], ids=["no batch", "another size", "floats"]
+)
+def test_other_arrays_are_refused_with_what_was_expected(tiny, images):
+    with pytest.raises(ValueError, match=r"expected uint8 \[N, 16, 16, 3\], got"):
+        Predictor(tiny).predict(images)
+
+
+def test_the_self_test_passes_on_what_was_exported(tiny):
+    Predictor(tiny).self_test()
+
+
+def test_the_self_test_finds_a_graph_that_computes_something_else(tiny):
+    other = tiny_onnx(16).replace(np.float32(10 / 255).tobytes(), np.float32(11 / 255).tobytes())
+    with pytest.raises(BundleError, match="fails its self-test"):
+        Predictor(rewritten(tiny, other)).self_test()
+
+
+@pytest.mark.parametrize("changes", [{"output": "scores"}, {"input": bundle.Input(size=16, name="picture")}])
+def test_the_self_test_finds_a_graph_with_other_names_than_the_manifest(tiny, changes):
+    with pytest.raises(BundleError, match="does not compute"):
+        Predictor(rewritten(tiny, tiny_onnx(16), **changes)).self_test()
+
+
+def test_a_file_that_is_no_graph_is_refused_when_loaded(tiny):
+    with pytest.raises(BundleError, match=r"model\.onnx cannot be loaded"):
+        Predictor(rewritten(tiny, b"not a graph"))

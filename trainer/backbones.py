@@ -1,0 +1,118 @@
+"""The encoders: image [n, 3, S, S] -> features [n, F]. torchvision's networks, and a small one of our own."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, cast
+from urllib.error import URLError
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from broker_config.errors import UsageError
+from trainer.seeding import key_to_seed
+from trainer.weights import Arrays
+
+_keep_alive: list[torch.library.Library] = []
+
+
+def _torchvision_models() -> Any:
+    """torchvision.models, also where its compiled operators cannot be loaded (a CPU-only torch beside a CUDA build).
+
+    Only detection needs those operators, but torchvision cannot be imported without their schemas.
+    """
+    if not hasattr(torch.ops.torchvision, "nms"):
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _keep_alive.append(library)
+    import torchvision.models  # noqa: PLC0415  (only after the schemas are declared)
+
+    return torchvision.models
+
+
+class PooledFeatures(nn.Module):
+    """A convolutional stack and global average pooling."""
+
+    def __init__(self, features: nn.Module):
+        super().__init__()
+        self.features = features
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[n, 3, S, S] -> [n, features]."""
+        return cast(Tensor, self.features(images)).mean((2, 3))
+
+
+def _mobilenet_v2() -> nn.Module:
+    return PooledFeatures(_torchvision_models().mobilenet_v2().features)
+
+
+def _resnet(name: str) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        network = getattr(_torchvision_models(), name)()
+        network.fc = nn.Identity()
+        return cast(nn.Module, network)
+
+    return build
+
+
+def _small() -> nn.Module:
+    """Four strided convolutions with group normalisation: it learns from scratch, and from batches of any size."""
+    widths = (3, 16, 32, 64, 64)
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.Conv2d(inputs, outputs, 3, stride=2, padding=1), nn.GroupNorm(8, outputs), nn.ReLU()]
+    return PooledFeatures(nn.Sequential(*layers))
+
+
+_BUILDERS: dict[str, Callable[[], nn.Module]] = {
+    "mobilenet_v2": _mobilenet_v2,
+    "resnet18": _resnet("resnet18"),
+    "resnet50": _resnet("resnet50"),
+    "small": _small,
+}
+_IMAGENET = {
+    "mobilenet_v2": "MobileNet_V2_Weights",
+    "resnet18": "ResNet18_Weights",
+    "resnet50": "ResNet50_Weights",
+}
+
+
+def build(model: str) -> nn.Module:
+    """The encoder's structure, without BatchNorm's integer counters: nothing uses them, and they do not average."""
+    encoder = _BUILDERS[model]()
+    for module in encoder.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.num_batches_tracked = None
+    return encoder
+
+
+def draw(model: str, seed: int) -> Arrays:
+    """Random initial weights, the same for the same seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key_to_seed(seed, "encoder"))
+        return _arrays(build(model).state_dict())
+
+
+def download(model: str) -> Arrays:
+    """torchvision's ImageNet weights.
+
+    Raises:
+        UsageError: the model has none, or there is no internet connection.
+    """
+    if model not in _IMAGENET:
+        raise UsageError(f"there are no ImageNet weights for {model!r}", f"take one of {', '.join(_IMAGENET)}")
+    weights = getattr(_torchvision_models(), _IMAGENET[model]).DEFAULT
+    try:
+        state = weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
+    except (URLError, OSError, RuntimeError) as error:
+        raise UsageError(
+            f"the ImageNet weights could not be downloaded from {weights.url} ({error})",
+            "connect to the internet once, or pass --weights FILE.safetensors or --weights none",
+        ) from error
+    names = build(model).state_dict().keys()
+    return _arrays({name: state[name] for name in names})
+
+
+def _arrays(state: dict[str, Tensor]) -> Arrays:
+    return {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in state.items()}

@@ -1,0 +1,311 @@
+"""The whole story on one machine: a broker, a coordinator and trainer processes, then bundles and a daemon.
+
+Everything runs as the commands that a plant would type, in processes of their own.
+"""
+
+import contextlib
+import http.client
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import IO
+from urllib.parse import urlsplit
+
+import msgspec
+import psutil
+from rich.console import Console
+
+from broker_config.embedded import start_broker
+from broker_config.errors import EdgeNodeError, UsageError
+from broker_config.messages import Spec
+from edge import bundle
+from edge.images import decode
+from edge.predictor import Predictor
+from trainer import data, partition, personal, progress, report, surfaces
+from trainer.federation.spec import Request, draft
+from trainer.partition import Share
+
+_PER_CLASS = 120  # drawn images
+_SENT = 60  # images that the daemon is asked about
+_GRACE = 10.0  # seconds for a process to end by itself
+_READY = 60.0  # seconds for the daemon to be ready
+
+
+def run(
+    request: Request, folder: Path | None, out: Path, *, nodes: int, classes_per_node: int, samples: int
+) -> report.RunReport:
+    """Run the story and leave report.json, curves.png, bundles and logs in `out`.
+
+    Args:
+        request: the federation.
+        folder: class folders, or None to draw images.
+        out: is emptied first, if it is an earlier run's.
+        nodes: trainer processes.
+        classes_per_node: of the disjoint partition.
+        samples: training images a node.
+
+    Raises:
+        EdgeNodeError: what failed, with the log of the process that did.
+    """
+    say = Console(stderr=True, highlight=False).print
+    _empty(out)
+    if folder is None:
+        say(f"drawing {_PER_CLASS} images of each of {len(surfaces.CLASSES)} classes")
+        folder = out / "images"
+        surfaces.write(folder, _PER_CLASS, 64, nodes, request.seed)
+    catalogue = data.scan(folder)
+    scheme = partition.Scheme("disjoint", nodes, samples, request.seed, classes_per_node=classes_per_node)
+    shares = scheme.shares(catalogue)
+    partition.write(shares, out / "data")
+    spec, _ = draft(request, federation="demo", classes=catalogue.classes, nodes=nodes)  # fails early, if it must
+
+    started = time.monotonic()
+    with _Processes(out / "logs") as processes:
+        with start_broker(out / "broker") as broker:
+            say(f"broker: {broker.kind} at {broker.url}")
+            baseline = processes.start(
+                "local-only", *_baseline(request, folder, scheme, spec.training.local_epochs, out)
+            )
+            finished = _federate(processes, broker.url, request, spec, shares, out)
+        say("training alone, for comparison")
+        processes.wait(baseline)
+        processes.wait(processes.start("export", "export", *_models(shares, out), "--out", str(out / "bundles")))
+        rows = [_node(share, out, spec) for share in shares]
+        served = _serve(processes, shares[0], out, spec)
+    result = report.RunReport.of(
+        request,
+        spec,
+        str(folder),
+        rows,
+        bytes_up=finished.bytes_up,
+        bytes_down=finished.bytes_down,
+        model_bytes=finished.bytes_up // (nodes * spec.rounds),
+        serving=served,
+        seconds=time.monotonic() - started,
+    )
+    (out / "report.json").write_bytes(result.encode())
+    report.draw_curves(result, out / "curves.png")
+    say(
+        f"{served.images} held-out images of {served.node} over HTTP: {100 * served.accuracy:.1f} % right,"
+        f" {served.milliseconds_p50:.1f} ms each"
+    )
+    return result
+
+
+_MARK = ".edge-node-demo"
+
+
+def _empty(out: Path) -> None:
+    """Make `out` a fresh folder; only one that an earlier demo made is emptied."""
+    if out.exists() and any(out.iterdir()):
+        if not (out / _MARK).exists():
+            raise UsageError(f"{out} is not empty and not of an earlier demo", "pass another --out")
+        shutil.rmtree(out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / _MARK).touch()
+
+
+# The federation
+
+
+def _federate(
+    processes: "_Processes", url: str, request: Request, spec: Spec, shares: Sequence[Share], out: Path
+) -> progress.FederationFinished:
+    """Coordinator and trainers until every node has its model. A process that fails is named."""
+    classes = ",".join(spec.classes)
+    coordinator = processes.start(
+        "coordinator", "coordinate", url, "--json", "--federation", spec.federation, "--classes", classes,
+        "--nodes", str(spec.nodes), "--state", str(out / "coordinator"), *_flags(request), events=True,
+    )  # fmt: skip
+    trainers = [
+        processes.start(
+            share.node, "join", url, "--name", share.node, "--data", str(out / "data" / share.node / "train"),
+            "--test", str(out / "data" / share.node / "test"), "--state", str(out / share.node), "--telemetry",
+        )
+        for share in shares
+    ]  # fmt: skip
+    finished = None
+    with progress.show(as_json=False) as show:
+        for event in processes.events(coordinator, watching=trainers):
+            show(event)
+            finished = event if isinstance(event, progress.FederationFinished) else finished
+    for process in (coordinator, *trainers):
+        processes.wait(process)
+    if finished is None:
+        raise EdgeNodeError("the federation did not finish", f"see the logs in {out / 'logs'}")
+    return finished
+
+
+def _flags(request: Request) -> list[str]:
+    """The request as the command line of coordinate and simulate."""
+    flags = ["--method", request.method, "--model", request.model, "--rounds", str(request.rounds)]
+    flags += ["--seed", str(request.seed), "--threads", str(request.threads), "--size", str(request.size)]
+    flags += ["--evaluate-every", str(request.evaluate_every)]
+    flags += ["--weights", request.weights] if request.weights else []
+    for flag, pairs in (("--option", request.options), ("--training", request.training)):
+        for name, value in pairs.items():
+            flags += [flag, f"{name}={value}"]
+    return flags
+
+
+def _baseline(request: Request, folder: Path, scheme: partition.Scheme, epochs: int, out: Path) -> list[str]:
+    """Every node alone, with as many epochs as both stages have."""
+    alone = request._replace(method="local", options={"epochs": 2 * epochs}, evaluate_every=request.rounds)
+    return [
+        "simulate", "--data", str(folder), "--out", str(out / "local"), "--nodes", str(scheme.nodes), "--samples",
+        str(scheme.samples), "--classes-per-node", str(scheme.classes_per_node), *_flags(alone),
+    ]  # fmt: skip
+
+
+# Bundles and the daemon
+
+
+def _models(shares: Sequence[Share], out: Path) -> list[str]:
+    return [str(out / share.node / "model") for share in shares]
+
+
+def _node(share: Share, out: Path, spec: Spec) -> report.NodeReport:
+    """A node's figures: as it measured them, alone, and by its bundle in onnxruntime."""
+    facts = personal.load_facts(out / share.node / "model")
+    alone = personal.load_facts(out / "local" / share.node / "model")
+    test = data.load(share.test, spec.classes, spec.preprocessing.size)
+    predictions = Predictor(bundle.read(out / "bundles" / share.node)).predict(test.images)
+    right = sum(
+        prediction.label == spec.classes[label] for prediction, label in zip(predictions, test.labels, strict=True)
+    )
+    return report.NodeReport.of(
+        share, facts, local_accuracy=alone.metrics["accuracy"], onnx_accuracy=right / len(predictions)
+    )
+
+
+def _serve(processes: "_Processes", share: Share, out: Path, spec: Spec) -> report.Serving:
+    """Start the daemon on one bundle and send it held-out images over HTTP."""
+    folder = out / "bundles" / share.node
+    daemon = processes.start("daemon", "serve", str(folder), "--port", "0")
+    address = urlsplit(processes.ready(daemon))
+    predictor = Predictor(bundle.read(folder))
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=_GRACE)
+    entries = share.test.entries[:_SENT]
+    agreeing, right, times = 0, 0, []
+    for entry in entries:
+        started = time.perf_counter()
+        connection.request("POST", "/classify", body=entry.path.read_bytes())
+        answer = msgspec.json.decode(connection.getresponse().read())
+        times.append(1000 * (time.perf_counter() - started))
+        directly = predictor.predict(decode(entry.path, spec.preprocessing.size)[None])[0]
+        agreeing += answer["label"] == directly.label
+        right += answer["label"] == entry.class_name
+    connection.close()
+    processes.end(daemon)
+    return report.Serving(
+        node=share.node,
+        images=len(entries),
+        agreeing=agreeing,
+        accuracy=right / len(entries),
+        milliseconds_p50=median(times),
+    )
+
+
+# Processes
+
+
+class _Process:
+    """A running `edge-node` command; its standard error, and what `lines` does not read, goes to its log."""
+
+    def __init__(self, name: str, log: Path, arguments: Sequence[str], events: bool):
+        self.name, self.log = name, log
+        with log.open("wb") as file:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", "edge.cli", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if events else file,
+                stderr=file,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,  # the terminal's Ctrl-C reaches only us; we end the others in order
+            )
+
+    def failure(self) -> EdgeNodeError:
+        """What to tell about a process that ended badly."""
+        code = self.popen.returncode
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        tail = self.log.read_text(errors="replace").strip().splitlines()[-8:]
+        return EdgeNodeError("\n    ".join([f"{self.name} {how}", *tail]), f"see {self.log}")
+
+
+class _Processes:
+    """The demo's child processes. However the block is left, none of them is left behind."""
+
+    def __init__(self, logs: Path):
+        logs.mkdir()
+        self._logs = logs
+
+    def __enter__(self) -> "_Processes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        children = psutil.Process().children(recursive=True)
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.terminate()
+        _, alive = psutil.wait_procs(children, _GRACE)
+        for child in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+
+    def start(self, name: str, *arguments: str, events: bool = False) -> _Process:
+        return _Process(name, self._logs / f"{name}.log", arguments, events)
+
+    def wait(self, process: _Process) -> None:
+        """Until it ends; raises if it failed."""
+        if process.popen.wait() != 0:
+            raise process.failure()
+
+    def end(self, process: _Process) -> None:
+        """Ask it to end, and wait; raises if it failed."""
+        process.popen.terminate()
+        self.wait(process)
+
+    def events(self, process: _Process, watching: Sequence[_Process]) -> Iterator[progress.AnyEvent]:
+        """The events that a process prints until it ends; raises when it or one of `watching` fails."""
+        lines: queue.Queue[bytes] = queue.Queue()
+        assert process.popen.stdout is not None
+        threading.Thread(target=_pump, args=(process.popen.stdout, lines), daemon=True).start()
+        while True:
+            try:
+                line = lines.get(timeout=0.2)
+            except queue.Empty:
+                for other in (process, *watching):
+                    if other.popen.poll() not in (None, 0):
+                        raise other.failure() from None
+                continue
+            if not line:
+                return
+            yield progress.read_line(line)
+
+    def ready(self, daemon: _Process) -> str:
+        """The URL of a daemon, once it answers."""
+        deadline = time.monotonic() + _READY
+        while time.monotonic() < deadline and daemon.popen.poll() is None:
+            for line in daemon.log.read_text().splitlines():
+                if line.startswith("ready "):
+                    return line.removeprefix("ready ").strip()
+            time.sleep(0.05)
+        daemon.popen.poll()
+        raise (
+            daemon.failure()
+            if daemon.popen.returncode
+            else EdgeNodeError("the daemon is not ready", f"see {daemon.log}")
+        )
+
+
+def _pump(stream: IO[bytes], lines: "queue.Queue[bytes]") -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put(b"")

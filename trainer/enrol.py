@@ -1,0 +1,146 @@
+"""What a node does before it takes part: find the federation, check what it asks for, load the plant's images."""
+
+import importlib.metadata
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from broker_config import topics
+from broker_config.codec import DecodeError, decode
+from broker_config.errors import EdgeNodeError, UsageError
+from broker_config.link import Endpoint, probe
+from broker_config.messages import Presence, RoundState, Spec
+from trainer import data
+from trainer.methods import METHODS
+from trainer.participant import Images
+from trainer.weights import FEATURES
+
+Say = Callable[[str], None]
+HELD_OUT = 0.2  # share of a plant's images that is held out when it brings no test folder
+
+
+def discover(endpoint: Endpoint, federation: str | None, wait: float, say: Say, stop: Callable[[], bool]) -> Spec:
+    """The spec of the one federation on this broker that can be joined, or of the named one.
+
+    Raises:
+        UsageError: there is none within `wait` seconds, there are several, or it speaks another version.
+    """
+    deadline = time.monotonic() + wait
+    said = False
+    while not stop():
+        specs = _joinable(
+            probe(
+                endpoint,
+                [topics.any_version(topics.spec(federation or "+")), topics.round_state(federation or "+")],
+                wait=1.0,
+            )
+        )
+        if len(specs) == 1:
+            return next(iter(specs.values()))
+        if specs:
+            raise UsageError(
+                f"there are several federations on {endpoint}: {', '.join(sorted(specs))}",
+                "choose one with --federation",
+            )
+        if not said:
+            say(f"no federation {federation or ''} on {endpoint} yet; waiting for its coordinator".replace("  ", " "))
+            said = True
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
+    raise UsageError(
+        f"no coordinator appeared on {endpoint} within {wait:.0f} s",
+        "start edge-node coordinate first, and check that both use the same broker and --federation",
+    )
+
+
+def _joinable(retained: dict[str, bytes]) -> dict[str, Spec]:
+    """The specs among retained messages whose federation has not ended."""
+    specs: dict[str, Spec] = {}
+    foreign = [topic for topic in retained if not topic.startswith(topics.ROOT + "/")]
+    for topic, payload in retained.items():
+        if topic in foreign or topic != topics.spec(topics.federation_of(topic)):
+            continue
+        spec = _read_spec(topic, payload)
+        state = retained.get(topics.round_state(spec.federation))
+        if state is not None:
+            state_message = decode(state, RoundState)
+            if state_message.run == spec.run and state_message.status in ("gathering", "open"):
+                specs[spec.federation] = spec
+    if foreign and not specs:
+        raise UsageError(
+            f"the federation speaks protocol {'/'.join(foreign[0].split('/')[:2])}, this node {topics.ROOT}",
+            "install the coordinator's version of edge-node here",
+        )
+    return specs
+
+
+def _read_spec(topic: str, payload: bytes) -> Spec:
+    try:
+        spec = decode(payload, Spec)
+    except DecodeError as error:
+        raise UsageError(
+            f"the spec on {topic} cannot be read ({error})", "install the coordinator's version of edge-node here"
+        ) from error
+    for what, name, known in (("method", spec.method, METHODS), ("model", spec.model, FEATURES)):
+        if name not in known:
+            raise UsageError(
+                f"federation {spec.federation!r} uses the {what} {name!r}, which this version "
+                f"({importlib.metadata.version('edge-node')}) does not have",
+                f"install edge-node {spec.software} here",
+            )
+    return spec
+
+
+def load_images(spec: Spec, folder: Path, test: Path | None, say: Say) -> Images:
+    """The plant's images for this federation. Without a `test` folder a share is held out, if there are enough.
+
+    Raises:
+        UsageError: what is wrong with the folder, and what to do.
+    """
+    images = _load(spec, folder, say)
+    if test is not None:
+        held_out = _load(spec, test, say)
+        data.check_disjoint(images, held_out)
+        split = Images(images, held_out)
+    else:
+        parts = data.split_holdout(images, HELD_OUT, spec.seed)
+        split = Images(*parts) if parts else Images(images, None)
+    count = len(split.train.labels)
+    if count < 2:
+        raise UsageError(f"{folder} holds {count} image(s); a node needs two or more to train", "label a few more")
+    return split
+
+
+def _load(spec: Spec, folder: Path, say: Say) -> data.LabelledImages:
+    catalogue = data.scan(folder)
+    for warning in catalogue.warnings:
+        say(warning)
+    return data.load(catalogue, spec.classes, spec.preprocessing.size)
+
+
+def check_name_free(endpoint: Endpoint, federation: str, name: str, session: str) -> None:
+    """Raise UsageError if another node of this name is connected."""
+    topic = topics.presence(federation, name)
+    for payload in probe(endpoint, [topic], wait=1.0).values():
+        presence = decode(payload, Presence) if payload else None
+        if presence and presence.online and presence.session != session:
+            raise UsageError(
+                f"the name {name!r} is taken: a node of that name is connected to federation {federation!r}",
+                "choose another --name; if that node has just crashed, the broker notices within a minute",
+            )
+
+
+def read_session(state: Path) -> str:
+    """This node's session id, kept with its state: a restarted node is the same node."""
+    path = state / "session"
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.write_text(secrets.token_hex(8))
+        return path.read_text()
+    except OSError as error:
+        raise EdgeNodeError(
+            f"the state folder {state} cannot be written ({error})", "pass a writable --state"
+        ) from error

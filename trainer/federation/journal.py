@@ -1,0 +1,83 @@
+"""What a coordinator must not forget: SQLite for facts; tensors lie beside it as content-addressed files."""
+
+import sqlite3
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from broker_config.errors import EdgeNodeError
+from broker_config.messages import Manifest, Spec
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS federation (run TEXT PRIMARY KEY, spec BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS rounds (
+    run TEXT NOT NULL, round INTEGER NOT NULL, broadcast BLOB NOT NULL, closed INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (run, round));
+CREATE TABLE IF NOT EXISTS contributions (
+    run TEXT NOT NULL, round INTEGER NOT NULL, node TEXT NOT NULL, weight REAL NOT NULL, digest TEXT, bytes INTEGER,
+    PRIMARY KEY (run, round, node));
+"""
+
+
+class ClosedRound(NamedTuple):
+    """A line of the history."""
+
+    round: int
+    weights: dict[str, float]  # by node, as summed
+    bytes: int  # received in contributions
+
+
+class Journal:
+    """Facts of one run. Every method returns after its effect is on disk."""
+
+    def __init__(self, folder: Path):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(folder / "journal.sqlite", isolation_level=None)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.executescript(_SCHEMA)
+        except (OSError, sqlite3.Error) as error:
+            raise EdgeNodeError(
+                f"the state folder {folder} cannot be written ({error})", "pass a writable --state folder"
+            ) from error
+
+    def begin(self, spec: Spec) -> None:
+        """A new run."""
+        self._db.execute("INSERT INTO federation VALUES (?, ?)", (spec.run, msgspec.json.encode(spec)))
+
+    def opened(self, manifest: Manifest) -> None:
+        """`manifest.round` starts from this broadcast."""
+        self._db.execute(
+            "INSERT OR IGNORE INTO rounds (run, round, broadcast) VALUES (?, ?, ?)",
+            (manifest.run, manifest.round, msgspec.json.encode(manifest)),
+        )
+
+    def contributed(self, run: str, round_: int, node: str, weight: float, blob: Manifest | None) -> None:
+        """A node's contribution is summed with this weight."""
+        digest, size = (blob.digest, blob.size) if blob else (None, 0)
+        self._db.execute(
+            "INSERT OR IGNORE INTO contributions VALUES (?, ?, ?, ?, ?, ?)", (run, round_, node, weight, digest, size)
+        )
+
+    def closed(self, run: str, round_: int) -> None:
+        """The round's contributions are averaged."""
+        self._db.execute("UPDATE rounds SET closed = 1 WHERE run = ? AND round = ?", (run, round_))
+
+    def history(self, run: str) -> list[ClosedRound]:
+        """The closed rounds, in order."""
+        rows = self._db.execute(
+            "SELECT c.round, c.node, c.weight, c.bytes FROM contributions c JOIN rounds r USING (run, round)"
+            " WHERE run = ? AND r.closed ORDER BY c.round, c.node",
+            (run,),
+        )
+        rounds: dict[int, ClosedRound] = {}
+        for round_, node, weight, size in rows:
+            line = rounds.get(round_, ClosedRound(round_, {}, 0))
+            rounds[round_] = line._replace(weights={**line.weights, node: weight}, bytes=line.bytes + size)
+        return list(rounds.values())
+
+    def close(self) -> None:
+        """Release the file."""
+        self._db.close()

@@ -1,0 +1,104 @@
+"""From what a user asks for to a federation's spec and first broadcast."""
+
+import importlib.metadata
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from broker_config import topics
+from broker_config.errors import UsageError
+from broker_config.messages import Option, Preprocessing, Spec, TensorSpec, Training
+from trainer.federation.aggregate import scale_for
+from trainer.methods import allowed, complete_options, make, nearest
+from trainer.seeding import generator
+from trainer.weights import FEATURES, Arrays, Shape, initial_encoder
+
+
+class Request(NamedTuple):
+    """What a user asks of a federation, whoever takes part. Empty values are settled by `draft`."""
+
+    method: str = "afedcl"
+    options: Mapping[str, Option | str] = {}  # of the method
+    model: str = "mobilenet_v2"
+    weights: str = ""  # none, imagenet or a file; by default none for `small`, else imagenet
+    size: int = 0  # pixels; by default 64 for `small`, else 128
+    training: Mapping[str, Option | str] = {}  # fields of Training that differ from `suited_training`
+    rounds: int = 30
+    seed: int = 0
+    threads: int = 1
+    evaluate_every: int = 5
+
+
+def suited_training(weights: str) -> Training:
+    """Training from these initial weights, as trials on tuning images suggest.
+
+    Pretrained weights want a small step, and BatchNorm's statistics as they are: a handful of images gives worse ones.
+    """
+    return Training() if weights == "none" else Training(learning_rate=2e-4, batch_norm="eval")
+
+
+def draft(
+    request: Request, *, federation: str, classes: Sequence[str], nodes: int, quorum: int | None = None
+) -> tuple[Spec, Arrays]:
+    """The spec, and the tensors that the first round is broadcast with.
+
+    Raises:
+        UsageError: what cannot be, and what to do instead.
+    """
+    _check(federation, classes, nodes, quorum)
+    if request.model not in FEATURES:
+        raise UsageError(f"there is no model {request.model!r}", nearest(request.model, FEATURES))
+    weights = request.weights or ("none" if request.model == "small" else "imagenet")
+    training = _training(weights, request.training)
+    options = complete_options(request.method, request.options)
+    method = make(request.method, training, options)
+    shape = Shape(FEATURES[request.model], len(classes))
+    broadcast = {
+        **initial_encoder(request.model, weights, request.seed),
+        **method.init_server(shape, generator(request.seed, "server")),
+    }
+    spec = Spec(
+        federation=federation,
+        run=secrets.token_hex(8),
+        software=importlib.metadata.version("edge-node"),
+        method=request.method,
+        options=options,
+        model=request.model,
+        classes=tuple(classes),
+        preprocessing=Preprocessing(size=request.size or (64 if request.model == "small" else 128)),
+        training=training,
+        rounds=request.rounds,
+        nodes=nodes,
+        quorum=nodes if quorum is None else quorum,
+        seed=request.seed,
+        threads=request.threads,
+        evaluate_every=request.evaluate_every,
+        tensors={name: TensorSpec(array.shape, scale_for(array, nodes)) for name, array in broadcast.items()},
+        sends=method.sends,
+    )
+    return spec, broadcast
+
+
+def _check(federation: str, classes: Sequence[str], nodes: int, quorum: int | None) -> None:
+    try:
+        topics.check_name(federation, "the federation's name")
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if len(classes) < 2 or len(set(classes)) != len(classes):
+        raise UsageError(f"these are not two or more different classes: {', '.join(classes)}", "name each class once")
+    if quorum is not None and not 1 <= quorum <= nodes:
+        raise UsageError(f"a quorum of {quorum} cannot be had from {nodes} nodes", f"take 1 to {nodes}")
+
+
+def _training(weights: str, given: Mapping[str, Option | str]) -> Training:
+    suited = msgspec.to_builtins(suited_training(weights))
+    for name in given:
+        if name not in suited:
+            raise UsageError(f"training has no setting {name!r}", nearest(name, suited))
+    try:
+        return msgspec.convert({**suited, **given}, Training, strict=False)
+    except msgspec.ValidationError as error:
+        types = {field.name: field.type for field in msgspec.structs.fields(Training)}
+        raise UsageError(f"training: {error}", allowed(str(error), types)) from error

@@ -1,0 +1,67 @@
+"""The methods, by name. To add one: write its file, add its line here."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+import msgspec
+
+from broker_config.errors import UsageError
+from broker_config.messages import Option, Training
+from trainer.methods import afedcl, fedavg, local
+from trainer.methods.base import Factory, Method
+
+
+class Entry(NamedTuple):
+    """How to make a method from its options."""
+
+    options: type[msgspec.Struct]
+    factory: Factory
+
+
+METHODS = {
+    "afedcl": Entry(afedcl.Options, afedcl.afedcl),
+    "fedavg": Entry(fedavg.Options, fedavg.fedavg),
+    "local": Entry(local.Options, local.local),
+}
+
+
+def complete_options(name: str, given: Mapping[str, Option | str]) -> dict[str, Option]:
+    """The method's options with defaults filled in; text values (from a command line) are read as their type.
+
+    Raises:
+        UsageError: no such method or option, or a value out of range; the nearest name is given.
+    """
+    return dict(msgspec.to_builtins(_options(name, given)))
+
+
+def make(name: str, training: Training, options: Mapping[str, Option]) -> Method:
+    """The method as a value. Raises UsageError as complete_options does."""
+    return METHODS[name].factory(training, _options(name, options))
+
+
+def _options(name: str, given: Mapping[str, Any]) -> msgspec.Struct:
+    if name not in METHODS:
+        raise UsageError(f"there is no method {name!r}", nearest(name, METHODS))
+    kind = METHODS[name].options
+    known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    for option in given:
+        if option not in known:
+            raise UsageError(f"{name} has no option {option!r}", nearest(option, known))
+    try:
+        return msgspec.convert(dict(given), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{name}: {error}", allowed(str(error), known)) from error
+
+
+def allowed(error: str, types: Mapping[str, Any]) -> str:
+    """The remedy for msgspec's complaint about one field: the values that the field may take."""
+    field = error.rsplit("$.", 1)[-1].rstrip("`")
+    choices = get_args(types[field]) if get_origin(types.get(field)) is Literal else ()
+    return f"{field} is one of {', '.join(map(str, choices))}" if choices else f"give {field} a value in its range"
+
+
+def nearest(wrong: str, known: Any) -> str:
+    """A remedy that names the nearest known word, or all of them."""
+    close = difflib.get_close_matches(wrong, list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else f"take one of {', '.join(known) or '(none)'}"

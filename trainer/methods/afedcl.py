@@ -1,0 +1,156 @@
+"""AFedCL: adversarial federated consensus learning (Cui et al., 2024).
+
+Section and equation numbers are the paper's. Where it is silent or contradicts itself, `Options` has a field.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+import numpy as np
+
+from broker_config.messages import Training
+from trainer.methods.base import Batch, Encode, Method, Metrics, Phase, Step
+from trainer.tree import pick, put_under, take_from
+from trainer.weights import Arrays, Shape, linear
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.network import Network, Tree
+
+LOCAL, GLOBAL = 0, 1  # domain labels of eq. (5)
+CHANCE = math.log(2)  # L_D of a discriminator that guesses
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of `afedcl`, each one a choice that the paper leaves open or an ablation of it."""
+
+    # lambda of eq. (7), the weight of the adversarial term; the paper tunes it in {0.01, 0.1, 1}. 0 leaves out only
+    # the encoder's part (Fig. 4's variant): the discriminator goes on learning.
+    lam: Annotated[float, msgspec.Meta(ge=0)] = msgspec.field(default=0.1, name="lambda")
+    # Where E_k starts a round: from the received E_G (section III) or from its own last value (Algorithm 1, literally).
+    start: Literal["global", "carry"] = "global"
+    # Both players move on gradients of one forward pass, or the discriminator moves first.
+    play: Literal["simultaneous", "alternating"] = "simultaneous"
+    # D_k descends L_D (Algorithm 1) or lambda * L_D (eq. 7).
+    discriminator_gradient: Literal["plain", "lambda"] = "plain"
+    discriminator_width: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 256
+    discriminator_activation: Literal["relu", "tanh"] = "relu"
+    # The L_D that is uploaded: mean over the batches of the last local epoch, or of one pass after training.
+    report: Literal["last_epoch", "evaluation"] = "last_epoch"
+    # Aggregation weight = min(max(L_D, floor), ceiling).
+    floor: Annotated[float, msgspec.Meta(gt=0)] = 1e-3
+    ceiling: Annotated[float, msgspec.Meta(gt=0)] = 2 * CHANCE
+    # Stage 2: its epochs (0 = the spec's local_epochs), A_k's first value, learning rate (0 = the spec's) and range.
+    refine_epochs: Annotated[int, msgspec.Meta(ge=0)] = 0
+    fusion_start: float = 0.5
+    fusion_rate: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    fusion_range: Literal["free", "unit"] = "free"
+    # Deployed beside E_k: the E_G that stage 2 was trained against, or the average made after the last round.
+    deploy: Literal["trained", "final"] = "trained"
+
+
+def afedcl(training: Training, options: Options) -> Method:
+    """Encoders are exchanged and averaged by L_D; classifier, discriminator and fusion weight stay with the node."""
+    return Method(
+        init_server=lambda shape, random: {},
+        init_node=lambda shape, random: _init_node(options, shape, random),
+        receive=lambda own, received: {**own, **received} if options.start == "global" else own,
+        train=_consensus_phases(training, options),
+        sends=("encoder",),
+        measure=_discrimination_loss,
+        weigh=lambda raw: _weigh(options, raw),
+        weight_cap=options.ceiling,
+        refine=(_fusion_phase(training, options),),
+        deploy=lambda own, received: {
+            **pick(own, ("encoder", "classifier", "fusion")),
+            **put_under("received", take_from("encoder", received)),
+        },
+        deploys_final=options.deploy == "final",
+    )
+
+
+def _init_node(options: Options, shape: Shape, random: np.random.Generator) -> Arrays:
+    return {
+        **linear("classifier", shape.features, shape.classes, random),
+        **linear("discriminator.0", shape.features, options.discriminator_width, random),
+        **linear("discriminator.1", options.discriminator_width, 2, random),
+        "fusion": np.asarray(options.fusion_start, np.float32),
+    }
+
+
+def _consensus_phases(training: Training, options: Options) -> tuple[Phase, ...]:
+    """Stage 1, dynamic consensus construction: eqs. (4) to (7)."""
+    # L_D enters the loss with D_k's scale; the reversal then gives E_k -lambda times L_D's gradient in either case.
+    scale, reversal = (1.0, options.lam) if options.discriminator_gradient == "plain" else (options.lam, 1.0)
+
+    def discriminate(network: Network, tree: Tree, features: Tensor) -> Tensor:
+        hidden = network.linear(tree, "discriminator.0", features)
+        hidden = hidden.relu() if options.discriminator_activation == "relu" else hidden.tanh()
+        return network.linear(tree, "discriminator.1", hidden)
+
+    def discrimination(network: Network, tree: Tree, batch: Batch, local: Tensor) -> Tensor:
+        """L_D, eq. (5): the mean over both halves."""
+        assert batch.reference is not None
+        of_local = network.cross_entropy(discriminate(network, tree, local), LOCAL)
+        of_global = network.cross_entropy(discriminate(network, tree, batch.reference), GLOBAL)
+        return (of_local + of_global) / 2
+
+    def play(network: Network, tree: Tree, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
+        """Eq. (7) as one loss: E_k's share of L_D's gradient is reversed and scaled, so it ascends lambda * L_D."""
+        local = encode(tree, batch.images)
+        loss_c = network.cross_entropy(network.linear(tree, "classifier", local), batch.labels)
+        loss_d = discrimination(network, tree, batch, network.reverse(local, reversal))
+        return loss_c + scale * loss_d, {"L_C": loss_c, "L_D": loss_d}
+
+    def discriminator_moves(
+        network: Network, tree: Tree, batch: Batch, encode: Encode
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        loss_d = discrimination(network, tree, batch, encode(tree, batch.images).detach())
+        return scale * loss_d, {}
+
+    if options.play == "simultaneous":
+        steps: tuple[Step, ...] = (Step(("encoder", "classifier", "discriminator"), play),)
+    else:
+        steps = (Step(("discriminator",), discriminator_moves), Step(("encoder", "classifier"), play))
+    consensus = Phase("consensus", steps, training.local_epochs, uses_reference=True)
+    if options.report == "last_epoch":
+        return (consensus,)
+    return consensus, Phase("evaluation", (Step((), play),), 1, uses_reference=True)
+
+
+def _fusion_phase(training: Training, options: Options) -> Phase:
+    """Stage 2, adaptive feature fusion: eqs. (9) to (11)."""
+
+    def fusion(network: Network, tree: Tree, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
+        assert batch.reference is not None
+        features = network.fuse(tree["fusion"], batch.reference, encode(tree, batch.images))
+        loss = network.cross_entropy(network.linear(tree, "classifier", features), batch.labels)
+        return loss, {"L_F": loss}
+
+    return Phase(
+        "fusion",
+        (Step(("encoder", "classifier", "fusion"), fusion),),
+        options.refine_epochs or training.local_epochs,
+        uses_reference=True,
+        rates={"fusion": options.fusion_rate} if options.fusion_rate else {},
+        bounds={"fusion": (0.0, 1.0)} if options.fusion_range == "unit" else {},
+    )
+
+
+def _discrimination_loss(metrics: Metrics, images: int) -> float:  # noqa: ARG001  (another method's weight)
+    return metrics["L_D"]
+
+
+def _weigh(options: Options, raw: float) -> float:
+    """Eq. (8)'s weight. L_D is self-reported, hence the bounds.
+
+    Raises:
+        ValueError: L_D is negative or not a number.
+    """
+    if not raw >= 0:
+        raise ValueError(f"a discrimination loss cannot be {raw!r}")
+    return min(max(raw, options.floor), options.ceiling)

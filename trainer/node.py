@@ -1,0 +1,282 @@
+"""One node's session: takes part in a federation's rounds and leaves a personal model on its own disk.
+
+The main thread handles messages and never trains; a worker thread trains and never touches the network.
+"""
+
+import importlib.metadata
+import queue
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from broker_config import topics
+from broker_config.codec import DecodeError, decode_any, encode
+from broker_config.errors import EdgeNodeError, UsageError
+from broker_config.link import Delivery, Endpoint, Link, LinkDown, LinkUp
+from broker_config.messages import (
+    Accepted,
+    Contribution,
+    Finished,
+    Hello,
+    Manifest,
+    Presence,
+    Refusal,
+    RoundState,
+    Spec,
+    Telemetry,
+    Welcome,
+)
+from broker_config.transfer import Courier, Fetched, FetchFailed
+from trainer.enrol import Say, check_name_free, discover, load_images, read_session
+from trainer.participant import Images
+from trainer.worker import Contributed, Deployed, Failed, Progress, Refined, Worker
+
+_INBOX = 1024
+
+
+def join(
+    endpoint: Endpoint,
+    *,
+    name: str,
+    folder: Path,
+    test: Path | None,
+    state: Path,
+    federation: str | None,
+    telemetry: bool,
+    wait: float,
+    say: Say,
+    stop: Callable[[], bool] = lambda: False,
+) -> Path | None:
+    """Take part in a federation to its end; None when `stop` said to end it before.
+
+    Args:
+        endpoint: the broker.
+        name: of this node.
+        folder: class folders with this plant's images.
+        test: class folders with held-out images, or None.
+        state: folder for this node's state; its personal model comes to lie in `state/model`.
+        federation: its name; None takes the only one on the broker.
+        telemetry: whether losses, A_k and accuracy are told to the coordinator.
+        wait: seconds to wait for a coordinator.
+        say: shows a line to the user.
+        stop: asked often.
+
+    Raises:
+        EdgeNodeError: with what to do about it.
+    """
+    try:
+        topics.check_name(name, "the node's name")
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if name == topics.COORDINATOR:
+        raise UsageError(f"a node cannot be named {name!r}", "choose another --name")
+    spec = discover(endpoint, federation, wait, say, stop)
+    images = load_images(spec, folder, test, say)
+    classes = sorted({spec.classes[label] for label in images.train.labels})
+    say(
+        f"joining federation {spec.federation!r} ({spec.method}, {spec.model}, {spec.rounds} rounds) as {name}: "
+        f"{len(images.train.labels)} training images of {', '.join(classes)}, "
+        + (f"{len(images.test.labels)} held out" if images.test else "too few to hold any out")
+    )
+    session = read_session(state)
+    check_name_free(endpoint, spec.federation, name, session)
+    node = _Node(spec, name, session, images, endpoint, state, telemetry, say)
+    try:
+        return node.run(stop)
+    finally:
+        node.close()
+
+
+class _Node:
+    def __init__(
+        self,
+        spec: Spec,
+        name: str,
+        session: str,
+        images: Images,
+        endpoint: Endpoint,
+        folder: Path,
+        telemetry: bool,
+        say: Say,
+    ):
+        self._spec, self._name, self._session = spec, name, session
+        self._telemetry, self._say = telemetry, say
+        self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
+        self._worker = Worker(spec, name, images, folder, self._inbox)
+        self._progress = self._worker.progress  # of the last stage that is on disk
+        self._busy = False  # the worker has a job whose result has not been handled yet
+        self._goal: RoundState | None = None  # the newest round state
+        self._model: Path | None = None
+        self._presence_topic = topics.presence(spec.federation, name)
+        self._link = Link(
+            endpoint,
+            f"edge-node-{spec.federation}-{name}",
+            inbox=self._inbox,
+            persistent=True,
+            will=(self._presence_topic, encode(Presence(session=session, online=False))),
+        )
+        self._courier = Courier(endpoint, spec.federation, name, self._worker.store, self._inbox)
+
+    def run(self, stop: Callable[[], bool]) -> Path | None:
+        self._link.open()
+        self._courier.start()
+        federation = self._spec.federation
+        self._link.subscribe(
+            topics.down(federation, self._name),
+            topics.round_state(federation),
+            topics.presence(federation, topics.COORDINATOR),
+        )
+        self._announce()
+        while self._model is None:
+            if stop():
+                return None
+            try:
+                self._handle(self._inbox.get(timeout=0.2))
+            except queue.Empty:
+                continue
+        self._send(Finished(session=self._session, run=self._spec.run))
+        return self._model
+
+    def close(self) -> None:
+        self._worker.close()
+        if self._link.connected:
+            offline = Presence(session=self._session, online=False)
+            self._link.publish(self._presence_topic, encode(offline), retain=True)
+            self._link.flush(5)
+        self._courier.close()
+        self._link.close()
+
+    # What arrives
+
+    def _handle(self, event: object) -> None:
+        match event:
+            case Delivery():
+                self._receive(event)
+                self._link.ack(event)
+            case Contributed(progress):
+                self._progress = progress
+                self._offer()
+            case Refined(progress):
+                self._progress, self._busy = progress, False
+                self._tell(progress)
+                self._pursue()
+            case Deployed(model):
+                self._model = model
+            case Failed(error):
+                raise error
+            case Fetched():
+                self._pursue()
+            case FetchFailed(manifest, reason):
+                raise EdgeNodeError(
+                    f"the broadcast of round {manifest.round} did not arrive: {reason}",
+                    "check the coordinator's log and the broker's packet limits, then join again",
+                )
+            case LinkUp():
+                self._announce()
+            case LinkDown(_, reason):
+                self._say(f"connection lost ({reason}); trying again")
+
+    def _announce(self) -> None:
+        """Say that we are here; after a reconnect also what may have been lost."""
+        self._link.publish(self._presence_topic, encode(Presence(session=self._session, online=True)), retain=True)
+        self._send(Hello(session=self._session, run=self._spec.run, software=importlib.metadata.version("edge-node")))
+        self._offer()
+
+    def _receive(self, delivery: Delivery) -> None:
+        if not delivery.payload:
+            return
+        try:
+            message = decode_any(delivery.payload)
+        except DecodeError as error:
+            self._say(f"ignored an unreadable message on {delivery.topic}: {error}")
+            return
+        match message:
+            case Refusal(session=session) if session == self._session:
+                raise EdgeNodeError(f"the coordinator refused {self._name}: {message.reason}", message.remedy)
+            case Accepted(session=session, run=run) if (session, run) == (self._session, self._spec.run):
+                blob = self._progress.blob if self._progress else None
+                if blob is not None and blob.round == message.round:
+                    self._courier.withdraw(blob.digest)
+            case RoundState():
+                self._goal = message
+                self._pursue()
+            case Presence(online=False):
+                if self._goal is None or self._goal.status in ("gathering", "open"):
+                    self._say("the coordinator is not connected; waiting for it")
+            case Presence() | Welcome():
+                pass
+            case _:
+                self._say(f"ignored an unexpected {type(message).__name__} on {delivery.topic}")
+
+    # Towards the newest round
+
+    def _pursue(self) -> None:
+        """Do the next thing that the newest round state asks for; called whenever something changed."""
+        goal = self._goal
+        if goal is None or self._busy:
+            return
+        if goal.run != self._spec.run:
+            raise EdgeNodeError("the coordinator has started a new run of this federation", "run edge-node join again")
+        if goal.status == "aborted":
+            raise EdgeNodeError(f"the federation ended early: {goal.reason}", "ask its operator, then join again")
+        if goal.broadcast is None:
+            return
+        if goal.status == "finished":
+            self._finish(goal.broadcast)
+        elif goal.round > self._rounds_done() and self._at_hand(goal.broadcast):
+            self._busy = True
+            self._worker.train(goal.broadcast)
+
+    def _rounds_done(self) -> int:
+        if self._progress is None:
+            return 0
+        return self._progress.round if self._progress.stage == "refined" else self._progress.round - 1
+
+    def _at_hand(self, manifest: Manifest) -> bool:
+        if manifest.digest in self._worker.store:
+            return True
+        self._courier.fetch(manifest)
+        return False
+
+    def _offer(self) -> None:
+        """Offer the contribution to the open round, again if need be: the coordinator counts it once."""
+        progress = self._progress
+        if progress is None:
+            return
+        blob = progress.blob
+        if blob is not None:
+            blob = msgspec.structs.replace(blob, chunk_size=self._courier.chunk_size(blob.chunk_size))
+            self._courier.offer(blob.digest)
+        self._send(
+            Contribution(
+                session=self._session,
+                run=progress.run,
+                round=progress.round,
+                weight=progress.weight,
+                blob=blob,
+            )
+        )
+
+    def _tell(self, progress: Progress) -> None:
+        metrics = progress.history[-1]
+        measured = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items() if name != "round")
+        self._say(f"round {progress.round}/{self._spec.rounds}: {measured}")
+        if self._telemetry:
+            self._send(Telemetry(session=self._session, run=progress.run, round=progress.round, metrics=metrics))
+
+    def _finish(self, final: Manifest) -> None:
+        if self._progress is None:
+            raise EdgeNodeError(
+                "the federation ended before this node trained a round", "join the next one from its start"
+            )
+        if self._rounds_done() < self._progress.round:
+            self._busy = True
+            self._worker.train(self._progress.broadcast)  # stage 2 of the last round is still to do
+        elif not self._worker.needs_final or self._at_hand(final):
+            self._say("the federation has finished; judging the held-out images")
+            self._busy = True
+            self._worker.deploy(final)
+
+    def _send(self, message: msgspec.Struct) -> None:
+        self._link.publish(topics.up(self._spec.federation, self._name), encode(message))

@@ -1,0 +1,175 @@
+"""What one node does in a round, without any network: the same code behind the broker and in simulation."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from broker_config.messages import Spec
+from trainer.data import LabelledImages, folds
+from trainer.engine import TrainingSet, predict, run_phase
+from trainer.methods import make
+from trainer.methods.base import Metrics, Phase
+from trainer.metrics import accuracy, macro_f1, wilson
+from trainer.network import Network, Tree, to_arrays, to_tensors
+from trainer.personal import Facts, Personal
+from trainer.seeding import generator, key_to_seed
+from trainer.tree import pick, put_under, take_from
+from trainer.weights import Arrays
+
+_FOLDS, _FOLD_ROUNDS = 5, 10  # of cross-validation
+
+
+class State(NamedTuple):
+    """All that a node carries from one round to the next."""
+
+    tree: Tree
+    moments: Tree  # Adam's
+
+    def save(self, path: Path) -> None:
+        """Write both to a safetensors file."""
+        save_file({**put_under("tree", self.tree), **put_under("moments", self.moments)}, path)
+
+    @staticmethod
+    def load(path: Path) -> "State":
+        """Read what `save` wrote."""
+        tensors = {name: value.clone() for name, value in load_file(path).items()}
+        return State(take_from("tree", tensors), take_from("moments", tensors))
+
+
+class Images(NamedTuple):
+    """A node's images: those that train, and those held out, if it has enough of them."""
+
+    train: LabelledImages
+    test: LabelledImages | None
+
+
+class Contributed(NamedTuple):
+    """What leaves the node after stage 1."""
+
+    tensors: Arrays
+    weight: float
+
+
+def never() -> bool:
+    """The answer of those who do not stop."""
+    return False
+
+
+class Participant:
+    """One node of a federation: its method, its images, its share of the seed. Holds no training state itself."""
+
+    def __init__(self, spec: Spec, node: str, images: Images):
+        self._spec, self._node, self._images = spec, node, images
+        self._method = make(spec.method, spec.training, spec.options)
+        self._network = Network(spec.model, len(spec.classes))
+        self._data = TrainingSet.of(images.train, spec.preprocessing)
+        # Whether `conclude` needs the average made after the last round, or only the broadcast of the last round.
+        self.needs_final = self._method.deploys_final or images.test is None
+
+    def start(self, broadcast: Arrays) -> State:
+        """The state before the first round."""
+        received = to_tensors(broadcast)
+        self._network.check(received, "the coordinator's broadcast")
+        own = self._method.init_node(self._network.shape, generator(self._spec.seed, self._node, "init"))
+        return State({**received, **to_tensors(own)}, {})
+
+    def contribute(
+        self, state: State, broadcast: Arrays, round_: int, stop: Callable[[], bool] = never
+    ) -> tuple[State, Contributed, Metrics]:
+        """Stage 1: receive, train, and say what leaves the node."""
+        received = to_tensors(broadcast)
+        moments = state.moments if self._spec.training.moments == "keep" else {}
+        state = State(self._method.receive(state.tree, received), moments)
+        state, metrics = self._run(self._method.train, state, received, round_, stop)
+        weight = self._method.measure(metrics, len(self._data.labels))
+        return state, Contributed(to_arrays(pick(state.tree, self._method.sends)), weight), metrics
+
+    def refine(
+        self, state: State, broadcast: Arrays, round_: int, stop: Callable[[], bool] = never
+    ) -> tuple[State, Metrics]:
+        """Stage 2: what the node goes on training while its contribution travels.
+
+        The metrics hold A_k where there is one and, every `evaluate_every` rounds, the accuracy on held-out images.
+        """
+        received = to_tensors(broadcast)
+        state, metrics = self._run(self._method.refine, state, received, round_, stop)
+        if "fusion" in state.tree:
+            metrics["A_k"] = float(state.tree["fusion"])
+        test, spec = self._images.test, self._spec
+        if test is not None and (round_ % spec.evaluate_every == 0 or round_ == spec.rounds):
+            predicted = self._predict(self._method.deploy(state.tree, received), test)
+            metrics["accuracy"] = accuracy(predicted, test.labels)
+        return state, metrics
+
+    def conclude(
+        self, state: State, round_: int, broadcast: Arrays, final: Arrays, history: tuple[Metrics, ...]
+    ) -> Personal:
+        """The personal model after the last round, and what it reaches.
+
+        Accuracy with its 95 % interval (`accuracy_low`, `accuracy_high`), macro F1 and number of `images`, on the
+        held-out images; without any, by cross-validation over the training images (`cross_validated` = 1): each fold
+        is judged by heads trained anew from the last average on the other folds. That average has seen a trace of
+        every image, so the figure is a little hopeful.
+
+        Args:
+            state: after the last round.
+            round_: its number.
+            broadcast: that it started from.
+            final: the average made after it; the same as `broadcast` will do unless `needs_final`.
+            history: metrics of each round.
+        """
+        tree = self._method.deploy(state.tree, to_tensors(final if self._method.deploys_final else broadcast))
+        test = self._images.test
+        if test is not None:
+            labels, predicted = test.labels, self._predict(tree, test)
+        else:
+            labels, predicted = self._cross_validate(final)
+        correct = int((predicted == labels).sum())
+        low, high = wilson(correct, len(labels))
+        metrics = {
+            "accuracy": accuracy(predicted, labels),
+            "accuracy_low": low,
+            "accuracy_high": high,
+            "f1": macro_f1(predicted, labels),
+            "images": float(len(labels)),
+            "cross_validated": float(test is None),
+        }
+        return Personal(Facts.of(self._spec, self._node, round_, metrics, history), tree)
+
+    def _cross_validate(self, final: Arrays) -> tuple[np.ndarray, np.ndarray]:
+        """Labels and predictions [n], each made by a model that was not trained on the image."""
+        images, labels, predicted = self._images.train, [], []
+        for held_out in folds(images, min(_FOLDS, len(images.labels)), self._spec.seed):
+            others = np.setdiff1d(np.arange(len(images.labels)), held_out)
+            fold = Participant(self._spec, self._node, Images(images.take(others), None))
+            state = fold.start(final)
+            for round_ in range(min(_FOLD_ROUNDS, self._spec.rounds)):
+                state, _, _ = fold.contribute(state, final, round_)
+                state, _ = fold.refine(state, final, round_)
+            judged = images.take(held_out)
+            labels.append(judged.labels)
+            predicted.append(self._predict(self._method.deploy(state.tree, to_tensors(final)), judged))
+        return np.concatenate(labels), np.concatenate(predicted)
+
+    def _predict(self, personal: Tree, images: LabelledImages) -> np.ndarray:
+        torch.set_num_threads(self._spec.threads)
+        return predict(self._network, personal, TrainingSet.of(images, self._spec.preprocessing))
+
+    def _run(
+        self, phases: tuple[Phase, ...], state: State, received: Tree, round_: int, stop: Callable[[], bool]
+    ) -> tuple[State, Metrics]:
+        # OpenMP keeps the thread count per calling thread, and sums depend on it.
+        torch.set_num_threads(self._spec.threads)
+        metrics: Metrics = {}
+        for phase in phases:
+            seed = key_to_seed(self._spec.seed, self._node, round_, phase.name)
+            tree, moments, measured = run_phase(
+                self._network, phase, *state, received, self._data, self._spec.training, seed, stop
+            )
+            state = State(tree, moments)
+            metrics |= measured
+        return state, metrics

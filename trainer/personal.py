@@ -1,0 +1,79 @@
+"""The personal model as a node leaves it on its own disk, to be exported: tensors and what they mean."""
+
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from broker_config.errors import UsageError
+from broker_config.messages import Preprocessing, Round, Spec
+from trainer.network import Tree
+
+_TENSORS, _FACTS = "personal.safetensors", "personal.json"
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a personal model comes from and what it expects."""
+
+    federation: str
+    run: str
+    round: Round
+    node: str
+    method: str
+    model: str
+    classes: Annotated[tuple[str, ...], msgspec.Meta(min_length=2)]
+    preprocessing: Preprocessing
+    metrics: dict[str, float]  # on held-out images
+    history: tuple[dict[str, float], ...] = ()  # of each round
+
+    @staticmethod
+    def of(
+        spec: Spec, node: str, round_: int, metrics: dict[str, float], history: tuple[dict[str, float], ...]
+    ) -> "Facts":
+        """The facts of a node's model in the federation `spec`."""
+        return Facts(
+            federation=spec.federation,
+            run=spec.run,
+            round=round_,
+            node=node,
+            method=spec.method,
+            model=spec.model,
+            classes=spec.classes,
+            preprocessing=spec.preprocessing,
+            metrics=metrics,
+            history=history,
+        )
+
+
+class Personal(NamedTuple):
+    """A personal model."""
+
+    facts: Facts
+    tree: Tree
+
+
+def save(personal: Personal, folder: Path) -> None:
+    """Write a personal model into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: value.contiguous() for name, value in personal.tree.items()}, folder / _TENSORS)
+    (folder / _FACTS).write_bytes(msgspec.json.format(msgspec.json.encode(personal.facts)))
+
+
+def load(folder: Path) -> Personal:
+    """Read a personal model.
+
+    Raises:
+        UsageError: there is none, or it is damaged.
+    """
+    try:
+        facts = msgspec.json.decode((folder / _FACTS).read_bytes(), type=Facts)
+        return Personal(facts, load_file(folder / _TENSORS))
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"there is no personal model in {folder} ({Path(error.filename).name} is missing)",
+            "pass the model folder that edge-node join or simulate left",
+        ) from error
+    except (msgspec.DecodeError, SafetensorError) as error:
+        raise UsageError(f"the personal model in {folder} is damaged ({error})", "copy the folder again") from error

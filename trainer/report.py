@@ -1,0 +1,164 @@
+"""What a run reached: a table for people, JSON for machines, and a picture of its curves."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from broker_config.messages import Spec
+from trainer.federation.spec import Request
+from trainer.partition import Share
+from trainer.personal import Facts
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's figures. Accuracies are of the last round, on held-out images, in 0..1."""
+
+    name: str
+    classes: list[str]  # of its own images
+    images: int  # that trained
+    test_images: int
+    accuracy: float
+    accuracy_low: float  # 95 % interval
+    accuracy_high: float
+    f1: float  # macro, over the node's own classes
+    local_accuracy: float | None = None  # the same training without federation
+    onnx_accuracy: float | None = None  # the exported bundle on the same images
+    history: list[dict[str, float]] = []
+
+    @staticmethod
+    def of(share: Share, facts: Facts, **more: float) -> "NodeReport":
+        """The figures of a node that trained on `share`."""
+        return NodeReport(
+            name=share.node,
+            classes=share.train.classes,
+            images=len(share.train.entries),
+            test_images=len(share.test.entries),
+            accuracy=facts.metrics["accuracy"],
+            accuracy_low=facts.metrics["accuracy_low"],
+            accuracy_high=facts.metrics["accuracy_high"],
+            f1=facts.metrics["f1"],
+            history=list(facts.history),
+            **more,
+        )
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """What the daemon answered when it was sent held-out images over HTTP."""
+
+    node: str
+    images: int
+    agreeing: int  # with the same bundle called directly
+    accuracy: float
+    milliseconds_p50: float  # a request, as its sender sees it
+
+
+class RunReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole run."""
+
+    method: str
+    options: dict[str, bool | int | float | str]
+    model: str
+    weights: str
+    data: str
+    size: int
+    training: dict[str, bool | int | float | str]
+    rounds: int
+    seed: int
+    nodes: list[NodeReport]
+    bytes_up: int = 0  # nodes -> coordinator
+    bytes_down: int = 0  # coordinator -> broker, which hands a copy to every node
+    model_bytes: int = 0  # of one contribution
+    seconds: float = 0.0
+    serving: Serving | None = None
+
+    @staticmethod
+    def of(request: Request, spec: Spec, data: str, nodes: list[NodeReport], **more: Any) -> "RunReport":
+        """The report of a run of `spec`."""
+        return RunReport(
+            method=spec.method,
+            options=spec.options,
+            model=spec.model,
+            weights=request.weights,
+            data=data,
+            size=spec.preprocessing.size,
+            training=msgspec.to_builtins(spec.training),
+            rounds=spec.rounds,
+            seed=spec.seed,
+            nodes=nodes,
+            **more,
+        )
+
+    def mean(self, field: str) -> float | None:
+        """Mean of a field over the nodes, None if one lacks it."""
+        values = [getattr(node, field) for node in self.nodes]
+        return None if None in values else sum(values) / len(values)
+
+    def encode(self) -> bytes:
+        """As JSON."""
+        return msgspec.json.format(msgspec.json.encode(self))
+
+
+_COLUMNS = (
+    ("local only", "local_accuracy"),
+    ("federated", "accuracy"),
+    ("ONNX", "onnx_accuracy"),
+)
+
+
+def table(report: RunReport, console: Console) -> None:
+    """Print a line a node, and the mean."""
+    columns = [(title, field) for title, field in _COLUMNS if report.mean(field) is not None]
+    view = Table(title=f"{report.method}, {report.model}, {report.rounds} rounds, accuracy % on held-out images")
+    for title in ("node", "classes", "images"):
+        view.add_column(title)
+    for title, _ in columns:
+        view.add_column(title, justify="right")
+    for node in report.nodes:
+        cells = [_percent(getattr(node, field)) for _, field in columns]
+        view.add_row(node.name, ", ".join(node.classes), f"{node.images} + {node.test_images}", *cells)
+    view.add_section()
+    view.add_row("mean", "", "", *(_percent(report.mean(field)) for _, field in columns))
+    console.print(view)
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
+
+
+def draw_curves(report: RunReport, path: Path) -> None:
+    """One PNG with the curves of L_D, A_k and accuracy over rounds, a line a node."""
+    import matplotlib as mpl  # noqa: PLC0415  (slow to import, and not in the line's install)
+
+    mpl.use("Agg")
+    from matplotlib import pyplot  # noqa: PLC0415
+
+    panels = [
+        (title, metric)
+        for title, metric in (
+            ("discrimination loss L_D", "L_D"),
+            ("fusion weight A_k", "A_k"),
+            ("classification loss L_C", "L_C"),
+            ("accuracy", "accuracy"),
+        )
+        if any(metric in line for node in report.nodes for line in node.history)
+    ]
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(4.2 * len(panels), 3.4), layout="constrained", squeeze=False
+    )
+    for axis, (title, metric) in zip(axes[0], panels, strict=True):
+        for node in report.nodes:
+            points = [(line["round"], line[metric]) for line in node.history if metric in line]
+            axis.plot(*zip(*points, strict=True), label=node.name, marker="." if len(points) < 40 else None)
+        if metric == "L_D":
+            axis.axhline(0.6931, color="grey", linewidth=0.8, linestyle="--")
+            axis.text(
+                0.99, 0.6931, "ln 2: chance", transform=axis.get_yaxis_transform(), ha="right", va="bottom", fontsize=7
+            )
+        axis.set(title=title, xlabel="round")
+        axis.grid(alpha=0.3)
+    axes[0][0].legend(fontsize=7)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)

@@ -1,0 +1,100 @@
+"""Many nodes in one process: the same methods, sums and random numbers as behind the broker, without it."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from broker_config.messages import Spec
+from trainer import data, partition, personal, progress, report
+from trainer.federation.aggregate import FixedPointSum
+from trainer.federation.spec import Request, draft
+from trainer.methods import make
+from trainer.methods.base import Metrics
+from trainer.participant import Images, Participant
+from trainer.personal import Personal
+from trainer.tree import pick
+from trainer.weights import Arrays
+
+
+class Simulated(NamedTuple):
+    """What a simulated federation leaves."""
+
+    broadcast: Arrays  # after the last round
+    models: dict[str, Personal]  # by node
+
+
+def simulate(
+    spec: Spec, broadcast: Arrays, images: Mapping[str, Images], show: progress.Report = progress.ignore
+) -> Simulated:
+    """Run a federation of the nodes in `images`.
+
+    With the same spec, first broadcast and images, the tensors equal those of processes over a broker bit for bit
+    (same machine, same torch).
+    """
+    method = make(spec.method, spec.training, spec.options)
+    sent = pick(spec.tensors, spec.sends)
+    participants = {name: Participant(spec, name, share) for name, share in images.items()}
+    states = {name: participant.start(broadcast) for name, participant in participants.items()}
+    histories: dict[str, tuple[Metrics, ...]] = dict.fromkeys(participants, ())
+    started = time.monotonic()
+    show(progress.Gathering(federation=spec.federation, run=spec.run, nodes=len(participants), rounds=spec.rounds))
+    received = broadcast
+    for round_ in range(1, spec.rounds + 1):
+        received, opened = broadcast, time.monotonic()
+        show(progress.RoundOpened(round=round_))
+        sums = FixedPointSum(sent, spec.nodes, method.weight_cap)
+        for name, participant in participants.items():
+            state, contributed, metrics = participant.contribute(states[name], received, round_)
+            sums.add(contributed.tensors.items(), method.weigh(contributed.weight))
+            states[name], refined = participant.refine(state, received, round_)
+            histories[name] += ({"round": float(round_), **metrics, **refined},)
+            show(progress.Measured(node=name, round=round_, metrics=histories[name][-1]))
+        broadcast = {**broadcast, **sums.mean()}
+        show(progress.RoundClosed(round=round_, contributors=sorted(participants), seconds=time.monotonic() - opened))
+    models = {
+        name: participant.conclude(states[name], spec.rounds, received, broadcast, histories[name])
+        for name, participant in participants.items()
+    }
+    show(progress.FederationFinished(rounds=spec.rounds, bytes_up=0, bytes_down=0, seconds=time.monotonic() - started))
+    return Simulated(broadcast, models)
+
+
+def simulate_folder(
+    request: Request, folder: Path, scheme: partition.Scheme, out: Path | None, show: progress.Report
+) -> report.RunReport:
+    """Share one data set among simulated nodes, run a federation of them, and report what they reach.
+
+    Args:
+        request: the federation.
+        folder: class folders.
+        scheme: how the images are shared.
+        out: folder for `NODE/model` and report.json, or None.
+        show: shows progress.
+
+    Raises:
+        UsageError: what cannot be, and what to do instead.
+    """
+    catalogue = data.scan(folder)
+    shares = scheme.shares(catalogue)
+    spec, broadcast = draft(request, federation="simulation", classes=catalogue.classes, nodes=len(shares))
+    images = {
+        share.node: Images(
+            *(data.load(part, spec.classes, spec.preprocessing.size) for part in (share.train, share.test))
+        )
+        for share in shares
+    }
+    started = time.monotonic()
+    outcome = simulate(spec, broadcast, images, show)
+    result = report.RunReport.of(
+        request,
+        spec,
+        str(folder),
+        [report.NodeReport.of(share, outcome.models[share.node].facts) for share in shares],
+        seconds=time.monotonic() - started,
+    )
+    if out is not None:
+        for name, model in outcome.models.items():
+            personal.save(model, out / name / "model")
+        (out / "report.json").write_bytes(result.encode())
+    return result

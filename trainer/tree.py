@@ -1,0 +1,27 @@
+"""Named tensors: a tree is a flat dict from dotted names to tensors. Works for torch and numpy alike."""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def under(name: str, prefix: str) -> bool:
+    """Whether `name` is `prefix` itself or lies below it."""
+    return name == prefix or name.startswith(prefix + ".")
+
+
+def pick(tree: Mapping[str, T], prefixes: Iterable[str]) -> dict[str, T]:
+    """The tensors at or below any of `prefixes`."""
+    wanted = tuple(prefixes)
+    return {name: value for name, value in tree.items() if any(under(name, prefix) for prefix in wanted)}
+
+
+def put_under(prefix: str, tree: Mapping[str, T]) -> dict[str, T]:
+    """The same tensors, their names below `prefix`."""
+    return {f"{prefix}.{name}": value for name, value in tree.items()}
+
+
+def take_from(prefix: str, tree: Mapping[str, T]) -> dict[str, T]:
+    """The tensors below `prefix`, their names without it."""
+    return {name[len(prefix) + 1 :]: value for name, value in tree.items() if name.startswith(prefix + ".")}

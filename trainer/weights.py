@@ -1,0 +1,78 @@
+"""Initial weights as numpy arrays. torch is needed only to draw or download an encoder, not to read one from a file."""
+
+import importlib.util
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from broker_config.errors import UsageError
+
+Arrays = dict[str, np.ndarray]
+FEATURES = {"mobilenet_v2": 1280, "resnet18": 512, "resnet50": 2048, "small": 64}
+"""Width of each backbone's feature vector; the keys are the backbones there are."""
+
+_HEADS = ("classifier.", "fc.")  # torchvision's ImageNet classifiers: not part of the encoder
+
+
+class Shape(NamedTuple):
+    """What the heads' shapes follow from."""
+
+    features: int
+    classes: int
+
+
+def linear(name: str, inputs: int, outputs: int, random: np.random.Generator) -> Arrays:
+    """A fully connected layer, uniform in +-1/sqrt(inputs) as torch's: weight [outputs, inputs], bias [outputs]."""
+    bound = 1 / np.sqrt(inputs)
+    return {
+        f"{name}.weight": random.uniform(-bound, bound, (outputs, inputs)).astype(np.float32),
+        f"{name}.bias": random.uniform(-bound, bound, outputs).astype(np.float32),
+    }
+
+
+def initial_encoder(model: str, weights: str, seed: int) -> Arrays:
+    """The first global encoder, names below `encoder.`.
+
+    Args:
+        model: a key of FEATURES.
+        weights: `none` (drawn from `seed`), `imagenet` (downloaded by torchvision) or a safetensors file with
+            torchvision's names.
+        seed: of the draw.
+
+    Raises:
+        UsageError: no such model, no such file, a file that is not this model's, or torch is needed and missing.
+    """
+    if model not in FEATURES:
+        raise UsageError(f"there is no model {model!r}", f"take one of {', '.join(FEATURES)}")
+    if weights in ("none", "imagenet"):
+        if importlib.util.find_spec("torch") is None:
+            raise UsageError(
+                f"--weights {weights} needs torch, which is not installed here",
+                "install edge-node[train], or pass --weights FILE.safetensors made on a machine that has it",
+            )
+        from trainer import backbones  # noqa: PLC0415  (imports torch)
+
+        encoder = backbones.draw(model, seed) if weights == "none" else backbones.download(model)
+    else:
+        encoder = _read(Path(weights))
+    return {f"encoder.{name}": array for name, array in encoder.items()}
+
+
+def _read(path: Path) -> Arrays:
+    if not path.is_file():
+        raise UsageError(f"there is no weights file {path}", "pass none, imagenet or an existing .safetensors file")
+    try:
+        arrays = load_file(path)
+    except SafetensorError as error:
+        raise UsageError(
+            f"{path} is not a safetensors file ({error})",
+            "convert the weights with safetensors.torch.save_file; pickled files (.pt, .pth) are never read",
+        ) from error
+    return {
+        name: array.astype(np.float32)
+        for name, array in arrays.items()
+        if not name.startswith(_HEADS) and not name.endswith("num_batches_tracked")
+    }
