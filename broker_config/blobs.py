@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,10 +26,13 @@ class BlobStore:
         """Store `data` durably; return its digest and size in bytes. EdgeNodeError if the disk does not take it."""
         digest = hashlib.sha256(data).hexdigest()
         if digest not in self:
-            partial = self.incoming / f"{digest}-put-{os.getpid()}"
+            partial = self.incoming / f"put-{secrets.token_hex(8)}"
             with self.writing():
-                partial.write_bytes(data)
-                self.adopt(partial, digest)
+                try:
+                    partial.write_bytes(data)
+                    self.adopt(partial, digest)
+                finally:
+                    partial.unlink(missing_ok=True)
         return digest, len(data)
 
     def adopt(self, partial: Path, digest: str) -> Path:
@@ -46,6 +50,10 @@ class BlobStore:
 
     def __contains__(self, digest: str) -> bool:
         return self.path(digest).exists()
+
+    def digests(self) -> set[str]:
+        """Return what is there, complete."""
+        return {path.name for path in self.folder.iterdir() if _DIGEST.fullmatch(path.name)}
 
     def read(self, digest: str, offset: int, length: int) -> bytes:
         """Return up to `length` bytes of a blob from `offset`."""

@@ -47,7 +47,7 @@ class EmbeddedBroker:
         lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
         raise EdgeNodeError(
             f"the {self.kind} broker did not start at {self.url}:\n  " + "\n  ".join(lines[-5:]),
-            f"if the port is taken choose another one; the whole log is {self._log}",
+            f"the whole log is {self._log}",
         )
 
     def stop(self) -> None:
@@ -81,7 +81,7 @@ def start_broker(
     """
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "broker.log"
-    port = port or _free_port(host)
+    port = _usable_port(host, port)
     kind = _available(kind)
     if kind == "mosquitto":
         config = folder / "mosquitto.conf"
@@ -120,8 +120,15 @@ def find_mosquitto() -> str | None:
     return shutil.which("mosquitto", path=os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin")))
 
 
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-    return port
+def _usable_port(host: str, port: int) -> int:
+    """Return `port`, or a free one for 0; EdgeNodeError if it is taken."""
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((host, port))
+        except OSError as error:
+            raise EdgeNodeError(
+                f"a broker cannot listen at {host}:{port}: {error.strerror}", "choose another port, or 0 for a free one"
+            ) from None
+        usable: int = trial.getsockname()[1]
+    return usable

@@ -100,7 +100,7 @@ class Fetch:
             self._write(self.manifest.size + index, b"\1")
         self._have[index] = 1
         self._left -= 1
-        self._room += 1
+        self._room = self._room + 1 if index in self._asked else max(1, self._room - 1)
         if self._asked:
             self._patience = min(max(2 * (now - self._heard), self._patience / 2, SHORTEST_PATIENCE), LONGEST_PATIENCE)
         self._heard = now

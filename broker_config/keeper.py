@@ -4,6 +4,7 @@
 """
 
 import ctypes
+import os
 import signal
 import subprocess
 import sys
@@ -22,7 +23,8 @@ def keep(command: list[str]) -> int:
 
 
 def _end_with_input(child: subprocess.Popen[bytes]) -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 4096):  # not sys.stdin, whose lock must be free when the interpreter ends
+        pass
     child.terminate()
     try:
         child.wait(PATIENCE)

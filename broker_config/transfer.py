@@ -53,7 +53,7 @@ class Piece(NamedTuple):
 
     digest: str
     chunk_size: int
-    index: int
+    number: int
 
 
 class SendQueue:
@@ -82,17 +82,17 @@ class SendQueue:
 class _Job:
     """A blob that is being fetched, and all manifests that promise it from this holder."""
 
-    def __init__(self, manifest: Manifest, store: BlobStore):
+    def __init__(self, manifest: Manifest, store: BlobStore, topic: str):
         self.fetch = Fetch(manifest, store)
         self.manifests = [manifest]
-        self.topic = topics.chunks(manifest.federation, manifest.node, manifest.digest)
+        self.topic = topic
 
 
 class Courier:
     """Serves the blobs that it is told to offer and fetches those that it is told to, in a thread of its own.
 
     Puts Fetched and FetchFailed into `inbox`. A holder that is away is no failure: it is asked until it answers or the
-    blob is cancelled. All methods may be called from any thread and none waits for the network, but `start` and `close`.
+    blob is cancelled. All methods may be called from any thread; only `start` and `close` wait for the network.
     """
 
     def __init__(self, endpoint: Endpoint, federation: str, me: str, store: BlobStore, inbox: queue.Queue[Any]):
@@ -124,7 +124,8 @@ class Courier:
         """Stop. What has arrived of a blob is kept, so that a later process need not fetch it again."""
         self._closing.set()
         self._wake()
-        self._worker.join()
+        if self._worker.is_alive():
+            self._worker.join()
         self._link.close()
         for job in self._jobs.values():
             job.fetch.close()
@@ -187,19 +188,20 @@ class Courier:
                 self._serve(event)
             case Delivery():
                 self.bytes_received += len(event.payload)
-                for job in [job for job in self._jobs.values() if job.topic == event.topic]:
-                    self._receive(job, event.payload)
+                for key, job in list(self._jobs.items()):
+                    if job.topic == event.topic and key in self._jobs:  # not ended by the one before it
+                        self._receive(job, event.payload)
 
     def _serve(self, request: Delivery) -> None:
         asker = topics.sender(request.topic)
         try:
             want = decode(request.payload, Want)
         except DecodeError as error:
-            log.warning("%s asks for chunks in a way that cannot be read: %s", asker, error)
+            log.warning("%r asks for chunks in a way that cannot be read: %s", asker, error)
             return
         size = self._offered.get(want.digest, 0)
         if max(want.chunks) * want.chunk_size >= size or want.chunk_size > self.chunk_size(want.chunk_size):
-            log.info("%s asks for chunks of %s that are not offered", asker, want.digest)
+            log.info("%r asks for chunks of %s that are not offered", asker, want.digest)
         else:
             self._sends.add(want)
 
@@ -208,9 +210,9 @@ class Courier:
             piece = self._sends.pop()
             if piece.digest not in self._offered:
                 continue
-            data = self._store.read(piece.digest, piece.index * piece.chunk_size, piece.chunk_size)
+            data = self._store.read(piece.digest, piece.number * piece.chunk_size, piece.chunk_size)
             topic = topics.chunks(self._federation, self._me, piece.digest)
-            self._link.publish(topic, encode_chunk(piece.index, data), qos=0)
+            self._link.publish(topic, encode_chunk(piece.number, data), qos=0)
             self.bytes_sent += len(data)
 
     def _ask(self) -> None:
@@ -256,13 +258,16 @@ class Courier:
         key = (manifest.node, manifest.digest, manifest.size, manifest.chunk_size)
         job = self._jobs.get(key)
         if job is None:
+            topic = topics.chunks(self._federation, manifest.node, manifest.digest)
             try:
-                job = self._jobs[key] = _Job(manifest, self._store)
+                job = self._jobs[key] = _Job(manifest, self._store, topic)
             except EdgeNodeError as error:
                 self._tell(FetchFailed(manifest, str(error)))
                 return
-            self._link.subscribe(job.topic, qos=0)
+            self._link.subscribe(topic, qos=0)
             self._share_window()
+            if job.fetch.complete:  # an earlier process received it all
+                self._finish(job)
         elif manifest not in job.manifests:
             job.manifests.append(manifest)
 

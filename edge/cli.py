@@ -235,9 +235,9 @@ def simulate(
 ) -> None:
     """Run a federation in one process, without a broker: the same methods, the same numbers."""
     from rich.console import Console
-    from trainer.partition import Scheme
 
     from trainer import report
+    from trainer.partition import Scheme
     from trainer.progress import show
     from trainer.simulate import simulate_folder
 

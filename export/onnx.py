@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 import onnxruntime
+import onnxscript.optimizer
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
@@ -93,9 +94,8 @@ class _Served(nn.Module):
         self.encoder = backbones.build(architecture.model)
         self.received = backbones.build(architecture.model) if architecture.fused else None
         self.classifier = nn.Linear(FEATURES[architecture.model], architecture.classes)
-        # Two values, so that no constant folding hides 1 - fusion from the exchange of values between nodes.
-        self.register_buffer("fusion", torch.zeros(()))
-        self.register_buffer("own_share", torch.ones(()))
+        if architecture.fused:
+            self.register_buffer("fusion", torch.zeros(()))
         self.register_buffer("channel_mean", torch.tensor(architecture.preprocessing.mean))
         self.register_buffer("channel_std", torch.tensor(architecture.preprocessing.std))
 
@@ -103,18 +103,16 @@ class _Served(nn.Module):
         pixels = ((image.float() / 255 - self.channel_mean) / self.channel_std).permute(0, 3, 1, 2)
         features = self.encoder(pixels)
         if self.received is not None:
-            features = self.fusion * self.received(pixels) + self.own_share * features
+            features = Network.fuse(self.fusion, self.received(pixels), features)
         return torch.softmax(self.classifier(features), 1)
 
 
 def _module(architecture: Architecture, tree: Tree) -> nn.Module:
     """The served model with these values, BatchNorm folded into the convolutions."""
     served = _Served(architecture).eval()
-    values = {**tree}
-    if architecture.fused:
-        values["own_share"] = 1 - tree["fusion"]
-    kept = {name: served.state_dict()[name] for name in ("fusion", "own_share", "channel_mean", "channel_std")}
-    served.load_state_dict({**kept, **values})
+    state = served.state_dict()
+    for name, value in tree.items():
+        state[name].copy_(value)
     return fuse(served)
 
 
@@ -133,19 +131,27 @@ def _trace(module: nn.Module, size: int) -> onnx.ModelProto:
             output_names=["probabilities"],
             dynamic_shapes={"image": {0: torch.export.Dim("batch")}},
             verbose=False,
+            optimize=False,
         )
     return program.model_proto
 
 
 def _with_values(graph: onnx.ModelProto, module: nn.Module) -> bytes:
-    """The graph as bytes, its initialisers set to the module's values."""
+    """The graph as bytes, its initialisers set to the module's values, then simplified.
+
+    Only in this order: simplifying folds values into new ones, which no longer carry a tensor's name.
+    """
+    filled = onnx.ModelProto()
+    filled.CopyFrom(graph)
     values = module.state_dict()
-    for initialiser in graph.graph.initializer:
+    for initialiser in filled.graph.initializer:
         if initialiser.name in values:
-            array = values[initialiser.name].numpy()
-            initialiser.CopyFrom(onnx.numpy_helper.from_array(np.ascontiguousarray(array), initialiser.name))
+            array = np.ascontiguousarray(values.pop(initialiser.name).numpy())
+            initialiser.CopyFrom(onnx.numpy_helper.from_array(array, initialiser.name))
+    if values:
+        raise ParityError(f"the traced graph has no place for {', '.join(sorted(values))}", _REMEDY)
     buffer = io.BytesIO()
-    onnx.save(graph, buffer)
+    onnx.save(onnxscript.optimizer.optimize(filled), buffer)
     return buffer.getvalue()
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_bundle import CLASSES, tiny_bundle, tiny_onnx
 
 from broker_config.errors import UsageError
 from edge import bundle
 from edge.bundle import BundleError
+from tests.tiny_bundle import CLASSES, tiny_bundle, tiny_onnx
 
 
 def edit(folder: Path, **changes: object) -> None:

@@ -12,14 +12,15 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import httpx
 import numpy as np
 import paho.mqtt.client as paho
 import pytest
 from PIL import Image as Picture
-from tiny_bundle import CLASSES, tiny_bundle, tiny_probabilities
 
 from broker_config.embedded import start_broker
 from edge import http
@@ -28,6 +29,7 @@ from edge.line import Line
 from edge.predictor import Predictor
 from edge.sources import folder as folder_source
 from edge.sources.folder import Folder
+from tests.tiny_bundle import CLASSES, tiny_bundle, tiny_probabilities
 
 RUNNER = """
 import json, sys
@@ -88,7 +90,7 @@ class Daemon:
     def classify(self, data: bytes, name: str = "part") -> httpx.Response:
         return self.client.post("/classify", params={"name": name}, content=data)
 
-    def outcomes(self, count: int) -> list[dict[str, object]]:
+    def outcomes(self, count: int) -> list[dict[str, Any]]:
         """The next JSON lines from its standard output."""
         assert self.process.stdout
         return [json.loads(self.process.stdout.readline()) for _ in range(count)]
@@ -105,9 +107,9 @@ def daemon(bundle: Path, before: str = "", **options: object) -> Iterator[Daemon
     with start(bundle, before, **options) as process:
         try:
             assert process.stderr
-            first = process.stderr.readline()
-            assert first.startswith("ready http://"), first + process.stderr.read()
-            running = Daemon(process, first.split()[1])
+            url = next((line.split()[1] for line in process.stderr if line.startswith("ready ")), "")
+            assert url, "the daemon ended before it was ready"
+            running = Daemon(process, url)
             with running.client:
                 yield running
         finally:
@@ -332,27 +334,40 @@ def test_a_signal_amid_a_full_folder_ends_soon_and_leaves_whole_lines(bundle, wa
 # ---------------------------------------------------------------- the watched folder
 
 
-def test_a_burst_of_files_is_judged_once_each_also_those_written_slowly(bundle, watched):
+def grow(files: list[BinaryIO], content: Iterator[int], until: Future[Any]) -> Any:
+    """Write one byte to each file, and again, until the future has its result."""
+    while not until.done():
+        byte = bytes([next(content)])
+        for file in files:
+            file.write(byte)
+        wait([until], timeout=0.05)
+    return until.result()
+
+
+def test_a_burst_of_files_is_judged_once_each_also_those_that_still_grow(bundle, watched):
+    noise = io.BytesIO()
+    Picture.effect_noise((64, 64), 50).save(noise, "PNG")
+    content = iter(noise.getvalue())
+    growing = [watched / f"growing-{number}.png" for number in range(10)]
+    quick = [watched / f"{number}.png" for number in range(40)]
     (watched / "early.png").write_bytes(RED)
-    with daemon(bundle, watch=watched) as line:
-        slow = [(watched / f"slow-{number}.png").open("wb") for number in range(10)]
-        for file in slow:
-            file.write(GREEN[:40])
-            file.flush()
-        for number in range(40):
-            (watched / f"{number}.png").write_bytes(BLUE)
-        for file in slow:
-            file.write(GREEN[40:])
-            file.close()
-        found = line.outcomes(51)
-        (watched / "last.png").write_bytes(RED)
-        found += line.outcomes(1)
+    with contextlib.ExitStack() as files, daemon(bundle, watch=watched) as line, ThreadPoolExecutor(1) as reader:
+        open_files = [files.enter_context(path.open("wb", buffering=0)) for path in growing]
+        [early] = grow(open_files, content, reader.submit(line.outcomes, 1))
+        for path in quick:
+            path.write_bytes(BLUE)
+        burst = grow(open_files, content, reader.submit(line.outcomes, 40))
+        rest = bytes(content)
+        for file in open_files:
+            file.write(rest)
+        grown = line.outcomes(10)
         assert line.end() == (0, "", "")
-    names = ["early.png", *(f"slow-{n}.png" for n in range(10)), *(f"{n}.png" for n in range(40)), "last.png"]
-    assert sorted(str(outcome["image"]) for outcome in found) == sorted(names)
-    labels = {str(outcome["image"]).partition("-")[0]: outcome["label"] for outcome in found}
-    assert (labels["early.png"], labels["slow"], labels["0.png"]) == ("red", "green", "blue")
-    assert len(list(watched.iterdir())) == 52
+    assert (early["image"], early["label"]) == ("early.png", "red")
+    assert sorted(outcome["image"] for outcome in burst) == sorted(path.name for path in quick)
+    assert {outcome["label"] for outcome in burst} == {"blue"}
+    assert sorted(outcome["image"] for outcome in grown) == [path.name for path in growing]
+    assert {outcome["type"] for outcome in grown} == {"Verdict"}
+    assert len(list(watched.iterdir())) == 51
 
 
 def test_a_bad_file_is_reported_and_the_next_one_is_judged(bundle, watched):
@@ -392,6 +407,17 @@ def test_files_renamed_into_place_or_changed_later_are_brought(watched, monkeypa
         (watched / "a.png").write_bytes(GREEN + b" ")
 
     assert asyncio.run(brought(watched, rename, 1, change, 1)) == ["a.png", "a.png"]
+
+
+def test_a_file_is_brought_once_however_often_the_folder_is_swept(watched, monkeypatch):
+    monkeypatch.setattr(folder_source, "QUIET", 0.05)
+    monkeypatch.setattr(folder_source, "SWEEP", 0.0)
+    (watched / "a.png").write_bytes(RED)
+
+    def add() -> None:
+        (watched / "b.png").write_bytes(GREEN)
+
+    assert asyncio.run(brought(watched, 1, add, 1)) == ["a.png", "b.png"]
 
 
 def test_only_image_files_directly_in_the_folder_are_brought_oldest_first(watched, monkeypatch):
@@ -480,8 +506,8 @@ def test_more_images_than_may_wait_are_refused_and_the_others_judged(bundle):
         busy = threading.Event()
         line._worker.submit(busy.wait)
         requests = [asyncio.ensure_future(found.post("/classify", content=RED)) for _ in range(http.MAX_WAITING + 1)]
-        refusal, waiting = await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
+        refused, waiting = await asyncio.wait(requests, timeout=5, return_when=asyncio.FIRST_COMPLETED)
         busy.set()
-        return [*(r.result().status_code for r in refusal), *[(await w).status_code for w in waiting]]
+        return [*(r.result().status_code for r in refused), *[(await w).status_code for w in waiting]]
 
     assert run(bundle, many) == [503] + [200] * http.MAX_WAITING

@@ -3,11 +3,11 @@
 import msgspec
 import numpy as np
 import pytest
-from tiny_bundle import CLASSES, tiny_bundle, tiny_onnx, tiny_probabilities
 
 from edge import bundle
 from edge.bundle import Bundle, BundleError
 from edge.predictor import Predictor
+from tests.tiny_bundle import CLASSES, tiny_bundle, tiny_onnx, tiny_probabilities
 
 IMAGES = np.random.default_rng(1).integers(0, 256, (5, 16, 16, 3), np.uint8)
 

@@ -225,8 +225,16 @@ class _Node:
         if goal.status == "finished":
             self._finish(goal.broadcast)
         elif goal.round > self._rounds_done() and self._at_hand(goal.broadcast):
+            if self._progress is None or goal.round > self._progress.round:
+                self._forget_blobs(keep=goal.broadcast.digest)
             self._busy = True
             self._worker.train(goal.broadcast)
+
+    def _forget_blobs(self, keep: str) -> None:
+        """A new round has begun: nobody needs the last one's broadcast and contribution any more."""
+        for digest in self._worker.store.digests() - {keep}:
+            self._courier.withdraw(digest)
+            self._worker.store.remove(digest)
 
     def _rounds_done(self) -> int:
         if self._progress is None:
@@ -246,6 +254,8 @@ class _Node:
             return
         blob = progress.blob
         if blob is not None:
+            if blob.digest not in self._worker.store:
+                return  # a newer round has begun
             blob = msgspec.structs.replace(blob, chunk_size=self._courier.chunk_size(blob.chunk_size))
             self._courier.offer(blob.digest)
         self._send(
@@ -259,8 +269,8 @@ class _Node:
         )
 
     def _tell(self, progress: Progress) -> None:
-        metrics = progress.history[-1]
-        measured = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items() if name != "round")
+        metrics = {name: value for name, value in progress.history[-1].items() if name != "round"}
+        measured = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
         self._say(f"round {progress.round}/{self._spec.rounds}: {measured}")
         if self._telemetry:
             self._send(Telemetry(session=self._session, run=progress.run, round=progress.round, metrics=metrics))

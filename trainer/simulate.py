@@ -49,7 +49,7 @@ def simulate(
             sums.add(contributed.tensors.items(), method.weigh(contributed.weight))
             states[name], refined = participant.refine(state, received, round_)
             histories[name] += ({"round": float(round_), **metrics, **refined},)
-            show(progress.Measured(node=name, round=round_, metrics=histories[name][-1]))
+            show(progress.Measured(node=name, round=round_, metrics={**metrics, **refined}))
         broadcast = {**broadcast, **sums.mean()}
         show(progress.RoundClosed(round=round_, contributors=sorted(participants), seconds=time.monotonic() - opened))
     models = {

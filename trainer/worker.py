@@ -109,7 +109,6 @@ class Worker:
             state = self._load(progress)
             manifest = progress.broadcast
         else:
-            self._forget_blobs(keep=manifest.digest)
             state, progress = self._stage_1(manifest)
             self._save(state, progress)
             self._inbox.put(Contributed(progress))
@@ -186,7 +185,3 @@ class Worker:
         except msgspec.DecodeError as error:
             raise EdgeNodeError(f"{path} is damaged ({error})", "remove this state folder and join again") from error
         return progress if progress.run == self._spec.run else None
-
-    def _forget_blobs(self, keep: str) -> None:
-        for digest in self.store.digests() - {keep}:
-            self.store.remove(digest)

@@ -102,7 +102,7 @@ class _Coordinator:
         self._state = rounds.Federation(rounds.Plan(spec.nodes, spec.quorum, spec.rounds))
         self._sessions: dict[str, str] = {}  # of the nodes that take part
         self._unfinished: set[str] = set()  # nodes whose personal model is not yet on their disk
-        self._arriving: dict[str, tuple[str, Contribution]] = {}  # blobs under way, by digest: (node, message)
+        self._arriving: dict[str, Contribution] = {}  # whose blob is under way, by node
         self._started = self._round_started = time.monotonic()
 
         self._session = secrets.token_hex(8)
@@ -164,7 +164,7 @@ class _Coordinator:
             case Fetched(manifest):
                 self._arrived(manifest)
             case FetchFailed(manifest, reason):
-                self._arriving.pop(manifest.digest, None)
+                self._arriving.pop(manifest.node, None)
                 self._refuse(PeerError(manifest.node, f"its contribution did not arrive: {reason}", manifest.round))
             case LinkUp():
                 self._announce()
@@ -266,15 +266,15 @@ class _Coordinator:
             raise PeerError(
                 node, f"its manifest promises {blob.size} bytes; {self._largest} are the most", message.round
             )
-        self._arriving[blob.digest] = (node, message)
+        self._arriving[node] = message
         self._courier.fetch(blob)
 
     def _arrived(self, manifest: Manifest) -> None:
-        node, message = self._arriving.pop(manifest.digest, (None, None))
-        if node is None or message is None or message.round != self._state.round:
+        message = self._arriving.pop(manifest.node, None)
+        if message is None or message.blob != manifest or message.round != self._state.round:
             return
         try:
-            self._add(node, message)
+            self._add(manifest.node, message)
         except PeerError as error:
             self._refuse(error)
 

@@ -1,0 +1,71 @@
+"""Small plants for tests: folders of images, and real `edge-node` processes that work on them."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+CLASSES = ("inclusion", "patches", "scratches")
+FEDERATION = ("--model", "small", "--size", "32", "--rounds", "2", "--evaluate-every", "1", "--seed", "7")
+
+
+def draw(folder: Path, per_class: int, seed: int, classes: Sequence[str] = CLASSES, size: int = 32) -> Path:
+    """Images that differ by class: brightness and stripes under noise."""
+    random = np.random.default_rng(seed)
+    for number, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for index in range(per_class):
+            pixels = random.normal(80 + 40 * number, 25, (size, size, 3))
+            pixels[:: number + 2] += 60
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / name / f"{seed}-{index}.png")
+    return folder
+
+
+def start(*arguments: object, log: Path) -> subprocess.Popen[bytes]:
+    """An `edge-node` process; its output goes to `log`."""
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "edge.cli", *map(str, arguments)], stdout=file, stderr=subprocess.STDOUT
+        )
+
+
+def run(*arguments: object, timeout: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+    """An `edge-node` command, to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "edge.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+def federate(url: str, plants: dict[str, Path], folder: Path, *flags: str, **join: Sequence[str]) -> None:
+    """Run a federation of the plants' processes to its end; state folders are `folder/coordinator` and `folder/NAME`.
+
+    AssertionError with the logs if a process fails.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    processes = {
+        "coordinator": start(
+            "coordinate", url, "--classes", ",".join(CLASSES), "--nodes", len(plants), "--state", folder / "coordinator",
+            *FEDERATION, *flags, log=folder / "coordinator.log",
+        )
+    }  # fmt: skip
+    for name, images in plants.items():
+        processes[name] = start(
+            "join", url, "--name", name, "--data", images, "--state", folder / name, *join.get(name, ()),
+            log=folder / f"{name}.log",
+        )  # fmt: skip
+    try:
+        codes = {name: process.wait(120) for name, process in processes.items()}
+    finally:
+        for process in processes.values():
+            process.kill()
+    logs = "\n".join(f"== {name}\n{(folder / f'{name}.log').read_text()}" for name in processes)
+    assert set(codes.values()) == {0}, f"{codes}\n{logs}"

@@ -1,0 +1,236 @@
+"""A federation of real processes over real brokers."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from broker_config import topics
+from broker_config.embedded import start_broker
+from broker_config.endpoint import Endpoint
+from broker_config.link import probe
+from tests.plants import CLASSES, FEDERATION, draw, federate, run, start
+
+PLANTS = ("plant-a", "plant-b", "plant-c")
+
+
+@pytest.fixture(scope="module")
+def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Three plants with 30 images each; two know two of the three classes."""
+    folder = tmp_path_factory.mktemp("plants")
+    known = (CLASSES, CLASSES[:2], CLASSES[1:])
+    return {name: draw(folder / name, 10, seed, known[seed]) for seed, name in enumerate(PLANTS)}
+
+
+def simulated(plants: dict[str, Path], method: str) -> dict[str, bytes]:
+    """The same federation in this process, without a broker: tensors by `who/name`."""
+    from trainer.enrol import load_images
+    from trainer.federation.spec import Request, draft
+    from trainer.network import to_arrays
+    from trainer.simulate import simulate
+
+    request = Request(method=method, model="small", size=32, rounds=2, seed=7, evaluate_every=1)
+    spec, broadcast = draft(request, federation="default", classes=CLASSES, nodes=3)
+    outcome = simulate(spec, broadcast, {n: load_images(spec, folder, None, print) for n, folder in plants.items()})
+    found = {f"global/{name}": value.tobytes() for name, value in outcome.broadcast.items()}
+    for node, model in outcome.models.items():
+        found |= {f"{node}/{name}": value.tobytes() for name, value in to_arrays(model.tree).items()}
+    return found
+
+
+def on_disk(folder: Path) -> dict[str, bytes]:
+    """What the processes left, likewise."""
+    found = {f"global/{n}": v.tobytes() for n, v in load_file(folder / "coordinator/global.safetensors").items()}
+    for node in PLANTS:
+        tensors = load_file(folder / node / "model/personal.safetensors")
+        found |= {f"{node}/{name}": value.tobytes() for name, value in tensors.items()}
+    return found
+
+
+@pytest.mark.parametrize("method", ["afedcl", "fedavg", "local"])
+def test_processes_over_a_broker_end_with_the_same_bytes_as_the_simulation(
+    method: str, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    with start_broker(tmp_path / "broker", kind="mosquitto") as broker:
+        federate(broker.url, plants, tmp_path / "run", "--method", method)
+    processes, process = on_disk(tmp_path / "run"), simulated(plants, method)
+    assert processes.keys() == process.keys()
+    assert [name for name in process if processes[name] != process[name]] == []
+
+
+@pytest.mark.parametrize("kind", ["128 KB packets", "amqtt"])
+def test_other_brokers_make_no_difference(kind: str, plants: dict[str, Path], tmp_path: Path) -> None:
+    """A blob of 240 kB passes a broker that allows 128 KB a packet, and one that speaks MQTT 3.1.1 only."""
+    broker = (
+        start_broker(tmp_path / "broker", kind="amqtt")
+        if kind == "amqtt"
+        else start_broker(tmp_path / "broker", kind="mosquitto", max_packet=128 * 1024)
+    )
+    with broker:
+        federate(broker.url, plants, tmp_path / "run")
+    assert on_disk(tmp_path / "run") == simulated(plants, "afedcl")
+
+
+def wait_for(log: Path, text: str, seconds: float = 40) -> str:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if text in (found := log.read_text()):
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"{text!r} is not in {log}:\n{log.read_text()}")
+
+
+def test_a_killed_node_is_named_and_the_federation_goes_on_when_it_is_back(plants: dict[str, Path], tmp_path: Path) -> None:
+    two = list(plants.items())[:2]
+    with start_broker(tmp_path / "broker") as broker:
+        coordinator = start(
+            "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--state", tmp_path / "coordinator",
+            *FEDERATION, "--rounds", 40, log=tmp_path / "coordinator.log",
+        )  # fmt: skip
+        nodes = {
+            name: start("join", broker.url, "--name", name, "--data", folder, "--state", tmp_path / name, log=tmp_path / f"{name}.log")
+            for name, folder in two
+        }  # fmt: skip
+        try:
+            wait_for(tmp_path / "coordinator.log", "round 2 opened")
+            nodes["plant-b"].send_signal(signal.SIGKILL)
+            wait_for(tmp_path / "coordinator.log", "plant-b is gone")
+            assert "waits for plant-b to come back" in wait_for(tmp_path / "coordinator.log", "waits for")
+            assert coordinator.poll() is None
+            nodes["plant-b"] = start(
+                "join", broker.url, "--name", "plant-b", "--data", plants["plant-b"], "--state", tmp_path / "plant-b",
+                log=tmp_path / "again.log",
+            )  # fmt: skip
+            assert [process.wait(40) for process in (coordinator, *nodes.values())] == [0, 0, 0]
+        finally:
+            for process in (coordinator, *nodes.values()):
+                process.kill()
+
+
+def test_a_plant_that_owns_ten_images_is_cross_validated(tmp_path: Path) -> None:
+    import json
+
+    few = {name: draw(tmp_path / "images" / name, 5, seed, CLASSES[:2]) for seed, name in enumerate(PLANTS[:2])}
+    with start_broker(tmp_path / "broker") as broker:
+        federate(broker.url, few, tmp_path / "run")
+    metrics = json.loads((tmp_path / "run/plant-a/model/personal.json").read_bytes())["metrics"]
+    assert metrics["cross_validated"] == 1
+    assert metrics["images"] == 10
+    assert metrics["accuracy_low"] <= metrics["accuracy"] <= metrics["accuracy_high"]
+
+
+# What a node is told when it cannot take part
+
+
+@pytest.fixture(scope="module")
+def gathering(tmp_path_factory: pytest.TempPathFactory) -> "Gathering":  # type: ignore[misc]
+    """A broker with a coordinator that waits for two nodes."""
+    folder = tmp_path_factory.mktemp("gathering")
+    with start_broker(folder / "broker") as broker:
+        coordinator = start(
+            "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--state", folder / "coordinator",
+            *FEDERATION, log=folder / "coordinator.log",
+        )  # fmt: skip
+        try:
+            wait_for(folder / "coordinator.log", "waiting for 2 nodes")
+            yield broker.url
+        finally:
+            coordinator.terminate()
+            assert coordinator.wait(20) == 130
+            retained = probe(Endpoint.parse(broker.url), [topics.round_state("default")], wait=1.0)
+            assert b"aborted" in retained[topics.round_state("default")]
+
+
+def refused(*arguments: object) -> str:
+    """The message of a command that must fail without a traceback."""
+    result = run(*arguments)
+    assert result.returncode not in (0, 130), result.stdout
+    assert "Traceback" not in result.stderr
+    assert "What to do:" in result.stderr
+    return result.stderr
+
+
+def test_an_unreachable_broker(plants: dict[str, Path], tmp_path: Path) -> None:
+    said = refused("join", "mqtt://127.0.0.1:9", "--name", "a", "--data", plants["plant-a"], "--state", tmp_path / "s")
+    assert "127.0.0.1:9" in said
+
+
+def test_a_url_that_is_none(plants: dict[str, Path]) -> None:
+    assert "mqtt" in refused("join", "http://localhost", "--name", "a", "--data", plants["plant-a"])
+
+
+def test_a_broker_without_a_coordinator(plants: dict[str, Path], tmp_path: Path) -> None:
+    with start_broker(tmp_path / "broker") as broker:
+        said = refused("join", broker.url, "--name", "a", "--data", plants["plant-a"], "--wait", "0", "--state", tmp_path / "s")
+    assert "edge-node coordinate" in said
+
+
+@pytest.mark.parametrize("name", ["plant/a", "", "coordinator", "#"])
+def test_a_name_that_cannot_be_used(name: str, gathering: str, plants: dict[str, Path], tmp_path: Path) -> None:
+    assert "name" in refused("join", gathering, "--name", name, "--data", plants["plant-a"], "--state", tmp_path / "s")
+
+
+def test_a_name_that_is_taken(gathering: str, plants: dict[str, Path], tmp_path: Path) -> None:
+    first = start("join", gathering, "--name", "a", "--data", plants["plant-a"], "--state", tmp_path / "1", log=tmp_path / "1.log")
+    try:
+        presence = topics.presence("default", "a")
+        deadline = time.monotonic() + 30
+        while b'"online":true' not in probe(Endpoint.parse(gathering), [presence], wait=0.5).get(presence, b""):
+            assert time.monotonic() < deadline
+        said = refused("join", gathering, "--name", "a", "--data", plants["plant-b"], "--state", tmp_path / "2")
+        assert "taken" in said
+        assert first.poll() is None
+    finally:
+        first.terminate()
+        assert first.wait(20) == 130
+
+
+def test_a_second_coordinator_of_the_same_federation(gathering: str, tmp_path: Path) -> None:
+    said = refused("coordinate", gathering, "--classes", "a,b", "--nodes", 2, "--model", "small", "--state", tmp_path / "s")
+    assert "already has a coordinator" in said
+
+
+def test_folders_that_cannot_train(gathering: str, plants: dict[str, Path], tmp_path: Path) -> None:
+    def said(folder: Path, *more: object) -> str:
+        return refused("join", gathering, "--name", "x", "--data", folder, "--state", tmp_path / "state", *more)
+
+    assert "does not exist" in said(tmp_path / "nowhere")
+    assert "did you mean 'scratches'" in said(draw(tmp_path / "misnamed", 3, 0, ("patches", "scratch")))
+    broken = draw(tmp_path / "broken", 3, 0)
+    (broken / "patches" / "0-1.png").write_bytes(b"no image")
+    assert "0-1.png" in said(broken)
+    twins = draw(tmp_path / "twins", 3, 0)
+    (twins / "patches" / "twin.png").write_bytes((twins / "scratches" / "0-0.png").read_bytes())
+    assert "two classes" in said(twins)
+    assert "also among the training images" in said(plants["plant-a"], "--test", plants["plant-a"])
+
+
+def test_a_spec_that_the_node_cannot_meet_and_a_version_that_it_does_not_speak(plants: dict[str, Path], tmp_path: Path) -> None:
+    import queue
+
+    import msgspec
+
+    from broker_config.codec import encode
+    from broker_config.link import Link
+    from broker_config.messages import RoundState
+    from trainer.federation.spec import Request, draft
+
+    spec, _ = draft(Request(model="small"), federation="default", classes=CLASSES, nodes=2)
+    state = encode(RoundState(run=spec.run, round=0, status="gathering"))
+    with start_broker(tmp_path / "broker") as broker:
+        link = Link(Endpoint.parse(broker.url), "foreign", inbox=queue.Queue(), persistent=False)
+        with link.open():
+            link.publish("edge-node/v9/default/spec", b"{}", retain=True)
+            link.flush(5)
+            join = ("join", broker.url, "--name", "a", "--data", plants["plant-a"], "--state", tmp_path / "s", "--wait", 0)
+            assert "speaks protocol edge-node/v9" in refused(*join)
+            link.publish(topics.round_state("default"), state, retain=True)
+            for field, value in (("method", "fedfuture"), ("model", "vit_9000")):
+                link.publish(topics.spec("default"), encode(msgspec.structs.replace(spec, **{field: value})), retain=True)
+                link.flush(5)
+                assert value in refused(*join)
+            link.publish(topics.spec("default"), b'{"type":"Spec","rounds":"many"}', retain=True)
+            link.flush(5)
+            assert "cannot be read" in refused(*join)

@@ -1,0 +1,28 @@
+"""Figures of merit of a classifier."""
+
+import math
+
+import numpy as np
+
+
+def accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
+    """Share of right answers, in 0..1."""
+    return float(np.mean(predicted == labels))
+
+
+def macro_f1(predicted: np.ndarray, labels: np.ndarray) -> float:
+    """F1 averaged over the classes that occur among the labels, in 0..1."""
+    scores = []
+    for label in np.unique(labels):
+        hits = np.sum((predicted == label) & (labels == label))
+        scores.append(2 * hits / (np.sum(predicted == label) + np.sum(labels == label)))
+    return float(np.mean(scores))
+
+
+def wilson(correct: int, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of `correct` among `count`."""
+    z = 1.959964
+    share = correct / count
+    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return max(0.0, centre - half), min(1.0, centre + half)

@@ -1,0 +1,191 @@
+"""Shares of one class-folder data set for several simulated plants. No image is in two shares, or on both sides of one.
+
+Shares follow from digests, class names and the seed alone: never from file names or folder order.
+"""
+
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from broker_config.errors import UsageError
+from trainer.data import Catalogue, Entry
+from trainer.seeding import generator
+
+_TRIES = 200  # draws before a partition counts as impossible
+Pool = Literal["report", "tuning", "all"]
+
+
+class Share(NamedTuple):
+    """What one node gets."""
+
+    node: str
+    train: Catalogue
+    test: Catalogue
+
+
+class Scheme(NamedTuple):
+    """How a data set is shared."""
+
+    partition: str  # disjoint, dirichlet or iid
+    nodes: int
+    samples: int  # training images of each node
+    seed: int
+    classes_per_node: int = 2  # disjoint
+    alpha: float = 0.1  # dirichlet
+    pool: str = "report"
+    test_samples: int = 60  # held-out images of each node, or what its classes have
+
+    def shares(self, catalogue: Catalogue) -> list[Share]:
+        """The nodes' shares.
+
+        Raises:
+            UsageError: there is no such partition or pool, or a class lacks images (it says how many).
+        """
+        draws = {"disjoint": self._disjoint, "dirichlet": self._dirichlet, "iid": self._iid}
+        if self.partition not in draws or self.pool not in ("report", "tuning", "all"):
+            raise UsageError(
+                f"there is no partition {self.partition!r} of pool {self.pool!r}",
+                "partitions are disjoint, dirichlet and iid; pools are report, tuning and all",
+            )
+        catalogue = pool(catalogue, self.pool)
+        lacking = ""
+        for attempt in range(_TRIES):
+            random = generator(self.seed, "partition", self.partition, attempt)
+            train_counts = draws[self.partition](catalogue, random)
+            test_counts = [_scale(counts, self.test_samples) for counts in train_counts]
+            lacking = _lacking(catalogue, train_counts)
+            if not lacking:
+                return _deal(catalogue, train_counts, test_counts, random)
+            if self.partition != "dirichlet":  # drawing again would not change how many images a class needs
+                break
+        raise UsageError(
+            f"the {self.partition} partition of {self.nodes} nodes with {self.samples} images each cannot be had: {lacking}",
+            "take fewer --nodes or --samples, or bring more images of that class",
+        )
+
+    def _disjoint(self, catalogue: Catalogue, random: np.random.Generator) -> list[Counter[str]]:
+        """Each node gets `classes_per_node` random classes, its images split as evenly as possible among them.
+
+        Classes are dealt from shuffled decks, so every class is somebody's before one is dealt again.
+        """
+        classes, each = catalogue.classes, self.classes_per_node
+        if each > len(classes):
+            raise UsageError(
+                f"{each} classes for each node cannot be had from {len(classes)} classes", "pass fewer --classes-per-node"
+            )
+        deck: list[str] = []
+        shares = []
+        for _ in range(self.nodes):
+            mine: list[str] = []
+            while len(mine) < each:
+                if not [name for name in deck if name not in mine]:
+                    deck += [str(name) for name in random.permutation(classes)]
+                name = next(name for name in deck if name not in mine)
+                deck.remove(name)
+                mine.append(name)
+            even = _round(np.full(each, self.samples / each), self.samples)
+            shares.append(Counter(dict(zip(mine, even, strict=True))))
+        return shares
+
+    def _dirichlet(self, catalogue: Catalogue, random: np.random.Generator) -> list[Counter[str]]:
+        """Each node draws its class proportions from Dir(alpha)."""
+        classes = catalogue.classes
+        draws = random.dirichlet(np.full(len(classes), self.alpha), self.nodes)
+        return [
+            Counter({name: n for name, n in zip(classes, _round(row * self.samples, self.samples), strict=True) if n})
+            for row in draws
+        ]
+
+    def _iid(self, catalogue: Catalogue, random: np.random.Generator) -> list[Counter[str]]:  # noqa: ARG002
+        """Every node gets the same number of each class."""
+        classes = catalogue.classes
+        even = _round(np.full(len(classes), self.samples / len(classes)), self.samples)
+        return [Counter({name: n for name, n in zip(classes, even, strict=True) if n})] * self.nodes
+
+
+def pool(catalogue: Catalogue, name: str) -> Catalogue:
+    """One side of the data set's only split: about a third for `tuning`, the rest for `report`, by content hash.
+
+    It depends on no seed: what is tuned on the tuning pool has never seen an image of the report pool.
+    """
+    if name == "all":
+        return catalogue
+    chosen = tuple(entry for entry in catalogue.entries if (int(entry.digest[:8], 16) % 3 == 0) == (name == "tuning"))
+    return Catalogue(chosen)
+
+
+def write(shares: Sequence[Share], folder: Path) -> None:
+    """Lay the shares out as folders that `edge-node join` takes: NODE/train/CLASS/ and NODE/test/CLASS/."""
+    for share in shares:
+        for side, catalogue in (("train", share.train), ("test", share.test)):
+            for entry in catalogue.entries:
+                target = folder / share.node / side / entry.class_name / (entry.digest[:16] + entry.path.suffix.lower())
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(entry.path, target)
+
+
+def _round(shares: np.ndarray, total: int) -> list[int]:
+    """Whole numbers that add up to `total`, by largest remainders."""
+    counts = np.floor(shares + 1e-9).astype(int)
+    largest = np.argsort(-(shares - counts), kind="stable")[: total - counts.sum()]
+    counts[largest] += 1
+    return [int(count) for count in counts]
+
+
+def _scale(counts: Counter[str], total: int) -> Counter[str]:
+    """The same proportions, adding up to `total`."""
+    shares = np.array(list(counts.values())) * (total / counts.total())
+    return Counter(dict(zip(counts, _round(shares, total), strict=True)))
+
+
+def _lacking(catalogue: Catalogue, train: Sequence[Counter[str]]) -> str:
+    """Which class has too few images for this, in words; empty when all have enough.
+
+    Each node must get its training images, and at least one held-out image of each of its classes.
+    """
+    there = Counter(entry.class_name for entry in catalogue.entries)
+    needed = sum((counts + Counter(dict.fromkeys(counts, 1)) for counts in train), Counter())
+    return "; ".join(
+        f"class {name} lacks {count - there[name]} of {count} images"
+        for name, count in sorted(needed.items())
+        if there[name] < count
+    )
+
+
+def _deal(
+    catalogue: Catalogue, train: Sequence[Counter[str]], test: Sequence[Counter[str]], random: np.random.Generator
+) -> list[Share]:
+    """Hand out the images; a class with too few held-out images for all is shared by them in proportion."""
+    decks: dict[str, list[Entry]] = {}
+    for name in catalogue.classes:
+        mine = [entry for entry in catalogue.entries if entry.class_name == name]
+        decks[name] = [mine[position] for position in random.permutation(len(mine))]
+    tests = _afford(decks, train, test)
+    shares = []
+    for number, (train_counts, test_counts) in enumerate(zip(train, tests, strict=True), 1):
+        parts = [
+            Catalogue(tuple(sorted((decks[name].pop() for name, n in counts.items() for _ in range(n)), key=_digest)))
+            for counts in (train_counts, test_counts)
+        ]
+        shares.append(Share(f"plant-{number}", *parts))
+    return shares
+
+
+def _afford(
+    decks: dict[str, list[Entry]], train: Sequence[Counter[str]], test: Sequence[Counter[str]]
+) -> list[Counter[str]]:
+    """The held-out counts, cut down where a class has fewer images left than they ask for."""
+    asked = sum(test, Counter())
+    left = {name: len(deck) - sum(counts[name] for counts in train) for name, deck in decks.items()}
+    return [
+        Counter({name: n if asked[name] <= left[name] else max(1, n * left[name] // asked[name]) for name, n in c.items()})
+        for c in test
+    ]
+
+
+def _digest(entry: Entry) -> str:
+    return entry.digest
