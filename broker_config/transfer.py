@@ -188,9 +188,8 @@ class Courier:
                 self._serve(event)
             case Delivery():
                 self.bytes_received += len(event.payload)
-                for key, job in list(self._jobs.items()):
-                    if job.topic == event.topic and key in self._jobs:  # not ended by the one before it
-                        self._receive(job, event.payload)
+                for job in [job for job in self._jobs.values() if job.topic == event.topic]:
+                    self._receive(job, event.payload)
 
     def _serve(self, request: Delivery) -> None:
         asker = topics.sender(request.topic)

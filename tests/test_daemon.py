@@ -1,6 +1,5 @@
 """The line's daemon, as a process: it serves, survives bad images, and ends without losing an answer."""
 
-import asyncio
 import contextlib
 import io
 import json
@@ -11,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,13 +22,7 @@ import pytest
 from PIL import Image as Picture
 
 from broker_config.embedded import start_broker
-from edge import http
-from edge.bundle import read
-from edge.line import Line
-from edge.predictor import Predictor
-from edge.sources import folder as folder_source
-from edge.sources.folder import Folder
-from tests.tiny_bundle import CLASSES, tiny_bundle, tiny_probabilities
+from tests.tiny_bundle import BLUE, CLASSES, GREEN, RED, tiny_bundle, tiny_probabilities
 
 RUNNER = """
 import json, sys
@@ -60,16 +53,6 @@ for name in ("torch", "torchvision", "onnx"):
         continue
     sys.exit(f"{name} can be imported")
 """
-
-
-def color(rgb: tuple[int, int, int], size: int = 32) -> bytes:
-    """A PNG file of one color."""
-    out = io.BytesIO()
-    Picture.new("RGB", (size, size), rgb).save(out, "PNG")
-    return out.getvalue()
-
-
-RED, GREEN, BLUE = (color(rgb) for rgb in ((255, 0, 0), (0, 255, 0), (0, 0, 255)))
 
 
 def start(bundle: Path, before: str = "", **options: object) -> subprocess.Popen[str]:
@@ -379,135 +362,3 @@ def test_a_bad_file_is_reported_and_the_next_one_is_judged(bundle, watched):
         [verdict] = line.outcomes(1)
         assert verdict["label"] == "red"
         assert line.classify(GREEN).json()["label"] == "green"
-
-
-async def brought(folder: Path, *steps: object) -> list[str]:
-    """The names that a Folder brings: `steps` are counts of names to wait for, and actions to take then."""
-    stop = asyncio.Event()
-    found = []
-    async with contextlib.aclosing(Folder(folder).images(stop)) as images:
-        for step in steps:
-            if callable(step):
-                step()
-            else:
-                found += [(await anext(images)).name for _ in range(int(str(step)))]
-        stop.set()
-        found += [image.name async for image in images]
-    return found
-
-
-def test_files_renamed_into_place_or_changed_later_are_brought(watched, monkeypatch):
-    monkeypatch.setattr(folder_source, "QUIET", 0.05)
-    (watched / "a.png.part").write_bytes(RED)
-
-    def rename() -> None:
-        (watched / "a.png.part").rename(watched / "a.png")
-
-    def change() -> None:
-        (watched / "a.png").write_bytes(GREEN + b" ")
-
-    assert asyncio.run(brought(watched, rename, 1, change, 1)) == ["a.png", "a.png"]
-
-
-def test_a_file_is_brought_once_however_often_the_folder_is_swept(watched, monkeypatch):
-    monkeypatch.setattr(folder_source, "QUIET", 0.05)
-    monkeypatch.setattr(folder_source, "SWEEP", 0.0)
-    (watched / "a.png").write_bytes(RED)
-
-    def add() -> None:
-        (watched / "b.png").write_bytes(GREEN)
-
-    assert asyncio.run(brought(watched, 1, add, 1)) == ["a.png", "b.png"]
-
-
-def test_only_image_files_directly_in_the_folder_are_brought_oldest_first(watched, monkeypatch):
-    monkeypatch.setattr(folder_source, "QUIET", 0.05)
-    (watched / "sub.png").mkdir()
-    for name in ("sub.png/c.png", ".hidden.png", "notes.txt", "d.JPG", "b.png", "a.png"):
-        (watched / name).write_bytes(RED)
-    assert asyncio.run(brought(watched, 3)) == ["d.JPG", "b.png", "a.png"]
-
-
-def test_files_that_nobody_announces_are_found_by_sweeping(watched, monkeypatch):
-    monkeypatch.setattr(folder_source, "QUIET", 0.05)
-    monkeypatch.setattr(folder_source, "SWEEP", 0.2)
-    share = watched / "share"
-    share.mkdir()
-    moved = watched / "out-of-reach"
-
-    def replace() -> None:  # as when a network share goes and comes: the kernel watches the folder that is gone
-        share.rename(moved)
-        share.mkdir()
-        (share / "a.png").write_bytes(RED)
-
-    assert asyncio.run(brought(share, replace, 1)) == ["a.png"]
-
-
-# ---------------------------------------------------------------- the limits of HTTP
-
-
-@contextlib.asynccontextmanager
-async def client(bundle: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Line]]:
-    """A client of the application itself, without a process or a socket."""
-    line = Line(Predictor(read(bundle)), [])
-    with contextlib.closing(line):
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(http.App(line)), base_url="http://line") as found:
-            yield found, line
-
-
-def run(bundle: Path, request) -> httpx.Response:
-    async def answer() -> httpx.Response:
-        async with client(bundle) as (found, line):
-            return await request(found, line)
-
-    return asyncio.run(answer())
-
-
-def test_an_image_beyond_the_size_limit_is_refused_while_it_streams(bundle, monkeypatch):
-    monkeypatch.setattr(http, "MAX_BYTES", 1 << 20)
-    sent = 0
-
-    async def endless() -> AsyncIterator[bytes]:
-        nonlocal sent
-        while True:
-            sent += 1 << 18
-            yield bytes(1 << 18)
-
-    answer = run(bundle, lambda found, _: found.post("/classify", content=endless()))
-    assert answer.status_code == 413
-    assert answer.json()["remedy"]
-    assert sent <= (1 << 20) + (1 << 19)
-
-
-def test_an_image_that_does_not_arrive_in_time_is_refused(bundle, monkeypatch):
-    monkeypatch.setattr(http, "UPLOAD", 0.02)
-
-    async def stalled() -> AsyncIterator[bytes]:
-        yield RED[:10]
-        await asyncio.Event().wait()
-
-    assert run(bundle, lambda found, _: found.post("/classify", content=stalled())).status_code == 408
-
-
-def test_a_draining_line_takes_no_image_and_is_not_ready(bundle):
-    async def both(found: httpx.AsyncClient, line: Line) -> httpx.Response:
-        line.draining = True
-        assert (await found.get("/v2/health/ready")).status_code == 503
-        assert (await found.get("/v2/health/live")).status_code == 200
-        return await found.post("/classify", content=RED)
-
-    answer = run(bundle, both)
-    assert answer.status_code == 503
-    assert "shutting down" in answer.json()["error"]
-
-
-def test_more_images_than_may_wait_are_refused_and_the_others_judged(bundle):
-    async def many(found: httpx.AsyncClient, line: Line) -> list[int]:
-        busy = threading.Event()
-        line._worker.submit(busy.wait)
-        requests = [asyncio.ensure_future(found.post("/classify", content=RED)) for _ in range(http.MAX_WAITING + 1)]
-        refused, waiting = await asyncio.wait(requests, timeout=5, return_when=asyncio.FIRST_COMPLETED)
-        busy.set()
-        return [*(r.result().status_code for r in refused), *[(await w).status_code for w in waiting]]
-
-    assert run(bundle, many) == [503] + [200] * http.MAX_WAITING

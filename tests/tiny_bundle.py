@@ -1,11 +1,13 @@
-"""A bundle small enough to be built in a test: the mean colour of an image decides between three classes."""
+"""A bundle small enough to be built in a test: the mean color of an image decides between three classes."""
 
+import io
 from pathlib import Path
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
 
 from edge import bundle
 
@@ -20,7 +22,7 @@ def tiny_bundle(folder: Path, *, size: int = 16, node: str = "tiny", round_: int
         run="0" * 16,
         node=node,
         method="none",
-        model="mean-colour",
+        model="mean-color",
         round=round_,
         classes=CLASSES,
         input=bundle.Input(size=size),
@@ -31,7 +33,7 @@ def tiny_bundle(folder: Path, *, size: int = 16, node: str = "tiny", round_: int
 
 
 def tiny_probabilities(images: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """What the graph computes: softmax(SHARPNESS * mean colour / 255), uint8 [N, S, S, 3] -> [N, 3]."""
+    """What the graph computes: softmax(SHARPNESS * mean color / 255), uint8 [N, S, S, 3] -> [N, 3]."""
     powers = np.exp(SHARPNESS * images.mean((1, 2)) / 255)
     return powers / powers.sum(1, keepdims=True)
 
@@ -46,7 +48,7 @@ def tiny_onnx(size: int) -> bytes:
     ]
     graph = helper.make_graph(
         nodes,
-        "mean-colour",
+        "mean-color",
         [helper.make_tensor_value_info("image", TensorProto.UINT8, ["N", size, size, 3])],
         [helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["N", len(CLASSES)])],
         [numpy_helper.from_array(np.float32(SHARPNESS / 255), "scale")],
@@ -54,3 +56,13 @@ def tiny_onnx(size: int) -> bytes:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
     onnx.checker.check_model(model)
     return bytes(model.SerializeToString())
+
+
+def png(rgb: tuple[int, int, int]) -> bytes:
+    """An image file of one color."""
+    out = io.BytesIO()
+    Image.new("RGB", (32, 32), rgb).save(out, "PNG")
+    return out.getvalue()
+
+
+RED, GREEN, BLUE = (png(rgb) for rgb in ((255, 0, 0), (0, 255, 0), (0, 0, 255)))

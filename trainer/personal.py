@@ -67,13 +67,21 @@ def load(folder: Path) -> Personal:
     Raises:
         UsageError: there is none, or it is damaged.
     """
+    facts = load_facts(folder)
     try:
-        facts = msgspec.json.decode((folder / _FACTS).read_bytes(), type=Facts)
         return Personal(facts, load_file(folder / _TENSORS))
+    except (FileNotFoundError, SafetensorError) as error:
+        raise UsageError(f"the personal model in {folder} is damaged ({error})", "copy the folder again") from error
+
+
+def load_facts(folder: Path) -> Facts:
+    """Read what a personal model is, without its tensors. Raises UsageError as `load` does."""
+    try:
+        return msgspec.json.decode((folder / _FACTS).read_bytes(), type=Facts)
     except FileNotFoundError as error:
         raise UsageError(
-            f"there is no personal model in {folder} ({Path(error.filename).name} is missing)",
+            f"there is no personal model in {folder} ({_FACTS} is missing)",
             "pass the model folder that edge-node join or simulate left",
         ) from error
-    except (msgspec.DecodeError, SafetensorError) as error:
+    except msgspec.DecodeError as error:
         raise UsageError(f"the personal model in {folder} is damaged ({error})", "copy the folder again") from error
