@@ -87,7 +87,7 @@ class Spec(Message, frozen=True, kw_only=True):
 
 
 class RoundState(Message, frozen=True, kw_only=True):
-    """Where the federation stands, retained. `broadcast` is what `round` starts from; after the last round, its result."""
+    """Where the federation stands, retained. `broadcast` is what `round` starts from; once finished, its result."""
 
     run: RunId
     round: Round

@@ -11,7 +11,7 @@ def check_name(name: str, what: str) -> str:
     """Return `name` if it may stand in a topic, else raise ValueError with the remedy."""
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"{what} {name!r} cannot be used: take 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit"
+            f"{what} {name!r} cannot be used: take up to 64 letters, digits, '.', '_' or '-', a letter or digit first"
         )
     return name
 

@@ -55,14 +55,15 @@ Settings = Annotated[
         help="learning_rate, local_epochs, batch_size, augment, batch_norm (train, eval) or moments (keep, reset).",
     ),
 ]
-Rounds = Annotated[int, typer.Option(min=1, help="Rounds of the federation.")]
+ROUNDS, CLASSES, SAMPLES = "Rounds of the federation.", "Classes of each node.", "Training images of each node."
+Rounds = Annotated[int, typer.Option(min=1, help=ROUNDS)]
 Seed = Annotated[int, typer.Option(min=0, help="Of everything that is random.")]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each training process.")]
 EvaluateEvery = Annotated[int, typer.Option(min=1, help="Rounds between two looks at the held-out images.")]
 Nodes = Annotated[int, typer.Option(min=1, help="Nodes that take part.")]
 Json = Annotated[bool, typer.Option("--json", help="For machines: JSON on standard output.")]
 ClassesPerNode = Annotated[int, typer.Option(min=1, help="disjoint: classes of each node.")]
-Samples = Annotated[int, typer.Option(min=2, help="Training images of each node.")]
+Samples = Annotated[int, typer.Option(min=2, help=SAMPLES)]
 
 
 @app.callback()
@@ -84,9 +85,7 @@ def settings(
 def demo(
     data: Annotated[Path | None, typer.Option(help="Folder of labelled images; without it, images are drawn.")] = None,
     nodes: Nodes = 5,
-    rounds: Annotated[
-        int, typer.Option(min=0, help="Rounds of the federation.", show_default="30; 15 on drawn images")
-    ] = 0,
+    rounds: Annotated[int | None, typer.Option(min=1, help=ROUNDS, show_default="30; 120 on drawn images")] = None,
     method: Method = "afedcl",
     option: Options = [],
     model: Annotated[
@@ -98,8 +97,10 @@ def demo(
     weights: Weights = "",
     size: Size = 0,
     training: Settings = [],
-    classes_per_node: ClassesPerNode = 2,
-    samples: Annotated[int, typer.Option(min=2, help="Training images of each node.")] = 10,
+    classes_per_node: Annotated[
+        int | None, typer.Option(min=1, help=CLASSES, show_default="2; 4 on drawn images")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(min=2, help=SAMPLES, show_default="10; 8 on drawn images")] = None,
     seed: Seed = 0,
     out: Annotated[Path, typer.Option(help="Folder for everything that the run leaves.")] = Path("runs/demo"),
 ) -> None:
@@ -109,17 +110,18 @@ def demo(
     from trainer import report
     from trainer.demo import run
 
+    rounds = rounds or (30 if data else 120)
     request = _request(
-        method,
-        option,
-        model or ("mobilenet_v2" if data else "small"),
-        weights,
-        size,
-        training,
-        rounds or (30 if data else 15),
-        seed,
+        method, option, model or ("mobilenet_v2" if data else "small"), weights, size, training, rounds, seed
     )
-    outcome = run(request, data, out, nodes=nodes, classes_per_node=classes_per_node, samples=samples)
+    outcome = run(
+        request,
+        data,
+        out,
+        nodes=nodes,
+        classes_per_node=classes_per_node or (2 if data else 4),
+        samples=samples or (10 if data else 8),
+    )
     report.table(outcome, Console())
     print(f"report: {out / 'report.json'}   curves: {out / 'curves.png'}   bundles: {out / 'bundles'}")
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from msgspec import Struct
 
 from broker_config.errors import EdgeNodeError
+from edge import bundle
 from edge.images import ImageError, decode
 from edge.predictor import Predictor
 
@@ -75,13 +76,14 @@ class Line:
 
     async def judge(self, image: Image) -> Verdict | Failure:
         """Judge an image when those before it are done; the sinks have the outcome before the caller does."""
-        return await asyncio.get_running_loop().run_in_executor(self._worker, self._judge, image)
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self.judge_here, image)
 
     def close(self) -> None:
         """Finish what is in hand."""
         self._worker.shutdown()
 
-    def _judge(self, image: Image) -> Verdict | Failure:
+    def judge_here(self, image: Image) -> Verdict | Failure:
+        """Judge an image in this thread."""
         try:
             outcome: Verdict | Failure = self._verdict(image)
         except ImageError as error:
@@ -106,6 +108,15 @@ class Line:
             milliseconds=round(1000 * (time.perf_counter() - start), 3),
             time=_now(),
         )
+
+
+def judge_files(bundle_folder: Path, files: Iterable[Path], threads: int = 0) -> Iterator[Verdict | Failure]:
+    """Judge image files with a bundle, one after another; BundleError when the bundle cannot be used."""
+    predictor = Predictor(bundle.read(bundle_folder), threads)
+    predictor.self_test()
+    line = Line(predictor, [])
+    for file in files:
+        yield line.judge_here(Image(str(file), file))
 
 
 def _now() -> str:

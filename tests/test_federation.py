@@ -94,7 +94,7 @@ def test_a_killed_node_is_named_and_the_federation_goes_on_when_it_is_back(plant
             for name, folder in two
         }  # fmt: skip
         try:
-            wait_for(tmp_path / "coordinator.log", "round 2 opened")
+            wait_for(tmp_path / "coordinator.log", "round 1 closed")
             nodes["plant-b"].send_signal(signal.SIGKILL)
             wait_for(tmp_path / "coordinator.log", "plant-b is gone")
             assert "waits for plant-b to come back" in wait_for(tmp_path / "coordinator.log", "waits for")

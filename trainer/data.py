@@ -79,7 +79,8 @@ def scan(folder: Path) -> Catalogue:
         twin = entries.setdefault(entry.digest, entry)
         if twin.class_name != entry.class_name:
             raise UsageError(
-                f"{path} and {twin.path} are the same image in two classes", "remove it from the class where it is wrong"
+                f"{path} and {twin.path} are the same image in two classes",
+                "remove it from the class where it is wrong",
             )
         if twin is not entry:
             warnings.append(f"{path} is the same image as {twin.path}; it counts once")
@@ -147,9 +148,7 @@ def check_disjoint(train: LabelledImages, test: LabelledImages) -> None:
             )
 
 
-def split_holdout(
-    images: LabelledImages, share: float, seed: int
-) -> tuple[LabelledImages, LabelledImages] | None:
+def split_holdout(images: LabelledImages, share: float, seed: int) -> tuple[LabelledImages, LabelledImages] | None:
     """Training and held-out images, a `share` of each class and at least one; None when there are too few for that."""
     counts = np.unique(images.labels, return_counts=True)[1]
     if len(images.labels) < _LEAST or counts.min() < _LEAST_PER_CLASS:

@@ -63,7 +63,7 @@ class Scheme(NamedTuple):
             if self.partition != "dirichlet":  # drawing again would not change how many images a class needs
                 break
         raise UsageError(
-            f"the {self.partition} partition of {self.nodes} nodes with {self.samples} images each cannot be had: {lacking}",
+            f"{self.nodes} {self.partition} shares of {self.samples} images cannot be had: {lacking}",
             "take fewer --nodes or --samples, or bring more images of that class",
         )
 
@@ -75,7 +75,8 @@ class Scheme(NamedTuple):
         classes, each = catalogue.classes, self.classes_per_node
         if each > len(classes):
             raise UsageError(
-                f"{each} classes for each node cannot be had from {len(classes)} classes", "pass fewer --classes-per-node"
+                f"{each} classes for each node cannot be had from {len(classes)} classes",
+                "pass fewer --classes-per-node",
             )
         deck: list[str] = []
         shares = []
@@ -182,7 +183,9 @@ def _afford(
     asked = sum(test, Counter())
     left = {name: len(deck) - sum(counts[name] for counts in train) for name, deck in decks.items()}
     return [
-        Counter({name: n if asked[name] <= left[name] else max(1, n * left[name] // asked[name]) for name, n in c.items()})
+        Counter(
+            {name: n if asked[name] <= left[name] else max(1, n * left[name] // asked[name]) for name, n in c.items()}
+        )
         for c in test
     ]
 

@@ -145,8 +145,7 @@ def describe(event: AnyEvent) -> str:
         case Contribution():
             return f"round {event.round}: {event.node} contributed {_size(event.bytes)}, weight {event.weight:.3f}"
         case Measured():
-            values = ", ".join(f"{name} {value:.3f}" for name, value in event.metrics.items())
-            return f"round {event.round}: {event.node}: {values}"
+            return f"round {event.round}: {event.node}: {_values(event.metrics)}"
         case RoundClosed():
             return f"round {event.round} closed after {event.seconds:.1f} s"
         case FederationFinished():
@@ -156,11 +155,31 @@ def describe(event: AnyEvent) -> str:
             )
 
 
+def _values(metrics: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
+
+
 def plain(stream: TextIO) -> Report:
-    """A sentence a line, with the time."""
+    """A line for each round, with what is known of each node by then, and one for each other event, with the time."""
+    nodes: dict[str, list[str]] = {}
 
     def report(event: AnyEvent) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {describe(event)}", file=stream, flush=True)
+        match event:
+            case RoundOpened():
+                nodes.clear()
+                return
+            case Contribution():
+                nodes.setdefault(event.node, []).append(f"{event.weight:.3f}, {_size(event.bytes)}")
+                return
+            case Measured() if "accuracy" not in event.metrics:
+                nodes.setdefault(event.node, []).append(_values(event.metrics))
+                return
+            case RoundClosed():
+                told = "; ".join(f"{node} {', '.join(facts)}" for node, facts in sorted(nodes.items()))
+                line = f"{describe(event)}: {told}"
+            case _:
+                line = describe(event)
+        print(f"{time.strftime('%H:%M:%S')} {line}", file=stream, flush=True)
 
     return report
 

@@ -43,18 +43,20 @@ def draw(labels: np.ndarray, size: int, seed: int, plant: int = 0) -> np.ndarray
 
 def write(folder: Path, per_class: int, size: int, plants: int, seed: int) -> None:
     """Lay out `folder/CLASS/*.png`, `per_class` images of each class, in the styles of `plants` plants in turn."""
-    for label, name in enumerate(CLASSES):
+    for name in CLASSES:
         (folder / name).mkdir(parents=True, exist_ok=True)
-        for plant in range(plants):
-            count = len(range(plant, per_class, plants))
-            for index, image in enumerate(draw(np.full(count, label), size, seed + label, plant)):
-                Image.fromarray(image).convert("L").save(folder / name / f"{plant}-{index:04d}.png")
+    for plant in range(plants):
+        labels = np.repeat(np.arange(len(CLASSES)), len(range(plant, per_class, plants)))
+        for index, (label, image) in enumerate(zip(labels, draw(labels, size, seed, plant), strict=True)):
+            Image.fromarray(image).convert("L").save(folder / CLASSES[label] / f"{plant}-{index:04d}.png")
 
 
 def _image(random: Random, look: Style, size: int, defect: Callable[[Random, int], np.ndarray]) -> np.ndarray:
     y, x = np.mgrid[-0.5 : 0.5 : size * 1j, -0.5 : 0.5 : size * 1j]
     sheet = look.brightness + random.normal(0, 8) + look.light[0] * x + look.light[1] * y
-    sheet = sheet + look.grain * (0.8 * _field(random, size, 0.008, look.length) + 0.6 * _field(random, size, 0.06, 0.06))
+    sheet = sheet + look.grain * (
+        0.8 * _field(random, size, 0.008, look.length) + 0.6 * _field(random, size, 0.06, 0.06)
+    )
     sheet = sheet + random.uniform(0.45, 1.1) * defect(random, size) + random.normal(0, look.noise, (size, size))
     return np.repeat(sheet.clip(0, 255).astype(np.uint8)[..., None], 3, 2)
 
@@ -67,7 +69,9 @@ def _field(random: Random, size: int, height: float, width: float) -> np.ndarray
     return np.asarray((smooth - smooth.mean()) / smooth.std())
 
 
-def _strokes(random: Random, size: int, count: int, length: tuple[float, float], width: float, slant: float) -> np.ndarray:
+def _strokes(
+    random: Random, size: int, count: int, length: tuple[float, float], width: float, slant: float
+) -> np.ndarray:
     """The strongest of `count` soft strokes at each pixel, 0..1: near upright, `slant` radians around it."""
     y, x = np.mgrid[0 : 1 : size * 1j, 0 : 1 : size * 1j]
     strokes = np.zeros((size, size))
