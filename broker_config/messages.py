@@ -16,6 +16,7 @@ Round = Annotated[int, Meta(ge=0, le=1_000_000)]
 Text = Annotated[str, Meta(max_length=2000)]
 Finite = Annotated[float, Meta(gt=-1e30, lt=1e30)]
 Option = bool | int | float | str
+Stage = Literal["gathering", "open", "finished", "aborted"]
 
 
 class Message(Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -91,7 +92,7 @@ class RoundState(Message, frozen=True, kw_only=True):
 
     run: RunId
     round: Round
-    status: Literal["gathering", "open", "finished", "aborted"]
+    status: Stage
     broadcast: Manifest | None = None
     reason: Text = ""
 

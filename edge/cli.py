@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -317,7 +317,7 @@ def infer(
 def broker(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 1883,
     host: Annotated[str, typer.Option(help="Address to listen on. Anybody who reaches it may connect.")] = "127.0.0.1",
-    kind: Annotated[str, typer.Option(help="auto, mosquitto or amqtt.")] = "auto",
+    kind: Annotated[Literal["auto", "mosquitto", "amqtt"], typer.Option(help="Which broker.")] = "auto",
     folder: Annotated[Path, typer.Option(help="Folder for its configuration and log.")] = Path("broker-state"),
 ) -> None:
     """Start a broker: mosquitto if it is installed, else the embedded one. For trials; it knows no passwords."""
@@ -381,7 +381,7 @@ def _say(line: str) -> None:
 
 def _stop_on_signals() -> Callable[[], bool]:
     """From now on SIGINT and SIGTERM ask the running command to end by itself; a second one ends it at once."""
-    asked = []
+    asked: list[int] = []
 
     def ask(number: int, _: object) -> None:
         if asked:

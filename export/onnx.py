@@ -89,6 +89,10 @@ def export(models: Sequence[Path], folder: Path, say: Callable[[str], None]) -> 
 class _Served(nn.Module):
     """uint8 images [n, S, S, 3] -> probabilities [n, classes], preprocessing included."""
 
+    fusion: Tensor
+    channel_mean: Tensor
+    channel_std: Tensor
+
     def __init__(self, architecture: Architecture):
         super().__init__()
         self.encoder = backbones.build(architecture.model)

@@ -119,9 +119,10 @@ def test_mosquitto_does_not_drop_what_waits_for_a_client_that_is_away(mosquitto:
 
 
 PARENT = """
-import subprocess, sys, time
+import signal, subprocess, sys, time
 from pathlib import Path
 from broker_config.embedded import start_broker
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
 broker = start_broker(Path(sys.argv[1]), kind=sys.argv[2])
 try:
     print(broker.port, flush=True)

@@ -22,7 +22,7 @@ def _torchvision_models() -> Any:
     Only detection needs those operators, but torchvision cannot be imported without their schemas.
     """
     if not hasattr(torch.ops.torchvision, "nms"):
-        library = torch.library.Library("torchvision", "FRAGMENT")
+        library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _keep_alive.append(library)

@@ -73,7 +73,7 @@ def run(
             baseline = processes.start(
                 "local-only", *_baseline(request, folder, scheme, spec.training.local_epochs, out)
             )
-            finished = _federate(processes, broker.url, request, spec, shares, out)
+            finished, model_bytes = _federate(processes, broker.url, request, spec, shares, out)
         say("training alone, for comparison")
         processes.wait(baseline)
         processes.wait(processes.start("export", "export", *_models(shares, out), "--out", str(out / "bundles")))
@@ -86,7 +86,7 @@ def run(
         rows,
         bytes_up=finished.bytes_up,
         bytes_down=finished.bytes_down,
-        model_bytes=finished.bytes_up // (nodes * spec.rounds),
+        model_bytes=model_bytes,
         serving=served,
         seconds=time.monotonic() - started,
     )
@@ -117,8 +117,11 @@ def _empty(out: Path) -> None:
 
 def _federate(
     processes: "_Processes", url: str, request: Request, spec: Spec, shares: Sequence[Share], out: Path
-) -> progress.FederationFinished:
-    """Coordinator and trainers until every node has its model. A process that fails is named."""
+) -> tuple[progress.FederationFinished, int]:
+    """Coordinator and trainers until every node has its model; also the bytes of one contribution.
+
+    A process that fails is named.
+    """
     classes = ",".join(spec.classes)
     coordinator = processes.start(
         "coordinator", "coordinate", url, "--json", "--federation", spec.federation, "--classes", classes,
@@ -131,16 +134,19 @@ def _federate(
         )
         for share in shares
     ]  # fmt: skip
-    finished = None
+    finished, contribution = None, 0
     with progress.show(as_json=False) as show:
         for event in processes.events(coordinator, watching=trainers):
             show(event)
-            finished = event if isinstance(event, progress.FederationFinished) else finished
+            if isinstance(event, progress.Contribution):
+                contribution = event.bytes
+            elif isinstance(event, progress.FederationFinished):
+                finished = event
     for process in (coordinator, *trainers):
         processes.wait(process)
     if finished is None:
         raise EdgeNodeError("the federation did not finish", f"see the logs in {out / 'logs'}")
-    return finished
+    return finished, contribution
 
 
 def _flags(request: Request) -> list[str]:
@@ -254,8 +260,7 @@ class _Processes:
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.terminate()
-        _, alive = psutil.wait_procs(children, _GRACE)
-        for child in alive:
+        for child in psutil.wait_procs(children, _GRACE)[1]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
 

@@ -65,7 +65,7 @@ class Network:
 
     def reverse(self, features: Tensor, scale: float) -> Tensor:
         """`features`, whose gradient will be multiplied by -scale."""
-        return cast(Tensor, _Reverse.apply(features, scale))
+        return cast(Tensor, _Reverse.apply(features, scale))  # type: ignore[no-untyped-call]
 
     @staticmethod
     def fuse(weight: Tensor, received: Tensor, own: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from broker_config.errors import EdgeNodeError, UsageError
 from broker_config.link import Delivery, Endpoint, Link, LinkDown, LinkUp
 from broker_config.messages import (
     Accepted,
+    AnyMessage,
     Contribution,
     Finished,
     Hello,
@@ -288,5 +289,5 @@ class _Node:
             self._busy = True
             self._worker.deploy(final)
 
-    def _send(self, message: msgspec.Struct) -> None:
+    def _send(self, message: AnyMessage) -> None:
         self._link.publish(topics.up(self._spec.federation, self._name), encode(message))

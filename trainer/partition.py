@@ -56,9 +56,9 @@ class Scheme(NamedTuple):
         for attempt in range(_TRIES):
             random = generator(self.seed, "partition", self.partition, attempt)
             train_counts = draws[self.partition](catalogue, random)
-            test_counts = [_scale(counts, self.test_samples) for counts in train_counts]
             lacking = _lacking(catalogue, train_counts)
             if not lacking:
+                test_counts = [_scale(counts, self.test_samples) for counts in train_counts]
                 return _deal(catalogue, train_counts, test_counts, random)
             if self.partition != "dirichlet":  # drawing again would not change how many images a class needs
                 break
@@ -73,9 +73,9 @@ class Scheme(NamedTuple):
         Classes are dealt from shuffled decks, so every class is somebody's before one is dealt again.
         """
         classes, each = catalogue.classes, self.classes_per_node
-        if each > len(classes):
+        if each > min(len(classes), self.samples):
             raise UsageError(
-                f"{each} classes for each node cannot be had from {len(classes)} classes",
+                f"{each} classes for each node cannot be had from {len(classes)} classes and {self.samples} images a node",
                 "pass fewer --classes-per-node",
             )
         deck: list[str] = []
@@ -138,9 +138,9 @@ def _round(shares: np.ndarray, total: int) -> list[int]:
 
 
 def _scale(counts: Counter[str], total: int) -> Counter[str]:
-    """The same proportions, adding up to `total`."""
+    """The same proportions, adding up to `total`, but at least one of each class."""
     shares = np.array(list(counts.values())) * (total / counts.total())
-    return Counter(dict(zip(counts, _round(shares, total), strict=True)))
+    return Counter({name: max(1, n) for name, n in zip(counts, _round(shares, total), strict=True)})
 
 
 def _lacking(catalogue: Catalogue, train: Sequence[Counter[str]]) -> str:
@@ -160,7 +160,7 @@ def _lacking(catalogue: Catalogue, train: Sequence[Counter[str]]) -> str:
 def _deal(
     catalogue: Catalogue, train: Sequence[Counter[str]], test: Sequence[Counter[str]], random: np.random.Generator
 ) -> list[Share]:
-    """Hand out the images; a class with too few held-out images for all is shared by them in proportion."""
+    """Hand out the images."""
     decks: dict[str, list[Entry]] = {}
     for name in catalogue.classes:
         mine = [entry for entry in catalogue.entries if entry.class_name == name]
@@ -179,15 +179,16 @@ def _deal(
 def _afford(
     decks: dict[str, list[Entry]], train: Sequence[Counter[str]], test: Sequence[Counter[str]]
 ) -> list[Counter[str]]:
-    """The held-out counts, cut down where a class has fewer images left than they ask for."""
-    asked = sum(test, Counter())
-    left = {name: len(deck) - sum(counts[name] for counts in train) for name, deck in decks.items()}
-    return [
-        Counter(
-            {name: n if asked[name] <= left[name] else max(1, n * left[name] // asked[name]) for name, n in c.items()}
-        )
-        for c in test
-    ]
+    """The held-out counts; a class with fewer images left than they ask for is shared in proportion, one each first."""
+    afforded = [counts.copy() for counts in test]
+    for name, deck in decks.items():
+        holders = [counts for counts in afforded if name in counts]
+        beyond_one = np.array([counts[name] - 1 for counts in holders])
+        spare = len(deck) - sum(counts[name] for counts in train) - len(holders)
+        if beyond_one.sum() > spare:
+            for counts, n in zip(holders, _round(beyond_one * (spare / beyond_one.sum()), spare), strict=True):
+                counts[name] = 1 + n
+    return afforded
 
 
 def _digest(entry: Entry) -> str:

@@ -107,6 +107,7 @@ AnyEvent = (
     | FederationFinished
 )
 Report = Callable[[AnyEvent], None]
+_decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 
 def ignore(event: AnyEvent) -> None:
@@ -124,7 +125,7 @@ def json_lines(stream: TextIO) -> Report:
 
 def read_line(line: str | bytes) -> AnyEvent:
     """The event that `json_lines` wrote."""
-    return msgspec.json.decode(line, type=AnyEvent)
+    return _decoder.decode(line)
 
 
 def describe(event: AnyEvent) -> str:
@@ -162,17 +163,22 @@ def _values(metrics: dict[str, float]) -> str:
 def plain(stream: TextIO) -> Report:
     """A line for each round, with what is known of each node by then, and one for each other event, with the time."""
     nodes: dict[str, list[str]] = {}
+    opened = 0
 
     def report(event: AnyEvent) -> None:
+        nonlocal opened
         match event:
             case RoundOpened():
                 nodes.clear()
+                opened = event.round
                 return
             case Contribution():
                 nodes.setdefault(event.node, []).append(f"{event.weight:.3f}, {_size(event.bytes)}")
                 return
             case Measured() if "accuracy" not in event.metrics:
-                nodes.setdefault(event.node, []).append(_values(event.metrics))
+                values = _values(event.metrics)  # of stage 2, which may end when the next round has begun
+                told = values if event.round == opened else f"(round {event.round}: {values})"
+                nodes.setdefault(event.node, []).append(told)
                 return
             case RoundClosed():
                 told = "; ".join(f"{node} {', '.join(facts)}" for node, facts in sorted(nodes.items()))
@@ -234,7 +240,7 @@ class _Board:
             case NodeJoined() | NodeLost():
                 self._row(event.node)["round"] = "-" if isinstance(event, NodeJoined) else "[red]gone[/red]"
         if not isinstance(event, Contribution | Measured | RoundOpened | RoundClosed):
-            self._console.print(describe(event), highlight=False)
+            self._console.print(describe(event), highlight=False, markup=False)
 
     def _row(self, node: str) -> dict[str, str]:
         return self._nodes.setdefault(node, {})

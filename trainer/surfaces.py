@@ -45,7 +45,7 @@ def write(folder: Path, per_class: int, size: int, plants: int, seed: int) -> No
     """Lay out `folder/CLASS/*.png`, `per_class` images of each class, in the styles of `plants` plants in turn."""
     for name in CLASSES:
         (folder / name).mkdir(parents=True, exist_ok=True)
-    for plant in range(plants):
+    for plant in range(min(plants, per_class)):
         labels = np.repeat(np.arange(len(CLASSES)), len(range(plant, per_class, plants)))
         for index, (label, image) in enumerate(zip(labels, draw(labels, size, seed, plant), strict=True)):
             Image.fromarray(image).convert("L").save(folder / CLASSES[label] / f"{plant}-{index:04d}.png")

@@ -66,10 +66,10 @@ def _read(path: Path) -> Arrays:
         raise UsageError(f"there is no weights file {path}", "pass none, imagenet or an existing .safetensors file")
     try:
         arrays = load_file(path)
-    except SafetensorError as error:
+    except (SafetensorError, TypeError) as error:  # the latter for bfloat16, which numpy does not have
         raise UsageError(
-            f"{path} is not a safetensors file ({error})",
-            "convert the weights with safetensors.torch.save_file; pickled files (.pt, .pth) are never read",
+            f"{path} is not a safetensors file of weights ({error})",
+            "save them as float32 with safetensors.torch.save_file; pickled files (.pt, .pth) are never read",
         ) from error
     return {
         name: array.astype(np.float32)

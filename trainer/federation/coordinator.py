@@ -22,6 +22,7 @@ from broker_config.messages import (
     Refusal,
     RoundState,
     Spec,
+    Stage,
     Telemetry,
     Welcome,
 )
@@ -179,7 +180,7 @@ class _Coordinator:
         if self._state.status is rounds.Status.GATHERING:
             self._publish_state("gathering", None)
         else:
-            self._publish_state(self._state.status.value, self._manifest)
+            self._publish_state("open" if self._state.status is rounds.Status.OPEN else "finished", self._manifest)
 
     def _receive(self, delivery: Delivery) -> None:
         node = topics.sender(delivery.topic)
@@ -339,7 +340,7 @@ class _Coordinator:
             )
         )
 
-    def _publish_broadcast(self, round_: int, status: str) -> None:
+    def _publish_broadcast(self, round_: int, status: Stage) -> None:
         """Put the broadcast where nodes can fetch it, forget the one before, and say so."""
         digest, size = self._store.put(encode_tensors(self._broadcast))
         for old in self._store.digests() - {digest}:
@@ -357,7 +358,7 @@ class _Coordinator:
         )
         self._publish_state(status, self._manifest)
 
-    def _publish_state(self, status: str, broadcast: Manifest | None, reason: str = "") -> None:
+    def _publish_state(self, status: Stage, broadcast: Manifest | None, reason: str = "") -> None:
         message = RoundState(
             run=self._spec.run, round=self._state.round, status=status, broadcast=broadcast, reason=reason
         )

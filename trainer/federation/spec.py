@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from broker_config import topics
+from broker_config.codec import DecodeError, decode, encode
 from broker_config.errors import UsageError
 from broker_config.messages import Option, Preprocessing, Spec, TensorSpec, Training
 from trainer.federation.aggregate import scale_for
@@ -78,6 +79,10 @@ def draft(
         tensors={name: TensorSpec(array.shape, scale_for(array, nodes)) for name, array in broadcast.items()},
         sends=method.sends,
     )
+    try:
+        decode(encode(spec), Spec)  # as the nodes will: what they would refuse must not be published
+    except DecodeError as error:
+        raise UsageError(f"there can be no such federation: {error}", allowed(str(error), {})) from error
     return spec, broadcast
 
 

@@ -1,0 +1,123 @@
+"""The demo: the whole story in one command, and nothing left behind however it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+QUICK = ("--nodes", "2", "--rounds", "3")
+
+
+class Demo:
+    """A running `edge-node demo`; every process that descends from it carries its mark."""
+
+    def __init__(self, out: Path, *flags: str):
+        self.mark, self.out, self.log = uuid.uuid4().hex, out, out.with_suffix(".log")
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "edge.cli", "demo", "--out", str(out), *QUICK, *flags],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "EDGE_NODE_MARK": self.mark},
+            )
+
+    def marked(self) -> Iterator[psutil.Process]:
+        """The processes that descend from the demo, itself not included."""
+        for process in psutil.process_iter():
+            try:
+                if process.pid != self.process.pid and process.environ().get("EDGE_NODE_MARK") == self.mark:
+                    yield process
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+
+    def wait_for(self, *words: str) -> psutil.Process:
+        """The process with these words in its command line, once it runs."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            for process in self.marked():
+                if set(words) <= set(process.cmdline()):
+                    return process
+            time.sleep(0.05)
+        raise AssertionError(f"no process {words}:\n{self.log.read_text()}")
+
+    def wait_for_text(self, text: str) -> None:
+        """Until the demo has said this."""
+        deadline = time.monotonic() + 60
+        while text not in self.log.read_text():
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.1)
+
+    def end(self, timeout: float = 60) -> tuple[int, str]:
+        """Exit code and output; what is left afterwards fails the test."""
+        code = self.process.wait(timeout)
+        left = [process.cmdline() for process in self.marked()]
+        assert left == []
+        return code, self.log.read_text()
+
+
+@pytest.mark.slow
+def test_the_demo_learns_exports_serves_and_reports(tmp_path: Path) -> None:
+    code, said = Demo(tmp_path / "run", "--seed", "5").end(180)
+    assert code == 0, said
+    report = json.loads((tmp_path / "run" / "report.json").read_bytes())
+    assert report["rounds"] == 3
+    assert report["method"] == "afedcl"
+    assert [node["name"] for node in report["nodes"]] == ["plant-1", "plant-2"]
+    for node in report["nodes"]:
+        assert len(node["classes"]) == 4
+        assert node["onnx_accuracy"] == pytest.approx(node["accuracy"], abs=1.01 / node["test_images"])
+        assert 0 <= node["local_accuracy"] <= 1
+        assert [line["round"] for line in node["history"]] == [1, 2, 3]
+        assert {"L_D", "A_k", "L_C", "L_F"} <= node["history"][0].keys()
+    # Two nodes, three rounds; each chunk carries its number, four bytes.
+    assert report["bytes_up"] == pytest.approx(2 * 3 * report["model_bytes"], rel=1e-3)
+    assert report["model_bytes"] > 200_000
+    assert report["bytes_down"] > 0
+    assert report["serving"]["agreeing"] == report["serving"]["images"] > 0
+    assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "plant-2" in said
+
+
+def test_a_trainer_that_dies_is_named(tmp_path: Path) -> None:
+    demo = Demo(tmp_path / "run", "--rounds", "1000")
+    demo.wait_for_text("round 2 closed")
+    demo.wait_for("join", "plant-2").send_signal(signal.SIGKILL)
+    code, said = demo.end()
+    assert code == 1
+    assert "plant-2 was killed by signal 9" in said
+    assert "plant-2.log" in said
+
+
+@pytest.mark.parametrize("moment", ["while it draws", "while the broker starts", "while trainers start", "while they train"])
+def test_ctrl_c_leaves_no_process_behind(moment: str, tmp_path: Path) -> None:
+    demo = Demo(tmp_path / "run", "--rounds", "1000")
+    if moment == "while the broker starts":
+        deadline = time.monotonic() + 30
+        while not any(demo.marked()) and time.monotonic() < deadline:
+            time.sleep(0.002)
+    elif moment == "while trainers start":
+        demo.wait_for("join", "plant-1")
+    elif moment == "while they train":
+        demo.wait_for_text("round 2 closed")
+    else:
+        time.sleep(1.0)
+    demo.process.send_signal(signal.SIGINT)
+    code, _ = demo.end()
+    assert code == 130
+
+
+def test_a_folder_that_is_not_a_demos_is_not_emptied(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("years of work")
+    code, said = Demo(tmp_path / "run").end()
+    assert code == 2
+    assert "not of an earlier demo" in said
+    assert (tmp_path / "run" / "thesis.txt").exists()
