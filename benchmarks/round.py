@@ -131,7 +131,7 @@ def bare_round(broker: EmbeddedBroker, nodes: int, rounds: int, size: int) -> fl
 
         made = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id=name, protocol=paho.MQTTv5)
         made.on_message = on_message
-        made.connect(broker.host, broker.port)
+        made.connect("127.0.0.1", broker.port)
         made.subscribe(topic)
         made.loop_start()
         return made

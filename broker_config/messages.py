@@ -42,7 +42,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
 class TensorSpec(Struct, frozen=True):
     """Shape of a shared float32 tensor, and the fixed-point scale (binary exponent) in which it is summed."""
 
-    shape: tuple[int, ...]
+    shape: tuple[Annotated[int, Meta(ge=0)], ...]
     scale: Annotated[int, Meta(ge=-64, le=62)]
 
 

@@ -51,7 +51,7 @@ def want(federation: str, holder: str, asker: str) -> str:
     return f"{ROOT}/{federation}/blobs/{holder}/want/{asker}"
 
 
-def chunks(federation: str, holder: str, digest: str, chunk_size: int) -> str:
+def chunks(federation: str, holder: str, digest: str, chunk_size: int | str) -> str:
     """Holder -> whoever fetches this blob at the moment: its chunks of this size."""
     return f"{ROOT}/{federation}/blobs/{holder}/chunks/{digest}/{chunk_size}"
 

@@ -210,7 +210,7 @@ class Courier:
             if piece.digest not in self._offered:
                 continue
             data = self._store.read(piece.digest, piece.number * piece.chunk_size, piece.chunk_size)
-            topic = topics.chunks(self._federation, self._me, piece.digest)
+            topic = topics.chunks(self._federation, self._me, piece.digest, piece.chunk_size)
             self._link.publish(topic, encode_chunk(piece.number, data), qos=0)
             self.bytes_sent += len(data)
 
@@ -257,7 +257,7 @@ class Courier:
         key = (manifest.node, manifest.digest, manifest.size, manifest.chunk_size)
         job = self._jobs.get(key)
         if job is None:
-            topic = topics.chunks(self._federation, manifest.node, manifest.digest)
+            topic = topics.chunks(self._federation, manifest.node, manifest.digest, manifest.chunk_size)
             try:
                 job = self._jobs[key] = _Job(manifest, self._store, topic)
             except EdgeNodeError as error:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 
-from broker_config.errors import EdgeNodeError
+from broker_config.errors import EdgeNodeError, UsageError
 from broker_config.messages import Preprocessing
 from edge import bundle
 from trainer import backbones, personal
@@ -53,20 +53,21 @@ def export(models: Sequence[Path], folder: Path, say: Callable[[str], None]) -> 
     """Write a bundle `folder/NODE` for each model folder in `models`.
 
     Raises:
-        UsageError: a folder holds no personal model, or two are of one node.
+        UsageError: a folder holds no usable personal model, or two are of one node.
         ParityError: a graph's probabilities differ from torch's; that bundle is not written.
     """
+    _check_nodes([personal.load_facts(source).node for source in models])
     graphs: dict[Architecture, onnx.ModelProto] = {}
     written = []
     for source in models:
         facts, tree = personal.load(source)
         architecture = Architecture(facts.model, len(facts.classes), "fusion" in tree, facts.preprocessing)
-        module = _module(architecture, tree)
+        module = _module(architecture, tree, source)
         if architecture not in graphs:
             say(f"tracing {facts.model} for {len(facts.classes)} classes (10 to 30 s, once for all nodes)")
             graphs[architecture] = _trace(module, facts.preprocessing.size)
         content = _with_values(graphs[architecture], module)
-        difference = _check_parity(content, architecture, tree, str(source))
+        difference = _check_parity(content, architecture, tree, source)
         golden = _pictures(facts.preprocessing.size, 1)
         description = bundle.Description(
             federation=facts.federation,
@@ -84,6 +85,15 @@ def export(models: Sequence[Path], folder: Path, say: Callable[[str], None]) -> 
         written.append(Exported(target, facts.node, difference))
         say(f"wrote {target}: {len(content) / 1e6:.1f} MB, differs from torch by at most {difference:.1e}")
     return written
+
+
+def _check_nodes(names: Sequence[str]) -> None:
+    """Raise UsageError if two models would be written to one folder."""
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(
+                f"{names.count(name)} of the models are of node {name}", "export them to different folders"
+            )
 
 
 class _Served(nn.Module):
@@ -111,10 +121,15 @@ class _Served(nn.Module):
         return torch.softmax(self.classifier(features), 1)
 
 
-def _module(architecture: Architecture, tree: Tree) -> nn.Module:
+def _module(architecture: Architecture, tree: Tree, source: Path) -> nn.Module:
     """The served model with these values, BatchNorm folded into the convolutions."""
     served = _Served(architecture).eval()
     state = served.state_dict()
+    expected = {name: value.shape for name, value in state.items() if not name.startswith("channel_")}
+    if expected != {name: value.shape for name, value in tree.items()}:
+        raise UsageError(
+            f"the personal model in {source} does not hold the tensors of {architecture.model}", "copy the folder again"
+        )
     for name, value in tree.items():
         state[name].copy_(value)
     return fuse(served)
@@ -159,7 +174,7 @@ def _with_values(graph: onnx.ModelProto, module: nn.Module) -> bytes:
     return buffer.getvalue()
 
 
-def _check_parity(content: bytes, architecture: Architecture, tree: Tree, source: str) -> float:
+def _check_parity(content: bytes, architecture: Architecture, tree: Tree, source: Path) -> float:
     """The largest difference between the graph and the network as it was trained, over several batch sizes."""
     network = Network(architecture.model, architecture.classes)
     mean, std = (torch.tensor(values) for values in (architecture.preprocessing.mean, architecture.preprocessing.std))
@@ -169,6 +184,11 @@ def _check_parity(content: bytes, architecture: Architecture, tree: Tree, source
         with torch.no_grad():
             pixels = ((torch.from_numpy(images).float() / 255 - mean) / std).permute(0, 3, 1, 2)
             expected = torch.softmax(network.judge(tree, pixels), 1).numpy()
+        if not np.isfinite(expected).all():
+            raise UsageError(
+                f"the personal model in {source} gives no finite probabilities: its training has diverged",
+                "train again with a smaller --training learning_rate",
+            )
         found = _run(content, images)
         if found.shape != expected.shape or not np.isfinite(found).all():
             raise ParityError(f"the graph of {source} gives {found.shape} values for a batch of {count}", _REMEDY)

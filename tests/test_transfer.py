@@ -459,10 +459,10 @@ def test_absurd_requests_are_ignored(mosquitto: EmbeddedBroker, meet: Meet) -> N
     ]
     inbox: queue.Queue[object] = queue.Queue()
     with Link(Endpoint.parse(mosquitto.url), "vandal", inbox=inbox, persistent=False) as vandal:
-        vandal.subscribe(topics.chunks("f", "holder", "+"))
+        vandal.subscribe(topics.chunks("f", "holder", "+", "+"))
         for payload in absurd:
             vandal.publish(topics.want("f", "holder", "vandal"), payload)
-        vandal.publish(topics.chunks("f", "holder", manifest.digest), b"\0\0")
+        vandal.publish(topics.chunks("f", "holder", manifest.digest, manifest.chunk_size), b"\0\0")
         assert vandal.flush(5)
         assert asker.get(manifest) == data
         seen = [len(event.payload) for event in inbox.queue if isinstance(event, Delivery)]

@@ -71,9 +71,9 @@ def scan(folder: Path) -> Catalogue:
         raise UsageError(f"{folder} {what}", "pass a folder with one folder of images for each class")
     entries: dict[str, Entry] = {}
     warnings, ignored = [], 0
-    for path in sorted(folder.glob("*/*")):
-        if path.suffix.lower() not in SUFFIXES or path.name.startswith("."):
-            ignored += path.is_file() and not path.name.startswith(".")
+    for path in sorted(path for path in folder.glob("*/*") if not _hidden(path)):
+        if path.suffix.lower() not in SUFFIXES:
+            ignored += path.is_file()
             continue
         entry = Entry(path, path.parent.name, _hash(path))
         twin = entries.setdefault(entry.digest, entry)
@@ -86,15 +86,22 @@ def scan(folder: Path) -> Catalogue:
             warnings.append(f"{path} is the same image as {twin.path}; it counts once")
     if ignored:
         warnings.append(f"{ignored} file(s) in {folder} are not images and were ignored")
+    loose = sum(path.suffix.lower() in SUFFIXES for path in folder.glob("*"))
     if not entries:
-        loose = any(path.suffix.lower() in SUFFIXES for path in folder.iterdir())
         raise UsageError(
             f"there are no class folders with images in {folder}",
             "put each class's images into a folder of its own, named like the class"
             if loose
             else f"pass a folder with one folder of images ({' '.join(SUFFIXES)}) for each class",
         )
+    if loose:
+        warnings.append(f"{loose} image(s) in {folder} are in no class folder and were ignored")
     return Catalogue(tuple(sorted(entries.values(), key=lambda entry: entry.digest)), tuple(warnings))
+
+
+def _hidden(path: Path) -> bool:
+    """Whether the file or its class folder is a system's or a tool's own."""
+    return path.name.startswith(".") or path.parent.name.startswith(".")
 
 
 def _hash(path: Path) -> str:

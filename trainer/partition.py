@@ -75,7 +75,7 @@ class Scheme(NamedTuple):
         classes, each = catalogue.classes, self.classes_per_node
         if each > min(len(classes), self.samples):
             raise UsageError(
-                f"{each} classes for each node cannot be had from {len(classes)} classes and {self.samples} images a node",
+                f"{each} classes for each node cannot be had from {len(classes)} classes, {self.samples} images a node",
                 "pass fewer --classes-per-node",
             )
         deck: list[str] = []

@@ -177,12 +177,12 @@ def plain(stream: TextIO) -> Report:
                 return
             case Measured() if "accuracy" not in event.metrics:
                 values = _values(event.metrics)  # of stage 2, which may end when the next round has begun
-                told = values if event.round == opened else f"(round {event.round}: {values})"
-                nodes.setdefault(event.node, []).append(told)
+                fact = values if event.round == opened else f"(round {event.round}: {values})"
+                nodes.setdefault(event.node, []).append(fact)
                 return
             case RoundClosed():
                 told = "; ".join(f"{node} {', '.join(facts)}" for node, facts in sorted(nodes.items()))
-                line = f"{describe(event)}: {told}"
+                line = f"{describe(event)}: {told}" if told else describe(event)
             case _:
                 line = describe(event)
         print(f"{time.strftime('%H:%M:%S')} {line}", file=stream, flush=True)

@@ -14,6 +14,9 @@ Arrays = dict[str, np.ndarray]
 FEATURES = {"mobilenet_v2": 1280, "resnet18": 512, "resnet50": 2048, "small": 64}
 """Width of each backbone's feature vector; the keys are the backbones there are."""
 
+_VALUES = {"mobilenet_v2": 2_257_984, "resnet18": 11_186_112, "resnet50": 23_561_152, "small": 60_864}
+"""How many numbers each backbone's encoder holds."""
+
 _HEADS = ("classifier.", "fc.")  # torchvision's ImageNet classifiers: not part of the encoder
 
 
@@ -58,6 +61,12 @@ def initial_encoder(model: str, weights: str, seed: int) -> Arrays:
         encoder = backbones.draw(model, seed) if weights == "none" else backbones.download(model)
     else:
         encoder = _read(Path(weights))
+        found = sum(array.size for array in encoder.values())
+        if found != _VALUES[model]:
+            raise UsageError(
+                f"{weights} holds {found:,} numbers beside a classifier, {model} has {_VALUES[model]:,}",
+                "take the weights that were made for this model, or another --model",
+            )
     return {f"encoder.{name}": array for name, array in encoder.items()}
 
 

@@ -1,0 +1,208 @@
+"""Simulated plants share a data set: each image in one place, each count as asked, the same for the same seed."""
+
+import hashlib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from broker_config.errors import UsageError
+from tests import plants
+from trainer import data, partition
+from trainer.data import Catalogue, Entry
+from trainer.partition import Scheme, Share
+
+CLASSES = ("crazing", "inclusion", "patches", "pitted", "scale", "scratches")
+SEEDS = range(6)
+schemes = pytest.mark.parametrize("scheme", ["disjoint", "dirichlet", "iid"])
+
+
+def catalogue(prefix: str = "", **counts: int) -> Catalogue:
+    """Entries without files: `counts` images of each class (200 of each of CLASSES by default)."""
+    entries = [
+        Entry(Path(f"{prefix}{name}/{number}.png"), name, hashlib.sha256(f"{name} {number}".encode()).hexdigest())
+        for name, count in (counts or dict.fromkeys(CLASSES, 200)).items()
+        for number in range(count)
+    ]
+    return Catalogue(tuple(sorted(entries, key=lambda entry: entry.digest)))
+
+
+def digests(part: Catalogue) -> list[str]:
+    return [entry.digest for entry in part.entries]
+
+
+def layout(shares: list[Share]) -> list[tuple[str, list[str], list[str]]]:
+    """Who holds which digests on which side."""
+    return [(share.node, digests(share.train), digests(share.test)) for share in shares]
+
+
+def classes(part: Catalogue) -> Counter[str]:
+    return Counter(entry.class_name for entry in part.entries)
+
+
+@schemes
+@pytest.mark.parametrize("pool", ["report", "tuning", "all"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_image_is_in_two_shares_or_on_both_sides_of_one(scheme: str, pool: str, seed: int) -> None:
+    shares = Scheme(scheme, 5, 10, seed, pool=pool).shares(catalogue())
+    held = [digest for share in shares for part in (share.train, share.test) for digest in digests(part)]
+    assert len(held) == len(set(held))
+
+
+@schemes
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_node_gets_exactly_its_training_images_ordered_by_digest(scheme: str, seed: int) -> None:
+    shares = Scheme(scheme, 4, 11, seed).shares(catalogue())
+    assert [share.node for share in shares] == ["plant-1", "plant-2", "plant-3", "plant-4"]
+    for share in shares:
+        assert len(share.train.entries) == 11
+        for part in (share.train, share.test):
+            assert digests(part) == sorted(digests(part))
+
+
+@schemes
+@pytest.mark.parametrize("seed", SEEDS)
+def test_held_out_images_are_of_the_nodes_classes_in_their_proportions(scheme: str, seed: int) -> None:
+    for share in Scheme(scheme, 3, 10, seed, test_samples=60).shares(catalogue()):
+        train, test = classes(share.train), classes(share.test)
+        assert train.keys() == test.keys()
+        assert all(abs(test[name] - 6 * count) <= 1 for name, count in train.items())
+        assert test.total() == 60
+
+
+@schemes
+def test_the_seed_alone_decides(scheme: str) -> None:
+    one, same, other = (layout(Scheme(scheme, 4, 10, seed).shares(catalogue())) for seed in (1, 1, 2))
+    assert one == same
+    assert one != other
+
+
+@schemes
+def test_renaming_and_moving_files_changes_nothing(scheme: str, tmp_path: Path) -> None:
+    folder = plants.draw(tmp_path / "images", 12, seed=1, size=4)
+    request = Scheme(scheme, 2, 6, 3, pool="all")
+    before = layout(request.shares(data.scan(folder)))
+    for number, entry in enumerate(data.scan(folder).entries):
+        entry.path.rename(entry.path.with_name(f"{(5 * number) % 36:02}.{('bmp', 'jpg')[number % 2]}"))
+    assert layout(request.shares(data.scan(folder.rename(tmp_path / "moved")))) == before
+
+
+def test_iid_nodes_all_have_the_same_number_of_each_class() -> None:
+    shares = Scheme("iid", 3, 14, 0).shares(catalogue())
+    assert all(classes(share.train) == classes(shares[0].train) for share in shares)
+    assert sorted(classes(shares[0].train).values()) == [2, 2, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("nodes", "each"), [(3, 2), (5, 2), (2, 4), (4, 6), (7, 5)])
+def test_disjoint_nodes_have_as_many_classes_as_asked_evenly_and_no_class_is_left_out(
+    seed: int, nodes: int, each: int
+) -> None:
+    shares = Scheme("disjoint", nodes, 20, seed, classes_per_node=each).shares(catalogue())
+    for share in shares:
+        counts = classes(share.train)
+        assert len(counts) == each
+        assert max(counts.values()) - min(counts.values()) <= 1
+    holders = Counter(name for share in shares for name in classes(share.train))
+    assert holders.keys() == set(CLASSES)
+    assert max(holders.values()) - min(holders.values()) <= 1
+
+
+def test_a_smaller_alpha_makes_dirichlet_nodes_differ_more() -> None:
+    def largest(alpha: float) -> int:
+        shares = [Scheme("dirichlet", 5, 20, seed, alpha=alpha).shares(catalogue()) for seed in SEEDS]
+        return sum(max(classes(share.train).values()) for drawn in shares for share in drawn)
+
+    assert largest(0.05) > largest(1.0) > largest(100.0)
+
+
+# Too few images
+
+
+@pytest.mark.parametrize(
+    ("scheme", "lacking"),
+    [
+        # 2 nodes, 20 images, half of them `rare`: 20 to train, and one each to hold out.
+        (Scheme("iid", 2, 20, 0, pool="all"), "class rare lacks 12 of 22 images"),
+        (Scheme("disjoint", 2, 20, 0, pool="all"), "class rare lacks 12 of 22 images"),
+        (Scheme("dirichlet", 2, 2000, 0, pool="all"), "class common lacks "),
+    ],
+)
+def test_an_impossible_request_says_which_class_lacks_how_many_images(scheme: Scheme, lacking: str) -> None:
+    with pytest.raises(UsageError, match=lacking) as caught:
+        scheme.shares(catalogue(common=100, rare=10))
+    assert "--samples" in caught.value.remedy
+
+
+def test_images_that_just_suffice_are_enough() -> None:
+    shares = Scheme("iid", 2, 20, 0, pool="all").shares(catalogue(common=22, rare=22))
+    assert [classes(share.test) for share in shares] == [{"common": 1, "rare": 1}] * 2
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_a_scarce_class_has_left_is_shared_in_proportion_to_the_last_image_and_never_to_none(seed: int) -> None:
+    images = catalogue(**dict.fromkeys(CLASSES, 70))
+    shares = Scheme("dirichlet", 8, 20, seed, alpha=1.0, pool="all").shares(images)
+    train, test = (sum((classes(part) for part in parts), Counter()) for parts in zip(*(s[1:] for s in shares)))
+    for share in shares:
+        assert classes(share.train).keys() == classes(share.test).keys()
+    asked = {name: sum(3 * classes(share.train)[name] for share in shares) for name in CLASSES}
+    scarce = [name for name in CLASSES if asked[name] > 70 - train[name] + 4]  # 3 images are rounded a little
+    assert scarce
+    assert all(train[name] + test[name] == 70 for name in scarce)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "hint"),
+    [
+        (Scheme("disjunct", 2, 4, 0), "disjoint, dirichlet and iid"),
+        (Scheme("iid", 2, 4, 0, pool="train"), "report, tuning and all"),
+        (Scheme("disjoint", 2, 20, 0, classes_per_node=7), "fewer --classes-per-node"),
+        (Scheme("disjoint", 2, 3, 0, classes_per_node=4), "fewer --classes-per-node"),
+    ],
+    ids=["no such partition", "no such pool", "more classes than there are", "more classes than images"],
+)
+def test_a_request_that_makes_no_sense_says_what_would(scheme: Scheme, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        scheme.shares(catalogue())
+    assert hint in caught.value.remedy
+
+
+# The tuning and the report pool
+
+
+def test_pools_are_disjoint_exhaustive_and_of_about_a_third_and_two_thirds() -> None:
+    images = catalogue()
+    tuning, report = (set(digests(partition.pool(images, name))) for name in ("tuning", "report"))
+    assert not tuning & report
+    assert tuning | report == set(digests(images)) == set(digests(partition.pool(images, "all")))
+    assert 0.3 < len(tuning) / len(images.entries) < 0.37
+
+
+@schemes
+def test_no_seed_brings_an_image_of_the_report_pool_into_tuning(scheme: str) -> None:
+    reported = set(digests(partition.pool(catalogue(), "report")))
+    for seed in SEEDS:
+        for share in Scheme(scheme, 3, 10, seed, pool="tuning").shares(catalogue()):
+            assert not reported & {*digests(share.train), *digests(share.test)}
+
+
+def test_an_image_stays_in_its_pool_when_others_come_and_go() -> None:
+    few, many = (partition.pool(catalogue(patches=count), "tuning") for count in (50, 100))
+    assert set(digests(few)) <= set(digests(many))
+
+
+# As folders
+
+
+@schemes
+def test_written_shares_are_read_back_with_the_same_images_in_the_same_classes(scheme: str, tmp_path: Path) -> None:
+    images = data.scan(plants.draw(tmp_path / "images", 12, seed=1, size=4))
+    shares = Scheme(scheme, 2, 6, 3, pool="all").shares(images)
+    partition.write(shares, tmp_path / "plants")
+    assert sorted(path.name for path in (tmp_path / "plants").iterdir()) == ["plant-1", "plant-2"]
+    for share in shares:
+        for side, part in (("train", share.train), ("test", share.test)):
+            found = data.scan(tmp_path / "plants" / share.node / side)
+            assert [entry[1:] for entry in found.entries] == [entry[1:] for entry in part.entries]
+            assert found.warnings == ()
