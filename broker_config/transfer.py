@@ -42,10 +42,11 @@ class Fetched(NamedTuple):
 
 
 class FetchFailed(NamedTuple):
-    """The blob of `manifest` cannot be had, and why."""
+    """The blob of `manifest` cannot be had, and why; the holder's fault, or ours (a full disk, say)."""
 
     manifest: Manifest
     reason: str
+    peers_fault: bool
 
 
 class Piece(NamedTuple):
@@ -261,7 +262,7 @@ class Courier:
             try:
                 job = self._jobs[key] = _Job(manifest, self._store, topic)
             except EdgeNodeError as error:
-                self._tell(FetchFailed(manifest, str(error)))
+                self._tell(FetchFailed(manifest, str(error), peers_fault=False))
                 return
             self._link.subscribe(topic, qos=0)
             self._share_window()
@@ -283,7 +284,7 @@ class Courier:
             self._link.unsubscribe(job.topic)
         self._share_window()
         for manifest in job.manifests:
-            self._tell(FetchFailed(manifest, str(error)) if error else Fetched(manifest))
+            self._tell(FetchFailed(manifest, str(error), isinstance(error, PeerError)) if error else Fetched(manifest))
 
     def _share_window(self) -> None:
         for job in self._jobs.values():

@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):
@@ -247,7 +247,7 @@ class _Board:
 
     def _draw(self) -> Group:
         columns = list(dict.fromkeys(name for row in self._nodes.values() for name in row))
-        table = Table("node", *columns, box=None, pad_edge=False)
+        table = Table(Column("node", no_wrap=True), *columns, box=None, pad_edge=False)
         for node, row in sorted(self._nodes.items()):
             table.add_row(node, *(row.get(name, "") for name in columns))
         return Group(table, self._bar)

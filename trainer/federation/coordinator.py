@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from broker_config import topics
 from broker_config.codec import DecodeError, decode, decode_any, encode, encode_tensors, encoded_size, read_tensors
-from broker_config.errors import PeerError, UsageError
+from broker_config.errors import EdgeNodeError, PeerError, UsageError
 from broker_config.link import Delivery, Endpoint, Link, LinkDown, LinkUp, probe
 from broker_config.messages import (
     Accepted,
@@ -164,6 +164,8 @@ class _Coordinator:
                 self._link.ack(event)
             case Fetched(manifest):
                 self._arrived(manifest)
+            case FetchFailed(_, reason, peers_fault=False):
+                raise EdgeNodeError(reason, "then start the federation again")
             case FetchFailed(manifest, reason):
                 self._arriving.pop(manifest.node, None)
                 self._refuse(PeerError(manifest.node, f"its contribution did not arrive: {reason}", manifest.round))
@@ -247,10 +249,12 @@ class _Coordinator:
     # Contributions
 
     def _offered(self, node: str, message: Contribution) -> None:
-        if message.round != self._state.round or node in self._state.contributed:
-            if message.round < self._state.round or node in self._state.contributed:
-                self._accept(node, message)  # its effect is on disk, or came too late to have one
+        over = self._state.status is rounds.Status.FINISHED or message.round < self._state.round
+        if over or node in self._state.contributed:
+            self._accept(node, message)  # its effect is on disk, or it came too late to have one
             return
+        if self._state.status is not rounds.Status.OPEN or message.round > self._state.round:
+            raise PeerError(node, f"round {message.round} is not open", message.round)
         try:
             self._method.weigh(message.weight)
         except ValueError as error:
