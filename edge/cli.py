@@ -213,6 +213,24 @@ def join(
     print(f"personal model: {model}\nnext: edge-node export {model} --out bundles")
 
 
+@app.command(epilog="Example: edge-node rounds coordinator-state")
+def rounds(
+    state: Annotated[Path, typer.Argument(help="A coordinator's state folder.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """List the closed rounds of a coordinator's newest run: who contributed, with which weight."""
+    import msgspec
+
+    from trainer.federation.journal import history
+
+    for line in history(state):
+        if as_json:
+            print(msgspec.json.encode(line).decode())
+        else:
+            told = ", ".join(f"{node} {weight:.3f}" for node, weight in line.weights.items())
+            print(f"round {line.round}: {line.bytes / 1e6:.1f} MB from {told}")
+
+
 @app.command(epilog="Example: edge-node simulate --method fedavg --data images/ --rounds 20 --seed 1 --json")
 def simulate(
     data: Data,

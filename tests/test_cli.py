@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer.main
 
 from edge.cli import app
 from tests.plants import draw, run, start
@@ -36,8 +37,6 @@ def test_the_readme_names_no_command_that_does_not_exist() -> None:
 
 
 def test_every_example_in_the_help_is_a_command_line_that_parses() -> None:
-    import typer.main
-
     group = typer.main.get_command(app)
     for name in COMMANDS:
         words = group.commands[name].epilog.removeprefix("Example: edge-node ").split()

@@ -96,7 +96,9 @@ def test_a_trainer_that_dies_is_named(tmp_path: Path) -> None:
     assert "plant-2.log" in said
 
 
-@pytest.mark.parametrize("moment", ["while it draws", "while the broker starts", "while trainers start", "while they train"])
+@pytest.mark.parametrize(
+    "moment", ["while drawing", "while the broker starts", "while trainers start", "while they train"]
+)
 def test_ctrl_c_leaves_no_process_behind(moment: str, tmp_path: Path) -> None:
     demo = Demo(tmp_path / "run", "--rounds", "1000")
     if moment == "while the broker starts":

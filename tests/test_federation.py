@@ -1,17 +1,27 @@
 """A federation of real processes over real brokers."""
 
+import json
+import queue
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from safetensors.numpy import load_file
 
 from broker_config import topics
+from broker_config.codec import encode
 from broker_config.embedded import start_broker
 from broker_config.endpoint import Endpoint
-from broker_config.link import probe
+from broker_config.link import Link, probe
+from broker_config.messages import RoundState
 from tests.plants import CLASSES, FEDERATION, draw, federate, run, start
+from trainer.enrol import load_images
+from trainer.federation.spec import Request, draft
+from trainer.network import to_arrays
+from trainer.simulate import simulate
 
 PLANTS = ("plant-a", "plant-b", "plant-c")
 
@@ -26,11 +36,6 @@ def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def simulated(plants: dict[str, Path], method: str) -> dict[str, bytes]:
     """The same federation in this process, without a broker: tensors by `who/name`."""
-    from trainer.enrol import load_images
-    from trainer.federation.spec import Request, draft
-    from trainer.network import to_arrays
-    from trainer.simulate import simulate
-
     request = Request(method=method, model="small", size=32, rounds=2, seed=7, evaluate_every=1)
     spec, broadcast = draft(request, federation="default", classes=CLASSES, nodes=3)
     outcome = simulate(spec, broadcast, {n: load_images(spec, folder, None, print) for n, folder in plants.items()})
@@ -82,7 +87,9 @@ def wait_for(log: Path, text: str, seconds: float = 40) -> str:
     raise AssertionError(f"{text!r} is not in {log}:\n{log.read_text()}")
 
 
-def test_a_killed_node_is_named_and_the_federation_goes_on_when_it_is_back(plants: dict[str, Path], tmp_path: Path) -> None:
+def test_a_killed_node_is_named_and_the_federation_goes_on_when_it_is_back(
+    plants: dict[str, Path], tmp_path: Path
+) -> None:
     two = list(plants.items())[:2]
     with start_broker(tmp_path / "broker") as broker:
         coordinator = start(
@@ -110,8 +117,6 @@ def test_a_killed_node_is_named_and_the_federation_goes_on_when_it_is_back(plant
 
 
 def test_a_plant_that_owns_ten_images_is_cross_validated(tmp_path: Path) -> None:
-    import json
-
     few = {name: draw(tmp_path / "images" / name, 5, seed, CLASSES[:2]) for seed, name in enumerate(PLANTS[:2])}
     with start_broker(tmp_path / "broker") as broker:
         federate(broker.url, few, tmp_path / "run")
@@ -121,11 +126,32 @@ def test_a_plant_that_owns_ten_images_is_cross_validated(tmp_path: Path) -> None
     assert metrics["accuracy_low"] <= metrics["accuracy"] <= metrics["accuracy_high"]
 
 
+def test_stage_2_runs_while_the_upload_is_under_way_and_the_journal_tells_who_contributed(
+    plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """Every contribution of a round is summed before the first node has finished its (long) stage 2."""
+    told = dict.fromkeys(plants, ("--telemetry",))
+    with start_broker(tmp_path / "broker") as broker:
+        federate(broker.url, plants, tmp_path / "run", "--option", "refine_epochs=150", "--json", **told)
+    lines = (tmp_path / "run/coordinator.log").read_text().splitlines()
+    events = [json.loads(line) for line in lines if line.startswith("{")]
+    in_round = [(event["event"], event["node"]) for event in events if event.get("round") == 1 and "node" in event]
+    assert {node for event, node in in_round[:3] if event == "Contribution"} == set(plants)
+    assert {node for event, node in in_round[3:] if event == "Measured"} == set(plants)
+    history = [json.loads(line) for line in run("rounds", tmp_path / "run/coordinator", "--json").stdout.splitlines()]
+    assert [line["round"] for line in history] == [1, 2]
+    weights = {
+        event["node"]: event["weight"] for event in events if event["event"] == "Contribution" and event["round"] == 1
+    }
+    assert history[0]["weights"] == weights
+    assert "no journal" in refused("rounds", tmp_path)
+
+
 # What a node is told when it cannot take part
 
 
 @pytest.fixture(scope="module")
-def gathering(tmp_path_factory: pytest.TempPathFactory) -> "Gathering":  # type: ignore[misc]
+def gathering(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A broker with a coordinator that waits for two nodes."""
     folder = tmp_path_factory.mktemp("gathering")
     with start_broker(folder / "broker") as broker:
@@ -163,7 +189,9 @@ def test_a_url_that_is_none(plants: dict[str, Path]) -> None:
 
 def test_a_broker_without_a_coordinator(plants: dict[str, Path], tmp_path: Path) -> None:
     with start_broker(tmp_path / "broker") as broker:
-        said = refused("join", broker.url, "--name", "a", "--data", plants["plant-a"], "--wait", "0", "--state", tmp_path / "s")
+        said = refused(
+            "join", broker.url, "--name", "a", "--data", plants["plant-a"], "--wait", "0", "--state", tmp_path / "s"
+        )
     assert "edge-node coordinate" in said
 
 
@@ -173,7 +201,9 @@ def test_a_name_that_cannot_be_used(name: str, gathering: str, plants: dict[str,
 
 
 def test_a_name_that_is_taken(gathering: str, plants: dict[str, Path], tmp_path: Path) -> None:
-    first = start("join", gathering, "--name", "a", "--data", plants["plant-a"], "--state", tmp_path / "1", log=tmp_path / "1.log")
+    first = start(
+        "join", gathering, "--name", "a", "--data", plants["plant-a"], "--state", tmp_path / "1", log=tmp_path / "1.log"
+    )
     try:
         presence = topics.presence("default", "a")
         deadline = time.monotonic() + 30
@@ -188,7 +218,9 @@ def test_a_name_that_is_taken(gathering: str, plants: dict[str, Path], tmp_path:
 
 
 def test_a_second_coordinator_of_the_same_federation(gathering: str, tmp_path: Path) -> None:
-    said = refused("coordinate", gathering, "--classes", "a,b", "--nodes", 2, "--model", "small", "--state", tmp_path / "s")
+    said = refused(
+        "coordinate", gathering, "--classes", "a,b", "--nodes", 2, "--model", "small", "--state", tmp_path / "s"
+    )
     assert "already has a coordinator" in said
 
 
@@ -207,16 +239,9 @@ def test_folders_that_cannot_train(gathering: str, plants: dict[str, Path], tmp_
     assert "also among the training images" in said(plants["plant-a"], "--test", plants["plant-a"])
 
 
-def test_a_spec_that_the_node_cannot_meet_and_a_version_that_it_does_not_speak(plants: dict[str, Path], tmp_path: Path) -> None:
-    import queue
-
-    import msgspec
-
-    from broker_config.codec import encode
-    from broker_config.link import Link
-    from broker_config.messages import RoundState
-    from trainer.federation.spec import Request, draft
-
+def test_a_spec_that_the_node_cannot_meet_and_a_version_that_it_does_not_speak(
+    plants: dict[str, Path], tmp_path: Path
+) -> None:
     spec, _ = draft(Request(model="small"), federation="default", classes=CLASSES, nodes=2)
     state = encode(RoundState(run=spec.run, round=0, status="gathering"))
     with start_broker(tmp_path / "broker") as broker:
@@ -224,11 +249,24 @@ def test_a_spec_that_the_node_cannot_meet_and_a_version_that_it_does_not_speak(p
         with link.open():
             link.publish("edge-node/v9/default/spec", b"{}", retain=True)
             link.flush(5)
-            join = ("join", broker.url, "--name", "a", "--data", plants["plant-a"], "--state", tmp_path / "s", "--wait", 0)
+            join = (
+                "join",
+                broker.url,
+                "--name",
+                "a",
+                "--data",
+                plants["plant-a"],
+                "--state",
+                tmp_path / "s",
+                "--wait",
+                0,
+            )
             assert "speaks protocol edge-node/v9" in refused(*join)
             link.publish(topics.round_state("default"), state, retain=True)
             for field, value in (("method", "fedfuture"), ("model", "vit_9000")):
-                link.publish(topics.spec("default"), encode(msgspec.structs.replace(spec, **{field: value})), retain=True)
+                link.publish(
+                    topics.spec("default"), encode(msgspec.structs.replace(spec, **{field: value})), retain=True
+                )
                 link.flush(5)
                 assert value in refused(*join)
             link.publish(topics.spec("default"), b'{"type":"Spec","rounds":"many"}', retain=True)

@@ -1,12 +1,12 @@
 """What a coordinator must not forget: SQLite for facts; tensors lie beside it as content-addressed files."""
 
+import contextlib
 import sqlite3
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
-from broker_config.errors import EdgeNodeError
+from broker_config.errors import EdgeNodeError, UsageError
 from broker_config.messages import Manifest, Spec
 
 _SCHEMA = """
@@ -20,11 +20,12 @@ CREATE TABLE IF NOT EXISTS contributions (
 """
 
 
-class ClosedRound(NamedTuple):
-    """A line of the history."""
+class ClosedRound(msgspec.Struct, frozen=True):
+    """A line of a run's history."""
 
+    run: str
     round: int
-    weights: dict[str, float]  # by node, as summed
+    weights: dict[str, float]  # by node, as it measured them
     bytes: int  # received in contributions
 
 
@@ -65,19 +66,27 @@ class Journal:
         """The round's contributions are averaged."""
         self._db.execute("UPDATE rounds SET closed = 1 WHERE run = ? AND round = ?", (run, round_))
 
-    def history(self, run: str) -> list[ClosedRound]:
-        """The closed rounds, in order."""
-        rows = self._db.execute(
-            "SELECT c.round, c.node, c.weight, c.bytes FROM contributions c JOIN rounds r USING (run, round)"
-            " WHERE run = ? AND r.closed ORDER BY c.round, c.node",
-            (run,),
-        )
-        rounds: dict[int, ClosedRound] = {}
-        for round_, node, weight, size in rows:
-            line = rounds.get(round_, ClosedRound(round_, {}, 0))
-            rounds[round_] = line._replace(weights={**line.weights, node: weight}, bytes=line.bytes + size)
-        return list(rounds.values())
-
     def close(self) -> None:
         """Release the file."""
         self._db.close()
+
+
+def history(folder: Path) -> list[ClosedRound]:
+    """The closed rounds of the newest run in a coordinator's state folder, in order.
+
+    Raises:
+        UsageError: there is no journal in `folder`.
+    """
+    path = folder / "journal.sqlite"
+    if not path.is_file():
+        raise UsageError(f"there is no journal in {folder}", "pass the --state folder of edge-node coordinate")
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        rows = database.execute(
+            "SELECT run, round, node, weight, bytes FROM contributions JOIN rounds USING (run, round)"
+            " WHERE closed AND run = (SELECT run FROM federation ORDER BY rowid DESC LIMIT 1) ORDER BY round, node"
+        )
+        closed: dict[int, ClosedRound] = {}
+        for run, round_, node, weight, size in rows:
+            line = closed.get(round_, ClosedRound(run, round_, {}, 0))
+            closed[round_] = ClosedRound(run, round_, {**line.weights, node: weight}, line.bytes + size)
+    return list(closed.values())

@@ -1,0 +1,230 @@
+"""Personal models become bundles that compute what torch computes; otherwise nothing is written."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import Tensor
+
+from broker_config.errors import UsageError
+from edge import bundle
+from edge.predictor import Predictor
+from export import onnx as exporting
+from export.onnx import Exported, ParityError, export
+from trainer import personal
+from trainer.federation.spec import Request, draft
+from trainer.methods import make
+from trainer.network import Network, Tree, to_tensors
+from trainer.personal import Facts, Personal
+from trainer.seeding import generator
+
+CLASSES = ("crazing", "inclusion", "patches")
+SMALL = Request(model="small", size=32, rounds=4)
+METRICS = {"accuracy": 0.875}
+
+
+def made(request: Request, node: str, method: str, seed: int) -> Personal:
+    """The model that `method` deploys at a node which has not trained, its answers made decided."""
+    request = request._replace(method=method, seed=seed)
+    spec, own = draft(request, federation="steel", classes=CLASSES, nodes=2)
+    _, received = draft(request._replace(seed=seed + 1000), federation="steel", classes=CLASSES, nodes=2)
+    entry = make(method, spec.training, spec.options)
+    network = Network(spec.model, len(CLASSES))
+    tree = to_tensors({**own, **entry.init_node(network.shape, generator(seed, node))})
+    tree = _varied(entry.deploy(tree, to_tensors(received)), seed)
+    return Personal(Facts.of(spec, node, 4, METRICS, ()), tree)
+
+
+def _varied(tree: Tree, seed: int) -> Tree:
+    """The tree with BatchNorm statistics and a fusion weight such as training leaves, and a classifier that decides."""
+    random = torch.Generator().manual_seed(seed)
+
+    def varied(name: str, value: Tensor) -> Tensor:
+        if name.endswith("running_mean"):
+            return 0.1 * torch.randn(value.shape, generator=random)
+        if name.endswith("running_var"):
+            return 0.5 + torch.rand(value.shape, generator=random)
+        if name == "fusion":
+            return torch.tensor(0.2 + 0.1 * (seed % 5))
+        return 40 * value if name == "classifier.weight" else value
+
+    return {name: varied(name, value) for name, value in tree.items()}
+
+
+def torch_probabilities(model: Personal, images: np.ndarray) -> np.ndarray:
+    """What the network as it was trained gives for uint8 [n, S, S, 3]."""
+    facts = model.facts
+    mean, std = torch.tensor(facts.preprocessing.mean), torch.tensor(facts.preprocessing.std)
+    pixels = ((torch.from_numpy(images).float() / 255 - mean) / std).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        return torch.softmax(Network(facts.model, len(facts.classes)).judge(model.tree, pixels), 1).numpy()
+
+
+def pictures(size: int, count: int) -> np.ndarray:
+    """uint8 [count, size, size, 3] of blocks in random colours."""
+    return np.random.default_rng(count).integers(0, 256, (count, size // 8, size // 8, 3), np.uint8).repeat(8, 1).repeat(8, 2)
+
+
+class Run(NamedTuple):
+    """An export of several models, and what it left and said."""
+
+    models: dict[str, Personal]
+    sources: dict[str, Path]
+    exported: list[Exported]
+    said: list[str]
+
+
+def export_all(models: list[Personal], folder: Path) -> Run:
+    sources = {model.facts.node: folder / model.facts.node / "model" for model in models}
+    for model in models:
+        personal.save(model, sources[model.facts.node])
+    said: list[str] = []
+    exported = export(list(sources.values()), folder / "bundles", said.append)
+    return Run({model.facts.node: model for model in models}, sources, exported, said)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Two fused models and two plain ones."""
+    models = [made(SMALL, f"plant-{seed}", "fedavg" if seed > 2 else "afedcl", seed) for seed in (1, 2, 3, 4)]
+    return export_all(models, tmp_path_factory.mktemp("export"))
+
+
+NODES = pytest.mark.parametrize("node", ["plant-1", "plant-2", "plant-3", "plant-4"])
+
+
+def test_models_of_one_architecture_share_one_trace(run: Run) -> None:
+    assert ["fusion" in model.tree for model in run.models.values()] == [True, True, False, False]
+    kinds = [line.split()[0] for line in run.said]
+    assert kinds == ["tracing", "wrote", "wrote", "tracing", "wrote", "wrote"]
+    assert "small for 3 classes" in run.said[0]
+
+
+@NODES
+def test_a_bundle_is_read_back_with_where_its_model_comes_from(run: Run, node: str) -> None:
+    (written,) = [written for written in run.exported if written.node == node]
+    manifest = bundle.read(written.folder).manifest
+    facts = run.models[node].facts
+    assert written.folder.name == node
+    for name in ("federation", "run", "node", "method", "model", "round", "classes", "metrics"):
+        assert getattr(manifest, name) == getattr(facts, name)
+    assert manifest.input.size == 32
+    assert manifest.id == f"{node}@4"
+
+
+@NODES
+def test_a_bundle_passes_its_own_self_test(run: Run, node: str) -> None:
+    Predictor(bundle.read(run.exported[0].folder.with_name(node))).self_test()
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@NODES
+def test_a_bundles_probabilities_are_torchs_for_every_batch_size(run: Run, node: str, count: int) -> None:
+    images = pictures(32, count)
+    found = Predictor(bundle.read(run.exported[0].folder.with_name(node))).probabilities(images)
+    assert np.abs(found - torch_probabilities(run.models[node], images)).max() < 1e-5
+
+
+def test_each_bundle_holds_its_own_nodes_values(run: Run) -> None:
+    images = pictures(32, 5)
+    answers = [Predictor(bundle.read(written.folder)).probabilities(images) for written in run.exported]
+    for number, one in enumerate(answers):
+        assert all(np.abs(one - other).max() > 0.05 for other in answers[number + 1 :])
+
+
+def test_the_difference_that_is_reported_is_small_and_said(run: Run) -> None:
+    for written, line in zip(run.exported, [line for line in run.said if line.startswith("wrote")], strict=True):
+        assert 0 <= written.difference < 1e-5
+        assert str(written.folder) in line
+        assert f"{written.difference:.1e}" in line
+
+
+# What is refused
+
+
+def says_nothing(line: str) -> None:
+    raise AssertionError(f"nothing may be traced or written: {line}")
+
+
+def corrupted(folder: Path) -> bytes:
+    """The bundle's graph with one value of the classifier changed."""
+    graph = onnx.load(folder / "model.onnx")
+    (bias,) = [tensor for tensor in graph.graph.initializer if tensor.name == "classifier.bias"]
+    values = numpy_helper.to_array(bias).copy()
+    values[0] += 0.01
+    bias.CopyFrom(numpy_helper.from_array(values, bias.name))
+    content: bytes = graph.SerializeToString()
+    return content
+
+
+def test_a_graph_with_one_wrong_value_is_not_written(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = corrupted(run.exported[0].folder)
+    monkeypatch.setattr(exporting, "_trace", lambda module, size: None)  # would take seconds, and is not needed
+    monkeypatch.setattr(exporting, "_with_values", lambda graph, module: wrong)
+    source = run.sources["plant-1"]
+    with pytest.raises(ParityError, match="differs from torch by") as caught:
+        export([source], tmp_path / "bundles", lambda line: None)
+    assert str(source) in caught.value.what
+    assert caught.value.remedy
+    assert not (tmp_path / "bundles").exists()
+
+
+def test_a_folder_without_a_personal_model_is_named_before_anything_is_traced(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no personal model") as caught:
+        export([run.sources["plant-1"], tmp_path / "elsewhere"], tmp_path / "bundles", says_nothing)
+    assert str(tmp_path / "elsewhere") in caught.value.what
+    assert "edge-node join" in caught.value.remedy
+
+
+def test_two_models_of_one_node_are_refused_before_anything_is_traced(run: Run, tmp_path: Path) -> None:
+    source = run.sources["plant-1"]
+    with pytest.raises(UsageError, match="2 of the models are of node plant-1") as caught:
+        export([source, run.sources["plant-2"], source], tmp_path / "bundles", says_nothing)
+    assert "different folders" in caught.value.remedy
+
+
+@pytest.mark.parametrize("damage", ["a tensor missing", "another shape"])
+def test_tensors_that_are_not_the_models_are_refused_before_anything_is_traced(
+    run: Run, tmp_path: Path, damage: str
+) -> None:
+    facts, tree = run.models["plant-3"]
+    tree = {name: value for name, value in tree.items() if name != "classifier.bias"}
+    if damage == "another shape":
+        tree["classifier.bias"] = torch.zeros(4)
+    personal.save(Personal(facts, tree), tmp_path / "model")
+    with pytest.raises(UsageError, match="does not hold the tensors of small") as caught:
+        export([tmp_path / "model"], tmp_path / "bundles", says_nothing)
+    assert str(tmp_path / "model") in caught.value.what
+
+
+def test_a_model_whose_training_diverged_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts, tree = run.models["plant-3"]
+    personal.save(Personal(facts, {**tree, "classifier.bias": torch.full((3,), torch.nan)}), tmp_path / "model")
+    monkeypatch.setattr(exporting, "_trace", lambda module, size: None)  # would take seconds, and is not needed
+    monkeypatch.setattr(exporting, "_with_values", lambda graph, module: b"")
+    with pytest.raises(UsageError, match="has diverged") as caught:
+        export([tmp_path / "model"], tmp_path / "bundles", lambda line: None)
+    assert "learning_rate" in caught.value.remedy
+    assert not (tmp_path / "bundles").exists()
+
+
+# The model that plants use
+
+
+@pytest.mark.slow
+def test_two_fused_mobilenets_share_one_trace_and_compute_what_torch_computes(tmp_path: Path) -> None:
+    request = Request(model="mobilenet_v2", weights="none", size=64, rounds=4)
+    run = export_all([made(request, f"plant-{seed}", "afedcl", seed) for seed in (1, 2)], tmp_path)
+    assert [line.split()[0] for line in run.said] == ["tracing", "wrote", "wrote"]
+    images = pictures(64, 3)
+    answers = []
+    for node, model in run.models.items():
+        predictor = Predictor(bundle.read(tmp_path / "bundles" / node))
+        predictor.self_test()
+        answers.append(predictor.probabilities(images))
+        assert np.abs(answers[-1] - torch_probabilities(model, images)).max() < 1e-5
+    assert np.abs(answers[0] - answers[1]).max() > 0.05
