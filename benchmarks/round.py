@@ -2,8 +2,8 @@
 
     python -m benchmarks.round --nodes 5 --rounds 10
 
-Everything that a round does besides training is in the first figure: messages, chunks, files, checks, sums, the average.
-The bare client publishes one blob to all nodes and one from each node, in chunks of the same size, and hashes them.
+All that a round does besides training is in the first figure: messages, chunks, files, checks, sums, the average. The
+bare client publishes one blob to all nodes and one from each node, in chunks of the same size, and hashes them.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion
 from safetensors.numpy import save_file
 
 from broker_config import topics
@@ -29,6 +30,7 @@ from broker_config.endpoint import Endpoint
 from broker_config.link import Delivery, Link, probe
 from broker_config.messages import Contribution, Finished, Hello, RoundState, Spec
 from broker_config.transfer import BlobStore, Courier, Fetched
+from trainer.tree import take_from
 from trainer.weights import initial_encoder
 
 CHUNK = 256 * 1024
@@ -47,6 +49,7 @@ class EmptyNode(threading.Thread):
         self._courier = Courier(endpoint, spec.federation, name, self._store, self._inbox)
 
     def run(self) -> None:
+        """Take part to the end."""
         federation, run = self._spec.federation, self._spec.run
         up = topics.up(federation, self._name)
         self._courier.start()
@@ -89,12 +92,13 @@ class EmptyNode(threading.Thread):
 
 def federation_round(broker: EmbeddedBroker, folder: Path, nodes: int, rounds: int) -> tuple[float, int]:
     """Median seconds of a round after the first, and bytes of a blob."""
-    encoder = {name.removeprefix("encoder."): value for name, value in initial_encoder("mobilenet_v2", "none", 0).items()}
+    encoder = take_from("encoder", initial_encoder("mobilenet_v2", "none", 0))
     save_file(encoder, folder / "initial.safetensors")
     coordinator = subprocess.Popen(
         [
-            sys.executable, "-m", "edge.cli", "coordinate", broker.url, "--json", "--classes", "a,b", "--nodes", str(nodes),
-            "--rounds", str(rounds), "--weights", str(folder / "initial.safetensors"), "--state", str(folder / "coordinator"),
+            sys.executable, "-m", "edge.cli", "coordinate", broker.url, "--json", "--classes", "a,b",
+            "--nodes", str(nodes), "--rounds", str(rounds), "--weights", str(folder / "initial.safetensors"),
+            "--state", str(folder / "coordinator"),
         ],
         stdout=subprocess.PIPE,
     )  # fmt: skip
@@ -129,7 +133,7 @@ def bare_round(broker: EmbeddedBroker, nodes: int, rounds: int, size: int) -> fl
                 arrived.put(state["hash"].hexdigest())  # type: ignore[attr-defined]
                 state.update(bytes=0, hash=hashlib.sha256())
 
-        made = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id=name, protocol=paho.MQTTv5)
+        made = paho.Client(CallbackAPIVersion.VERSION2, client_id=name, protocol=paho.MQTTv5)
         made.on_message = on_message
         made.connect("127.0.0.1", broker.port)
         made.subscribe(topic)
@@ -165,10 +169,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--broker", choices=("mosquitto", "amqtt"), default="mosquitto")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name, start_broker(Path(name) / "broker", kind=arguments.broker) as broker:
+    with tempfile.TemporaryDirectory() as name, start_broker(Path(name) / "b", kind=arguments.broker) as broker:
         ours, size = federation_round(broker, Path(name), arguments.nodes, arguments.rounds)
         bare = bare_round(broker, arguments.nodes, arguments.rounds, size)
-    print(f"{arguments.nodes} nodes, {size / 1e6:.1f} MB a blob, {broker.kind}, medians of {arguments.rounds - 1} rounds")
+    print(
+        f"{arguments.nodes} nodes, {size / 1e6:.1f} MB a blob, {broker.kind}, medians of {arguments.rounds - 1} rounds"
+    )
     print(f"round without training  {1000 * ours:7.0f} ms")
     print(f"bare client             {1000 * bare:7.0f} ms")
     print(f"ratio                   {ours / bare:7.2f}")

@@ -2,16 +2,18 @@
 
 import re
 
+from broker_config.errors import UsageError
+
 ROOT = "edge-node/v1"
 COORDINATOR = "coordinator"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def check_name(name: str, what: str) -> str:
-    """Return `name` if it may stand in a topic, else raise ValueError with the remedy."""
+    """Return `name` if it may stand in a topic, else raise UsageError."""
     if not _NAME.fullmatch(name):
-        raise ValueError(
-            f"{what} {name!r} cannot be used: take up to 64 letters, digits, '.', '_' or '-', a letter or digit first"
+        raise UsageError(
+            f"{what} {name!r} cannot be used", "take up to 64 letters, digits, '.', '_' or '-', a letter or digit first"
         )
     return name
 

@@ -194,7 +194,7 @@ def join(
     key: Key = None,
 ) -> None:
     """Take part in a federation with this plant's images. The images stay here."""
-    from trainer.node import join as run
+    from trainer.enrol import join as run
 
     model = run(
         _endpoint(broker, ca, cert, key),

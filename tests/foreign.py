@@ -6,6 +6,7 @@ import queue
 import random
 import secrets
 import struct
+import time
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,9 @@ class ForeignNode:
         self.control.will_set(self.topic("nodes", self.name, "presence"), self.presence(online=False), 1, retain=True)
         self.connect(self.data, persistent=False)
         self.connect(self.control, persistent=True)
+        deadline = time.monotonic() + 60
         while not self.result and self.state.get("round") != dies_in:
+            assert time.monotonic() < deadline, (self.state, self.round, self.fetching)
             try:
                 self.handle(*self.inbox.get(timeout=1))
             except queue.Empty:

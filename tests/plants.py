@@ -53,8 +53,8 @@ def federate(url: str, plants: dict[str, Path], folder: Path, *flags: str, **joi
     folder.mkdir(parents=True, exist_ok=True)
     processes = {
         "coordinator": start(
-            "coordinate", url, "--classes", ",".join(CLASSES), "--nodes", len(plants), "--state", folder / "coordinator",
-            *FEDERATION, *flags, log=folder / "coordinator.log",
+            "coordinate", url, "--classes", ",".join(CLASSES), "--nodes", len(plants), *FEDERATION, *flags,
+            "--state", folder / "coordinator", log=folder / "coordinator.log",
         )
     }  # fmt: skip
     for name, images in plants.items():

@@ -1,6 +1,5 @@
 """A plant's folder becomes images in an order that depends on their content alone, or an error that says what to do."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -124,7 +123,7 @@ def test_a_folder_without_class_folders_is_refused_by_name(tmp_path: Path, layou
 def test_an_image_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     plant = draw(tmp_path / "plant")
     gone = plant / "patches" / "gone.png"
-    os.symlink(tmp_path / "nowhere", gone)
+    gone.symlink_to(tmp_path / "nowhere")
     with pytest.raises(UsageError) as caught:
         data.scan(plant)
     refused(caught, gone, "No such file", "remove it")

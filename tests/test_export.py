@@ -66,7 +66,8 @@ def torch_probabilities(model: Personal, images: np.ndarray) -> np.ndarray:
 
 def pictures(size: int, count: int) -> np.ndarray:
     """uint8 [count, size, size, 3] of blocks in random colours."""
-    return np.random.default_rng(count).integers(0, 256, (count, size // 8, size // 8, 3), np.uint8).repeat(8, 1).repeat(8, 2)
+    blocks = np.random.default_rng(count).integers(0, 256, (count, size // 8, size // 8, 3), np.uint8)
+    return blocks.repeat(8, 1).repeat(8, 2)
 
 
 class Run(NamedTuple):

@@ -97,7 +97,10 @@ def test_a_killed_node_is_named_and_the_federation_goes_on_when_it_is_back(
             *FEDERATION, "--rounds", 40, log=tmp_path / "coordinator.log",
         )  # fmt: skip
         nodes = {
-            name: start("join", broker.url, "--name", name, "--data", folder, "--state", tmp_path / name, log=tmp_path / f"{name}.log")
+            name: start(
+                "join", broker.url, "--name", name, "--data", folder, "--state", tmp_path / name,
+                log=tmp_path / f"{name}.log",
+            )
             for name, folder in two
         }  # fmt: skip
         try:

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from trainer.data import LabelledImages
+from trainer.data import Images, LabelledImages
 
 from broker_config.errors import UsageError
 from broker_config.messages import Spec, Training
 from trainer.federation.spec import Request, draft
 from trainer.methods import METHODS, complete_options, make
 from trainer.network import Network, to_arrays
-from trainer.participant import Images, Participant, State
+from trainer.participant import Participant, State
 from trainer.simulate import Simulated, simulate
 from trainer.tree import pick, take_from
 from trainer.weights import Arrays, Shape

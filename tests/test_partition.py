@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,16 @@ from trainer.data import Catalogue, Entry
 from trainer.partition import Scheme, Share
 
 CLASSES = ("crazing", "inclusion", "patches", "pitted", "scale", "scratches")
+PLENTY = dict.fromkeys(CLASSES, 200)
 SEEDS = range(6)
 schemes = pytest.mark.parametrize("scheme", ["disjoint", "dirichlet", "iid"])
 
 
-def catalogue(prefix: str = "", **counts: int) -> Catalogue:
-    """Entries without files: `counts` images of each class (200 of each of CLASSES by default)."""
+def catalogue(counts: Mapping[str, int] = PLENTY) -> Catalogue:
+    """Entries without files: so many images of each class."""
     entries = [
-        Entry(Path(f"{prefix}{name}/{number}.png"), name, hashlib.sha256(f"{name} {number}".encode()).hexdigest())
-        for name, count in (counts or dict.fromkeys(CLASSES, 200)).items()
+        Entry(Path(f"{name}/{number}.png"), name, hashlib.sha256(f"{name} {number}".encode()).hexdigest())
+        for name, count in counts.items()
         for number in range(count)
     ]
     return Catalogue(tuple(sorted(entries, key=lambda entry: entry.digest)))
@@ -130,20 +132,21 @@ def test_a_smaller_alpha_makes_dirichlet_nodes_differ_more() -> None:
 )
 def test_an_impossible_request_says_which_class_lacks_how_many_images(scheme: Scheme, lacking: str) -> None:
     with pytest.raises(UsageError, match=lacking) as caught:
-        scheme.shares(catalogue(common=100, rare=10))
+        scheme.shares(catalogue({"common": 100, "rare": 10}))
     assert "--samples" in caught.value.remedy
 
 
 def test_images_that_just_suffice_are_enough() -> None:
-    shares = Scheme("iid", 2, 20, 0, pool="all").shares(catalogue(common=22, rare=22))
+    shares = Scheme("iid", 2, 20, 0, pool="all").shares(catalogue({"common": 22, "rare": 22}))
     assert [classes(share.test) for share in shares] == [{"common": 1, "rare": 1}] * 2
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_what_a_scarce_class_has_left_is_shared_in_proportion_to_the_last_image_and_never_to_none(seed: int) -> None:
-    images = catalogue(**dict.fromkeys(CLASSES, 70))
+    images = catalogue(dict.fromkeys(CLASSES, 70))
     shares = Scheme("dirichlet", 8, 20, seed, alpha=1.0, pool="all").shares(images)
-    train, test = (sum((classes(part) for part in parts), Counter()) for parts in zip(*(s[1:] for s in shares)))
+    train = sum((classes(share.train) for share in shares), Counter[str]())
+    test = sum((classes(share.test) for share in shares), Counter[str]())
     for share in shares:
         assert classes(share.train).keys() == classes(share.test).keys()
     asked = {name: sum(3 * classes(share.train)[name] for share in shares) for name in CLASSES}
@@ -188,7 +191,7 @@ def test_no_seed_brings_an_image_of_the_report_pool_into_tuning(scheme: str) -> 
 
 
 def test_an_image_stays_in_its_pool_when_others_come_and_go() -> None:
-    few, many = (partition.pool(catalogue(patches=count), "tuning") for count in (50, 100))
+    few, many = (partition.pool(catalogue({"patches": count}), "tuning") for count in (50, 100))
     assert set(digests(few)) <= set(digests(many))
 
 

@@ -1,5 +1,6 @@
 """Initial encoders: drawn from a seed, downloaded, or read from a file that is this model's and no program."""
 
+import subprocess
 import sys
 import urllib.request
 from pathlib import Path
@@ -63,7 +64,8 @@ def test_an_encoder_holds_float32_only_and_no_batch_counters(model: str) -> None
 
 def test_a_linear_layer_is_drawn_within_one_over_the_root_of_its_inputs() -> None:
     layer = linear("classifier", 16, 3, np.random.default_rng(0))
-    assert {name: array.shape for name, array in layer.items()} == {"classifier.weight": (3, 16), "classifier.bias": (3,)}
+    shapes = {name: array.shape for name, array in layer.items()}
+    assert shapes == {"classifier.weight": (3, 16), "classifier.bias": (3,)}
     assert all(array.dtype == np.float32 for array in layer.values())
     assert 0.2 < max(np.abs(array).max() for array in layer.values()) <= 0.25
 
@@ -119,10 +121,15 @@ def test_garbage_is_refused_by_its_name(content: bytes, tmp_path: Path) -> None:
 
 
 def test_weights_in_a_type_that_numpy_does_not_have_are_refused(tmp_path: Path) -> None:
+    """In a process of its own, as on a coordinator: onnx teaches numpy bfloat16."""
     save_torch_file({"features.0.weight": torch.zeros(3, dtype=torch.bfloat16)}, tmp_path / "brain.safetensors")
-    error = refused("small", tmp_path / "brain.safetensors")
-    assert "bfloat16" in error.what
-    assert "float32" in error.remedy
+    reading = "import sys; from trainer.weights import initial_encoder; initial_encoder('small', sys.argv[1], 0)"
+    done = subprocess.run(
+        [sys.executable, "-c", reading, tmp_path / "brain.safetensors"], capture_output=True, text=True, check=False
+    )
+    assert "UsageError: " in done.stderr
+    assert "brain.safetensors is not a safetensors file of weights (data type 'bfloat16'" in done.stderr
+    assert "save them as float32" in done.stderr
 
 
 @pytest.mark.parametrize("weights", ["missing.safetensors", "Imagenet", "."])

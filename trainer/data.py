@@ -58,6 +58,13 @@ class LabelledImages(NamedTuple):
         )
 
 
+class Images(NamedTuple):
+    """A node's images: those that train, and those held out, if it has enough of them."""
+
+    train: LabelledImages
+    test: LabelledImages | None
+
+
 def scan(folder: Path) -> Catalogue:
     """Find and hash a plant's images.
 

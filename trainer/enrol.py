@@ -1,4 +1,4 @@
-"""What a node does before it takes part: find the federation, check what it asks for, load the plant's images."""
+"""Joining: find the federation, check what it asks for, load the plant's images, then take part. Itself without torch."""
 
 import importlib.metadata
 import secrets
@@ -12,12 +12,61 @@ from broker_config.errors import EdgeNodeError, UsageError
 from broker_config.link import Endpoint, probe
 from broker_config.messages import Presence, RoundState, Spec
 from trainer import data
+from trainer.data import Images
 from trainer.methods import METHODS
-from trainer.participant import Images
 from trainer.weights import FEATURES
 
 Say = Callable[[str], None]
 HELD_OUT = 0.2  # share of a plant's images that is held out when it brings no test folder
+
+
+def join(
+    endpoint: Endpoint,
+    *,
+    name: str,
+    folder: Path,
+    test: Path | None,
+    state: Path,
+    federation: str | None,
+    telemetry: bool,
+    wait: float,
+    say: Say,
+    stop: Callable[[], bool] = lambda: False,
+) -> Path | None:
+    """Take part in a federation to its end; None when `stop` said to end it before.
+
+    Args:
+        endpoint: the broker.
+        name: of this node.
+        folder: class folders with this plant's images.
+        test: class folders with held-out images, or None.
+        state: folder for this node's state; its personal model comes to lie in `state/model`.
+        federation: its name; None takes the only one on the broker.
+        telemetry: whether losses, A_k and accuracy are told to the coordinator.
+        wait: seconds to wait for a coordinator.
+        say: shows a line to the user.
+        stop: asked often.
+
+    Raises:
+        EdgeNodeError: with what to do about it.
+    """
+    topics.check_name(name, "the node's name")
+    if name == topics.COORDINATOR:
+        raise UsageError(f"a node cannot be named {name!r}", "choose another --name")
+    spec = discover(endpoint, federation, wait, say, stop)
+    images = load_images(spec, folder, test, say)
+    classes = sorted({spec.classes[label] for label in images.train.labels})
+    say(
+        f"joining federation {spec.federation!r} ({spec.method}, {spec.model}, {spec.rounds} rounds) as {name}: "
+        f"{len(images.train.labels)} training images of {', '.join(classes)}, "
+        + (f"{len(images.test.labels)} held out" if images.test else "too few to hold any out")
+    )
+    session = read_session(state)
+    check_name_free(endpoint, spec.federation, name, session)
+    # Only now: importing torch takes seconds, and whoever cannot take part should hear so at once.
+    from trainer.node import take_part  # noqa: PLC0415
+
+    return take_part(spec, name, session, images, endpoint, state, telemetry=telemetry, say=say, stop=stop)
 
 
 def discover(endpoint: Endpoint, federation: str | None, wait: float, say: Say, stop: Callable[[], bool]) -> Spec:

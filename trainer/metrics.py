@@ -25,4 +25,4 @@ def wilson(correct: int, count: int) -> tuple[float, float]:
     share = correct / count
     centre = (share + z * z / (2 * count)) / (1 + z * z / count)
     half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return min(share, centre - half), max(share, centre + half)  # but for rounding they enclose the share

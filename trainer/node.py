@@ -12,7 +12,7 @@ import msgspec
 
 from broker_config import topics
 from broker_config.codec import DecodeError, decode_any, encode
-from broker_config.errors import EdgeNodeError, UsageError
+from broker_config.errors import EdgeNodeError
 from broker_config.link import Delivery, Endpoint, Link, LinkDown, LinkUp
 from broker_config.messages import (
     Accepted,
@@ -29,60 +29,31 @@ from broker_config.messages import (
     Welcome,
 )
 from broker_config.transfer import Courier, Fetched, FetchFailed
-from trainer.enrol import Say, check_name_free, discover, load_images, read_session
-from trainer.participant import Images
+from trainer.data import Images
 from trainer.worker import Contributed, Deployed, Failed, Progress, Refined, Worker
 
+Say = Callable[[str], None]
 _INBOX = 1024
 
 
-def join(
-    endpoint: Endpoint,
-    *,
+def take_part(
+    spec: Spec,
     name: str,
+    session: str,
+    images: Images,
+    endpoint: Endpoint,
     folder: Path,
-    test: Path | None,
-    state: Path,
-    federation: str | None,
+    *,
     telemetry: bool,
-    wait: float,
     say: Say,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool],
 ) -> Path | None:
-    """Take part in a federation to its end; None when `stop` said to end it before.
-
-    Args:
-        endpoint: the broker.
-        name: of this node.
-        folder: class folders with this plant's images.
-        test: class folders with held-out images, or None.
-        state: folder for this node's state; its personal model comes to lie in `state/model`.
-        federation: its name; None takes the only one on the broker.
-        telemetry: whether losses, A_k and accuracy are told to the coordinator.
-        wait: seconds to wait for a coordinator.
-        say: shows a line to the user.
-        stop: asked often.
+    """Take part in a federation to its end. Returns the personal model's folder, or None when `stop` ended it before.
 
     Raises:
         EdgeNodeError: with what to do about it.
     """
-    try:
-        topics.check_name(name, "the node's name")
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    if name == topics.COORDINATOR:
-        raise UsageError(f"a node cannot be named {name!r}", "choose another --name")
-    spec = discover(endpoint, federation, wait, say, stop)
-    images = load_images(spec, folder, test, say)
-    classes = sorted({spec.classes[label] for label in images.train.labels})
-    say(
-        f"joining federation {spec.federation!r} ({spec.method}, {spec.model}, {spec.rounds} rounds) as {name}: "
-        f"{len(images.train.labels)} training images of {', '.join(classes)}, "
-        + (f"{len(images.test.labels)} held out" if images.test else "too few to hold any out")
-    )
-    session = read_session(state)
-    check_name_free(endpoint, spec.federation, name, session)
-    node = _Node(spec, name, session, images, endpoint, state, telemetry, say)
+    node = _Node(spec, name, session, images, endpoint, folder, telemetry, say)
     try:
         return node.run(stop)
     finally:

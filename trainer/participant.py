@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from broker_config.messages import Spec
-from trainer.data import LabelledImages, folds
+from trainer.data import Images, LabelledImages, folds
 from trainer.engine import TrainingSet, predict, run_phase
 from trainer.methods import make
 from trainer.methods.base import Metrics, Phase
@@ -38,13 +38,6 @@ class State(NamedTuple):
         """Read what `save` wrote."""
         tensors = {name: value.clone() for name, value in load_file(path).items()}
         return State(take_from("tree", tensors), take_from("moments", tensors))
-
-
-class Images(NamedTuple):
-    """A node's images: those that train, and those held out, if it has enough of them."""
-
-    train: LabelledImages
-    test: LabelledImages | None
 
 
 class Contributed(NamedTuple):

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from broker_config.messages import Spec
 from trainer import data, partition, personal, progress, report
+from trainer.data import Images
 from trainer.federation.aggregate import FixedPointSum
 from trainer.federation.spec import Request, draft
 from trainer.methods import make
 from trainer.methods.base import Metrics
-from trainer.participant import Images, Participant
+from trainer.participant import Participant
 from trainer.personal import Personal
 from trainer.tree import pick
 from trainer.weights import Arrays

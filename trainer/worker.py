@@ -14,8 +14,9 @@ from broker_config.errors import EdgeNodeError
 from broker_config.messages import Manifest, Spec
 from broker_config.transfer import BlobStore
 from trainer import personal
+from trainer.data import Images
 from trainer.engine import Stopped
-from trainer.participant import Images, Participant, State
+from trainer.participant import Participant, State
 from trainer.weights import Arrays
 
 

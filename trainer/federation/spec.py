@@ -87,10 +87,7 @@ def draft(
 
 
 def _check(federation: str, classes: Sequence[str], nodes: int, quorum: int | None) -> None:
-    try:
-        topics.check_name(federation, "the federation's name")
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    topics.check_name(federation, "the federation's name")
     if len(classes) < 2 or len(set(classes)) != len(classes):
         raise UsageError(f"these are not two or more different classes: {', '.join(classes)}", "name each class once")
     if quorum is not None and not 1 <= quorum <= nodes:
