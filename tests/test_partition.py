@@ -72,6 +72,11 @@ def test_held_out_images_are_of_the_nodes_classes_in_their_proportions(scheme: s
         assert test.total() == 60
 
 
+def test_at_least_one_image_of_each_of_a_nodes_classes_is_held_out_however_few_are_asked_for() -> None:
+    for share in Scheme("iid", 2, 12, 0, test_samples=2).shares(catalogue()):
+        assert classes(share.test) == dict.fromkeys(CLASSES, 1)
+
+
 @schemes
 def test_the_seed_alone_decides(scheme: str) -> None:
     one, same, other = (layout(Scheme(scheme, 4, 10, seed).shares(catalogue())) for seed in (1, 1, 2))
@@ -108,6 +113,11 @@ def test_disjoint_nodes_have_as_many_classes_as_asked_evenly_and_no_class_is_lef
     holders = Counter(name for share in shares for name in classes(share.train))
     assert holders.keys() == set(CLASSES)
     assert max(holders.values()) - min(holders.values()) <= 1
+
+
+def test_which_classes_a_disjoint_node_has_depends_on_the_seed() -> None:
+    shares = [Scheme("disjoint", 5, 10, seed).shares(catalogue()) for seed in SEEDS]
+    assert len({frozenset(classes(drawn[0].train)) for drawn in shares}) > 1
 
 
 def test_a_smaller_alpha_makes_dirichlet_nodes_differ_more() -> None:

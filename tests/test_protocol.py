@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import queue
 import re
 import socket
@@ -26,6 +27,7 @@ from broker_config.embedded import find_mosquitto
 from edge.line import Failure, Verdict
 from tests.foreign import ForeignNode, Tensors
 from tests.plants import CLASSES, FEDERATION, draw, start
+from trainer.federation.aggregate import FixedPointSum
 
 PAGE = (Path(__file__).parent.parent / "docs" / "protocol.md").read_text()
 _PARTS = re.split(r"^#{2,4} (.+)$", PAGE, flags=re.MULTILINE)
@@ -103,6 +105,57 @@ def test_the_limits_are_those_of_the_code(what: str, values: list[float]) -> Non
     assert re.findall(r"[\d,]*\d", row) == [f"{value:,.0f}" for value in values]
 
 
+# The exact mean
+
+
+def scale(nodes: int, initial: np.ndarray) -> int:
+    """The page's scale of a tensor."""
+    return 62 - math.ceil(math.log2(nodes)) - 12 - math.ceil(math.log2(max(np.abs(initial).max(), 0.25)))
+
+
+def mean(scales: dict[str, int], contributions: list[tuple[float, Tensors]], cap: float) -> dict[str, bytes]:
+    """The page's exact mean, as bytes by tensor."""
+    weights = [round(weight / cap * 2**24) for weight, _ in contributions]
+    found = {}
+    for name, s in scales.items():
+        total = sum(
+            np.rint(values[name].astype(np.float64) * weight * 2.0 ** (s - 24)).astype(np.int64)
+            for weight, (_, values) in zip(weights, contributions, strict=True)
+        )
+        found[name] = np.float32(np.float64(total) / float(sum(weights)) * 2.0 ** (24 - s)).tobytes()
+    return found
+
+
+def as_bytes(tensors: Tensors) -> dict[str, bytes]:
+    return {name: value.tobytes() for name, value in tensors.items()}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_exact_mean_is_the_pages(seed: int) -> None:
+    """Also of values so small that the sums' rounding shows, and of weights that need rounding."""
+    generator = np.random.default_rng(seed)
+    nodes, cap = int(generator.integers(2, 9)), 1.3
+    contributions = [
+        (float(weight), {"a": (10.0 ** generator.uniform(-16, 0, 500)).astype(np.float32)})
+        for weight in generator.uniform(1e-3, cap, nodes)
+    ]
+    s = scale(nodes, contributions[0][1]["a"])
+    sums = FixedPointSum({"a": messages.TensorSpec((500,), s)}, nodes, cap)
+    for weight, tensors in contributions:
+        sums.add(tensors.items(), weight)
+    assert as_bytes(sums.mean()) == mean({"a": s}, contributions, cap)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 5])
+def test_values_are_refused_from_the_pages_bound_on(nodes: int) -> None:
+    s = scale(nodes, np.ones(1, np.float32))
+    bound = np.float32(2.0 ** (62 - s) / 2 ** math.ceil(math.log2(nodes)))
+    sums = FixedPointSum({"a": messages.TensorSpec((1,), s)}, nodes, 1.0)
+    sums.check([("a", np.array([-bound]))])
+    with pytest.raises(ValueError, match="beyond"):
+        sums.check([("a", np.array([np.nextafter(bound, np.float32(np.inf))]))])
+
+
 # The page is enough
 
 
@@ -142,25 +195,8 @@ class Observer:
 
     def blob(self, manifest: dict[str, Any]) -> Tensors:
         chunks = self.chunks[manifest["digest"]]
-        return load(b"".join(chunks[index] for index in sorted(chunks)))
-
-
-def mean(spec: dict[str, Any], contributions: list[tuple[float, Tensors]]) -> dict[str, bytes]:
-    """The page's exact mean for `fedavg`, as bytes by tensor."""
-    weights = [round(min(weight, 4096) / 4096 * 2**24) for weight, _ in contributions]
-    found = {}
-    for name, tensor in spec["tensors"].items():
-        scale = tensor["scale"]
-        total = sum(
-            np.rint(values[name].astype(np.float64) * weight * 2.0 ** (scale - 24)).astype(np.int64)
-            for weight, (_, values) in zip(weights, contributions, strict=True)
-        )
-        found[name] = np.float32(np.float64(total) / float(sum(weights)) * 2.0 ** (24 - scale)).tobytes()
-    return found
-
-
-def as_bytes(tensors: Tensors) -> dict[str, bytes]:
-    return {name: value.tobytes() for name, value in tensors.items()}
+        tensors: Tensors = load(b"".join(chunks[index] for index in sorted(chunks)))
+        return tensors
 
 
 @pytest.fixture
@@ -217,11 +253,13 @@ def test_a_node_written_from_the_page_takes_part_dies_and_comes_back(guarded: in
         for process in processes:
             process.kill()
     spec = next(message for message in observer.messages if message["type"] == "Spec")
-    second = next(m["broadcast"] for m in observer.messages if m["type"] == "RoundState" and m["round"] == 2)
+    scales = {name: tensor["scale"] for name, tensor in spec["tensors"].items()}
+    broadcasts = {m["round"]: m["broadcast"] for m in observer.messages if m.get("status") == "open"}
+    assert scales == {name: scale(2, value) for name, value in observer.blob(broadcasts[1]).items()}
     assert [len(observer.contributions(round_)) for round_ in (1, 2)] == [2, 2]
-    assert as_bytes(observer.blob(second)) == mean(spec, observer.contributions(1))
+    assert as_bytes(observer.blob(broadcasts[2])) == mean(scales, observer.contributions(1), cap=4096)
     final = load_file(tmp_path / "coordinator" / "global.safetensors")
-    assert as_bytes(final) == mean(spec, observer.contributions(2)) == as_bytes(result)
+    assert as_bytes(final) == mean(scales, observer.contributions(2), cap=4096) == as_bytes(result)
     assert {m["type"] for m in observer.messages if "/nodes/plant-a/" in m["topic"]} == {
         "Presence", "Hello", "Welcome", "Contribution", "Accepted", "Finished"
     }  # fmt: skip

@@ -27,6 +27,12 @@ def test_a_seed_and_a_plant_determine_every_pixel() -> None:
         assert not np.array_equal(one, surfaces.draw(EACH, SIZE, seed=seed, plant=plant))
 
 
+def test_another_seed_draws_other_defects_and_not_only_in_another_light() -> None:
+    one, other = (surfaces.draw(EACH, SIZE, seed)[..., 0].reshape(len(EACH), -1) for seed in (3, 4))
+    likeness = [np.corrcoef(mine, theirs)[0, 1] for mine, theirs in zip(one, other, strict=True)]
+    assert np.mean(likeness) < 0.3
+
+
 def test_no_image_is_drawn_twice() -> None:
     images = surfaces.draw(np.zeros(20, int), SIZE, seed=0)
     assert len({image.tobytes() for image in images}) == 20

@@ -1,4 +1,4 @@
-"""Joining: find the federation, check what it asks for, load the plant's images, then take part. Itself without torch."""
+"""Joining: find the federation, check what it asks for, load the images, take part. Itself without torch."""
 
 import importlib.metadata
 import secrets

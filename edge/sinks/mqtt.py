@@ -7,7 +7,6 @@ import uuid
 import msgspec
 
 from broker_config import topics
-from broker_config.errors import UsageError
 from broker_config.link import Endpoint, Link, LinkDown, LinkUp
 from edge.line import Failure, Verdict
 
@@ -22,10 +21,7 @@ class Mqtt:
 
     def __init__(self, endpoint: Endpoint, line: str) -> None:
         """Connect; LinkError when the broker does not let us in, UsageError for a name that no topic can hold."""
-        try:
-            self._topic = topics.verdicts(topics.check_name(line, "the line's name"))
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+        self._topic = topics.verdicts(topics.check_name(line, "the line's name"))
         self._events: queue.Queue[LinkUp | LinkDown] = queue.Queue()
         client_id = f"edge-node-line-{uuid.uuid4().hex[:8]}"
         self._link = Link(endpoint, client_id, inbox=self._events, persistent=False).open(_CONNECT)

@@ -1,0 +1,174 @@
+"""A peer that breaks the protocol is named and left out; the round goes on without it."""
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from paho.mqtt.enums import MQTTProtocolVersion
+from safetensors.numpy import save
+
+from broker_config.embedded import EmbeddedBroker, start_broker
+from tests.foreign import ForeignNode, Tensors
+from tests.plants import CLASSES, FEDERATION, start
+from trainer.tree import take_from
+from trainer.weights import initial_encoder
+
+V5 = MQTTProtocolVersion.MQTTv5
+
+
+def first(received: Tensors) -> str:
+    return min(received)
+
+
+def poisoned(node: "Hostile", received: Tensors) -> None:
+    received[first(received)].flat[0] = np.nan
+    node.send(received)
+
+
+def diverged(node: "Hostile", received: Tensors) -> None:
+    received[first(received)].flat[0] = 1e20
+    node.send(received)
+
+
+def misshapen(node: "Hostile", received: Tensors) -> None:
+    received[first(received)] = np.zeros((1, 1), np.float32)
+    node.send(received)
+
+
+def incomplete(node: "Hostile", received: Tensors) -> None:
+    del received[first(received)]
+    node.send(received)
+
+
+def wrong_type(node: "Hostile", received: Tensors) -> None:
+    received[first(received)] = received[first(received)].astype(np.float64)
+    node.send(received)
+
+
+def truncated(node: "Hostile", received: Tensors) -> None:
+    node.send(received, cut=100)
+
+
+def another_blob(node: "Hostile", received: Tensors) -> None:
+    node.send(received, manifest={"digest": "0" * 64})
+
+
+def terabytes(node: "Hostile", received: Tensors) -> None:
+    node.send(received, manifest={"size": 1 << 40})
+
+
+def replayed(node: "Hostile", received: Tensors) -> None:
+    node.send(received, manifest={"run": "f" * 16})
+
+
+def without_blob(node: "Hostile", received: Tensors) -> None:
+    node.send(received, blob=None)
+
+
+def impossible_weight(node: "Hostile", received: Tensors) -> None:
+    node.send(received, weight=-1.0)
+
+
+def from_the_future(node: "Hostile", received: Tensors) -> None:
+    node.send(received, round=2)
+
+
+def garbage(node: "Hostile", received: Tensors) -> None:
+    node.control.publish(node.topic("nodes", node.name, "up"), b"\xff\x00{", 1)
+
+
+def wrong_direction(node: "Hostile", received: Tensors) -> None:
+    node.tell("up", type="Accepted", run=node.spec["run"], round=1)
+
+
+DEEDS: dict[Callable[["Hostile", Tensors], None], str] = {
+    poisoned: "NaN|finite",
+    diverged: "diverged",
+    misshapen: "shape",
+    incomplete: "missing|lacks|names",
+    wrong_type: "float32|F64",
+    truncated: "cannot be read|truncated|safetensors|header|incomplete",
+    another_blob: "digest",
+    terabytes: "promises",
+    replayed: "another federation, run, round or node",
+    without_blob: "number of blobs",
+    impossible_weight: "cannot be -1",
+    from_the_future: "not open",
+    garbage: "cannot be read",
+    wrong_direction: "does not send Accepted",
+}
+
+
+class Hostile(ForeignNode):
+    """Does its deed when it is asked to contribute."""
+
+    def __init__(self, port: int, deed: Callable[["Hostile", Tensors], None]):
+        super().__init__(port, "hostile", V5, weight=5, shift=0)
+        self.deed = deed
+
+    def contribute(self, received: Tensors) -> None:
+        self.round = self.state["round"]
+        self.deed(self, received)
+
+    def send(self, tensors: Tensors, manifest: dict[str, Any] | None = None, cut: int = 0, **changes: Any) -> None:
+        """A contribution of these tensors, with some things not as they should be."""
+        blob = save(tensors)
+        blob = blob[: len(blob) - cut]
+        digest = hashlib.sha256(blob).hexdigest()
+        told = self.state["broadcast"] | {"node": self.name, "digest": digest, "size": len(blob)} | (manifest or {})
+        self.offered = {told["digest"]: blob}
+        message = {"type": "Contribution", "run": self.spec["run"], "round": self.round, "weight": 5, "blob": told}
+        self.tell("up", **message | changes)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """One broker for all."""
+    with start_broker(tmp_path_factory.mktemp("broker") / "state") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Initial weights as a file: so the coordinator needs no torch, and starts fast."""
+    path = tmp_path_factory.mktemp("weights") / "small.safetensors"
+    path.write_bytes(save(take_from("encoder", initial_encoder("small", "none", 0))))
+    return path
+
+
+@pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.__name__)
+def test_a_hostile_peer_is_named_and_the_round_goes_on(
+    deed: Callable[[Hostile, Tensors], None], broker: EmbeddedBroker, weights: Path, tmp_path: Path
+) -> None:
+    """An honest node and a hostile one, quorum one: the honest node finishes, the hostile one is told why it may not."""
+    coordinator = start(
+        "coordinate", broker.url, "--json", "--classes", ",".join(CLASSES), "--nodes", 2, "--quorum", 1, *FEDERATION,
+        "--weights", weights, "--method", "fedavg", "--state", tmp_path / "state", log=tmp_path / "log",
+    )  # fmt: skip
+    try:
+        honest = ForeignNode(broker.port, "honest", V5, weight=10, shift=0.5)
+        results: list[Tensors] = []
+        thread = threading.Thread(target=lambda: results.append(honest.run()), daemon=True)
+        while "Gathering" not in (tmp_path / "log").read_text():
+            assert coordinator.poll() is None, (tmp_path / "log").read_text()
+        thread.start()
+        with pytest.raises(AssertionError, match="Refusal") as refusal:
+            Hostile(broker.port, deed).run()
+        thread.join(30)
+        assert coordinator.wait(20) == 0
+    finally:
+        coordinator.kill()
+    events = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines() if line.startswith("{")]
+    (refused,) = [event for event in events if event["event"] == "NodeRefused"]
+    assert refused["node"] == "hostile"
+    assert re.search(DEEDS[deed], refused["reason"]), refused
+    assert refused["reason"][:40] in str(refusal.value)
+    closed = [event["contributors"] for event in events if event["event"] == "RoundClosed"]
+    assert closed == [["honest"], ["honest"]]
+    assert len(results) == 1
