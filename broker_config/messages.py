@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$", description="SHA-256, hexadecimal")]
-RunId = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}$", description="one run of a federation")]
-SessionId = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}$", description="one node's session")]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")]
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="SHA-256, hexadecimal")]
+RunId = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z", description="one run of a federation")]
+SessionId = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z", description="one node's session")]
 Round = Annotated[int, Meta(ge=0, le=1_000_000)]
 Text = Annotated[str, Meta(max_length=2000)]
 Finite = Annotated[float, Meta(gt=-1e30, lt=1e30)]

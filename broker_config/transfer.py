@@ -106,7 +106,7 @@ class Courier:
         self._events: queue.Queue[Delivery | LinkUp | LinkDown | None] = queue.Queue(EVENTS)
         self._commands: deque[Callable[[], None]] = deque()
         self._link = Link(
-            endpoint, f"{federation}.{me}.data", inbox=self._events, persistent=False, keepalive=KEEPALIVE
+            endpoint, f"edge-node/{federation}/{me}/data", inbox=self._events, persistent=False, keepalive=KEEPALIVE
         )
         self._requests = topics.want(federation, me, "+")
         self._offered: dict[str, int] = {}  # digest -> bytes

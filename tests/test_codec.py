@@ -47,7 +47,7 @@ CASES = [
         quorum=4,
         seed=2**63 - 1,
         tensors={"conv.weight": TensorSpec((8, 3, 3, 3), -20), "bn.mean": TensorSpec((), 4)},
-        sends=("encoder.",),
+        sends=("encoder",),
     ),
     messages.RoundState(run=RUN, round=3, status="open", broadcast=MANIFEST),
     messages.Presence(session=SESSION, online=False),

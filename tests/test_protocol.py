@@ -115,7 +115,7 @@ def scale(nodes: int, initial: np.ndarray) -> int:
 
 def mean(scales: dict[str, int], contributions: list[tuple[float, Tensors]], cap: float) -> dict[str, bytes]:
     """The page's exact mean, as bytes by tensor."""
-    weights = [round(weight / cap * 2**24) for weight, _ in contributions]
+    weights = [max(1, round(weight / cap * 2**24)) for weight, _ in contributions]
     found = {}
     for name, s in scales.items():
         total = sum(

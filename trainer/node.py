@@ -83,7 +83,7 @@ class _Node:
         self._presence_topic = topics.presence(spec.federation, name)
         self._link = Link(
             endpoint,
-            f"edge-node-{spec.federation}-{name}",
+            f"edge-node/{spec.federation}/{name}",
             inbox=self._inbox,
             persistent=True,
             will=(self._presence_topic, encode(Presence(session=session, online=False))),
@@ -99,7 +99,6 @@ class _Node:
             topics.round_state(federation),
             topics.presence(federation, topics.COORDINATOR),
         )
-        self._announce()
         while self._model is None:
             if stop():
                 return None

@@ -49,7 +49,7 @@ class FixedPointSum:
 
     def add(self, tensors: Iterable[tuple[str, np.ndarray]], weight: float) -> None:
         """Add one contribution that passed `check`, with a weight in (0, weight_cap]."""
-        share = round(weight / self._weight_cap * 2**_WEIGHT_BITS)
+        share = max(1, round(weight / self._weight_cap * 2**_WEIGHT_BITS))
         for name, values in tensors:
             # 24 bits of float32 times 24 bits of weight are exact in float64; rint is the only rounding.
             product = values.astype(np.float64) * math.ldexp(share, self._tensors[name].scale - _WEIGHT_BITS)

@@ -69,6 +69,9 @@ def coordinate(
     coordinator = _Coordinator(spec, broadcast, endpoint, folder, report, chunk_size)
     try:
         return coordinator.run(stop)
+    except EdgeNodeError as error:
+        coordinator.abort(error.what)
+        raise
     finally:
         coordinator.close()
 
@@ -102,6 +105,7 @@ class _Coordinator:
         self._store = BlobStore(folder / "blobs")
         self._state = rounds.Federation(rounds.Plan(spec.nodes, spec.quorum, spec.rounds))
         self._sessions: dict[str, str] = {}  # of the nodes that take part
+        self._admitted: set[str] = set()  # names that hold a place; as many contributions a round can be summed
         self._unfinished: set[str] = set()  # nodes whose personal model is not yet on their disk
         self._arriving: dict[str, Contribution] = {}  # whose blob is under way, by node
         self._started = self._round_started = time.monotonic()
@@ -112,7 +116,7 @@ class _Coordinator:
         will = encode(Presence(session=self._session, online=False))
         self._link = Link(
             endpoint,
-            f"edge-node-{spec.federation}-{topics.COORDINATOR}",
+            f"edge-node/{spec.federation}/{topics.COORDINATOR}",
             inbox=self._inbox,
             persistent=True,
             will=(self._presence_topic, will),
@@ -124,13 +128,13 @@ class _Coordinator:
         self._link.open()
         self._courier.start()
         self._link.subscribe(topics.presence(self._spec.federation, "+"), topics.up(self._spec.federation, "+"))
-        self._announce()
+        self._handle(self._inbox.get())  # LinkUp: what is retained of an earlier run is replaced
+        self._link.flush(5)
         spec = self._spec
         self._report(progress.Gathering(federation=spec.federation, run=spec.run, nodes=spec.nodes, rounds=spec.rounds))
         while self._state.status is not rounds.Status.FINISHED or self._unfinished:
             if stop():
-                self._publish_state("aborted", None, "the coordinator was stopped by its operator")
-                self._link.flush(5)
+                self.abort("the coordinator was stopped by its operator")
                 return None
             try:
                 event = self._inbox.get(timeout=0.2)
@@ -146,6 +150,10 @@ class _Coordinator:
             )
         )
         return outcome
+
+    def abort(self, reason: str) -> None:
+        """Tell the nodes that the federation has ended early."""
+        self._publish_state("aborted", None, reason)
 
     def close(self) -> None:
         if self._link.connected:
@@ -223,10 +231,11 @@ class _Coordinator:
             self._turn_away(node, hello, "that run of the federation is over", "run edge-node join again")
         elif known not in (None, hello.session) and node in self._state.present:
             self._turn_away(node, hello, f"the name {node!r} is taken by a connected node", "choose another --name")
-        elif known is None and len(self._sessions) >= self._spec.nodes:
-            full = f"the federation is full: its {self._spec.nodes} nodes are {', '.join(sorted(self._sessions))}"
+        elif node not in self._admitted and len(self._admitted) >= self._spec.nodes:
+            full = f"the federation is full: its {self._spec.nodes} nodes are {', '.join(sorted(self._admitted))}"
             self._turn_away(node, hello, full, "ask the coordinator's operator for more --nodes")
         else:
+            self._admitted.add(node)
             self._sessions[node] = hello.session
             self._reply(node, Welcome(session=hello.session))
             if node not in self._state.present:
@@ -276,7 +285,7 @@ class _Coordinator:
 
     def _arrived(self, manifest: Manifest) -> None:
         message = self._arriving.pop(manifest.node, None)
-        if message is None or message.blob != manifest or message.round != self._state.round:
+        if message is None or message.blob != manifest:
             return
         try:
             self._add(manifest.node, message)
@@ -336,6 +345,10 @@ class _Coordinator:
         self._report(progress.RoundOpened(round=round_))
 
     def _close_round(self, round_: int, contributors: frozenset[str]) -> None:
+        for late in self._arriving.values():
+            assert late.blob is not None
+            self._courier.cancel(late.blob.digest)
+        self._arriving.clear()
         self._broadcast = {**self._broadcast, **self._sums.mean()}
         self._journal.closed(self._spec.run, round_)
         self._report(
