@@ -151,7 +151,7 @@ def test_the_engine_moves_each_tensor_along_its_gradient() -> None:
     after, metrics = run_stage(method(lam=0.1), 0)
     before = tree()
     for name, sign in {"encoder.weight": 1, "discriminator.0.weight": -1, "discriminator.1.bias": -1}.items():
-        assert float((after[name] - before[name]).flatten()[0]) == pytest.approx(sign * 1e-3, rel=1e-3)
+        assert float((after[name] - before[name]).detach().flatten()[0]) == pytest.approx(sign * 1e-3, rel=1e-3)
     assert torch.equal(after["fusion"], before["fusion"])
     assert metrics["L_D"] == pytest.approx(L_D, abs=1e-6)
 

@@ -146,7 +146,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_hostile_peer_is_named_and_the_round_goes_on(
     deed: Callable[[Hostile, Tensors], None], broker: EmbeddedBroker, weights: Path, tmp_path: Path
 ) -> None:
-    """An honest node and a hostile one, quorum one: the honest node finishes, the hostile one is told why it may not."""
+    """An honest node and a hostile one, quorum one: the honest one finishes, the hostile one is told why it may not."""
     coordinator = start(
         "coordinate", broker.url, "--json", "--classes", ",".join(CLASSES), "--nodes", 2, "--quorum", 1, *FEDERATION,
         "--weights", weights, "--method", "fedavg", "--state", tmp_path / "state", log=tmp_path / "log",

@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from trainer.data import Images, LabelledImages
 
-from broker_config.errors import UsageError
+from broker_config.errors import EdgeNodeError, UsageError
 from broker_config.messages import Spec, Training
+from trainer.data import Images, LabelledImages
 from trainer.federation.spec import Request, draft
 from trainer.methods import METHODS, complete_options, make
 from trainer.network import Network, to_arrays
 from trainer.participant import Participant, State
 from trainer.simulate import Simulated, simulate
-from trainer.tree import pick, take_from
-from trainer.weights import Arrays, Shape
+from trainer.tree import Arrays, pick, take_from
+from trainer.weights import Shape
 
 CLASSES = ("scratches", "patches", "inclusion")
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -210,3 +210,12 @@ def test_options_from_a_command_line_are_read_as_their_type() -> None:
 def test_a_personal_tree_keeps_the_received_encoder_apart() -> None:
     tree = next(iter(run("afedcl").models.values())).tree
     assert take_from("received", tree).keys() == take_from("encoder", tree).keys()
+
+
+def test_training_that_diverges_says_so() -> None:
+    spec, broadcast = drafted("afedcl")
+    participant = Participant(spec, "plant-1", shares()["plant-1"])
+    state = participant.start(broadcast)
+    state.tree["classifier.bias"].fill_(float("inf"))
+    with pytest.raises(EdgeNodeError, match="L_C is nan"):
+        participant.contribute(state, broadcast, 1)

@@ -12,8 +12,8 @@ from broker_config.errors import UsageError
 from broker_config.messages import Spec, Training
 from trainer.federation.spec import Request, draft, suited_training
 from trainer.methods import METHODS
-from trainer.tree import pick
-from trainer.weights import Arrays, initial_encoder
+from trainer.tree import Arrays, pick
+from trainer.weights import initial_encoder
 
 CLASSES = ("inclusion", "patches", "scratches")
 

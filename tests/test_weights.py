@@ -14,7 +14,8 @@ from safetensors.torch import save_file as save_torch_file
 from broker_config.errors import UsageError
 from trainer import backbones
 from trainer.network import Network, to_tensors
-from trainer.weights import FEATURES, Arrays, initial_encoder, linear
+from trainer.tree import Arrays
+from trainer.weights import FEATURES, initial_encoder, linear
 
 models = pytest.mark.parametrize("model", FEATURES)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from broker_config.errors import UsageError
 from trainer.seeding import key_to_seed
-from trainer.weights import Arrays
+from trainer.tree import Arrays
 
 _keep_alive: list[torch.library.Library] = []
 

@@ -1,5 +1,6 @@
 """The one local training loop: runs a Phase. It owns batches, optimiser and random numbers."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from broker_config.errors import EdgeNodeError
 from broker_config.messages import Preprocessing, Training
 from trainer.data import LabelledImages
 from trainer.methods.base import Batch, Encode, Metrics, Phase
@@ -102,6 +104,7 @@ def run_phase(
 
     Raises:
         Stopped: `stop` said so.
+        EdgeNodeError: a loss is not finite.
     """
     random = torch.Generator().manual_seed(seed)
     prefixes = [prefix for step in phase.steps for prefix in step.trains]
@@ -152,7 +155,10 @@ def _take_steps(
             optimiser.step()
             _clamp(phase, tree)
         for name, value in reported.items():
-            sums[name].append(float(value.detach()))
+            figure = float(value.detach())
+            if not math.isfinite(figure):
+                raise EdgeNodeError(f"training has diverged: {name} is {figure}", "take a smaller learning_rate")
+            sums[name].append(figure)
 
 
 def _clamp(phase: Phase, tree: Tree) -> None:

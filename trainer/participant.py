@@ -17,8 +17,7 @@ from trainer.metrics import accuracy, macro_f1, wilson
 from trainer.network import Network, Tree, to_arrays, to_tensors
 from trainer.personal import Facts, Personal
 from trainer.seeding import generator, key_to_seed
-from trainer.tree import pick, put_under, take_from
-from trainer.weights import Arrays
+from trainer.tree import Arrays, pick, put_under, take_from
 
 _FOLDS, _FOLD_ROUNDS = 5, 10  # of cross-validation
 

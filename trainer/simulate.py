@@ -14,8 +14,7 @@ from trainer.methods import make
 from trainer.methods.base import Metrics
 from trainer.participant import Participant
 from trainer.personal import Personal
-from trainer.tree import pick
-from trainer.weights import Arrays
+from trainer.tree import Arrays, pick
 
 
 class Simulated(NamedTuple):

@@ -3,7 +3,11 @@
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
+import numpy as np
+
 T = TypeVar("T")
+Arrays = dict[str, np.ndarray]
+"""Named numpy arrays."""
 
 
 def under(name: str, prefix: str) -> bool:

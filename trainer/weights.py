@@ -9,8 +9,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from broker_config.errors import UsageError
+from trainer.tree import Arrays
 
-Arrays = dict[str, np.ndarray]
 FEATURES = {"mobilenet_v2": 1280, "resnet18": 512, "resnet50": 2048, "small": 64}
 """Width of each backbone's feature vector; the keys are the backbones there are."""
 

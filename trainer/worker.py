@@ -17,7 +17,7 @@ from trainer import personal
 from trainer.data import Images
 from trainer.engine import Stopped
 from trainer.participant import Participant, State
-from trainer.weights import Arrays
+from trainer.tree import Arrays
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):

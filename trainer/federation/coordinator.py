@@ -32,8 +32,7 @@ from trainer.federation import round as rounds
 from trainer.federation.aggregate import FixedPointSum
 from trainer.federation.journal import Journal
 from trainer.methods import make
-from trainer.tree import pick
-from trainer.weights import Arrays
+from trainer.tree import Arrays, pick
 
 DEFAULT_CHUNK = 256 * 1024
 _INBOX = 4096  # events; beyond that the broker keeps them

@@ -14,7 +14,8 @@ from broker_config.messages import Option, Preprocessing, Spec, TensorSpec, Trai
 from trainer.federation.aggregate import scale_for
 from trainer.methods import allowed, complete_options, make, nearest
 from trainer.seeding import generator
-from trainer.weights import FEATURES, Arrays, Shape, initial_encoder
+from trainer.tree import Arrays
+from trainer.weights import FEATURES, Shape, initial_encoder
 
 
 class Request(NamedTuple):

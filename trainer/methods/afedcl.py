@@ -13,8 +13,8 @@ import numpy as np
 
 from broker_config.messages import Training
 from trainer.methods.base import Batch, Encode, Method, Metrics, Phase, Step
-from trainer.tree import pick, put_under, take_from
-from trainer.weights import Arrays, Shape, linear
+from trainer.tree import Arrays, pick, put_under, take_from
+from trainer.weights import Shape, linear
 
 if TYPE_CHECKING:
     from torch import Tensor

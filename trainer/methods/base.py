@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from broker_config.messages import Training
-from trainer.weights import Arrays, Shape
+from trainer.tree import Arrays
+from trainer.weights import Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
