@@ -421,6 +421,7 @@ def main() -> None:
         print(f"edge-node: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
+        print("edge-node: interrupted", file=sys.stderr)
         sys.exit(130)
 
 

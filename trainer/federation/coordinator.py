@@ -312,6 +312,7 @@ class _Coordinator:
     def _refuse(self, error: PeerError) -> None:
         """Name the peer, tell it why, go on without it."""
         self._report(progress.NodeRefused(node=error.peer, round=self._state.round, reason=error.why))
+        self._arriving.pop(error.peer, None)
         session = self._sessions.pop(error.peer, None)
         if session is not None:
             self._reply(
