@@ -66,19 +66,22 @@ ClassesPerNode = Annotated[int, typer.Option(min=1, help="disjoint: classes of e
 Samples = Annotated[int, typer.Option(min=2, help=SAMPLES)]
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(version("edge-node"))
+        raise typer.Exit
+
+
 @app.callback()
 def settings(
-    context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
 ) -> None:
     """Options of every command."""
-    if version:
-        from importlib.metadata import version as installed
-
-        print(installed("edge-node"))
-        raise typer.Exit
-    context.obj = debug
 
 
 @app.command(epilog="Example: edge-node demo --data images/ --nodes 5 --rounds 30")

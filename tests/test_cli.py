@@ -1,5 +1,6 @@
 """The command line: help, errors and output, as people and machines see them."""
 
+import importlib.metadata
 import json
 import re
 import signal
@@ -92,6 +93,10 @@ def test_a_wrong_value_is_answered_with_the_remedy(flags: tuple[str, ...], hint:
     assert hint in result.stderr
     assert "What to do:" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_the_version_is_the_packages() -> None:
+    assert run("--version").stdout.strip() == importlib.metadata.version("edge-node")
 
 
 def test_debug_shows_the_traceback() -> None:
