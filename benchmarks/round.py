@@ -37,7 +37,7 @@ CHUNK = 256 * 1024
 
 
 class EmptyNode(threading.Thread):
-    """A node that sends back what it received, at once."""
+    """A node that sends back what it received, at once, but for one number: equal blobs would not be sent twice."""
 
     def __init__(self, url: str, name: str, spec: Spec, folder: Path):
         super().__init__(daemon=True)
@@ -53,7 +53,7 @@ class EmptyNode(threading.Thread):
         federation, run = self._spec.federation, self._spec.run
         up = topics.up(federation, self._name)
         self._courier.start()
-        with self._link.open():
+        with self._link:
             self._link.subscribe(topics.round_state(federation))
             self._link.publish(up, encode(Hello(session=self._session, run=run, software="benchmark")))
             while True:
@@ -76,14 +76,16 @@ class EmptyNode(threading.Thread):
 
     def _contribute(self, up: str, event: Fetched) -> None:
         received = event.manifest
-        self._courier.offer(received.digest)
+        number = np.float32(received.round + int(self._name.rpartition("-")[2]) / 8)
+        digest, size = self._store.put(self._store.path(received.digest).read_bytes()[:-4] + number.tobytes())
+        self._courier.offer(digest)
         blob = type(received)(
             federation=received.federation,
             run=received.run,
             round=received.round,
             node=self._name,
-            digest=received.digest,
-            size=received.size,
+            digest=digest,
+            size=size,
             chunk_size=self._courier.chunk_size(CHUNK),
         )
         message = Contribution(session=self._session, run=received.run, round=received.round, weight=0.7, blob=blob)

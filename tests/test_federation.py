@@ -249,7 +249,7 @@ def test_a_spec_that_the_node_cannot_meet_and_a_version_that_it_does_not_speak(
     state = encode(RoundState(run=spec.run, round=0, status="gathering"))
     with start_broker(tmp_path / "broker") as broker:
         link = Link(Endpoint.parse(broker.url), "foreign", inbox=queue.Queue(), persistent=False)
-        with link.open():
+        with link:
             link.publish("edge-node/v9/default/spec", b"{}", retain=True)
             link.flush(5)
             join = (
