@@ -48,13 +48,13 @@ LINES = """
 federation steel: waiting for 2 nodes, 2 rounds
 plant-1 joined
 plant-2 joined
-round 1 closed after 3.1 s: plant-1 0.250, 512 B; plant-2 0.693, 9.0 MB, L_D 0.693, A_k 0.500
+round 1 closed after 3.1 s, 9.0 MB up: plant-1 0.250; plant-2 0.693
 mallory is left out (round 2): tensor encoder.weight is [int64], [/not] float32
 plant-2 is gone (round 2): its connection ended
 round 2 waits for plant-2 to come back
 plant-2 joined
 round 2: plant-1: accuracy 0.950, A_k -0.125
-round 2 closed after 60.0 s: plant-1 (round 1: L_D 0.250), 0.500, 2.5 kB; plant-2 0.750, 2.5 kB
+round 2 closed after 60.0 s, 5.0 kB up: plant-1 0.500; plant-2 0.750
 finished: 2 rounds in 63 s, 9.0 MB up, 3.00 GB down
 """.strip().splitlines()
 
@@ -104,6 +104,16 @@ def test_a_round_of_which_nothing_is_known_is_closed_without_a_list() -> None:
     stream = io.StringIO()
     told(progress.plain(stream), [RoundOpened(round=1), RoundClosed(round=1, contributors=["plant-1"], seconds=0.5)])
     assert stream.getvalue()[9:] == "round 1 closed after 0.5 s\n"
+
+
+def test_a_simulated_round_tells_metrics_since_nothing_is_sent() -> None:
+    stream = io.StringIO()
+    measured = Measured(node="plant-1", round=1, metrics={"L_D": 0.25})
+    told(
+        progress.plain(stream),
+        [RoundOpened(round=1), measured, RoundClosed(round=1, contributors=["plant-1"], seconds=0.5)],
+    )
+    assert stream.getvalue()[9:] == "round 1 closed after 0.5 s: plant-1 L_D 0.250\n"
 
 
 def test_a_pause_without_names_waits_for_more_nodes() -> None:

@@ -161,28 +161,29 @@ def _values(metrics: dict[str, float]) -> str:
 
 
 def plain(stream: TextIO) -> Report:
-    """A line for each round, with what is known of each node by then, and one for each other event, with the time."""
-    nodes: dict[str, list[str]] = {}
-    opened = 0
+    """A line for each round (weights and bytes; in simulation, which has none, metrics) and each other event."""
+    facts: dict[str, str] = {}  # of the open round, by node
+    opened = received = 0
 
     def report(event: AnyEvent) -> None:
-        nonlocal opened
+        nonlocal opened, received
         match event:
             case RoundOpened():
-                nodes.clear()
-                opened = event.round
+                facts.clear()
+                opened, received = event.round, 0
                 return
             case Contribution():
-                nodes.setdefault(event.node, []).append(f"{event.weight:.3f}, {_size(event.bytes)}")
+                facts[event.node] = f"{event.weight:.3f}"
+                received += event.bytes
                 return
             case Measured() if "accuracy" not in event.metrics:
-                values = _values(event.metrics)  # of stage 2, which may end when the next round has begun
-                fact = values if event.round == opened else f"(round {event.round}: {values})"
-                nodes.setdefault(event.node, []).append(fact)
+                if event.round == opened:  # stage 2 may end when the next round has begun
+                    facts.setdefault(event.node, _values(event.metrics))
                 return
             case RoundClosed():
-                told = "; ".join(f"{node} {', '.join(facts)}" for node, facts in sorted(nodes.items()))
-                line = f"{describe(event)}: {told}" if told else describe(event)
+                up = f", {_size(received)} up" if received else ""
+                told = "; ".join(f"{node} {fact}" for node, fact in sorted(facts.items()))
+                line = f"{describe(event)}{up}{': ' if told else ''}{told}"
             case _:
                 line = describe(event)
         print(f"{time.strftime('%H:%M:%S')} {line}", file=stream, flush=True)
