@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -27,6 +27,7 @@ class Demo:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "EDGE_NODE_MARK": self.mark},
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's is ignored
             )
 
     def marked(self) -> Iterator[psutil.Process]:
@@ -55,6 +56,12 @@ class Demo:
             assert time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.1)
 
+    def kill(self) -> None:
+        """Whatever is left of it."""
+        self.process.kill()
+        for process in self.marked():
+            process.kill()
+
     def end(self, timeout: float = 60) -> tuple[int, str]:
         """Exit code and output; what is left afterwards fails the test."""
         code = self.process.wait(timeout)
@@ -63,9 +70,23 @@ class Demo:
         return code, self.log.read_text()
 
 
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
+    """Starts a demo in `tmp_path/run`; nothing of it outlives the test."""
+    running: list[Demo] = []
+
+    def start(*flags: str) -> Demo:
+        running.append(Demo(tmp_path / "run", *flags))
+        return running[-1]
+
+    yield start
+    for each in running:
+        each.kill()
+
+
 @pytest.mark.slow
-def test_the_demo_learns_exports_serves_and_reports(tmp_path: Path) -> None:
-    code, said = Demo(tmp_path / "run", "--seed", "5").end(180)
+def test_the_demo_learns_exports_serves_and_reports(demo: Callable[..., Demo], tmp_path: Path) -> None:
+    code, said = demo("--seed", "5").end(180)
     assert code == 0, said
     report = json.loads((tmp_path / "run" / "report.json").read_bytes())
     assert report["rounds"] == 3
@@ -86,11 +107,11 @@ def test_the_demo_learns_exports_serves_and_reports(tmp_path: Path) -> None:
     assert "plant-2" in said
 
 
-def test_a_trainer_that_dies_is_named(tmp_path: Path) -> None:
-    demo = Demo(tmp_path / "run", "--rounds", "1000")
-    demo.wait_for_text("round 2 closed")
-    demo.wait_for("join", "plant-2").send_signal(signal.SIGKILL)
-    code, said = demo.end()
+def test_a_trainer_that_dies_is_named(demo: Callable[..., Demo]) -> None:
+    running = demo("--rounds", "1000")
+    running.wait_for_text("round 2 closed")
+    running.wait_for("join", "plant-2").send_signal(signal.SIGKILL)
+    code, said = running.end()
     assert code == 1
     assert "plant-2 was killed by signal 9" in said
     assert "plant-2.log" in said
@@ -99,27 +120,27 @@ def test_a_trainer_that_dies_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "moment", ["while drawing", "while the broker starts", "while trainers start", "while they train"]
 )
-def test_ctrl_c_leaves_no_process_behind(moment: str, tmp_path: Path) -> None:
-    demo = Demo(tmp_path / "run", "--rounds", "1000")
+def test_ctrl_c_leaves_no_process_behind(moment: str, demo: Callable[..., Demo]) -> None:
+    running = demo("--rounds", "1000")
     if moment == "while the broker starts":
         deadline = time.monotonic() + 30
-        while not any(demo.marked()) and time.monotonic() < deadline:
+        while not any(running.marked()) and time.monotonic() < deadline:
             time.sleep(0.002)
     elif moment == "while trainers start":
-        demo.wait_for("join", "plant-1")
+        running.wait_for("join", "plant-1")
     elif moment == "while they train":
-        demo.wait_for_text("round 2 closed")
+        running.wait_for_text("round 2 closed")
     else:
         time.sleep(1.0)
-    demo.process.send_signal(signal.SIGINT)
-    code, _ = demo.end()
+    running.process.send_signal(signal.SIGINT)
+    code, _ = running.end()
     assert code == 130
 
 
-def test_a_folder_that_is_not_a_demos_is_not_emptied(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_demos_is_not_emptied(demo: Callable[..., Demo], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").write_text("years of work")
-    code, said = Demo(tmp_path / "run").end()
+    code, said = demo().end()
     assert code == 2
     assert "not of an earlier demo" in said
     assert (tmp_path / "run" / "thesis.txt").exists()

@@ -3,6 +3,7 @@
 import os
 import queue
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -93,10 +94,10 @@ class Worker:
         self._stopping.set()
         self._pool.shutdown(cancel_futures=True)
 
-    def _submit(self, job: object, manifest: Manifest) -> None:
+    def _submit(self, job: Callable[[Manifest], None], manifest: Manifest) -> None:
         def run() -> None:
             try:
-                job(manifest)  # type: ignore[operator]
+                job(manifest)
             except Stopped:
                 pass
             except BaseException as error:
