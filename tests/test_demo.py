@@ -27,7 +27,7 @@ class Demo:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "EDGE_NODE_MARK": self.mark},
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's is ignored
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  (a background job ignores it)
             )
 
     def marked(self) -> Iterator[psutil.Process]:
