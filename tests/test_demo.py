@@ -16,6 +16,11 @@ import pytest
 QUICK = ("--nodes", "2", "--rounds", "3")
 
 
+def _heed_ctrl_c() -> None:
+    """A shell's background jobs ignore SIGINT, and so would their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Demo:
     """A running `edge-node demo`; every process that descends from it carries its mark."""
 
@@ -27,7 +32,7 @@ class Demo:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "EDGE_NODE_MARK": self.mark},
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  (a background job ignores it)
+                preexec_fn=_heed_ctrl_c,  # noqa: PLW1509  (no threads here)
             )
 
     def marked(self) -> Iterator[psutil.Process]:
