@@ -113,6 +113,7 @@ def demo(
     from trainer import report
     from trainer.demo import run
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, the child processes included
     rounds = rounds or (30 if data else 120)
     request = _request(
         method, option, model or ("mobilenet_v2" if data else "small"), weights, size, training, rounds, seed

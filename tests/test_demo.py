@@ -122,6 +122,13 @@ def test_a_trainer_that_dies_is_named(demo: Callable[..., Demo]) -> None:
     assert "plant-2.log" in said
 
 
+def test_it_ends_as_well_when_it_is_terminated(demo: Callable[..., Demo]) -> None:
+    running = demo("--rounds", "1000")
+    running.wait_for("join", "plant-1")
+    running.process.terminate()
+    assert running.end()[0] == 130
+
+
 @pytest.mark.parametrize(
     "moment", ["while drawing", "while the broker starts", "while trainers start", "while they train"]
 )
