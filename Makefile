@@ -10,7 +10,7 @@ demo: $(INSTALLED)
 	$(BIN)/edge-node demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

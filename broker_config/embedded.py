@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from queue import Queue
 from string import Template
@@ -18,6 +19,7 @@ from broker_config.link import Link
 
 START_TIMEOUT = 20.0  # seconds; amqtt needs two to import
 STOP_TIMEOUT = 5.0  # seconds
+_PORTS_TRIED = 2  # before the error of a third is shown
 MAX_PACKET = 268_435_455  # bytes: what MQTT allows
 Kind = Literal["mosquitto", "amqtt"]
 
@@ -42,7 +44,9 @@ class EmbeddedBroker:
             except LinkError:
                 time.sleep(0.02)
             else:
-                return
+                time.sleep(0.05)
+                if self.process.poll() is None:  # else another broker answered at this port
+                    return
         self.stop()
         lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
         raise EdgeNodeError(
@@ -80,9 +84,15 @@ def start_broker(
     `max_packet` (bytes) is for mosquitto only. EdgeNodeError if no broker is installed or it does not start.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    found = _available(kind)
+    for _ in range(_PORTS_TRIED if port == 0 else 0):
+        with suppress(EdgeNodeError):  # somebody else took the port that was free a moment ago
+            return _start(folder, _usable_port(host, 0), host, found, max_packet)
+    return _start(folder, _usable_port(host, port), host, found, max_packet)
+
+
+def _start(folder: Path, port: int, host: str, kind: Kind, max_packet: int | None) -> EmbeddedBroker:
     log = folder / "broker.log"
-    port = _usable_port(host, port)
-    kind = _available(kind)
     if kind == "mosquitto":
         config = folder / "mosquitto.conf"
         template = Template((Path(__file__).parent / "mosquitto" / "embedded.conf").read_text())

@@ -112,6 +112,14 @@ class Hostile(ForeignNode):
         super().__init__(port, "hostile", V5, weight=5, shift=0)
         self.deed = deed
 
+    def run(self, dies_in: int = -1) -> Tensors:
+        try:
+            return super().run(dies_in)
+        finally:  # its connections must not fight with those of the next test's
+            for client in (self.control, self.data):
+                client.disconnect()
+                client.loop_stop()
+
     def contribute(self, received: Tensors) -> None:
         self.round = self.state["round"]
         self.deed(self, received)
