@@ -174,6 +174,7 @@ def coordinate(
             spec, broadcast, _endpoint(broker, ca, cert, key), state, report, chunk_size=chunk_size * 1024, stop=stop
         )
     if outcome is None:
+        print("stopped; the nodes have been told. Starting again begins a new run.", file=sys.stderr)
         raise typer.Exit(130)
     save_file(outcome.broadcast, state / "global.safetensors")
     print(f"global model: {state / 'global.safetensors'}", file=sys.stderr)
@@ -232,7 +233,7 @@ def rounds(
             print(msgspec.json.encode(line).decode())
         else:
             told = ", ".join(f"{node} {weight:.3f}" for node, weight in line.weights.items())
-            print(f"round {line.round}: {line.bytes / 1e6:.1f} MB from {told}")
+            print(f"round {line.round}: {line.bytes / 1e6:.1f} MB, weights: {told}")
 
 
 @app.command(epilog="Example: edge-node simulate --method fedavg --data images/ --rounds 20 --seed 1 --json")
@@ -253,7 +254,7 @@ def simulate(
     seed: Seed = 0,
     threads: Threads = 1,
     evaluate_every: EvaluateEvery = 5,
-    pool: Annotated[str, typer.Option(help="report, or tuning: images that no report uses.")] = "report",
+    pool: Annotated[str, typer.Option(help="report; tuning: images that no report uses; or all.")] = "report",
     out: Annotated[Path | None, typer.Option(help="Folder for the personal models and report.json.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -285,6 +286,7 @@ def export(
     """Turn personal models into bundles for the line: ONNX, checked against torch."""
     from export.onnx import export as run
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # torch's exporter would answer Ctrl-C with a report of its own
     run(models, out, _say)
 
 

@@ -62,7 +62,7 @@ class App(Starlette):
             raise _RequestError(503, f"{self._waiting} images are waiting already", "send images more slowly")
         self._waiting += 1
         try:
-            image = Image(request.query_params.get("name", "http"), await _body(request))
+            image = Image(request.query_params.get("name", "the request's body"), await _body(request))
             outcome = await self._line.judge(image)
         finally:
             self._waiting -= 1

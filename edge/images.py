@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from broker_config.errors import EdgeNodeError
 
@@ -42,8 +42,9 @@ def decode(data: bytes | Path, size: int, name: str = "") -> NDArray[np.uint8]:
     except ImageError:
         raise
     except Exception as error:  # a hostile or broken file can raise anything inside a decoder
+        reason = "its format is not known" if isinstance(error, UnidentifiedImageError) else error
         raise ImageError(
-            f"{name} is not a whole image: {error}", "use an undamaged JPEG, PNG, BMP, TIFF or WebP file"
+            f"{name} is not a whole image: {reason}", "use an undamaged JPEG, PNG, BMP, TIFF or WebP file"
         ) from error
 
 

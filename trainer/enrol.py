@@ -1,14 +1,13 @@
 """Joining: find the federation, check what it asks for, load the images, take part. Itself without torch."""
 
 import importlib.metadata
-import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from broker_config import topics
 from broker_config.codec import DecodeError, decode
-from broker_config.errors import EdgeNodeError, UsageError
+from broker_config.errors import UsageError
 from broker_config.link import Endpoint, probe
 from broker_config.messages import Presence, RoundState, Spec
 from trainer import data
@@ -53,7 +52,12 @@ def join(
     topics.check_name(name, "the node's name")
     if name == topics.COORDINATOR:
         raise UsageError(f"a node cannot be named {name!r}", "choose another --name")
+    for given in (folder, test):
+        if given is not None:
+            data.scan(given)  # what is wrong with the folders should be said before anybody waits for a coordinator
     spec = discover(endpoint, federation, wait, say, stop)
+    if spec is None:
+        return None
     images = load_images(spec, folder, test, say)
     classes = sorted({spec.classes[label] for label in images.train.labels})
     say(
@@ -61,16 +65,17 @@ def join(
         f"{len(images.train.labels)} training images of {', '.join(classes)}, "
         + (f"{len(images.test.labels)} held out" if images.test else "too few to hold any out")
     )
-    session = read_session(state)
-    check_name_free(endpoint, spec.federation, name, session)
+    check_name_free(endpoint, spec.federation, name)
     # Only now: importing torch takes seconds, and whoever cannot take part should hear so at once.
     from trainer.node import take_part  # noqa: PLC0415
 
-    return take_part(spec, name, session, images, endpoint, state, telemetry=telemetry, say=say, stop=stop)
+    return take_part(spec, name, images, endpoint, state, telemetry=telemetry, say=say, stop=stop)
 
 
-def discover(endpoint: Endpoint, federation: str | None, wait: float, say: Say, stop: Callable[[], bool]) -> Spec:
-    """The spec of the one federation on this broker that can be joined, or of the named one.
+def discover(
+    endpoint: Endpoint, federation: str | None, wait: float, say: Say, stop: Callable[[], bool]
+) -> Spec | None:
+    """The spec of the one federation on this broker that can be joined, or of the named one; None when `stop` said so.
 
     Raises:
         UsageError: there is none within `wait` seconds, there are several, or it speaks another version.
@@ -98,6 +103,8 @@ def discover(endpoint: Endpoint, federation: str | None, wait: float, say: Say, 
         if time.monotonic() > deadline:
             break
         time.sleep(0.5)
+    if stop():
+        return None
     raise UsageError(
         f"no coordinator appeared on {endpoint} within {wait:.0f} s",
         "start edge-node coordinate first, and check that both use the same broker and --federation",
@@ -169,27 +176,13 @@ def _load(spec: Spec, folder: Path, say: Say) -> data.LabelledImages:
     return data.load(catalogue, spec.classes, spec.preprocessing.size)
 
 
-def check_name_free(endpoint: Endpoint, federation: str, name: str, session: str) -> None:
+def check_name_free(endpoint: Endpoint, federation: str, name: str) -> None:
     """Raise UsageError if another node of this name is connected."""
     topic = topics.presence(federation, name)
     for payload in probe(endpoint, [topic], wait=1.0).values():
         presence = decode(payload, Presence) if payload else None
-        if presence and presence.online and presence.session != session:
+        if presence and presence.online:
             raise UsageError(
                 f"the name {name!r} is taken: a node of that name is connected to federation {federation!r}",
                 "choose another --name; if that node has just crashed, the broker notices within a minute",
             )
-
-
-def read_session(state: Path) -> str:
-    """This node's session id, kept with its state: a restarted node is the same node."""
-    path = state / "session"
-    try:
-        state.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            path.write_text(secrets.token_hex(8))
-        return path.read_text()
-    except OSError as error:
-        raise EdgeNodeError(
-            f"the state folder {state} cannot be written ({error})", "pass a writable --state"
-        ) from error

@@ -5,15 +5,16 @@ The main thread handles messages and never trains; a worker thread trains and ne
 
 import importlib.metadata
 import queue
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from broker_config import topics
-from broker_config.codec import DecodeError, decode_any, encode
+from broker_config.codec import DecodeError, decode, decode_any, encode
 from broker_config.errors import EdgeNodeError
-from broker_config.link import Delivery, Endpoint, Link, LinkDown, LinkUp
+from broker_config.link import Delivery, Endpoint, Link, LinkDown, LinkUp, probe
 from broker_config.messages import (
     Accepted,
     AnyMessage,
@@ -30,6 +31,7 @@ from broker_config.messages import (
 )
 from broker_config.transfer import Courier, Fetched, FetchFailed
 from trainer.data import Images
+from trainer.personal import describe, load_facts
 from trainer.worker import Contributed, Deployed, Failed, Progress, Refined, Worker
 
 Say = Callable[[str], None]
@@ -39,7 +41,6 @@ _INBOX = 1024
 def take_part(
     spec: Spec,
     name: str,
-    session: str,
     images: Images,
     endpoint: Endpoint,
     folder: Path,
@@ -53,7 +54,7 @@ def take_part(
     Raises:
         EdgeNodeError: with what to do about it.
     """
-    node = _Node(spec, name, session, images, endpoint, folder, telemetry, say)
+    node = _Node(spec, name, images, endpoint, folder, telemetry, say)
     try:
         return node.run(stop)
     finally:
@@ -65,14 +66,14 @@ class _Node:
         self,
         spec: Spec,
         name: str,
-        session: str,
         images: Images,
         endpoint: Endpoint,
         folder: Path,
         telemetry: bool,
         say: Say,
     ):
-        self._spec, self._name, self._session = spec, name, session
+        self._spec, self._name, self._endpoint = spec, name, endpoint
+        self._session = secrets.token_hex(8)  # of this process: what was meant for an earlier one is told apart
         self._telemetry, self._say = telemetry, say
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
         self._worker = Worker(spec, name, images, folder, self._inbox)
@@ -86,7 +87,7 @@ class _Node:
             f"edge-node/{spec.federation}/{name}",
             inbox=self._inbox,
             persistent=True,
-            will=(self._presence_topic, encode(Presence(session=session, online=False))),
+            will=(self._presence_topic, encode(Presence(session=self._session, online=False))),
         )
         self._courier = Courier(endpoint, spec.federation, name, self._worker.store, self._inbox)
 
@@ -134,6 +135,7 @@ class _Node:
                 self._pursue()
             case Deployed(model):
                 self._model = model
+                self._say(describe(load_facts(model)))
             case Failed(error):
                 raise error
             case Fetched():
@@ -169,16 +171,25 @@ class _Node:
                 blob = self._progress.blob if self._progress else None
                 if blob is not None and blob.round == message.round:
                     self._courier.withdraw(blob.digest)
+            case RoundState(run=run) if run != self._spec.run:
+                self._check_run()
             case RoundState():
                 self._goal = message
                 self._pursue()
             case Presence(online=False):
-                if self._goal is None or self._goal.status in ("gathering", "open"):
+                if self._goal is not None and self._goal.status in ("gathering", "open"):
                     self._say("the coordinator is not connected; waiting for it")
-            case Presence() | Welcome():
-                pass
+            case Presence() | Welcome() | Refusal() | Accepted():
+                pass  # nothing to do, or meant for an earlier process of this node
             case _:
                 self._say(f"ignored an unexpected {type(message).__name__} on {delivery.topic}")
+
+    def _check_run(self) -> None:
+        """A round of another run: an old one that the broker kept for us, or the coordinator has begun anew."""
+        topic = topics.spec(self._spec.federation)
+        current = probe(self._endpoint, [topic], wait=1.0).get(topic)
+        if current and decode(current, Spec).run != self._spec.run:
+            raise EdgeNodeError("the coordinator has started a new run of this federation", "run edge-node join again")
 
     # Towards the newest round
 
@@ -187,8 +198,6 @@ class _Node:
         goal = self._goal
         if goal is None or self._busy:
             return
-        if goal.run != self._spec.run:
-            raise EdgeNodeError("the coordinator has started a new run of this federation", "run edge-node join again")
         if goal.status == "aborted":
             raise EdgeNodeError(f"the federation ended early: {goal.reason}", "ask its operator, then join again")
         if goal.broadcast is None:
@@ -255,7 +264,7 @@ class _Node:
             self._busy = True
             self._worker.train(self._progress.broadcast)  # stage 2 of the last round is still to do
         elif not self._worker.needs_final or self._at_hand(final):
-            self._say("the federation has finished; judging the held-out images")
+            self._say("the federation has finished; judging the personal model")
             self._busy = True
             self._worker.deploy(final)
 

@@ -85,3 +85,13 @@ def load_facts(folder: Path) -> Facts:
         ) from error
     except msgspec.DecodeError as error:
         raise UsageError(f"the personal model in {folder} is damaged ({error})", "copy the folder again") from error
+
+
+def describe(facts: Facts) -> str:
+    """What the model reaches, as a sentence."""
+    found = facts.metrics
+    how = "cross-validated on" if found["cross_validated"] else "on"
+    return (
+        f"accuracy {found['accuracy']:.1%} ({found['accuracy_low']:.0%} to {found['accuracy_high']:.0%}, 95 % interval)"
+        f" {how} {found['images']:.0f} {'' if found['cross_validated'] else 'held-out '}images"
+    )

@@ -76,8 +76,8 @@ def simulate_folder(
         UsageError: what cannot be, and what to do instead.
     """
     catalogue = data.scan(folder)
+    spec, broadcast = draft(request, federation="simulation", classes=catalogue.classes, nodes=scheme.nodes)
     shares = scheme.shares(catalogue)
-    spec, broadcast = draft(request, federation="simulation", classes=catalogue.classes, nodes=len(shares))
     images = {
         share.node: Images(
             *(data.load(part, spec.classes, spec.preprocessing.size) for part in (share.train, share.test))

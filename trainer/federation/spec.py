@@ -90,7 +90,9 @@ def draft(
 def _check(federation: str, classes: Sequence[str], nodes: int, quorum: int | None) -> None:
     topics.check_name(federation, "the federation's name")
     if len(classes) < 2 or len(set(classes)) != len(classes):
-        raise UsageError(f"these are not two or more different classes: {', '.join(classes)}", "name each class once")
+        raise UsageError(
+            f"a federation needs two or more different classes, not {', '.join(classes)}", "name each class once"
+        )
     if quorum is not None and not 1 <= quorum <= nodes:
         raise UsageError(f"a quorum of {quorum} cannot be had from {nodes} nodes", f"take 1 to {nodes}")
 
