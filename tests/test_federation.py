@@ -2,6 +2,7 @@
 
 import json
 import queue
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -150,6 +151,35 @@ def test_stage_2_runs_while_the_upload_is_under_way_and_the_journal_tells_who_co
     assert "no journal" in refused("rounds", tmp_path)
 
 
+def test_nodes_of_an_earlier_run_take_part_in_the_next(plants: dict[str, Path], tmp_path: Path) -> None:
+    """The broker has kept messages of the first run, and of one that was stopped in between, for the nodes."""
+    two = {name: plants[name] for name in PLANTS[:2]}
+    with start_broker(tmp_path / "broker", kind="mosquitto") as broker:
+        federate(broker.url, two, tmp_path / "run")
+        stopped = start(
+            "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--state", tmp_path / "stopped",
+            *FEDERATION, log=tmp_path / "stopped.log",
+        )  # fmt: skip
+        wait_for(tmp_path / "stopped.log", "waiting for 2 nodes")
+        stopped.terminate()
+        assert stopped.wait(20) == 130
+        (tmp_path / "run" / "coordinator").rename(tmp_path / "first")
+        federate(broker.url, two, tmp_path / "run")
+    said = (tmp_path / "run" / "plant-a.log").read_text()
+    assert "not connected" not in said
+    assert "ignored" not in said
+    assert re.search(r"accuracy \d+\.\d% \(\d+% to \d+%, 95 % interval\) on 6 held-out images", said)
+
+
+def test_ctrl_c_while_waiting_for_a_coordinator_ends_quietly(plants: dict[str, Path], tmp_path: Path) -> None:
+    with start_broker(tmp_path / "broker") as broker:
+        node = start("join", broker.url, "--name", "a", "--data", plants["plant-a"], log=tmp_path / "log")
+        wait_for(tmp_path / "log", "waiting for its coordinator")
+        node.terminate()
+        assert node.wait(20) == 130
+    assert "What to do" not in (tmp_path / "log").read_text()
+
+
 # What a node is told when it cannot take part
 
 
@@ -212,8 +242,9 @@ def test_a_name_that_is_taken(gathering: str, plants: dict[str, Path], tmp_path:
         deadline = time.monotonic() + 30
         while b'"online":true' not in probe(Endpoint.parse(gathering), [presence], wait=0.5).get(presence, b""):
             assert time.monotonic() < deadline
-        said = refused("join", gathering, "--name", "a", "--data", plants["plant-b"], "--state", tmp_path / "2")
-        assert "taken" in said
+        for state in ("1", "2"):  # also from the same folder
+            said = refused("join", gathering, "--name", "a", "--data", plants["plant-b"], "--state", tmp_path / state)
+            assert "taken" in said
         assert first.poll() is None
     finally:
         first.terminate()
