@@ -1,11 +1,16 @@
 """Brokers for all tests: real ones, one for each test."""
 
+import socket
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from broker_config.embedded import EmbeddedBroker, start_broker
+from broker_config.embedded import EmbeddedBroker, find_mosquitto, start_broker
+from tests.certificates import Authority
 
 
 @pytest.fixture(params=["mosquitto", "amqtt"])
@@ -20,3 +25,64 @@ def mosquitto(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     """A mosquitto."""
     with start_broker(tmp_path / "broker", kind="mosquitto") as running:
         yield running
+
+
+class Secured(NamedTuple):
+    """A mosquitto that admits nobody on `closed`, and whoever the listener's name says on the others (ports)."""
+
+    closed: int
+    tls: int
+    ws: int
+    wss: int
+    mutual: int  # TLS with client certificates
+    authority: Authority
+
+
+SECURED = """
+per_listener_settings true
+listener {closed} 127.0.0.1
+listener {tls} 127.0.0.1
+allow_anonymous true
+certfile {certificate}
+keyfile {key}
+listener {ws}
+protocol websockets
+allow_anonymous true
+listener {wss}
+protocol websockets
+allow_anonymous true
+certfile {certificate}
+keyfile {key}
+listener {mutual} 127.0.0.1
+allow_anonymous true
+certfile {certificate}
+keyfile {key}
+cafile {ca}
+require_certificate true
+"""
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    folder = tmp_path_factory.mktemp("secured")
+    authority = Authority(folder, "plant")
+    certificate, key = authority.issue("broker")
+    folder.chmod(0o755)
+    key.chmod(0o644)  # mosquitto reads it as another user when root starts it
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(5)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    server = Secured(*ports, authority)
+    config = folder / "mosquitto.conf"
+    config.write_text(
+        "user root\n" + SECURED.format(**server._asdict(), certificate=certificate, key=key, ca=authority.ca)
+    )
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([str(find_mosquitto()), "-c", str(config)], stderr=log, stdout=log)
+    while "running" not in (said := (folder / "log").read_text()):
+        assert process.poll() is None, said
+        time.sleep(0.01)
+    yield server
+    process.terminate()
+    process.wait()

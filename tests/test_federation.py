@@ -18,6 +18,7 @@ from broker_config.embedded import start_broker
 from broker_config.endpoint import Endpoint
 from broker_config.link import Link, probe
 from broker_config.messages import RoundState
+from tests.conftest import Secured
 from tests.plants import CLASSES, FEDERATION, draw, federate, run, start
 from trainer.enrol import load_images
 from trainer.federation.spec import Request, draft
@@ -77,6 +78,16 @@ def test_other_brokers_make_no_difference(kind: str, plants: dict[str, Path], tm
     with broker:
         federate(broker.url, plants, tmp_path / "run")
     assert on_disk(tmp_path / "run") == simulated(plants, "afedcl")
+
+
+@pytest.mark.parametrize("scheme", ["mqtts", "wss"])
+def test_a_federation_over_encrypted_connections(
+    scheme: str, secured: Secured, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    url = f"{scheme}://127.0.0.1:{secured.tls if scheme == 'mqtts' else secured.wss}"
+    two, ca = {name: plants[name] for name in PLANTS[:2]}, ("--ca", str(secured.authority.ca))
+    federate(url, two, tmp_path / "run", "--rounds", "1", "--federation", scheme, *ca, **dict.fromkeys(two, ca))
+    assert (tmp_path / "run" / "plant-b" / "model" / "personal.safetensors").exists()
 
 
 def wait_for(log: Path, text: str, seconds: float = 40) -> str:
