@@ -1,5 +1,6 @@
 """Initial encoders: drawn from a seed, downloaded, or read from a file that is this model's and no program."""
 
+import os
 import subprocess
 import sys
 import urllib.request
@@ -17,6 +18,7 @@ from trainer.network import Network, to_tensors
 from trainer.tree import Arrays
 from trainer.weights import FEATURES, initial_encoder, linear
 
+HOUSE = Path(__file__).parent.parent
 models = pytest.mark.parametrize("model", FEATURES)
 
 
@@ -42,6 +44,22 @@ def test_a_backbones_feature_vector_is_as_wide_as_promised(model: str) -> None:
     assert features.shape == (2, FEATURES[model]) == (2, network.shape.features)
     assert features.isfinite().all()
     assert not torch.equal(features[0], features[1])
+
+
+def test_a_torchvision_that_brings_its_operators_is_taken_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "models.py").touch()
+    (tmp_path / "torchvision" / "__init__.py").write_text(
+        "import torch\n"
+        "library = torch.library.Library('torchvision', 'DEF')\n"
+        "library.define('nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')\n"
+    )
+    code = "from trainer import backbones; print(backbones._torchvision_models().__file__)"
+    path = os.pathsep.join((str(tmp_path), str(HOUSE)))
+    result = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == str(tmp_path / "torchvision" / "models.py")
 
 
 @models
