@@ -1,4 +1,4 @@
-"""Throw-away certificates for tests."""
+"""Throw-away certificates for tests, with all that RFC 5280 wants in them: from 3.13 on, Python insists on it."""
 
 import datetime
 import ipaddress
@@ -9,6 +9,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+SIGNS_CERTIFICATES = x509.KeyUsage(
+    key_cert_sign=True,
+    crl_sign=False,
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    encipher_only=False,
+    decipher_only=False,
+)
+
 
 class Authority:
     """A certificate authority whose certificate is in the file `ca`."""
@@ -18,8 +30,12 @@ class Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name(name)
         builder = _builder(self._name, self._name, self._key.public_key())
-        authority = x509.BasicConstraints(ca=True, path_length=None)
-        certificate = builder.add_extension(authority, critical=True).sign(self._key, hashes.SHA256())
+        certificate = (
+            builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False)
+            .add_extension(SIGNS_CERTIFICATES, critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
         self.ca = folder / f"{name}.pem"
         self.ca.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
@@ -28,7 +44,12 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _builder(_name(name), self._name, key.public_key())
         here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-        certificate = builder.add_extension(here, critical=False).sign(self._key, hashes.SHA256())
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        certificate = (
+            builder.add_extension(here, critical=False)
+            .add_extension(issuer, critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
         files = self._folder / f"{name}.crt", self._folder / f"{name}.key"
         files[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         files[1].write_bytes(
