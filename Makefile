@@ -1,10 +1,27 @@
-# Two commands: `make demo` runs the main job, `make test` the tests.
+# `make demo` runs the main job, `make test` the tests; `make wheelhouse` is for machines without internet (docs/install.md).
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint format line
+# A torch without CUDA, which weighs gigabytes. Empty, as by default beside an NVIDIA GPU: the torch of the package index.
+TORCH_INDEX ?= $(if $(shell command -v nvidia-smi 2>/dev/null),,https://download.pytorch.org/whl/cpu)
+TORCH := --no-deps $(if $(TORCH_INDEX),--retries 2 --extra-index-url $(TORCH_INDEX)) torch torchvision
+
+# What a wheelhouse is for: SET line or train; another machine (x86_64, aarch64; glibc 2.28 or newer) or Python (3.12).
+SET ?= train
+WHEELHOUSE ?= wheelhouse
+MACHINE ?=
+PYTHON_VERSION ?=
+EXTRA := $(if $(filter train,$(SET)),[train])
+TARGET := $(if $(PYTHON_VERSION),--python-version $(PYTHON_VERSION)) $(if $(MACHINE),--platform manylinux2014_$(MACHINE) \
+	$(patsubst %,--platform manylinux_2_%_$(MACHINE),$(shell seq 17 28)))
+COLLECT = build/pip/bin/pip download $(QUIET) --only-binary :all: $(TARGET) --constraint constraints.txt --dest $(WHEELHOUSE)
+
+# pip shows its progress to people only.
+QUIET := $$(test -t 2 || echo --quiet)
+
+.PHONY: demo test lint format wheelhouse offline aarch64
 
 demo: $(INSTALLED)
 	$(BIN)/edge-node demo
@@ -17,23 +34,41 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The line's install stands alone: no torch, and it judges an image.
-line: $(INSTALLED)
-	rm -rf build/line && mkdir -p build/line
-	$(PYTHON) -m venv build/line/venv
-	build/line/venv/bin/python -m pip install --quiet --constraint constraints.txt .
-	$(BIN)/python -c "from pathlib import Path; from tests.tiny_bundle import tiny_bundle; tiny_bundle(Path('build/line/bundle'))"
-	! build/line/venv/bin/python -c "import torch" 2>/dev/null
-	build/line/venv/bin/edge-node infer build/line/bundle build/line/bundle/golden.png
-	build/line/venv/bin/python -c "import trainer.federation.coordinator"
-	du -sh build/line/venv
-
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Everything that a machine without internet needs, in one folder.
+wheelhouse:
+	$(if $(filter line train,$(SET)),,$(error SET=$(SET): it is line or train))
+	rm -rf $(WHEELHOUSE) build/lib build/pip
+	$(PYTHON) -m venv build/pip
+	build/pip/bin/pip wheel --quiet --no-deps --wheel-dir $(WHEELHOUSE) .
+ifeq ($(SET),train)
+	$(COLLECT) $(TORCH)
+	@test -z "$(TORCH_INDEX)" || ls $(WHEELHOUSE)/torch-*+cpu*.whl >/dev/null || { echo "no torch without CUDA at $(TORCH_INDEX):" \
+		"name an index that has it, or collect gigabytes of CUDA with TORCH_INDEX="; exit 1; }
+endif
+	$(COLLECT) --find-links $(WHEELHOUSE) "$$(ls $(WHEELHOUSE)/edge_node-*.whl)$(EXTRA)"
+	cp constraints.txt docs/INSTALL.txt $(WHEELHOUSE)
+	cd $(WHEELHOUSE) && sha256sum *.whl *.txt >SHA256SUMS
+	@du -sh $(WHEELHOUSE)
+
+# What the wheelhouse holds is installed where there is no network, and works there.
+offline: $(INSTALLED) wheelhouse
+	rm -rf build/bundle
+	$(BIN)/python -c "from pathlib import Path; from tests.tiny_bundle import tiny_bundle; tiny_bundle(Path('build/bundle'))"
+	tests/offline.sh $(PYTHON) $(WHEELHOUSE) $(SET) build/bundle
+
+# Every package of the line is pure Python or has a wheel for 64-bit ARM.
+aarch64:
+	for version in 3.11 3.12 3.13; do \
+		$(MAKE) wheelhouse SET=line MACHINE=aarch64 PYTHON_VERSION=$$version WHEELHOUSE=build/aarch64-$$version || exit; done
+
 $(INSTALLED): pyproject.toml constraints.txt
+	@echo "installing torch and what else is needed into $(VENV): about 300 MB to download, a minute or two"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,dev]'
+	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt $(TORCH)
+	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt --editable '.[train,dev]'
 	touch $@

@@ -1,0 +1,59 @@
+"""What is installed: the wheel, and the versions that were tested together."""
+
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+HOUSE = Path(__file__).parent.parent
+ROOMS = ("broker_config", "edge", "export", "trainer")
+PROJECT = tomllib.loads((HOUSE / "pyproject.toml").read_text())["project"]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what is packaged, with data and leftovers of kinds that may not be there yet."""
+    folder = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(HOUSE / name, folder)
+    for room in ROOMS:
+        shutil.copytree(HOUSE / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in ("trainer/planted/a.safetensors", "edge/planted/deep/page.html", "trainer/__pycache__/old.pyc"):
+        (folder / path).parent.mkdir(parents=True)
+        (folder / path).touch()
+    return folder
+
+
+def build(source: Path, kind: str, out: Path) -> zipfile.ZipFile:
+    """A `wheel` or an `editable` one, as pip would have it built."""
+    code = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(out)!r}))"
+    command = [sys.executable, "-W", "error:::setuptools.command", "-c", code]
+    result = subprocess.run(command, cwd=source, capture_output=True, text=True, check=True)
+    assert "****" not in result.stderr, result.stderr  # setuptools frames its warnings
+    return zipfile.ZipFile(out / result.stdout.splitlines()[-1])
+
+
+def test_an_editable_install_is_a_plain_path_and_warns_of_nothing(source: Path, tmp_path: Path) -> None:
+    wheel = build(source, "editable", tmp_path)
+    path = next(name for name in wheel.namelist() if name.endswith(".pth"))
+    assert wheel.read(path).decode().strip() == str(source)
+
+
+def test_the_wheel_holds_every_file_of_the_packages_and_no_leftovers(source: Path, tmp_path: Path) -> None:
+    files = {str(path.relative_to(source)) for room in ROOMS for path in (source / room).rglob("*") if path.is_file()}
+    names = set(build(source, "wheel", tmp_path).namelist())
+    assert {name for name in names if ".dist-info/" not in name} == files - {"trainer/__pycache__/old.pyc"}
+
+
+def test_every_dependency_has_one_tested_version_that_meets_what_it_asks() -> None:
+    lines = (HOUSE / "constraints.txt").read_text().splitlines()
+    pins = {canonicalize_name(name): pin for name, _, pin in (line.partition("==") for line in lines)}
+    for text in sum(PROJECT["optional-dependencies"].values(), PROJECT["dependencies"]):
+        asked = Requirement(text)
+        assert pins[canonicalize_name(asked.name)] in asked.specifier, asked
