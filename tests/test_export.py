@@ -36,7 +36,7 @@ def made(request: Request, node: str, method: str, seed: int) -> Personal:
     network = Network(spec.model, len(CLASSES))
     tree = to_tensors({**own, **entry.init_node(network.shape, generator(seed, node))})
     tree = _varied(entry.deploy(tree, to_tensors(received)), seed)
-    return Personal(Facts.of(spec, node, 4, METRICS, ()), tree)
+    return Personal(Facts.of(spec, node, 4, {}, METRICS, ()), tree)
 
 
 def _varied(tree: Tree, seed: int) -> Tree:

@@ -34,7 +34,7 @@ def images(seed: int, count: int = 6) -> LabelledImages:
     labels = np.arange(count) % 2 + seed % 2  # two of the three classes
     pixels = random.integers(0, 120, (count, 16, 16, 3)) + 60 * labels[:, None, None, None]
     digests = tuple(f"{seed:032x}{index:032x}" for index in range(count))
-    return LabelledImages(pixels.astype(np.uint8), labels.astype(np.int64), digests, digests)
+    return LabelledImages(pixels.astype(np.uint8), labels.astype(np.int64), digests, tuple(map(Path, digests)))
 
 
 def shares(nodes: int = 3) -> dict[str, Images]:
