@@ -112,7 +112,6 @@ def demo(
 
     from trainer import report
     from trainer.demo import run
-    from trainer.page.compose import write
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, the child processes included
     rounds = rounds or (30 if data else 120)
@@ -128,8 +127,7 @@ def demo(
         samples=samples or (10 if data else 8),
     )
     report.table(outcome, Console())
-    page = write(out, out / "report.html", _say)
-    print(f"report: {page}   bundles: {out / 'bundles'}   next: open {page.resolve().as_uri()} in a browser")
+    print(f"bundles: {out / 'bundles'}\nreport: {(out / 'report.html').resolve().as_uri()}")
 
 
 @app.command(epilog="Example: edge-node coordinate mqtt://broker.local --nodes 5 --classes scratches,patches,inclusion")
@@ -293,7 +291,7 @@ def report(
     from trainer.page.compose import write
 
     page = write(run, out or run / "report.html", _say)
-    print(f"report: {page}\nnext: open {page.resolve().as_uri()} in a browser")
+    print(f"report: {page.resolve().as_uri()}")
 
 
 @app.command(epilog="Example: edge-node export edge-node-plant-a/model --out bundles")

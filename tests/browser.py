@@ -12,7 +12,9 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
-CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
 
 
 class Page:
@@ -64,11 +66,11 @@ class Page:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
-    def look(self, *, width: int = 1200, theme: str = "light", media: str = "screen") -> None:
-        """Change the window's width, the system's theme, the medium."""
+    def look(self, *, width: int = 1200, theme: str = "light") -> None:
+        """Change the window's width and the system's theme."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         features = [{"name": "prefers-color-scheme", "value": theme}]
-        self.call("Emulation.setEmulatedMedia", media=media, features=features)
+        self.call("Emulation.setEmulatedMedia", features=features)
 
     def picture(self) -> bytes:
         """The whole page as PNG."""

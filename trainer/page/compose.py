@@ -116,7 +116,7 @@ def _charts(run: Run) -> list[Chart]:
         ]
         if series:
             rule = figures.Rule(math.log(2), "ln 2") if metric == "L_D" else None
-            figure = figures.curves(title, series, rule=rule, percent=metric == "accuracy")
+            figure = figures.curves(title, series, run.report.rounds, rule=rule, percent=metric == "accuracy")
             charts.append(Chart(symbol, subscript, title, meaning, figure))
     return charts
 
@@ -129,7 +129,7 @@ def _weights_chart(run: Run) -> Chart:
         )
         for number, name in enumerate(names)
     ]
-    figure = figures.curves("weight of the contribution", series)
+    figure = figures.curves("weight of the contribution", series, run.report.rounds)
     return Chart("", "", "weight of the contribution", "As each node measured it: L_D for afedcl.", figure)
 
 

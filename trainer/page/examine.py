@@ -135,7 +135,7 @@ def heat(pixels: np.ndarray, evidence: np.ndarray) -> np.ndarray:
     strength = smooth / (smooth.max() or 1.0)
     steps = np.linspace(0, 1, len(_HEAT))
     colour = np.stack([np.interp(strength, steps, _HEAT[:, channel]) for channel in range(3)], 2)
-    opacity = 0.75 * strength[..., None]
+    opacity = 0.6 * strength[..., None]
     return np.asarray((pixels * (1 - opacity) + colour * opacity).clip(0, 255).astype(np.uint8))
 
 

@@ -17,6 +17,7 @@ from trainer.timeline import Activity, Span
 COLOURS = 8  # of nodes and of classes; a ninth takes the first again, with another dash or shape
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 _LABELLED = 8  # lines that bear their names; beyond that the legend must do
+_DOTTED = 12  # points of a line, up to which each is marked
 _NAME = 10  # characters of a name beside a line
 
 
@@ -64,16 +65,19 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 # Curves
 
 
-def curves(title: str, series: Sequence[Series], *, rule: Rule | None = None, percent: bool = False) -> Markup:
-    """Lines over rounds, each with its node's name at its end where there are few."""
-    width, height, left, right, top, bottom = 300.0, 210.0, 34.0, 66.0, 10.0, 30.0
+def curves(
+    title: str, series: Sequence[Series], rounds: int, *, rule: Rule | None = None, percent: bool = False
+) -> Markup:
+    """Lines over rounds 1 to `rounds`, each with its node's name at its end where there are few."""
+    width, height, right, top, bottom = 300.0, 210.0, 66.0, 10.0, 30.0
     factor = 100 if percent else 1
     series = [line._replace(points=[(x, y * factor) for x, y in line.points]) for line in series]
-    xs = [x for line in series for x, _ in line.points]
     ys = [y for line in series for _, y in line.points] + ([rule.value] if rule else [])
-    first, last = min(xs), max(*xs, min(xs) + 1)
+    first, last = 1, max(rounds, 2)
     margin = 0.06 * ((max(ys) - min(ys)) or 1.0)
     low, high = min(ys) - margin, max(ys) + margin
+    values = ticks(low, high)
+    left = 10 + 6 * max(len(f"{value:g}") for value in values)
 
     def at_x(x: float) -> float:
         return left + (x - first) / (last - first) * (width - left - right)
@@ -82,11 +86,11 @@ def curves(title: str, series: Sequence[Series], *, rule: Rule | None = None, pe
         return height - bottom - (y - low) / (high - low) * (height - top - bottom)
 
     parts = []
-    for value in ticks(low, high):
+    for value in values:
         parts.append(_line(left, at_y(value), width - right, at_y(value), "grid"))
         parts.append(_text(left - 6, at_y(value) + 3.5, f"{value:g}", "tick", "end"))
     for value in ticks(first, last):
-        if value == int(value):
+        if value == int(value) and value <= rounds:
             parts.append(_text(at_x(value), height - bottom + 14, f"{value:g}", "tick", "middle"))
     parts.append(_text((left + width - right) / 2, height - 3, "round", "tick", "middle"))
     if rule:
@@ -96,6 +100,9 @@ def curves(title: str, series: Sequence[Series], *, rule: Rule | None = None, pe
         path = "L".join(f"{at_x(x):.1f} {at_y(y):.1f}" for x, y in line.points)
         drawn = Markup('<path class="line {}" d="M{}"><title>{}</title></path>')
         parts.append(drawn.format(node_class(line.number), path, line.name))
+        if len(line.points) <= _DOTTED:
+            dot = Markup('<circle class="point {}" cx="{:.1f}" cy="{:.1f}" r="2"/>')
+            parts += [dot.format(node_class(line.number), at_x(x), at_y(y)) for x, y in line.points]
     if len(series) <= _LABELLED:
         parts += _end_labels(series, at_x(last), at_y, height - bottom)
     told = "; ".join(f"{line.name} from {line.points[0][1]:.3g} to {line.points[-1][1]:.3g}" for line in series)
