@@ -89,13 +89,12 @@ def curves(
     for value in values:
         parts.append(_line(left, at_y(value), width - right, at_y(value), "grid"))
         parts.append(_text(left - 6, at_y(value) + 3.5, f"{value:g}", "tick", "end"))
-    for value in ticks(first, last):
+    for value in ticks(first, last, 7):
         if value == int(value) and value <= rounds:
             parts.append(_text(at_x(value), height - bottom + 14, f"{value:g}", "tick", "middle"))
     parts.append(_text((left + width - right) / 2, height - 3, "round", "tick", "middle"))
     if rule:
         parts.append(_line(left, at_y(rule.value), width - right, at_y(rule.value), "rule"))
-        parts.append(_text(left + 4, at_y(rule.value) - 4, rule.text, "tick"))
     for line in series:
         path = "L".join(f"{at_x(x):.1f} {at_y(y):.1f}" for x, y in line.points)
         drawn = Markup('<path class="line {}" d="M{}"><title>{}</title></path>')
@@ -103,6 +102,8 @@ def curves(
         if len(line.points) <= _DOTTED:
             dot = Markup('<circle class="point {}" cx="{:.1f}" cy="{:.1f}" r="2"/>')
             parts += [dot.format(node_class(line.number), at_x(x), at_y(y)) for x, y in line.points]
+    if rule:
+        parts.append(_text(left + 4, at_y(rule.value) - 4, rule.text, "tick"))
     if len(series) <= _LABELLED:
         parts += _end_labels(series, at_x(last), at_y, height - bottom)
     told = "; ".join(f"{line.name} from {line.points[0][1]:.3g} to {line.points[-1][1]:.3g}" for line in series)
