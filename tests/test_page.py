@@ -1,5 +1,6 @@
 """The report: one file about a run, complete in itself, whoever named the classes, and good in a real browser."""
 
+import hashlib
 import re
 import shutil
 from collections.abc import Iterator
@@ -170,6 +171,29 @@ def test_what_is_no_run_is_refused_with_what_to_pass(federation: Path, tmp_path:
     (tmp_path / "report.json").write_bytes(b"{")
     with pytest.raises(UsageError, match="damaged"):
         gather(tmp_path)
+
+
+def test_a_row_is_what_an_image_shows_and_a_column_what_it_was_judged_to_be() -> None:
+    told = [("c", "a"), ("c", "a"), ("c", "c"), ("a", "a")]
+    verdicts = [Verdict(path="", digest="0" * 64, label=label, verdict=v, confidence=1.0) for label, v in told]
+    matrix = compose._matrix("plant", verdicts, ["a", "b", "c", "d"])
+    assert (matrix.rows, matrix.columns, matrix.counts) == (["a", "c"], ["a", "c"], [[1, 0], [2, 1]])
+
+
+@pytest.mark.parametrize("node", ["plant-a", "plant-b"])
+def test_verdicts_are_of_the_files_that_they_name(node: str, federation: Path) -> None:
+    facts, verdicts = (
+        personal.load_facts(federation / node / "model"),
+        personal.load_verdicts(federation / node / "model"),
+    )
+    for verdict in verdicts:
+        path = Path(verdict.path)
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == verdict.digest
+        assert path.parent.name == verdict.label
+        assert 1 / 3 < verdict.confidence <= 1
+    assert len({verdict.digest for verdict in verdicts}) == len(verdicts) == facts.metrics["images"]
+    right = sum(verdict.label == verdict.verdict for verdict in verdicts)
+    assert right / len(verdicts) == pytest.approx(facts.metrics["accuracy"])
 
 
 # Names that others chose
