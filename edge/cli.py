@@ -127,7 +127,7 @@ def demo(
         samples=samples or (10 if data else 8),
     )
     report.table(outcome, Console())
-    print(f"report: {out / 'report.json'}   curves: {out / 'curves.png'}   bundles: {out / 'bundles'}")
+    print(f"bundles: {out / 'bundles'}\nreport: {(out / 'report.html').resolve().as_uri()}")
 
 
 @app.command(epilog="Example: edge-node coordinate mqtt://broker.local --nodes 5 --classes scratches,patches,inclusion")
@@ -274,6 +274,24 @@ def simulate(
         sys.stdout.buffer.write(outcome.encode() + b"\n")
     else:
         report.table(outcome, Console())
+
+
+@app.command(epilog="Example: edge-node report edge-node-plant-a")
+def report(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="What a run left: the --out folder of demo or simulate, or the state folder of join or coordinate.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="File for the page.", show_default="RUN/report.html")] = None,
+) -> None:
+    """Write one self-contained web page about a run: what was reached, and on which images, shown."""
+    from trainer.page.compose import write
+
+    page = write(run, out or run / "report.html", _say)
+    print(f"report: {page.resolve().as_uri()}")
 
 
 @app.command(epilog="Example: edge-node export edge-node-plant-a/model --out bundles")

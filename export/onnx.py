@@ -60,7 +60,7 @@ def export(models: Sequence[Path], folder: Path, say: Callable[[str], None]) -> 
     graphs: dict[Architecture, onnx.ModelProto] = {}
     written = []
     for source in models:
-        facts, tree = personal.load(source)
+        facts, tree, _ = personal.load(source)
         architecture = Architecture(facts.model, len(facts.classes), "fusion" in tree, facts.preprocessing)
         module = _module(architecture, tree, source)
         if architecture not in graphs:

@@ -27,7 +27,7 @@ def labelled(*counts: int) -> LabelledImages:
     """As many images of each class as `counts` says."""
     labels = np.repeat(np.arange(len(counts)), counts)
     names = tuple(f"{number:064x}" for number in range(len(labels)))
-    return LabelledImages(np.zeros((len(labels), 2, 2, 3), np.uint8), labels, names, names)
+    return LabelledImages(np.zeros((len(labels), 2, 2, 3), np.uint8), labels, names, tuple(map(Path, names)))
 
 
 def refused(caught: pytest.ExceptionInfo[UsageError], *named: object) -> None:

@@ -108,7 +108,10 @@ def test_the_demo_learns_exports_serves_and_reports(demo: Callable[..., Demo], t
     assert report["model_bytes"] > 200_000
     assert report["bytes_down"] > 0
     assert report["serving"]["agreeing"] == report["serving"]["images"] > 0
-    assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "What 2 nodes learnt" in page
+    assert "When each node did what" in page
+    assert "report: file:///" in said
     assert "plant-2" in said
 
 

@@ -36,7 +36,7 @@ def made(request: Request, node: str, method: str, seed: int) -> Personal:
     network = Network(spec.model, len(CLASSES))
     tree = to_tensors({**own, **entry.init_node(network.shape, generator(seed, node))})
     tree = _varied(entry.deploy(tree, to_tensors(received)), seed)
-    return Personal(Facts.of(spec, node, 4, METRICS, ()), tree)
+    return Personal(Facts.of(spec, node, 4, {}, METRICS, ()), tree)
 
 
 def _varied(tree: Tree, seed: int) -> Tree:
@@ -192,7 +192,7 @@ def test_two_models_of_one_node_are_refused_before_anything_is_traced(run: Run, 
 def test_tensors_that_are_not_the_models_are_refused_before_anything_is_traced(
     run: Run, tmp_path: Path, damage: str
 ) -> None:
-    facts, tree = run.models["plant-3"]
+    facts, tree, _ = run.models["plant-3"]
     tree = {name: value for name, value in tree.items() if name != "classifier.bias"}
     if damage == "another shape":
         tree["classifier.bias"] = torch.zeros(4)
@@ -203,7 +203,7 @@ def test_tensors_that_are_not_the_models_are_refused_before_anything_is_traced(
 
 
 def test_a_model_whose_training_diverged_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts, tree = run.models["plant-3"]
+    facts, tree, _ = run.models["plant-3"]
     personal.save(Personal(facts, {**tree, "classifier.bias": torch.full((3,), torch.nan)}), tmp_path / "model")
     monkeypatch.setattr(exporting, "_trace", lambda module, size: None)  # would take seconds, and is not needed
     monkeypatch.setattr(exporting, "_with_values", lambda graph, module: b"")

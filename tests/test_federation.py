@@ -20,9 +20,11 @@ from broker_config.link import Link, probe
 from broker_config.messages import RoundState
 from tests.conftest import Secured
 from tests.plants import CLASSES, FEDERATION, draw, federate, run, start
+from trainer import timeline
 from trainer.enrol import load_images
 from trainer.federation.spec import Request, draft
 from trainer.network import to_arrays
+from trainer.personal import load_facts
 from trainer.simulate import simulate
 
 PLANTS = ("plant-a", "plant-b", "plant-c")
@@ -118,6 +120,7 @@ def test_a_killed_node_is_named_and_the_federation_goes_on_when_it_is_back(
         try:
             wait_for(tmp_path / "coordinator.log", "round 1 closed")
             nodes["plant-b"].send_signal(signal.SIGKILL)
+            killed = time.time()
             wait_for(tmp_path / "coordinator.log", "plant-b is gone")
             assert "waits for plant-b to come back" in wait_for(tmp_path / "coordinator.log", "waits for")
             assert coordinator.poll() is None
@@ -126,6 +129,10 @@ def test_a_killed_node_is_named_and_the_federation_goes_on_when_it_is_back(
                 log=tmp_path / "again.log",
             )  # fmt: skip
             assert [process.wait(40) for process in (coordinator, *nodes.values())] == [0, 0, 0]
+            run_ = load_facts(tmp_path / "plant-b" / "model").run
+            spans = timeline.read(tmp_path / "plant-b", run_)
+            assert {span.round for span in spans if span.activity == "refining"} >= {1, 40}
+            assert not [span for span in spans if span.begin < killed < span.end]
         finally:
             for process in (coordinator, *nodes.values()):
                 process.kill()

@@ -9,6 +9,7 @@ import torch
 
 from broker_config.errors import EdgeNodeError, UsageError
 from broker_config.messages import Spec, Training
+from trainer import participant
 from trainer.data import Images, LabelledImages
 from trainer.federation.spec import Request, draft
 from trainer.methods import METHODS, complete_options, make
@@ -34,7 +35,7 @@ def images(seed: int, count: int = 6) -> LabelledImages:
     labels = np.arange(count) % 2 + seed % 2  # two of the three classes
     pixels = random.integers(0, 120, (count, 16, 16, 3)) + 60 * labels[:, None, None, None]
     digests = tuple(f"{seed:032x}{index:032x}" for index in range(count))
-    return LabelledImages(pixels.astype(np.uint8), labels.astype(np.int64), digests, digests)
+    return LabelledImages(pixels.astype(np.uint8), labels.astype(np.int64), digests, tuple(map(Path, digests)))
 
 
 def shares(nodes: int = 3) -> dict[str, Images]:
@@ -171,6 +172,16 @@ def test_batch_norm_statistics_move_in_train_mode_only_and_are_averaged() -> Non
         name = "encoder.layer1.0.bn1.running_mean"
         assert any(not np.array_equal(tensors[name], broadcast[name]) for tensors in sent) == moves
         assert not any("num_batches_tracked" in name for name in sent[0])
+
+
+def test_cross_validation_gives_each_image_its_own_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an oracle in the model's place every verdict is right, whatever the order of the folds."""
+    monkeypatch.setattr(participant, "judge", lambda network, tree, data: np.eye(3)[data.labels])
+    spec, broadcast = drafted("local")
+    model = simulate(spec, broadcast, {"plant-1": Images(images(1, 12), None)}).models["plant-1"]
+    assert [verdict.digest for verdict in model.verdicts] == list(images(1, 12).digests)
+    assert [verdict.label for verdict in model.verdicts] == [CLASSES[label] for label in images(1, 12).labels]
+    assert all(verdict.verdict == verdict.label for verdict in model.verdicts)
 
 
 def test_a_node_with_two_images_and_none_held_out_is_cross_validated() -> None:

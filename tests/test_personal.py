@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from broker_config.errors import UsageError
-from broker_config.messages import Preprocessing
+from broker_config.messages import Preprocessing, Training
 from tests.test_methods import drafted
 from trainer import personal
 from trainer.personal import Facts, Personal
@@ -18,9 +18,16 @@ FACTS = Facts(
     round=30,
     node="plant-1",
     method="afedcl",
+    options={"lambda": 0.1},
     model="small",
     classes=("patches", "scratches"),
     preprocessing=Preprocessing(size=32, mean=(0.1, 0.2, 0.3)),
+    training=Training(learning_rate=2e-4),
+    rounds=30,
+    seed=7,
+    trained={"patches": 4, "scratches": 5},
+    software={"torch": "2.13.0"},
+    created="2026-01-02T03:04:05+00:00",
     metrics={"accuracy": 0.1 + 0.2},
     history=({"round": 1.0, "L_D": 1 / 3}, {"round": 2.0, "A_k": -1e-9}),
 )
@@ -38,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_tensors_and_facts_are_read_back_exactly(folder: Path) -> None:
-    facts, tree = personal.load(folder)
+    facts, tree, _ = personal.load(folder)
     assert facts == FACTS
     assert tree.keys() == TREE.keys()
     assert all(torch.equal(tree[name], value) for name, value in TREE.items())
@@ -56,10 +63,12 @@ def test_facts_are_read_without_the_tensors(folder: Path) -> None:
 
 def test_facts_carry_over_from_the_federations_spec() -> None:
     spec, _ = drafted("afedcl")
-    facts = Facts.of(spec, "plant-1", 2, {"accuracy": 1.0}, ({"round": 1.0},))
+    facts = Facts.of(spec, "plant-1", 2, {"patches": 3}, {"accuracy": 1.0}, ({"round": 1.0},))
     assert (facts.node, facts.round) == ("plant-1", 2)
     assert (facts.metrics, facts.history) == ({"accuracy": 1.0}, ({"round": 1.0},))
-    for name in ("federation", "run", "method", "model", "classes", "preprocessing"):
+    for name in (
+        "federation", "run", "method", "options", "model", "classes", "preprocessing", "training", "rounds", "seed"
+    ):  # fmt: skip
         assert getattr(facts, name) == getattr(spec, name)
 
 

@@ -46,7 +46,12 @@ class LabelledImages(NamedTuple):
     images: np.ndarray  # uint8 [n, S, S, 3]
     labels: np.ndarray  # int64 [n]
     digests: tuple[str, ...]
-    names: tuple[str, ...]  # class/file, for messages
+    paths: tuple[Path, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """class/file, for messages."""
+        return tuple(f"{path.parent.name}/{path.name}" for path in self.paths)
 
     def take(self, index: np.ndarray) -> "LabelledImages":
         """The images at these positions."""
@@ -54,7 +59,7 @@ class LabelledImages(NamedTuple):
             self.images[index],
             self.labels[index],
             tuple(self.digests[i] for i in index),
-            tuple(self.names[i] for i in index),
+            tuple(self.paths[i] for i in index),
         )
 
 
@@ -147,7 +152,7 @@ def load(catalogue: Catalogue, classes: Sequence[str], size: int) -> LabelledIma
         np.stack(images),
         np.array([classes.index(entry.class_name) for entry in catalogue.entries], np.int64),
         tuple(entry.digest for entry in catalogue.entries),
-        tuple(f"{entry.class_name}/{entry.path.name}" for entry in catalogue.entries),
+        tuple(entry.path for entry in catalogue.entries),
     )
 
 

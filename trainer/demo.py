@@ -30,6 +30,7 @@ from edge.images import decode
 from edge.predictor import Predictor
 from trainer import data, partition, personal, progress, report, surfaces
 from trainer.federation.spec import Request, draft
+from trainer.page import compose
 from trainer.partition import Share
 
 _PER_CLASS = 120  # drawn images
@@ -41,7 +42,7 @@ _READY = 60.0  # seconds for the daemon to be ready
 def run(
     request: Request, folder: Path | None, out: Path, *, nodes: int, classes_per_node: int, samples: int
 ) -> report.RunReport:
-    """Run the story and leave report.json, curves.png, bundles and logs in `out`.
+    """Run the story and leave report.json, report.html, bundles and logs in `out`.
 
     Args:
         request: the federation.
@@ -91,7 +92,7 @@ def run(
         seconds=time.monotonic() - started,
     )
     (out / "report.json").write_bytes(result.encode())
-    report.draw_curves(result, out / "curves.png")
+    compose.write(out, out / "report.html", say)
     say(
         f"{served.images} held-out images of {served.node} over HTTP: {100 * served.accuracy:.1f} % right,"
         f" {served.milliseconds_p50:.1f} ms each"
@@ -186,9 +187,7 @@ def _node(share: Share, out: Path, spec: Spec) -> report.NodeReport:
     right = sum(
         prediction.label == spec.classes[label] for prediction, label in zip(predictions, test.labels, strict=True)
     )
-    return report.NodeReport.of(
-        share, facts, local_accuracy=alone.metrics["accuracy"], onnx_accuracy=right / len(predictions)
-    )
+    return report.NodeReport.of(facts, local_accuracy=alone.metrics["accuracy"], onnx_accuracy=right / len(predictions))
 
 
 def _serve(processes: "_Processes", share: Share, out: Path, spec: Spec) -> report.Serving:

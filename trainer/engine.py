@@ -205,11 +205,11 @@ def _rate(phase: Phase, name: str, default: float) -> float:
     return next((rate for prefix, rate in phase.rates.items() if under(name, prefix)), default)
 
 
-def predict(network: Network, personal: Tree, data: TrainingSet) -> np.ndarray:
-    """Most probable class [n] of every image, by a personal model."""
+def judge(network: Network, personal: Tree, data: TrainingSet) -> np.ndarray:
+    """Logits [n, classes] of every image, by a personal model."""
     answers = []
     with torch.no_grad():
         for start in range(0, len(data.labels), _EVALUATION_BATCH):
             images = data.network_input(slice(start, start + _EVALUATION_BATCH))
-            answers.append(network.judge(personal, images).argmax(1))
+            answers.append(network.judge(personal, images))
     return torch.cat(answers).numpy()

@@ -79,6 +79,30 @@ class Network:
             features = self.fuse(personal["fusion"], self.encode(personal, images, prefix="received"), features)
         return self.linear(personal, "classifier", features)
 
+    def evidence(self, personal: Tree, images: Tensor) -> tuple[Tensor, Tensor]:
+        """What a personal model sees, and where: its (fused) features, and class activation maps (Zhou et al. 2016).
+
+        A logit is its class's map averaged over h and w, plus the classifier's bias: between a global average and a
+        linear layer nothing is lost, and Grad-CAM would give the same map.
+
+        Returns:
+            Features [n, F] and maps [n, classes, h, w] of images [n, 3, S, S].
+        """
+        maps = self._maps(personal, images, "encoder")
+        if "fusion" in personal:
+            maps = self.fuse(personal["fusion"], self._maps(personal, images, "received"), maps)
+        return maps.mean((2, 3)), torch.einsum("cf,nfhw->nchw", personal["classifier.weight"], maps)
+
+    def _maps(self, tree: Tree, images: Tensor, prefix: str) -> Tensor:
+        """The encoder's last maps [n, F, h, w], before they are averaged."""
+        seen: list[Tensor] = []
+        hook = backbones.pooled_layer(self._encoder).register_forward_hook(lambda *call: seen.append(call[2]))
+        try:
+            self.encode(tree, images, prefix=prefix)
+        finally:
+            hook.remove()
+        return seen[0]
+
 
 def to_tensors(arrays: dict[str, np.ndarray]) -> Tree:
     """Copies as torch tensors (aligned by torch's allocator, so that arithmetic does not depend on their origin)."""

@@ -32,6 +32,7 @@ from broker_config.messages import (
 from broker_config.transfer import Courier, Fetched, FetchFailed
 from trainer.data import Images
 from trainer.personal import describe, load_facts
+from trainer.timeline import Timeline
 from trainer.worker import Contributed, Deployed, Failed, Progress, Refined, Worker
 
 Say = Callable[[str], None]
@@ -78,6 +79,7 @@ class _Node:
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
         self._worker = Worker(spec, name, images, folder, self._inbox)
         self._progress = self._worker.progress  # of the last stage that is on disk
+        self._timeline = Timeline(folder, spec.run)
         self._busy = False  # the worker has a job whose result has not been handled yet
         self._goal: RoundState | None = None  # the newest round state
         self._model: Path | None = None
@@ -100,6 +102,7 @@ class _Node:
             topics.round_state(federation),
             topics.presence(federation, topics.COORDINATOR),
         )
+        self._timeline.begin("waiting", self._rounds_done() + 1)
         while self._model is None:
             if stop():
                 return None
@@ -128,9 +131,13 @@ class _Node:
                 self._link.ack(event)
             case Contributed(progress):
                 self._progress = progress
+                self._timeline.end("training")
+                self._timeline.begin("refining", progress.round)
                 self._offer()
             case Refined(progress):
                 self._progress, self._busy = progress, False
+                self._timeline.end("refining")
+                self._timeline.begin("waiting", progress.round + 1)
                 self._tell(progress)
                 self._pursue()
             case Deployed(model):
@@ -139,6 +146,7 @@ class _Node:
             case Failed(error):
                 raise error
             case Fetched():
+                self._timeline.end("receiving")
                 self._pursue()
             case FetchFailed(manifest, reason):
                 raise EdgeNodeError(
@@ -170,6 +178,7 @@ class _Node:
             case Accepted(session=session, run=run) if (session, run) == (self._session, self._spec.run):
                 blob = self._progress.blob if self._progress else None
                 if blob is not None and blob.round == message.round:
+                    self._timeline.end("sending")
                     self._courier.withdraw(blob.digest)
             case RoundState(run=run) if run != self._spec.run:
                 self._check_run()
@@ -207,8 +216,14 @@ class _Node:
         elif goal.round > self._rounds_done() and self._at_hand(goal.broadcast):
             if self._progress is None or goal.round > self._progress.round:
                 self._forget_blobs(keep=goal.broadcast.digest)
-            self._busy = True
-            self._worker.train(goal.broadcast)
+            self._train(goal.broadcast)
+
+    def _train(self, broadcast: Manifest) -> None:
+        resuming = self._progress is not None and self._progress.round == broadcast.round
+        self._timeline.end("waiting")
+        self._timeline.begin("refining" if resuming else "training", broadcast.round)
+        self._busy = True
+        self._worker.train(broadcast)
 
     def _forget_blobs(self, keep: str) -> None:
         """A new round has begun: nobody needs the last one's broadcast and contribution any more."""
@@ -224,6 +239,8 @@ class _Node:
     def _at_hand(self, manifest: Manifest) -> bool:
         if manifest.digest in self._worker.store:
             return True
+        self._timeline.end("waiting")
+        self._timeline.begin("receiving", manifest.round)
         self._courier.fetch(manifest)
         return False
 
@@ -238,6 +255,7 @@ class _Node:
                 return  # a newer round has begun
             blob = msgspec.structs.replace(blob, chunk_size=self._courier.chunk_size(blob.chunk_size))
             self._courier.offer(blob.digest)
+            self._timeline.begin("sending", blob.round)
         self._send(
             Contribution(
                 session=self._session,
@@ -261,9 +279,9 @@ class _Node:
                 "the federation ended before this node trained a round", "join the next one from its start"
             )
         if self._rounds_done() < self._progress.round:
-            self._busy = True
-            self._worker.train(self._progress.broadcast)  # stage 2 of the last round is still to do
+            self._train(self._progress.broadcast)  # stage 2 of the last round is still to do
         elif not self._worker.needs_final or self._at_hand(final):
+            self._timeline.end("waiting")
             self._say("the federation has finished; judging the personal model")
             self._busy = True
             self._worker.deploy(final)

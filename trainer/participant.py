@@ -1,6 +1,7 @@
 """What one node does in a round, without any network: the same code behind the broker and in simulation."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,12 +11,12 @@ from safetensors.torch import load_file, save_file
 
 from broker_config.messages import Spec
 from trainer.data import Images, LabelledImages, folds
-from trainer.engine import TrainingSet, predict, run_phase
+from trainer.engine import TrainingSet, judge, run_phase
 from trainer.methods import make
 from trainer.methods.base import Metrics, Phase
 from trainer.metrics import accuracy, macro_f1, wilson
 from trainer.network import Network, Tree, to_arrays, to_tensors
-from trainer.personal import Facts, Personal
+from trainer.personal import Facts, Personal, Verdict
 from trainer.seeding import generator, key_to_seed
 from trainer.tree import Arrays, pick, put_under, take_from
 
@@ -93,14 +94,14 @@ class Participant:
             metrics["A_k"] = float(state.tree["fusion"])
         test, spec = self._images.test, self._spec
         if test is not None and (round_ % spec.evaluate_every == 0 or round_ == spec.rounds):
-            predicted = self._predict(self._method.deploy(state.tree, received), test)
-            metrics["accuracy"] = accuracy(predicted, test.labels)
+            logits = self._judge(self._method.deploy(state.tree, received), test)
+            metrics["accuracy"] = accuracy(logits.argmax(1), test.labels)
         return state, metrics
 
     def conclude(
         self, state: State, round_: int, broadcast: Arrays, final: Arrays, history: tuple[Metrics, ...]
     ) -> Personal:
-        """The personal model after the last round, and what it reaches.
+        """The personal model after the last round, what it reaches, and its verdicts on the images judged for that.
 
         Accuracy with its 95 % interval (`accuracy_low`, `accuracy_high`), macro F1 and number of `images`, on the
         held-out images; without any, by cross-validation over the training images (`cross_validated` = 1): each fold
@@ -115,13 +116,10 @@ class Participant:
             history: metrics of each round.
         """
         tree = self._method.deploy(state.tree, to_tensors(final if self._method.deploys_final else broadcast))
-        test = self._images.test
-        if test is not None:
-            labels, predicted = test.labels, self._predict(tree, test)
-        else:
-            labels, predicted = self._cross_validate(final)
-        correct = int((predicted == labels).sum())
-        low, high = wilson(correct, len(labels))
+        test, classes = self._images.test, self._spec.classes
+        judged, logits = (test, self._judge(tree, test)) if test is not None else self._cross_validate(final)
+        labels, predicted = judged.labels, logits.argmax(1)
+        low, high = wilson(int((predicted == labels).sum()), len(labels))
         metrics = {
             "accuracy": accuracy(predicted, labels),
             "accuracy_low": low,
@@ -130,11 +128,14 @@ class Participant:
             "images": float(len(labels)),
             "cross_validated": float(test is None),
         }
-        return Personal(Facts.of(self._spec, self._node, round_, metrics, history), tree)
+        trained = Counter(classes[label] for label in self._images.train.labels)
+        facts = Facts.of(self._spec, self._node, round_, dict(sorted(trained.items())), metrics, history)
+        return Personal(facts, tree, _verdicts(judged, logits, classes))
 
-    def _cross_validate(self, final: Arrays) -> tuple[np.ndarray, np.ndarray]:
-        """Labels and predictions [n], each made by a model that was not trained on the image."""
-        images, labels, predicted = self._images.train, [], []
+    def _cross_validate(self, final: Arrays) -> tuple[LabelledImages, np.ndarray]:
+        """The training images, and logits [n, classes], each row by a model that was not trained on the image."""
+        images = self._images.train
+        logits = np.empty((len(images.labels), len(self._spec.classes)), np.float32)
         for held_out in folds(images, min(_FOLDS, len(images.labels)), self._spec.seed):
             others = np.setdiff1d(np.arange(len(images.labels)), held_out)
             fold = Participant(self._spec, self._node, Images(images.take(others), None))
@@ -142,14 +143,13 @@ class Participant:
             for round_ in range(min(_FOLD_ROUNDS, self._spec.rounds)):
                 state, _, _ = fold.contribute(state, final, round_)
                 state, _ = fold.refine(state, final, round_)
-            judged = images.take(held_out)
-            labels.append(judged.labels)
-            predicted.append(self._predict(self._method.deploy(state.tree, to_tensors(final)), judged))
-        return np.concatenate(labels), np.concatenate(predicted)
+            personal = self._method.deploy(state.tree, to_tensors(final))
+            logits[held_out] = self._judge(personal, images.take(held_out))
+        return images, logits
 
-    def _predict(self, personal: Tree, images: LabelledImages) -> np.ndarray:
+    def _judge(self, personal: Tree, images: LabelledImages) -> np.ndarray:
         torch.set_num_threads(self._spec.threads)
-        return predict(self._network, personal, TrainingSet.of(images, self._spec.preprocessing))
+        return judge(self._network, personal, TrainingSet.of(images, self._spec.preprocessing))
 
     def _run(
         self, phases: tuple[Phase, ...], state: State, received: Tree, round_: int, stop: Callable[[], bool]
@@ -165,3 +165,21 @@ class Participant:
             state = State(tree, moments)
             metrics |= measured
         return state, metrics
+
+
+def _verdicts(images: LabelledImages, logits: np.ndarray, classes: Sequence[str]) -> tuple[Verdict, ...]:
+    """What logits [n, classes] say of each image."""
+    exponentials = np.exp(logits - logits.max(1, keepdims=True))
+    confidences = (exponentials / exponentials.sum(1, keepdims=True)).max(1)
+    return tuple(
+        Verdict(
+            path=str(path.resolve()),
+            digest=digest,
+            label=classes[label],
+            verdict=classes[predicted],
+            confidence=float(confidence),
+        )
+        for path, digest, label, predicted, confidence in zip(
+            images.paths, images.digests, images.labels, logits.argmax(1), confidences, strict=True
+        )
+    )

@@ -1,5 +1,7 @@
 """The personal model as a node leaves it on its own disk, to be exported: tensors and what they mean."""
 
+import importlib.metadata
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -8,10 +10,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from broker_config.errors import UsageError
-from broker_config.messages import Preprocessing, Round, Spec
+from broker_config.messages import Digest, Option, Preprocessing, Round, Spec, Training
 from trainer.network import Tree
 
-_TENSORS, _FACTS = "personal.safetensors", "personal.json"
+_TENSORS, _FACTS, _VERDICTS = "personal.safetensors", "personal.json", "verdicts.json"
+_SOFTWARE = ("edge-node", "torch", "onnxruntime")
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,15 +25,27 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     round: Round
     node: str
     method: str
+    options: dict[str, Option]
     model: str
     classes: Annotated[tuple[str, ...], msgspec.Meta(min_length=2)]
     preprocessing: Preprocessing
+    training: Training
+    rounds: Round
+    seed: int
+    trained: dict[str, int]  # training images of each of the node's own classes
+    software: dict[str, str]  # versions
+    created: str  # ISO 8601, UTC
     metrics: dict[str, float]  # on held-out images
     history: tuple[dict[str, float], ...] = ()  # of each round
 
     @staticmethod
     def of(
-        spec: Spec, node: str, round_: int, metrics: dict[str, float], history: tuple[dict[str, float], ...]
+        spec: Spec,
+        node: str,
+        round_: int,
+        trained: dict[str, int],
+        metrics: dict[str, float],
+        history: tuple[dict[str, float], ...],
     ) -> "Facts":
         """The facts of a node's model in the federation `spec`."""
         return Facts(
@@ -39,12 +54,29 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
             round=round_,
             node=node,
             method=spec.method,
+            options=spec.options,
             model=spec.model,
             classes=spec.classes,
             preprocessing=spec.preprocessing,
+            training=spec.training,
+            rounds=spec.rounds,
+            seed=spec.seed,
+            trained=trained,
+            software={name: importlib.metadata.version(name) for name in _SOFTWARE},
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
             metrics=metrics,
             history=history,
         )
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model said of an image that did not train it. Stays on this disk, as the image does."""
+
+    path: str  # absolute
+    digest: Digest  # of the file's bytes
+    label: str
+    verdict: str
+    confidence: float  # probability of the verdict
 
 
 class Personal(NamedTuple):
@@ -52,17 +84,19 @@ class Personal(NamedTuple):
 
     facts: Facts
     tree: Tree
+    verdicts: tuple[Verdict, ...] = ()
 
 
 def save(personal: Personal, folder: Path) -> None:
     """Write a personal model into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: value.contiguous() for name, value in personal.tree.items()}, folder / _TENSORS)
-    (folder / _FACTS).write_bytes(msgspec.json.format(msgspec.json.encode(personal.facts)))
+    for name, told in ((_VERDICTS, personal.verdicts), (_FACTS, personal.facts)):
+        (folder / name).write_bytes(msgspec.json.format(msgspec.json.encode(told)))
 
 
 def load(folder: Path) -> Personal:
-    """Read a personal model.
+    """Read a personal model; its verdicts, which only a report wants, are left to `load_verdicts`.
 
     Raises:
         UsageError: there is none, or it is damaged.
@@ -85,6 +119,21 @@ def load_facts(folder: Path) -> Facts:
         ) from error
     except msgspec.DecodeError as error:
         raise UsageError(f"the personal model in {folder} is damaged ({error})", "copy the folder again") from error
+
+
+def load_verdicts(folder: Path) -> tuple[Verdict, ...]:
+    """Read what a personal model said of the images that judged it.
+
+    Raises:
+        UsageError: they are missing or damaged.
+    """
+    try:
+        return msgspec.json.decode((folder / _VERDICTS).read_bytes(), type=tuple[Verdict, ...])
+    except (FileNotFoundError, msgspec.DecodeError) as error:
+        raise UsageError(
+            f"the verdicts beside the personal model in {folder} cannot be read ({error})",
+            "copy the folder again, or let the run be repeated with this version",
+        ) from error
 
 
 def describe(facts: Facts) -> str:

@@ -1,6 +1,5 @@
-"""What a run reached: a table for people, JSON for machines, and a picture of its curves."""
+"""What a run reached: a table for people, JSON for machines."""
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,7 +8,6 @@ from rich.table import Table
 
 from broker_config.messages import Spec
 from trainer.federation.spec import Request
-from trainer.partition import Share
 from trainer.personal import Facts
 
 
@@ -29,13 +27,13 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     history: list[dict[str, float]] = []
 
     @staticmethod
-    def of(share: Share, facts: Facts, **more: float) -> "NodeReport":
-        """The figures of a node that trained on `share`."""
+    def of(facts: Facts, **more: float) -> "NodeReport":
+        """The figures that a node left beside its personal model."""
         return NodeReport(
-            name=share.node,
-            classes=share.train.classes,
-            images=len(share.train.entries),
-            test_images=len(share.test.entries),
+            name=facts.node,
+            classes=list(facts.trained),
+            images=sum(facts.trained.values()),
+            test_images=0 if facts.metrics["cross_validated"] else int(facts.metrics["images"]),
             accuracy=facts.metrics["accuracy"],
             accuracy_low=facts.metrics["accuracy_low"],
             accuracy_high=facts.metrics["accuracy_high"],
@@ -126,39 +124,3 @@ def table(report: RunReport, console: Console) -> None:
 
 def _percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f}"
-
-
-def draw_curves(report: RunReport, path: Path) -> None:
-    """One PNG with the curves of L_D, A_k and accuracy over rounds, a line a node."""
-    import matplotlib as mpl  # noqa: PLC0415  (slow to import, and not in the line's install)
-
-    mpl.use("Agg")
-    from matplotlib import pyplot  # noqa: PLC0415
-
-    panels = [
-        (title, metric)
-        for title, metric in (
-            ("discrimination loss L_D", "L_D"),
-            ("fusion weight A_k", "A_k"),
-            ("classification loss L_C", "L_C"),
-            ("accuracy", "accuracy"),
-        )
-        if any(metric in line for node in report.nodes for line in node.history)
-    ]
-    figure, axes = pyplot.subplots(
-        1, len(panels), figsize=(4.2 * len(panels), 3.4), layout="constrained", squeeze=False
-    )
-    for axis, (title, metric) in zip(axes[0], panels, strict=True):
-        for node in report.nodes:
-            points = [(line["round"], line[metric]) for line in node.history if metric in line]
-            axis.plot(*zip(*points, strict=True), label=node.name, marker="." if len(points) < 40 else None)
-        if metric == "L_D":
-            axis.axhline(0.6931, color="grey", linewidth=0.8, linestyle="--")
-            axis.text(
-                0.99, 0.6931, "ln 2: chance", transform=axis.get_yaxis_transform(), ha="right", va="bottom", fontsize=7
-            )
-        axis.set(title=title, xlabel="round")
-        axis.grid(alpha=0.3)
-    axes[0][0].legend(fontsize=7)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)

@@ -90,7 +90,7 @@ def simulate_folder(
         request,
         spec,
         str(folder),
-        [report.NodeReport.of(share, outcome.models[share.node].facts) for share in shares],
+        [report.NodeReport.of(outcome.models[share.node].facts) for share in shares],
         seconds=time.monotonic() - started,
     )
     if out is not None:

@@ -71,16 +71,26 @@ class Journal:
         self._db.close()
 
 
+def newest_spec(folder: Path) -> Spec:
+    """The spec of the newest run in a coordinator's state folder.
+
+    Raises:
+        UsageError: there is no journal in `folder`, or no run in it.
+    """
+    with contextlib.closing(_open(folder)) as database:
+        row = database.execute("SELECT spec FROM federation ORDER BY rowid DESC LIMIT 1").fetchone()
+    if row is None:
+        raise UsageError(f"the journal in {folder} holds no run", "start edge-node coordinate with this --state folder")
+    return msgspec.json.decode(row[0], type=Spec)
+
+
 def history(folder: Path) -> list[ClosedRound]:
     """The closed rounds of the newest run in a coordinator's state folder, in order.
 
     Raises:
         UsageError: there is no journal in `folder`.
     """
-    path = folder / "journal.sqlite"
-    if not path.is_file():
-        raise UsageError(f"there is no journal in {folder}", "pass the --state folder of edge-node coordinate")
-    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+    with contextlib.closing(_open(folder)) as database:
         rows = database.execute(
             "SELECT run, round, node, weight, bytes FROM contributions JOIN rounds USING (run, round)"
             " WHERE closed AND run = (SELECT run FROM federation ORDER BY rowid DESC LIMIT 1) ORDER BY round, node"
@@ -90,3 +100,10 @@ def history(folder: Path) -> list[ClosedRound]:
             line = closed.get(round_, ClosedRound(run, round_, {}, 0))
             closed[round_] = ClosedRound(run, round_, {**line.weights, node: weight}, line.bytes + size)
     return list(closed.values())
+
+
+def _open(folder: Path) -> sqlite3.Connection:
+    path = folder / "journal.sqlite"
+    if not path.is_file():
+        raise UsageError(f"there is no journal in {folder}", "pass the --state folder of edge-node coordinate")
+    return sqlite3.connect(f"file:{path}?mode=ro", uri=True)

@@ -1,0 +1,113 @@
+"""What a run left on disk, whatever kind of run it was."""
+
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from broker_config.errors import UsageError
+from trainer import personal, timeline
+from trainer.federation import journal
+from trainer.personal import Facts, Verdict
+from trainer.report import NodeReport, RunReport
+from trainer.timeline import Span
+
+Kind = Literal["run", "node", "coordinator"]
+
+
+class Node(NamedTuple):
+    """One node, as its state folder shows it."""
+
+    figures: NodeReport
+    facts: Facts
+    model: Path
+    verdicts: tuple[Verdict, ...]
+    spans: list[Span]
+
+
+class Run(NamedTuple):
+    """A demo's or a simulation's folder (`run`), one node's state folder, or a coordinator's."""
+
+    kind: Kind
+    report: RunReport
+    classes: tuple[str, ...]
+    nodes: list[Node]
+    rounds: tuple[journal.ClosedRound, ...] = ()  # of a coordinator
+
+
+def gather(folder: Path) -> Run:
+    """Read a run.
+
+    Raises:
+        UsageError: `folder` is no run's, or something in it is missing or damaged.
+    """
+    if (folder / "report.json").is_file():
+        return _whole(folder)
+    if (folder / "model").is_dir():
+        return _single(folder)
+    if (folder / "journal.sqlite").is_file():
+        return _coordinator(folder)
+    if (folder / "progress.json").is_file():
+        raise UsageError(
+            f"the node whose state is in {folder} has not come to the federation's end: it has no personal model yet",
+            "run edge-node join again, with the same --state",
+        )
+    raise UsageError(
+        f"there is no run in {folder}",
+        "pass the --out folder of edge-node demo or simulate, the state folder that edge-node join left "
+        "(edge-node-NAME), or the --state folder of edge-node coordinate",
+    )
+
+
+def _whole(folder: Path) -> Run:
+    path = folder / "report.json"
+    try:
+        report = msgspec.json.decode(path.read_bytes(), type=RunReport)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{path} is damaged ({error})", "run the demo or the simulation again") from error
+    nodes = [_node(folder / figures.name, figures) for figures in report.nodes]
+    return Run("run", report, nodes[0].facts.classes if nodes else (), nodes)
+
+
+def _single(folder: Path) -> Run:
+    node = _node(folder, None)
+    facts = node.facts
+    report = RunReport(
+        method=facts.method,
+        options=facts.options,
+        model=facts.model,
+        weights="",
+        data="",
+        size=facts.preprocessing.size,
+        training=msgspec.to_builtins(facts.training),
+        rounds=facts.rounds,
+        seed=facts.seed,
+        nodes=[node.figures],
+    )
+    return Run("node", report, facts.classes, [node])
+
+
+def _node(folder: Path, figures: NodeReport | None) -> Node:
+    facts = personal.load_facts(folder / "model")
+    verdicts = personal.load_verdicts(folder / "model")
+    return Node(figures or NodeReport.of(facts), facts, folder / "model", verdicts, timeline.read(folder, facts.run))
+
+
+def _coordinator(folder: Path) -> Run:
+    spec, rounds = journal.newest_spec(folder), journal.history(folder)
+    if not rounds:
+        raise UsageError(f"the coordinator in {folder} has closed no round yet", "wait for the first round to end")
+    report = RunReport(
+        method=spec.method,
+        options=spec.options,
+        model=spec.model,
+        weights="",
+        data="",
+        size=spec.preprocessing.size,
+        training=msgspec.to_builtins(spec.training),
+        rounds=spec.rounds,
+        seed=spec.seed,
+        nodes=[],
+        bytes_up=sum(line.bytes for line in rounds),
+    )
+    return Run("coordinator", report, spec.classes, [], tuple(rounds))
