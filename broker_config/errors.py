@@ -4,7 +4,8 @@ import errno
 import traceback
 from pathlib import Path
 
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _TRAIN = ("amqtt", "onnx", "onnxscript", "psutil", "torch", "torchvision")  # what the line's install lacks
 
 
@@ -55,10 +56,12 @@ def explain(error: Exception) -> EdgeNodeError:
     match error:
         case EdgeNodeError():
             return error
-        case OSError(errno=number, filename=None, strerror=reason) if number in _DISK:
-            return EdgeNodeError(f"cannot write: {reason}", "free some space on this disk")
-        case OSError(errno=number, filename=name, strerror=reason) if number in _DISK:
-            return EdgeNodeError(f"cannot use {name}: {reason}", "make it accessible for this user, with room to spare")
+        case OSError(errno=number, filename=name, strerror=reason) if number in _FULL:
+            return EdgeNodeError(f"cannot write{f' {name}' if name else ''}: {reason}", "free some space on this disk")
+        case OSError(errno=number, filename=str(name), strerror=reason) if number in _FORBIDDEN:
+            return EdgeNodeError(
+                f"{name} may not be used: {reason}", "make it accessible for this user, or name another"
+            )
         case ModuleNotFoundError(name=name) if name in _TRAIN:
             return EdgeNodeError(
                 f"this needs {name}, which is not installed here", "install the trainer: pip install 'edge-node[train]'"

@@ -177,7 +177,7 @@ def _verify(path: Path, sha256: str) -> None:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise BundleError(f"{path} cannot be read: {error.strerror}", "copy the whole bundle folder again") from error
+        raise BundleError(f"the bundle lacks {path}: {error.strerror}", "copy the whole bundle folder again") from error
     if digest != sha256:
         raise BundleError(
             f"{path} is not the file that was exported: its hash differs from {MANIFEST}",

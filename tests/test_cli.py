@@ -217,7 +217,11 @@ def test_standard_output_on_a_full_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
-        (PermissionError(errno.EACCES, "Permission denied", "/etc/secret"), 1, "cannot use /etc/secret: Permission"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/etc/secret"),
+            1,
+            "/etc/secret may not be used: Permission",
+        ),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "cannot write: No space left on device"),
         (ModuleNotFoundError("No module named 'torch'", name="torch"), 1, "pip install 'edge-node[train]'"),
         (ModuleNotFoundError("No module named 'x'", name="x"), 70, "this is a bug in edge-node: ModuleNotFoundError"),

@@ -254,9 +254,9 @@ class _Process:
     def failure(self) -> EdgeNodeError:
         """What to tell about a process that ended badly."""
         code = self.popen.returncode
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        what = f"{self.name} was killed by signal {-code}" if code < 0 else f"{self.name} ended with exit code {code}"
         tail = self.log.read_text(errors="replace").strip().splitlines()[-8:]
-        return EdgeNodeError("\n    ".join([f"{self.name} {how}", *tail]), f"see {self.log}")
+        return EdgeNodeError(what + "".join(f"\n    {line}" for line in tail), f"see {self.log}")
 
 
 class _Processes:

@@ -7,6 +7,7 @@ import contextlib
 import importlib.metadata
 import queue
 import secrets
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -53,23 +54,19 @@ def take_part(
 ) -> Path | None:
     """Take part in a federation to its end. Returns the personal model's folder, or None when `stop` ended it before.
 
-    A state folder is left only by a node that had something to keep in it.
+    A state folder is left only by a node that has received something.
 
     Raises:
         EdgeNodeError: with what to do about it.
     """
+    new = not folder.exists()
     node = _Node(spec, name, images, endpoint, folder, telemetry, report)
     try:
         return node.run(stop)
     finally:
         node.close()
-        _remove_if_empty(folder / "blobs" / "incoming", folder / "blobs", folder)
-
-
-def _remove_if_empty(*folders: Path) -> None:
-    with contextlib.suppress(OSError):
-        for folder in folders:
-            folder.rmdir()
+        if new and not any(path.is_file() for path in (folder / "blobs").rglob("*")):
+            shutil.rmtree(folder)
 
 
 class _Node:
