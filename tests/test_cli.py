@@ -184,10 +184,12 @@ def test_what_nobody_expected_is_a_bug_of_ours_and_says_how_to_report_it(debug: 
     assert "edge-node --debug COMMAND" in second
 
 
-def test_a_reader_that_has_seen_enough_ends_a_command_quietly(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_seen_enough_ends_a_command_quietly(unbuffered: str, tmp_path: Path) -> None:
     tiny_bundle(tmp_path / "bundle")
     (tmp_path / "red.png").write_bytes(RED)
-    command = f"{sys.executable} -m edge.cli infer {tmp_path}/bundle {tmp_path}/red.png | true"
+    infer = f"{sys.executable} -m edge.cli infer {tmp_path}/bundle {tmp_path}/red.png"
+    command = f"PYTHONUNBUFFERED={unbuffered} {infer} | true"
     result = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (1, "")
 

@@ -70,6 +70,7 @@ def join(
         f"{len(images.train.labels)} training images of {', '.join(classes)}, "
         + (f"{len(images.test.labels)} held out" if images.test else "too few to hold any out")
     )
+    report(progress.Step(what="getting ready to train"))
     check_name_free(endpoint, spec.federation, name)
     # Only now: importing torch takes seconds, and whoever cannot take part should hear so at once.
     from trainer.node import take_part  # noqa: PLC0415

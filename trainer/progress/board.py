@@ -35,7 +35,7 @@ from trainer.progress.events import (
     describe,
 )
 from trainer.progress.pace import Clock, Pace
-from trainer.progress.words import about, size, stopwatch, value
+from trainer.progress.words import about, size, some, stopwatch, value
 
 _GAP = 2  # columns between two cells
 _DOING = len("receiving 100%")
@@ -147,7 +147,7 @@ class Board:
                 return said
             case Gathering():
                 self._pace, self._started = Pace(event.rounds, self._clock), self._clock()
-                self._waiting = f"waiting for {event.nodes} node{'s' if event.nodes > 1 else ''}"
+                self._waiting = f"waiting for {some(event.nodes, 'node')}"
                 return [*self._end_step(), describe(event)]
             case FederationFinished():
                 self._finished = describe(event)

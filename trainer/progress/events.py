@@ -5,7 +5,7 @@ from typing import Any, Literal, TextIO
 
 import msgspec
 
-from trainer.progress.words import size, values
+from trainer.progress.words import size, some, values
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):
@@ -189,7 +189,9 @@ def describe(event: AnyEvent) -> str:
         case Step(what=text) | Note(text=text):
             return text
         case Gathering():
-            return f"federation {event.federation}: waiting for {event.nodes} nodes, {event.rounds} rounds"
+            return (
+                f"federation {event.federation}: waiting for {some(event.nodes, 'node')}, {some(event.rounds, 'round')}"
+            )
         case NodeJoined():
             return f"{event.node} joined"
         case NodeLost():
@@ -220,7 +222,7 @@ def _describe_progress(event: AnyEvent) -> str:
         case FederationFinished():
             up, down = event.bytes_up, event.bytes_down
             moved = f", {size(up)} up, {size(down)} down" if up or down else ""
-            return f"finished: {event.rounds} rounds in {event.seconds:.0f} s{moved}"
+            return f"finished: {some(event.rounds, 'round')} in {event.seconds:.0f} s{moved}"
         case Exported():
             return f"wrote {event.folder}: {size(event.bytes)}, differs from torch by at most {event.difference:.1e}"
         case Result():

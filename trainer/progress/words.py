@@ -12,6 +12,11 @@ def size(count: float) -> str:
     return f"{count:.2f} GB"
 
 
+def some(count: int, what: str) -> str:
+    """A number of things: 1 node, 2 nodes."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def value(name: str, figure: float) -> str:
     """One metric: accuracy as a percentage, all others with three digits."""
     return f"{100 * figure:.1f} %" if name == "accuracy" else f"{figure:.3f}"
