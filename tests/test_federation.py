@@ -344,7 +344,8 @@ def test_a_node_that_the_coordinator_refuses_leaves_no_state_folder(plants: dict
 
 def test_a_node_tells_its_rounds_as_events_and_its_model_as_the_last(plants: dict[str, Path], tmp_path: Path) -> None:
     with start_broker(tmp_path / "broker") as broker:
-        federate(broker.url, {"plant-a": plants["plant-a"]}, tmp_path / "run", **{"plant-a": ("--json",)})
+        two = {name: plants[name] for name in PLANTS[:2]}
+        federate(broker.url, two, tmp_path / "run", **{"plant-a": ("--json",)})
     events = [json.loads(line) for line in (tmp_path / "run" / "plant-a.log").read_text().splitlines()]
     assert events[-1] == {"event": "Result", "result": {"model": str(tmp_path / "run/plant-a/model")}}
     story = [(each["event"], each.get("round")) for each in events if each["event"] not in ("Step", "Note", "Activity")]

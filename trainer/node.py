@@ -54,7 +54,7 @@ def take_part(
 ) -> Path | None:
     """Take part in a federation to its end. Returns the personal model's folder, or None when `stop` ended it before.
 
-    A state folder is left only by a node that has received something.
+    A node that was not let in, or has received nothing, leaves no new state folder.
 
     Raises:
         EdgeNodeError: with what to do about it.
@@ -65,7 +65,7 @@ def take_part(
         return node.run(stop)
     finally:
         node.close()
-        if new and not any(path.is_file() for path in (folder / "blobs").rglob("*")):
+        if new and not (node.welcome and any(path.is_file() for path in (folder / "blobs").rglob("*"))):
             shutil.rmtree(folder)
 
 
@@ -90,6 +90,7 @@ class _Node:
         self._busy = False  # the worker has a job whose result has not been handled yet
         self._goal: RoundState | None = None  # the newest round state
         self._model: Path | None = None
+        self.welcome = False  # whether the coordinator has let us in
         self._accepted = 0  # the newest round whose contribution the coordinator has
         self._offered = 0  # the newest round whose contribution was offered, and bytes sent before that
         self._sent_before = 0
@@ -195,6 +196,8 @@ class _Node:
             case Presence(online=False):
                 if self._goal is not None and self._goal.status in ("gathering", "open"):
                     self._say("the coordinator is not connected; waiting for it")
+            case Welcome(session=session) if session == self._session:
+                self.welcome = True
             case Presence() | Welcome() | Refusal() | Accepted():
                 pass  # nothing to do, or meant for an earlier process of this node
             case _:
