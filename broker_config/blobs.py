@@ -4,11 +4,10 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from broker_config.errors import EdgeNodeError
+from broker_config.disk import writing
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -65,13 +64,6 @@ class BlobStore:
         """Forget a blob; it need not exist."""
         self.path(digest).unlink(missing_ok=True)
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self) -> AbstractContextManager[None]:
         """Turn what the disk complains about into an EdgeNodeError that names the folder."""
-        try:
-            yield
-        except OSError as error:
-            raise EdgeNodeError(
-                f"cannot write to {self.folder}: {error.strerror or error}",
-                "free some space there, or make it writable",
-            ) from error
+        return writing(self.folder)

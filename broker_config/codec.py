@@ -28,7 +28,10 @@ def encode(message: AnyMessage) -> bytes:
     """Return the message as JSON, at most MAX_MESSAGE bytes; EdgeNodeError if it needs more."""
     payload = msgspec.json.encode(message)
     if len(payload) > MAX_MESSAGE:
-        raise EdgeNodeError(f"a {type(message).__name__} of {len(payload)} bytes exceeds a message's {MAX_MESSAGE}")
+        raise EdgeNodeError(
+            f"a {type(message).__name__} of {len(payload)} bytes exceeds a message's {MAX_MESSAGE}",
+            "take fewer classes, or shorter names",
+        )
     return payload
 
 

@@ -130,6 +130,19 @@ def find_mosquitto() -> str | None:
     return shutil.which("mosquitto", path=os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin")))
 
 
+def address_for_others(host: str) -> str | None:
+    """Return an address of this machine for a broker that listens on all of them, None for one that does not."""
+    if host not in ("0.0.0.0", "::"):  # noqa: S104  (compared, not bound)
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
+        try:
+            trial.connect(("192.0.2.1", 9))  # nothing is sent: it only asks which way packets would leave
+        except OSError:
+            return socket.gethostname()
+        address: str = trial.getsockname()[0]
+    return address
+
+
 def _usable_port(host: str, port: int) -> int:
     """Return `port`, or a free one for 0; EdgeNodeError if it is taken."""
     with socket.socket() as trial:

@@ -1,5 +1,13 @@
 """Errors that say whose fault it is and what to do about it."""
 
+import errno
+import traceback
+from pathlib import Path
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_TRAIN = ("amqtt", "onnx", "onnxscript", "psutil", "torch", "torchvision")  # what the line's install lacks
+
 
 class EdgeNodeError(Exception):
     """Our side cannot go on: `what` happened, and the `remedy` that the user can apply."""
@@ -35,3 +43,32 @@ class PeerError(Exception):
         self.peer = peer
         self.why = why
         self.round = round_
+
+
+class BugError(EdgeNodeError):
+    """Something that must not happen."""
+
+    exit_code = 70  # EX_SOFTWARE
+
+
+def explain(error: Exception) -> EdgeNodeError:
+    """Any error as the user should see it; one that nobody expected is a bug of ours."""
+    match error:
+        case EdgeNodeError():
+            return error
+        case OSError(errno=number, filename=name, strerror=reason) if number in _FULL:
+            return EdgeNodeError(f"cannot write{f' {name}' if name else ''}: {reason}", "free some space on this disk")
+        case OSError(errno=number, filename=str(name), strerror=reason) if number in _FORBIDDEN:
+            return EdgeNodeError(
+                f"{name} may not be used: {reason}", "make it accessible for this user, or name another"
+            )
+        case ModuleNotFoundError(name=name) if name in _TRAIN:
+            return EdgeNodeError(
+                f"this needs {name}, which is not installed here", "install the trainer: pip install 'edge-node[train]'"
+            )
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    return BugError(
+        f"this is a bug in edge-node: {what} ({Path(place.filename).name}, line {place.lineno})",
+        "run it again as edge-node --debug COMMAND ..., and report the traceback to whoever gave you edge-node",
+    )

@@ -66,6 +66,11 @@ class Fetch:
         """Whether all chunks are there."""
         return self._left == 0
 
+    @property
+    def received(self) -> int:
+        """Bytes that are there."""
+        return min(self.manifest.size, (self._count - self._left) * self.manifest.chunk_size)
+
     def wants(self, now: float) -> tuple[int, ...]:
         """Return the chunks to ask for now; they count as asked for from now on."""
         if self._asked and now - self._heard > self._patience:

@@ -149,6 +149,11 @@ class Courier:
         """Get a blob from its holder, `manifest.node`; Fetched follows at once if the store has it already."""
         self._order(partial(self._begin, manifest))
 
+    def received(self, digest: str) -> int:
+        """Return how many bytes there are of a blob that is being fetched."""
+        jobs = list(self._jobs.values())
+        return max((job.fetch.received for job in jobs if job.fetch.manifest.digest == digest), default=0)
+
     def cancel(self, digest: str) -> None:
         """Fetch a blob no longer, and forget what has arrived of it."""
         self._order(partial(self._abandon, digest))

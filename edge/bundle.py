@@ -17,17 +17,19 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 from PIL import Image
 
-from broker_config.errors import EdgeNodeError, UsageError
+from broker_config.disk import writing
+from broker_config.errors import UsageError
 from broker_config.messages import Digest, Name, Round
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 CLASSIFIER = "classifier"
+_NAMED = 5  # folders that an error proposes
 
 FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z", description="plain: no folders")]
 
 
-class BundleError(EdgeNodeError):
+class BundleError(UsageError):
     """A bundle that cannot be served; says which file is at fault and what to do."""
 
 
@@ -122,7 +124,8 @@ def write(
             file="golden.png", sha256=digests["golden.png"], probabilities=tuple(float(p) for p in probabilities)
         ),
     )
-    _replace(folder, files | {MANIFEST: msgspec.json.format(msgspec.json.encode(manifest), indent=2)})
+    with writing(folder):
+        _replace(folder, files | {MANIFEST: msgspec.json.format(msgspec.json.encode(manifest), indent=2)})
     return manifest
 
 
@@ -146,8 +149,10 @@ def _read_manifest(folder: Path) -> Manifest:
     try:
         content = path.read_bytes()
     except OSError as error:
+        inside = sorted(str(found.parent) for found in folder.glob(f"*/{MANIFEST}"))
         raise BundleError(
-            f"{folder} is not a bundle: {MANIFEST}: {error.strerror}", "name a folder that `edge-node export` wrote"
+            f"{folder} is not a bundle: {MANIFEST}: {error.strerror}",
+            f"did you mean {' or '.join(inside[:_NAMED])}?" if inside else "name a folder that edge-node export wrote",
         ) from error
     try:
         found = msgspec.json.decode(content, type=_Version).format
@@ -172,7 +177,7 @@ def _verify(path: Path, sha256: str) -> None:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise BundleError(f"{path} cannot be read: {error.strerror}", "copy the whole bundle folder again") from error
+        raise BundleError(f"the bundle lacks {path}: {error.strerror}", "copy the whole bundle folder again") from error
     if digest != sha256:
         raise BundleError(
             f"{path} is not the file that was exported: its hash differs from {MANIFEST}",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from broker_config.errors import EdgeNodeError, UsageError
+from broker_config.errors import EdgeNodeError, UsageError, explain
 
 if TYPE_CHECKING:
     from broker_config.link import Endpoint
@@ -62,6 +62,10 @@ Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each training 
 EvaluateEvery = Annotated[int, typer.Option(min=1, help="Rounds between two looks at the held-out images.")]
 Nodes = Annotated[int, typer.Option(min=1, help="Nodes that take part.")]
 Json = Annotated[bool, typer.Option("--json", help="For machines: JSON on standard output.")]
+Events = Annotated[
+    bool, typer.Option("--json", help="For machines: events as JSON lines on standard output, the result as the last.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result and errors.")]
 ClassesPerNode = Annotated[int, typer.Option(min=1, help="disjoint: classes of each node.")]
 Samples = Annotated[int, typer.Option(min=2, help=SAMPLES)]
 
@@ -106,11 +110,14 @@ def demo(
     samples: Annotated[int | None, typer.Option(min=2, help=SAMPLES, show_default="10; 8 on drawn images")] = None,
     seed: Seed = 0,
     out: Annotated[Path, typer.Option(help="Folder for everything that the run leaves.")] = Path("runs/demo"),
+    quiet: Quiet = False,
+    as_json: Events = False,
 ) -> None:
     """See it all: a broker, a coordinator and trainers learn together, then a daemon judges images."""
+    import msgspec
     from rich.console import Console
 
-    from trainer import report
+    from trainer import progress, report
     from trainer.demo import run
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, the child processes included
@@ -118,14 +125,19 @@ def demo(
     request = _request(
         method, option, model or ("mobilenet_v2" if data else "small"), weights, size, training, rounds, seed
     )
-    outcome = run(
-        request,
-        data,
-        out,
-        nodes=nodes,
-        classes_per_node=classes_per_node or (2 if data else 4),
-        samples=samples or (10 if data else 8),
-    )
+    with progress.show(as_json=as_json, quiet=quiet) as show:
+        outcome = run(
+            request,
+            data,
+            out,
+            show,
+            nodes=nodes,
+            classes_per_node=classes_per_node or (2 if data else 4),
+            samples=samples or (10 if data else 8),
+        )
+        show(progress.Result(result=msgspec.to_builtins(outcome)))
+    if as_json:
+        return
     report.table(outcome, Console())
     print(f"bundles: {out / 'bundles'}\nreport: {(out / 'report.html').resolve().as_uri()}")
 
@@ -156,28 +168,35 @@ def coordinate(
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
-    as_json: Json = False,
+    quiet: Quiet = False,
+    as_json: Events = False,
 ) -> None:
     """Coordinate a federation: say what is learnt, wait for the nodes, average what they contribute."""
     from safetensors.numpy import save_file
 
+    from broker_config.disk import writing
+    from trainer import progress
     from trainer.federation.coordinator import coordinate as run
     from trainer.federation.spec import draft
-    from trainer.progress import show
 
     request = _request(method, option, model, weights, size, training, rounds, seed, threads, evaluate_every)
     names = [name.strip() for name in classes.split(",") if name.strip()]
     spec, broadcast = draft(request, federation=federation, classes=names, nodes=nodes, quorum=quorum)
     stop = _stop_on_signals()
-    with show(as_json=as_json) as report:
+    average = state / "global.safetensors"
+    with progress.show(as_json=as_json, quiet=quiet) as report:
         outcome = run(
             spec, broadcast, _endpoint(broker, ca, cert, key), state, report, chunk_size=chunk_size * 1024, stop=stop
         )
+        if outcome:
+            with writing(state):
+                save_file(outcome.broadcast, average)
+            report(progress.Result(result={"model": str(average)}))
     if outcome is None:
         print("stopped; the nodes have been told. Starting again begins a new run.", file=sys.stderr)
         raise typer.Exit(130)
-    save_file(outcome.broadcast, state / "global.safetensors")
-    print(f"global model: {state / 'global.safetensors'}", file=sys.stderr)
+    if not as_json:
+        print(f"global model: {average}")
 
 
 @app.command(epilog="Example: edge-node join mqtt://broker.local --data images/ --name plant-a")
@@ -197,25 +216,33 @@ def join(
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
+    quiet: Quiet = False,
+    as_json: Events = False,
 ) -> None:
     """Take part in a federation with this plant's images. The images stay here."""
+    from trainer import progress
     from trainer.enrol import join as run
 
-    model = run(
-        _endpoint(broker, ca, cert, key),
-        name=name,
-        folder=data,
-        test=test,
-        state=state or Path(f"edge-node-{name}"),
-        federation=federation,
-        telemetry=telemetry,
-        wait=wait,
-        say=_say,
-        stop=_stop_on_signals(),
-    )
+    stop = _stop_on_signals()
+    with progress.show(as_json=as_json, quiet=quiet) as report:
+        model = run(
+            _endpoint(broker, ca, cert, key),
+            name=name,
+            folder=data,
+            test=test,
+            state=state or Path(f"edge-node-{name}"),
+            federation=federation,
+            telemetry=telemetry,
+            wait=wait,
+            report=report,
+            stop=stop,
+        )
+        if model:
+            report(progress.Result(result={"model": str(model)}))
     if model is None:
         raise typer.Exit(130)
-    print(f"personal model: {model}\nnext: edge-node export {model} --out bundles")
+    if not as_json:
+        print(f"personal model: {model}\nnext: edge-node export {model} --out bundles")
 
 
 @app.command(epilog="Example: edge-node rounds coordinator-state")
@@ -256,23 +283,24 @@ def simulate(
     evaluate_every: EvaluateEvery = 5,
     pool: Annotated[str, typer.Option(help="report; tuning: images that no report uses; or all.")] = "report",
     out: Annotated[Path | None, typer.Option(help="Folder for the personal models and report.json.")] = None,
-    as_json: Json = False,
+    quiet: Quiet = False,
+    as_json: Events = False,
 ) -> None:
     """Run a federation in one process, without a broker: the same methods, the same numbers."""
+    import msgspec
     from rich.console import Console
 
-    from trainer import report
+    from trainer import progress, report
     from trainer.partition import Scheme
-    from trainer.progress import show
     from trainer.simulate import simulate_folder
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     request = _request(method, option, model, weights, size, training, rounds, seed, threads, evaluate_every)
     scheme = Scheme(partition, nodes, samples, seed, classes_per_node=classes_per_node, alpha=alpha, pool=pool)
-    with show(as_json=False) as progress:
-        outcome = simulate_folder(request, data, scheme, out, progress)
-    if as_json:
-        sys.stdout.buffer.write(outcome.encode() + b"\n")
-    else:
+    with progress.show(as_json=as_json, quiet=quiet) as show:
+        outcome = simulate_folder(request, data, scheme, out, show)
+        show(progress.Result(result=msgspec.to_builtins(outcome)))
+    if not as_json:
         report.table(outcome, Console())
 
 
@@ -286,12 +314,18 @@ def report(
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="File for the page.", show_default="RUN/report.html")] = None,
+    quiet: Quiet = False,
+    as_json: Events = False,
 ) -> None:
     """Write one self-contained web page about a run: what was reached, and on which images, shown."""
+    from trainer import progress
     from trainer.page.compose import write
 
-    page = write(run, out or run / "report.html", _say)
-    print(f"report: {page.resolve().as_uri()}")
+    with progress.show(as_json=as_json, quiet=quiet) as show:
+        page = write(run, out or run / "report.html", show)
+        show(progress.Result(result={"report": str(page)}))
+    if not as_json:
+        print(f"report: {page.resolve().as_uri()}")
 
 
 @app.command(epilog="Example: edge-node export edge-node-plant-a/model --out bundles")
@@ -300,12 +334,20 @@ def export(
         list[Path], typer.Argument(help="Personal models that join or simulate left.", show_default=False)
     ],
     out: Annotated[Path, typer.Option(help="Folder for the bundles, one a node.")] = Path("bundles"),
+    quiet: Quiet = False,
+    as_json: Events = False,
 ) -> None:
     """Turn personal models into bundles for the line: ONNX, checked against torch."""
     from export.onnx import export as run
+    from trainer import progress
 
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # torch's exporter would answer Ctrl-C with a report of its own
-    run(models, out, _say)
+    _end_on_signals()
+    with progress.show(as_json=as_json, quiet=quiet) as report:
+        written = run(models, out, report)
+        report(progress.Result(result={"bundles": [str(each.folder) for each in written]}))
+    if not as_json:
+        print(f"bundles: {', '.join(str(each.folder) for each in written)}")
+        print(f"next: edge-node serve {written[0].folder}")
 
 
 @app.command(epilog="Example: edge-node serve bundles/plant-a --watch camera/ --output verdicts.jsonl")
@@ -338,7 +380,7 @@ def infer(
     threads: Annotated[int, typer.Option(min=0, help="CPU threads.", show_default="2, or the cores there are")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Judge image files, once. Exit code 1 if one of them cannot be read."""
+    """Judge image files, once. Exit code 2 if one of them cannot be read."""
     import msgspec
 
     from edge.line import Failure, judge_files
@@ -352,7 +394,7 @@ def infer(
             print(f"{outcome.error}\n  What to do: {outcome.remedy}", file=sys.stderr)
         else:
             print(f"{outcome.image}: {outcome.label} ({outcome.confidence:.1%})")
-    raise typer.Exit(1 if failed else 0)
+    raise typer.Exit(UsageError.exit_code if failed else 0)
 
 
 @app.command(epilog="Example: edge-node broker --port 1883")
@@ -365,11 +407,13 @@ def broker(
     """Start a broker: mosquitto if it is installed, else the embedded one. For trials; it knows no passwords."""
     import time
 
-    from broker_config.embedded import start_broker
+    from broker_config.embedded import address_for_others, start_broker
 
     stop = _stop_on_signals()
     with start_broker(folder, port=port, host=host, kind=kind) as running:
         print(f"{running.kind} is listening on {running.url}; Ctrl-C ends it", flush=True)
+        if others := address_for_others(host):
+            print(f"other machines reach it at mqtt://{others}:{running.port}", flush=True)
         while not stop():
             if running.process.poll() is not None:
                 raise EdgeNodeError("the broker has ended", f"see its log in {folder}")
@@ -417,17 +461,13 @@ def _endpoint(url: str, ca: Path | None, cert: Path | None, key: Path | None) ->
     return Endpoint.parse(url, ca=ca, cert=cert, key=key)
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def _stop_on_signals() -> Callable[[], bool]:
     """From now on SIGINT and SIGTERM ask the running command to end by itself; a second one ends it at once."""
     asked: list[int] = []
 
     def ask(number: int, _: object) -> None:
         if asked:
-            os._exit(128 + number)
+            _end_now()
         asked.append(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -435,18 +475,35 @@ def _stop_on_signals() -> Callable[[], bool]:
     return lambda: bool(asked)
 
 
+def _end_on_signals() -> None:
+    """From now on SIGINT and SIGTERM end the command at once: torch's exporter would answer Ctrl-C with a report."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: _end_now())
+
+
+def _end_now() -> None:
+    """End without unwinding, but give the terminal back the cursor that a live view has hidden."""
+    if sys.stderr.isatty():
+        os.write(2, b"\x1b[?25h\n")
+    os._exit(130)
+
+
 def main() -> None:
-    """Run the command line; errors of ours are shown without a traceback."""
+    """Run the command line; errors are shown without a traceback, unless --debug asks for it."""
     try:
-        app()
-    except EdgeNodeError as error:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EdgeNodeError.exit_code)
+    except Exception as error:
         if "--debug" in sys.argv:
             raise
-        print(f"edge-node: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("edge-node: interrupted", file=sys.stderr)
-        sys.exit(130)
+        explained = explain(error)
+        print(f"edge-node: {explained}", file=sys.stderr)
+        sys.exit(explained.exit_code)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from broker_config.errors import EdgeNodeError
+from broker_config.errors import UsageError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 MAX_PIXELS = 64_000_000
@@ -15,7 +15,7 @@ MAX_BYTES = 64 << 20
 _FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP")
 
 
-class ImageError(EdgeNodeError):
+class ImageError(UsageError):
     """An image that cannot be judged; says which one, why, and what to do."""
 
 

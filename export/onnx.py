@@ -3,7 +3,7 @@
 import io
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from torch.fx.experimental.optimization import fuse
 from broker_config.errors import EdgeNodeError, UsageError
 from broker_config.messages import Preprocessing
 from edge import bundle
-from trainer import backbones, personal
+from trainer import backbones, personal, progress
 from trainer.network import Network, Tree
 from trainer.seeding import generator
 from trainer.weights import FEATURES
@@ -49,7 +49,7 @@ class Exported(NamedTuple):
     difference: float
 
 
-def export(models: Sequence[Path], folder: Path, say: Callable[[str], None]) -> list[Exported]:
+def export(models: Sequence[Path], folder: Path, report: progress.Report) -> list[Exported]:
     """Write a bundle `folder/NODE` for each model folder in `models`.
 
     Raises:
@@ -64,8 +64,10 @@ def export(models: Sequence[Path], folder: Path, say: Callable[[str], None]) -> 
         architecture = Architecture(facts.model, len(facts.classes), "fusion" in tree, facts.preprocessing)
         module = _module(architecture, tree, source)
         if architecture not in graphs:
-            say(f"tracing {facts.model} for {len(facts.classes)} classes (10 to 30 s, once for all nodes)")
+            what = f"tracing {facts.model} for {len(facts.classes)} classes, once for all nodes: 10 to 30 s"
+            report(progress.Step(what=what))
             graphs[architecture] = _trace(module, facts.preprocessing.size)
+            report(progress.Step(what="checking models against torch and writing their bundles"))
         content = _with_values(graphs[architecture], module)
         difference = _check_parity(content, architecture, tree, source)
         golden = _pictures(facts.preprocessing.size, 1)
@@ -83,7 +85,8 @@ def export(models: Sequence[Path], folder: Path, say: Callable[[str], None]) -> 
         target = folder / facts.node
         bundle.write(target, description, content, golden[0], _run(content, golden)[0].tolist())
         written.append(Exported(target, facts.node, difference))
-        say(f"wrote {target}: {len(content) / 1e6:.1f} MB, differs from torch by at most {difference:.1e}")
+        size = len(content)
+        report(progress.Exported(node=facts.node, folder=str(target), bytes=size, difference=difference))
     return written
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from broker_config.errors import UsageError
+from broker_config.errors import EdgeNodeError, UsageError
 from edge import bundle
 from edge.bundle import BundleError
 from tests.tiny_bundle import CLASSES, tiny_bundle, tiny_onnx
@@ -46,7 +46,7 @@ def test_a_failed_write_leaves_the_old_bundle(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(EdgeNodeError, match=f"cannot write to {tmp_path}/bundle: No space"):
         tiny_bundle(tmp_path / "bundle", round_=2)
     assert bundle.read(tmp_path / "bundle").manifest.round == 1
     assert names(tmp_path) == ["bundle"]

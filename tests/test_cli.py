@@ -1,5 +1,6 @@
 """The command line: help, errors and output, as people and machines see them."""
 
+import errno
 import importlib.metadata
 import json
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from broker_config.errors import LinkError, UsageError, explain
 from edge.cli import app
 from tests.plants import draw, run, start
 from tests.tiny_bundle import RED, tiny_bundle
@@ -57,19 +59,21 @@ def test_help_imports_nothing_heavy() -> None:
     assert result.stdout.splitlines()[-1] == "[]"
 
 
-def test_simulate_prints_json_and_nothing_else_on_standard_output(images: Path, tmp_path: Path) -> None:
+def test_simulate_prints_events_as_json_and_its_report_as_the_last(images: Path, tmp_path: Path) -> None:
     result = run(
         "simulate", "--data", images, "--model", "small", "--size", 32, "--rounds", 2, "--nodes", 3,
         "--samples", 6, "--seed", 3, "--out", tmp_path / "out", "--json",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    report = json.loads(result.stdout)
+    *events, last = map(json.loads, result.stdout.splitlines())
+    assert {"Gathering", "Activity", "Measured", "RoundClosed"} <= {event["event"] for event in events}
+    report = last["result"]
     assert report == json.loads((tmp_path / "out" / "report.json").read_bytes())
     assert [node["name"] for node in report["nodes"]] == ["plant-1", "plant-2", "plant-3"]
     assert {len(node["classes"]) for node in report["nodes"]} == {2}
     assert (report["rounds"], report["seed"]) == (2, 3)
     assert (tmp_path / "out" / "plant-2" / "model" / "personal.safetensors").exists()
-    assert "round 2 closed" in result.stderr
+    assert result.stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -113,8 +117,7 @@ def test_infer_judges_files_and_reports_those_that_it_cannot(tmp_path: Path) -> 
     result = run("infer", tmp_path / "bundle", tmp_path / "red.png", tmp_path / "bad.png", "--json")
     good, bad = map(json.loads, result.stdout.splitlines())
     assert (good["type"], good["label"], bad["type"]) == ("Verdict", "red", "Failure")
-    assert result.returncode == 1
-    assert run("infer", tmp_path, tmp_path / "red.png").returncode == 1
+    assert result.returncode == 2
 
 
 def test_the_broker_runs_until_it_is_asked_to_end(tmp_path: Path) -> None:
@@ -140,3 +143,112 @@ def test_the_daemon_runs_from_the_command_line(tmp_path: Path) -> None:
         assert process.wait(10) == 0
     finally:
         process.kill()
+
+
+# Errors and exit codes
+
+
+def test_a_bundle_folder_that_is_none_ends_every_command_alike_and_the_likely_ones_are_named(tmp_path: Path) -> None:
+    tiny_bundle(tmp_path / "bundles" / "plant-a")
+    for command in (("serve", tmp_path / "bundles"), ("infer", tmp_path / "bundles", "image.png")):
+        result = run(*command)
+        assert result.returncode == 2
+        assert f"did you mean {tmp_path}/bundles/plant-a?" in result.stderr
+
+
+def test_a_state_folder_given_for_the_model_inside_it_is_put_right(tmp_path: Path) -> None:
+    (tmp_path / "plant-a" / "model").mkdir(parents=True)
+    (tmp_path / "plant-a" / "model" / "personal.json").touch()
+    for given in (tmp_path / "plant-a", tmp_path):
+        result = run("export", given)
+        assert result.returncode == 2
+        assert f"did you mean {tmp_path}/plant-a/model?" in result.stderr
+
+
+BUG = "from edge import cli; cli._pairs = None; cli.main()"
+
+
+@pytest.mark.parametrize("debug", [(), ("--debug",)])
+def test_what_nobody_expected_is_a_bug_of_ours_and_says_how_to_report_it(debug: tuple[str, ...]) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", BUG, *debug, "simulate", "--data", "images"], capture_output=True, text=True, check=False
+    )
+    if debug:
+        assert "Traceback" in result.stderr
+        return
+    assert result.returncode == 70
+    first, second = result.stderr.splitlines()
+    assert first == (
+        f"edge-node: this is a bug in edge-node: TypeError: 'NoneType' object is not callable (cli.py, {first[-9:]}"
+    )
+    assert "edge-node --debug COMMAND" in second
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_seen_enough_ends_a_command_quietly(unbuffered: str, tmp_path: Path) -> None:
+    tiny_bundle(tmp_path / "bundle")
+    (tmp_path / "red.png").write_bytes(RED)
+    infer = f"{sys.executable} -m edge.cli infer {tmp_path}/bundle {tmp_path}/red.png"
+    command = f"PYTHONUNBUFFERED={unbuffered} {infer} | true"
+    result = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (1, "")
+
+
+def test_a_full_disk_is_named_with_the_remedy(images: Path, tmp_path: Path) -> None:
+    """No file may grow beyond 64 kB here."""
+    command = (
+        f"ulimit -f 64; exec {sys.executable} -m edge.cli simulate --data {images} --model small --size 32 --rounds 1"
+        f" --nodes 2 --samples 6 --out {tmp_path}/out"
+    )
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert result.returncode == 1, result.stderr
+    assert f"cannot write to {tmp_path}/out/plant-1/model: " in result.stderr
+    assert "What to do: free some space there" in result.stderr
+
+
+def test_standard_output_on_a_full_disk(tmp_path: Path) -> None:
+    tiny_bundle(tmp_path / "bundle")
+    (tmp_path / "red.png").write_bytes(RED)
+    command = f"{sys.executable} -m edge.cli infer {tmp_path}/bundle {tmp_path}/red.png > /dev/full"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "cannot write: No space left on device" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/etc/secret"),
+            1,
+            "/etc/secret may not be used: Permission",
+        ),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "cannot write: No space left on device"),
+        (ModuleNotFoundError("No module named 'torch'", name="torch"), 1, "pip install 'edge-node[train]'"),
+        (ModuleNotFoundError("No module named 'x'", name="x"), 70, "this is a bug in edge-node: ModuleNotFoundError"),
+        (OSError(errno.EBADF, "Bad file descriptor"), 70, "this is a bug in edge-node: OSError"),
+        (UsageError("what", "remedy"), 2, "what\n  What to do: remedy"),
+        (LinkError("what", "remedy"), 69, "what"),
+    ],
+)
+def test_every_error_has_its_exit_code_and_words(error: Exception, code: int, words: str) -> None:
+    try:
+        raise error
+    except Exception as raised:
+        explained = explain(raised)
+    assert explained.exit_code == code
+    assert words in str(explained)
+    assert explained.remedy
+
+
+def test_a_broker_for_all_says_how_others_reach_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    process = start("broker", "--port", 0, "--host", "0.0.0.0", "--folder", tmp_path / "broker", log=log)  # noqa: S104
+    try:
+        while "other machines reach it at mqtt://" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+    finally:
+        process.terminate()
+        assert process.wait(10) == 0
+    assert "mqtt://0.0.0.0" not in log.read_text().splitlines()[1]

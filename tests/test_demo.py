@@ -117,7 +117,7 @@ def test_the_demo_learns_exports_serves_and_reports(demo: Callable[..., Demo], t
 
 def test_a_trainer_that_dies_is_named(demo: Callable[..., Demo]) -> None:
     running = demo("--rounds", "1000")
-    running.wait_for_text("round 2 closed")
+    running.wait_for_text("round 1 closed")
     running.wait_for("join", "plant-2").send_signal(signal.SIGKILL)
     code, said = running.end()
     assert code == 1
@@ -144,7 +144,7 @@ def test_ctrl_c_leaves_no_process_behind(moment: str, demo: Callable[..., Demo])
     elif moment == "while trainers start":
         running.wait_for("join", "plant-1")
     elif moment == "while they train":
-        running.wait_for_text("round 2 closed")
+        running.wait_for_text("round 1 closed")
     else:
         time.sleep(1.0)
     running.process.send_signal(signal.SIGINT)

@@ -15,7 +15,7 @@ from edge import bundle
 from edge.predictor import Predictor
 from export import onnx as exporting
 from export.onnx import Exported, ParityError, export
-from trainer import personal
+from trainer import personal, progress
 from trainer.federation.spec import Request, draft
 from trainer.methods import make
 from trainer.network import Network, Tree, to_tensors
@@ -84,7 +84,7 @@ def export_all(models: list[Personal], folder: Path) -> Run:
     for model in models:
         personal.save(model, sources[model.facts.node])
     said: list[str] = []
-    exported = export(list(sources.values()), folder / "bundles", said.append)
+    exported = export(list(sources.values()), folder / "bundles", lambda event: said.append(progress.describe(event)))
     return Run({model.facts.node: model for model in models}, sources, exported, said)
 
 
@@ -101,7 +101,7 @@ NODES = pytest.mark.parametrize("node", ["plant-1", "plant-2", "plant-3", "plant
 def test_models_of_one_architecture_share_one_trace(run: Run) -> None:
     assert ["fusion" in model.tree for model in run.models.values()] == [True, True, False, False]
     kinds = [line.split()[0] for line in run.said]
-    assert kinds == ["tracing", "wrote", "wrote", "tracing", "wrote", "wrote"]
+    assert kinds == ["tracing", "checking", "wrote", "wrote", "tracing", "checking", "wrote", "wrote"]
     assert "small for 3 classes" in run.said[0]
 
 
@@ -147,8 +147,8 @@ def test_the_difference_that_is_reported_is_small_and_said(run: Run) -> None:
 # What is refused
 
 
-def says_nothing(line: str) -> None:
-    raise AssertionError(f"nothing may be traced or written: {line}")
+def says_nothing(event: progress.AnyEvent) -> None:
+    raise AssertionError(f"nothing may be traced or written: {event}")
 
 
 def corrupted(folder: Path) -> bytes:
@@ -168,7 +168,7 @@ def test_a_graph_with_one_wrong_value_is_not_written(run: Run, tmp_path: Path, m
     monkeypatch.setattr(exporting, "_with_values", lambda graph, module: wrong)
     source = run.sources["plant-1"]
     with pytest.raises(ParityError, match="differs from torch by") as caught:
-        export([source], tmp_path / "bundles", lambda line: None)
+        export([source], tmp_path / "bundles", progress.ignore)
     assert str(source) in caught.value.what
     assert caught.value.remedy
     assert not (tmp_path / "bundles").exists()
@@ -208,7 +208,7 @@ def test_a_model_whose_training_diverged_is_refused(run: Run, tmp_path: Path, mo
     monkeypatch.setattr(exporting, "_trace", lambda module, size: None)  # would take seconds, and is not needed
     monkeypatch.setattr(exporting, "_with_values", lambda graph, module: b"")
     with pytest.raises(UsageError, match="has diverged") as caught:
-        export([tmp_path / "model"], tmp_path / "bundles", lambda line: None)
+        export([tmp_path / "model"], tmp_path / "bundles", progress.ignore)
     assert "learning_rate" in caught.value.remedy
     assert not (tmp_path / "bundles").exists()
 
@@ -220,7 +220,7 @@ def test_a_model_whose_training_diverged_is_refused(run: Run, tmp_path: Path, mo
 def test_two_fused_mobilenets_share_one_trace_and_compute_what_torch_computes(tmp_path: Path) -> None:
     request = Request(model="mobilenet_v2", weights="none", size=64, rounds=4)
     run = export_all([made(request, f"plant-{seed}", "afedcl", seed) for seed in (1, 2)], tmp_path)
-    assert [line.split()[0] for line in run.said] == ["tracing", "wrote", "wrote"]
+    assert [line.split()[0] for line in run.said] == ["tracing", "checking", "wrote", "wrote"]
     images = pictures(64, 3)
     answers = []
     for node, model in run.models.items():

@@ -157,7 +157,8 @@ def test_stage_2_runs_while_the_upload_is_under_way_and_the_journal_tells_who_co
         federate(broker.url, plants, tmp_path / "run", "--option", "refine_epochs=150", "--json", **told)
     lines = (tmp_path / "run/coordinator.log").read_text().splitlines()
     events = [json.loads(line) for line in lines if line.startswith("{")]
-    in_round = [(event["event"], event["node"]) for event in events if event.get("round") == 1 and "node" in event]
+    of_nodes = [event for event in events if event["event"] in ("Contribution", "Measured")]
+    in_round = [(event["event"], event["node"]) for event in of_nodes if event["round"] == 1]
     assert {node for event, node in in_round[:3] if event == "Contribution"} == set(plants)
     assert {node for event, node in in_round[3:] if event == "Measured"} == set(plants)
     history = [json.loads(line) for line in run("rounds", tmp_path / "run/coordinator", "--json").stdout.splitlines()]
@@ -264,6 +265,7 @@ def test_a_name_that_is_taken(gathering: str, plants: dict[str, Path], tmp_path:
             said = refused("join", gathering, "--name", "a", "--data", plants["plant-b"], "--state", tmp_path / state)
             assert "taken" in said
         assert first.poll() is None
+        assert not (tmp_path / "2").exists()
     finally:
         first.terminate()
         assert first.wait(20) == 130
@@ -324,3 +326,50 @@ def test_a_spec_that_the_node_cannot_meet_and_a_version_that_it_does_not_speak(
             link.publish(topics.spec("default"), b'{"type":"Spec","rounds":"many"}', retain=True)
             link.flush(5)
             assert "cannot be read" in refused(*join)
+
+
+def test_a_node_that_the_coordinator_refuses_leaves_no_state_folder(plants: dict[str, Path], tmp_path: Path) -> None:
+    with start_broker(tmp_path / "broker") as broker:
+        coordinator = start(
+            "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 1, "--state", tmp_path / "coordinator",
+            *FEDERATION, "--rounds", 1000, log=tmp_path / "coordinator.log",
+        )  # fmt: skip
+        first = start(
+            "join", broker.url, "--name", "a", "--data", plants["plant-a"], "--state", tmp_path / "a",
+            log=tmp_path / "a.log",
+        )  # fmt: skip
+        try:
+            wait_for(tmp_path / "coordinator.log", "a joined")
+            said = refused("join", broker.url, "--name", "b", "--data", plants["plant-b"], "--state", tmp_path / "b")
+            assert "the federation is full: its 1 nodes are a" in said
+            assert not (tmp_path / "b").exists()
+        finally:
+            for process in (first, coordinator):
+                process.terminate()
+                process.wait(20)
+
+
+def test_a_node_tells_its_rounds_as_events_and_its_model_as_the_last(plants: dict[str, Path], tmp_path: Path) -> None:
+    with start_broker(tmp_path / "broker") as broker:
+        two = {name: plants[name] for name in PLANTS[:2]}
+        federate(broker.url, two, tmp_path / "run", **{"plant-a": ("--json",)})
+    events = [json.loads(line) for line in (tmp_path / "run" / "plant-a.log").read_text().splitlines()]
+    assert events[-1] == {"event": "Result", "result": {"model": str(tmp_path / "run/plant-a/model")}}
+    story = [(each["event"], each.get("round")) for each in events if each["event"] not in ("Step", "Note", "Activity")]
+    rounds = [
+        (event, number)
+        for number in (1, 2)
+        for event in ("RoundOpened", "Received", "Contribution", "Measured", "RoundClosed")
+    ]
+    start, middle, finish = story[0], story[1:-2], story[-2]
+    assert (start, finish) == (("Gathering", None), ("FederationFinished", None))
+    assert sorted(middle) == sorted(rounds)
+    assert [each for each in middle if each[0].startswith("Round")] == [
+        (event, number) for number in (1, 2) for event in ("RoundOpened", "RoundClosed")
+    ]
+    doing = [each["what"] for each in events if each["event"] == "Activity"]
+    assert {"waiting", "receiving", "training", "judging"} <= set(doing)
+    finished = events[-2]
+    closed = [each for each in events if each["event"] == "RoundClosed"]
+    assert finished["bytes_up"] == sum(each["bytes_up"] for each in closed) > 0
+    assert finished["bytes_down"] == sum(each["bytes_down"] for each in closed) > 0

@@ -15,7 +15,7 @@ from broker_config.embedded import start_broker
 from broker_config.errors import UsageError
 from tests.browser import CHROMIUM, Page, browse
 from tests.plants import draw, federate, run
-from trainer import personal
+from trainer import personal, progress
 from trainer.page import compose, figures
 from trainer.page.examine import Examined, Picture
 from trainer.page.gather import Node, gather
@@ -57,7 +57,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def page_of(folder: Path, tmp_path: Path) -> str:
     """The page about a run."""
-    return compose.write(folder, tmp_path / "page.html", print).read_text()
+    return compose.write(folder, tmp_path / "page.html", progress.ignore).read_text()
 
 
 def matrices(page: str) -> dict[str, list[list[int]]]:

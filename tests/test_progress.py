@@ -1,37 +1,64 @@
-"""Events are shown as JSON for machines, as lines in a log and as a table in a terminal."""
+"""Events are shown as JSON for machines, as lines in a log and as a live board in a terminal."""
 
+import fcntl
 import io
+import os
+import pty
 import re
+import signal
+import struct
+import subprocess
 import sys
+import termios
+from collections.abc import Callable
+from pathlib import Path
 from typing import get_args
 
+import pyte
 import pytest
 
+from tests.plants import draw
 from trainer import progress
 from trainer.progress import (
+    Activity,
     AnyEvent,
     Contribution,
+    Exported,
     FederationFinished,
     Gathering,
     Measured,
     NodeJoined,
     NodeLost,
     NodeRefused,
+    Note,
     Paused,
+    Received,
+    Result,
     RoundClosed,
     RoundOpened,
+    Rounds,
+    Step,
+    Throttle,
 )
+from trainer.progress.board import Board
+from trainer.progress.pace import Pace
+from trainer.progress.words import about, stopwatch
 
 # Two rounds of a federation, with every kind of event.
 STORY: list[AnyEvent] = [
+    Step(what="drawing images"),
+    Note(text="broker: mosquitto"),
     Gathering(federation="steel", run="0123456789abcdef", nodes=2, rounds=2),
     NodeJoined(node="plant-1"),
     NodeJoined(node="plant-2"),
     RoundOpened(round=1),
+    Activity(node="plant-1", round=1, what="receiving", done=100, total=512),
+    Received(node="plant-1", round=1, bytes=512),
+    Activity(node="plant-1", round=1, what="training"),
     Contribution(node="plant-2", round=1, weight=0.6931471805599453, bytes=9_000_000),
     Measured(node="plant-2", round=1, metrics={"L_D": 0.6931, "A_k": 0.5}),
     Contribution(node="plant-1", round=1, weight=0.25, bytes=512),
-    RoundClosed(round=1, contributors=["plant-1", "plant-2"], seconds=3.14),
+    RoundClosed(round=1, contributors=["plant-1", "plant-2"], seconds=32.14, bytes_up=9_000_512, bytes_down=512),
     RoundOpened(round=2),
     Measured(node="plant-1", round=1, metrics={"L_D": 0.25}),
     NodeRefused(node="mallory", round=2, reason="tensor encoder.weight is [int64], [/not] float32"),
@@ -41,29 +68,35 @@ STORY: list[AnyEvent] = [
     Contribution(node="plant-1", round=2, weight=0.5, bytes=2_500),
     Contribution(node="plant-2", round=2, weight=0.75, bytes=2_500),
     Measured(node="plant-1", round=2, metrics={"accuracy": 0.95, "A_k": -0.125}),
-    RoundClosed(round=2, contributors=["plant-1", "plant-2"], seconds=60),
+    RoundClosed(round=2, contributors=["plant-1", "plant-2"], seconds=60, bytes_up=5_000),
     FederationFinished(rounds=2, bytes_up=9_005_512, bytes_down=3_000_000_000, seconds=63.2),
+    Exported(node="plant-1", folder="bundles/plant-1", bytes=245_000, difference=1.2e-7),
+    Result(result={"model": "global.safetensors"}),
 ]
 LINES = """
+drawing images
+broker: mosquitto
 federation steel: waiting for 2 nodes, 2 rounds
 plant-1 joined
 plant-2 joined
-round 1 closed after 3.1 s, 9.0 MB up: plant-1 0.250; plant-2 0.693
+round 1 closed after 32.1 s, 1 to go (32 s): 9.0 MB up, 512 B down, L_D 0.693, A_k 0.500
 mallory is left out (round 2): tensor encoder.weight is [int64], [/not] float32
 plant-2 is gone (round 2): its connection ended
 round 2 waits for plant-2 to come back
 plant-2 joined
-round 2: plant-1: accuracy 0.950, A_k -0.125
-round 2 closed after 60.0 s, 5.0 kB up: plant-1 0.500; plant-2 0.750
+round 2 closed after 60.0 s: 5.0 kB up, mean of 2 nodes: L_D 0.472, A_k 0.188, accuracy 95.0 %
 finished: 2 rounds in 63 s, 9.0 MB up, 3.00 GB down
+wrote bundles/plant-1: 245.0 kB, differs from torch by at most 1.2e-07
 """.strip().splitlines()
 
 
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+class Clock:
+    """Seconds that pass when they are told to."""
 
-    def isatty(self) -> bool:
-        return True
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def told(report: progress.Report, events: list[AnyEvent]) -> None:
@@ -71,8 +104,19 @@ def told(report: progress.Report, events: list[AnyEvent]) -> None:
         report(event)
 
 
+def log(events: list[AnyEvent], clock: Callable[[], float] = Clock()) -> list[str]:  # noqa: B008
+    stream = io.StringIO()
+    told(progress.plain(stream, clock), events)
+    lines = stream.getvalue().splitlines()
+    assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in lines)
+    return [line[9:] for line in lines]
+
+
 def test_the_story_has_every_kind_of_event() -> None:
     assert {type(event) for event in STORY} == set(get_args(AnyEvent))
+
+
+# For machines
 
 
 @pytest.mark.parametrize("event", STORY, ids=lambda event: type(event).__name__)
@@ -86,43 +130,11 @@ def test_an_event_survives_its_json_line_and_can_be_said(event: AnyEvent) -> Non
 
 def test_every_event_is_flushed_when_it_happens() -> None:
     stream = io.TextIOWrapper(raw := io.BytesIO(), write_through=False)
-    progress.json_lines(stream)(STORY[1])
+    joined = NodeJoined(node="plant-1")
+    progress.json_lines(stream)(joined)
     assert raw.getvalue() == b'{"event":"NodeJoined","node":"plant-1"}\n'
-    progress.plain(stream)(STORY[1])
+    progress.plain(stream)(joined)
     assert raw.getvalue().endswith(b" plant-1 joined\n")
-
-
-def test_a_log_has_a_line_a_round_with_what_is_known_of_each_node_and_one_for_each_other_event() -> None:
-    stream = io.StringIO()
-    told(progress.plain(stream), STORY)
-    lines = stream.getvalue().splitlines()
-    assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in lines)
-    assert [line[9:] for line in lines] == LINES
-
-
-def test_a_round_of_which_nothing_is_known_is_closed_without_a_list() -> None:
-    stream = io.StringIO()
-    told(progress.plain(stream), [RoundOpened(round=1), RoundClosed(round=1, contributors=["plant-1"], seconds=0.5)])
-    assert stream.getvalue()[9:] == "round 1 closed after 0.5 s\n"
-
-
-def test_a_simulated_round_tells_metrics_since_nothing_is_sent() -> None:
-    stream = io.StringIO()
-    measured = Measured(node="plant-1", round=1, metrics={"L_D": 0.25})
-    told(
-        progress.plain(stream),
-        [RoundOpened(round=1), measured, RoundClosed(round=1, contributors=["plant-1"], seconds=0.5)],
-    )
-    assert stream.getvalue()[9:] == "round 1 closed after 0.5 s: plant-1 L_D 0.250\n"
-
-
-def test_a_pause_without_names_waits_for_more_nodes() -> None:
-    assert progress.describe(Paused(round=3, waiting_for=[])) == "round 3 waits for more nodes to come back"
-
-
-def test_ignoring_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    told(progress.ignore, STORY)
-    assert capsys.readouterr() == ("", "")
 
 
 def test_json_goes_to_standard_output_and_a_log_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,47 +150,303 @@ def test_json_goes_to_standard_output_and_a_log_to_standard_error(capsys: pytest
     assert out == ""
 
 
-def screen(monkeypatch: pytest.MonkeyPatch, events: list[AnyEvent]) -> list[str]:
-    """The lines that a terminal 60 characters wide was sent, without its control sequences."""
-    monkeypatch.setattr(sys, "stderr", stream := Terminal())
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setenv("TERM", "xterm")
-    with progress.show(as_json=False) as report:
-        told(report, events)
-    text = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", stream.getvalue())
-    return [line for line in re.split(r"[\r\n]+", text) if line]
+def test_quiet_shows_nothing_and_as_json_the_result_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.show(as_json=False, quiet=True) as report:
+        told(report, STORY)
+    assert capsys.readouterr() == ("", "")
+    with progress.show(as_json=True, quiet=True) as report:
+        told(report, STORY)
+    assert capsys.readouterr() == ('{"event":"Result","result":{"model":"global.safetensors"}}\n', "")
 
 
-def cells(lines: list[str]) -> list[list[str]]:
-    return [line.split() for line in lines]
+# In a log
 
 
-def test_a_terminal_of_60_columns_shows_a_table_of_nodes_above_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = screen(monkeypatch, STORY[:8])
-    assert all(len(line) <= 60 for line in shown)
-    title, first, second, rounds = cells(shown[-4:])
-    assert title == ["node", "round", "sent", "L_D", "A_k"]
-    assert first == ["plant-1", "1", "512", "B"]
-    assert second == ["plant-2", "1", "9.0", "MB", "0.693", "0.500"]
-    assert rounds[0] == "round"
-    assert "1/2" in rounds
+def test_a_log_has_a_line_a_round_with_what_is_known_and_one_for_each_other_event() -> None:
+    assert log(STORY) == LINES
 
 
-def test_a_lost_node_is_marked_in_the_table_until_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    for until, mark in ((12, "gone"), (14, "-"), (16, "2")):
-        row = cells(screen(monkeypatch, STORY[:until]))[-2]
-        assert row[:2] == ["plant-2", mark]
+def test_a_round_of_which_nothing_is_known_is_closed_without_a_list() -> None:
+    assert log([RoundOpened(round=1), RoundClosed(round=1, contributors=["a"], seconds=0.5)]) == [
+        "round 1 closed after 0.5 s"
+    ]
 
 
-def test_more_columns_than_fit_are_cut_short_but_never_the_nodes_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    metrics = {f"a_long_figure_{number}": float(number) for number in range(12)}
-    shown = screen(monkeypatch, [*STORY[:4], Measured(node="plant-1", round=1, metrics=metrics)])
-    assert all(len(line) <= 60 for line in shown)
-    assert [row[0] for row in cells(shown[-3:-1])] == ["plant-1", "plant-2"]
+def test_nodes_that_tell_no_metrics_are_known_by_the_range_of_their_weights() -> None:
+    offered = [Contribution(node=node, round=1, weight=weight, bytes=1) for node, weight in (("a", 0.25), ("b", 0.75))]
+    closed = RoundClosed(round=1, contributors=["a", "b"], seconds=0.5)
+    assert log([*offered, closed]) == ["round 1 closed after 0.5 s: weights 0.250 to 0.750"]
 
 
-def test_joins_losses_and_refusals_scroll_by_above_the_table_word_for_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = " ".join(word for line in cells(screen(monkeypatch, STORY)) for word in line)
-    for line in LINES:
-        in_the_table = line.startswith(("round 1 closed", "round 2 closed", "round 2: plant-1"))
-        assert (line in text) != in_the_table, line
+def rounds(count: int) -> list[AnyEvent]:
+    return [RoundClosed(round=number, contributors=["a"], seconds=0.1) for number in range(1, count + 1)]
+
+
+def test_of_many_rounds_some_have_a_line_the_first_and_the_last_among_them() -> None:
+    lines = log([Gathering(federation="f", run="0" * 16, nodes=1, rounds=1000), *rounds(1000)])
+    assert 40 < len(lines) < 60
+    assert lines[1].startswith("round 1 ")
+    assert lines[-1].startswith("round 1000 ")
+
+
+def test_slow_rounds_have_a_line_each_however_many_they_are() -> None:
+    clock, stream = Clock(), io.StringIO()
+    report = progress.plain(stream, clock)
+    report(Gathering(federation="f", run="0" * 16, nodes=1, rounds=1000))
+    for event in rounds(30):
+        clock.now += 61
+        report(event)
+    assert len(stream.getvalue().splitlines()) == 31
+
+
+def test_a_hundred_nodes_join_in_a_few_lines() -> None:
+    joined = [NodeJoined(node=f"plant-{number}") for number in range(100)]
+    lines = log([Gathering(federation="f", run="0" * 16, nodes=100, rounds=1), *joined])
+    assert len(lines) == 11
+    assert lines[-1] == "100 of 100 nodes have joined"
+
+
+def test_a_pause_without_names_waits_for_more_nodes_and_one_with_many_names_a_few() -> None:
+    assert progress.describe(Paused(round=3, waiting_for=[])) == "round 3 waits for more nodes to come back"
+    many = Paused(round=3, waiting_for=list("abcdefgh"))
+    assert progress.describe(many) == "round 3 waits for a, b, c, d, e and 3 more to come back"
+
+
+# Time, bytes and activities
+
+
+def test_the_time_left_counts_down_and_one_long_round_does_not_make_it_jump() -> None:
+    clock = Clock()
+    pace = Pace(10, clock)
+    pace.close(1, 20)
+    assert pace.left is None  # the first round loads and warms up: of a short one nothing follows
+    for number in (2, 3, 4):
+        pace.close(number, 5)
+    assert pace.left == 30
+    clock.now += 3
+    assert pace.left == 27
+    clock.now += 100  # a round takes long: the others will not
+    assert pace.left == 25
+    pace.close(5, 103)
+    assert pace.left == 25
+    pace.close(10, 5)
+    assert pace.left is None
+
+
+def test_of_long_rounds_the_first_already_tells_something() -> None:
+    pace = Pace(3, Clock())
+    pace.close(1, 600)
+    assert pace.left == 1200
+
+
+def test_durations_are_said_as_finely_as_they_can_be_known() -> None:
+    assert [stopwatch(each) for each in (26.9, 250, 3723)] == ["0:26", "4:10", "1:02:03"]
+    assert [about(each) for each in (26.4, 60, 254, 1500, 3600, 4200)] == [
+        "26 s", "1 min", "4 min 10 s", "25 min", "1 h", "1 h 10 min"
+    ]  # fmt: skip
+
+
+def test_the_bytes_of_all_rounds_add_up_to_what_has_travelled() -> None:
+    moved = {"up": 0, "down": 10}
+    events: list[AnyEvent] = []
+    book = Rounds(events.append, lambda: (moved["up"], moved["down"]))
+    book.close([])  # none is open
+    for number in (1, 2):
+        book.open(number)
+        moved["up"] += 5
+        book.close(["a"])
+        moved["down"] += 1
+    closed = [event for event in events if isinstance(event, RoundClosed)]
+    assert [(event.round, event.bytes_up, event.bytes_down) for event in closed] == [(1, 5, 10), (2, 5, 1)]
+
+
+def test_an_activity_is_told_when_it_changes_and_travelling_bytes_once_a_second() -> None:
+    clock, events = Clock(), []
+    throttle = Throttle(events.append, clock)
+    for seconds in range(30):  # three seconds
+        clock.now = seconds / 10
+        throttle.tell(Activity(node="a", round=1, what="receiving", done=seconds, total=30))
+        throttle.tell(Activity(node="b", round=1, what="training"))
+    throttle.tell(Activity(node="a", round=1, what="training"))
+    assert [event.done for event in events if event.node == "a"] == [0, 10, 20, 0]
+    assert len([event for event in events if event.node == "b"]) == 1
+    throttle.forget("b")
+    throttle.tell(Activity(node="b", round=1, what="training"))
+    assert events[-1].node == "b"
+
+
+# On a board
+
+
+def board(events: list[AnyEvent], width: int, height: int = 24, clock: Callable[[], float] = Clock()) -> list[str]:  # noqa: B008
+    shown = Board(clock=clock)
+    for event in events:
+        shown.take(event)
+    lines = [line.plain.rstrip() for line in shown.lines(width, height)]
+    assert all(len(line) <= width for line in lines)
+    return lines
+
+
+METRICS = {"L_C": 0.5, "L_D": 0.693, "L_F": 0.25, "A_k": 0.5, "accuracy": 0.75}
+BUSY: list[AnyEvent] = [
+    *STORY[2:6],
+    Activity(node="plant-1", round=1, what="receiving", done=256, total=512),
+    Received(node="plant-2", round=1, bytes=512),
+    Contribution(node="plant-2", round=1, weight=0.5, bytes=9_000_000),
+    Activity(node="plant-2", round=1, what="waiting"),
+    Measured(node="plant-2", round=1, metrics=METRICS),
+    RoundClosed(round=1, contributors=["plant-2"], seconds=40, bytes_up=9_000_000, bytes_down=512),
+]
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (40, "node round doing accuracy"),
+        (60, "node round doing accuracy up down"),
+        (80, "node round doing L_C L_D A_k accuracy up down"),
+        (120, "node round doing L_C L_D L_F A_k accuracy up down"),
+    ],
+)
+def test_the_width_of_the_terminal_decides_which_columns_there_are(width: int, columns: str) -> None:
+    title, first, second, _ = board(BUSY, width)
+    assert title.split() == columns.split()
+    assert first.split()[:4] == ["plant-1", "1", "receiving", "50%"]
+    assert second.startswith("plant-2")
+
+
+@pytest.mark.parametrize("width", [20, 30, 40, 60, 80, 120])
+def test_the_time_left_has_room_in_any_terminal(width: int) -> None:
+    status = board(BUSY, width)[-1]
+    assert "round 2 of 2" in status
+    assert ("40 s left" in status) == (width > 20)
+    assert ("9.0 MB up" in status) == (width > 80)
+
+
+def test_a_long_name_keeps_both_ends() -> None:
+    name = f"plant-{'x' * 48}-line-3"
+    row = board([Activity(node=name, round=1, what="training")], 40)[1]
+    assert re.fullmatch(r"plant-x+…x+-line-3 +1  training", row)
+
+
+def test_nodes_are_in_natural_order_and_those_beyond_the_screen_are_counted() -> None:
+    many: list[AnyEvent] = [Activity(node=f"plant-{number}", round=1, what="training") for number in range(1, 41)]
+    many += [Activity(node="plant-40", round=1, what="sending"), NodeLost(node="plant-39", round=1)]
+    lines = board(many, 80, 24)
+    assert [line.split()[0] for line in lines[1:4]] == ["plant-1", "plant-2", "plant-3"]
+    assert lines[-1] == "and 25 more: 23 training, 1 gone, 1 sending"
+    assert len(lines) == 17
+
+
+def test_a_lost_node_is_marked_until_it_is_back() -> None:
+    for until, mark in ((17, "gone"), (19, "waiting")):
+        assert mark in board(STORY[:until], 80)[-2]
+
+
+def test_work_that_is_no_round_turns_and_says_for_how_long() -> None:
+    clock = Clock()
+    shown = Board(clock=clock)
+    shown.take(Step(what="tracing"))
+    clock.now += 75
+    assert shown.lines(40, 24)[-1].plain == "⠋ tracing  1:15"
+    assert shown.take(Note(text="done")) == ["tracing (1:15)", "done"]
+    assert shown.lines(40, 24) == []
+
+
+def test_a_finished_federation_keeps_its_table() -> None:
+    lines = board(STORY, 80)
+    assert lines[0].split()[0] == "node"
+    assert lines[-1] == "finished: 2 rounds in 63 s, 9.0 MB up, 3.00 GB down"
+
+
+# In a real terminal
+
+
+class Terminal:
+    """A command in a pseudo-terminal, and the screen that its user sees."""
+
+    def __init__(self, columns: int, *arguments: object, lines: int = 24, **environment: str):
+        self.screen = pyte.Screen(columns, lines)
+        self._stream = pyte.ByteStream(self.screen)
+        self._fd, terminal = pty.openpty()
+        self._set_size(columns, lines)
+        inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "edge.cli", *map(str, arguments)],
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            env={**inherited, "TERM": "xterm", **environment},
+            start_new_session=True,
+        )
+        os.close(terminal)
+        self.sent = b""
+
+    def _set_size(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def resize(self, columns: int) -> None:
+        self._set_size(columns, self.screen.lines)
+        self.screen.resize(self.screen.lines, columns)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
+
+    def read_until_round(self, number: int) -> int:
+        """The round that the board shows, once it is this one or a later one."""
+        while not (found := re.search(r"^round (\d+) of", self.text, re.MULTILINE)) or int(found[1]) < number:
+            self._read()
+        return int(found[1])
+
+    def read_to_end(self) -> int:
+        """Exit code."""
+        try:
+            while True:
+                self._read()
+        except OSError:  # the other side is closed
+            return self.process.wait(20)
+
+    def _read(self) -> None:
+        data = os.read(self._fd, 65536)
+        self.sent += data
+        self._stream.feed(data)
+
+
+SIMULATE = ("--model", "small", "--size", 32, "--nodes", 3, "--samples", 6, "--rounds")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw(tmp_path_factory.mktemp("data") / "images", 60, 0)
+
+
+def test_a_terminal_shows_the_board_and_follows_its_width(images: Path) -> None:
+    terminal = Terminal(80, "simulate", "--data", images, *SIMULATE, 2000)
+    shown = terminal.read_until_round(6)
+    assert terminal.screen.cursor.hidden
+    assert "L_C    L_D    L_F" in terminal.text
+    terminal.resize(40)
+    terminal.read_until_round(shown + 5)
+    assert re.findall("^node .*", terminal.text, re.MULTILINE) == ["node     round  doing           accuracy"]
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.read_to_end() == 130
+    assert not terminal.screen.cursor.hidden
+
+
+def test_a_terminal_without_color_gets_none_and_a_dumb_one_plain_lines(images: Path) -> None:
+    terminal = Terminal(80, "simulate", "--data", images, *SIMULATE, 2, NO_COLOR="1")
+    assert terminal.read_to_end() == 0
+    assert b"\x1b[?25l" in terminal.sent
+    assert not re.search(rb"\x1b\[[0-9;]*3[0-9]", terminal.sent)
+    terminal = Terminal(80, "simulate", "--data", images, *SIMULATE, 2, TERM="dumb")
+    assert terminal.read_to_end() == 0
+    assert b"\x1b" not in terminal.sent
+    assert b"round 2 closed" in terminal.sent
+
+
+def test_quiet_leaves_the_result_alone_on_the_screen(images: Path) -> None:
+    terminal = Terminal(80, "simulate", "--data", images, *SIMULATE, 2, "--quiet")
+    assert terminal.read_to_end() == 0
+    assert b"\x1b[?25l" not in terminal.sent
+    assert "accuracy %" in terminal.text

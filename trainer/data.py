@@ -79,8 +79,10 @@ def scan(folder: Path) -> Catalogue:
         UsageError: what is wrong with the folder, and what to do.
     """
     if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise UsageError(f"{folder} {what}", "pass a folder with one folder of images for each class")
+        raise UsageError(
+            f"{folder} is not a folder" if folder.exists() else f"{folder} does not exist",
+            "pass a folder with one folder of images for each class",
+        )
     entries: dict[str, Entry] = {}
     warnings, ignored = [], 0
     for path in sorted(path for path in folder.glob("*/*") if not _hidden(path)):

@@ -15,12 +15,10 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import IO
 from urllib.parse import urlsplit
 
 import msgspec
 import psutil
-from rich.console import Console
 
 from broker_config.embedded import start_broker
 from broker_config.errors import EdgeNodeError, UsageError
@@ -40,7 +38,14 @@ _READY = 60.0  # seconds for the daemon to be ready
 
 
 def run(
-    request: Request, folder: Path | None, out: Path, *, nodes: int, classes_per_node: int, samples: int
+    request: Request,
+    folder: Path | None,
+    out: Path,
+    show: progress.Report,
+    *,
+    nodes: int,
+    classes_per_node: int,
+    samples: int,
 ) -> report.RunReport:
     """Run the story and leave report.json, report.html, bundles and logs in `out`.
 
@@ -48,6 +53,7 @@ def run(
         request: the federation.
         folder: class folders, or None to draw images.
         out: is emptied first, if it is an earlier run's.
+        show: shows progress.
         nodes: trainer processes.
         classes_per_node: of the disjoint partition.
         samples: training images a node.
@@ -55,10 +61,9 @@ def run(
     Raises:
         EdgeNodeError: what failed, with the log of the process that did.
     """
-    say = Console(stderr=True, highlight=False).print
     _empty(out)
     if folder is None:
-        say(f"drawing {_PER_CLASS} images of each of {len(surfaces.CLASSES)} classes")
+        show(progress.Step(what=f"drawing {_PER_CLASS} images of each of {len(surfaces.CLASSES)} classes"))
         folder = out / "images"
         surfaces.write(folder, _PER_CLASS, 64, nodes, request.seed)
     catalogue = data.scan(folder)
@@ -70,15 +75,18 @@ def run(
     started = time.monotonic()
     with _Processes(out / "logs") as processes:
         with start_broker(out / "broker") as broker:
-            say(f"broker: {broker.kind} at {broker.url}")
+            show(progress.Note(text=f"broker: {broker.kind} at {broker.url}"))
+            show(progress.Step(what=f"starting a coordinator and {nodes} trainers"))
             baseline = processes.start(
                 "local-only", *_baseline(request, folder, scheme, spec.training.local_epochs, out)
             )
-            finished, model_bytes = _federate(processes, broker.url, request, spec, shares, out)
-        say("training alone, for comparison")
+            finished, model_bytes = _federate(processes, broker.url, request, spec, shares, out, show)
+        show(progress.Step(what="training alone, for comparison"))
         processes.wait(baseline)
+        show(progress.Step(what=f"exporting {nodes} models to ONNX"))
         processes.wait(processes.start("export", "export", *_models(shares, out), "--out", str(out / "bundles")))
         rows = [_node(share, out, spec) for share in shares]
+        show(progress.Step(what=f"sending held-out images of {shares[0].node} to a daemon"))
         served = _serve(processes, shares[0], out, spec)
     result = report.RunReport.of(
         request,
@@ -92,11 +100,9 @@ def run(
         seconds=time.monotonic() - started,
     )
     (out / "report.json").write_bytes(result.encode())
-    compose.write(out, out / "report.html", say)
-    say(
-        f"{served.images} held-out images of {served.node} over HTTP: {100 * served.accuracy:.1f} % right,"
-        f" {served.milliseconds_p50:.1f} ms each"
-    )
+    right = f"{100 * served.accuracy:.1f} % right, {served.milliseconds_p50:.1f} ms each"
+    show(progress.Note(text=f"{served.images} held-out images of {served.node} over HTTP: {right}"))
+    compose.write(out, out / "report.html", show)
     return result
 
 
@@ -117,11 +123,17 @@ def _empty(out: Path) -> None:
 
 
 def _federate(
-    processes: "_Processes", url: str, request: Request, spec: Spec, shares: Sequence[Share], out: Path
+    processes: "_Processes",
+    url: str,
+    request: Request,
+    spec: Spec,
+    shares: Sequence[Share],
+    out: Path,
+    show: progress.Report,
 ) -> tuple[progress.FederationFinished, int]:
     """Coordinator and trainers until every node has its model; also the bytes of one contribution.
 
-    A process that fails is named.
+    Shows what the coordinator tells, but what a node does as the node itself tells it. A process that fails is named.
     """
     classes = ",".join(spec.classes)
     coordinator = processes.start(
@@ -132,19 +144,21 @@ def _federate(
         processes.start(
             share.node, "join", url, "--name", share.node, "--data", str(out / "data" / share.node / "train"),
             "--test", str(out / "data" / share.node / "test"), "--state", str(out / share.node), "--telemetry",
+            "--json", events=True,
         )
         for share in shares
     ]  # fmt: skip
     finished, contribution = None, 0
-    with progress.show(as_json=False) as show:
-        for event in processes.events(coordinator, watching=trainers):
+    for process, event in processes.events(coordinator, *trainers):
+        from_node = process is not coordinator
+        if from_node == isinstance(event, progress.Activity | progress.Received):
             show(event)
-            if isinstance(event, progress.Contribution):
-                contribution = event.bytes
-            elif isinstance(event, progress.FederationFinished):
-                finished = event
-    for process in (coordinator, *trainers):
-        processes.wait(process)
+        if from_node:
+            continue
+        if isinstance(event, progress.Contribution):
+            contribution = event.bytes
+        elif isinstance(event, progress.FederationFinished):
+            finished = event
     if finished is None:
         raise EdgeNodeError("the federation did not finish", f"see the logs in {out / 'logs'}")
     return finished, contribution
@@ -222,7 +236,7 @@ def _serve(processes: "_Processes", share: Share, out: Path, spec: Spec) -> repo
 
 
 class _Process:
-    """A running `edge-node` command; its standard error, and what `lines` does not read, goes to its log."""
+    """A running `edge-node` command. What it says goes to its log; its events, if they are read, beside it as JSON."""
 
     def __init__(self, name: str, log: Path, arguments: Sequence[str], events: bool):
         self.name, self.log = name, log
@@ -239,9 +253,9 @@ class _Process:
     def failure(self) -> EdgeNodeError:
         """What to tell about a process that ended badly."""
         code = self.popen.returncode
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        what = f"{self.name} was killed by signal {-code}" if code < 0 else f"{self.name} ended with exit code {code}"
         tail = self.log.read_text(errors="replace").strip().splitlines()[-8:]
-        return EdgeNodeError("\n    ".join([f"{self.name} {how}", *tail]), f"see {self.log}")
+        return EdgeNodeError(what + "".join(f"\n    {line}" for line in tail), f"see {self.log}")
 
 
 class _Processes:
@@ -276,22 +290,19 @@ class _Processes:
         process.popen.terminate()
         self.wait(process)
 
-    def events(self, process: _Process, watching: Sequence[_Process]) -> Iterator[progress.AnyEvent]:
-        """The events that a process prints until it ends; raises when it or one of `watching` fails."""
-        lines: queue.Queue[bytes] = queue.Queue()
-        assert process.popen.stdout is not None
-        threading.Thread(target=_pump, args=(process.popen.stdout, lines), daemon=True).start()
-        while True:
-            try:
-                line = lines.get(timeout=0.2)
-            except queue.Empty:
-                for other in (process, *watching):
-                    if other.popen.poll() not in (None, 0):
-                        raise other.failure() from None
-                continue
-            if not line:
-                return
-            yield progress.read_line(line)
+    def events(self, *processes: _Process) -> Iterator[tuple[_Process, progress.AnyEvent]]:
+        """The events that processes print, as they come, until all have ended; raises when one fails."""
+        lines: queue.Queue[tuple[_Process, bytes]] = queue.Queue()
+        for process in processes:
+            threading.Thread(target=_pump, args=(process, lines), daemon=True).start()
+        running = set(processes)
+        while running:
+            process, line = lines.get()
+            if line:
+                yield process, progress.read_line(line)
+            else:
+                self.wait(process)
+                running.remove(process)
 
     def ready(self, daemon: _Process) -> str:
         """The URL of a daemon, once it answers."""
@@ -309,7 +320,11 @@ class _Processes:
         )
 
 
-def _pump(stream: IO[bytes], lines: "queue.Queue[bytes]") -> None:
-    for line in stream:
-        lines.put(line)
-    lines.put(b"")
+def _pump(process: _Process, lines: "queue.Queue[tuple[_Process, bytes]]") -> None:
+    """Its events into the queue and into `NAME.jsonl`; an empty one when it has ended."""
+    assert process.popen.stdout is not None
+    with process.log.with_suffix(".jsonl").open("wb") as file:
+        for line in process.popen.stdout:
+            file.write(line)
+            lines.put((process, line))
+    lines.put((process, b""))

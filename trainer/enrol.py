@@ -10,7 +10,7 @@ from broker_config.codec import DecodeError, decode
 from broker_config.errors import UsageError
 from broker_config.link import Endpoint, probe
 from broker_config.messages import Presence, RoundState, Spec
-from trainer import data
+from trainer import data, progress
 from trainer.data import Images
 from trainer.methods import METHODS
 from trainer.weights import FEATURES
@@ -29,7 +29,7 @@ def join(
     federation: str | None,
     telemetry: bool,
     wait: float,
-    say: Say,
+    report: progress.Report,
     stop: Callable[[], bool] = lambda: False,
 ) -> Path | None:
     """Take part in a federation to its end; None when `stop` said to end it before.
@@ -43,19 +43,24 @@ def join(
         federation: its name; None takes the only one on the broker.
         telemetry: whether losses, A_k and accuracy are told to the coordinator.
         wait: seconds to wait for a coordinator.
-        say: shows a line to the user.
+        report: shows progress.
         stop: asked often.
 
     Raises:
         EdgeNodeError: with what to do about it.
     """
+
+    def say(text: str) -> None:
+        report(progress.Note(text=text))
+
     topics.check_name(name, "the node's name")
     if name == topics.COORDINATOR:
         raise UsageError(f"a node cannot be named {name!r}", "choose another --name")
     for given in (folder, test):
         if given is not None:
             data.scan(given)  # what is wrong with the folders should be said before anybody waits for a coordinator
-    spec = discover(endpoint, federation, wait, say, stop)
+    report(progress.Step(what=f"looking for a federation on {endpoint}"))
+    spec = discover(endpoint, federation, wait, lambda text: report(progress.Step(what=text)), stop)
     if spec is None:
         return None
     images = load_images(spec, folder, test, say)
@@ -65,11 +70,12 @@ def join(
         f"{len(images.train.labels)} training images of {', '.join(classes)}, "
         + (f"{len(images.test.labels)} held out" if images.test else "too few to hold any out")
     )
+    report(progress.Step(what="getting ready to train"))
     check_name_free(endpoint, spec.federation, name)
     # Only now: importing torch takes seconds, and whoever cannot take part should hear so at once.
     from trainer.node import take_part  # noqa: PLC0415
 
-    return take_part(spec, name, images, endpoint, state, telemetry=telemetry, say=say, stop=stop)
+    return take_part(spec, name, images, endpoint, state, telemetry=telemetry, report=report, stop=stop)
 
 
 def discover(
@@ -98,7 +104,8 @@ def discover(
                 "choose one with --federation",
             )
         if not said:
-            say(f"no federation {federation or ''} on {endpoint} yet; waiting for its coordinator".replace("  ", " "))
+            name = f"federation {federation}" if federation else "federation"
+            say(f"no {name} on {endpoint} yet; waiting for its coordinator")
             said = True
         if time.monotonic() > deadline:
             break

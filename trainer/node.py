@@ -3,9 +3,12 @@
 The main thread handles messages and never trains; a worker thread trains and never touches the network.
 """
 
+import contextlib
 import importlib.metadata
 import queue
 import secrets
+import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,12 +33,12 @@ from broker_config.messages import (
     Welcome,
 )
 from broker_config.transfer import Courier, Fetched, FetchFailed
+from trainer import progress as events
 from trainer.data import Images
 from trainer.personal import describe, load_facts
 from trainer.timeline import Timeline
 from trainer.worker import Contributed, Deployed, Failed, Progress, Refined, Worker
 
-Say = Callable[[str], None]
 _INBOX = 1024
 
 
@@ -47,19 +50,24 @@ def take_part(
     folder: Path,
     *,
     telemetry: bool,
-    say: Say,
+    report: events.Report,
     stop: Callable[[], bool],
 ) -> Path | None:
     """Take part in a federation to its end. Returns the personal model's folder, or None when `stop` ended it before.
 
+    A node that was not let in, or has received nothing, leaves no new state folder.
+
     Raises:
         EdgeNodeError: with what to do about it.
     """
-    node = _Node(spec, name, images, endpoint, folder, telemetry, say)
+    new = not folder.exists()
+    node = _Node(spec, name, images, endpoint, folder, telemetry, report)
     try:
         return node.run(stop)
     finally:
         node.close()
+        if new and not (node.welcome and any(path.is_file() for path in (folder / "blobs").rglob("*"))):
+            shutil.rmtree(folder)
 
 
 class _Node:
@@ -71,11 +79,12 @@ class _Node:
         endpoint: Endpoint,
         folder: Path,
         telemetry: bool,
-        say: Say,
+        report: events.Report,
     ):
         self._spec, self._name, self._endpoint = spec, name, endpoint
         self._session = secrets.token_hex(8)  # of this process: what was meant for an earlier one is told apart
-        self._telemetry, self._say = telemetry, say
+        self._telemetry, self._report = telemetry, report
+        self._throttle = events.Throttle(report)
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
         self._worker = Worker(spec, name, images, folder, self._inbox)
         self._progress = self._worker.progress  # of the last stage that is on disk
@@ -83,6 +92,10 @@ class _Node:
         self._busy = False  # the worker has a job whose result has not been handled yet
         self._goal: RoundState | None = None  # the newest round state
         self._model: Path | None = None
+        self.welcome = False  # whether the coordinator has let us in
+        self._accepted = 0  # the newest round whose contribution the coordinator has
+        self._offered = 0  # the newest round whose contribution was offered, and bytes sent before that
+        self._sent_before = 0
         self._presence_topic = topics.presence(spec.federation, name)
         self._link = Link(
             endpoint,
@@ -92,11 +105,14 @@ class _Node:
             will=(self._presence_topic, encode(Presence(session=self._session, online=False))),
         )
         self._courier = Courier(endpoint, spec.federation, name, self._worker.store, self._inbox)
+        self._rounds = events.Rounds(report, lambda: (self._courier.bytes_sent, self._courier.bytes_received))
 
     def run(self, stop: Callable[[], bool]) -> Path | None:
+        started, spec = time.monotonic(), self._spec
         self._link.open()
         self._courier.start()
-        federation = self._spec.federation
+        federation = spec.federation
+        self._report(events.Gathering(federation=federation, run=spec.run, nodes=spec.nodes, rounds=spec.rounds))
         self._link.subscribe(
             topics.down(federation, self._name),
             topics.round_state(federation),
@@ -106,11 +122,13 @@ class _Node:
         while self._model is None:
             if stop():
                 return None
-            try:
+            with contextlib.suppress(queue.Empty):
                 self._handle(self._inbox.get(timeout=0.2))
-            except queue.Empty:
-                continue
+            self._throttle.tell(self._activity())
         self._send(Finished(session=self._session, run=self._spec.run))
+        up, down = self._courier.bytes_sent, self._courier.bytes_received
+        seconds = time.monotonic() - started
+        self._report(events.FederationFinished(rounds=spec.rounds, bytes_up=up, bytes_down=down, seconds=seconds))
         return self._model
 
     def close(self) -> None:
@@ -145,8 +163,9 @@ class _Node:
                 self._say(describe(load_facts(model)))
             case Failed(error):
                 raise error
-            case Fetched():
+            case Fetched(manifest):
                 self._timeline.end("receiving")
+                self._report(events.Received(node=self._name, round=manifest.round, bytes=manifest.size))
                 self._pursue()
             case FetchFailed(manifest, reason):
                 raise EdgeNodeError(
@@ -176,10 +195,7 @@ class _Node:
             case Refusal(session=session) if session == self._session:
                 raise EdgeNodeError(f"the coordinator refused {self._name}: {message.reason}", message.remedy)
             case Accepted(session=session, run=run) if (session, run) == (self._session, self._spec.run):
-                blob = self._progress.blob if self._progress else None
-                if blob is not None and blob.round == message.round:
-                    self._timeline.end("sending")
-                    self._courier.withdraw(blob.digest)
+                self._accept(message.round)
             case RoundState(run=run) if run != self._spec.run:
                 self._check_run()
             case RoundState():
@@ -188,10 +204,23 @@ class _Node:
             case Presence(online=False):
                 if self._goal is not None and self._goal.status in ("gathering", "open"):
                     self._say("the coordinator is not connected; waiting for it")
+            case Welcome(session=session) if session == self._session:
+                self.welcome = True
             case Presence() | Welcome() | Refusal() | Accepted():
                 pass  # nothing to do, or meant for an earlier process of this node
             case _:
                 self._say(f"ignored an unexpected {type(message).__name__} on {delivery.topic}")
+
+    def _accept(self, round_: int) -> None:
+        progress = self._progress
+        if progress is None or progress.round != round_ or self._accepted >= round_:
+            return
+        self._accepted, blob = round_, progress.blob
+        self._timeline.end("sending")
+        if blob is not None:
+            self._courier.withdraw(blob.digest)
+        size = blob.size if blob else 0
+        self._report(events.Contribution(node=self._name, round=round_, weight=progress.weight, bytes=size))
 
     def _check_run(self) -> None:
         """A round of another run: an old one that the broker kept for us, or the coordinator has begun anew."""
@@ -213,7 +242,13 @@ class _Node:
             return
         if goal.status == "finished":
             self._finish(goal.broadcast)
-        elif goal.round > self._rounds_done() and self._at_hand(goal.broadcast):
+            return
+        if goal.round > self._rounds_done():
+            if self._rounds.open_round != goal.round:
+                self._rounds.close([self._name])
+                self._rounds.open(goal.round)
+            if not self._at_hand(goal.broadcast):
+                return
             if self._progress is None or goal.round > self._progress.round:
                 self._forget_blobs(keep=goal.broadcast.digest)
             self._train(goal.broadcast)
@@ -256,6 +291,7 @@ class _Node:
             blob = msgspec.structs.replace(blob, chunk_size=self._courier.chunk_size(blob.chunk_size))
             self._courier.offer(blob.digest)
             self._timeline.begin("sending", blob.round)
+            self._sent_before = self._courier.bytes_sent
         self._send(
             Contribution(
                 session=self._session,
@@ -265,11 +301,11 @@ class _Node:
                 blob=blob,
             )
         )
+        self._offered = progress.round
 
     def _tell(self, progress: Progress) -> None:
         metrics = {name: value for name, value in progress.history[-1].items() if name != "round"}
-        measured = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
-        self._say(f"round {progress.round}/{self._spec.rounds}: {measured}")
+        self._report(events.Measured(node=self._name, round=progress.round, metrics=metrics))
         if self._telemetry:
             self._send(Telemetry(session=self._session, run=progress.run, round=progress.round, metrics=metrics))
 
@@ -282,9 +318,36 @@ class _Node:
             self._train(self._progress.broadcast)  # stage 2 of the last round is still to do
         elif not self._worker.needs_final or self._at_hand(final):
             self._timeline.end("waiting")
+            self._rounds.close([self._name])
             self._say("the federation has finished; judging the personal model")
             self._busy = True
             self._worker.deploy(final)
 
     def _send(self, message: AnyMessage) -> None:
         self._link.publish(topics.up(self._spec.federation, self._name), encode(message))
+
+    # What is told about it
+
+    def _say(self, text: str) -> None:
+        self._report(events.Note(text=text))
+
+    def _activity(self) -> events.Activity:
+        """What the node does now. While it uploads it trains stage 2, too: sending is what others wait for."""
+        goal, progress = self._goal, self._progress
+        done = total = 0
+        what: events.Doing = "waiting"
+        if goal is None or goal.broadcast is None:
+            pass
+        elif progress and self._offered > self._accepted:
+            what = "sending"
+            if progress.blob:
+                total = progress.blob.size
+                done = min(total, self._courier.bytes_sent - self._sent_before)
+        elif self._busy:
+            over = goal.status == "finished" and progress and progress.stage == "refined"
+            what = "judging" if over else "training"
+        elif goal.broadcast.digest not in self._worker.store:
+            what, total = "receiving", goal.broadcast.size
+            done = self._courier.received(goal.broadcast.digest)
+        round_ = self._rounds.open_round or self._rounds_done()
+        return events.Activity(node=self._name, round=round_, what=what, done=done, total=total)

@@ -9,10 +9,12 @@ import msgspec
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from broker_config.disk import writing
 from broker_config.errors import UsageError
 from broker_config.messages import Digest, Option, Preprocessing, Round, Spec, Training
 from trainer.network import Tree
 
+_NAMED = 5  # folders that an error proposes
 _TENSORS, _FACTS, _VERDICTS = "personal.safetensors", "personal.json", "verdicts.json"
 _SOFTWARE = ("edge-node", "torch", "onnxruntime")
 
@@ -88,11 +90,12 @@ class Personal(NamedTuple):
 
 
 def save(personal: Personal, folder: Path) -> None:
-    """Write a personal model into `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: value.contiguous() for name, value in personal.tree.items()}, folder / _TENSORS)
-    for name, told in ((_VERDICTS, personal.verdicts), (_FACTS, personal.facts)):
-        (folder / name).write_bytes(msgspec.json.format(msgspec.json.encode(told)))
+    """Write a personal model into `folder`. EdgeNodeError if the disk does not take it."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({name: value.contiguous() for name, value in personal.tree.items()}, folder / _TENSORS)
+        for name, told in ((_VERDICTS, personal.verdicts), (_FACTS, personal.facts)):
+            (folder / name).write_bytes(msgspec.json.format(msgspec.json.encode(told)))
 
 
 def load(folder: Path) -> Personal:
@@ -112,10 +115,13 @@ def load_facts(folder: Path) -> Facts:
     """Read what a personal model is, without its tensors. Raises UsageError as `load` does."""
     try:
         return msgspec.json.decode((folder / _FACTS).read_bytes(), type=Facts)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
+        inside = sorted(str(path.parent) for depth in ("model", "*/model") for path in folder.glob(f"{depth}/{_FACTS}"))
         raise UsageError(
             f"there is no personal model in {folder} ({_FACTS} is missing)",
-            "pass the model folder that edge-node join or simulate left",
+            f"did you mean {' '.join(inside[:_NAMED])}?"
+            if inside
+            else "pass the model folder that edge-node join or simulate left",
         ) from error
     except msgspec.DecodeError as error:
         raise UsageError(f"the personal model in {folder} is damaged ({error})", "copy the folder again") from error

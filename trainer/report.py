@@ -99,6 +99,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self))
 
 
+_WIDE = 70  # columns of a terminal that has room for class names
 _COLUMNS = (
     ("local only", "local_accuracy"),
     ("federated", "accuracy"),
@@ -110,15 +111,17 @@ def table(report: RunReport, console: Console) -> None:
     """Print a line a node, and the mean."""
     columns = [(title, field) for title, field in _COLUMNS if report.mean(field) is not None]
     view = Table(title=f"{report.method}, {report.model}, {report.rounds} rounds, accuracy % on held-out images")
-    for title in ("node", "classes", "images"):
+    wide = console.width >= _WIDE
+    for title in ("node", "classes", "images") if wide else ("node", "images"):
         view.add_column(title)
     for title, _ in columns:
         view.add_column(title, justify="right")
     for node in report.nodes:
         cells = [_percent(getattr(node, field)) for _, field in columns]
-        view.add_row(node.name, ", ".join(node.classes), f"{node.images} + {node.test_images}", *cells)
+        images = f"{node.images} + {node.test_images}"
+        view.add_row(node.name, *([", ".join(node.classes)] if wide else []), images, *cells)
     view.add_section()
-    view.add_row("mean", "", "", *(_percent(report.mean(field)) for _, field in columns))
+    view.add_row("mean", *([""] if wide else []), "", *(_percent(report.mean(field)) for _, field in columns))
     console.print(view)
 
 

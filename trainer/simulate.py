@@ -39,23 +39,27 @@ def simulate(
     histories: dict[str, tuple[Metrics, ...]] = dict.fromkeys(participants, ())
     started = time.monotonic()
     show(progress.Gathering(federation=spec.federation, run=spec.run, nodes=len(participants), rounds=spec.rounds))
+    rounds = progress.Rounds(show, lambda: (0, 0))
     received = broadcast
     for round_ in range(1, spec.rounds + 1):
-        received, opened = broadcast, time.monotonic()
-        show(progress.RoundOpened(round=round_))
+        received = broadcast
+        rounds.open(round_)
         sums = FixedPointSum(sent, spec.nodes, method.weight_cap)
         for name, participant in participants.items():
+            show(progress.Activity(node=name, round=round_, what="training"))
             state, contributed, metrics = participant.contribute(states[name], received, round_)
             sums.add(contributed.tensors.items(), method.weigh(contributed.weight))
             states[name], refined = participant.refine(state, received, round_)
             histories[name] += ({"round": float(round_), **metrics, **refined},)
             show(progress.Measured(node=name, round=round_, metrics={**metrics, **refined}))
+            show(progress.Activity(node=name, round=round_, what="waiting"))
         broadcast = {**broadcast, **sums.mean()}
-        show(progress.RoundClosed(round=round_, contributors=sorted(participants), seconds=time.monotonic() - opened))
-    models = {
-        name: participant.conclude(states[name], spec.rounds, received, broadcast, histories[name])
-        for name, participant in participants.items()
-    }
+        rounds.close(sorted(participants))
+    models = {}
+    for name, participant in participants.items():
+        show(progress.Activity(node=name, round=spec.rounds, what="judging"))
+        models[name] = participant.conclude(states[name], spec.rounds, received, broadcast, histories[name])
+        show(progress.Activity(node=name, round=spec.rounds, what="waiting"))
     show(progress.FederationFinished(rounds=spec.rounds, bytes_up=0, bytes_down=0, seconds=time.monotonic() - started))
     return Simulated(broadcast, models)
 
@@ -75,6 +79,7 @@ def simulate_folder(
     Raises:
         UsageError: what cannot be, and what to do instead.
     """
+    show(progress.Step(what=f"reading the images in {folder}"))
     catalogue = data.scan(folder)
     spec, broadcast = draft(request, federation="simulation", classes=catalogue.classes, nodes=scheme.nodes)
     shares = scheme.shares(catalogue)

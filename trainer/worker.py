@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from broker_config.codec import encode_tensors, read_tensors
+from broker_config.disk import writing
 from broker_config.errors import EdgeNodeError
 from broker_config.messages import Manifest, Spec
 from broker_config.transfer import BlobStore
@@ -166,13 +167,14 @@ class Worker:
 
     def _save(self, state: State, progress: Progress) -> None:
         """The state's file first, then the progress that names it: a kill in between leaves the earlier pair."""
-        state.save(self._folder / progress.state)
-        scratch = self._folder / "progress.tmp"
-        with scratch.open("wb") as file:
-            file.write(msgspec.json.encode(progress))
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(self._folder / "progress.json")
+        with writing(self._folder):
+            state.save(self._folder / progress.state)
+            scratch = self._folder / "progress.tmp"
+            with scratch.open("wb") as file:
+                file.write(msgspec.json.encode(progress))
+                file.flush()
+                os.fsync(file.fileno())
+            scratch.replace(self._folder / "progress.json")
         self.progress = progress
         for old in self._folder.glob("state-*.safetensors"):
             if old.name != progress.state:

@@ -1,5 +1,6 @@
 """The coordinator: MQTT, clock and disk around the round's state machine and the exact sums."""
 
+import contextlib
 import queue
 import secrets
 import time
@@ -107,7 +108,7 @@ class _Coordinator:
         self._admitted: set[str] = set()  # names that hold a place; as many contributions a round can be summed
         self._unfinished: set[str] = set()  # nodes whose personal model is not yet on their disk
         self._arriving: dict[str, Contribution] = {}  # whose blob is under way, by node
-        self._started = self._round_started = time.monotonic()
+        self._started = time.monotonic()
 
         self._session = secrets.token_hex(8)
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
@@ -121,6 +122,8 @@ class _Coordinator:
             will=(self._presence_topic, will),
         )
         self._courier = Courier(endpoint, spec.federation, topics.COORDINATOR, self._store, self._inbox)
+        self._rounds = progress.Rounds(report, lambda: (self._courier.bytes_received, self._courier.bytes_sent))
+        self._throttle = progress.Throttle(report)
 
     def run(self, stop: Callable[[], bool]) -> Outcome | None:
         self._journal.begin(self._spec)
@@ -135,11 +138,10 @@ class _Coordinator:
             if stop():
                 self.abort("the coordinator was stopped by its operator")
                 return None
-            try:
-                event = self._inbox.get(timeout=0.2)
-            except queue.Empty:
-                continue
-            self._handle(event)
+            with contextlib.suppress(queue.Empty):
+                self._handle(self._inbox.get(timeout=0.2))
+            for node, message in self._arriving.items():
+                self._tell(node, "sending", message.blob)
         outcome = Outcome(
             self._broadcast, self._courier.bytes_received, self._courier.bytes_sent, time.monotonic() - self._started
         )
@@ -241,6 +243,8 @@ class _Coordinator:
                 self._unfinished.add(node)
                 self._report(progress.NodeJoined(node=node))
                 self._advance(rounds.Joined(node))
+                if node in self._state.missing and self._state.status is rounds.Status.OPEN:
+                    self._tell(node, "training")
 
     def _turn_away(self, node: str, hello: Hello, reason: str, remedy: str) -> None:
         self._reply(node, Refusal(session=hello.session, reason=reason, remedy=remedy))
@@ -252,6 +256,7 @@ class _Coordinator:
 
     def _leave(self, node: str) -> None:
         self._unfinished.discard(node)
+        self._throttle.forget(node)
         self._advance(rounds.Left(node))
 
     # Contributions
@@ -304,6 +309,7 @@ class _Coordinator:
         self._journal.contributed(self._spec.run, message.round, node, message.weight, message.blob)
         self._accept(node, message)
         self._report(progress.Contribution(node=node, round=message.round, weight=message.weight, bytes=size))
+        self._tell(node, "waiting")
         self._advance(rounds.Contributed(node))
 
     def _accept(self, node: str, message: Contribution) -> None:
@@ -339,10 +345,11 @@ class _Coordinator:
 
     def _open(self, round_: int) -> None:
         self._sums = FixedPointSum(self._sent, self._spec.nodes, self._method.weight_cap)
-        self._round_started = time.monotonic()
         self._publish_broadcast(round_, "open")
         self._journal.opened(self._manifest)
-        self._report(progress.RoundOpened(round=round_))
+        self._rounds.open(round_)
+        for node in sorted(self._state.present):
+            self._tell(node, "training")
 
     def _close_round(self, round_: int, contributors: frozenset[str]) -> None:
         for late in self._arriving.values():
@@ -351,11 +358,7 @@ class _Coordinator:
         self._arriving.clear()
         self._broadcast = {**self._broadcast, **self._sums.mean()}
         self._journal.closed(self._spec.run, round_)
-        self._report(
-            progress.RoundClosed(
-                round=round_, contributors=sorted(contributors), seconds=time.monotonic() - self._round_started
-            )
-        )
+        self._rounds.close(sorted(contributors))
 
     def _publish_broadcast(self, round_: int, status: Stage) -> None:
         """Put the broadcast where nodes can fetch it, forget the one before, and say so."""
@@ -380,6 +383,11 @@ class _Coordinator:
             run=self._spec.run, round=self._state.round, status=status, broadcast=broadcast, reason=reason
         )
         self._link.publish(topics.round_state(self._spec.federation), encode(message), retain=True)
+
+    def _tell(self, node: str, what: progress.Doing, blob: Manifest | None = None) -> None:
+        """What a node does, as far as it can be known here."""
+        done, total = (self._courier.received(blob.digest), blob.size) if blob else (0, 0)
+        self._throttle.tell(progress.Activity(node=node, round=self._state.round, what=what, done=done, total=total))
 
     def _reply(self, node: str, message: AnyMessage) -> None:
         self._link.publish(topics.down(self._spec.federation, node), encode(message))

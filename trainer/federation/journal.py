@@ -2,6 +2,7 @@
 
 import contextlib
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -33,38 +34,51 @@ class Journal:
     """Facts of one run. Every method returns after its effect is on disk."""
 
     def __init__(self, folder: Path):
-        try:
+        self._folder = folder
+        with self._writing():
             folder.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(folder / "journal.sqlite", isolation_level=None)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except (OSError, sqlite3.Error) as error:
             raise EdgeNodeError(
-                f"the state folder {folder} cannot be written ({error})", "pass a writable --state folder"
+                f"the state folder {self._folder} cannot be written ({error})",
+                "free some space there, or pass a writable --state folder",
             ) from error
+
+    def _write(self, statement: str, *values: object) -> None:
+        with self._writing():
+            self._db.execute(statement, values)
 
     def begin(self, spec: Spec) -> None:
         """A new run."""
-        self._db.execute("INSERT INTO federation VALUES (?, ?)", (spec.run, msgspec.json.encode(spec)))
+        self._write("INSERT INTO federation VALUES (?, ?)", spec.run, msgspec.json.encode(spec))
 
     def opened(self, manifest: Manifest) -> None:
         """`manifest.round` starts from this broadcast."""
-        self._db.execute(
+        self._write(
             "INSERT OR IGNORE INTO rounds (run, round, broadcast) VALUES (?, ?, ?)",
-            (manifest.run, manifest.round, msgspec.json.encode(manifest)),
+            manifest.run,
+            manifest.round,
+            msgspec.json.encode(manifest),
         )
 
     def contributed(self, run: str, round_: int, node: str, weight: float, blob: Manifest | None) -> None:
         """A node's contribution is summed with this weight."""
         digest, size = (blob.digest, blob.size) if blob else (None, 0)
-        self._db.execute(
-            "INSERT OR IGNORE INTO contributions VALUES (?, ?, ?, ?, ?, ?)", (run, round_, node, weight, digest, size)
+        self._write(
+            "INSERT OR IGNORE INTO contributions VALUES (?, ?, ?, ?, ?, ?)", run, round_, node, weight, digest, size
         )
 
     def closed(self, run: str, round_: int) -> None:
         """The round's contributions are averaged."""
-        self._db.execute("UPDATE rounds SET closed = 1 WHERE run = ? AND round = ?", (run, round_))
+        self._write("UPDATE rounds SET closed = 1 WHERE run = ? AND round = ?", run, round_)
 
     def close(self) -> None:
         """Release the file."""

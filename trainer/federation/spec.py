@@ -106,4 +106,4 @@ def _training(weights: str, given: Mapping[str, Option | str]) -> Training:
         return msgspec.convert({**suited, **given}, Training, strict=False)
     except msgspec.ValidationError as error:
         types = {field.name: field.type for field in msgspec.structs.fields(Training)}
-        raise UsageError(f"training: {error}", allowed(str(error), types)) from error
+        raise UsageError(f"a training setting cannot have this value: {error}", allowed(str(error), types)) from error

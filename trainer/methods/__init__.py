@@ -51,7 +51,7 @@ def _options(name: str, given: Mapping[str, Any]) -> msgspec.Struct:
     try:
         return msgspec.convert(dict(given), kind, strict=False)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{name}: {error}", allowed(str(error), known)) from error
+        raise UsageError(f"an option of {name} cannot have this value: {error}", allowed(str(error), known)) from error
 
 
 def allowed(error: str, types: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
@@ -13,23 +13,26 @@ from typing import NamedTuple
 import jinja2
 from markupsafe import Markup
 
+from broker_config.disk import writing
 from trainer.page import figures
 from trainer.page.examine import Examined, examine
 from trainer.page.gather import Node, Run, gather
 from trainer.personal import Verdict
+from trainer.progress import Report, Step
+from trainer.progress.words import size
 from trainer.timeline import Activity
 
 _PICTURED = 8  # nodes whose images are shown
 _HERE = resources.files("trainer.page")
 
 
-def write(run: Path, out: Path, say: Callable[[str], None]) -> Path:
+def write(run: Path, out: Path, show: Report) -> Path:
     """Write the page of a run to `out`, and return it.
 
     Args:
         run: the folder that a demo, a simulation, a node or a coordinator left.
         out: an HTML file.
-        say: shows a line to the user: looking at images takes seconds.
+        show: is told of each step: looking at images takes seconds.
 
     Raises:
         UsageError: `run` is no run's folder, or is damaged.
@@ -38,10 +41,12 @@ def write(run: Path, out: Path, say: Callable[[str], None]) -> Path:
     examined = {}
     for number, node in enumerate(gathered.nodes):
         if node.verdicts:
-            say(f"report: looking at {node.figures.name}'s held-out images ({number + 1} of {len(gathered.nodes)})")
+            place = f"{number + 1} of {len(gathered.nodes)}"
+            show(Step(what=f"report: looking at {node.figures.name}'s held-out images ({place})"))
             examined[node.figures.name] = examine(node, pictures=number < _PICTURED)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(render(gathered, examined), encoding="utf-8")
+    with writing(out.parent):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(render(gathered, examined), encoding="utf-8")
     return out
 
 
@@ -220,15 +225,6 @@ def _time(run: Run) -> Time | None:
 
 
 # Words
-
-
-def size(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
 
 
 def duration(seconds: float) -> str:

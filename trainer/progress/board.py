@@ -1,0 +1,321 @@
+"""Progress as a live view in a terminal: a row for each node above a bar of rounds, as there is room."""
+
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rich.console import Console, ConsoleRenderable, Group
+from rich.control import Control
+from rich.live import Live
+from rich.segment import ControlType
+from rich.text import Text
+
+from trainer.progress.events import (
+    Activity,
+    AnyEvent,
+    Contribution,
+    FederationFinished,
+    Gathering,
+    Measured,
+    NodeJoined,
+    NodeLost,
+    NodeRefused,
+    Note,
+    Received,
+    Report,
+    Result,
+    RoundClosed,
+    RoundOpened,
+    Step,
+    describe,
+)
+from trainer.progress.pace import Clock, Pace
+from trainer.progress.words import about, size, some, stopwatch, value
+
+_GAP = 2  # columns between two cells
+_DOING = len("receiving 100%")
+_SHORTEST_NAME = 8
+_LONGEST_BAR, _SHORTEST_BAR = 40, 6
+_KEPT_FREE = 8  # lines of the terminal that the rows of nodes leave to the rest
+_FEWEST_ROWS = 3
+_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_AWAY = ("gone", "left out")
+_STYLES = {
+    "waiting": "dim",
+    "receiving": "cyan",
+    "training": "green",
+    "sending": "blue",
+    "judging": "magenta",
+    **dict.fromkeys(_AWAY, "red"),
+}
+# The more important columns come first; these are dropped last when there is no room.
+_RANKS = ("doing", "round", "accuracy", "up", "down", "L_D", "A_k")
+
+
+@contextmanager
+def live(console: Console) -> Iterator[Report]:
+    """Show a board until the block is left; it stays in the terminal as it was then."""
+    board, lock = Board(ascii_only=console.options.ascii_only), threading.Lock()
+    view = _Live(console, board, lock)
+
+    def report(event: AnyEvent) -> None:
+        with lock:
+            said = board.take(event)
+        for line in said:
+            console.print(line, highlight=False, markup=False)
+
+    with view:
+        yield report
+
+
+class _Live(Live):
+    """rich's live view, which also clears what the terminal has wrapped since, because it was made narrower."""
+
+    def __init__(self, console: Console, board: "Board", lock: threading.Lock):
+        self._board, self._lock_of_board = board, lock
+        self._widths: list[int] = []  # of the lines that were drawn last
+        super().__init__(
+            console=console, get_renderable=self._draw, refresh_per_second=4, redirect_stdout=False, transient=False
+        )
+
+    def _draw(self) -> Group:
+        with self._lock_of_board:
+            lines = self._board.lines(self.console.width, self.console.height)
+        self._next = [line.cell_len for line in lines]
+        return Group(*lines)
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """Move up over the last drawing and draw anew."""
+        wrapped = sum(max(1, -(-width // self.console.width)) - 1 for width in self._widths)
+        upwards = Control(*((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)) * wrapped)
+        first, *rest = super().process_renderables(renderables)
+        self._widths = self._next
+        return [first, upwards, *rest]
+
+
+@dataclass
+class _Row:
+    """What is known of a node."""
+
+    round: str = ""
+    doing: str = "waiting"
+    part: str = ""  # of what travels
+    up: int = 0  # bytes
+    down: int = 0
+    metrics: dict[str, str] = field(default_factory=dict)
+
+    def cell(self, column: str) -> str:
+        match column:
+            case "doing":
+                return f"{self.doing} {self.part}".rstrip()
+            case "round":
+                return self.round
+            case "up" | "down":
+                count = self.up if column == "up" else self.down
+                return size(count) if count else ""
+            case _:
+                return self.metrics.get(column, "")
+
+
+class _Column(NamedTuple):
+    title: str
+    width: int
+
+
+class Board:
+    """What the live view shows, for any width and height."""
+
+    def __init__(self, *, ascii_only: bool = False, clock: Clock = time.monotonic):
+        self._clock, self._ascii = clock, ascii_only
+        self._rows: dict[str, _Row] = {}
+        self._pace = Pace(clock=clock)
+        self._started = self._stepped = clock()
+        self._step = self._waiting = self._finished = ""
+        self._up = self._down = 0  # bytes
+
+    def take(self, event: AnyEvent) -> list[str]:
+        """Take in an event; returns the lines that should scroll by above the board."""
+        match event:
+            case Step():
+                said = self._end_step()
+                self._step, self._stepped = event.what, self._clock()
+                return said
+            case Gathering():
+                self._pace, self._started = Pace(event.rounds, self._clock), self._clock()
+                self._waiting = f"waiting for {some(event.nodes, 'node')}"
+                return [*self._end_step(), describe(event)]
+            case FederationFinished():
+                self._finished = describe(event)
+                for row in self._rows.values():
+                    row.doing, row.part = row.doing if row.doing in _AWAY else "", ""
+                return []
+            case Result():
+                return self._end_step()
+            case RoundOpened():
+                self._waiting = ""
+            case RoundClosed():
+                self._pace.close(event.round, event.seconds)
+                self._up, self._down = self._up + event.bytes_up, self._down + event.bytes_down
+            case Activity() | Received() | Contribution() | Measured() | NodeJoined() | NodeLost() | NodeRefused():
+                return self._take_of_node(event)
+            case Note():
+                return [*self._end_step(), describe(event)]
+            case _:
+                return [describe(event)]
+        return []
+
+    def _take_of_node(
+        self, event: Activity | Received | Contribution | Measured | NodeJoined | NodeLost | NodeRefused
+    ) -> list[str]:
+        row = self._rows.setdefault(event.node, _Row())
+        match event:
+            case Activity():
+                row.round, row.doing = str(event.round or ""), event.what
+                row.part = f"{100 * event.done // event.total}%" if event.done else ""
+            case Received():
+                row.down += event.bytes
+            case Contribution():
+                row.up += event.bytes
+            case Measured():
+                row.metrics |= {name: value(name, figure) for name, figure in event.metrics.items()}
+            case NodeJoined():
+                row.doing, row.part = "waiting", ""
+                return [describe(event)]
+            case NodeLost() | NodeRefused():
+                row.doing, row.part = "gone" if isinstance(event, NodeLost) else "left out", ""
+                return [describe(event)]
+        return []
+
+    def _end_step(self) -> list[str]:
+        step, took = self._step, self._clock() - self._stepped
+        self._step = ""
+        if not step:
+            return []
+        return [f"{step} ({stopwatch(took)})" if took >= 1 else step]
+
+    def lines(self, width: int, height: int) -> list[Text]:
+        """The board as lines, none wider than `width`."""
+        lines = self._table(width, max(_FEWEST_ROWS, height - _KEPT_FREE)) if self._rows else []
+        if self._finished:
+            lines.append(Text(self._finished))
+        elif self._waiting or self._pace.rounds:
+            lines.append(self._status(width))
+        if self._step:
+            lines.append(self._busy(self._step, self._stepped, width))
+        for line in lines:
+            line.truncate(width, overflow="crop" if self._ascii else "ellipsis")
+            line.no_wrap = True
+        return lines
+
+    # The rows of nodes
+
+    def _table(self, width: int, room: int) -> list[Text]:
+        names = sorted(self._rows, key=_naturally)
+        shown, hidden = (names, []) if len(names) <= room else (names[: room - 1], names[room - 1 :])
+        longest = max(len(name) for name in (*shown, "node"))
+        columns = self._columns()
+        beside = sum(_GAP + column.width for column in columns[:2])  # at any rate
+        wide = min(longest, max(_SHORTEST_NAME, width - beside))
+        columns = _that_fit(columns, width - wide)
+        order = ("round", "doing", *(title for title in self._metrics()), "up", "down")
+        columns = sorted(columns, key=lambda column: order.index(column.title))
+        lines = [Text.assemble((_cells("node".ljust(wide), [_aligned(c.title, c) for c in columns]), "bold"))]
+        lines += [self._line(name, wide, columns) for name in shown]
+        if hidden:
+            doing = Counter(self._rows[name].doing or "done" for name in hidden)
+            told = ", ".join(f"{count} {what}" for what, count in doing.most_common())
+            lines.append(Text(f"and {len(hidden)} more: {told}", style="dim"))
+        return lines
+
+    def _line(self, name: str, wide: int, columns: Sequence[_Column]) -> Text:
+        row = self._rows[name]
+        line = Text(_shortened(name, wide).ljust(wide))
+        for column in columns:
+            style = _STYLES.get(row.doing, "") if column.title == "doing" else ""
+            line.append(" " * _GAP)
+            line.append(_aligned(row.cell(column.title), column), style=style)
+        line.rstrip()
+        return line
+
+    def _metrics(self) -> list[str]:
+        return list(dict.fromkeys(name for row in self._rows.values() for name in row.metrics))
+
+    def _columns(self) -> list[_Column]:
+        """All columns of which something is known, the most important ones first."""
+        titles = ["doing", "round", *self._metrics(), "up", "down"]
+        columns = []
+        for title in titles:
+            cells = [row.cell(title) for row in self._rows.values()]
+            if any(cells):
+                least = _DOING if title == "doing" else len(title)
+                columns.append(_Column(title, max(least, *map(len, cells))))
+        return sorted(columns, key=lambda c: _RANKS.index(c.title) if c.title in _RANKS else len(_RANKS))
+
+    # The lines below them
+
+    def _status(self, width: int) -> Text:
+        """Where the federation stands."""
+        if self._waiting:
+            return self._busy(self._waiting, self._started, width)
+        pace = self._pace
+        before = f"round {min(pace.closed + 1, pace.rounds)} of {pace.rounds} "
+        left = "" if pace.left is None else f" {about(pace.left)} left"
+        line = Text(before)
+        bar = min(_LONGEST_BAR, width - len(before) - len(left))
+        if bar >= _SHORTEST_BAR:
+            done = bar * pace.closed // pace.rounds
+            mark, rest = ("#", "-") if self._ascii else ("━", "━")
+            line.append(mark * done, style="green").append(rest * (bar - done), style="dim")
+        line.append(left)
+        moved = f", {size(self._up)} up, {size(self._down)} down" if self._up or self._down else ""
+        for more in (f", {stopwatch(self._clock() - self._started)} so far", moved):
+            if line.cell_len + len(more) <= width:
+                line.append(more, style="dim")
+        return line
+
+    def _busy(self, text: str, since: float, width: int) -> Text:
+        """Something that takes a time unknown: it turns, so that one sees that it goes on."""
+        seconds = self._clock() - since
+        mark = "|/-\\"[int(4 * seconds) % 4] if self._ascii else _SPINNER[int(4 * seconds) % len(_SPINNER)]
+        after = f"  {stopwatch(seconds)}"
+        return Text(f"{mark} {_cut(text, width - 2 - len(after))}{after}")
+
+
+def _that_fit(columns: Sequence[_Column], room: int) -> list[_Column]:
+    """As many of the columns as there is room for, in their order; a narrow one may take the place of a wide one."""
+    chosen = []
+    for column in columns:
+        if _GAP + column.width <= room:
+            room -= _GAP + column.width
+            chosen.append(column)
+    return chosen
+
+
+def _aligned(text: str, column: _Column) -> str:
+    return text.ljust(column.width) if column.title == "doing" else text.rjust(column.width)
+
+
+def _cells(first: str, others: Sequence[str]) -> str:
+    return (" " * _GAP).join([first, *others]).rstrip()
+
+
+def _naturally(name: str) -> list[tuple[int, str]]:
+    """plant-2 before plant-10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _shortened(name: str, width: int) -> str:
+    """A name that keeps both ends: they tell it from others."""
+    if len(name) <= width:
+        return name
+    head = (width - 1) // 2
+    return f"{name[:head]}…{name[len(name) - (width - 1 - head) :]}"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"

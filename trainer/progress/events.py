@@ -1,0 +1,235 @@
+"""What happens in a long command, as events: one vocabulary for all commands, for people and for machines."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TextIO
+
+import msgspec
+
+from trainer.progress.words import size, some, values
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):
+    """Base of all events; `event` in JSON is the class's name."""
+
+
+class Step(Event, frozen=True, kw_only=True):
+    """A stretch of work has begun that is no round."""
+
+    what: str
+
+
+class Note(Event, frozen=True, kw_only=True):
+    """Something worth knowing, in words."""
+
+    text: str
+
+
+class Gathering(Event, frozen=True, kw_only=True):
+    """A federation waits for its nodes."""
+
+    federation: str
+    run: str
+    nodes: int
+    rounds: int
+
+
+class NodeJoined(Event, frozen=True, kw_only=True):
+    """A node takes part, for the first time or again."""
+
+    node: str
+
+
+class NodeLost(Event, frozen=True, kw_only=True):
+    """A node's connection ended before its work did."""
+
+    node: str
+    round: int
+
+
+class NodeRefused(Event, frozen=True, kw_only=True):
+    """A peer broke the protocol and is left out."""
+
+    node: str
+    round: int
+    reason: str
+
+
+class Paused(Event, frozen=True, kw_only=True):
+    """The open round waits for nodes to come back."""
+
+    round: int
+    waiting_for: list[str]
+
+
+class RoundOpened(Event, frozen=True, kw_only=True):
+    """Nodes may train."""
+
+    round: int
+
+
+Doing = Literal["waiting", "receiving", "training", "sending", "judging"]
+
+
+class Activity(Event, frozen=True, kw_only=True):
+    """What a node does from now on. The coordinator knows a node to train until its contribution is offered.
+
+    While bytes travel the event comes again, at most once a second, with how many of them are there.
+    """
+
+    node: str
+    round: int
+    what: Doing
+    done: int = 0  # bytes
+    total: int = 0  # bytes; 0 when nothing travels
+
+
+class Received(Event, frozen=True, kw_only=True):
+    """A node has the round's broadcast."""
+
+    node: str
+    round: int
+    bytes: int
+
+
+class Contribution(Event, frozen=True, kw_only=True):
+    """A node's contribution is summed."""
+
+    node: str
+    round: int
+    weight: float  # raw, as the node measured it: L_D for AFedCL
+    bytes: int
+
+
+class Measured(Event, frozen=True, kw_only=True):
+    """What a node tells of its round: always of itself and in simulation, to the coordinator if it opted in."""
+
+    node: str
+    round: int
+    metrics: dict[str, float]
+
+
+class RoundClosed(Event, frozen=True, kw_only=True):
+    """The contributions are averaged; for a node: its part of the round is done and the next has begun."""
+
+    round: int
+    contributors: list[str]
+    seconds: float
+    bytes_up: int = 0  # as FederationFinished, since the last round was closed
+    bytes_down: int = 0
+
+
+class FederationFinished(Event, frozen=True, kw_only=True):
+    """The last round is closed and every node has its model. A node tells its own bytes."""
+
+    rounds: int
+    bytes_up: int  # nodes -> coordinator
+    bytes_down: int  # coordinator -> broker, which hands a copy to every node
+    seconds: float
+
+
+class Exported(Event, frozen=True, kw_only=True):
+    """A node's bundle is written and agrees with torch."""
+
+    node: str
+    folder: str
+    bytes: int  # of its graph
+    difference: float  # the largest of a probability
+
+
+class Result(Event, frozen=True, kw_only=True):
+    """What the command reached; always the last event. One that fails has none, but an exit code and a message."""
+
+    result: dict[str, Any]
+
+
+AnyEvent = (
+    Step
+    | Note
+    | Gathering
+    | NodeJoined
+    | NodeLost
+    | NodeRefused
+    | Paused
+    | RoundOpened
+    | Activity
+    | Received
+    | Contribution
+    | Measured
+    | RoundClosed
+    | FederationFinished
+    | Exported
+    | Result
+)
+Report = Callable[[AnyEvent], None]
+_decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+_NAMED = 5  # nodes in one sentence
+
+
+def ignore(event: AnyEvent) -> None:
+    """Show nothing."""
+
+
+def json_lines(stream: TextIO) -> Report:
+    """One JSON object a line, for machines."""
+
+    def report(event: AnyEvent) -> None:
+        print(msgspec.json.encode(event).decode(), file=stream, flush=True)
+
+    return report
+
+
+def read_line(line: str | bytes) -> AnyEvent:
+    """The event that `json_lines` wrote."""
+    return _decoder.decode(line)
+
+
+def describe(event: AnyEvent) -> str:
+    """The event as a sentence."""
+    match event:
+        case Step(what=text) | Note(text=text):
+            return text
+        case Gathering():
+            return (
+                f"federation {event.federation}: waiting for {some(event.nodes, 'node')}, {some(event.rounds, 'round')}"
+            )
+        case NodeJoined():
+            return f"{event.node} joined"
+        case NodeLost():
+            return f"{event.node} is gone (round {event.round}): its connection ended"
+        case NodeRefused():
+            return f"{event.node} is left out (round {event.round}): {event.reason}"
+        case Paused():
+            return f"round {event.round} waits for {_names(event.waiting_for) or 'more nodes'} to come back"
+        case _:
+            return _describe_progress(event)
+
+
+def _describe_progress(event: AnyEvent) -> str:
+    match event:
+        case RoundOpened():
+            return f"round {event.round} opened"
+        case Activity():
+            part = f" ({size(event.done)} of {size(event.total)})" if event.total else ""
+            return f"round {event.round}: {event.node} is {event.what}{part}"
+        case Received():
+            return f"round {event.round}: {event.node} received {size(event.bytes)}"
+        case Contribution():
+            return f"round {event.round}: {event.node} contributed {size(event.bytes)}, weight {event.weight:.3f}"
+        case Measured():
+            return f"round {event.round}: {event.node}: {values(event.metrics)}"
+        case RoundClosed():
+            return f"round {event.round} closed after {event.seconds:.1f} s"
+        case FederationFinished():
+            up, down = event.bytes_up, event.bytes_down
+            moved = f", {size(up)} up, {size(down)} down" if up or down else ""
+            return f"finished: {some(event.rounds, 'round')} in {event.seconds:.0f} s{moved}"
+        case Exported():
+            return f"wrote {event.folder}: {size(event.bytes)}, differs from torch by at most {event.difference:.1e}"
+        case Result():
+            return ", ".join(event.result)
+    raise AssertionError(event)
+
+
+def _names(nodes: Sequence[str]) -> str:
+    more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
+    return ", ".join(nodes[:_NAMED]) + more
