@@ -40,8 +40,9 @@ Model = Annotated[str, typer.Option(help="mobilenet_v2, resnet18, resnet50 or sm
 Weights = Annotated[
     str,
     typer.Option(
-        help="Initial weights: imagenet, none, or a safetensors FILE with torchvision's names.",
-        show_default="imagenet; none for small",
+        help="Initial weights: imagenet, surface (comes with edge-node), none, or a safetensors FILE with torchvision's "
+        "names.",
+        show_default="imagenet, or surface when offline; none for small",
     ),
 ]
 Size = Annotated[
@@ -302,6 +303,28 @@ def simulate(
         show(progress.Result(result=msgspec.to_builtins(outcome)))
     if not as_json:
         report.table(outcome, Console())
+
+
+@app.command(epilog="Example: edge-node surfaces images --plants 5 --per-class 40")
+def surfaces(
+    out: Annotated[Path, typer.Argument(help="Folder for the images: OUT/plant-1/CLASS/...", show_default=False)],
+    plants: Annotated[int, typer.Option(min=1, help="Plants: each has its own sheet, light, camera and process.")] = 5,
+    per_class: Annotated[int, typer.Option(min=1, help="Images of each class at each plant.")] = 40,
+    size: Annotated[int, typer.Option(min=16, max=1024, help="Width and height, pixels.")] = 128,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+    as_json: Events = False,
+) -> None:
+    """Draw images of metal surfaces, with defects and without, for trials before a plant's own images are labelled."""
+    from trainer import progress
+    from trainer.surfaces import write_plants
+
+    with progress.show(as_json=as_json, quiet=quiet) as show:
+        count = write_plants(out, plants, per_class, size, seed, show)
+        show(progress.Result(result={"folder": str(out), "images": count}))
+    if not as_json:
+        print(f"{count} images: {out}   some of them: {out / 'contact-sheet.png'}")
+        print(f"next: edge-node join BROKER_URL --data {out / 'plant-1'} --name plant-1")
 
 
 @app.command(epilog="Example: edge-node report edge-node-plant-a")

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 from urllib.error import URLError
+from urllib.request import Request, urlopen
 
 import numpy as np
 import torch
@@ -74,6 +76,7 @@ _BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "resnet50": _resnet("resnet50"),
     "small": _small,
 }
+_PATIENCE = 3.0  # seconds for a server to say that it is there
 _IMAGENET = {
     "mobilenet_v2": "MobileNet_V2_Weights",
     "resnet18": "ResNet18_Weights",
@@ -102,6 +105,24 @@ def draw(model: str, seed: int) -> Arrays:
         return _arrays(build(model).state_dict())
 
 
+def within_reach(model: str) -> bool:
+    """Whether `download` can be expected to succeed: the file is in torch's cache, or its server answers."""
+    if model not in _IMAGENET:
+        return False
+    url = _imagenet(model).url
+    if (Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[1]).is_file():
+        return True
+    try:
+        with urlopen(Request(url, method="HEAD"), timeout=_PATIENCE):
+            return True
+    except OSError:
+        return False
+
+
+def _imagenet(model: str) -> Any:
+    return getattr(_torchvision_models(), _IMAGENET[model]).DEFAULT
+
+
 def download(model: str) -> Arrays:
     """torchvision's ImageNet weights.
 
@@ -110,13 +131,13 @@ def download(model: str) -> Arrays:
     """
     if model not in _IMAGENET:
         raise UsageError(f"there are no ImageNet weights for {model!r}", f"take one of {', '.join(_IMAGENET)}")
-    weights = getattr(_torchvision_models(), _IMAGENET[model]).DEFAULT
+    weights = _imagenet(model)
     try:
         state = weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
     except (URLError, OSError, RuntimeError) as error:
         raise UsageError(
             f"the ImageNet weights could not be downloaded from {weights.url} ({error})",
-            "connect to the internet once, or pass --weights FILE.safetensors or --weights none",
+            "connect to the internet once, or pass --weights surface, none or a FILE.safetensors",
         ) from error
     names = build(model).state_dict().keys()
     return _arrays({name: state[name] for name in names})

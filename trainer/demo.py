@@ -65,7 +65,8 @@ def run(
     if folder is None:
         show(progress.Step(what=f"drawing {_PER_CLASS} images of each of {len(surfaces.CLASSES)} classes"))
         folder = out / "images"
-        surfaces.write(folder, _PER_CLASS, 64, nodes, request.seed)
+        for plant in range(nodes):
+            surfaces.write(folder, -(-_PER_CLASS // nodes), 64, request.seed, plant)
     catalogue = data.scan(folder)
     scheme = partition.Scheme("disjoint", nodes, samples, request.seed, classes_per_node=classes_per_node)
     shares = scheme.shares(catalogue)

@@ -17,6 +17,9 @@ FEATURES = {"mobilenet_v2": 1280, "resnet18": 512, "resnet50": 2048, "small": 64
 _VALUES = {"mobilenet_v2": 2_257_984, "resnet18": 11_186_112, "resnet50": 23_561_152, "small": 60_864}
 """How many numbers each backbone's encoder holds."""
 
+SURFACE = {"mobilenet_v2": Path(__file__).parent / "pretrained" / "surface_mobilenet_v2.safetensors"}
+"""The weights that come with the package, by backbone: `trainer/pretrain.py` made them from drawn images alone."""
+
 _HEADS = ("classifier.", "fc.")  # torchvision's ImageNet classifiers: not part of the encoder
 
 
@@ -36,13 +39,30 @@ def linear(name: str, inputs: int, outputs: int, random: np.random.Generator) ->
     }
 
 
+def suited_weights(model: str) -> str:
+    """The initial weights that serve a model best here: ImageNet's, where they are at hand or can be downloaded."""
+    if model == "small":
+        return "none"
+    if model in SURFACE and not _imagenet_within_reach(model):
+        return "surface"
+    return "imagenet"
+
+
+def _imagenet_within_reach(model: str) -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    from trainer import backbones  # noqa: PLC0415  (imports torch)
+
+    return backbones.within_reach(model)
+
+
 def initial_encoder(model: str, weights: str, seed: int) -> Arrays:
     """The first global encoder, names below `encoder.`.
 
     Args:
         model: a key of FEATURES.
-        weights: `none` (drawn from `seed`), `imagenet` (downloaded by torchvision) or a safetensors file with
-            torchvision's names.
+        weights: `none` (drawn from `seed`), `surface` (comes with the package), `imagenet` (downloaded by torchvision)
+            or a safetensors file with torchvision's names.
         seed: of the draw.
 
     Raises:
@@ -54,13 +74,13 @@ def initial_encoder(model: str, weights: str, seed: int) -> Arrays:
         if importlib.util.find_spec("torch") is None:
             raise UsageError(
                 f"--weights {weights} needs torch, which is not installed here",
-                "install edge-node[train], or pass --weights FILE.safetensors made on a machine that has it",
+                "install edge-node[train], or pass --weights surface or a FILE.safetensors",
             )
         from trainer import backbones  # noqa: PLC0415  (imports torch)
 
         encoder = backbones.draw(model, seed) if weights == "none" else backbones.download(model)
     else:
-        encoder = _read(Path(weights))
+        encoder = _read(_surface(model) if weights == "surface" else Path(weights))
         found = sum(array.size for array in encoder.values())
         if found != _VALUES[model]:
             raise UsageError(
@@ -70,9 +90,17 @@ def initial_encoder(model: str, weights: str, seed: int) -> Arrays:
     return {f"encoder.{name}": array for name, array in encoder.items()}
 
 
+def _surface(model: str) -> Path:
+    if model not in SURFACE:
+        raise UsageError(f"no weights for {model!r} come with edge-node", f"take --model {' or '.join(SURFACE)}")
+    return SURFACE[model]
+
+
 def _read(path: Path) -> Arrays:
     if not path.is_file():
-        raise UsageError(f"there is no weights file {path}", "pass none, imagenet or an existing .safetensors file")
+        raise UsageError(
+            f"there is no weights file {path}", "pass none, surface, imagenet or an existing .safetensors file"
+        )
     try:
         arrays = load_file(path)
     except (SafetensorError, TypeError) as error:  # the latter for bfloat16, which numpy does not have

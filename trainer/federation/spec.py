@@ -15,7 +15,7 @@ from trainer.federation.aggregate import scale_for
 from trainer.methods import allowed, complete_options, make, nearest
 from trainer.seeding import generator
 from trainer.tree import Arrays
-from trainer.weights import FEATURES, Shape, initial_encoder
+from trainer.weights import FEATURES, Shape, initial_encoder, suited_weights
 
 
 class Request(NamedTuple):
@@ -24,7 +24,7 @@ class Request(NamedTuple):
     method: str = "afedcl"
     options: Mapping[str, Option | str] = {}  # of the method
     model: str = "mobilenet_v2"
-    weights: str = ""  # none, imagenet or a file; by default none for `small`, else imagenet
+    weights: str = ""  # none, surface, imagenet or a file; by default `suited_weights`
     size: int = 0  # pixels; by default 64 for `small`, else 128
     training: Mapping[str, Option | str] = {}  # fields of Training that differ from `suited_training`
     rounds: int = 30
@@ -52,7 +52,7 @@ def draft(
     _check(federation, classes, nodes, quorum)
     if request.model not in FEATURES:
         raise UsageError(f"there is no model {request.model!r}", nearest(request.model, FEATURES))
-    weights = request.weights or ("none" if request.model == "small" else "imagenet")
+    weights = request.weights or suited_weights(request.model)
     training = _training(weights, request.training)
     options = complete_options(request.method, request.options)
     method = make(request.method, training, options)
