@@ -1,5 +1,8 @@
 """Errors that say whose fault it is and what to do about it."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class EdgeNodeError(Exception):
     """Our side cannot go on: `what` happened, and the `remedy` that the user can apply."""
@@ -35,3 +38,9 @@ class PeerError(Exception):
         self.peer = peer
         self.why = why
         self.round = round_
+
+
+def nearest(wrong: str, known: Iterable[str]) -> str:
+    """A remedy that names the nearest known word, or all of them."""
+    close = difflib.get_close_matches(wrong, known := list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else f"take one of {', '.join(known) or '(none)'}"

@@ -180,6 +180,43 @@ def coordinate(
     print(f"global model: {state / 'global.safetensors'}", file=sys.stderr)
 
 
+@app.command(epilog="Example: edge-node check images/ --test held-out/")
+def check(
+    folder: Annotated[Path, typer.Argument(help="Folder of labelled images: one folder a class.", show_default=False)],
+    test: Annotated[Path | None, typer.Option(help="Folder of held-out images, likewise.")] = None,
+    size: Annotated[int, typer.Option(min=1, help="Width and height of the network's input, pixels.")] = 128,
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="File for a contact sheet.", show_default="edge-node-check.png; none with --json"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Look at a plant's images before it joins. Exit code 1 if it cannot join with them."""
+    import msgspec
+    from rich.console import Console
+    from rich.progress import track
+
+    from trainer.intake import show
+    from trainer.intake.check import check as run
+
+    stderr = Console(stderr=True)
+    intake = run(
+        folder,
+        test,
+        size,
+        lambda entries: track(entries, "looking", console=stderr, transient=True, disable=not stderr.is_terminal),
+    )
+    picture = picture or (None if as_json else Path("edge-node-check.png"))
+    if picture:
+        show.draw(intake, picture)
+    if as_json:
+        print(msgspec.json.encode(show.summarise(intake, picture)).decode())
+    else:
+        show.table(intake, Console())
+        print(f"picture: {picture}")
+    raise typer.Exit(0 if intake.can_join else 1)
+
+
 @app.command(epilog="Example: edge-node join mqtt://broker.local --data images/ --name plant-a")
 def join(
     broker: Broker,

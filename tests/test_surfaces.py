@@ -89,7 +89,7 @@ def test_a_written_folder_holds_every_class_evenly_from_all_plants(tmp_path: Pat
     catalogue = data.scan(tmp_path)
     assert catalogue.classes == sorted(CLASSES)
     assert len(catalogue.entries) == 5 * len(CLASSES)
-    assert catalogue.warnings == ()
+    assert catalogue.findings == ()
     of_each_plant = [entry.path.name[0] for entry in catalogue.entries if entry.class_name == "patches"]
     assert sorted(of_each_plant) == ["0", "0", "0", "1", "1"]
     assert data.load(catalogue, CLASSES, 16).images.std() > 5
