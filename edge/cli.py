@@ -26,7 +26,11 @@ app = typer.Typer(
 )
 
 Broker = Annotated[
-    str, typer.Argument(metavar="BROKER_URL", help="mqtt://, mqtts://, ws:// or wss://, user:password@host:port.")
+    str,
+    typer.Argument(
+        metavar="BROKER_URL",
+        help="mqtt://, mqtts://, ws:// or wss://, user@host:port. The password comes from EDGE_NODE_PASSWORD.",
+    ),
 ]
 Ca = Annotated[Path | None, typer.Option(help="Certificate authority of the broker (PEM), for mqtts:// and wss://.")]
 Cert = Annotated[Path | None, typer.Option(help="This side's certificate (PEM).")]
@@ -64,6 +68,23 @@ Nodes = Annotated[int, typer.Option(min=1, help="Nodes that take part.")]
 Json = Annotated[bool, typer.Option("--json", help="For machines: JSON on standard output.")]
 ClassesPerNode = Annotated[int, typer.Option(min=1, help="disjoint: classes of each node.")]
 Samples = Annotated[int, typer.Option(min=2, help=SAMPLES)]
+
+
+def _read_config(context: typer.Context, file: Path | None) -> None:
+    if file is not None:
+        from edge.config import read
+
+        context.default_map = read(file, context)
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        help="TOML file with options of this command, as edge-node init writes it; the command line beats it.",
+        is_eager=True,
+        callback=_read_config,
+    ),
+]
 
 
 def _show_version(wanted: bool) -> None:
@@ -130,6 +151,29 @@ def demo(
     print(f"report: {out / 'report.json'}   curves: {out / 'curves.png'}   bundles: {out / 'bundles'}")
 
 
+@app.command(epilog="Example: edge-node init node --set broker=mqtt://broker.local --set name=plant-a --yes")
+def init(
+    context: typer.Context,
+    role: Annotated[
+        Literal["coordinator", "node", "line"] | None,
+        typer.Argument(help="What this machine is; without it, you are asked.", show_default=False),
+    ] = None,
+    answers: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="An answer beforehand, or any other option of the role."),
+    ] = [],
+    out: Annotated[Path | None, typer.Option(help="File to write.", show_default="ROLE.toml")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; take what is proposed.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Write a commented configuration file for a coordinator, a node or a line, after a few questions."""
+    from edge.dialogue import init as run
+
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands_to_type = run(context, commands, role, answers, out, yes=yes, force=force)
+    print("next: " + "\n      ".join(commands_to_type))
+
+
 @app.command(epilog="Example: edge-node coordinate mqtt://broker.local --nodes 5 --classes scratches,patches,inclusion")
 def coordinate(
     broker: Broker,
@@ -157,6 +201,7 @@ def coordinate(
     cert: Cert = None,
     key: Key = None,
     as_json: Json = False,
+    config: Config = None,
 ) -> None:
     """Coordinate a federation: say what is learnt, wait for the nodes, average what they contribute."""
     from safetensors.numpy import save_file
@@ -234,6 +279,7 @@ def join(
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
+    config: Config = None,
 ) -> None:
     """Take part in a federation with this plant's images. The images stay here."""
     from trainer.enrol import join as run
@@ -340,6 +386,7 @@ def serve(
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
+    config: Config = None,
 ) -> None:
     """Judge images as they come: over HTTP and from a watched folder."""
     from edge.daemon import serve as run
