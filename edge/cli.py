@@ -252,13 +252,16 @@ def check(
         lambda entries: track(entries, "looking", console=stderr, transient=True, disable=not stderr.is_terminal),
     )
     picture = picture or (None if as_json else Path("edge-node-check.png"))
-    if picture:
+    if picture and intake.looks:
         show.draw(intake, picture)
+    else:
+        picture = None
     if as_json:
         print(msgspec.json.encode(show.summarise(intake, picture)).decode())
     else:
         show.table(intake, Console())
-        print(f"picture: {picture}")
+        if picture:
+            print(f"picture: {picture}")
     raise typer.Exit(0 if intake.can_join else 1)
 
 

@@ -303,13 +303,16 @@ def spec(size: int = SIZE) -> Spec:
 def test_joining_looks_at_the_images_that_it_loads_and_says_what_it_found_in_a_few_lines(plant: Path) -> None:
     for number in range(40):
         Image.open(plant / "dent" / "0.png").save(plant / "dent" / f"copy-{number}.bmp")
-    texture(999, mean=210).save(plant / "stain" / "bright.png")
+    resize(plant, "dent/3.png", 40, 40)
+    Image.new("L", (SIZE, SIZE)).save(plant / "stain" / "3.png")
+    (plant / "loose.png").write_bytes(b"ignored")
     said: list[str] = []
     images = load_images(spec(), plant, None, said.append)
     assert images.test is not None
-    assert len(images.train.labels) + len(images.test.labels) == 32
-    assert [line.split(":")[0] for line in said[:-1]] == ["warning", "warning"]
+    assert len(images.train.labels) + len(images.test.labels) == 31
+    assert [line.split(":")[0] for line in said[:-1]] == ["warning"] * 3
     assert max(map(len, said)) < 160 + len(str(plant))
+    assert said[-1].startswith("5 warning(s) and 1 hint(s)")
     assert f"edge-node check {plant} shows all" in said[-1]
 
 
@@ -332,21 +335,25 @@ def test_looking_changes_nothing_in_what_is_loaded(plant: Path) -> None:
 # The command
 
 
+def colors(sheet: Path) -> set[tuple[int, ...]]:
+    """What is not gray in a picture, below its heading."""
+    with Image.open(sheet) as image:
+        counted = image.crop((0, 30, *image.size)).getcolors(1 << 24)
+    return {color for _, color in counted or [] if len(set(color)) > 1}
+
+
 def test_the_command_tells_findings_and_draws_a_picture(plant: Path, tmp_path: Path) -> None:
     (plant / "dent" / "broken.png").write_bytes(b"no image")
     result = run("check", plant, "--picture", tmp_path / "sheet.png")
     assert result.returncode == 1
     assert "error: 1 image(s) cannot be read" in result.stdout
     assert "What to do: repair or remove" in result.stdout
-    with Image.open(tmp_path / "sheet.png") as sheet:
-        assert (0xC6, 0x28, 0x28) in {color for _, color in sheet.getcolors(1 << 24)}
+    assert (0xC6, 0x28, 0x28) in colors(tmp_path / "sheet.png")
 
 
 def test_the_picture_marks_nothing_where_nothing_is_wrong(plant: Path, tmp_path: Path) -> None:
     show.draw(look(plant), tmp_path / "sheet.png")
-    with Image.open(tmp_path / "sheet.png") as sheet:
-        frame = sheet.crop((0, 30, *sheet.size))
-        assert {color for _, color in frame.getcolors(1 << 24) if len(set(color)) > 1} == set()
+    assert colors(tmp_path / "sheet.png") == set()
 
 
 def test_the_command_prints_one_json_object_and_draws_only_on_request(plant: Path) -> None:
