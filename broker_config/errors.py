@@ -1,12 +1,16 @@
 """Errors that say whose fault it is and what to do about it."""
 
+import difflib
 import errno
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
-_TRAIN = ("amqtt", "onnx", "onnxscript", "psutil", "torch", "torchvision")  # what the line's install lacks
+_TRAIN = (  # what the line's install lacks
+    "amqtt", "jinja2", "markupsafe", "onnx", "onnxscript", "psutil", "sklearn", "torch", "torchvision"
+)  # fmt: skip
 
 
 class EdgeNodeError(Exception):
@@ -72,3 +76,9 @@ def explain(error: Exception) -> EdgeNodeError:
         f"this is a bug in edge-node: {what} ({Path(place.filename).name}, line {place.lineno})",
         "run it again as edge-node --debug COMMAND ..., and report the traceback to whoever gave you edge-node",
     )
+
+
+def nearest(wrong: str, known: Iterable[str]) -> str:
+    """A remedy that names the nearest known word, or all of them."""
+    close = difflib.get_close_matches(wrong, known := list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else f"take one of {', '.join(known) or '(none)'}"

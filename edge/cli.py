@@ -26,7 +26,11 @@ app = typer.Typer(
 )
 
 Broker = Annotated[
-    str, typer.Argument(metavar="BROKER_URL", help="mqtt://, mqtts://, ws:// or wss://, user:password@host:port.")
+    str,
+    typer.Argument(
+        metavar="BROKER_URL",
+        help="mqtt://, mqtts://, ws:// or wss://, user@host:port. The password comes from EDGE_NODE_PASSWORD.",
+    ),
 ]
 Ca = Annotated[Path | None, typer.Option(help="Certificate authority of the broker (PEM), for mqtts:// and wss://.")]
 Cert = Annotated[Path | None, typer.Option(help="This side's certificate (PEM).")]
@@ -40,8 +44,7 @@ Model = Annotated[str, typer.Option(help="mobilenet_v2, resnet18, resnet50 or sm
 Weights = Annotated[
     str,
     typer.Option(
-        help="Initial weights: imagenet, surface (comes with edge-node), none, or a safetensors FILE with torchvision's "
-        "names.",
+        help="Initial weights: imagenet, surface (come with edge-node), none, or a safetensors FILE of torchvision's.",
         show_default="imagenet, or surface when offline; none for small",
     ),
 ]
@@ -69,6 +72,23 @@ Events = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result and errors.")]
 ClassesPerNode = Annotated[int, typer.Option(min=1, help="disjoint: classes of each node.")]
 Samples = Annotated[int, typer.Option(min=2, help=SAMPLES)]
+
+
+def _read_config(context: typer.Context, file: Path | None) -> None:
+    if file is not None:
+        from edge.config import read
+
+        context.default_map = read(file, context)
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        help="TOML file with options of this command, as edge-node init writes it; the command line beats it.",
+        is_eager=True,
+        callback=_read_config,
+    ),
+]
 
 
 def _show_version(wanted: bool) -> None:
@@ -143,6 +163,29 @@ def demo(
     print(f"bundles: {out / 'bundles'}\nreport: {(out / 'report.html').resolve().as_uri()}")
 
 
+@app.command(epilog="Example: edge-node init node --set broker=mqtt://broker.local --set name=plant-a --yes")
+def init(
+    context: typer.Context,
+    role: Annotated[
+        Literal["coordinator", "node", "line"] | None,
+        typer.Argument(help="What this machine is; without it, you are asked.", show_default=False),
+    ] = None,
+    answers: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="An answer beforehand, or any other option of the role."),
+    ] = [],
+    out: Annotated[Path | None, typer.Option(help="File to write.", show_default="ROLE.toml")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; take what is proposed.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Write a commented configuration file for a coordinator, a node or a line, after a few questions."""
+    from edge.dialogue import init as run
+
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands_to_type = run(context, commands, role, answers, out, yes=yes, force=force)
+    print("next: " + "\n      ".join(commands_to_type))
+
+
 @app.command(epilog="Example: edge-node coordinate mqtt://broker.local --nodes 5 --classes scratches,patches,inclusion")
 def coordinate(
     broker: Broker,
@@ -171,6 +214,7 @@ def coordinate(
     key: Key = None,
     quiet: Quiet = False,
     as_json: Events = False,
+    config: Config = None,
 ) -> None:
     """Coordinate a federation: say what is learnt, wait for the nodes, average what they contribute."""
     from safetensors.numpy import save_file
@@ -200,6 +244,46 @@ def coordinate(
         print(f"global model: {average}")
 
 
+@app.command(epilog="Example: edge-node check images/ --test held-out/")
+def check(
+    folder: Annotated[Path, typer.Argument(help="Folder of labelled images: one folder a class.", show_default=False)],
+    test: Annotated[Path | None, typer.Option(help="Folder of held-out images, likewise.")] = None,
+    size: Annotated[int, typer.Option(min=1, help="Width and height of the network's input, pixels.")] = 128,
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="File for a contact sheet.", show_default="edge-node-check.png; none with --json"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Look at a plant's images before it joins. Exit code 1 if it cannot join with them."""
+    import msgspec
+    from rich.console import Console
+    from rich.progress import track
+
+    from trainer.intake import show
+    from trainer.intake.check import check as run
+
+    stderr = Console(stderr=True)
+    intake = run(
+        folder,
+        test,
+        size,
+        lambda entries: track(entries, "looking", console=stderr, transient=True, disable=not stderr.is_terminal),
+    )
+    picture = picture or (None if as_json else Path("edge-node-check.png"))
+    if picture and intake.looks:
+        show.draw(intake, picture)
+    else:
+        picture = None
+    if as_json:
+        print(msgspec.json.encode(show.summarise(intake, picture)).decode())
+    else:
+        show.table(intake, Console())
+        if picture:
+            print(f"picture: {picture}")
+    raise typer.Exit(0 if intake.can_join else 1)
+
+
 @app.command(epilog="Example: edge-node join mqtt://broker.local --data images/ --name plant-a")
 def join(
     broker: Broker,
@@ -219,6 +303,7 @@ def join(
     key: Key = None,
     quiet: Quiet = False,
     as_json: Events = False,
+    config: Config = None,
 ) -> None:
     """Take part in a federation with this plant's images. The images stay here."""
     from trainer import progress
@@ -386,6 +471,7 @@ def serve(
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
+    config: Config = None,
 ) -> None:
     """Judge images as they come: over HTTP and from a watched folder."""
     from edge.daemon import serve as run

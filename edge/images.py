@@ -1,11 +1,14 @@
 """Image files -> pixels: the one definition of decoding, for training and for the line alike."""
 
+import contextlib
 import io
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.ExifTags import Base
 
 from broker_config.errors import UsageError
 
@@ -19,13 +22,31 @@ class ImageError(UsageError):
     """An image that cannot be judged; says which one, why, and what to do."""
 
 
-def decode(data: bytes | Path, size: int, name: str = "") -> NDArray[np.uint8]:
-    """Decode an image file to uint8 [size, size, 3], RGB.
+class Photo(NamedTuple):
+    """An image file as it is, before it is brought to a network's size."""
 
-    The first frame, turned as its EXIF tag says, is resized (bilinear, antialiased, aspect ratio not kept). Transparent
-    pixels are laid over black, gray becomes three equal channels, 16-bit gray is scaled from its full range, colour
-    profiles are ignored. Raises ImageError, called by `name` (default: the path), for anything that is not a whole
-    image of at most MAX_PIXELS pixels and MAX_BYTES bytes in one of the formats of SUFFIXES.
+    image: Image.Image  # mode L or RGB with full-range 8-bit channels, upright
+    format: str  # JPEG, PNG, BMP, TIFF or WEBP
+    mode: str  # Pillow's name of the file's own colour mode
+    camera: str  # maker and model as EXIF tells them, or nothing
+
+    def fit(self, size: int) -> NDArray[np.uint8]:
+        """Its pixels, uint8 [size, size, 3]: resized (bilinear, antialiased, aspect ratio not kept) RGB."""
+        return np.array(self.image.resize((size, size), Image.Resampling.BILINEAR).convert("RGB"))
+
+
+def decode(data: bytes | Path, size: int, name: str = "") -> NDArray[np.uint8]:
+    """Decode an image file to uint8 [size, size, 3], RGB: `read` it, then `fit`. Raises ImageError as `read` does."""
+    return read(data, name).fit(size)
+
+
+def read(data: bytes | Path, name: str = "") -> Photo:
+    """Decode an image file at its own size.
+
+    It is the first frame, turned as its EXIF tag says. Transparent pixels are laid over black, 16-bit gray is scaled
+    from its full range, colour profiles are ignored. Raises ImageError, called by `name` (default: the path), for
+    anything that is not a whole image of at most MAX_PIXELS pixels and MAX_BYTES bytes in one of the formats of
+    SUFFIXES.
     """
     name = name or (str(data) if isinstance(data, Path) else "the image")
     # Never Pillow's own reading of paths: it maps the file, and one cut short under our feet would end the process.
@@ -36,9 +57,9 @@ def decode(data: bytes | Path, size: int, name: str = "") -> NDArray[np.uint8]:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
             _check_pixels(image, name)
             image.load()
+            mode, camera = image.mode, _camera(image)
             ImageOps.exif_transpose(image, in_place=True)
-            plain = _plain(image, name).resize((size, size), Image.Resampling.BILINEAR)
-            return np.array(plain.convert("RGB"))
+            return Photo(_plain(image, name), str(image.format), mode, camera)
     except ImageError:
         raise
     except Exception as error:  # a hostile or broken file can raise anything inside a decoder
@@ -46,6 +67,13 @@ def decode(data: bytes | Path, size: int, name: str = "") -> NDArray[np.uint8]:
         raise ImageError(
             f"{name} is not a whole image: {reason}", "use an undamaged JPEG, PNG, BMP, TIFF or WebP file"
         ) from error
+
+
+def _camera(image: Image.Image) -> str:
+    with contextlib.suppress(Exception):  # damaged tags do not make an image unusable
+        exif = image.getexif()
+        return " ".join(str(exif[tag]).strip("\0 ") for tag in (Base.Make, Base.Model) if tag in exif)
+    return ""
 
 
 def _read(path: Path, name: str) -> bytes:

@@ -290,7 +290,7 @@ def test_folders_that_cannot_train(gathering: str, plants: dict[str, Path], tmp_
     twins = draw(tmp_path / "twins", 3, 0)
     (twins / "patches" / "twin.png").write_bytes((twins / "scratches" / "0-0.png").read_bytes())
     assert "two classes" in said(twins)
-    assert "also among the training images" in said(plants["plant-a"], "--test", plants["plant-a"])
+    assert "both the training and the held-out images" in said(plants["plant-a"], "--test", plants["plant-a"])
 
 
 def test_a_spec_that_the_node_cannot_meet_and_a_version_that_it_does_not_speak(

@@ -124,7 +124,9 @@ def test_nobody_imports_the_command_line():
     assert breaches(list(MODULES), ("edge.cli",)) == []
 
 
-@pytest.mark.parametrize("package", ["edge", "broker_config", "trainer.federation", "trainer.methods"])
+@pytest.mark.parametrize(
+    "package", ["edge", "broker_config", "trainer.federation", "trainer.intake", "trainer.methods"]
+)
 def test_torch_is_not_loaded_through_another_module_either(package):
     assert [name for name in room(package) if loaded(name) & set(TORCH)] == []
 

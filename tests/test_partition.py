@@ -218,4 +218,4 @@ def test_written_shares_are_read_back_with_the_same_images_in_the_same_classes(s
         for side, part in (("train", share.train), ("test", share.test)):
             found = data.scan(tmp_path / "plants" / share.node / side)
             assert [entry[1:] for entry in found.entries] == [entry[1:] for entry in part.entries]
-            assert found.warnings == ()
+            assert found.findings == ()

@@ -94,7 +94,7 @@ def test_a_plant_s_folder_holds_as_many_images_of_every_class(tmp_path: Path) ->
     catalogue = data.scan(tmp_path)
     assert catalogue.classes == sorted(CLASSES)
     assert Counter(entry.class_name for entry in catalogue.entries) == dict.fromkeys(CLASSES, 5)
-    assert catalogue.warnings == ()
+    assert catalogue.findings == ()
     assert data.load(catalogue, CLASSES, 16).images.std() > 5
 
 

@@ -4,20 +4,19 @@ Images are ordered by the SHA-256 of their bytes, so that names, file types and 
 """
 
 import hashlib
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from broker_config.errors import UsageError
-from edge.images import SUFFIXES, ImageError, decode
-from trainer.methods import nearest
+from broker_config.errors import UsageError, nearest
+from edge.images import SUFFIXES, ImageError, Photo, read
+from trainer.intake.findings import Finding, Severity, lines, listing, names, refuse
 from trainer.seeding import generator
 
-_LISTED = 10  # files that an error names
-_LEAST_PER_CLASS, _LEAST = 5, 20  # images, below which none are held out
+LEAST_PER_CLASS, LEAST = 5, 20  # images, below which none are held out
 
 
 class Entry(NamedTuple):
@@ -32,7 +31,7 @@ class Catalogue(NamedTuple):
     """The images of a class-folder tree, ordered by digest, each once."""
 
     entries: tuple[Entry, ...]
-    warnings: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
     @property
     def classes(self) -> list[str]:
@@ -71,63 +70,141 @@ class Images(NamedTuple):
 
 
 def scan(folder: Path) -> Catalogue:
-    """Find and hash a plant's images.
-
-    Byte-identical images of one class count once (a warning says so).
+    """Find and hash a plant's images, as `survey` does.
 
     Raises:
         UsageError: what is wrong with the folder, and what to do.
     """
+    catalogue = survey(folder)
+    refuse(catalogue.findings)
+    return catalogue
+
+
+def survey(folder: Path) -> Catalogue:
+    """Find and hash a plant's images, FOLDER/CLASS/FILE. What is wrong with them is among the catalogue's findings.
+
+    Byte-identical images count once.
+
+    Raises:
+        UsageError: there is no such folder.
+    """
     if not folder.is_dir():
-        raise UsageError(
-            f"{folder} is not a folder" if folder.exists() else f"{folder} does not exist",
-            "pass a folder with one folder of images for each class",
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise UsageError(f"{folder} {what}", "pass a folder with one folder of images for each class")
+    alike: dict[str, list[Entry]] = defaultdict(list)
+    broken: dict[Path, str] = {}
+    for path in _images(folder, "*/*"):
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            broken[path] = f"{path} cannot be read ({error.strerror})"
+        else:
+            alike[digest].append(Entry(path, path.parent.name, digest))
+    firsts = sorted((entries[0] for entries in alike.values()), key=lambda entry: entry.digest)
+    found = [*_twins(list(alike.values())), *unreadable(broken), *_outside(folder, bool(firsts or broken))]
+    return Catalogue(tuple(firsts), tuple(found))
+
+
+def _images(folder: Path, pattern: str, *, hidden: bool = False) -> list[Path]:
+    """The image files below the folder that fit a pattern; `hidden` are a system's or a tool's own."""
+    return sorted(
+        path for path in folder.glob(pattern) if path.suffix.lower() in SUFFIXES and _hidden(path, folder) == hidden
+    )
+
+
+def _hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+
+def _twins(alike: Sequence[Sequence[Entry]]) -> Iterator[Finding]:
+    """What to say of images [groups] that are the same, byte for byte."""
+    groups = [[entry.path for entry in entries] for entries in alike if len(entries) > 1]
+    across = [paths for paths in groups if len({path.parent for path in paths}) > 1]
+    within = [paths for paths in groups if paths not in across]
+    if across:
+        yield in_two_classes(across)
+    if within:
+        yield Finding(
+            "warning",
+            "twice",
+            f"{len(within)} image(s) are there more than once, and count once:{equal(within)}",
+            "remove the copies",
+            names(path for paths in within for path in paths),
         )
-    entries: dict[str, Entry] = {}
-    warnings, ignored = [], 0
-    for path in sorted(path for path in folder.glob("*/*") if not _hidden(path)):
-        if path.suffix.lower() not in SUFFIXES:
-            ignored += path.is_file()
-            continue
-        entry = Entry(path, path.parent.name, _hash(path))
-        twin = entries.setdefault(entry.digest, entry)
-        if twin.class_name != entry.class_name:
-            raise UsageError(
-                f"{path} and {twin.path} are the same image in two classes",
-                "remove it from the class where it is wrong",
-            )
-        if twin is not entry:
-            warnings.append(f"{path} is the same image as {twin.path}; it counts once")
-    if ignored:
-        warnings.append(f"{ignored} file(s) in {folder} are not images and were ignored")
-    loose = sum(path.suffix.lower() in SUFFIXES for path in folder.glob("*"))
-    if not entries:
-        raise UsageError(
-            f"there are no class folders with images in {folder}",
-            "put each class's images into a folder of its own, named like the class"
-            if loose
-            else f"pass a folder with one folder of images ({' '.join(SUFFIXES)}) for each class",
-        )
-    if loose:
-        warnings.append(f"{loose} image(s) in {folder} are in no class folder and were ignored")
-    return Catalogue(tuple(sorted(entries.values(), key=lambda entry: entry.digest)), tuple(warnings))
 
 
-def _hidden(path: Path) -> bool:
-    """Whether the file or its class folder is a system's or a tool's own."""
-    return path.name.startswith(".") or path.parent.name.startswith(".")
+def in_two_classes(groups: Sequence[Sequence[Path]]) -> Finding:
+    """That the images of each group are the same, but not of the same class."""
+    return Finding(
+        "error",
+        "two classes",
+        f"{len(groups)} image(s) are the same in two classes:{equal(groups)}",
+        "remove each from the class where it is wrong",
+        names(path for paths in groups for path in paths),
+    )
 
 
-def _hash(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror})", "make it readable, or remove it") from error
+def equal(groups: Sequence[Sequence[Path]]) -> str:
+    """The groups of images that are the same, as text."""
+    return lines([" = ".join(map(str, paths)) for paths in groups])
 
 
-def load(catalogue: Catalogue, classes: Sequence[str], size: int) -> LabelledImages:
-    """Decode the images to size x size; labels are positions in `classes`.
+def unreadable(broken: Mapping[Path, str]) -> Iterator[Finding]:
+    """That these images cannot be read, each with its reason."""
+    if broken:
+        text = f"{len(broken)} image(s) cannot be read:{lines(list(broken.values()))}"
+        yield Finding("error", "unreadable", text, "repair or remove these files", names(broken))
+
+
+def _outside(folder: Path, found: bool) -> Iterator[Finding]:
+    """What to say of files that are no images of a class; an error if there is nothing else."""
+    loose, deep = _images(folder, "*.*"), _images(folder, "*/*/**/*")
+    if not found:
+        remedy = f"pass a folder with one folder of images ({' '.join(SUFFIXES)}) for each class"
+        if loose:
+            remedy = "put each class's images into a folder of its own, named like the class"
+        elif deep:
+            remedy = f"pass the folder whose folders are the classes, perhaps {deep[0].parent.parent}"
+        yield Finding("error", "no images", f"there are no class folders with images in {folder}", remedy)
+        return
+    files = [path for path in sorted(folder.glob("*/*")) if path.is_file() and not _hidden(path, folder)]
+    ignored = [path for path in files if path.suffix.lower() not in SUFFIXES]
+    kinds = listing(sorted({path.suffix or "no suffix" for path in ignored}))
+    hidden = _images(folder, "*/*", hidden=True)
+    move = "move them into the folder of their class"
+    outside: tuple[tuple[list[Path], Severity, str, str, str], ...] = (
+        (deep, "warning", "too deep", "in folders inside class folders", move),
+        (loose, "warning", "no class", "in no class folder", move),
+        (ignored, "hint", "no images", f"no images ({kinds})", f"save images as one of {' '.join(SUFFIXES)}"),
+        (hidden, "hint", "hidden", "hidden (their name or folder begins with a dot)", "rename them if they are wanted"),
+    )
+    for paths, severity, kind, what, remedy in outside:
+        if paths:
+            text = f"{len(paths)} file(s) are {what} and were ignored:{lines(paths)}"
+            yield Finding(severity, kind, text, remedy, names(paths))
+
+
+def view(entries: Iterable[Entry], look: Callable[[Entry, Photo], None]) -> tuple[Finding, ...]:
+    """Decode the images, one at a time, and show each to `look`. A finding names those that cannot be read."""
+    broken = {}
+    for entry in entries:
+        try:
+            photo = read(entry.path)
+        except ImageError as error:
+            broken[entry.path] = error.what
+        else:
+            look(entry, photo)
+    return tuple(unreadable(broken))
+
+
+def load(
+    catalogue: Catalogue,
+    classes: Sequence[str],
+    size: int,
+    look: Callable[[Entry, Photo], None] = lambda *_: None,
+) -> LabelledImages:
+    """Decode the images to size x size, and show each to `look` as it is; labels are positions in `classes`.
 
     Raises:
         UsageError: folders that are no class of the federation, or images that cannot be read; all are named.
@@ -138,18 +215,13 @@ def load(catalogue: Catalogue, classes: Sequence[str], size: int) -> LabelledIma
                 f"{name!r} is not a class of this federation, whose classes are {', '.join(classes)}",
                 f"rename or remove the folder {name}; {nearest(name, classes)}",
             )
-    images, broken = [], []
-    for entry in catalogue.entries:
-        try:
-            images.append(decode(entry.path, size))
-        except ImageError as error:
-            broken.append(error.what)
-    if broken:
-        more = f"\n  and {len(broken) - _LISTED} more" if len(broken) > _LISTED else ""
-        raise UsageError(
-            f"{len(broken)} image(s) cannot be read:\n  " + "\n  ".join(broken[:_LISTED]) + more,
-            "repair or remove these files",
-        )
+    images = []
+
+    def see(entry: Entry, photo: Photo) -> None:
+        images.append(photo.fit(size))
+        look(entry, photo)
+
+    refuse(view(catalogue.entries, see))
     return LabelledImages(
         np.stack(images),
         np.array([classes.index(entry.class_name) for entry in catalogue.entries], np.int64),
@@ -158,25 +230,18 @@ def load(catalogue: Catalogue, classes: Sequence[str], size: int) -> LabelledIma
     )
 
 
-def check_disjoint(train: LabelledImages, test: LabelledImages) -> None:
-    """Raise UsageError if an image is in both."""
-    there = dict(zip(train.digests, train.names, strict=True))
-    for digest, name in zip(test.digests, test.names, strict=True):
-        if digest in there:
-            raise UsageError(
-                f"the held-out image {name} is also among the training images, as {there[digest]}",
-                "remove it from one of the two folders",
-            )
-
-
 def split_holdout(images: LabelledImages, share: float, seed: int) -> tuple[LabelledImages, LabelledImages] | None:
     """Training and held-out images, a `share` of each class and at least one; None when there are too few for that."""
-    counts = np.unique(images.labels, return_counts=True)[1]
-    if len(images.labels) < _LEAST or counts.min() < _LEAST_PER_CLASS:
+    if not enough(Counter(images.labels.tolist())):
         return None
     held_out = [order[: max(1, round(share * len(order)))] for order in _by_class(images, seed)]
     test = np.sort(np.concatenate(held_out))
     return images.take(np.setdiff1d(np.arange(len(images.labels)), test)), images.take(test)
+
+
+def enough(counts: Counter[Any]) -> bool:
+    """Whether there are enough images, by class, to hold some out."""
+    return counts.total() >= LEAST and min(counts.values()) >= LEAST_PER_CLASS
 
 
 def folds(images: LabelledImages, count: int, seed: int) -> list[np.ndarray]:

@@ -12,6 +12,10 @@ from broker_config.link import Endpoint, probe
 from broker_config.messages import Presence, RoundState, Spec
 from trainer import data, progress
 from trainer.data import Images
+from trainer.intake import check
+from trainer.intake.findings import Finding, refuse
+from trainer.intake.look import Look, into
+from trainer.intake.rules import judge
 from trainer.methods import METHODS
 from trainer.weights import FEATURES
 
@@ -160,27 +164,24 @@ def load_images(spec: Spec, folder: Path, test: Path | None, say: Say) -> Images
     """The plant's images for this federation. Without a `test` folder a share is held out, if there are enough.
 
     Raises:
-        UsageError: what is wrong with the folder, and what to do.
+        UsageError: what is wrong with the folders, and what to do.
     """
-    images = _load(spec, folder, say)
-    if test is not None:
-        held_out = _load(spec, test, say)
-        data.check_disjoint(images, held_out)
-        split = Images(images, held_out)
-    else:
-        parts = data.split_holdout(images, HELD_OUT, spec.seed)
-        split = Images(*parts) if parts else Images(images, None)
-    count = len(split.train.labels)
-    if count < 2:
-        raise UsageError(f"{folder} holds {count} image(s); a node needs two or more to train", "label a few more")
-    return split
+    size, looks, found = spec.preprocessing.size, list[Look](), list[Finding]()
 
+    def load(folder: Path, *, held_out: bool) -> data.LabelledImages:
+        catalogue = data.scan(folder)
+        found.extend(catalogue.findings)
+        return data.load(catalogue, spec.classes, size, into(looks, held_out=held_out))
 
-def _load(spec: Spec, folder: Path, say: Say) -> data.LabelledImages:
-    catalogue = data.scan(folder)
-    for warning in catalogue.warnings:
-        say(warning)
-    return data.load(catalogue, spec.classes, spec.preprocessing.size)
+    images = load(folder, held_out=False)
+    held_out = load(test, held_out=True) if test else None
+    found += judge(looks, size)
+    refuse(found)
+    for line in check.brief(found, folder, test):
+        say(line)
+    if held_out is not None:
+        return Images(images, held_out)
+    return Images(*(data.split_holdout(images, HELD_OUT, spec.seed) or (images, None)))
 
 
 def check_name_free(endpoint: Endpoint, federation: str, name: str) -> None:

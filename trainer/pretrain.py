@@ -1,13 +1,12 @@
-"""Our own starting weights: MobileNetV2 learns to tell drawn defects and textures apart. Samples are free, and no photograph is used.
+"""Our own starting weights: MobileNetV2 learns to tell drawn defects and textures apart. No photograph is used.
 
     python -m trainer.pretrain runs/pretrain
 
-goes on where an earlier call stopped, and leaves `surface_mobilenet_v2.safetensors` there: the file that the package ships.
+goes on where an earlier call stopped, and leaves `surface_mobilenet_v2.safetensors` there: the package ships this file.
 Batch number t is a function of (seed, t), so an interrupted training ends with the bytes of an uninterrupted one.
 """
 
 import argparse
-import os
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,7 +80,7 @@ class Drawn(Dataset[tuple[np.ndarray, np.ndarray]]):
 
 
 def _vary(random: np.random.Generator, gray: np.ndarray) -> np.ndarray:
-    """Mirror half of the gray images [n, S, S]; colour a third slightly, since not every camera is gray: [n, S, S, 3]."""
+    """Gray images [n, S, S] as [n, S, S, 3]: half of them mirrored, a third slightly coloured, as by some cameras."""
     gains = 1 - np.where(random.random((len(gray), 1)) < 0.33, random.uniform(0, 0.25, (len(gray), 3)), 0)
     mirrored = np.where((random.random(len(gray)) < 0.5)[:, None, None], gray[..., ::-1], gray)
     return np.asarray((mirrored[..., None] * gains[:, None, None].astype(np.float32)).astype(np.uint8))
@@ -147,7 +146,7 @@ def export(model: Classifier, path: Path) -> None:
 def _keep(parts: dict[str, Any], path: Path, plan: Plan, step: int) -> None:
     state = {name: part.state_dict() for name, part in parts.items()}
     torch.save({**state, "plan": list(plan), "step": step}, path.with_suffix(".new"))
-    os.replace(path.with_suffix(".new"), path)
+    path.with_suffix(".new").replace(path)
 
 
 def _restore(parts: dict[str, Any], path: Path, plan: Plan) -> int:

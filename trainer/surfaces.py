@@ -231,7 +231,7 @@ def _inclusion(random: Random, look: Style, count: int, size: int) -> np.ndarray
     return np.asarray(-48 * there * (1 + 0.25 * field(random, count, size, 0.03, 0.01)))
 
 
-def _no_defect(random: Random, look: Style, count: int, size: int) -> np.ndarray:
+def _no_defect(_random: Random, _look: Style, count: int, size: int) -> np.ndarray:
     """The bare sheet."""
     return np.zeros((count, size, size), np.float32)
 
@@ -284,7 +284,7 @@ def _scratches(random: Random, look: Style, count: int, size: int) -> np.ndarray
 
 
 def _stroke(random: Random, look: Style, count: int) -> tuple[np.ndarray, ...]:
-    """Of one line an image, each [n, 1, 1]: centre, angle to the rolling direction, half length and width, tone, dark."""
+    """Of a line an image, each [n, 1, 1]: centre, angle to the rolling direction, half length and width, tone, dark."""
     across = random.random(count) < 0.12
     drawn = (
         *random.uniform(-0.4, 0.4, (2, count)),

@@ -1,4 +1,4 @@
-"""Thousands of kinds of texture drawn from a seed: what a network learns to tell apart before it sees a plant's images."""
+"""Any number of kinds of texture, from a seed: what a network learns to tell apart before it sees a plant's images."""
 
 from collections.abc import Callable
 
@@ -8,13 +8,13 @@ from trainer.seeding import generator
 from trainer.surfaces import Defect, Random, Style, field, relief, step
 
 _SHAPES: tuple[Callable[[np.ndarray, float], np.ndarray], ...] = (
-    lambda values, level: values,  # clouds, fibres
+    lambda values, _: values,  # clouds, fibres
     lambda values, level: step(values - level, 8),  # spots
     lambda values, level: step(values - level, 8) - 0.4 * np.exp(-(((values - level) / 0.2) ** 2)),  # spots with a rim
     lambda values, level: np.exp(-((values / (0.05 + 0.1 * abs(level))) ** 2)),  # cracks
     lambda values, level: np.sin((2 + 2 * abs(level)) * values),  # bands
     lambda values, level: 2 * relief(step(values - level, 5)),  # dents
-    lambda values, level: np.abs(values),  # folds
+    lambda values, _: np.abs(values),  # folds
 )
 """From a Gaussian field [n, S, S] to a pattern of about the same deviation."""
 

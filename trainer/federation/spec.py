@@ -9,10 +9,10 @@ import msgspec
 
 from broker_config import topics
 from broker_config.codec import DecodeError, decode, encode
-from broker_config.errors import UsageError
+from broker_config.errors import UsageError, nearest
 from broker_config.messages import Option, Preprocessing, Spec, TensorSpec, Training
 from trainer.federation.aggregate import scale_for
-from trainer.methods import allowed, complete_options, make, nearest
+from trainer.methods import allowed, complete_options, make
 from trainer.seeding import generator
 from trainer.tree import Arrays
 from trainer.weights import FEATURES, Shape, initial_encoder, suited_weights

@@ -1,12 +1,11 @@
 """The methods, by name. To add one: write its file, add its line here."""
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
-from broker_config.errors import UsageError
+from broker_config.errors import UsageError, nearest
 from broker_config.messages import Option, Training
 from trainer.methods import afedcl, fedavg, local
 from trainer.methods.base import Factory, Method
@@ -59,9 +58,3 @@ def allowed(error: str, types: Mapping[str, Any]) -> str:
     field = error.rsplit("$.", 1)[-1].rstrip("`")
     choices = get_args(types[field]) if get_origin(types.get(field)) is Literal else ()
     return f"{field} is one of {', '.join(map(str, choices))}" if choices else f"give {field} a value in its range"
-
-
-def nearest(wrong: str, known: Any) -> str:
-    """A remedy that names the nearest known word, or all of them."""
-    close = difflib.get_close_matches(wrong, list(known), n=1)
-    return f"did you mean {close[0]!r}?" if close else f"take one of {', '.join(known) or '(none)'}"

@@ -1,0 +1,1 @@
+"""Looking at a plant's images before it joins."""
