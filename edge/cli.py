@@ -14,6 +14,7 @@ from broker_config.errors import EdgeNodeError, UsageError, explain
 if TYPE_CHECKING:
     from broker_config.link import Endpoint
     from trainer.federation.spec import Request
+    from trainer.progress import Report
 
 app = typer.Typer(
     name="edge-node",
@@ -147,6 +148,7 @@ def demo(
         method, option, model or ("mobilenet_v2" if data else "small"), weights, size, training, rounds, seed
     )
     with progress.show(as_json=as_json, quiet=quiet) as show:
+        _tell_weights(request, weights, show)
         outcome = run(
             request,
             data,
@@ -230,6 +232,7 @@ def coordinate(
     stop = _stop_on_signals()
     average = state / "global.safetensors"
     with progress.show(as_json=as_json, quiet=quiet) as report:
+        _tell_weights(request, weights, report)
         outcome = run(
             spec, broadcast, _endpoint(broker, ca, cert, key), state, report, chunk_size=chunk_size * 1024, stop=stop
         )
@@ -384,6 +387,7 @@ def simulate(
     request = _request(method, option, model, weights, size, training, rounds, seed, threads, evaluate_every)
     scheme = Scheme(partition, nodes, samples, seed, classes_per_node=classes_per_node, alpha=alpha, pool=pool)
     with progress.show(as_json=as_json, quiet=quiet) as show:
+        _tell_weights(request, weights, show)
         outcome = simulate_folder(request, data, scheme, out, show)
         show(progress.Result(result=msgspec.to_builtins(outcome)))
     if not as_json:
@@ -542,12 +546,13 @@ def _request(
     evaluate_every: int = 5,
 ) -> "Request":
     from trainer.federation.spec import Request
+    from trainer.weights import suited_weights
 
     return Request(
         method=method,
         options=_pairs(option, "--option"),
         model=model,
-        weights=weights,
+        weights=weights or suited_weights(model),
         size=size,
         training=_pairs(training, "--training"),
         rounds=rounds,
@@ -555,6 +560,14 @@ def _request(
         threads=threads,
         evaluate_every=evaluate_every,
     )
+
+
+def _tell_weights(request: "Request", given: str, show: "Report") -> None:
+    """Say which initial weights were chosen, where the choice depends on the connection."""
+    from trainer.progress import Note
+
+    if not given and request.weights == "surface":
+        show(Note(text="ImageNet's weights are out of reach: starting from those that come with edge-node (surface)"))
 
 
 def _pairs(given: list[str], flag: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from broker_config.errors import UsageError
 from trainer import backbones
 from trainer.network import Network, to_tensors
 from trainer.tree import Arrays
-from trainer.weights import FEATURES, initial_encoder, linear
+from trainer.weights import FEATURES, initial_encoder, linear, suited_weights
 
 HOUSE = Path(__file__).parent.parent
 models = pytest.mark.parametrize("model", FEATURES)
@@ -155,7 +155,7 @@ def test_weights_in_a_type_that_numpy_does_not_have_are_refused(tmp_path: Path) 
 def test_a_file_that_is_not_there_is_named_with_what_else_there_is(weights: str, tmp_path: Path) -> None:
     error = refused("small", tmp_path / weights)
     assert str(tmp_path / weights) in error.what
-    assert "none, imagenet or" in error.remedy
+    assert "none, surface, imagenet or" in error.remedy
 
 
 @models
@@ -207,16 +207,59 @@ def test_a_model_without_imagenet_weights_says_which_have_some() -> None:
     assert "mobilenet_v2, resnet18, resnet50" in error.remedy
 
 
-def test_imagenet_weights_without_a_connection_say_what_else_can_be_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No connection, and an empty folder as torch's cache."""
     nobody = urllib.request.ProxyHandler({"https": "http://127.0.0.1:9"})  # the discard port: connections are refused
     monkeypatch.setattr(urllib.request, "_opener", urllib.request.build_opener(nobody))
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("offline")
+def test_imagenet_weights_without_a_connection_say_what_else_can_be_done() -> None:
     error = refused("mobilenet_v2", "imagenet")
     assert "could not be downloaded from https://download.pytorch.org/" in error.what
     assert "Connection refused" in error.what
-    assert "--weights FILE.safetensors" in error.remedy
+    assert "--weights surface, none or a FILE.safetensors" in error.remedy
+
+
+@pytest.mark.usefixtures("offline")
+def test_offline_the_weights_that_come_with_the_package_are_the_default() -> None:
+    assert {model: suited_weights(model) for model in FEATURES} == {
+        "mobilenet_v2": "surface",
+        "resnet18": "imagenet",
+        "resnet50": "imagenet",
+        "small": "none",
+    }
+
+
+def test_imagenet_weights_in_the_cache_are_the_default_without_a_connection(offline: Path) -> None:
+    (offline / "hub" / "checkpoints").mkdir(parents=True)
+    (offline / "hub" / "checkpoints" / "mobilenet_v2-7ebf99e0.pth").touch()
+    assert suited_weights("mobilenet_v2") == "imagenet"
+
+
+def test_without_torch_the_weights_that_come_with_the_package_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert suited_weights("mobilenet_v2") == "surface"
+
+
+def test_the_packages_own_weights_are_the_models_and_no_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    surface = initial_encoder("mobilenet_v2", "surface", 0)
+    monkeypatch.undo()
+    Network("mobilenet_v2", 3).check(to_tensors(surface), "the package's weights")
+    assert {array.dtype for array in surface.values()} == {np.dtype(np.float32)}
+    assert not same(surface, initial_encoder("mobilenet_v2", "none", 0))
+    assert all(np.isfinite(array).all() for array in surface.values())
+    assert min(array.min() for name, array in surface.items() if name.endswith("running_var")) > 0
+
+
+def test_a_model_without_weights_of_its_own_says_which_has_some() -> None:
+    error = refused("small", "surface")
+    assert "no weights for 'small' come with edge-node" in error.what
+    assert "--model mobilenet_v2" in error.remedy
 
 
 def test_a_machine_without_torch_reads_a_file_but_cannot_draw_or_download(

@@ -29,7 +29,6 @@ from trainer.textures import texture
 from trainer.weights import FEATURES
 
 MODEL = "mobilenet_v2"
-_CHECKPOINT_EVERY = 100  # steps
 
 
 class Plan(NamedTuple):
@@ -43,6 +42,7 @@ class Plan(NamedTuple):
     late_size: int = 96  # at the end
     learning_rate: float = 2e-3  # the highest, of a one-cycle schedule
     weight_decay: float = 0.03
+    checkpoint: int = 100  # steps between two
     seed: int = 0
 
     def size_at(self, step: int) -> int:
@@ -119,7 +119,7 @@ def pretrain(plan: Plan, folder: Path) -> Path:
     for step, (images, labels) in zip(steps, loader, strict=True):
         losses.append(_learn(model, optimiser, images.numpy(), labels.numpy()))
         schedule.step()
-        if (step + 1) % _CHECKPOINT_EVERY == 0 or step + 1 == plan.steps:
+        if (step + 1) % plan.checkpoint == 0 or step + 1 == plan.steps:
             _keep(parts, checkpoint, plan, step + 1)
             left = (time.monotonic() - started) / (step + 1 - first) * (plan.steps - step - 1)
             print(f"step {step + 1}/{plan.steps}: loss {np.mean(losses):.3f}, {left / 60:.0f} min left", flush=True)
