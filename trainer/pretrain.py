@@ -28,12 +28,11 @@ from trainer.surfaces import CLASSES
 from trainer.textures import texture
 from trainer.weights import FEATURES
 
-MODEL = "mobilenet_v2"
-
 
 class Plan(NamedTuple):
     """What is trained, and for how long."""
 
+    model: str = "mobilenet_v2"
     steps: int = 10_000
     batch: int = 64  # images; each is another plant's
     textures: int = 200  # kinds, beside the defects of `surfaces`
@@ -66,8 +65,9 @@ class Drawn(Dataset[tuple[np.ndarray, np.ndarray]]):
 
     def __getitem__(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         plan, random = self._plan, generator(self._plan.seed, "batch", step)
-        kinds = random.integers(len(CLASSES), len(self._kinds), plan.batch)
-        kinds = np.where(random.random(plan.batch) < plan.defects, random.integers(0, len(CLASSES), plan.batch), kinds)
+        textures = len(CLASSES) + random.integers(0, max(1, plan.textures), plan.batch)
+        shows_defect = random.random(plan.batch) < plan.defects
+        kinds = np.where(shows_defect, random.integers(0, len(CLASSES), plan.batch), textures)
         images = [
             surfaces.photograph(random, self._look(random, step), 1, plan.size_at(step), self._kinds[kind])
             for kind in kinds
@@ -89,10 +89,10 @@ def _vary(random: np.random.Generator, gray: np.ndarray) -> np.ndarray:
 class Classifier(nn.Module):
     """The encoder and a linear layer over all kinds."""
 
-    def __init__(self, kinds: int):
+    def __init__(self, model: str, kinds: int):
         super().__init__()
-        self.encoder = build(MODEL)
-        self.head = nn.Linear(FEATURES[MODEL], kinds)
+        self.encoder = build(model)
+        self.head = nn.Linear(FEATURES[model], kinds)
 
     def forward(self, images: Tensor) -> Tensor:
         """[n, 3, S, S] -> [n, kinds]."""
@@ -100,11 +100,11 @@ class Classifier(nn.Module):
         return logits
 
 
-def pretrain(plan: Plan, folder: Path) -> Path:
-    """Train, or go on training, and return the file of the encoder's weights."""
+def pretrain(plan: Plan, folder: Path) -> Classifier:
+    """Train, or go on training, with checkpoints and the encoder's weights in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(key_to_seed(plan.seed, "pretrain"))
-    model = Classifier(len(CLASSES) + plan.textures)
+    model = Classifier(plan.model, len(CLASSES) + plan.textures)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimiser = torch.optim.AdamW(model.parameters(), plan.learning_rate, weight_decay=plan.weight_decay, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -124,8 +124,8 @@ def pretrain(plan: Plan, folder: Path) -> Path:
             left = (time.monotonic() - started) / (step + 1 - first) * (plan.steps - step - 1)
             print(f"step {step + 1}/{plan.steps}: loss {np.mean(losses):.3f}, {left / 60:.0f} min left", flush=True)
             losses.clear()
-            export(model, folder / f"surface_{MODEL}.safetensors")
-    return folder / f"surface_{MODEL}.safetensors"
+            export(model, folder / f"surface_{plan.model}.safetensors")
+    return model
 
 
 def _learn(model: Classifier, optimiser: torch.optim.Optimizer, images: np.ndarray, labels: np.ndarray) -> float:
@@ -169,4 +169,4 @@ if __name__ == "__main__":
     given = vars(parser.parse_args())
     out = given.pop("folder")
     torch.set_num_threads(1)
-    print(pretrain(Plan(**given), out))
+    pretrain(Plan(**given), out)
