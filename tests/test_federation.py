@@ -4,6 +4,7 @@ import json
 import queue
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -188,6 +189,56 @@ def test_nodes_of_an_earlier_run_take_part_in_the_next(plants: dict[str, Path], 
     assert "not connected" not in said
     assert "ignored" not in said
     assert re.search(r"accuracy \d+\.\d% \(\d+% to \d+%, 95 % interval\) on 6 held-out images", said)
+
+
+def test_what_others_retain_and_nobody_can_read_stops_neither_coordinator_nor_nodes(
+    plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """Garbage as the presence of both before they start, as the round of a federation to join, as the spec later on."""
+    round_, spec, garbage = topics.round_state("default"), topics.spec("default"), b"\xff\x00{"
+    with start_broker(tmp_path / "broker", kind="mosquitto") as broker:
+        endpoint = Endpoint.parse(broker.url)
+
+        def join(name: str, *more: object) -> subprocess.Popen[bytes]:
+            return start(
+                "join", broker.url, "--name", name, "--data", plants[name], "--state", tmp_path / name, *more,
+                log=tmp_path / f"{name}.log",
+            )  # fmt: skip
+
+        def retain(payloads: dict[str, bytes]) -> None:
+            for topic, payload in payloads.items():
+                link.publish(topic, payload, retain=True)
+            link.flush(5)
+
+        processes = []
+        with Link(endpoint, "third-party", inbox=queue.Queue(), persistent=False) as link:
+            retain(dict.fromkeys((topics.presence("default", name) for name in ("coordinator", "plant-a")), garbage))
+            try:
+                processes = [
+                    start(
+                        "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, *FEDERATION,
+                        "--state", tmp_path / "coordinator", log=tmp_path / "coordinator.log",
+                    )
+                ]  # fmt: skip
+                wait_for(tmp_path / "coordinator.log", "waiting for 2 nodes")
+                told = probe(endpoint, [round_, spec], wait=1.0)
+                retain({round_: garbage})
+                assert join("plant-a", "--wait", 0).wait(20) == 2
+                said = (tmp_path / "plant-a.log").read_text()
+                assert f"ignored an unreadable message on {round_}" in said
+                assert "no coordinator appeared" in said
+                retain({round_: told[round_]})
+                processes.append(join("plant-a"))
+                wait_for(tmp_path / "coordinator.log", "plant-a joined")
+                retain({spec: garbage})
+                link.publish(round_, encode(RoundState(run="0" * 16, round=0, status="gathering")))
+                wait_for(tmp_path / "plant-a.log", f"ignored an unreadable message on {spec}")
+                retain({spec: told[spec]})
+                processes.append(join("plant-b"))
+                assert [process.wait(60) for process in processes] == [0, 0, 0]
+            finally:
+                for process in processes:
+                    process.kill()
 
 
 def test_ctrl_c_while_waiting_for_a_coordinator_ends_quietly(plants: dict[str, Path], tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Joining: find the federation, check what it asks for, load the images, take part. Itself without torch."""
 
+import contextlib
 import importlib.metadata
 import time
 from collections.abc import Callable
@@ -64,7 +65,7 @@ def join(
         if given is not None:
             data.scan(given)  # what is wrong with the folders should be said before anybody waits for a coordinator
     report(progress.Step(what=f"looking for a federation on {endpoint}"))
-    spec = discover(endpoint, federation, wait, lambda text: report(progress.Step(what=text)), stop)
+    spec = discover(endpoint, federation, wait, say, stop)
     if spec is None:
         return None
     images = load_images(spec, folder, test, say)
@@ -91,14 +92,21 @@ def discover(
         UsageError: there is none within `wait` seconds, there are several, or it speaks another version.
     """
     deadline = time.monotonic() + wait
-    said = False
+    said = set[str]()
+
+    def say_once(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            say(text)
+
     while not stop():
         specs = _joinable(
             probe(
                 endpoint,
                 [topics.any_version(topics.spec(federation or "+")), topics.round_state(federation or "+")],
                 wait=1.0,
-            )
+            ),
+            say_once,
         )
         if len(specs) == 1:
             return next(iter(specs.values()))
@@ -107,10 +115,8 @@ def discover(
                 f"there are several federations on {endpoint}: {', '.join(sorted(specs))}",
                 "choose one with --federation",
             )
-        if not said:
-            name = f"federation {federation}" if federation else "federation"
-            say(f"no {name} on {endpoint} yet; waiting for its coordinator")
-            said = True
+        name = f"federation {federation}" if federation else "federation"
+        say_once(f"no {name} on {endpoint} yet; waiting for its coordinator")
         if time.monotonic() > deadline:
             break
         time.sleep(0.5)
@@ -122,18 +128,22 @@ def discover(
     )
 
 
-def _joinable(retained: dict[str, bytes]) -> dict[str, Spec]:
-    """The specs among retained messages whose federation has not ended."""
+def _joinable(retained: dict[str, bytes], say: Say) -> dict[str, Spec]:
+    """The specs among retained messages whose federation has not ended, as far as its round can be read."""
     specs: dict[str, Spec] = {}
     foreign = [topic for topic in retained if not topic.startswith(topics.ROOT + "/")]
     for topic, payload in retained.items():
         if topic in foreign or topic != topics.spec(topics.federation_of(topic)):
             continue
         spec = _read_spec(topic, payload)
-        state = retained.get(topics.round_state(spec.federation))
-        if state is not None:
-            state_message = decode(state, RoundState)
-            if state_message.run == spec.run and state_message.status in ("gathering", "open"):
+        round_topic = topics.round_state(spec.federation)
+        if round_topic in retained:
+            try:
+                state = decode(retained[round_topic], RoundState)
+            except DecodeError as error:
+                say(f"ignored an unreadable message on {round_topic}: {error}")
+                continue
+            if state.run == spec.run and state.status in ("gathering", "open"):
                 specs[spec.federation] = spec
     if foreign and not specs:
         raise UsageError(
@@ -188,9 +198,9 @@ def check_name_free(endpoint: Endpoint, federation: str, name: str) -> None:
     """Raise UsageError if another node of this name is connected."""
     topic = topics.presence(federation, name)
     for payload in probe(endpoint, [topic], wait=1.0).values():
-        presence = decode(payload, Presence) if payload else None
-        if presence and presence.online:
-            raise UsageError(
-                f"the name {name!r} is taken: a node of that name is connected to federation {federation!r}",
-                "choose another --name; if that node has just crashed, the broker notices within a minute",
-            )
+        with contextlib.suppress(DecodeError):  # what cannot be read is nobody's presence; ours replaces it
+            if decode(payload, Presence).online:
+                raise UsageError(
+                    f"the name {name!r} is taken: a node of that name is connected to federation {federation!r}",
+                    "choose another --name; if that node has just crashed, the broker notices within a minute",
+                )

@@ -226,7 +226,14 @@ class _Node:
         """A round of another run: an old one that the broker kept for us, or the coordinator has begun anew."""
         topic = topics.spec(self._spec.federation)
         current = probe(self._endpoint, [topic], wait=1.0).get(topic)
-        if current and decode(current, Spec).run != self._spec.run:
+        if current is None:
+            return
+        try:
+            run = decode(current, Spec).run
+        except DecodeError as error:
+            self._say(f"ignored an unreadable message on {topic}: {error}")
+            return
+        if run != self._spec.run:
             raise EdgeNodeError("the coordinator has started a new run of this federation", "run edge-node join again")
 
     # Towards the newest round

@@ -79,12 +79,13 @@ def coordinate(
 def _check_unclaimed(endpoint: Endpoint, federation: str) -> None:
     topic = topics.presence(federation, topics.COORDINATOR)
     for payload in probe(endpoint, [topic], wait=1.0).values():
-        if payload and decode(payload, Presence).online:
-            raise UsageError(
-                f"federation {federation!r} already has a coordinator on {endpoint}",
-                "stop that one, or choose another name with --federation "
-                "(after a crash the broker notices within a minute)",
-            )
+        with contextlib.suppress(DecodeError):  # what cannot be read is nobody's presence; ours replaces it
+            if decode(payload, Presence).online:
+                raise UsageError(
+                    f"federation {federation!r} already has a coordinator on {endpoint}",
+                    "stop that one, or choose another name with --federation "
+                    "(after a crash the broker notices within a minute)",
+                )
 
 
 class _Coordinator:
