@@ -16,10 +16,11 @@ ROOMS = ("broker_config", "edge", "export", "trainer")
 
 # Which argument of a call is the message; errors that derive from these are found by themselves.
 _POSITIONS = {"EdgeNodeError": 0, "DecodeError": 0, "_RequestError": 1, "PeerError": 1, "_turn_away": 2, "abort": 0}
-_POSITIONS |= dict.fromkeys(("say", "_say"), 0)  # what a node says on its way
+_POSITIONS |= dict.fromkeys(("say", "_say", "say_once"), 0)  # what a node says on its way
+_POSITIONS |= {"Finding": 2}  # what a look at a plant's images finds
 _LOGGED = ("warning", "error", "exception")  # what logging prints on standard error
 _REFUSALS = ("trainer/federation", "trainer/methods")  # whose ValueErrors a coordinator passes on to the node
-_EVENTS = ("trainer/progress/events.py", "describe")
+_TOLD = {"trainer/progress/events.py": "describe", "trainer/intake/check.py": "brief"}  # functions that make messages
 
 
 class Message(NamedTuple):
@@ -40,8 +41,8 @@ def messages() -> list[Message]:
             for argument in _message_of(node, positions, name):
                 place = f"{name}:{node.lineno}"
                 found += [Message(_tidy(each), place) for each in _templates(argument, function)]
-        if name == _EVENTS[0]:
-            found += [Message(_tidy(each), name) for each in _returned(tree, _EVENTS[1])]
+        if name in _TOLD:
+            found += [Message(_tidy(each), name) for each in _returned(tree, _TOLD[name])]
     return [each for each in found if re.search("[a-z]", re.sub(r"\{.*?\}", "", each.template))]
 
 
@@ -92,6 +93,8 @@ def _message_of(call: ast.Call, positions: dict[str, int], path: str) -> list[as
     owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
     if name in positions:
         return call.args[positions[name] : positions[name] + 1]
+    if name == "Note":
+        return [keyword.value for keyword in call.keywords]
     logged = name in _LOGGED and owner in ("log", "_log")
     warned = (name, owner) == ("append", "warnings")
     refused = name == "ValueError" and path.startswith(_REFUSALS)
@@ -131,7 +134,7 @@ def _returned(tree: ast.Module, name: str) -> Iterator[str]:
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef) and function.name == name:
             for node in ast.walk(function):
-                if isinstance(node, ast.Return) and node.value is not None:
+                if isinstance(node, ast.Return | ast.Yield) and node.value is not None:
                     yield from _templates(node.value, function)
 
 

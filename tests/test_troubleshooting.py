@@ -33,7 +33,9 @@ def test_messages_of_every_kind_are_found() -> None:
         "that run of the federation is over",  # a refusal
         "a discrimination loss cannot be {raw}",  # passed on to a node
         "{} refuses a subscription: {}",  # logged
-        "{path} is the same image as {path}; it counts once",  # a warning
+        "all images are of {name}; there is nothing to tell apart",  # found in the images
+        "{groups} image(s) are the same in two classes:{groups}",  # likewise, in a function that makes the finding
+        "{warnings} warning(s) and {hints} hint(s) on the images; {command} shows all",  # told when joining
         "connection lost ({reason}); trying again",  # said by a node
         "{node} is gone (round {round}): its connection ended",  # an event
     } <= found

@@ -89,8 +89,10 @@ def survey(folder: Path) -> Catalogue:
         UsageError: there is no such folder.
     """
     if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise UsageError(f"{folder} {what}", "pass a folder with one folder of images for each class")
+        raise UsageError(
+            f"{folder} is not a folder" if folder.exists() else f"{folder} does not exist",
+            "pass a folder with one folder of images for each class",
+        )
     alike: dict[str, list[Entry]] = defaultdict(list)
     broken: dict[Path, str] = {}
     for path in _images(folder, "*/*"):
@@ -98,7 +100,7 @@ def survey(folder: Path) -> Catalogue:
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
-            broken[path] = f"{path} cannot be read ({error.strerror})"
+            broken[path] = f"{path} cannot be read: {error.strerror}"
         else:
             alike[digest].append(Entry(path, path.parent.name, digest))
     firsts = sorted((entries[0] for entries in alike.values()), key=lambda entry: entry.digest)
