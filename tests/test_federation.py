@@ -39,10 +39,10 @@ def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: draw(folder / name, 10, seed, known[seed]) for seed, name in enumerate(PLANTS)}
 
 
-def simulated(plants: dict[str, Path], method: str) -> dict[str, bytes]:
+def simulated(plants: dict[str, Path], method: str, **training: int) -> dict[str, bytes]:
     """The same federation in this process, without a broker: tensors by `who/name`."""
-    request = Request(method=method, model="small", size=32, rounds=2, seed=7, evaluate_every=1)
-    spec, broadcast = draft(request, federation="default", classes=CLASSES, nodes=3)
+    request = Request(method, model="small", size=32, training=training, rounds=2, seed=7, evaluate_every=1)
+    spec, broadcast = draft(request, federation="default", classes=CLASSES, nodes=len(plants))
     outcome = simulate(spec, broadcast, {n: load_images(spec, folder, None, print) for n, folder in plants.items()})
     found = {f"global/{name}": value.tobytes() for name, value in outcome.broadcast.items()}
     for node, model in outcome.models.items():
@@ -53,8 +53,8 @@ def simulated(plants: dict[str, Path], method: str) -> dict[str, bytes]:
 def on_disk(folder: Path) -> dict[str, bytes]:
     """What the processes left, likewise."""
     found = {f"global/{n}": v.tobytes() for n, v in load_file(folder / "coordinator/global.safetensors").items()}
-    for node in PLANTS:
-        tensors = load_file(folder / node / "model/personal.safetensors")
+    for path in sorted(folder.glob("*/model/personal.safetensors")):
+        node, tensors = path.parent.parent.name, load_file(path)
         found |= {f"{node}/{name}": value.tobytes() for name, value in tensors.items()}
     return found
 
@@ -68,6 +68,38 @@ def test_processes_over_a_broker_end_with_the_same_bytes_as_the_simulation(
     processes, process = on_disk(tmp_path / "run"), simulated(plants, method)
     assert processes.keys() == process.keys()
     assert [name for name in process if processes[name] != process[name]] == []
+
+
+def test_a_node_killed_in_stage_2_does_it_again_before_the_next_round_and_no_byte_changes(
+    plants: dict[str, Path], tmp_path: Path
+) -> None:
+    two, folder, epochs = dict(list(plants.items())[:2]), tmp_path / "run", 150
+    folder.mkdir()
+
+    def join(name: str) -> "subprocess.Popen[bytes]":
+        arguments = ("--data", two[name], "--state", folder / name)
+        return start("join", broker.url, "--name", name, *arguments, log=folder / f"{name}.log")
+
+    with start_broker(tmp_path / "broker") as broker:
+        coordinator = start(
+            "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--state", folder / "coordinator",
+            *FEDERATION, "--training", f"local_epochs={epochs}", log=folder / "coordinator.log",
+        )  # fmt: skip
+        processes = {name: join(name) for name in two}
+        try:
+            wait_for(folder / "coordinator.log", "round 1 closed")
+            processes["plant-b"].kill()
+            processes["plant-b"].wait()
+            progress = json.loads((folder / "plant-b" / "progress.json").read_bytes())
+            assert (progress["round"], progress["stage"]) == (1, "contributed")  # stage 2 takes longer than we did
+            processes["plant-b"] = join("plant-b")
+            assert [process.wait(60) for process in (coordinator, *processes.values())] == [0, 0, 0]
+        finally:
+            for process in (coordinator, *processes.values()):
+                process.kill()
+    interrupted, whole = on_disk(folder), simulated(two, "afedcl", local_epochs=epochs)
+    assert interrupted.keys() == whole.keys()
+    assert [name for name in whole if interrupted[name] != whole[name]] == []
 
 
 @pytest.mark.parametrize("kind", ["128 KB packets", "amqtt"])

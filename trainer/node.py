@@ -247,6 +247,9 @@ class _Node:
             raise EdgeNodeError(f"the federation ended early: {goal.reason}", "ask its operator, then join again")
         if goal.broadcast is None:
             return
+        if self._progress and self._rounds_done() < self._progress.round:
+            self._train(self._progress.broadcast)  # stage 2, in which an earlier process was killed, comes first
+            return
         if goal.status == "finished":
             self._finish(goal.broadcast)
             return
@@ -321,9 +324,7 @@ class _Node:
             raise EdgeNodeError(
                 "the federation ended before this node trained a round", "join the next one from its start"
             )
-        if self._rounds_done() < self._progress.round:
-            self._train(self._progress.broadcast)  # stage 2 of the last round is still to do
-        elif not self._worker.needs_final or self._at_hand(final):
+        if not self._worker.needs_final or self._at_hand(final):
             self._timeline.end("waiting")
             self._rounds.close([self._name])
             self._say("the federation has finished; judging the personal model")
