@@ -9,7 +9,7 @@ from pathlib import Path
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _TRAIN = (  # what the line's install lacks
-    "amqtt", "jinja2", "markupsafe", "onnx", "onnxscript", "psutil", "sklearn", "torch", "torchvision"
+    "amqtt", "jinja2", "markupsafe", "onnx", "onnxscript", "psutil", "sklearn", "threadpoolctl", "torch", "torchvision"
 )  # fmt: skip
 
 

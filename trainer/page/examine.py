@@ -102,9 +102,11 @@ def _embed(features: np.ndarray) -> np.ndarray:
     if len(features) < _LEAST:
         return np.empty((0, 2))
     from sklearn.manifold import TSNE  # noqa: PLC0415  (slow to import)
+    from threadpoolctl import threadpool_limits  # noqa: PLC0415
 
-    view = TSNE(perplexity=min(20.0, (len(features) - 1) / 3), init="pca", random_state=0, n_jobs=1)
-    return np.asarray(view.fit_transform(features))
+    view = TSNE(perplexity=min(20.0, (len(features) - 1) / 3), init="pca", random_state=0)
+    with threadpool_limits(1):  # so few points; on a busy machine threads would wait for each other
+        return np.asarray(view.fit_transform(features))
 
 
 # Pictures
