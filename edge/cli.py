@@ -114,17 +114,18 @@ def settings(
 def demo(
     data: Annotated[Path | None, typer.Option(help="Folder of labelled images; without it, images are drawn.")] = None,
     nodes: Nodes = 5,
-    rounds: Annotated[int | None, typer.Option(min=1, help=ROUNDS, show_default="30; 120 on drawn images")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help=ROUNDS, show_default="30; 20 on drawn images")] = None,
     method: Method = "afedcl",
     option: Options = [],
-    model: Annotated[
-        str,
-        typer.Option(
-            help="mobilenet_v2, resnet18, resnet50 or small.", show_default="mobilenet_v2; small on drawn images"
-        ),
-    ] = "",
+    model: Model = "mobilenet_v2",
     weights: Weights = "",
-    size: Size = 0,
+    size: Annotated[
+        int,
+        typer.Option(
+            help="Width and height of the network's input, pixels.",
+            show_default="128; 64 for small and on drawn images",
+        ),
+    ] = 0,
     training: Settings = [],
     classes_per_node: Annotated[
         int | None, typer.Option(min=1, help=CLASSES, show_default="2; 4 on drawn images")
@@ -143,10 +144,8 @@ def demo(
     from trainer.demo import run
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, the child processes included
-    rounds = rounds or (30 if data else 120)
-    request = _request(
-        method, option, model or ("mobilenet_v2" if data else "small"), weights, size, training, rounds, seed
-    )
+    rounds, size = rounds or (30 if data else 20), size or (0 if data else 64)
+    request = _request(method, option, model, weights, size, training, rounds, seed)
     with progress.show(as_json=as_json, quiet=quiet) as show:
         _tell_weights(request, weights, show)
         outcome = run(

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-QUICK = ("--nodes", "2", "--rounds", "3")
+QUICK = ("--nodes", "2", "--rounds", "3", "--model", "small")
 
 
 def _heed_ctrl_c() -> None:
