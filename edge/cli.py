@@ -145,7 +145,7 @@ def demo(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, the child processes included
     rounds, size = rounds or (30 if data else 20), size or (0 if data else 64)
-    request = _request(method, option, model, weights, size, training, rounds, seed)
+    request = _request(method, option, model, weights, size, training, rounds, seed, evaluate_every=2)
     with progress.show(as_json=as_json, quiet=quiet) as show:
         _tell_weights(request, weights, show)
         outcome = run(
