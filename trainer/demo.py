@@ -90,10 +90,10 @@ def run(
         show(progress.Step(what=f"sending held-out images of {shares[0].node} to a daemon"))
         served = _serve(processes, shares[0], out, spec)
     result = report.RunReport.of(
-        request,
         spec,
-        str(folder),
         rows,
+        weights=request.weights,
+        data=str(folder),
         bytes_up=finished.bytes_up,
         bytes_down=finished.bytes_down,
         model_bytes=model_bytes,

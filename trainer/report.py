@@ -7,7 +7,6 @@ from rich.console import Console
 from rich.table import Table
 
 from broker_config.messages import Spec
-from trainer.federation.spec import Request
 from trainer.personal import Facts
 
 
@@ -59,8 +58,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     options: dict[str, bool | int | float | str]
     model: str
-    weights: str
-    data: str
+    weights: str = ""  # as they were asked for; empty where only the coordinator knows
+    data: str = ""  # folder of the images, where one is shared among the nodes
     size: int
     training: dict[str, bool | int | float | str]
     rounds: int
@@ -73,18 +72,16 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     serving: Serving | None = None
 
     @staticmethod
-    def of(request: Request, spec: Spec, data: str, nodes: list[NodeReport], **more: Any) -> "RunReport":
-        """The report of a run of `spec`."""
+    def of(source: Spec | Facts, nodes: list[NodeReport], **more: Any) -> "RunReport":
+        """The report of the run that a spec asks for, or that a personal model is of."""
         return RunReport(
-            method=spec.method,
-            options=spec.options,
-            model=spec.model,
-            weights=request.weights,
-            data=data,
-            size=spec.preprocessing.size,
-            training=msgspec.to_builtins(spec.training),
-            rounds=spec.rounds,
-            seed=spec.seed,
+            method=source.method,
+            options=source.options,
+            model=source.model,
+            size=source.preprocessing.size,
+            training=msgspec.to_builtins(source.training),
+            rounds=source.rounds,
+            seed=source.seed,
             nodes=nodes,
             **more,
         )

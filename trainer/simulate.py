@@ -92,10 +92,10 @@ def simulate_folder(
     started = time.monotonic()
     outcome = simulate(spec, broadcast, images, show)
     result = report.RunReport.of(
-        request,
         spec,
-        str(folder),
         [report.NodeReport.of(outcome.models[share.node].facts) for share in shares],
+        weights=request.weights,
+        data=str(folder),
         seconds=time.monotonic() - started,
     )
     if out is not None:

@@ -72,19 +72,7 @@ def _whole(folder: Path) -> Run:
 def _single(folder: Path) -> Run:
     node = _node(folder, None)
     facts = node.facts
-    report = RunReport(
-        method=facts.method,
-        options=facts.options,
-        model=facts.model,
-        weights="",
-        data="",
-        size=facts.preprocessing.size,
-        training=msgspec.to_builtins(facts.training),
-        rounds=facts.rounds,
-        seed=facts.seed,
-        nodes=[node.figures],
-    )
-    return Run("node", report, facts.classes, [node])
+    return Run("node", RunReport.of(facts, [node.figures]), facts.classes, [node])
 
 
 def _node(folder: Path, figures: NodeReport | None) -> Node:
@@ -97,17 +85,5 @@ def _coordinator(folder: Path) -> Run:
     spec, rounds = journal.newest_spec(folder), journal.history(folder)
     if not rounds:
         raise UsageError(f"the coordinator in {folder} has closed no round yet", "wait for the first round to end")
-    report = RunReport(
-        method=spec.method,
-        options=spec.options,
-        model=spec.model,
-        weights="",
-        data="",
-        size=spec.preprocessing.size,
-        training=msgspec.to_builtins(spec.training),
-        rounds=spec.rounds,
-        seed=spec.seed,
-        nodes=[],
-        bytes_up=sum(line.bytes for line in rounds),
-    )
+    report = RunReport.of(spec, [], bytes_up=sum(line.bytes for line in rounds))
     return Run("coordinator", report, spec.classes, [], tuple(rounds))
