@@ -42,13 +42,9 @@ Options = Annotated[
     list[str], typer.Option("--option", metavar="NAME=VALUE", help="An option of the method, e.g. lambda=0.1.")
 ]
 Model = Annotated[str, typer.Option(help="mobilenet_v2, resnet18, resnet50 or small.")]
-Weights = Annotated[
-    str,
-    typer.Option(
-        help="Initial weights: imagenet, surface (come with edge-node), none, or a safetensors FILE of torchvision's.",
-        show_default="imagenet, or surface when offline; none for small",
-    ),
-]
+WEIGHTS = "Initial weights: imagenet, surface (come with edge-node), none, or a safetensors FILE of torchvision's."
+_WEIGHTS = "imagenet, or surface when offline; none for small"
+Weights = Annotated[str, typer.Option(help=WEIGHTS, show_default=_WEIGHTS)]
 Size = Annotated[
     int, typer.Option(help="Width and height of the network's input, pixels.", show_default="128; 64 for small")
 ]
@@ -118,7 +114,7 @@ def demo(
     method: Method = "afedcl",
     option: Options = [],
     model: Model = "mobilenet_v2",
-    weights: Weights = "",
+    weights: Annotated[str, typer.Option(help=WEIGHTS, show_default=f"{_WEIGHTS}; surface on drawn images")] = "",
     size: Annotated[
         int,
         typer.Option(
@@ -142,9 +138,12 @@ def demo(
 
     from trainer import progress, report
     from trainer.demo import run
+    from trainer.weights import SURFACE
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, the child processes included
     rounds, size = rounds or (30 if data else 20), size or (0 if data else 64)
+    if data is None and model in SURFACE:
+        weights = weights or "surface"  # a demo without a folder needs no connection either
     request = _request(method, option, model, weights, size, training, rounds, seed, evaluate_every=2)
     with progress.show(as_json=as_json, quiet=quiet) as show:
         _tell_weights(request, weights, show)
