@@ -398,6 +398,7 @@ def test_a_clean_close_sends_no_will(broker: EmbeddedBroker) -> None:
         observer.subscribe("presence")
         with link_to(broker.url, "leaver", will=("presence", b"gone")) as leaver:
             leaver.publish("presence", b"leaving")
+            assert leaver.flush(10)
         assert expect(inbox).payload == b"leaving"
         observer.publish("presence", b"later")
         assert expect(inbox).payload == b"later"
