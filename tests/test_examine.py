@@ -1,4 +1,4 @@
-"""What a model saw where: class activation maps that add up to its verdict, and the pictures made of them."""
+"""What a model's verdict hangs on, and the pictures made of it."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 
 from trainer import backbones
 from trainer.network import Network, to_tensors
-from trainer.page.examine import _pick_right, _pick_wrong, heat
+from trainer.page.examine import _pick_right, _pick_wrong, heat, occlusion
 from trainer.personal import Verdict
 from trainer.tree import Arrays
 
@@ -25,16 +25,33 @@ def personal(model: str, *, fused: bool) -> tuple[Network, dict[str, torch.Tenso
 
 @pytest.mark.parametrize("fused", [False, True], ids=["one encoder", "two encoders, fused"])
 @pytest.mark.parametrize("model", ["small", "mobilenet_v2", "resnet18"])
-def test_a_classs_map_averages_to_its_logit_less_the_bias(model: str, fused: bool) -> None:
+def test_logits_are_linear_in_what_a_personal_model_sees(model: str, fused: bool) -> None:
     network, tree = personal(model, fused=fused)
     images = torch.randn((2, 3, 64, 64), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        features, maps = network.evidence(tree, images)
-        logits = network.judge(tree, images)
-    assert maps.shape[:2] == (2, 3)
-    assert min(maps.shape[2:]) > 1
-    assert torch.allclose(maps.mean((2, 3)) + tree["classifier.bias"], logits, rtol=1e-4, atol=1e-4)
+        features, logits = network.see(tree, images), network.judge(tree, images)
     assert torch.allclose(network.linear(tree, "classifier", features), logits, rtol=1e-4, atol=1e-4)
+
+
+class Corner:
+    """A network whose first class is the brightness of the upper right corner, and whose second is nothing."""
+
+    def judge(self, _: object, images: torch.Tensor) -> torch.Tensor:
+        corner = images[:, 0, :8, -8:].mean((1, 2))
+        return torch.stack([corner, torch.zeros_like(corner)], 1)
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_what_a_verdict_hangs_on_is_where_hiding_hurts_it(label: int) -> None:
+    image = torch.zeros(3, 48, 48)
+    image[:, :8, -8:] = 1.0
+    with torch.no_grad():
+        found = occlusion(Corner(), {}, image, label)  # type: ignore[arg-type]
+    assert found.shape == (6, 6)
+    strongest = np.unravel_index(np.abs(found).argmax(), found.shape)
+    assert strongest == (0, 5)
+    assert (found[0, 5] > 0.2) == (label == 0)
+    assert np.abs(found[3:, :3]).max() < 0.01
 
 
 GRAY = np.full((40, 40, 3), 100, np.uint8)

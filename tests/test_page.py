@@ -234,7 +234,7 @@ def hostile(federation: Path) -> str:
         told.report, method=HOSTILE, model=HOSTILE, options={HOSTILE: HOSTILE}, data=HOSTILE, nodes=[figures_]
     )
     pictures = [Picture(verdicts[0], "data:image/jpeg;base64,", "data:image/jpeg;base64,")]
-    examined = Examined(list(verdicts), np.random.default_rng(0).normal(size=(6, 2)), pictures, pictures, (2, 2))
+    examined = Examined(list(verdicts), np.random.default_rng(0).normal(size=(6, 2)), pictures, pictures)
     return compose.render(told._replace(report=report, classes=names, nodes=[bad]), {HOSTILE: examined})
 
 

@@ -93,11 +93,6 @@ def build(model: str) -> nn.Module:
     return encoder
 
 
-def pooled_layer(encoder: nn.Module) -> nn.Module:
-    """The layer of a built encoder whose output [n, F, h, w], averaged over h and w, is the features."""
-    return cast(nn.Module, encoder.features if isinstance(encoder, PooledFeatures) else encoder.layer4)
-
-
 def draw(model: str, seed: int) -> Arrays:
     """Random initial weights, the same for the same seed."""
     with torch.random.fork_rng(devices=[]):

@@ -72,36 +72,16 @@ class Network:
         """AFedCL eq. (9): weight * received + (1 - weight) * own, features [n, features]."""
         return weight * received + (1 - weight) * own
 
-    def judge(self, personal: Tree, images: Tensor) -> Tensor:
-        """Logits [n, classes] of a personal model: its encoder, fused with the received one where it holds `fusion`."""
+    def see(self, personal: Tree, images: Tensor) -> Tensor:
+        """Features [n, features] of a personal model: fused with the received encoder's if it has `fusion`."""
         features = self.encode(personal, images)
         if "fusion" in personal:
             features = self.fuse(personal["fusion"], self.encode(personal, images, prefix="received"), features)
-        return self.linear(personal, "classifier", features)
+        return features
 
-    def evidence(self, personal: Tree, images: Tensor) -> tuple[Tensor, Tensor]:
-        """What a personal model sees, and where: its (fused) features, and class activation maps (Zhou et al. 2016).
-
-        A logit is its class's map averaged over h and w, plus the classifier's bias: between a global average and a
-        linear layer nothing is lost, and Grad-CAM would give the same map.
-
-        Returns:
-            Features [n, F] and maps [n, classes, h, w] of images [n, 3, S, S].
-        """
-        maps = self._maps(personal, images, "encoder")
-        if "fusion" in personal:
-            maps = self.fuse(personal["fusion"], self._maps(personal, images, "received"), maps)
-        return maps.mean((2, 3)), torch.einsum("cf,nfhw->nchw", personal["classifier.weight"], maps)
-
-    def _maps(self, tree: Tree, images: Tensor, prefix: str) -> Tensor:
-        """The encoder's last maps [n, F, h, w], before they are averaged."""
-        seen: list[Tensor] = []
-        hook = backbones.pooled_layer(self._encoder).register_forward_hook(lambda *call: seen.append(call[2]))
-        try:
-            self.encode(tree, images, prefix=prefix)
-        finally:
-            hook.remove()
-        return seen[0]
+    def judge(self, personal: Tree, images: Tensor) -> Tensor:
+        """Logits [n, classes] of a personal model."""
+        return self.linear(personal, "classifier", self.see(personal, images))
 
 
 def to_tensors(arrays: dict[str, np.ndarray]) -> Tree:

@@ -1,4 +1,4 @@
-"""A second look at the images that judged a personal model: where they lie in its feature space, what it looked at."""
+"""A second look at the images that judged a personal model: its view of them, and what counted in each."""
 
 import base64
 import hashlib
@@ -11,12 +11,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
+from torch.nn import functional
 
 from edge.images import decode
 from trainer import personal
 from trainer.data import LabelledImages
 from trainer.engine import TrainingSet
-from trainer.network import Network
+from trainer.network import Network, Tree
 from trainer.page.gather import Node
 from trainer.personal import Verdict
 
@@ -24,13 +26,15 @@ _PICTURED = 160  # pixels of a picture's side on the page
 _EACH = 4  # pictures judged right, and as many wrong
 _MOST = 400  # images that are looked at, a node
 _BATCH = 32
+_GRID = 6  # places, down and across, that are hidden one after the other
+_HIDDEN = 0.11  # standard deviation of what is hidden, share of the image
 _LEAST = 5  # images, below which there is no map to draw
 # Dark violet over red to pale yellow, ever lighter: it can be read without telling hues apart.
 _HEAT = np.array([(40, 11, 84), (101, 21, 110), (159, 42, 99), (212, 72, 66), (245, 125, 21), (252, 255, 164)], float)
 
 
 class Picture(NamedTuple):
-    """An image, and the same under the class activation map of its verdict; both as data URIs."""
+    """An image, and the same under the map of what its verdict hangs on; both as data URIs."""
 
     verdict: Verdict
     plain: str
@@ -44,7 +48,6 @@ class Examined(NamedTuple):
     places: np.ndarray  # [n, 2] of those, or [0, 2] when they are too few
     right: list[Picture]
     wrong: list[Picture]
-    cells: tuple[int, int]  # height and width of the maps before they are smoothed
 
 
 def examine(node: Node, *, pictures: bool) -> Examined | None:
@@ -59,17 +62,20 @@ def examine(node: Node, *, pictures: bool) -> Examined | None:
     found = [] if node.facts.metrics["cross_validated"] else list(islice(_present(node), _MOST))
     if not found:
         return None
-    verdicts = [verdict for verdict, _ in found]
-    features, maps = _see(node, np.stack([pixels for _, pixels in found]))
-    right, wrong = [], []
-    if pictures:
-        own = {
-            verdict: evidence[node.facts.classes.index(verdict.verdict)]
-            for verdict, evidence in zip(verdicts, maps, strict=True)
-        }
-        right = [_picture(verdict, own[verdict]) for verdict in _pick_right(verdicts)]
-        wrong = [_picture(verdict, own[verdict]) for verdict in _pick_wrong(verdicts)]
-    return Examined(verdicts, _embed(features), right, wrong, maps.shape[2:])
+    seen = dict(found)
+    verdicts = list(seen)
+    facts, tree, _ = personal.load(node.model)
+    network = Network(facts.model, len(facts.classes))
+    with torch.no_grad():
+        features = np.concatenate([network.see(tree, batch).numpy() for batch in _inputs(node, list(seen.values()))])
+
+        def picture(verdict: Verdict) -> Picture:
+            (image,) = _inputs(node, [seen[verdict]])
+            return _picture(verdict, occlusion(network, tree, image[0], facts.classes.index(verdict.verdict)))
+
+        right = [picture(verdict) for verdict in _pick_right(verdicts)] if pictures else []
+        wrong = [picture(verdict) for verdict in _pick_wrong(verdicts)] if pictures else []
+    return Examined(verdicts, _embed(features), right, wrong)
 
 
 def _present(node: Node) -> Iterator[tuple[Verdict, np.ndarray]]:
@@ -83,18 +89,39 @@ def _present(node: Node) -> Iterator[tuple[Verdict, np.ndarray]]:
             yield verdict, decode(content, node.facts.preprocessing.size, verdict.path)
 
 
-def _see(node: Node, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Features [n, F] and class activation maps [n, classes, h, w] of images uint8 [n, S, S, 3]."""
-    facts, tree, _ = personal.load(node.model)
-    network = Network(facts.model, len(facts.classes))
-    seen = []
-    with torch.no_grad():
-        for batch in np.array_split(pixels, -(-len(pixels) // _BATCH)):
-            images = LabelledImages(batch, np.zeros(len(batch), np.int64), (), ())
-            data = TrainingSet.of(images, facts.preprocessing)
-            seen.append(network.evidence(tree, data.network_input(slice(None))))
-    features, maps = (torch.cat(parts).numpy() for parts in zip(*seen, strict=True))
-    return features, maps
+def _inputs(node: Node, pixels: list[np.ndarray]) -> Iterator[Tensor]:
+    """Images uint8 [S, S, 3] as the network takes them, in batches [b, 3, S, S]."""
+    for start in range(0, len(pixels), _BATCH):
+        batch = np.stack(pixels[start : start + _BATCH])
+        images = LabelledImages(batch, np.zeros(len(batch), np.int64), (), ())
+        yield TrainingSet.of(images, node.facts.preprocessing).network_input(slice(None))
+
+
+def occlusion(network: Network, personal: Tree, image: Tensor, label: int) -> np.ndarray:
+    """What speaks for a class: by how much its score falls when a place is hidden (Zeiler and Fergus 2014).
+
+    A place is hidden by blurring it out softly, since a gray square would look like a defect of its own. The score is
+    the class's logit less the mean of all.
+
+    Args:
+        network: the structure of `personal`.
+        personal: a personal model.
+        image: [3, S, S].
+        label: of the class.
+
+    Returns:
+        The fall [6, 6], positive where hiding hurts.
+    """
+    size = image.shape[-1]
+    coarse = functional.adaptive_avg_pool2d(image[None], 3)
+    blurred = functional.interpolate(coarse, (size, size), mode="bicubic", align_corners=False)[0]
+    places = (torch.arange(_GRID) + 0.5) / _GRID
+    near = torch.exp(-(((torch.arange(size) + 0.5) / size - places[:, None]) ** 2) / (2 * _HIDDEN**2))
+    masks = (near[:, None, :, None] * near[None, :, None, :]).reshape(-1, 1, size, size)
+    hidden = (image + masks * (blurred - image)).contiguous(memory_format=torch.channels_last)
+    logits = network.judge(personal, torch.cat([image[None], hidden]))
+    score = logits[:, label] - logits.mean(1)
+    return np.asarray((score[0] - score[1:]).reshape(_GRID, _GRID).numpy())
 
 
 def _embed(features: np.ndarray) -> np.ndarray:
