@@ -310,8 +310,9 @@ def test_a_signal_amid_a_full_folder_ends_soon_and_leaves_whole_lines(bundle, wa
         line.outcomes(1)
         code, out, _ = line.end()
         assert code == 0
-        assert len(out.splitlines()) < 2999
-        assert {json.loads(text)["label"] for text in out.splitlines()} <= {"red"}
+        whole = out.splitlines()[1:]  # of the first, reading one outcome may have read the head
+        assert len(whole) < 2998
+        assert {json.loads(text)["label"] for text in whole} <= {"red"}
 
 
 # ---------------------------------------------------------------- the watched folder
