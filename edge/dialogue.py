@@ -15,6 +15,7 @@ from broker_config import topics
 from broker_config.errors import UsageError, nearest
 from edge import config
 from edge.config import Setting
+from edge.images import SUFFIXES
 
 
 class Question(NamedTuple):
@@ -66,6 +67,12 @@ def _folders(parent: Path) -> list[Path]:
     return sorted(path for path in parent.glob("*") if path.is_dir() and not path.name.startswith("."))
 
 
+def _classes(parent: Path) -> list[str]:
+    """The names of folders with images in them: those of one plant's classes, or of several plants'."""
+    files = (path for pattern in ("*/*", "*/*/*") for path in parent.glob(pattern))
+    return sorted({path.parent.name for path in files if path.suffix.lower() in SUFFIXES})
+
+
 _BROKER = Question("broker", "Address of the broker", lambda: "mqtt://localhost")
 ROLES = {
     "coordinator": Role(
@@ -76,7 +83,7 @@ ROLES = {
             Question(
                 "classes",
                 "Classes that the federation tells apart, separated by commas",
-                lambda: ",".join(path.name for path in _folders(Path("images"))) or None,
+                lambda: ",".join(_classes(Path("images"))) or None,
                 _check_classes,
             ),
             Question("nodes", "Number of nodes that take part", lambda: "2"),

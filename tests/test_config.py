@@ -131,6 +131,17 @@ def test_the_class_folders_that_are_there_are_proposed(tmp_path: Path) -> None:
 # Without a terminal
 
 
+@pytest.mark.parametrize("plants", [("",), ("plant-1", "plant-2")], ids=["one plant's", "several plants'"])
+def test_the_classes_that_are_proposed_are_the_folders_with_images(plants: tuple[str, ...], tmp_path: Path) -> None:
+    for plant in plants:
+        for name in ("scratches", "patches"):
+            (tmp_path / "images" / plant / name).mkdir(parents=True)
+            (tmp_path / "images" / plant / name / "1.png").touch()
+    (tmp_path / "images" / "contact-sheet.png").touch()
+    assert init(tmp_path, "coordinator", "--yes").returncode == 0
+    assert 'classes = "patches,scratches"' in (tmp_path / "coordinator.toml").read_text()
+
+
 def test_answers_may_be_piped_and_an_empty_line_takes_what_is_proposed(tmp_path: Path) -> None:
     assert init(tmp_path, stdin="coordinator\n\na,b\n7\n").returncode == 0
     written = tomllib.loads((tmp_path / "coordinator.toml").read_text())
