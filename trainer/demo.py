@@ -243,7 +243,7 @@ class _Process:
         self.name, self.log = name, log
         with log.open("wb") as file:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "edge.cli", *arguments],
+                [sys.executable, "-P", "-m", "edge.cli", *arguments],  # -P: a folder named edge here is not ours
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if events else file,
                 stderr=file,
