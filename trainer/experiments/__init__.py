@@ -1,1 +1,1 @@
-"""The papers' tables and figures: grids of simulated federations, their results on disk, and what is drawn from them."""
+"""The papers' tables and figures: grids of simulated federations, their results, and what is drawn from them."""

@@ -65,4 +65,4 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
 
     def mean(self, figure: Literal["accuracy", "f1"]) -> float:
         """Mean over the nodes."""
-        return sum(getattr(node, figure) for node in self.nodes) / len(self.nodes)
+        return sum(float(getattr(node, figure)) for node in self.nodes) / len(self.nodes)
