@@ -44,22 +44,24 @@ def test_fig4_shows_both_variants_over_rounds(tmp_path: Path) -> None:
     assert CONDITIONS in text
 
 
-def test_fig5_tells_the_slope_and_its_interval(tmp_path: Path) -> None:
-    cells = []
-    for seed in range(2):
-        cell = finished("afedcl", 0.7, seed)
-        nodes = [
-            replace(node, history={"L_D": [0.0, 0.1 * place], "A_k": [0.0, 0.5 - 0.3 * 0.1 * place]})
-            for place, node in enumerate(cell.nodes)
-        ]
-        cells.append(replace(cell, nodes=nodes))
+def on_a_line(seed: int, start: str, slope: float) -> Finished:
+    """Nodes whose last L_D and A_k lie on a line."""
+    cell = finished("afedcl", 0.7, seed, options={"start": start})
+    histories = [{"L_D": [0.0, 0.1 * place], "A_k": [0.0, 0.5 + slope * 0.1 * place]} for place in range(5)]
+    nodes = [replace(node, history=history) for node, history in zip(cell.nodes, histories, strict=True)]
+    return replace(cell, nodes=nodes)
+
+
+def test_fig5_tells_the_slope_of_each_variant_and_its_interval(tmp_path: Path) -> None:
+    cells = [on_a_line(seed, start, slope) for seed in (0, 1) for start, slope in (("carry", 0.2), ("global", -0.3))]
     text = words("fig5", cells, tmp_path)
-    assert "slope -0.300 ± 0.000 (95 % interval, 10 points)" in text  # the last round's, of 5 nodes and 2 seeds
-    assert "takes points as independent" in text
+    assert "AFedCL (start carry) slope 0.200 ± 0.000, 10 points" in text  # the last round's, of 5 nodes and 2 seeds
+    assert "AFedCL (start global) slope -0.300 ± 0.000, 10 points" in text
+    assert "95 % interval takes points as independent" in text
 
 
 def test_fig5_of_methods_without_fusion_has_no_line(tmp_path: Path) -> None:
-    assert "slope" not in words("fig5", scattered(["local"], 2), tmp_path)
+    assert "regression line" not in words("fig5", scattered(["local"], 2), tmp_path)
 
 
 def test_fig7_has_a_panel_for_each_node_and_method(tmp_path: Path) -> None:

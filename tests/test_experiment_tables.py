@@ -187,3 +187,8 @@ def test_variants_that_nothing_else_tells_apart_are_named_by_what_they_differ_in
     assert row(text, "NEU-CLS, disjoint", "FedAvg (epochs 6)") == ["56.0 (54.0)"]
     table = text.split("## NEU-CLS, disjoint\n")[1].split("\n## ")[0]
     assert [line.split("|")[1].strip() for line in table.strip().splitlines()[-2:]] == ["somebodys", "AFedCL"]
+
+
+def test_the_order_in_which_cells_finished_changes_nothing(tmp_path: Path) -> None:
+    cells = [*scattered(["local", "afedcl"], 2), *scattered(["afedcl"], 2, options={"start": "carry"})]
+    assert shown("table2", cells, tmp_path) == shown("table2", cells[::-1], tmp_path)

@@ -115,20 +115,23 @@ def _curves(panels: Sequence[Panel]) -> tuple["Figure", str]:
 
 
 def _regression(panels: Sequence[Panel]) -> tuple["Figure", str]:
-    """Fig. 5: the fusion weight over L_D, a point for each node, seed and setting."""
-    figure, grid = _grid(1, 1, 5.5, 4)
-    axes = grid[0, 0]
-    for number, panel in enumerate(panels):
-        x, y = last_pairs(panel.results)
-        axes.scatter(x, y, s=22, color=_COLOURS[number % 7], marker=_MARKERS[number % 8], label=panel.title)
-    x, y = last_pairs(each for panel in panels for each in panel.results)
-    if line := statistics.line(x, y):
-        ends = np.array([min(x), max(x)])
-        told = f"slope {line.slope:.3f} ± {line.half:.3f} (95 % interval, {len(x)} points)"
-        axes.plot(ends, line.intercept + line.slope * ends, color=_REFERENCE, label=told)
-    axes.set(xlabel="discrimination loss L_D", ylabel="fusion weight A_k of the global features")
+    """Fig. 5: the fusion weight over L_D, a point for each node, seed and setting; a column for each variant."""
+    names = list(dict.fromkeys(series.name for panel in panels for series in panel.series))
+    figure, grid = _grid(1, len(names), 4.6, 3.8)
+    for axes, name in zip(grid[0], names, strict=True):
+        variant = {panel.title: series for panel in panels for series in panel.series if series.name == name}
+        for number, (title, series) in enumerate(variant.items()):
+            x, y = last_pairs(series.results)
+            axes.scatter(x, y, s=22, color=_COLOURS[number % 7], marker=_MARKERS[number % 8], label=title)
+        x, y = last_pairs(result for series in variant.values() for result in series.results)
+        told = name
+        if line := statistics.line(x, y):
+            ends = np.array([min(x), max(x)])
+            axes.plot(ends, line.intercept + line.slope * ends, color=_REFERENCE, label="regression line")
+            told = f"{name}\nslope {line.slope:.3f} ± {line.half:.3f}, {len(x)} points"
+        axes.set(title=told, xlabel="discrimination loss L_D", ylabel="fusion weight A_k of the global features")
     _legend(figure, grid)
-    return figure, "A point is a node after the last round; the interval takes points as independent."
+    return figure, "A point is a node after the last round; the slope's 95 % interval takes points as independent."
 
 
 def _lines(panels: Sequence[Panel]) -> tuple["Figure", str]:

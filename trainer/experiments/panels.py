@@ -19,6 +19,11 @@ class Series(NamedTuple):
     method: str
     entries: Mapping[X, Mapping[int, Finished]]
 
+    @property
+    def results(self) -> Iterator[Finished]:
+        """All of them."""
+        return (result for seeds in self.entries.values() for result in seeds.values())
+
 
 class Panel(NamedTuple):
     """Cells that are compared with one another. The series stand in order, the complete AFedCL last."""
@@ -29,11 +34,6 @@ class Panel(NamedTuple):
     across: str  # what varies across
     xs: Sequence[X]
     series: Sequence[Series]
-
-    @property
-    def results(self) -> Iterator[Finished]:
-        """Everything that it shows."""
-        return (result for each in self.series for seeds in each.entries.values() for result in seeds.values())
 
     def column(self, x: X) -> str:
         """What varies across, at `x`, in words."""
@@ -97,9 +97,9 @@ def _views(name: str, finished: Sequence[Finished]) -> list[tuple[_View, Sequenc
     return [(_View("images", lambda cell: cell.setting.samples, _place), finished)]
 
 
-def _panels(view: _View, finished: Iterable[Finished]) -> list[Panel]:
-    finished = sorted(finished, key=lambda each: labels.order(each.cell))
+def _panels(view: _View, finished: Sequence[Finished]) -> list[Panel]:
     names = labels.names((each.cell for each in finished), lambda cell: (view.title(cell), view.x(cell)))
+    finished = sorted(finished, key=lambda each: (labels.order(each.cell), names[each.key]))
     grouped: dict[str, list[Finished]] = defaultdict(list)
     for each in finished:
         grouped[view.title(each.cell)].append(each)
