@@ -3,14 +3,17 @@
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import msgspec
 import rich.table
 from rich.console import Console
 from rich.text import Text
 
 from trainer.experiments import labels, paper, statistics
 from trainer.experiments.cell import Finished
+from trainer.experiments.factors import difference
 from trainer.experiments.panels import Panel, Series, X, arrange, gaps
 
 TITLES = {
@@ -22,8 +25,13 @@ TITLES = {
     "fig9": "Fig. 9: networks and numbers of nodes",
     "fig10": "Fig. 10: what each part is worth",
     "tune": "Tuning",
+    "factors": "What decides: one choice changed at a time",
 }
 NOT_RUN = "not run"
+_FACTORS = (
+    "Entries: accuracy % on held-out images of the tuning pool, mean ± standard deviation over seeds of the mean over "
+    "nodes at the last round, and macro F1 %; below, the difference from the base, paired by seed, 95 % interval."
+)
 _LEGEND = (
     "Entries: accuracy % on held-out images, mean ± standard deviation over seeds of the mean over nodes at the last "
     "round; macro F1 % in brackets."
@@ -59,7 +67,7 @@ class Table:
 
 def show(name: str, finished: Sequence[Finished], folder: Path, console: Console) -> None:
     """Print an experiment's tables and write them to FOLDER/NAME.md."""
-    words, made = _tuning(finished) if name == "tune" else _comparison(name, finished)
+    words, made = {"tune": _tuning, "factors": _factors}.get(name, partial(_comparison, name))(finished)
     words = [labels.conditions(each.cell for each in finished) if finished else "No cell is finished yet.", *words]
     parts = [f"# {TITLES.get(name, name)}", " ".join(words)]
     parts += [f"## {table.title}\n\n{table.markdown()}" for table in made]
@@ -88,6 +96,39 @@ def _comparison(name: str, finished: Sequence[Finished]) -> tuple[list[str], lis
         words.append(ranked[0])
         made.append(ranked[1])
     return words, made
+
+
+def _factors(finished: Sequence[Finished]) -> tuple[list[str], list[Table]]:
+    """What each changed choice is worth, method by method."""
+    bases: dict[tuple[str, str, str], Finished] = {}
+    found: dict[tuple[str, str], dict[str, dict[str, dict[int, Finished]]]] = {}
+    for each in finished:
+        cell = each.cell
+        place = (cell.setting.dataset, labels.partition(cell))
+        base = bases.setdefault((*place, cell.method), each)
+        change = difference(msgspec.structs.replace(base.cell, seed=cell.seed), cell) or "base"
+        rows = found.setdefault(place, {})
+        rows.setdefault(change, {}).setdefault(labels.METHODS[cell.method], {})[cell.seed] = each
+    return [_FACTORS], [_changes(", ".join(place), rows) for place, rows in found.items()]
+
+
+def _changes(title: str, rows: Mapping[str, Mapping[str, Mapping[int, Finished]]]) -> Table:
+    methods = list(rows["base"])
+
+    def entry(change: str, method: str) -> str:
+        seeds, base = rows[change].get(method, {}), rows["base"][method]
+        if not seeds:
+            return ""
+        text = _entry(seeds.values(), len(base))
+        worth = statistics.paired(
+            {seed: each.mean("accuracy") for seed, each in seeds.items()},
+            {seed: each.mean("accuracy") for seed, each in base.items()},
+        )
+        if change == "base" or worth is None or worth.pairs < 2:
+            return text
+        return f"{text}\n{100 * worth.mean:+.1f} ± {100 * worth.half:.1f}"
+
+    return Table(title, ["change", *methods], [[change, *(entry(change, each) for each in methods)] for change in rows])
 
 
 def _as_in_paper(panels: Sequence[Panel]) -> list[Panel]:
