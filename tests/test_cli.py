@@ -88,7 +88,7 @@ def test_simulate_prints_events_as_json_and_its_report_as_the_last(images: Path,
         (("--weights", "nowhere.safetensors"), "nowhere.safetensors"),
         (("--classes-per-node", "9"), "fewer --classes-per-node"),
         (("--samples", "100000"), "lacks"),
-        (("--partition", "fair"), "disjoint, dirichlet and iid"),
+        (("--partition", "fair"), "disjoint, dirichlet, iid and sources"),
     ],
 )
 def test_a_wrong_value_is_answered_with_the_remedy(flags: tuple[str, ...], hint: str, images: Path) -> None:

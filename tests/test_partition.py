@@ -168,7 +168,7 @@ def test_what_a_scarce_class_has_left_is_shared_in_proportion_to_the_last_image_
 @pytest.mark.parametrize(
     ("scheme", "hint"),
     [
-        (Scheme("disjunct", 2, 4, 0), "disjoint, dirichlet and iid"),
+        (Scheme("disjunct", 2, 4, 0), "disjoint, dirichlet, iid and sources"),
         (Scheme("iid", 2, 4, 0, pool="train"), "report, tuning and all"),
         (Scheme("disjoint", 2, 20, 0, classes_per_node=7), "fewer --classes-per-node"),
         (Scheme("disjoint", 2, 3, 0, classes_per_node=4), "fewer --classes-per-node"),
