@@ -5,7 +5,7 @@ import logging
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import onnx
@@ -37,7 +37,7 @@ class Architecture(NamedTuple):
 
     model: str
     classes: int
-    fused: bool
+    encoders: Literal["one", "fused", "joined"]
     preprocessing: Preprocessing
 
 
@@ -61,7 +61,7 @@ def export(models: Sequence[Path], folder: Path, report: progress.Report) -> lis
     written = []
     for source in models:
         facts, tree, _ = personal.load(source)
-        architecture = Architecture(facts.model, len(facts.classes), "fusion" in tree, facts.preprocessing)
+        architecture = Architecture(facts.model, len(facts.classes), _encoders(tree), facts.preprocessing)
         module = _module(architecture, tree, source)
         if architecture not in graphs:
             what = f"tracing {facts.model} for {len(facts.classes)} classes, once for all nodes: 10 to 30 s"
@@ -90,6 +90,13 @@ def export(models: Sequence[Path], folder: Path, report: progress.Report) -> lis
     return written
 
 
+def _encoders(tree: Tree) -> Literal["one", "fused", "joined"]:
+    """How the model comes to its features; `Network.see` says what the words mean."""
+    if not any(name.startswith("received.") for name in tree):
+        return "one"
+    return "fused" if "fusion" in tree else "joined"
+
+
 def _check_nodes(names: Sequence[str]) -> None:
     """Raise UsageError if two models would be written to one folder."""
     for name in names:
@@ -109,9 +116,11 @@ class _Served(nn.Module):
     def __init__(self, architecture: Architecture):
         super().__init__()
         self.encoder = backbones.build(architecture.model)
-        self.received = backbones.build(architecture.model) if architecture.fused else None
-        self.classifier = nn.Linear(FEATURES[architecture.model], architecture.classes)
-        if architecture.fused:
+        self.received = None if architecture.encoders == "one" else backbones.build(architecture.model)
+        features = FEATURES[architecture.model] * (2 if architecture.encoders == "joined" else 1)
+        self.classifier = nn.Linear(features, architecture.classes)
+        self.fuses = architecture.encoders == "fused"
+        if self.fuses:
             self.register_buffer("fusion", torch.zeros(()))
         self.register_buffer("channel_mean", torch.tensor(architecture.preprocessing.mean))
         self.register_buffer("channel_std", torch.tensor(architecture.preprocessing.std))
@@ -120,7 +129,8 @@ class _Served(nn.Module):
         pixels = ((image.float() / 255 - self.channel_mean) / self.channel_std).permute(0, 3, 1, 2)
         features = self.encoder(pixels)
         if self.received is not None:
-            features = Network.fuse(self.fusion, self.received(pixels), features)
+            received = self.received(pixels)
+            features = Network.fuse(self.fusion, received, features) if self.fuses else Network.join(received, features)
         return torch.softmax(self.classifier(features), 1)
 
 

@@ -189,7 +189,7 @@ def test_the_encoder_starts_from_the_global_one_or_carries_over() -> None:
 
 
 def test_only_the_encoder_leaves_the_node() -> None:
-    assert set(pick(tree(), method().sends)) == {"encoder.weight"}
+    assert set(pick(tree(), method().sends({}))) == {"encoder.weight"}
     assert method().measure({"L_C": 1.0, "L_D": 0.4}, 10) == 0.4
 
 

@@ -34,7 +34,7 @@ def made(request: Request, node: str, method: str, seed: int) -> Personal:
     _, received = draft(request._replace(seed=seed + 1000), federation="steel", classes=CLASSES, nodes=2)
     entry = make(method, spec.training, spec.options)
     network = Network(spec.model, len(CLASSES))
-    tree = to_tensors({**own, **entry.init_node(network.shape, generator(seed, node))})
+    tree = to_tensors({**own, **entry.init_node(own, network.shape, generator(seed, node))})
     tree = _varied(entry.deploy(tree, to_tensors(received)), seed)
     return Personal(Facts.of(spec, node, 4, {}, METRICS, ()), tree)
 

@@ -24,8 +24,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "afedcl": ("afedcl", {}),
     "afedcl, carried over": ("afedcl", {"start": "carry"}),
     "afedcl, alternating": ("afedcl", {"play": "alternating", "report": "evaluation", "deploy": "final"}),
-    "fedavg": ("fedavg", {}),
-    "local": ("local", {}),
+    "afedcl, images count": ("afedcl", {"weights": "images"}),
+    "afedcl, without fusion": ("afedcl", {"fusion": "none", "weights": "equal"}),
+    **{name: (name, {}) for name in METHODS if name != "afedcl"},
 }
 case = pytest.mark.parametrize("case", CASES)
 
@@ -195,7 +196,7 @@ def test_a_node_with_two_images_and_none_held_out_is_cross_validated() -> None:
 def test_a_method_file_needs_no_torch_to_average() -> None:
     for name, entry in METHODS.items():
         method = make(name, Training(), complete_options(name, {}))
-        arrays = method.init_server(Shape(4, 2), np.random.default_rng(0))
+        arrays = method.init_server({"encoder.weight": np.zeros((4, 3))}, Shape(4, 2), np.random.default_rng(0))
         assert all(isinstance(value, np.ndarray) for value in arrays.values()), entry
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from broker_config.errors import EdgeNodeError
 from broker_config.messages import Preprocessing, Training
 from trainer.data import LabelledImages
-from trainer.methods.base import Batch, Encode, Metrics, Phase
-from trainer.network import Network, Tree, trainable
-from trainer.tree import pick, under
+from trainer.methods.base import Batch, Metrics, Phase
+from trainer.network import Network, Tree
+from trainer.tree import pick, trainable, under
 
 BETAS = (0.9, 0.999)
 _EVALUATION_BATCH = 64
@@ -112,28 +112,51 @@ def run_phase(
     moving = set(trained)
     tree = {name: value.clone().requires_grad_(name in moving) for name, value in tree.items()}
     reference = _Reference(network, received, data, cached=not training.augment) if phase.uses_reference else None
-    optimiser = _adam(phase, tree, trained, moments, training) if trained else None
-
-    def encode(tree: Tree, images: Tensor) -> Tensor:
-        return network.encode(tree, images, training=optimiser is not None and training.batch_norm == "train")
-
+    optimiser = _optimiser(phase, tree, trained, moments, training)
+    chosen = _choose(len(data.labels), phase.share, random)
+    encode = _Encode(network, moving if training.batch_norm == "train" else set())
     metrics: Metrics = {}
+    losses: list[float] = []
+    steps = 0
     for _ in range(phase.epochs):
         sums: dict[str, list[float]] = defaultdict(list)
-        for index in batches(len(data.labels), training.batch_size, random):
+        for order in batches(len(chosen), training.batch_size, random):
             if stop():
                 raise Stopped
+            index = chosen[order]
             images = data.network_input(index, random if training.augment else None)
             features = reference.features(index, images) if reference else None
             batch = Batch(images, data.labels[index], features, received)
             _take_steps(network, phase, tree, batch, encode, optimiser, sums)
+            steps += 1
         metrics = {name: float(np.mean(values)) for name, values in sums.items()}
-    if optimiser is not None:
+        losses.append(next(iter(metrics.values())))
+        if phase.settled is not None and phase.settled(tree, received, losses):
+            break
+    if isinstance(optimiser, torch.optim.Adam):
         moments = {
             **moments,
             **{f"{name}/{key}": value for name in trained for key, value in optimiser.state[tree[name]].items()},
         }
-    return {name: value.detach() for name, value in tree.items()}, moments, metrics
+    return phase.after({name: value.detach() for name, value in tree.items()}, received, steps), moments, metrics
+
+
+def _choose(count: int, share: float, random: torch.Generator) -> Tensor:
+    """Positions of the images that a phase sees."""
+    if share == 1:
+        return torch.arange(count)
+    return torch.randperm(count, generator=random)[: max(min(2, count), round(share * count))]
+
+
+class _Encode:
+    """Runs an encoder of the trained tree. BatchNorm is in training mode in those encoders that move, if in any."""
+
+    def __init__(self, network: Network, moving: set[str]):
+        self._network = network
+        self._training = {name.rpartition("encoder.")[0] + "encoder" for name in moving if "encoder." in name}
+
+    def __call__(self, tree: Tree, images: Tensor, prefix: str = "encoder") -> Tensor:
+        return self._network.encode(tree, images, prefix=prefix, training=prefix in self._training)
 
 
 def _take_steps(
@@ -141,7 +164,7 @@ def _take_steps(
     phase: Phase,
     tree: Tree,
     batch: Batch,
-    encode: Encode,
+    encode: _Encode,
     optimiser: torch.optim.Optimizer | None,
     sums: dict[str, list[float]],
 ) -> None:
@@ -185,11 +208,18 @@ class _Reference:
             return self._network.encode(self._received, images)
 
 
-def _adam(phase: Phase, tree: Tree, trained: list[str], moments: Tree, training: Training) -> torch.optim.Adam:
+def _optimiser(
+    phase: Phase, tree: Tree, trained: list[str], moments: Tree, training: Training
+) -> torch.optim.Optimizer | None:
+    """Adam with the moments that it was left with, or the phase's SGD, which starts at rest; None to train nothing."""
+    if not trained:
+        return None
     by_rate: dict[float, list[Tensor]] = defaultdict(list)
     for name in trained:
-        by_rate[_rate(phase, name, training.learning_rate)].append(tree[name])
+        by_rate[_rate(phase, name, phase.sgd.rate if phase.sgd else training.learning_rate)].append(tree[name])
     groups = [{"params": tensors, "lr": rate} for rate, tensors in by_rate.items()]
+    if phase.sgd is not None:
+        return torch.optim.SGD(groups, momentum=phase.sgd.momentum, fused=True)
     optimiser = torch.optim.Adam(groups, betas=BETAS, fused=True)
     for name in trained:
         kept = {key: moments[f"{name}/{key}"].clone() for key in _MOMENTS if f"{name}/{key}" in moments}

@@ -1,5 +1,6 @@
 """A model's structure, free of values: functions of (named tensors, inputs). All that a loss needs from torch."""
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch.nn import functional
 
 from broker_config.errors import UsageError
 from trainer import backbones
-from trainer.tree import take_from
+from trainer.tree import pick, take_from, trainable
 from trainer.weights import FEATURES, Shape
 
 Tree = dict[str, Tensor]
@@ -72,12 +73,25 @@ class Network:
         """AFedCL eq. (9): weight * received + (1 - weight) * own, features [n, features]."""
         return weight * received + (1 - weight) * own
 
+    @staticmethod
+    def join(received: Tensor, own: Tensor) -> Tensor:
+        """Both encoders' features side by side (FENDA), [n, 2 * features]."""
+        return torch.cat([received, own], 1)
+
+    @staticmethod
+    def flat(tree: Tree, prefixes: Iterable[str]) -> Tensor:
+        """All values under `prefixes` that gradients move, as one vector, ordered by name."""
+        return torch.cat([value.flatten() for name, value in sorted(pick(tree, prefixes).items()) if trainable(name)])
+
     def see(self, personal: Tree, images: Tensor) -> Tensor:
-        """Features [n, features] of a personal model: fused with the received encoder's if it has `fusion`."""
+        """Features of a personal model: its encoder's, fused (AFedCL) or joined (FENDA) with those of `received`."""
         features = self.encode(personal, images)
+        if not any(name.startswith("received.") for name in personal):
+            return features
+        received = self.encode(personal, images, prefix="received")
         if "fusion" in personal:
-            features = self.fuse(personal["fusion"], self.encode(personal, images, prefix="received"), features)
-        return features
+            return self.fuse(personal["fusion"], received, features)
+        return self.join(received, features)
 
     def judge(self, personal: Tree, images: Tensor) -> Tensor:
         """Logits [n, classes] of a personal model."""
@@ -92,8 +106,3 @@ def to_tensors(arrays: dict[str, np.ndarray]) -> Tree:
 def to_arrays(tree: Tree) -> dict[str, np.ndarray]:
     """Copies as numpy arrays."""
     return {name: value.detach().contiguous().numpy().copy() for name, value in tree.items()}
-
-
-def trainable(name: str) -> bool:
-    """Whether gradients move this tensor: BatchNorm's running statistics are not moved by them."""
-    return not name.endswith(("running_mean", "running_var"))

@@ -67,7 +67,7 @@ class Participant:
         """The state before the first round."""
         received = to_tensors(broadcast)
         self._network.check(received, "the coordinator's broadcast")
-        own = self._method.init_node(self._network.shape, generator(self._spec.seed, self._node, "init"))
+        own = self._method.init_node(broadcast, self._network.shape, generator(self._spec.seed, self._node, "init"))
         return State({**received, **to_tensors(own)}, {})
 
     def contribute(
@@ -79,7 +79,8 @@ class Participant:
         state = State(self._method.receive(state.tree, received), moments)
         state, metrics = self._run(self._method.train, state, received, round_, stop)
         weight = self._method.measure(metrics, len(self._data.labels))
-        return state, Contributed(to_arrays(pick(state.tree, self._method.sends)), weight), metrics
+        sent = pick(self._method.contribute(state.tree, received), self._spec.sends)
+        return state, Contributed(to_arrays(sent), weight), metrics
 
     def refine(
         self, state: State, broadcast: Arrays, round_: int, stop: Callable[[], bool] = never

@@ -53,7 +53,7 @@ def simulate(
             histories[name] += ({"round": float(round_), **metrics, **refined},)
             show(progress.Measured(node=name, round=round_, metrics={**metrics, **refined}))
             show(progress.Activity(node=name, round=round_, what="waiting"))
-        broadcast = {**broadcast, **sums.mean()}
+        broadcast = method.finish(broadcast, sums.mean(), sums.count / spec.nodes)
         rounds.close(sorted(participants))
     models = {}
     for name, participant in participants.items():

@@ -1,7 +1,7 @@
 """Named tensors: a tree is a flat dict from dotted names to tensors. Works for torch and numpy alike."""
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,3 +29,15 @@ def put_under(prefix: str, tree: Mapping[str, T]) -> dict[str, T]:
 def take_from(prefix: str, tree: Mapping[str, T]) -> dict[str, T]:
     """The tensors below `prefix`, their names without it."""
     return {name[len(prefix) + 1 :]: value for name, value in tree.items() if name.startswith(prefix + ".")}
+
+
+def trainable(name: str) -> bool:
+    """Whether gradients move this tensor: BatchNorm's running statistics are not moved by them."""
+    return not name.endswith(("running_mean", "running_var"))
+
+
+def normalisation_layers(tree: Mapping[str, Any]) -> tuple[str, ...]:
+    """Prefixes of the normalisation layers (batch or group), recognised by a weight of one dimension."""
+    return tuple(
+        name.removesuffix(".weight") for name, value in tree.items() if name.endswith(".weight") and value.ndim == 1
+    )

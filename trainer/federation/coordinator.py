@@ -357,7 +357,8 @@ class _Coordinator:
             assert late.blob is not None
             self._courier.cancel(late.blob.digest)
         self._arriving.clear()
-        self._broadcast = {**self._broadcast, **self._sums.mean()}
+        share = self._sums.count / self._spec.nodes
+        self._broadcast = self._method.finish(self._broadcast, self._sums.mean(), share)
         self._journal.closed(self._spec.run, round_)
         self._rounds.close(sorted(contributors))
 

@@ -57,10 +57,8 @@ def draft(
     options = complete_options(request.method, request.options)
     method = make(request.method, training, options)
     shape = Shape(FEATURES[request.model], len(classes))
-    broadcast = {
-        **initial_encoder(request.model, weights, request.seed),
-        **method.init_server(shape, generator(request.seed, "server")),
-    }
+    encoder = initial_encoder(request.model, weights, request.seed)
+    broadcast = {**encoder, **method.init_server(encoder, shape, generator(request.seed, "server"))}
     spec = Spec(
         federation=federation,
         run=secrets.token_hex(8),
@@ -78,7 +76,7 @@ def draft(
         threads=request.threads,
         evaluate_every=request.evaluate_every,
         tensors={name: TensorSpec(array.shape, scale_for(array, nodes)) for name, array in broadcast.items()},
-        sends=method.sends,
+        sends=method.sends(broadcast),
     )
     try:
         decode(encode(spec), Spec)  # as the nodes will: what they would refuse must not be published

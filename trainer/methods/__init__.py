@@ -7,7 +7,20 @@ import msgspec
 
 from broker_config.errors import UsageError, nearest
 from broker_config.messages import Option, Training
-from trainer.methods import afedcl, fedavg, local
+from trainer.methods import (
+    afedcl,
+    ditto,
+    fedala,
+    fedavg,
+    fedbn,
+    fednova,
+    fedper,
+    fedprox,
+    fedrep,
+    fenda,
+    local,
+    scaffold,
+)
 from trainer.methods.base import Factory, Method
 
 
@@ -20,8 +33,17 @@ class Entry(NamedTuple):
 
 METHODS = {
     "afedcl": Entry(afedcl.Options, afedcl.afedcl),
+    "ditto": Entry(ditto.Options, ditto.ditto),
+    "fedala": Entry(fedala.Options, fedala.fedala),
     "fedavg": Entry(fedavg.Options, fedavg.fedavg),
+    "fedbn": Entry(fedbn.Options, fedbn.fedbn),
+    "fednova": Entry(fednova.Options, fednova.fednova),
+    "fedper": Entry(fedper.Options, fedper.fedper),
+    "fedprox": Entry(fedprox.Options, fedprox.fedprox),
+    "fedrep": Entry(fedrep.Options, fedrep.fedrep),
+    "fenda": Entry(fenda.Options, fenda.fenda),
     "local": Entry(local.Options, local.local),
+    "scaffold": Entry(scaffold.Options, scaffold.scaffold),
 }
 
 

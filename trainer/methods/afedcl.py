@@ -6,13 +6,14 @@ Section and equation numbers are the paper's. Where it is silent or contradicts 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import msgspec
 import numpy as np
 
+from broker_config.errors import UsageError
 from broker_config.messages import Training
-from trainer.methods.base import Batch, Encode, Method, Metrics, Phase, Step
+from trainer.methods.base import Batch, Encode, Method, Phase, Step, plain_phase, share
 from trainer.tree import Arrays, pick, put_under, take_from
 from trainer.weights import Shape, linear
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from trainer.network import Network, Tree
 
+T = TypeVar("T")
 LOCAL, GLOBAL = 0, 1  # domain labels of eq. (5)
 CHANCE = math.log(2)  # L_D of a discriminator that guesses
 
@@ -39,11 +41,16 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     discriminator_gradient: Literal["plain", "lambda"] = "plain"
     discriminator_width: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 256
     discriminator_activation: Literal["relu", "tanh"] = "relu"
+    discriminator_rate: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # D_k's learning rate; 0 = the spec's
+    # Aggregation: by L_D (eq. 8, consensus-aware), by the number of images (FedAvg's), or equal.
+    weights: Literal["discrimination", "images", "equal"] = "discrimination"
     # The L_D that is uploaded: mean over the batches of the last local epoch, or of one pass after training.
     report: Literal["last_epoch", "evaluation"] = "last_epoch"
     # Aggregation weight = min(max(L_D, floor), ceiling).
     floor: Annotated[float, msgspec.Meta(gt=0)] = 1e-3
     ceiling: Annotated[float, msgspec.Meta(gt=0)] = 2 * CHANCE
+    # Stage 2 learns A_k (eqs. 9 to 11), leaves it where it starts, or trains E_k and C_k as long without any fusion.
+    fusion: Literal["adaptive", "fixed", "none"] = "adaptive"
     # Stage 2: its epochs (0 = the spec's local_epochs), A_k's first value, learning rate (0 = the spec's) and range.
     refine_epochs: Annotated[int, msgspec.Meta(ge=0)] = 0
     fusion_start: float = 0.5
@@ -54,23 +61,40 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def afedcl(training: Training, options: Options) -> Method:
-    """Encoders are exchanged and averaged by L_D; classifier, discriminator and fusion weight stay with the node."""
-    return Method(
-        init_server=lambda shape, random: {},
-        init_node=lambda shape, random: _init_node(options, shape, random),
-        receive=lambda own, received: {**own, **received} if options.start == "global" else own,
+    """Encoders are exchanged and averaged by L_D; classifier, discriminator and fusion weight stay with the node.
+
+    Raises:
+        UsageError: options that do not combine.
+    """
+    _check(options)
+    method = Method(
         train=_consensus_phases(training, options),
-        sends=("encoder",),
-        measure=_discrimination_loss,
-        weigh=lambda raw: _weigh(options, raw),
-        weight_cap=options.ceiling,
+        sends=share("encoder"),
+        init_node=lambda broadcast, shape, random: _init_node(options, shape, random),
+        receive=lambda own, received: {**own, **received} if options.start == "global" else own,
         refine=(_fusion_phase(training, options),),
-        deploy=lambda own, received: {
-            **pick(own, ("encoder", "classifier", "fusion")),
-            **put_under("received", take_from("encoder", received)),
-        },
-        deploys_final=options.deploy == "final",
     )
+    if options.fusion != "none":
+        method = method._replace(deploy=_deploy_both, deploys_final=options.deploy == "final")
+    if options.weights == "discrimination":
+        return method._replace(
+            measure=lambda metrics, images: metrics["L_D"],
+            weigh=lambda raw: _weigh(options, raw),
+            weight_cap=options.ceiling,
+        )
+    if options.weights == "equal":
+        return method._replace(measure=lambda metrics, images: 1.0)
+    return method
+
+
+def _check(options: Options) -> None:
+    needs = {"fusion_rate": "adaptive", "fusion_range": "adaptive", "deploy": "adaptive or fixed"}
+    for name, fusion in needs.items():
+        if getattr(options, name) != getattr(Options(), name) and options.fusion not in fusion:
+            raise UsageError(
+                f"{name} does not combine with fusion={options.fusion}: there is nothing for it to act on",
+                f"leave out {name}, or take fusion={fusion}",
+            )
 
 
 def _init_node(options: Options, shape: Shape, random: np.random.Generator) -> Arrays:
@@ -78,7 +102,14 @@ def _init_node(options: Options, shape: Shape, random: np.random.Generator) -> A
         **linear("classifier", shape.features, shape.classes, random),
         **linear("discriminator.0", shape.features, options.discriminator_width, random),
         **linear("discriminator.1", options.discriminator_width, 2, random),
-        "fusion": np.asarray(options.fusion_start, np.float32),
+        **({} if options.fusion == "none" else {"fusion": np.asarray(options.fusion_start, np.float32)}),
+    }
+
+
+def _deploy_both(own: dict[str, T], received: dict[str, T]) -> dict[str, T]:
+    return {
+        **pick(own, ("encoder", "classifier", "fusion")),
+        **put_under("received", take_from("encoder", received)),
     }
 
 
@@ -116,7 +147,8 @@ def _consensus_phases(training: Training, options: Options) -> tuple[Phase, ...]
         steps: tuple[Step, ...] = (Step(("encoder", "classifier", "discriminator"), play),)
     else:
         steps = (Step(("discriminator",), discriminator_moves), Step(("encoder", "classifier"), play))
-    consensus = Phase("consensus", steps, training.local_epochs, uses_reference=True)
+    rates = {"discriminator": options.discriminator_rate} if options.discriminator_rate else {}
+    consensus = Phase("consensus", steps, training.local_epochs, uses_reference=True, rates=rates)
     if options.report == "last_epoch":
         return (consensus,)
     return consensus, Phase("evaluation", (Step((), play),), 1, uses_reference=True)
@@ -131,18 +163,18 @@ def _fusion_phase(training: Training, options: Options) -> Phase:
         loss = network.cross_entropy(network.linear(tree, "classifier", features), batch.labels)
         return loss, {"L_F": loss}
 
+    epochs = options.refine_epochs or training.local_epochs
+    if options.fusion == "none":
+        return plain_phase(training, epochs)
+    moved = ("encoder", "classifier", "fusion") if options.fusion == "adaptive" else ("encoder", "classifier")
     return Phase(
         "fusion",
-        (Step(("encoder", "classifier", "fusion"), fusion),),
-        options.refine_epochs or training.local_epochs,
+        (Step(moved, fusion),),
+        epochs,
         uses_reference=True,
         rates={"fusion": options.fusion_rate} if options.fusion_rate else {},
         bounds={"fusion": (0.0, 1.0)} if options.fusion_range == "unit" else {},
     )
-
-
-def _discrimination_loss(metrics: Metrics, images: int) -> float:  # noqa: ARG001  (another method's weight)
-    return metrics["L_D"]
 
 
 def _weigh(options: Options, raw: float) -> float:

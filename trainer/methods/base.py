@@ -6,14 +6,15 @@ loss as an argument. So the coordinator, which only weighs and averages, runs wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 
 from broker_config.messages import Training
-from trainer.tree import Arrays
-from trainer.weights import Shape
+from trainer.tree import Arrays, pick
+from trainer.weights import Shape, linear
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,68 +22,10 @@ if TYPE_CHECKING:
     from trainer.network import Network, Tree
 
 Metrics = dict[str, float]
+WHOLE = ("encoder", "classifier")
+"""The plain model."""
 
-
-class Batch(NamedTuple):
-    """What a loss sees besides the tree."""
-
-    images: Tensor  # float32 [b, 3, S, S], normalised, augmented
-    labels: Tensor  # int64 [b]
-    reference: (
-        Tensor | None
-    )  # the received encoder's features [b, features] of the same view; where the phase asks for it
-    received: Tree  # the round's broadcast, frozen
-
-
-Encode = Callable[["Tree", "Tensor"], "Tensor"]
-"""The trained encoder as the phase runs it: (tree, images) -> features, with the spec's BatchNorm mode."""
-
-Loss = Callable[["Network", "Tree", Batch, Encode], "tuple[Tensor, dict[str, Tensor]]"]
-"""(network, tree, batch, encode) -> (scalar to descend, metrics to report)."""
-
-
-class Step(NamedTuple):
-    """One optimiser step on a batch: the tensors under `trains` descend `loss`. Without any, it is only measured."""
-
-    trains: tuple[str, ...]
-    loss: Loss
-
-
-class Phase(NamedTuple):
-    """One stretch of local training: its steps are taken in turn on every batch."""
-
-    name: str  # keys the phase's random numbers
-    steps: tuple[Step, ...]
-    epochs: int
-    uses_reference: bool = False
-    rates: Mapping[str, float] = {}  # learning rate of a prefix, where it differs from the spec's
-    bounds: Mapping[str, tuple[float, float]] = {}  # a tensor is clamped to this after each step
-
-
-class Method(NamedTuple):
-    """A federated method. State goes in and comes out; nothing is changed behind the caller's back."""
-
-    # What the coordinator adds to the initial encoder (names below `encoder.`) to make the first broadcast.
-    init_server: Callable[[Shape, np.random.Generator], Arrays]
-    # What a node has of its own from the start.
-    init_node: Callable[[Shape, np.random.Generator], Arrays]
-    # Before training: (own tree, received tree) -> the tree that is trained.
-    receive: Callable[[Tree, Tree], Tree]
-    train: tuple[Phase, ...]  # stage 1
-    sends: tuple[str, ...]  # prefixes of what leaves the node after stage 1
-    # What the node measures as its weight: (metrics of stage 1, training images) -> raw weight.
-    measure: Callable[[Metrics, int], float]
-    # The coordinator's reading of it: raw weight -> weight in (0, weight_cap]; ValueError if it cannot be honest.
-    weigh: Callable[[float], float]
-    weight_cap: float
-    refine: tuple[Phase, ...]  # stage 2, while the upload is under way; changes nothing of what was sent
-    # The personal model: (own tree, broadcast) -> `encoder`, `classifier` and, when fused, `received` and `fusion`.
-    deploy: Callable[[Tree, Tree], Tree]
-    # Whether `deploy` takes the broadcast that the last round started from, or the one made after it.
-    deploys_final: bool
-
-
-Factory = Callable[..., Method]
+IMAGES_CAP = 4096.0
 
 
 def images_weight(raw: float) -> float:
@@ -96,7 +39,106 @@ def images_weight(raw: float) -> float:
     return min(raw, IMAGES_CAP)
 
 
-IMAGES_CAP = 4096.0
+class Batch(NamedTuple):
+    """What a loss sees besides the tree."""
+
+    images: Tensor  # float32 [b, 3, S, S], normalised, augmented
+    labels: Tensor  # int64 [b]
+    reference: (
+        Tensor | None
+    )  # the received encoder's features [b, features] of the same view; where the phase asks for it
+    received: Tree  # the round's broadcast, frozen
+
+
+class Encode(Protocol):
+    """The tree's encoder as the phase runs it: images [n, 3, S, S] -> features [n, features].
+
+    `prefix` is where in the tree it lies; its last part is `encoder`.
+    """
+
+    def __call__(self, tree: Tree, images: Tensor, prefix: str = "encoder") -> Tensor: ...  # noqa: D102
+
+
+Loss = Callable[["Network", "Tree", Batch, Encode], "tuple[Tensor, dict[str, Tensor]]"]
+"""(network, tree, batch, encode) -> (scalar to descend, metrics to report)."""
+
+
+class Step(NamedTuple):
+    """One optimiser step on a batch: the tensors under `trains` descend `loss`. Without any, it is only measured."""
+
+    trains: tuple[str, ...]
+    loss: Loss
+
+
+class Sgd(NamedTuple):
+    """Stochastic gradient descent, at rest when a phase begins."""
+
+    rate: float
+    momentum: float = 0.0
+
+
+class Phase(NamedTuple):
+    """One stretch of local training: its steps are taken in turn on every batch."""
+
+    name: str  # keys the phase's random numbers
+    steps: tuple[Step, ...]
+    epochs: int
+    uses_reference: bool = False
+    rates: Mapping[str, float] = {}  # learning rate of a prefix, where it differs from the spec's
+    bounds: Mapping[str, tuple[float, float]] = {}  # a tensor is clamped to this after each step
+    sgd: Sgd | None = None  # instead of Adam
+    share: float = 1.0  # of the node's images, drawn anew
+    # Asked after each epoch: (tree, received tree, each epoch's mean of the first metric) -> whether that is enough.
+    settled: Callable[[Tree, Tree, Sequence[float]], bool] | None = None
+    # What becomes of the trained tree: (tree, received tree, optimiser steps taken) -> tree.
+    after: Callable[[Tree, Tree, int], Tree] = lambda tree, received, steps: tree
+
+
+class Method(NamedTuple):
+    """A federated method. State goes in and comes out; nothing is changed behind the caller's back.
+
+    The defaults are FedAvg's, but for what is deployed: the model as the node has trained it.
+    """
+
+    train: tuple[Phase, ...]  # stage 1
+    # Prefixes of what leaves the node after stage 1, from the broadcast's names and shapes.
+    sends: Callable[[Arrays], tuple[str, ...]]
+    # What the coordinator adds to the initial encoder (names below `encoder.`) to make the first broadcast.
+    init_server: Callable[[Arrays, Shape, np.random.Generator], Arrays] = lambda encoder, shape, random: {}
+    # What a node has from the start besides the broadcast that it is given.
+    init_node: Callable[[Arrays, Shape, np.random.Generator], Arrays] = lambda broadcast, shape, random: {}
+    # Before training: (own tree, received tree) -> the tree that is trained.
+    receive: Callable[[Tree, Tree], Tree] = lambda own, received: {**own, **received}
+    # What the names under `sends` hold when they leave: (own tree after stage 1, received tree) -> tree.
+    contribute: Callable[[Tree, Tree], Tree] = lambda own, received: own
+    # What the node measures as its weight: (metrics of stage 1, training images) -> raw weight.
+    measure: Callable[[Metrics, int], float] = lambda metrics, images: float(images)
+    # The coordinator's reading of it: raw weight -> weight in (0, weight_cap]; ValueError if it cannot be honest.
+    weigh: Callable[[float], float] = images_weight
+    weight_cap: float = IMAGES_CAP
+    # The next broadcast: (broadcast, weighted mean of the contributions, share of the nodes that contributed).
+    finish: Callable[[Arrays, Arrays, float], Arrays] = lambda broadcast, mean, share: {**broadcast, **mean}
+    refine: tuple[Phase, ...] = ()  # stage 2, while the upload is under way; changes nothing of what was sent
+    # The personal model: (own tree, broadcast) -> `encoder`, `classifier` and, with a second encoder, `received`;
+    # both encoders' features are fused by the weight `fusion` or, without one, joined.
+    deploy: Callable[[Tree, Tree], Tree] = lambda own, received: pick(own, WHOLE)
+    # Whether `deploy` takes the broadcast that the last round started from, or the one made after it.
+    deploys_final: bool = False
+
+
+Factory = Callable[..., Method]
+
+
+def share(*prefixes: str) -> Callable[[Arrays], tuple[str, ...]]:
+    """`sends` of a method that always sends the same."""
+    return lambda broadcast: prefixes
+
+
+class OneStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of a method with one stage of training."""
+
+    # A round; 0 = the spec's local_epochs (twice that equals the budget of a method with two stages).
+    epochs: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 def classification(network: Network, tree: Tree, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
@@ -105,6 +147,16 @@ def classification(network: Network, tree: Tree, batch: Batch, encode: Encode) -
     return loss, {"L_C": loss}
 
 
-def plain_phase(training: Training, epochs: int | None = None) -> Phase:
+def plain_phase(training: Training, epochs: int = 0, loss: Loss = classification) -> Phase:
     """Ordinary supervised training of encoder and classifier."""
-    return Phase("train", (Step(("encoder", "classifier"), classification),), epochs or training.local_epochs)
+    return Phase("train", (Step(WHOLE, loss),), epochs or training.local_epochs)
+
+
+def shared_classifier(encoder: Arrays, shape: Shape, random: np.random.Generator) -> Arrays:
+    """`init_server` of a method that shares its classifier."""
+    return linear("classifier", shape.features, shape.classes, random)
+
+
+def private_classifier(broadcast: Arrays, shape: Shape, random: np.random.Generator) -> Arrays:
+    """`init_node` of a method whose nodes keep their classifiers."""
+    return linear("classifier", shape.features, shape.classes, random)

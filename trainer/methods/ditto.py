@@ -1,0 +1,43 @@
+"""Ditto (Li et al., 2021, Algorithm 1): beside FedAvg's model each node trains one of its own, drawn towards it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from broker_config.messages import Training
+from trainer.methods import fedavg
+from trainer.methods.base import WHOLE, Batch, Encode, Method, Phase, Step
+from trainer.tree import put_under, take_from
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.network import Network, Tree
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of `ditto`."""
+
+    # lambda, the pull towards the received model; 0 would be training alone.
+    lam: Annotated[float, msgspec.Meta(gt=0)] = msgspec.field(default=0.1, name="lambda")
+    personal_epochs: Annotated[int, msgspec.Meta(ge=0)] = 0  # a round; 0 = the spec's local_epochs
+
+
+def ditto(training: Training, options: Options) -> Method:
+    """Stage 1 is FedAvg's; stage 2 trains the personal model: v <- v - rate * (grad F(v) + lambda * (v - w_G))."""
+
+    def personal(network: Network, tree: Tree, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
+        logits = network.linear(tree, "personal.classifier", encode(tree, batch.images, "personal.encoder"))
+        loss = network.cross_entropy(logits, batch.labels)
+        own, received = network.flat(take_from("personal", tree), WHOLE), network.flat(batch.received, WHOLE)
+        return loss + options.lam / 2 * (own - received).square().sum(), {"L_P": loss}
+
+    step = Step(("personal",), personal)
+    return fedavg.fedavg(training, fedavg.Options())._replace(
+        init_node=lambda broadcast, shape, random: put_under("personal", broadcast),
+        refine=(Phase("personal", (step,), options.personal_epochs or training.local_epochs),),
+        deploy=lambda own, received: take_from("personal", own),
+        deploys_final=False,
+    )

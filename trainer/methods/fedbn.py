@@ -1,0 +1,33 @@
+"""FedBN (Li et al., 2021): FedAvg without the normalisation layers, which stay with each node."""
+
+from typing import TypeVar
+
+from broker_config.messages import Training
+from trainer.methods.base import WHOLE, Method, OneStage, plain_phase, shared_classifier
+from trainer.tree import normalisation_layers, pick
+
+T = TypeVar("T")
+
+
+class Options(OneStage, frozen=True):
+    """Options of `fedbn`."""
+
+
+def fedbn(training: Training, options: Options) -> Method:
+    """A node serves the last average with its own normalisation layers (group normalisation's too)."""
+
+    def average_with_own(own: dict[str, T], received: dict[str, T]) -> dict[str, T]:
+        return {**own, **received, **pick(own, normalisation_layers(own))}
+
+    def sends(broadcast: dict[str, T]) -> tuple[str, ...]:
+        private = pick(broadcast, normalisation_layers(broadcast))
+        return tuple(name for name in broadcast if name not in private)
+
+    return Method(
+        train=(plain_phase(training, options.epochs),),
+        sends=sends,
+        init_server=shared_classifier,
+        receive=average_with_own,
+        deploy=lambda own, received: pick(average_with_own(own, received), WHOLE),
+        deploys_final=True,
+    )

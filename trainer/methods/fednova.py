@@ -1,0 +1,71 @@
+"""FedNova (Wang et al., 2020, eqs. 9 and 11): updates are normalised by the steps that made them, then averaged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import numpy as np
+
+from broker_config.messages import Training
+from trainer.methods import fedavg
+from trainer.methods.base import WHOLE, Method, OneStage, Sgd, plain_phase, share, shared_classifier
+from trainer.tree import Arrays, pick, trainable
+
+if TYPE_CHECKING:
+    from trainer.network import Tree
+
+_RANGE = 4096.0  # the sums leave room for values well above a tensor's first ones; this is the first of `steps`
+
+
+class Options(OneStage, frozen=True):
+    """Options of `fednova`."""
+
+    rate: Annotated[float, msgspec.Meta(gt=0)] = 0.01  # of SGD, which the method assumes, instead of Adam's
+    momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.9
+
+
+def fednova(training: Training, options: Options) -> Method:
+    """w <- w - (sum p_i a_i) * sum p_i (w - w_i) / a_i, with p_i the share of images; FedAvg when all a_i are equal."""
+    phase = plain_phase(training, options.epochs)._replace(
+        sgd=Sgd(options.rate, options.momentum),
+        after=lambda tree, received, steps: {
+            **tree,
+            "steps": tree["steps"].new_tensor(effective_steps(steps, options.momentum)),
+        },
+    )
+    return fedavg.fedavg(training, fedavg.Options())._replace(
+        train=(phase,),
+        sends=share(*WHOLE, "steps"),
+        init_server=lambda encoder, shape, random: {
+            **shared_classifier(encoder, shape, random),
+            "steps": np.full((), _RANGE, np.float32),
+        },
+        contribute=_normalised,
+        finish=_finish,
+    )
+
+
+def effective_steps(steps: int, momentum: float) -> float:
+    """a_i: how many gradients an update of `steps` steps amounts to; steps themselves without momentum."""
+    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+
+
+def _normalised(own: Tree, received: Tree) -> Tree:
+    """(w - w_i) / a_i; of BatchNorm's statistics, which no gradient moves, the difference itself."""
+    return {
+        "steps": own["steps"],
+        **{
+            name: (received[name] - value) / (own["steps"] if trainable(name) else 1)
+            for name, value in pick(own, WHOLE).items()
+        },
+    }
+
+
+def _finish(broadcast: Arrays, mean: Arrays, present: float) -> Arrays:
+    return {
+        name: (value - mean[name] * (mean["steps"] if trainable(name) else np.float32(1))).astype(np.float32)
+        if name != "steps"
+        else value
+        for name, value in broadcast.items()
+    }

@@ -1,0 +1,13 @@
+"""FedPer (Arivazhagan et al., 2019): the encoder is averaged, each node keeps its classifier."""
+
+from broker_config.messages import Training
+from trainer.methods.base import Method, OneStage, plain_phase, private_classifier, share
+
+
+class Options(OneStage, frozen=True):
+    """Options of `fedper`."""
+
+
+def fedper(training: Training, options: Options) -> Method:
+    """FedAvg of the encoder alone. The node serves the model as it has trained it, not the average made after that."""
+    return Method(train=(plain_phase(training, options.epochs),), sends=share("encoder"), init_node=private_classifier)

@@ -1,0 +1,34 @@
+"""FedProx (Li et al., 2020, eq. 2): FedAvg whose local models are drawn towards the received one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from broker_config.messages import Training
+from trainer.methods import fedavg
+from trainer.methods.base import WHOLE, Batch, Encode, Method, OneStage, classification, plain_phase
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.network import Network, Tree
+
+
+class Options(OneStage, frozen=True):
+    """Options of `fedprox`."""
+
+    mu: Annotated[float, msgspec.Meta(gt=0)] = 0.01  # weight of the proximal term; 0 would be fedavg
+
+
+def fedprox(training: Training, options: Options) -> Method:
+    """FedAvg with mu / 2 * ||w - w_G||^2 added to every node's loss."""
+
+    def proximal(network: Network, tree: Tree, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, metrics = classification(network, tree, batch, encode)
+        distance = (network.flat(tree, WHOLE) - network.flat(batch.received, WHOLE)).square().sum()
+        return loss + options.mu / 2 * distance, metrics
+
+    plain = fedavg.fedavg(training, fedavg.Options())
+    return plain._replace(train=(plain_phase(training, options.epochs, proximal),))

@@ -1,0 +1,88 @@
+"""SCAFFOLD (Karimireddy et al., 2020, Algorithm 1, option II): control variates against the nodes' drift."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import numpy as np
+
+from broker_config.messages import Training
+from trainer.methods import fedavg
+from trainer.methods.base import (
+    WHOLE,
+    Batch,
+    Encode,
+    Method,
+    OneStage,
+    Sgd,
+    classification,
+    plain_phase,
+    share,
+    shared_classifier,
+)
+from trainer.tree import Arrays, pick, put_under, take_from, trainable
+from trainer.weights import Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.network import Network, Tree
+
+
+class Options(OneStage, frozen=True):
+    """Options of `scaffold`."""
+
+    rate: Annotated[float, msgspec.Meta(gt=0)] = 0.03  # of SGD, which the method assumes, instead of Adam's
+
+
+def scaffold(training: Training, options: Options) -> Method:
+    """FedAvg whose every step is corrected by c - c_i: y <- y - rate * (grad - c_i + c).
+
+    Shared are the model and the change of c_i; nodes count alike, and c moves by their mean times their share of all.
+    """
+
+    def corrected(network: Network, tree: Tree, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, metrics = classification(network, tree, batch, encode)
+        own, received = (network.flat(take_from("control", each), WHOLE) for each in (tree, batch.received))
+        return loss + (network.flat(tree, WHOLE) * (received - own)).sum(), metrics
+
+    def change(tree: Tree, received: Tree) -> Tree:
+        """c_i's change: -c + (x - y) / (steps * rate)."""
+        scale = float(tree["steps"]) * options.rate
+        return {
+            f"control.{name}": (received[name] - tree[name]) / scale - value
+            for name, value in take_from("control", received).items()
+        }
+
+    def after(tree: Tree, received: Tree, steps: int) -> Tree:
+        tree = {**tree, "steps": tree["steps"].new_tensor(float(steps))}
+        return {**tree, **{name: tree[name] + value for name, value in change(tree, received).items()}}
+
+    phase = plain_phase(training, options.epochs, corrected)
+    return fedavg.fedavg(training, fedavg.Options())._replace(
+        train=(phase._replace(sgd=Sgd(options.rate), after=after),),
+        sends=share(*WHOLE, "control"),
+        init_server=_init_server,
+        init_node=lambda broadcast, shape, random: {"steps": np.zeros((), np.float32)},
+        receive=lambda own, received: {**own, **pick(received, WHOLE)},
+        contribute=lambda own, received: {**own, **change(own, received)},
+        measure=lambda metrics, images: 1.0,
+        weigh=lambda raw: 1.0,
+        weight_cap=1.0,
+        finish=_finish,
+    )
+
+
+def _init_server(encoder: Arrays, shape: Shape, random: np.random.Generator) -> Arrays:
+    model = {**encoder, **shared_classifier(encoder, shape, random)}
+    controls = {name: np.zeros_like(value) for name, value in model.items() if trainable(name)}
+    return {**pick(model, ("classifier",)), **put_under("control", controls)}
+
+
+def _finish(broadcast: Arrays, mean: Arrays, present: float) -> Arrays:
+    moved = {
+        name: (broadcast[name] + np.float32(present) * value).astype(np.float32)
+        for name, value in pick(mean, ("control",)).items()
+    }
+    return {**broadcast, **mean, **moved}
