@@ -129,7 +129,7 @@ DATASETS = {each.name: each for each in (NEU_CLS, X_SDD, GC10_DET)}
 def known(name: str) -> Dataset:
     """The data set of that name. Raises UsageError if there is none."""
     if name not in DATASETS:
-        raise UsageError(f"there is no data set {name!r}", nearest(name, DATASETS))
+        raise UsageError(f"no public data set is called {name!r}", nearest(name, DATASETS))
     return DATASETS[name]
 
 
