@@ -76,6 +76,20 @@ def test_simulate_prints_events_as_json_and_its_report_as_the_last(images: Path,
     assert result.stderr == ""
 
 
+def test_simulated_nodes_have_their_images_from_several_sources_under_common_names(tmp_path: Path) -> None:
+    one = draw(tmp_path / "one", 20, 1, classes=("inclusion", "scratches"))
+    two = draw(tmp_path / "two", 20, 2, classes=("rust", "slag"))
+    result = run(
+        "simulate", "--data", one, "--data", two, "--partition", "sources", "--rename", "slag=inclusion", "--nodes", 2,
+        "--model", "small", "--size", 32, "--rounds", 1, "--samples", 6, "--test-samples", 4, "--pool", "all",
+        "--quiet", "--json",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)["result"]
+    assert [node["classes"] for node in report["nodes"]] == [["inclusion", "scratches"], ["inclusion", "rust"]]
+    assert report["data"] == f"{one}, {two}"
+
+
 @pytest.mark.parametrize(
     ("flags", "hint"),
     [
@@ -88,7 +102,7 @@ def test_simulate_prints_events_as_json_and_its_report_as_the_last(images: Path,
         (("--weights", "nowhere.safetensors"), "nowhere.safetensors"),
         (("--classes-per-node", "9"), "fewer --classes-per-node"),
         (("--samples", "100000"), "lacks"),
-        (("--partition", "fair"), "disjoint, dirichlet and iid"),
+        (("--partition", "fair"), "disjoint, dirichlet, iid and sources"),
     ],
 )
 def test_a_wrong_value_is_answered_with_the_remedy(flags: tuple[str, ...], hint: str, images: Path) -> None:
@@ -225,6 +239,7 @@ def test_standard_output_on_a_full_disk(tmp_path: Path) -> None:
         ),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "cannot write: No space left on device"),
         (ModuleNotFoundError("No module named 'torch'", name="torch"), 1, "pip install 'edge-node[train]'"),
+        (ModuleNotFoundError("No module", name="matplotlib"), 1, "pip install 'edge-node[train,experiments]'"),
         (ModuleNotFoundError("No module named 'x'", name="x"), 70, "this is a bug in edge-node: ModuleNotFoundError"),
         (OSError(errno.EBADF, "Bad file descriptor"), 70, "this is a bug in edge-node: OSError"),
         (UsageError("what", "remedy"), 2, "what\n  What to do: remedy"),

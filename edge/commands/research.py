@@ -1,4 +1,4 @@
-"""Federations in one process, and what they have reached: `simulate`, `experiment`, `report`."""
+"""Federations in one process, images for them, what they reached: `simulate`, `experiment`, `dataset`, `report`."""
 
 import signal
 from pathlib import Path
@@ -6,15 +6,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from broker_config.errors import EdgeNodeError
+from broker_config.errors import EdgeNodeError, UsageError
 from edge.commands.options import (
     ROUNDS,
     SUITED_WEIGHTS,
     WEIGHTS,
     ClassesPerNode,
-    Data,
     EvaluateEvery,
     Events,
+    Json,
     Method,
     Model,
     Nodes,
@@ -37,13 +37,26 @@ app = typer.Typer()
 
 @app.command(epilog="Example: edge-node simulate --method fedavg --data images/ --rounds 20 --seed 1 --json")
 def simulate(
-    data: Data,
+    data: Annotated[
+        list[Path],
+        typer.Option(
+            help="Folder of labelled images: one folder a class. Several --data are sources.", show_default=False
+        ),
+    ],
     method: Method = "afedcl",
-    partition: Annotated[str, typer.Option(help="disjoint, dirichlet or iid.")] = "disjoint",
+    partition: Annotated[
+        str, typer.Option(help="disjoint, dirichlet, iid, or sources: each node's images are of one source.")
+    ] = "disjoint",
+    rename: Annotated[
+        list[str], typer.Option(metavar="CLASS=COMMON", help="A class of one source that another source has too.")
+    ] = [],
     classes_per_node: ClassesPerNode = 2,
     alpha: Annotated[float, typer.Option(help="dirichlet: concentration; smaller is more different.")] = 0.1,
     nodes: Nodes = 5,
     samples: Samples = 10,
+    test_samples: Annotated[
+        int, typer.Option(min=1, help="Held-out images of each node at most, but one of each of its classes.")
+    ] = 60,
     rounds: Rounds = 30,
     option: Options = [],
     model: Model = "mobilenet_v2",
@@ -68,10 +81,10 @@ def simulate(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     request = make_request(method, option, model, weights, size, training, rounds, seed, threads, evaluate_every)
-    scheme = Scheme(partition, nodes, samples, seed, classes_per_node=classes_per_node, alpha=alpha, pool=pool)
+    scheme = Scheme(partition, nodes, samples, seed, classes_per_node, alpha, pool, test_samples)
     with progress.show(as_json=as_json, quiet=quiet) as show:
         tell_weights(request, weights, show)
-        outcome = simulate_folder(request, data, scheme, out, show)
+        outcome = simulate_folder(request, data, pairs(rename, "--rename"), scheme, out, show)
         show(progress.Result(result=msgspec.to_builtins(outcome)))
     if not as_json:
         report.table(outcome, Console())
@@ -135,6 +148,43 @@ def experiment(
             f"{len(failed)} of {state.cells} cells failed; the first: {failed[0].error}",
             "the others are stored; the same command tries these again",
         )
+
+
+@app.command(epilog="Example: edge-node dataset neu-cls --out images")
+def dataset(
+    name: Annotated[str, typer.Argument(help="Which; without it, all are listed.", show_default=False)] = "",
+    out: Annotated[Path | None, typer.Option(help="Download it, and lay it out as class folders here.")] = None,
+    origin: Annotated[
+        str, typer.Option("--from", metavar="FILE", help="A ZIP file, folder or URL with it, instead of its own URL.")
+    ] = "",
+    verify: Annotated[Path | None, typer.Option(help="Class folders: are they this data set?")] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Public data sets of surface defects: list them, get one, or verify a copy (exit code 1 if it is another)."""
+    import msgspec
+    from rich.console import Console
+
+    from trainer.datasets import DATASETS, compare, describe, known
+    from trainer.obtain import bar, obtain
+
+    if (out and verify) or (origin and not out):
+        raise UsageError("--out gets a data set, --verify looks at a copy", "pass one of them; --from goes with --out")
+    if not (out or verify):
+        chosen = [known(name)] if name else list(DATASETS.values())
+        listing = msgspec.json.encode(chosen).decode() if as_json else "\n\n".join(map(describe, chosen))
+        print(listing)
+        return
+    wanted = known(name)
+    if verify:
+        outcome = compare(wanted, verify)
+    elif out:
+        console = Console(stderr=True, quiet=quiet or as_json, soft_wrap=True, highlight=False)
+        console.print(describe(wanted), markup=False)
+        with bar(console) as watch:
+            outcome = obtain(wanted, origin, out, watch)
+    print(msgspec.json.encode(outcome.facts).decode() if as_json else outcome.verdict)
+    raise typer.Exit(1 if verify and outcome.differences else 0)
 
 
 @app.command(epilog="Example: edge-node report edge-node-plant-a")

@@ -3,8 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from broker_config.messages import Option, Training
 from trainer.experiments.cell import Cell, Pool, Setting
+from trainer.experiments.factors import COMMON, OWN, vary
 from trainer.experiments.tuning import Trial, plain, trials
 from trainer.methods import complete_options
 
@@ -173,6 +176,23 @@ def fig10(plan: Plan) -> list[Cell]:
     return plan.cells(plan.disjoint(), [("afedcl", part) for part in parts])
 
 
+def factors(plan: Plan) -> list[Cell]:
+    """What decides: one choice changed at a time, on images of the tuning pool, so that defaults may follow from it."""
+    training = msgspec.structs.replace(plan.training, learning_rate=3e-4)
+    settings = [
+        plan.setting(dataset, partition, pool="tuning")
+        for dataset, partition in zip(plan.images, reversed(PARTITIONS), strict=False)
+    ]
+    changes = {"afedcl": COMMON + OWN, "fedper": COMMON, "local": COMMON}
+    return [
+        vary(plan.cell(setting, method, plain(method, training), plan.model, seed), change)
+        for seed in range(plan.preset.seeds)
+        for setting in settings
+        for method, each in changes.items()
+        for change in each
+    ]
+
+
 GRIDS: dict[str, Callable[[Plan], list[Cell]]] = {
-    each.__name__: each for each in (tune, table2, fig4, fig5, fig7, fig8, fig9, fig10)
+    each.__name__: each for each in (tune, table2, fig4, fig5, fig7, fig8, fig9, fig10, factors)
 }

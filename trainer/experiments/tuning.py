@@ -25,14 +25,18 @@ _OWN: Mapping[str, Sequence[Mapping[str, Option]]] = {
     ),
     "ditto": ({"lambda": 0.1}, {"lambda": 1.0}, {"lambda": 0.01}),
     "fedala": ({"eta": 1.0}, {"eta": 0.1}, {"eta": 0.01}),
-    "fednova": ({"rate": 0.01}, {"rate": 0.03}, {"rate": 0.003}),
+    "fednova": (
+        {"rate": 0.003, "momentum": 0.0},
+        {"rate": 0.001, "momentum": 0.0},
+        {"rate": 0.001, "momentum": 0.9},
+    ),
     "fedprox": ({"mu": 0.1}, {"mu": 1.0}, {"mu": 0.01}),
     "fedrep": (
         {"head_epochs": 3, "body_epochs": 3},
         {"head_epochs": 1, "body_epochs": 5},
         {"head_epochs": 5, "body_epochs": 1},
     ),
-    "scaffold": ({"rate": 0.03}, {"rate": 0.1}, {"rate": 0.01}),
+    "scaffold": ({"rate": 0.003}, {"rate": 0.001}, {"rate": 0.01}),
 }
 
 

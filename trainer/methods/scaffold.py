@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Options(OneStage, frozen=True):
     """Options of `scaffold`."""
 
-    rate: Annotated[float, msgspec.Meta(gt=0)] = 0.03  # of SGD, which the method assumes, instead of Adam's
+    rate: Annotated[float, msgspec.Meta(gt=0)] = 0.003  # of SGD, which the method assumes, instead of Adam's
 
 
 def scaffold(training: Training, options: Options) -> Method:
