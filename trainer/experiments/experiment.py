@@ -1,7 +1,7 @@
 """One experiment from its name to its table: what is asked for, what is missing, and what came of it."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from broker_config.errors import UsageError, nearest
 from trainer import backbones, progress
 from trainer.experiments import tuning
-from trainer.experiments.bench import Bench
+from trainer.experiments.bench import Bench, Material
 from trainer.experiments.cell import Cell, Finished
 from trainer.experiments.grid import Failed, Job, Spread, estimate, in_processes, run_grid
 from trainer.experiments.grids import DATASETS, GRIDS, PRESETS, Plan
@@ -99,8 +99,8 @@ class Experiment:
 
         return tuning.choose(plan.preset.methods, plan.training, self._store.finished().values(), suits)
 
-    def _jobs(self) -> list[Job]:
-        """What is missing."""
+    def missing(self) -> list[Job]:
+        """What is not finished."""
         embed = self._order.name == "fig7"
         there = set(self._store.finished())
         if embed:
@@ -109,7 +109,7 @@ class Experiment:
 
     def state(self) -> State:
         """How far it is."""
-        missing = [job.cell for job in self._jobs()]
+        missing = [job.cell for job in self.missing()]
         seconds = estimate(missing, self._store.finished().values(), self._workers)
         return State(len(self.cells), len(missing), seconds)
 
@@ -123,12 +123,15 @@ class Experiment:
 
     def run(self, show: progress.Report) -> list[Failed]:
         """Run what is missing; returns what failed."""
-        jobs = self._jobs()
+        jobs = self.missing()
         show(progress.Step(what=f"{len(jobs)} of {len(self.cells)} cells to run"))
         if not jobs:
             return []
-        material = self._bench.material(job.cell for job in jobs)
-        return run_grid(jobs, material, self._store, self._spread(), self._workers, show)
+        return run_grid(jobs, self.material(job.cell for job in jobs), self._store, self._spread(), self._workers, show)
+
+    def material(self, cells: Iterable[Cell]) -> Material:
+        """What these cells of it need; images are decoded now."""
+        return self._bench.material(cells)
 
     def _spread(self) -> Spread:
         return in_processes(self._workers)

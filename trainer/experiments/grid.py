@@ -1,14 +1,16 @@
 """Running many cells, here or elsewhere; what is finished is stored at once."""
 
 import os
+import pickle
 import signal
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
+from contextlib import closing, contextmanager
 from multiprocessing import active_children, get_context, parent_process
+from tempfile import TemporaryFile
 from typing import NamedTuple
 
 import torch
@@ -107,28 +109,45 @@ def in_processes(workers: int) -> Spread:
     """Spreads jobs over processes of this machine, each with one thread."""
 
     def spread(jobs: Sequence[Job], material: Material) -> Iterator[Outcome]:
-        pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (material,))
-        try:
-            for future in as_completed([pool.submit(_work_on, job) for job in jobs]):
-                yield future.result()
-        except BrokenProcessPool as error:
-            raise EdgeNodeError(
-                "a worker process was killed, perhaps for want of memory",
-                "run it again with fewer --workers; what is finished is stored",
-            ) from error
-        finally:
-            for process in active_children():
-                process.kill()
-            pool.shutdown(cancel_futures=True)
+        with TemporaryFile() as file:  # a worker that dies while it starts cannot block us, as with a pipe
+            pickle.dump(material, file)
+            file.flush()
+            place = f"/proc/{os.getpid()}/fd/{file.fileno()}"  # it has no name that could outlive us
+            pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (place,))
+            try:
+                with _unasked():
+                    futures = [pool.submit(_work_on, job) for job in jobs]
+                for future in as_completed(futures):
+                    yield future.result()
+            except BrokenProcessPool as error:
+                raise EdgeNodeError(
+                    "a worker process was killed, perhaps for want of memory",
+                    "run it again with fewer --workers; what is finished is stored",
+                ) from error
+            finally:
+                for process in active_children():
+                    process.kill()
+                pool.shutdown(cancel_futures=True)
 
     return spread
 
 
-def _begin(material: Material) -> None:
+@contextmanager
+def _unasked() -> Iterator[None]:
+    """Signals wait until the block is left; processes that start in it never get them: their parent decides."""
+    asking = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, asking)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, asking)
+
+
+def _begin(place: str) -> None:
     """Prepare a worker process, which ends when its parent does, however that ends."""
     global _material  # noqa: PLW0603
-    _material = material
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    with open(place, "rb") as file:  # noqa: PTH123  (a pathlib.Path would resolve the link)
+        _material = pickle.load(file)  # noqa: S301  (our parent wrote it)
     threading.Thread(target=_follow_parent, daemon=True).start()
     torch.set_num_threads(1)
 
