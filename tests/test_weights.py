@@ -54,7 +54,7 @@ def test_a_torchvision_that_brings_its_operators_is_taken_as_it_is(tmp_path: Pat
         "library = torch.library.Library('torchvision', 'DEF')\n"
         "library.define('nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')\n"
     )
-    code = "from trainer import backbones; print(backbones._torchvision_models().__file__)"
+    code = "from trainer import backbones; print(backbones.torchvision_models().__file__)"
     path = os.pathsep.join((str(tmp_path), str(HOUSE)))
     result = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True

@@ -18,7 +18,7 @@ from trainer.tree import Arrays
 _keep_alive: list[torch.library.Library] = []
 
 
-def _torchvision_models() -> Any:
+def torchvision_models() -> Any:
     """torchvision.models, also where its compiled operators cannot be loaded (a CPU-only torch beside a CUDA build).
 
     Only detection needs those operators, but torchvision cannot be imported without their schemas. Declared beside
@@ -49,12 +49,12 @@ class PooledFeatures(nn.Module):
 
 
 def _mobilenet_v2() -> nn.Module:
-    return PooledFeatures(_torchvision_models().mobilenet_v2().features)
+    return PooledFeatures(torchvision_models().mobilenet_v2().features)
 
 
 def _resnet(name: str) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
-        network = getattr(_torchvision_models(), name)()
+        network = getattr(torchvision_models(), name)()
         network.fc = nn.Identity()
         return cast(nn.Module, network)
 
@@ -115,7 +115,7 @@ def within_reach(model: str) -> bool:
 
 
 def _imagenet(model: str) -> Any:
-    return getattr(_torchvision_models(), _IMAGENET[model]).DEFAULT
+    return getattr(torchvision_models(), _IMAGENET[model]).DEFAULT
 
 
 def download(model: str) -> Arrays:

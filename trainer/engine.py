@@ -1,8 +1,7 @@
 """The one local training loop: runs a Phase. It owns batches, optimiser and random numbers."""
 
-import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch import Tensor
 from broker_config.errors import EdgeNodeError
 from broker_config.messages import Preprocessing, Training
 from trainer.data import LabelledImages
-from trainer.methods.base import Batch, Metrics, Phase
+from trainer.methods.base import Batch, Loss, Metrics, Phase
 from trainer.network import Network, Tree
 from trainer.tree import pick, trainable, under
 
@@ -24,8 +23,21 @@ class Stopped(Exception):  # noqa: N818  (not an error: somebody asked for it)
     """Training was asked to stop between two batches."""
 
 
+class Views(NamedTuple):
+    """How each of some images is varied; drawn on the CPU, whatever the device."""
+
+    turns: Tensor  # bool [3, b, 1, 1, 1]: mirrored, upside down, transposed
+    light: Tensor  # [2, b, 1, 1, 1]: change of contrast and brightness, within 20 %
+
+    @staticmethod
+    def draw(count: int, random: torch.Generator) -> "Views":
+        """Of `count` images."""
+        turns = torch.rand((3, count, 1, 1, 1), generator=random) < 0.5
+        return Views(turns, torch.rand((2, count, 1, 1, 1), generator=random) * 0.4 - 0.2)
+
+
 class TrainingSet(NamedTuple):
-    """A node's images, ready for the network."""
+    """Images of a node, or of several nodes one after the other, ready for the network."""
 
     images: Tensor  # uint8 [n, 3, S, S]
     labels: Tensor  # int64 [n]
@@ -33,31 +45,30 @@ class TrainingSet(NamedTuple):
     std: Tensor
 
     @staticmethod
-    def of(images: LabelledImages, preprocessing: Preprocessing) -> "TrainingSet":
+    def of(images: LabelledImages, preprocessing: Preprocessing, device: str = "cpu") -> "TrainingSet":
         """From uint8 [n, S, S, 3] and the federation's preprocessing."""
         return TrainingSet(
-            torch.from_numpy(np.ascontiguousarray(images.images)).permute(0, 3, 1, 2),
-            torch.from_numpy(np.asarray(images.labels, np.int64)),
-            torch.tensor(preprocessing.mean)[:, None, None],
-            torch.tensor(preprocessing.std)[:, None, None],
+            torch.from_numpy(np.ascontiguousarray(images.images)).to(device).permute(0, 3, 1, 2),
+            torch.from_numpy(np.asarray(images.labels, np.int64)).to(device),
+            torch.tensor(preprocessing.mean, device=device)[:, None, None],
+            torch.tensor(preprocessing.std, device=device)[:, None, None],
         )
 
-    def network_input(self, index: Tensor | slice, random: torch.Generator | None = None) -> Tensor:
-        """Images [b, 3, S, S], augmented if `random` is given, normalised."""
+    def network_input(self, index: Tensor | slice, views: Views | None = None) -> Tensor:
+        """Images [b, 3, S, S], varied if `views` are given, normalised."""
         images: Tensor = self.images[index].float() / 255
-        if random is not None:
-            images = augment(images, random)
+        if views is not None:
+            images = augment(images, views)
         return (images - self.mean) / self.std
 
 
-def augment(images: Tensor, random: torch.Generator) -> Tensor:
-    """One of the square's eight symmetries, contrast and brightness within 20 %, for each image [b, 3, S, S] in 0..1.
+def augment(images: Tensor, views: Views) -> Tensor:
+    """One of the square's eight symmetries, other contrast and brightness, for each image [b, 3, S, S] in 0..1.
 
     A surface has no up or left; its lighting varies. Defects stay what they are.
     """
-    count = len(images)
-    mirror, flip, turn = torch.rand((3, count, 1, 1, 1), generator=random) < 0.5
-    contrast, brightness = torch.rand((2, count, 1, 1, 1), generator=random) * 0.4 - 0.2
+    mirror, flip, turn = views.turns.to(images.device)
+    contrast, brightness = views.light.to(images.device)
     images = torch.where(mirror, images.flip(3), images)
     images = torch.where(flip, images.flip(2), images)
     images = torch.where(turn, images.transpose(2, 3), images)
@@ -106,39 +117,82 @@ def run_phase(
         Stopped: `stop` said so.
         EdgeNodeError: a loss is not finite.
     """
-    random = torch.Generator().manual_seed(seed)
+    tree, moments, steps, metrics = descend(network, phase, tree, moments, received, data, training, [seed], stop)
+    return phase.after(tree, received, steps), moments, {name: float(value) for name, value in metrics.items()}
+
+
+def descend(
+    network: Network,
+    phase: Phase,
+    tree: Tree,
+    moments: Tree,
+    received: Tree,
+    data: TrainingSet,
+    training: Training,
+    seeds: Sequence[int],
+    stop: Callable[[], bool] = lambda: False,
+) -> tuple[Tree, Tree, int, dict[str, np.ndarray]]:
+    """The steps of `run_phase`, for one node or for several at once.
+
+    With several seeds, `tree` and `moments` are stacked [nodes, ...] (but for Adam's counts of steps), `data` holds as
+    many images of each node, one node's after another's, and the metrics are arrays [nodes].
+
+    Returns:
+        The new tree and moments, the number of steps, and the metrics.
+    """
+    randoms = [torch.Generator().manual_seed(seed) for seed in seeds]
     prefixes = [prefix for step in phase.steps for prefix in step.trains]
     trained = [name for name in pick(tree, prefixes) if trainable(name)]
     moving = set(trained)
     tree = {name: value.clone().requires_grad_(name in moving) for name, value in tree.items()}
     reference = _Reference(network, received, data, cached=not training.augment) if phase.uses_reference else None
     optimiser = _optimiser(phase, tree, trained, moments, training)
-    chosen = _choose(len(data.labels), phase.share, random)
-    encode = _Encode(network, moving if training.batch_norm == "train" else set())
-    metrics: Metrics = {}
+    count = len(data.labels) // len(seeds)
+    chosen = [node * count + _choose(count, phase.share, random) for node, random in enumerate(randoms)]
+    encode = _Encode(network if len(seeds) == 1 else network.mapped(), moving if training.batch_norm == "train" else ())
+    metrics: dict[str, np.ndarray] = {}
     losses: list[float] = []
     steps = 0
     for _ in range(phase.epochs):
-        sums: dict[str, list[float]] = defaultdict(list)
-        for order in batches(len(chosen), training.batch_size, random):
+        sums: dict[str, list[Tensor]] = defaultdict(list)
+        orders = [batches(len(own), training.batch_size, random) for own, random in zip(chosen, randoms, strict=True)]
+        for order in zip(*orders, strict=True):
             if stop():
                 raise Stopped
-            index = chosen[order]
-            images = data.network_input(index, random if training.augment else None)
+            index = torch.cat([own[places] for own, places in zip(chosen, order, strict=True)])
+            views = _draw([len(places) for places in order], randoms) if training.augment else None
+            index = index.to(data.labels.device)
+            images = data.network_input(index, views)
             features = reference.features(index, images) if reference else None
             batch = Batch(images, data.labels[index], features, received)
-            _take_steps(network, phase, tree, batch, encode, optimiser, sums)
+            _take_steps(network, phase, tree, batch, encode, optimiser, sums, len(seeds))
             steps += 1
-        metrics = {name: float(np.mean(values)) for name, values in sums.items()}
-        losses.append(next(iter(metrics.values())))
-        if phase.settled is not None and phase.settled(tree, received, losses):
-            break
+        metrics = {name: _mean(name, values) for name, values in sums.items()}
+        if phase.settled is not None:
+            losses.append(float(next(iter(metrics.values()))))
+            if phase.settled(tree, received, losses):
+                break
     if isinstance(optimiser, torch.optim.Adam):
         moments = {
             **moments,
             **{f"{name}/{key}": value for name in trained for key, value in optimiser.state[tree[name]].items()},
         }
-    return phase.after({name: value.detach() for name, value in tree.items()}, received, steps), moments, metrics
+    return {name: value.detach() for name, value in tree.items()}, moments, steps, metrics
+
+
+def _draw(counts: Sequence[int], randoms: Sequence[torch.Generator]) -> Views:
+    """Views of as many images of each node, each with its own random numbers."""
+    drawn = [Views.draw(count, random) for count, random in zip(counts, randoms, strict=True)]
+    return Views(*(torch.cat(parts, 1) for parts in zip(*drawn, strict=True)))
+
+
+def _mean(name: str, values: Sequence[Tensor]) -> np.ndarray:
+    """Over the batches."""
+    figures = torch.stack(list(values)).double().cpu().numpy()
+    if not np.isfinite(figures).all():
+        wrong = figures[~np.isfinite(figures)].flat[0]
+        raise EdgeNodeError(f"training has diverged: {name} is {wrong}", "take a smaller learning_rate")
+    return np.asarray(figures.mean(0))
 
 
 def _choose(count: int, share: float, random: torch.Generator) -> Tensor:
@@ -151,7 +205,7 @@ def _choose(count: int, share: float, random: torch.Generator) -> Tensor:
 class _Encode:
     """Runs an encoder of the trained tree. BatchNorm is in training mode in those encoders that move, if in any."""
 
-    def __init__(self, network: Network, moving: set[str]):
+    def __init__(self, network: Network, moving: Iterable[str]):
         self._network = network
         self._training = {name.rpartition("encoder.")[0] + "encoder" for name in moving if "encoder." in name}
 
@@ -166,22 +220,35 @@ def _take_steps(
     batch: Batch,
     encode: _Encode,
     optimiser: torch.optim.Optimizer | None,
-    sums: dict[str, list[float]],
+    sums: dict[str, list[Tensor]],
+    nodes: int,
 ) -> None:
     for step in phase.steps:
         moved = [value for value in pick(tree, step.trains).values() if value.requires_grad]
         with torch.set_grad_enabled(bool(moved)):
-            loss, reported = step.loss(network, tree, batch, encode)
+            loss, reported = _look(step.loss, network, tree, batch, encode, nodes)
         if optimiser is not None and moved:
             optimiser.zero_grad(set_to_none=True)
             loss.backward(inputs=moved)  # type: ignore[no-untyped-call]
             optimiser.step()
             _clamp(phase, tree)
         for name, value in reported.items():
-            figure = float(value.detach())
-            if not math.isfinite(figure):
-                raise EdgeNodeError(f"training has diverged: {name} is {figure}", "take a smaller learning_rate")
-            sums[name].append(figure)
+            sums[name].append(value.detach())
+
+
+def _look(
+    loss: Loss, network: Network, tree: Tree, batch: Batch, encode: _Encode, nodes: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """A loss and what it reports. Several nodes' losses are summed: each moves its own slice of the stacked tree."""
+    if nodes == 1:
+        return loss(network, tree, batch, encode)
+
+    def one(tree: Tree, images: Tensor, labels: Tensor, reference: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+        return loss(network, tree, Batch(images, labels, reference, batch.received), encode)
+
+    parts = [None if part is None else part.view(nodes, -1, *part.shape[1:]) for part in batch[:3]]
+    losses, reported = torch.func.vmap(one, tuple(None if part is None else 0 for part in (tree, *parts)))(tree, *parts)
+    return losses.sum(), reported
 
 
 def _clamp(phase: Phase, tree: Tree) -> None:
@@ -242,4 +309,4 @@ def judge(network: Network, personal: Tree, data: TrainingSet) -> np.ndarray:
         for start in range(0, len(data.labels), _EVALUATION_BATCH):
             images = data.network_input(slice(start, start + _EVALUATION_BATCH))
             answers.append(network.judge(personal, images))
-    return torch.cat(answers).numpy()
+    return torch.cat(answers).cpu().numpy()

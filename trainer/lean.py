@@ -6,7 +6,8 @@ Small batches of small images on one processor core spend most of their time bes
 - BatchNorm on stored statistics is folded into the weights of the convolution before it, gradients included,
 - ReLU works in place, or within the matrix product.
 
-Results differ from the modules' in rounding only. Every choice depends on shapes alone, never on what ran before.
+Mapped over stacked nodes (`torch.func.vmap`) they do the same in operations that can be mapped. Results differ from the
+modules' in rounding only. Every choice depends on shapes alone, never on what ran before.
 """
 
 from collections.abc import Mapping
@@ -37,13 +38,14 @@ class Run(NamedTuple):
 class Lean:
     """An encoder's structure, free of values."""
 
-    def __init__(self, encoder: nn.Module):
+    def __init__(self, encoder: nn.Module, mapped: bool):
         self.shapes = {name: tuple(value.shape) for name, value in encoder.state_dict().items()}
         convolutions = [module for module in encoder.modules() if isinstance(module, nn.Conv2d)]
         # Matrix products want pixels of adjacent channels; other convolutions are faster without.
         by_pixels = sum(map(_pointwise, convolutions)) * 2 >= len(convolutions)
-        self._layout = torch.channels_last if by_pixels else torch.contiguous_format
-        self._graph = _rewrite(encoder, by_pixels)
+        # A mapped tensor has no layout of its own to choose.
+        self._layout = torch.channels_last if by_pixels and not mapped else torch.contiguous_format
+        self._graph = _rewrite(encoder, by_pixels, mapped)
 
     def __call__(self, images: Tensor, run: Run) -> Tensor:
         """Features [n, features] of images [n, 3, S, S]."""
@@ -51,13 +53,13 @@ class Lean:
 
 
 @lru_cache
-def lean(model: str) -> Lean:
-    """The structure of the backbone `model`."""
+def lean(model: str, mapped: bool = False) -> Lean:
+    """The structure of the backbone `model`, to be run as it is or `mapped` over stacked nodes."""
     with torch.device("meta"):
-        return Lean(backbones.build(model))
+        return Lean(backbones.build(model), mapped)
 
 
-def _rewrite(encoder: nn.Module, by_pixels: bool) -> fx.GraphModule:
+def _rewrite(encoder: nn.Module, by_pixels: bool, mapped: bool) -> fx.GraphModule:
     """The encoder's graph, its layers exchanged for ours, with a second input: the run."""
     traced = fx.symbolic_trace(encoder)
     graph, modules = traced.graph, dict(traced.named_modules())
@@ -75,6 +77,7 @@ def _rewrite(encoder: nn.Module, by_pixels: bool) -> fx.GraphModule:
                 None if norm is None else str(norm.target),
                 None if relu is None else _CEILINGS[type(modules[str(relu.target)])],
                 by_pixels and _pointwise(module),
+                mapped,
             )
             for absorbed in filter(None, (relu, norm)):
                 absorbed.replace_all_uses_with(node)
@@ -116,8 +119,17 @@ class _GroupNorm(nn.Module):
 class _Convolution(nn.Module):
     """A convolution with the BatchNorm and the ReLU that follow it, if any."""
 
-    def __init__(self, name: str, convolution: nn.Conv2d, norm: str | None, ceiling: float | None, by_pixels: bool):
+    def __init__(
+        self,
+        name: str,
+        convolution: nn.Conv2d,
+        norm: str | None,
+        ceiling: float | None,
+        by_pixels: bool,
+        mapped: bool,
+    ):
         super().__init__()
+        self.multiply, self.clip = (_multiply_mapped, _clip_mapped) if mapped else (_multiply, _clip)
         self.name, self.norm, self.ceiling = name, norm, ceiling
         self.stride, self.padding, self.groups = convolution.stride[0], int(convolution.padding[0]), convolution.groups
         self.foldable = norm is not None and convolution.weight[0].numel() <= _FOLDED
@@ -137,20 +149,24 @@ class _Convolution(nn.Module):
             return self._convolve(x, weight, torch.addcmul(shift, mean, factor, value=-1), self.ceiling)
         x = self._convolve(x, weight, None, None)
         x = functional.batch_norm(x, mean, variance, scale, shift, run.training, _MOMENTUM, _EPS)
-        return _clip(x, self.ceiling)
+        return self.clip(x, self.ceiling)
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, ceiling: float | None) -> Tensor:
         if self.by_pixels:
-            return _multiply(x[:, :, :: self.stride, :: self.stride], weight.flatten(1), bias, ceiling)
+            return self.multiply(x[:, :, :: self.stride, :: self.stride], weight.flatten(1), bias, ceiling)
         padding = self.padding
         if self.groups > 1 and min(x.shape[2:]) < 3:  # oneDNN pads such small images ten times slower than we do
             x, padding = functional.pad(x, (padding,) * 4), 0
-        return _clip(functional.conv2d(x, weight, bias, self.stride, padding, 1, self.groups), ceiling)
+        return self.clip(functional.conv2d(x, weight, bias, self.stride, padding, 1, self.groups), ceiling)
 
 
 def _clip(x: Tensor, ceiling: float | None) -> Tensor:
     """ReLU up to `ceiling`, in place."""
     return x if ceiling is None else cast(Tensor, _Clip.apply(x, ceiling))  # type: ignore[no-untyped-call]
+
+
+def _clip_mapped(x: Tensor, ceiling: float | None) -> Tensor:
+    return x if ceiling is None else functional.hardtanh(x, 0.0, ceiling)
 
 
 class _Clip(torch.autograd.Function):
@@ -171,13 +187,27 @@ class _Clip(torch.autograd.Function):
 
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, ceiling: float | None) -> Tensor:
-    count, channels, height, width = x.shape
-    pixels = x.permute(0, 2, 3, 1).reshape(-1, channels)
+    pixels = _pixels(x)
     if _ONEDNN and x.device.type == "cpu" and x.dtype == torch.float32:
         out: Tensor = _Product.apply(pixels, weight, bias, ceiling)  # type: ignore[no-untyped-call]
     else:
         out = _clip(functional.linear(pixels, weight, bias), ceiling)
-    return out.view(count, height, width, -1).permute(0, 3, 1, 2)
+    return _images(out, x)
+
+
+def _multiply_mapped(x: Tensor, weight: Tensor, bias: Tensor | None, ceiling: float | None) -> Tensor:
+    return _images(_clip_mapped(functional.linear(_pixels(x), weight, bias), ceiling), x)
+
+
+def _pixels(x: Tensor) -> Tensor:
+    """[n, channels, height, width] -> [n * height * width, channels]."""
+    return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
+
+
+def _images(pixels: Tensor, like: Tensor) -> Tensor:
+    """The inverse of `_pixels`, for images of the size of `like`."""
+    count, _, height, width = like.shape
+    return pixels.view(count, height, width, -1).permute(0, 3, 1, 2)
 
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None = None, ceiling: float | None = None) -> Tensor:

@@ -19,10 +19,15 @@ Tree = dict[str, Tensor]
 class _Reverse(torch.autograd.Function):
     """Identity forward; the gradient times -scale backward (gradient reversal, Ganin and Lempitsky 2015)."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, features: Tensor, scale: float) -> Tensor:
-        ctx.scale = scale
+    def forward(features: Tensor, scale: float) -> Tensor:  # noqa: ARG004
         return features.view_as(features)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:  # noqa: ARG004
+        ctx.scale = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -32,10 +37,14 @@ class _Reverse(torch.autograd.Function):
 class Network:
     """An encoder's structure with linear heads; all values are passed in."""
 
-    def __init__(self, model: str, classes: int):
-        self._encoder = lean(model)
+    def __init__(self, model: str, classes: int, *, mapped: bool = False):
+        self._model, self._encoder = model, lean(model, mapped)
         self.shape = Shape(FEATURES[model], classes)
         self.names = frozenset(f"encoder.{name}" for name in self._encoder.shapes)
+
+    def mapped(self) -> "Network":
+        """The same structure in operations that `torch.func.vmap` maps over stacked trees."""
+        return Network(self._model, self.shape.classes, mapped=True)
 
     def check(self, tree: Tree, source: str) -> None:
         """Raise UsageError unless `tree` holds exactly this encoder's tensors, below `encoder.`, in its shapes."""
@@ -60,7 +69,7 @@ class Network:
     def cross_entropy(self, logits: Tensor, labels: Tensor | int) -> Tensor:
         """Mean cross-entropy of logits [n, c]; an int labels every row alike."""
         if isinstance(labels, int):
-            labels = torch.full((len(logits),), labels)
+            labels = torch.full((len(logits),), labels, device=logits.device)
         return functional.cross_entropy(logits, labels)
 
     def reverse(self, features: Tensor, scale: float) -> Tensor:
@@ -97,11 +106,11 @@ class Network:
         return self.linear(personal, "classifier", self.see(personal, images))
 
 
-def to_tensors(arrays: dict[str, np.ndarray]) -> Tree:
+def to_tensors(arrays: dict[str, np.ndarray], device: str = "cpu") -> Tree:
     """Copies as torch tensors (aligned by torch's allocator, so that arithmetic does not depend on their origin)."""
-    return {name: torch.from_numpy(array).clone() for name, array in arrays.items()}
+    return {name: torch.from_numpy(array).to(device, copy=True) for name, array in arrays.items()}
 
 
 def to_arrays(tree: Tree) -> dict[str, np.ndarray]:
     """Copies as numpy arrays."""
-    return {name: value.detach().contiguous().numpy().copy() for name, value in tree.items()}
+    return {name: value.detach().cpu().contiguous().numpy().copy() for name, value in tree.items()}

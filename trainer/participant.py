@@ -55,49 +55,61 @@ def never() -> bool:
 class Participant:
     """One node of a federation: its method, its images, its share of the seed. Holds no training state itself."""
 
-    def __init__(self, spec: Spec, node: str, images: Images):
-        self._spec, self._node, self._images = spec, node, images
-        self._method = make(spec.method, spec.training, spec.options)
-        self._network = Network(spec.model, len(spec.classes))
-        self._data = TrainingSet.of(images.train, spec.preprocessing)
+    def __init__(self, spec: Spec, node: str, images: Images, device: str = "cpu"):
+        self.spec, self.node, self._images, self._device = spec, node, images, device
+        self.method = make(spec.method, spec.training, spec.options)
+        self.network = Network(spec.model, len(spec.classes))
+        self.data = TrainingSet.of(images.train, spec.preprocessing, device)
         # Whether `conclude` needs the average made after the last round, or only the broadcast of the last round.
-        self.needs_final = self._method.deploys_final or images.test is None
+        self.needs_final = self.method.deploys_final or images.test is None
 
     def start(self, broadcast: Arrays) -> State:
         """The state before the first round."""
-        received = to_tensors(broadcast)
-        self._network.check(received, "the coordinator's broadcast")
-        own = self._method.init_node(broadcast, self._network.shape, generator(self._spec.seed, self._node, "init"))
-        return State({**received, **to_tensors(own)}, {})
+        received = self.tensors(broadcast)
+        self.network.check(received, "the coordinator's broadcast")
+        own = self.method.init_node(broadcast, self.network.shape, generator(self.spec.seed, self.node, "init"))
+        return State({**received, **self.tensors(own)}, {})
+
+    def tensors(self, arrays: Arrays) -> Tree:
+        """Where the node trains."""
+        return to_tensors(arrays, self._device)
 
     def contribute(
         self, state: State, broadcast: Arrays, round_: int, stop: Callable[[], bool] = never
     ) -> tuple[State, Contributed, Metrics]:
         """Stage 1: receive, train, and say what leaves the node."""
-        received = to_tensors(broadcast)
-        moments = state.moments if self._spec.training.moments == "keep" else {}
-        state = State(self._method.receive(state.tree, received), moments)
-        state, metrics = self._run(self._method.train, state, received, round_, stop)
-        weight = self._method.measure(metrics, len(self._data.labels))
-        sent = pick(self._method.contribute(state.tree, received), self._spec.sends)
-        return state, Contributed(to_arrays(sent), weight), metrics
+        received = self.tensors(broadcast)
+        state = self.receive(state, received)
+        state, metrics = self._run(self.method.train, state, received, round_, stop)
+        return state, self.send(state, received, metrics), metrics
+
+    def receive(self, state: State, received: Tree) -> State:
+        """What stage 1 starts from."""
+        moments = state.moments if self.spec.training.moments == "keep" else {}
+        return State(self.method.receive(state.tree, received), moments)
+
+    def send(self, state: State, received: Tree, metrics: Metrics) -> Contributed:
+        """What leaves the node after stage 1, which reached `state` and `metrics`."""
+        weight = self.method.measure(metrics, len(self.data.labels))
+        sent = pick(self.method.contribute(state.tree, received), self.spec.sends)
+        return Contributed(to_arrays(sent), weight)
 
     def refine(
         self, state: State, broadcast: Arrays, round_: int, stop: Callable[[], bool] = never
     ) -> tuple[State, Metrics]:
-        """Stage 2: what the node goes on training while its contribution travels.
+        """Stage 2: what the node goes on training while its contribution travels."""
+        received = self.tensors(broadcast)
+        state, metrics = self._run(self.method.refine, state, received, round_, stop)
+        return state, metrics | self.look(state, received, round_)
 
-        The metrics hold A_k where there is one and, every `evaluate_every` rounds, the accuracy on held-out images.
-        """
-        received = to_tensors(broadcast)
-        state, metrics = self._run(self._method.refine, state, received, round_, stop)
-        if "fusion" in state.tree:
-            metrics["A_k"] = float(state.tree["fusion"])
-        test, spec = self._images.test, self._spec
+    def look(self, state: State, received: Tree, round_: int) -> Metrics:
+        """After stage 2: A_k where there is one and, every `evaluate_every` rounds, the accuracy on held-out images."""
+        metrics = {"A_k": float(state.tree["fusion"])} if "fusion" in state.tree else {}
+        test, spec = self._images.test, self.spec
         if test is not None and (round_ % spec.evaluate_every == 0 or round_ == spec.rounds):
-            logits = self._judge(self._method.deploy(state.tree, received), test)
+            logits = self._judge(self.method.deploy(state.tree, received), test)
             metrics["accuracy"] = accuracy(logits.argmax(1), test.labels)
-        return state, metrics
+        return metrics
 
     def conclude(
         self, state: State, round_: int, broadcast: Arrays, final: Arrays, history: tuple[Metrics, ...]
@@ -116,8 +128,8 @@ class Participant:
             final: the average made after it; the same as `broadcast` will do unless `needs_final`.
             history: metrics of each round.
         """
-        tree = self._method.deploy(state.tree, to_tensors(final if self._method.deploys_final else broadcast))
-        test, classes = self._images.test, self._spec.classes
+        tree = self.method.deploy(state.tree, self.tensors(final if self.method.deploys_final else broadcast))
+        test, classes = self._images.test, self.spec.classes
         judged, logits = (test, self._judge(tree, test)) if test is not None else self._cross_validate(final)
         labels, predicted = judged.labels, logits.argmax(1)
         low, high = wilson(int((predicted == labels).sum()), len(labels))
@@ -130,42 +142,51 @@ class Participant:
             "cross_validated": float(test is None),
         }
         trained = Counter(classes[label] for label in self._images.train.labels)
-        facts = Facts.of(self._spec, self._node, round_, dict(sorted(trained.items())), metrics, history)
+        facts = Facts.of(self.spec, self.node, round_, dict(sorted(trained.items())), metrics, history)
         return Personal(facts, tree, _verdicts(judged, logits, classes))
 
     def _cross_validate(self, final: Arrays) -> tuple[LabelledImages, np.ndarray]:
         """The training images, and logits [n, classes], each row by a model that was not trained on the image."""
         images = self._images.train
-        logits = np.empty((len(images.labels), len(self._spec.classes)), np.float32)
-        for held_out in folds(images, min(_FOLDS, len(images.labels)), self._spec.seed):
+        logits = np.empty((len(images.labels), len(self.spec.classes)), np.float32)
+        for held_out in folds(images, min(_FOLDS, len(images.labels)), self.spec.seed):
             others = np.setdiff1d(np.arange(len(images.labels)), held_out)
-            fold = Participant(self._spec, self._node, Images(images.take(others), None))
+            fold = Participant(self.spec, self.node, Images(images.take(others), None), self._device)
             state = fold.start(final)
-            for round_ in range(min(_FOLD_ROUNDS, self._spec.rounds)):
+            for round_ in range(min(_FOLD_ROUNDS, self.spec.rounds)):
                 state, _, _ = fold.contribute(state, final, round_)
                 state, _ = fold.refine(state, final, round_)
-            personal = self._method.deploy(state.tree, to_tensors(final))
+            personal = self.method.deploy(state.tree, self.tensors(final))
             logits[held_out] = self._judge(personal, images.take(held_out))
         return images, logits
 
     def _judge(self, personal: Tree, images: LabelledImages) -> np.ndarray:
-        torch.set_num_threads(self._spec.threads)
-        return judge(self._network, personal, TrainingSet.of(images, self._spec.preprocessing))
+        torch.set_num_threads(self.spec.threads)
+        return judge(self.network, personal, TrainingSet.of(images, self.spec.preprocessing, self._device))
 
     def _run(
         self, phases: tuple[Phase, ...], state: State, received: Tree, round_: int, stop: Callable[[], bool]
     ) -> tuple[State, Metrics]:
         # OpenMP keeps the thread count per calling thread, and sums depend on it.
-        torch.set_num_threads(self._spec.threads)
+        torch.set_num_threads(self.spec.threads)
         metrics: Metrics = {}
         for phase in phases:
-            seed = key_to_seed(self._spec.seed, self._node, round_, phase.name)
-            tree, moments, measured = run_phase(
-                self._network, phase, *state, received, self._data, self._spec.training, seed, stop
-            )
-            state = State(tree, moments)
+            state, measured = self.train(phase, state, received, round_, stop)
             metrics |= measured
         return state, metrics
+
+    def train(
+        self, phase: Phase, state: State, received: Tree, round_: int, stop: Callable[[], bool] = never
+    ) -> tuple[State, Metrics]:
+        """One phase of a stage."""
+        tree, moments, metrics = run_phase(
+            self.network, phase, *state, received, self.data, self.spec.training, self.seed(round_, phase), stop
+        )
+        return State(tree, moments), metrics
+
+    def seed(self, round_: int, phase: Phase) -> int:
+        """Of a phase's random numbers."""
+        return key_to_seed(self.spec.seed, self.node, round_, phase.name)
 
 
 def _verdicts(images: LabelledImages, logits: np.ndarray, classes: Sequence[str]) -> tuple[Verdict, ...]:

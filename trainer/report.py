@@ -69,6 +69,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     bytes_down: int = 0  # coordinator -> broker, which hands a copy to every node
     model_bytes: int = 0  # of one contribution
     seconds: float = 0.0
+    engine: str = "plain"  # what trained the nodes: plain or batched
+    device: str = "cpu"
     serving: Serving | None = None
 
     @staticmethod

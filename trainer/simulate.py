@@ -3,10 +3,13 @@
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+import torch
+
+from broker_config.errors import UsageError
 from broker_config.messages import Spec
-from trainer import data, partition, personal, progress, report
+from trainer import batched, data, partition, personal, progress, report
 from trainer.data import Images
 from trainer.federation.aggregate import FixedPointSum
 from trainer.federation.spec import Request, draft
@@ -17,6 +20,16 @@ from trainer.personal import Personal
 from trainer.tree import Arrays, pick
 
 
+class Engine(NamedTuple):
+    """What trains the nodes: one after the other (`plain`), or as many at once as can be (`batched`)."""
+
+    kind: Literal["plain", "batched"] = "plain"
+    device: Literal["cpu", "cuda"] = "cpu"
+
+
+PLAIN = Engine()
+
+
 class Simulated(NamedTuple):
     """What a simulated federation leaves."""
 
@@ -25,16 +38,26 @@ class Simulated(NamedTuple):
 
 
 def simulate(
-    spec: Spec, broadcast: Arrays, images: Mapping[str, Images], show: progress.Report = progress.ignore
+    spec: Spec,
+    broadcast: Arrays,
+    images: Mapping[str, Images],
+    show: progress.Report = progress.ignore,
+    engine: Engine = PLAIN,
 ) -> Simulated:
     """Run a federation of the nodes in `images`.
 
-    With the same spec, first broadcast and images, the tensors equal those of processes over a broker bit for bit
-    (same machine, same torch).
+    With the same spec, first broadcast and images, the tensors of the plain engine on the CPU equal those of processes
+    over a broker bit for bit (same machine, same torch).
+
+    Raises:
+        UsageError: the engine's device is not there.
     """
+    if engine.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("there is no GPU here that torch can use", "leave out --device, or install a torch with CUDA")
     method = make(spec.method, spec.training, spec.options)
     sent = pick(spec.tensors, spec.sends)
-    participants = {name: Participant(spec, name, share) for name, share in images.items()}
+    participants = {name: Participant(spec, name, share, engine.device) for name, share in images.items()}
+    groups = batched.group([*participants.values()], batched.MOST if engine.kind == "batched" else 1)
     states = {name: participant.start(broadcast) for name, participant in participants.items()}
     histories: dict[str, tuple[Metrics, ...]] = dict.fromkeys(participants, ())
     started = time.monotonic()
@@ -45,14 +68,17 @@ def simulate(
         received = broadcast
         rounds.open(round_)
         sums = FixedPointSum(sent, spec.nodes, method.weight_cap)
-        for name, participant in participants.items():
-            show(progress.Activity(node=name, round=round_, what="training"))
-            state, contributed, metrics = participant.contribute(states[name], received, round_)
-            sums.add(contributed.tensors.items(), method.weigh(contributed.weight))
-            states[name], refined = participant.refine(state, received, round_)
-            histories[name] += ({"round": float(round_), **metrics, **refined},)
-            show(progress.Measured(node=name, round=round_, metrics={**metrics, **refined}))
-            show(progress.Activity(node=name, round=round_, what="waiting"))
+        for group in groups:
+            for name in group.nodes:
+                show(progress.Activity(node=name, round=round_, what="training"))
+            stage_1 = group.contribute([states[name] for name in group.nodes], received, round_)
+            for _, contributed, _ in stage_1:
+                sums.add(contributed.tensors.items(), method.weigh(contributed.weight))
+            stage_2 = group.refine([state for state, _, _ in stage_1], received, round_)
+            for name, (_, _, metrics), (states[name], refined) in zip(group.nodes, stage_1, stage_2, strict=True):
+                histories[name] += ({"round": float(round_), **metrics, **refined},)
+                show(progress.Measured(node=name, round=round_, metrics={**metrics, **refined}))
+                show(progress.Activity(node=name, round=round_, what="waiting"))
         broadcast = method.finish(broadcast, sums.mean(), sums.count / spec.nodes)
         rounds.close(sorted(participants))
     models = {}
@@ -71,6 +97,7 @@ def simulate_folder(
     scheme: partition.Scheme,
     out: Path | None,
     show: progress.Report,
+    engine: Engine = PLAIN,
 ) -> report.RunReport:
     """Share a data set of one or several sources among simulated nodes, run a federation, and report what they reach.
 
@@ -81,6 +108,7 @@ def simulate_folder(
         scheme: how the images are shared.
         out: folder for `NODE/model` and report.json, or None.
         show: shows progress.
+        engine: trains the nodes.
 
     Raises:
         UsageError: what cannot be, and what to do instead.
@@ -97,13 +125,15 @@ def simulate_folder(
         for share in shares
     }
     started = time.monotonic()
-    outcome = simulate(spec, broadcast, images, show)
+    outcome = simulate(spec, broadcast, images, show, engine)
     result = report.RunReport.of(
         spec,
         [report.NodeReport.of(outcome.models[share.node].facts) for share in shares],
         weights=request.weights,
         data=named,
         seconds=time.monotonic() - started,
+        engine=engine.kind,
+        device=engine.device,
     )
     if out is not None:
         for name, model in outcome.models.items():

@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -53,6 +53,13 @@ Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each training 
 EvaluateEvery = Annotated[int, typer.Option(min=1, help="Rounds between two looks at the held-out images.")]
 Nodes = Annotated[int, typer.Option(min=1, help="Nodes that take part.")]
 Json = Annotated[bool, typer.Option("--json", help="For machines: JSON on standard output.")]
+Kind = Annotated[
+    Literal["plain", "batched"],
+    typer.Option(
+        "--engine", help="plain: node after node, repeatable bit for bit; batched: many nodes at once, for GPUs."
+    ),
+]
+Device = Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the nodes train.")]
 Events = Annotated[
     bool, typer.Option("--json", help="For machines: events as JSON lines on standard output, the result as the last.")
 ]

@@ -12,9 +12,11 @@ from edge.commands.options import (
     SUITED_WEIGHTS,
     WEIGHTS,
     ClassesPerNode,
+    Device,
     EvaluateEvery,
     Events,
     Json,
+    Kind,
     Method,
     Model,
     Nodes,
@@ -65,6 +67,8 @@ def simulate(
     training: Settings = [],
     seed: Seed = 0,
     threads: Threads = 1,
+    engine: Kind = "plain",
+    device: Device = "cpu",
     evaluate_every: EvaluateEvery = 5,
     pool: Annotated[str, typer.Option(help="report; tuning: images that no report uses; or all.")] = "report",
     out: Annotated[Path | None, typer.Option(help="Folder for the personal models and report.json.")] = None,
@@ -77,14 +81,14 @@ def simulate(
 
     from trainer import progress, report
     from trainer.partition import Scheme
-    from trainer.simulate import simulate_folder
+    from trainer.simulate import Engine, simulate_folder
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     request = make_request(method, option, model, weights, size, training, rounds, seed, threads, evaluate_every)
     scheme = Scheme(partition, nodes, samples, seed, classes_per_node, alpha, pool, test_samples)
     with progress.show(as_json=as_json, quiet=quiet) as show:
         tell_weights(request, weights, show)
-        outcome = simulate_folder(request, data, pairs(rename, "--rename"), scheme, out, show)
+        outcome = simulate_folder(request, data, pairs(rename, "--rename"), scheme, out, show, Engine(engine, device))
         show(progress.Result(result=msgspec.to_builtins(outcome)))
     if not as_json:
         report.table(outcome, Console())
