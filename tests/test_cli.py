@@ -62,7 +62,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_simulate_prints_events_as_json_and_its_report_as_the_last(images: Path, tmp_path: Path) -> None:
     result = run(
         "simulate", "--data", images, "--model", "small", "--size", 32, "--rounds", 2, "--nodes", 3,
-        "--samples", 6, "--seed", 3, "--out", tmp_path / "out", "--json",
+        "--samples", 6, "--seed", 3, "--engine", "batched", "--out", tmp_path / "out", "--json",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     *events, last = map(json.loads, result.stdout.splitlines())
@@ -71,7 +71,7 @@ def test_simulate_prints_events_as_json_and_its_report_as_the_last(images: Path,
     assert report == json.loads((tmp_path / "out" / "report.json").read_bytes())
     assert [node["name"] for node in report["nodes"]] == ["plant-1", "plant-2", "plant-3"]
     assert {len(node["classes"]) for node in report["nodes"]} == {2}
-    assert (report["rounds"], report["seed"]) == (2, 3)
+    assert (report["rounds"], report["seed"], report["engine"], report["device"]) == (2, 3, "batched", "cpu")
     assert (tmp_path / "out" / "plant-2" / "model" / "personal.safetensors").exists()
     assert result.stderr == ""
 

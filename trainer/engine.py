@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -246,7 +246,7 @@ def _look(
     def one(tree: Tree, images: Tensor, labels: Tensor, reference: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
         return loss(network, tree, Batch(images, labels, reference, batch.received), encode)
 
-    parts = [None if part is None else part.view(nodes, -1, *part.shape[1:]) for part in batch[:3]]
+    parts: list[Any] = [None if part is None else part.view(nodes, -1, *part.shape[1:]) for part in batch[:3]]
     losses, reported = torch.func.vmap(one, tuple(None if part is None else 0 for part in (tree, *parts)))(tree, *parts)
     return losses.sum(), reported
 
