@@ -37,7 +37,12 @@ Ca = Annotated[Path | None, typer.Option(help="Certificate authority of the brok
 Cert = Annotated[Path | None, typer.Option(help="This side's certificate (PEM).")]
 Key = Annotated[Path | None, typer.Option(help="This side's private key (PEM).")]
 Data = Annotated[Path, typer.Option(help="Folder of labelled images: one folder a class.", show_default=False)]
-Method = Annotated[str, typer.Option(help="afedcl, fedavg or local.")]
+Method = Annotated[
+    str,
+    typer.Option(
+        help="afedcl, ditto, fedala, fedavg, fedbn, fednova, fedper, fedprox, fedrep, fenda, local or scaffold."
+    ),
+]
 Options = Annotated[
     list[str], typer.Option("--option", metavar="NAME=VALUE", help="An option of the method, e.g. lambda=0.1.")
 ]
@@ -543,10 +548,10 @@ def _request(
     threads: int = 1,
     evaluate_every: int = 5,
 ) -> "Request":
-    from trainer.federation.spec import Request
+    from trainer.federation.spec import Request, check_training
     from trainer.weights import suited_weights
 
-    return Request(
+    request = Request(
         method=method,
         options=_pairs(option, "--option"),
         model=model,
@@ -558,6 +563,8 @@ def _request(
         threads=threads,
         evaluate_every=evaluate_every,
     )
+    check_training(request)
+    return request
 
 
 def _tell_weights(request: "Request", given: str, show: "Report") -> None:

@@ -41,6 +41,22 @@ def suited_training(weights: str) -> Training:
     return Training() if weights == "none" else Training(learning_rate=2e-4, batch_norm="eval")
 
 
+def check_training(request: Request) -> None:
+    """For settings that somebody has typed: whether each of them acts.
+
+    Raises:
+        UsageError: a setting of Adam's for a method that trains with SGD; no such method or option.
+    """
+    method = make(request.method, Training(), complete_options(request.method, request.options))
+    if all(phase.sgd for phase in method.train + method.refine):
+        for name in ("learning_rate", "moments"):
+            if name in request.training:
+                raise UsageError(
+                    f"{request.method} trains with SGD: Adam's {name} has nothing to act on",
+                    f"leave out --training {name}; SGD's step is --option rate=NUMBER",
+                )
+
+
 def draft(
     request: Request, *, federation: str, classes: Sequence[str], nodes: int, quorum: int | None = None
 ) -> tuple[Spec, Arrays]:
