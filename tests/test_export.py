@@ -35,12 +35,12 @@ def made(request: Request, node: str, method: str, seed: int) -> Personal:
     entry = make(method, spec.training, spec.options)
     network = Network(spec.model, len(CLASSES))
     tree = to_tensors({**own, **entry.init_node(own, network.shape, generator(seed, node))})
-    tree = _varied(entry.deploy(tree, to_tensors(received)), seed)
+    tree = _decided(_varied(entry.deploy(tree, to_tensors(received)), seed), network, spec.preprocessing.size)
     return Personal(Facts.of(spec, node, 4, {}, METRICS, ()), tree)
 
 
 def _varied(tree: Tree, seed: int) -> Tree:
-    """The tree with BatchNorm statistics and a fusion weight such as training leaves, and a classifier that decides."""
+    """The tree with BatchNorm statistics and a fusion weight such as training leaves."""
     random = torch.Generator().manual_seed(seed)
 
     def varied(name: str, value: Tensor) -> Tensor:
@@ -50,9 +50,18 @@ def _varied(tree: Tree, seed: int) -> Tree:
             return 0.5 + torch.rand(value.shape, generator=random)
         if name == "fusion":
             return torch.tensor(0.2 + 0.1 * (seed % 5))
-        return 40 * value if name == "classifier.weight" else value
+        return value
 
     return {name: varied(name, value) for name, value in tree.items()}
+
+
+def _decided(tree: Tree, network: Network, size: int) -> Tree:
+    """The tree with a classifier that is sure of some pictures, torn between classes at others."""
+    with torch.no_grad():
+        logits = network.judge(tree, torch.from_numpy(pictures(size, 8)).permute(0, 3, 1, 2) / 127.5 - 1)
+    scale = 3 / logits.std(0).max()
+    bias = (tree["classifier.bias"] - logits.mean(0)) * scale
+    return {**tree, "classifier.weight": tree["classifier.weight"] * scale, "classifier.bias": bias}
 
 
 def torch_probabilities(model: Personal, images: np.ndarray) -> np.ndarray:
