@@ -81,6 +81,7 @@ def test_simulate_prints_events_as_json_and_its_report_as_the_last(images: Path,
     [
         (("--method", "fedagv"), "did you mean 'fedavg'?"),
         (("--option", "lamda=1"), "did you mean 'lambda'?"),
+        (("--method", "fednova", "--training", "learning_rate=0.1"), "--option rate=NUMBER"),
         (("--option", "lambda"), "NAME=VALUE"),
         (("--model", "mobilnet_v2"), "did you mean 'mobilenet_v2'?"),
         (("--training", "learning_rat=1"), "did you mean 'learning_rate'?"),

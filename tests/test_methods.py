@@ -1,6 +1,7 @@
 """What every method promises. One table of cases, one list of properties."""
 
 import functools
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import torch
 
 from broker_config.errors import EdgeNodeError, UsageError
 from broker_config.messages import Preprocessing, Spec, Training
+from tests.messages import HOUSE
 from trainer import participant
 from trainer.data import Images, LabelledImages
 from trainer.engine import TrainingSet, run_phase
@@ -322,11 +324,46 @@ def test_a_method_file_needs_no_torch_to_average() -> None:
         ("afedcl", {"lambda": "much"}, "lambda"),
         ("afedcl", {"lambda": -1}, "lambda"),
         ("afedcl", {"start": "globl"}, "global"),
+        ("fedpox", {}, "fedprox"),
+        ("scafold", {}, "scaffold"),
+        ("fedprox", {"nu": 1}, "mu"),
+        ("fedprox", {"mu": 0}, "mu"),
+        ("ditto", {"lambda": 0}, "lambda"),
+        ("ditto", {"lam": 1}, "lambda"),
+        ("fedala", {"share": 80}, "share"),
+        ("fednova", {"momentum": 1}, "momentum"),
     ],
 )
 def test_a_wrong_name_or_value_is_answered_with_the_right_one(method: str, options: dict[str, Any], hint: str) -> None:
     with pytest.raises(UsageError, match=hint):
         complete_options(method, options)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"fusion": "none", "deploy": "final"}, "deploy does not combine with fusion=none"),
+        ({"fusion": "none", "fusion_start": 0.3}, "fusion_start does not combine with fusion=none"),
+        ({"fusion": "fixed", "fusion_rate": 0.01}, "fusion_rate does not combine with fusion=fixed"),
+        ({"fusion": "fixed", "fusion_range": "unit"}, "fusion_range does not combine with fusion=fixed"),
+        ({"weights": "images", "floor": 0.1}, "floor does not combine with weights=images"),
+        ({"weights": "equal", "ceiling": 1.0}, "ceiling does not combine with weights=equal"),
+        ({"floor": 2.0}, "floor=2 is not below ceiling=1.38629"),
+        ({"fusion_range": "unit", "fusion_start": 1.5}, "fusion_start=1.5 lies outside fusion_range=unit"),
+    ],
+)
+def test_options_that_do_not_combine_say_why_and_what_to_do(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make("afedcl", Training(), complete_options("afedcl", options))
+    assert reason in caught.value.what
+    assert caught.value.remedy
+
+
+def test_every_method_stands_in_the_readme_and_in_the_help() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", (HOUSE / "README.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(METHODS)
+    (help_,) = re.findall(r'Method = .*?help="([\w, ]+) or (\w+)\."', (HOUSE / "edge/cli.py").read_text(), re.DOTALL)
+    assert [*help_[0].split(", "), help_[1]] == sorted(METHODS)
 
 
 def test_options_from_a_command_line_are_read_as_their_type() -> None:
