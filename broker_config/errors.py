@@ -9,7 +9,8 @@ from pathlib import Path
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _TRAIN = (  # what the line's install lacks
-    "amqtt", "jinja2", "markupsafe", "onnx", "onnxscript", "psutil", "sklearn", "threadpoolctl", "torch", "torchvision"
+    "amqtt", "jinja2", "markupsafe", "onnx", "onnxscript", "psutil", "scipy", "sklearn", "threadpoolctl", "torch",
+    "torchvision",
 )  # fmt: skip
 
 
@@ -69,6 +70,11 @@ def explain(error: Exception) -> EdgeNodeError:
         case ModuleNotFoundError(name=name) if name in _TRAIN:
             return EdgeNodeError(
                 f"this needs {name}, which is not installed here", "install the trainer: pip install 'edge-node[train]'"
+            )
+        case ModuleNotFoundError(name="matplotlib" as name):
+            return EdgeNodeError(
+                f"this needs {name}, which is not installed here",
+                "install what draws figures: pip install 'edge-node[train,experiments]'",
             )
     place = traceback.extract_tb(error.__traceback__)[-1]
     what = " ".join(f"{type(error).__name__}: {error}".split())

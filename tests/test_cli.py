@@ -17,7 +17,7 @@ from edge.cli import app
 from tests.plants import draw, run, start
 from tests.tiny_bundle import RED, tiny_bundle
 
-COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
+COMMANDS = list(typer.main.get_command(app).commands)
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
 
@@ -76,6 +76,20 @@ def test_simulate_prints_events_as_json_and_its_report_as_the_last(images: Path,
     assert result.stderr == ""
 
 
+def test_simulated_nodes_have_their_images_from_several_sources_under_common_names(tmp_path: Path) -> None:
+    one = draw(tmp_path / "one", 20, 1, classes=("inclusion", "scratches"))
+    two = draw(tmp_path / "two", 20, 2, classes=("rust", "slag"))
+    result = run(
+        "simulate", "--data", one, "--data", two, "--partition", "sources", "--rename", "slag=inclusion", "--nodes", 2,
+        "--model", "small", "--size", 32, "--rounds", 1, "--samples", 6, "--test-samples", 4, "--pool", "all",
+        "--quiet", "--json",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)["result"]
+    assert [node["classes"] for node in report["nodes"]] == [["inclusion", "scratches"], ["inclusion", "rust"]]
+    assert report["data"] == f"{one}, {two}"
+
+
 @pytest.mark.parametrize(
     ("flags", "hint"),
     [
@@ -89,7 +103,7 @@ def test_simulate_prints_events_as_json_and_its_report_as_the_last(images: Path,
         (("--weights", "nowhere.safetensors"), "nowhere.safetensors"),
         (("--classes-per-node", "9"), "fewer --classes-per-node"),
         (("--samples", "100000"), "lacks"),
-        (("--partition", "fair"), "disjoint, dirichlet and iid"),
+        (("--partition", "fair"), "disjoint, dirichlet, iid and sources"),
     ],
 )
 def test_a_wrong_value_is_answered_with_the_remedy(flags: tuple[str, ...], hint: str, images: Path) -> None:
@@ -166,7 +180,7 @@ def test_a_state_folder_given_for_the_model_inside_it_is_put_right(tmp_path: Pat
         assert f"did you mean {tmp_path}/plant-a/model?" in result.stderr
 
 
-BUG = "from edge import cli; cli._pairs = None; cli.main()"
+BUG = "from edge import cli; from edge.commands import options; options.pairs = None; cli.main()"
 
 
 @pytest.mark.parametrize("debug", [(), ("--debug",)])
@@ -179,9 +193,8 @@ def test_what_nobody_expected_is_a_bug_of_ours_and_says_how_to_report_it(debug: 
         return
     assert result.returncode == 70
     first, second = result.stderr.splitlines()
-    assert first == (
-        f"edge-node: this is a bug in edge-node: TypeError: 'NoneType' object is not callable (cli.py, {first[-9:]}"
-    )
+    error = "TypeError: 'NoneType' object is not callable"
+    assert re.fullmatch(rf"edge-node: this is a bug in edge-node: {error} \(options\.py, line \d+\)", first)
     assert "edge-node --debug COMMAND" in second
 
 
@@ -227,6 +240,7 @@ def test_standard_output_on_a_full_disk(tmp_path: Path) -> None:
         ),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "cannot write: No space left on device"),
         (ModuleNotFoundError("No module named 'torch'", name="torch"), 1, "pip install 'edge-node[train]'"),
+        (ModuleNotFoundError("No module", name="matplotlib"), 1, "pip install 'edge-node[train,experiments]'"),
         (ModuleNotFoundError("No module named 'x'", name="x"), 70, "this is a bug in edge-node: ModuleNotFoundError"),
         (OSError(errno.EBADF, "Bad file descriptor"), 70, "this is a bug in edge-node: OSError"),
         (UsageError("what", "remedy"), 2, "what\n  What to do: remedy"),

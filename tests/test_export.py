@@ -35,6 +35,7 @@ def made(request: Request, node: str, method: str, seed: int) -> Personal:
     entry = make(method, spec.training, spec.options)
     network = Network(spec.model, len(CLASSES))
     tree = to_tensors({**own, **entry.init_node(own, network.shape, generator(seed, node))})
+    tree = entry.receive(tree, to_tensors(own))
     tree = _decided(_varied(entry.deploy(tree, to_tensors(received)), seed), network, spec.preprocessing.size)
     return Personal(Facts.of(spec, node, 4, {}, METRICS, ()), tree)
 

@@ -1,11 +1,14 @@
 """Simulated plants share a data set: each image in one place, each count as asked, the same for the same seed."""
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from broker_config.errors import UsageError
 from tests import plants
@@ -168,7 +171,7 @@ def test_what_a_scarce_class_has_left_is_shared_in_proportion_to_the_last_image_
 @pytest.mark.parametrize(
     ("scheme", "hint"),
     [
-        (Scheme("disjunct", 2, 4, 0), "disjoint, dirichlet and iid"),
+        (Scheme("disjunct", 2, 4, 0), "disjoint, dirichlet, iid and sources"),
         (Scheme("iid", 2, 4, 0, pool="train"), "report, tuning and all"),
         (Scheme("disjoint", 2, 20, 0, classes_per_node=7), "fewer --classes-per-node"),
         (Scheme("disjoint", 2, 3, 0, classes_per_node=4), "fewer --classes-per-node"),
@@ -203,6 +206,141 @@ def test_no_seed_brings_an_image_of_the_report_pool_into_tuning(scheme: str) -> 
 def test_an_image_stays_in_its_pool_when_others_come_and_go() -> None:
     few, many = (partition.pool(catalogue({"patches": count}), "tuning") for count in (50, 100))
     assert set(digests(few)) <= set(digests(many))
+
+
+# Several sources
+
+SCHEMES = st.sampled_from(["disjoint", "dirichlet", "iid", "sources"])
+STEEL = {"crazing": 300, "inclusion": 300, "patches": 299, "pitted": 300, "scale": 300, "scratches": 300}
+ROLLED = {"ash": 122, "inclusion": 238, "printing": 203, "red": 388, "scale": 266, "scratches": 134}
+
+
+def stretch(source: str, counts: Mapping[str, int], first: int = 0) -> Catalogue:
+    """A source's images; those of one source and of another are the same if both are named alike."""
+    entries = [
+        Entry(Path(source, name, str(number)), name, hashlib.sha256(f"{name} {source} {number}".encode()).hexdigest())
+        for name, count in counts.items()
+        for number in range(first, first + count)
+    ]
+    return Catalogue(tuple(sorted(entries, key=lambda entry: entry.digest)))
+
+
+def of(share: Share) -> set[str]:
+    return {entry.path.parts[0] for part in (share.train, share.test) for entry in part.entries}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    scheme=SCHEMES,
+    seed=st.integers(0, 2**31),
+    nodes=st.integers(2, 6),
+    samples=st.integers(6, 20),
+    held_out=st.integers(1, 80),
+    pool=st.sampled_from(["report", "tuning", "all"]),
+    shared=st.integers(0, 40),
+)
+def test_whatever_is_asked_for_shares_are_exact_and_disjoint_or_a_class_is_named(
+    scheme: str, seed: int, nodes: int, samples: int, held_out: int, pool: str, shared: int
+) -> None:
+    """Two sources of real sizes, some of whose images are the same in both."""
+    common = stretch("common", {"inclusion": shared, "scratches": shared})
+    sources = [data.union([common, stretch(name, counts)]) for name, counts in (("a", STEEL), ("b", ROLLED))]
+    request = Scheme(scheme, nodes, samples, seed, pool=pool, test_samples=held_out, alpha=0.5)
+    try:
+        shares = request.shares(*sources)
+    except UsageError as error:
+        assert re.search(r"class \w+ lacks \d+ of \d+ images", error.what)  # noqa: PT017
+        return
+    held = [digest for share in shares for part in (share.train, share.test) for digest in digests(part)]
+    assert len(held) == len(set(held))
+    assert set(held) <= set(digests(partition.pool(data.union(sources), pool)))
+    for share in shares:
+        train, test = classes(share.train), classes(share.test)
+        assert train.total() == samples
+        assert train.keys() == test.keys()
+        assert test.total() <= max(held_out, len(test))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_node_has_its_images_from_one_source_in_turn_evenly_over_its_classes(seed: int) -> None:
+    sources = [stretch("a", STEEL), stretch("b", ROLLED), stretch("c", {"rust": 100, "scale": 100})]
+    shares = Scheme("sources", 5, 12, seed).shares(*sources)
+    assert [of(share) for share in shares] == [{"a"}, {"b"}, {"c"}, {"a"}, {"b"}]
+    assert [share.node for share in shares] == [f"plant-{number}" for number in range(1, 6)]
+    assert [classes(share.train) for share in shares] == [
+        {name: 12 // len(source.classes) for name in source.classes} for source in (*sources, *sources[:2])
+    ]
+
+
+def test_an_image_that_two_sources_have_is_the_first_ones() -> None:
+    both = stretch("both", {"rust": 30, "scale": 30})
+    sources = [both, data.union([both, stretch("b", {"rust": 30, "scale": 30})])]
+    shares = Scheme("sources", 2, 10, 0, pool="all", test_samples=50).shares(*sources)
+    assert [of(share) for share in shares] == [{"both"}, {"b"}]
+
+
+def test_other_partitions_mix_the_sources() -> None:
+    shares = Scheme("iid", 2, 12, 0).shares(stretch("a", STEEL), stretch("b", ROLLED))
+    assert [of(share) for share in shares] == [{"a", "b"}] * 2
+
+
+def test_a_source_that_has_too_few_images_is_named() -> None:
+    with pytest.raises(
+        UsageError, match="2 iid shares of 10 images of source 2 cannot be had: class rust lacks 7 of 12"
+    ):
+        Scheme("sources", 4, 10, 0, pool="all").shares(stretch("a", STEEL), stretch("b", {"rust": 5, "scale": 50}))
+
+
+def test_sources_without_a_node_are_refused() -> None:
+    with pytest.raises(UsageError, match="1 nodes cannot have 2 sources"):
+        Scheme("sources", 1, 10, 0).shares(stretch("a", STEEL), stretch("b", ROLLED))
+
+
+def test_the_nearest_of_dirichlets_draws_is_what_an_impossible_request_names() -> None:
+    images = catalogue({"common": 100, "rare": 10})
+    with pytest.raises(UsageError) as caught:
+        Scheme("dirichlet", 2, 60, 0, alpha=100.0, pool="all").shares(images)
+    assert "not in 200 draws; in the nearest: class " in caught.value.what
+    assert sum(map(int, re.findall(r"lacks (\d+)", caught.value.what))) < 45  # all but the luckiest draws lack 52
+
+
+@pytest.mark.parametrize("total", [3, 10, 11, 30])
+def test_held_out_images_are_as_many_as_asked_although_rare_classes_have_one_each(total: int) -> None:
+    """Of 20 training images one or two of some classes: less than half an image of 10."""
+    for seed in SEEDS:
+        for share in Scheme("dirichlet", 2, 20, seed, alpha=0.3, test_samples=total).shares(catalogue()):
+            assert classes(share.test).total() == max(total, len(classes(share.train)))
+
+
+def test_sources_on_disk_are_renamed_to_common_classes_and_keep_their_images_apart(tmp_path: Path) -> None:
+    one = plants.draw(tmp_path / "one", 14, seed=1, classes=("inclusion", "scratches"), size=4)
+    two = plants.draw(tmp_path / "two", 14, seed=2, classes=("slag", "scratches"), size=4)
+    copied = sorted((one / "inclusion").iterdir())[0]
+    (two / "slag" / "copy.jpg").write_bytes(copied.read_bytes())
+    sources = data.scan_sources([one, two], {"slag": "inclusion"})
+    assert [source.classes for source in sources] == [["inclusion", "scratches"]] * 2
+    shares = Scheme("sources", 2, 6, 0, pool="all").shares(*sources)
+    assert all(path.is_relative_to(one) for path in (entry.path for entry in shares[0].train.entries))
+    held = [digest for share in shares for part in (share.train, share.test) for digest in digests(part)]
+    assert len(held) == len(set(held)) == 56
+    assert {entry.path for entry in shares[1].test.entries}.isdisjoint({two / "slag" / "copy.jpg"})
+
+
+def test_an_image_of_different_classes_in_two_sources_is_refused_unless_they_are_one(tmp_path: Path) -> None:
+    folders = [
+        plants.draw(tmp_path / name, 2, seed=1, classes=(name,), size=4) for name in ("inclusion", "slag_inclusion")
+    ]
+    with pytest.raises(UsageError, match="the same in two classes"):
+        data.scan_sources(folders, {})
+    sources = data.scan_sources(folders, {"slag_inclusion": "inclusion"})
+    assert len(data.union(sources).entries) == 2
+
+
+def test_a_class_to_rename_that_is_nowhere_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    folder = plants.draw(tmp_path / "images", 2, seed=1, size=4)
+    with pytest.raises(UsageError, match="no class 'scratch' to rename") as caught:
+        data.scan_sources([folder], {"scratch": "scratches"})
+    assert "did you mean 'scratches'?" in caught.value.remedy
 
 
 # As folders

@@ -80,6 +80,56 @@ def scan(folder: Path) -> Catalogue:
     return catalogue
 
 
+def scan_sources(folders: Sequence[Path], rename: Mapping[str, str]) -> list[Catalogue]:
+    """Scan several sources of images, and give those classes the same name that are the same.
+
+    Args:
+        folders: each with a folder for each class.
+        rename: from a source's name of a class to the common one.
+
+    Raises:
+        UsageError: what is wrong with a folder; no source has the class to rename; or sources differ about an image.
+    """
+    scanned = [scan(folder) for folder in folders]
+    found = {name for source in scanned for name in source.classes}
+    for name in rename:
+        if name not in found:
+            raise UsageError(f"there is no class {name!r} to rename", nearest(name, sorted(found)))
+    renamed = [
+        Catalogue(tuple(entry._replace(class_name=rename.get(entry.class_name, entry.class_name)) for entry in entries))
+        for entries, _ in scanned
+    ]
+    _agree(renamed)
+    return renamed
+
+
+def _agree(sources: Sequence[Catalogue]) -> None:
+    """Refuse an image that is of one class in one source and of another in another."""
+    alike: dict[str, list[Entry]] = defaultdict(list)
+    for source in sources:
+        for entry in source.entries:
+            alike[entry.digest].append(entry)
+    differing = [entries for entries in alike.values() if len({entry.class_name for entry in entries}) > 1]
+    if differing:
+        refuse([in_two_classes([[entry.path for entry in entries] for entries in differing])])
+
+
+def distinct(sources: Sequence[Catalogue]) -> list[Catalogue]:
+    """The sources without those images that a source before them has."""
+    seen: set[str] = set()
+    kept = []
+    for source in sources:
+        kept.append(Catalogue(tuple(entry for entry in source.entries if entry.digest not in seen)))
+        seen |= {entry.digest for entry in source.entries}
+    return kept
+
+
+def union(sources: Sequence[Catalogue]) -> Catalogue:
+    """The images of all sources, each once."""
+    entries = [entry for source in distinct(sources) for entry in source.entries]
+    return Catalogue(tuple(sorted(entries, key=lambda entry: entry.digest)))
+
+
 def survey(folder: Path) -> Catalogue:
     """Find and hash a plant's images, FOLDER/CLASS/FILE. What is wrong with them is among the catalogue's findings.
 

@@ -1,4 +1,4 @@
-"""Shares of one class-folder data set for several simulated plants. No image is in two shares, or on both sides of one.
+"""Shares of class-folder data sets for several simulated plants. No image is in two shares, or on both sides of one.
 
 Shares follow from digests, class names and the seed alone: never from file names or folder order.
 """
@@ -7,12 +7,12 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
 from broker_config.errors import UsageError
-from trainer.data import Catalogue, Entry
+from trainer.data import Catalogue, Entry, distinct, union
 from trainer.seeding import generator
 
 _TRIES = 200  # draws before a partition counts as impossible
@@ -28,42 +28,72 @@ class Share(NamedTuple):
 
 
 class Scheme(NamedTuple):
-    """How a data set is shared."""
+    """How a data set is shared.
 
-    partition: str  # disjoint, dirichlet or iid
+    Each node gets `samples` training images, or there are no shares at all. Held-out images come second: one of each
+    of its classes is reserved for each node, and what a class has left goes to its holders in proportion, up to
+    `test_samples` a node.
+    """
+
+    partition: str  # disjoint, dirichlet, iid or sources
     nodes: int
     samples: int  # training images of each node
     seed: int
     classes_per_node: int = 2  # disjoint
     alpha: float = 0.1  # dirichlet
     pool: str = "report"
-    test_samples: int = 60  # held-out images of each node, or what its classes have
+    test_samples: int = 60  # held-out images of each node at most, but one of each of its classes
 
-    def shares(self, catalogue: Catalogue) -> list[Share]:
-        """The nodes' shares.
+    def shares(self, *sources: Catalogue) -> list[Share]:
+        """The nodes' shares of the images of all sources, which only the partition `sources` keeps apart.
+
+        An image that several sources have counts as the first one's.
 
         Raises:
             UsageError: there is no such partition or pool, or a class lacks images (it says how many).
         """
-        draws = {"disjoint": self._disjoint, "dirichlet": self._dirichlet, "iid": self._iid}
-        if self.partition not in draws or self.pool not in ("report", "tuning", "all"):
+        if self.partition not in ("disjoint", "dirichlet", "iid", "sources") or self.pool not in get_args(Pool):
             raise UsageError(
                 f"there is no partition {self.partition!r} of pool {self.pool!r}",
-                "partitions are disjoint, dirichlet and iid; pools are report, tuning and all",
+                "partitions are disjoint, dirichlet, iid and sources; pools are report, tuning and all",
             )
-        catalogue = pool(catalogue, self.pool)
-        lacking = ""
-        for attempt in range(_TRIES):
+        pooled = [pool(source, self.pool) for source in distinct(sources)]
+        return self._by_source(pooled) if self.partition == "sources" else self._shares(union(pooled))
+
+    def _by_source(self, sources: Sequence[Catalogue]) -> list[Share]:
+        """Feature skew: sources are dealt to nodes in turn, and the nodes of one share it evenly (iid)."""
+        if self.nodes < len(sources):
+            raise UsageError(
+                f"{self.nodes} nodes cannot have {len(sources)} sources, one each",
+                "take more --nodes, or fewer --data",
+            )
+        shares: dict[int, Share] = {}
+        for first, source in enumerate(sources):
+            numbers = range(first, self.nodes, len(sources))
+            mine = self._replace(partition="iid", nodes=len(numbers))._shares(source, f" of source {first + 1}")
+            shares |= dict(zip(numbers, mine, strict=True))
+        return [shares[number]._replace(node=f"plant-{number + 1}") for number in range(self.nodes)]
+
+    def _shares(self, catalogue: Catalogue, told: str = "") -> list[Share]:
+        """The shares of one catalogue, `told` in errors. A draw that its classes cannot serve is drawn again."""
+        draw = {"disjoint": self._disjoint, "dirichlet": self._dirichlet, "iid": self._iid}[self.partition]
+        tries = _TRIES if self.partition == "dirichlet" else 1  # the others always need as many images of a class
+        least = Counter[str]()
+        for attempt in range(tries):
             random = generator(self.seed, "partition", self.partition, attempt)
-            train_counts = draws[self.partition](catalogue, random)
+            train_counts = draw(catalogue, random)
             lacking = _lacking(catalogue, train_counts)
             if not lacking:
                 test_counts = [_scale(counts, self.test_samples) for counts in train_counts]
                 return _deal(catalogue, train_counts, test_counts, random)
-            if self.partition != "dirichlet":  # drawing again would not change how many images a class needs
-                break
+            least = min(least or lacking, lacking, key=Counter.total)
+        there = Counter(entry.class_name for entry in catalogue.entries)
+        classes = "; ".join(
+            f"class {name} lacks {count} of {there[name] + count} images" for name, count in sorted(least.items())
+        )
+        drawn = f", not in {tries} draws; in the nearest" if tries > 1 else ""
         raise UsageError(
-            f"{self.nodes} {self.partition} shares of {self.samples} images cannot be had: {lacking}",
+            f"{self.nodes} {self.partition} shares of {self.samples} images{told} cannot be had{drawn}: {classes}",
             "take fewer --nodes or --samples, or bring more images of that class",
         )
 
@@ -102,7 +132,7 @@ class Scheme(NamedTuple):
         ]
 
     def _iid(self, catalogue: Catalogue, random: np.random.Generator) -> list[Counter[str]]:  # noqa: ARG002
-        """Every node gets the same number of each class."""
+        """Every node gets the same number of each class. What cannot be split goes to the first classes, one each."""
         classes = catalogue.classes
         even = _round(np.full(len(classes), self.samples / len(classes)), self.samples)
         return [Counter({name: n for name, n in zip(classes, even, strict=True) if n})] * self.nodes
@@ -139,22 +169,20 @@ def _round(shares: np.ndarray, total: int) -> list[int]:
 
 def _scale(counts: Counter[str], total: int) -> Counter[str]:
     """The same proportions, adding up to `total`, but at least one of each class."""
-    shares = np.array(list(counts.values())) * (total / counts.total())
-    return Counter({name: max(1, n) for name, n in zip(counts, _round(shares, total), strict=True)})
+    scaled = np.maximum(1, _round(np.array(list(counts.values())) * (total / counts.total()), total))
+    while scaled.sum() > max(total, len(scaled)):  # the ones above are taken from the largest
+        scaled[scaled.argmax()] -= 1
+    return Counter(dict(zip(counts, scaled.tolist(), strict=True)))
 
 
-def _lacking(catalogue: Catalogue, train: Sequence[Counter[str]]) -> str:
-    """Which class has too few images for this, in words; empty when all have enough.
+def _lacking(catalogue: Catalogue, train: Sequence[Counter[str]]) -> Counter[str]:
+    """How many images each class lacks for this; empty when all have enough.
 
     Each node must get its training images, and at least one held-out image of each of its classes.
     """
     there = Counter(entry.class_name for entry in catalogue.entries)
     needed = sum((counts + Counter(dict.fromkeys(counts, 1)) for counts in train), Counter())
-    return "; ".join(
-        f"class {name} lacks {count - there[name]} of {count} images"
-        for name, count in sorted(needed.items())
-        if there[name] < count
-    )
+    return needed - there
 
 
 def _deal(

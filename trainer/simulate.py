@@ -1,7 +1,7 @@
 """Many nodes in one process: the same methods, sums and random numbers as behind the broker, without it."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,13 +65,19 @@ def simulate(
 
 
 def simulate_folder(
-    request: Request, folder: Path, scheme: partition.Scheme, out: Path | None, show: progress.Report
+    request: Request,
+    folders: Sequence[Path],
+    rename: Mapping[str, str],
+    scheme: partition.Scheme,
+    out: Path | None,
+    show: progress.Report,
 ) -> report.RunReport:
-    """Share one data set among simulated nodes, run a federation of them, and report what they reach.
+    """Share a data set of one or several sources among simulated nodes, run a federation, and report what they reach.
 
     Args:
         request: the federation.
-        folder: class folders.
+        folders: a folder of class folders for each source.
+        rename: from a source's name of a class to the federation's.
         scheme: how the images are shared.
         out: folder for `NODE/model` and report.json, or None.
         show: shows progress.
@@ -79,10 +85,11 @@ def simulate_folder(
     Raises:
         UsageError: what cannot be, and what to do instead.
     """
-    show(progress.Step(what=f"reading the images in {folder}"))
-    catalogue = data.scan(folder)
-    spec, broadcast = draft(request, federation="simulation", classes=catalogue.classes, nodes=scheme.nodes)
-    shares = scheme.shares(catalogue)
+    named = ", ".join(map(str, folders))
+    show(progress.Step(what=f"reading the images in {named}"))
+    sources = data.scan_sources(folders, rename)
+    spec, broadcast = draft(request, federation="simulation", classes=data.union(sources).classes, nodes=scheme.nodes)
+    shares = scheme.shares(*sources)
     images = {
         share.node: Images(
             *(data.load(part, spec.classes, spec.preprocessing.size) for part in (share.train, share.test))
@@ -95,7 +102,7 @@ def simulate_folder(
         spec,
         [report.NodeReport.of(outcome.models[share.node].facts) for share in shares],
         weights=request.weights,
-        data=str(folder),
+        data=named,
         seconds=time.monotonic() - started,
     )
     if out is not None:

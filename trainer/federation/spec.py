@@ -58,9 +58,15 @@ def check_training(request: Request) -> None:
 
 
 def draft(
-    request: Request, *, federation: str, classes: Sequence[str], nodes: int, quorum: int | None = None
+    request: Request,
+    *,
+    federation: str,
+    classes: Sequence[str],
+    nodes: int,
+    quorum: int | None = None,
+    encoder: Arrays | None = None,
 ) -> tuple[Spec, Arrays]:
-    """The spec, and the tensors that the first round is broadcast with.
+    """The spec, and the tensors that the first round is broadcast with; an `encoder` at hand stands for the weights.
 
     Raises:
         UsageError: what cannot be, and what to do instead.
@@ -73,7 +79,7 @@ def draft(
     options = complete_options(request.method, request.options)
     method = make(request.method, training, options)
     shape = Shape(FEATURES[request.model], len(classes))
-    encoder = initial_encoder(request.model, weights, request.seed)
+    encoder = encoder or initial_encoder(request.model, weights, request.seed)
     broadcast = {**encoder, **method.init_server(encoder, shape, generator(request.seed, "server"))}
     spec = Spec(
         federation=federation,

@@ -21,8 +21,8 @@ _RANGE = 4096.0  # the sums leave room for values well above a tensor's first on
 class Options(OneStage, frozen=True):
     """Options of `fednova`."""
 
-    rate: Annotated[float, msgspec.Meta(gt=0)] = 0.01  # of SGD, which the method assumes, instead of Adam's
-    momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.9
+    rate: Annotated[float, msgspec.Meta(gt=0)] = 0.003  # of SGD, which the method assumes, instead of Adam's
+    momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
 
 
 def fednova(training: Training, options: Options) -> Method:

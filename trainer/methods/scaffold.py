@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 class Options(OneStage, frozen=True):
     """Options of `scaffold`."""
 
-    rate: Annotated[float, msgspec.Meta(gt=0)] = 0.03  # of SGD, which the method assumes, instead of Adam's
+    rate: Annotated[float, msgspec.Meta(gt=0)] = 0.003  # of SGD, which the method assumes, instead of Adam's
 
 
 def scaffold(training: Training, options: Options) -> Method:
     """FedAvg whose every step is corrected by c - c_i: y <- y - rate * (grad - c_i + c).
 
     Shared are the model and the change of c_i; nodes count alike, and c moves by their mean times their share of all.
-    A node whose contribution came too late has moved its c_i all the same: until its next change c lacks that one.
+    A node whose contribution came too late has moved its c_i all the same; c lacks that change.
     """
 
     def corrected(network: Network, tree: Tree, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:

@@ -75,7 +75,7 @@ def examine(node: Node, *, pictures: bool) -> Examined | None:
 
         right = [picture(verdict) for verdict in _pick_right(verdicts)] if pictures else []
         wrong = [picture(verdict) for verdict in _pick_wrong(verdicts)] if pictures else []
-    return Examined(verdicts, _embed(features), right, wrong)
+    return Examined(verdicts, project(features), right, wrong)
 
 
 def _present(node: Node) -> Iterator[tuple[Verdict, np.ndarray]]:
@@ -124,8 +124,8 @@ def occlusion(network: Network, personal: Tree, image: Tensor, label: int) -> np
     return np.asarray((score[0] - score[1:]).reshape(_GRID, _GRID).numpy())
 
 
-def _embed(features: np.ndarray) -> np.ndarray:
-    """t-SNE of features [n, F] in the plane (van der Maaten and Hinton 2008)."""
+def project(features: np.ndarray) -> np.ndarray:
+    """t-SNE of features [n, F] in the plane [n, 2] (van der Maaten and Hinton 2008); [0, 2] of too few."""
     if len(features) < _LEAST:
         return np.empty((0, 2))
     from sklearn.manifold import TSNE  # noqa: PLC0415  (slow to import)

@@ -10,6 +10,7 @@ from trainer.progress.board import live
 from trainer.progress.events import (
     Activity,
     AnyEvent,
+    CellFinished,
     Contribution,
     Doing,
     Exported,
@@ -39,6 +40,7 @@ from trainer.progress.throttle import Throttle
 __all__ = [
     "Activity",
     "AnyEvent",
+    "CellFinished",
     "Contribution",
     "Doing",
     "Exported",

@@ -18,6 +18,7 @@ from rich.text import Text
 from trainer.progress.events import (
     Activity,
     AnyEvent,
+    CellFinished,
     Contribution,
     FederationFinished,
     Gathering,
@@ -137,6 +138,7 @@ class Board:
         self._started = self._stepped = clock()
         self._step = self._waiting = self._finished = ""
         self._up = self._down = 0  # bytes
+        self._cells: CellFinished | None = None  # the newest
 
     def take(self, event: AnyEvent) -> list[str]:
         """Take in an event; returns the lines that should scroll by above the board."""
@@ -163,6 +165,9 @@ class Board:
                 self._up, self._down = self._up + event.bytes_up, self._down + event.bytes_down
             case Activity() | Received() | Contribution() | Measured() | NodeJoined() | NodeLost() | NodeRefused():
                 return self._take_of_node(event)
+            case CellFinished():
+                self._cells, self._stepped = event, self._clock()
+                return [*self._end_step(), describe(event)]
             case Note():
                 return [*self._end_step(), describe(event)]
             case _:
@@ -201,7 +206,9 @@ class Board:
     def lines(self, width: int, height: int) -> list[Text]:
         """The board as lines, none wider than `width`."""
         lines = self._table(width, max(_FEWEST_ROWS, height - _KEPT_FREE)) if self._rows else []
-        if self._finished:
+        if self._cells:
+            lines.append(self._grid(self._cells, width))
+        elif self._finished:
             lines.append(Text(self._finished))
         elif self._waiting or self._pace.rounds:
             lines.append(self._status(width))
@@ -263,20 +270,28 @@ class Board:
         if self._waiting:
             return self._busy(self._waiting, self._started, width)
         pace = self._pace
-        before = f"round {min(pace.closed + 1, pace.rounds)} of {pace.rounds} "
-        left = "" if pace.left is None else f" {about(pace.left)} left"
-        line = Text(before)
-        bar = min(_LONGEST_BAR, width - len(before) - len(left))
-        if bar >= _SHORTEST_BAR:
-            done = bar * pace.closed // pace.rounds
-            mark, rest = ("#", "-") if self._ascii else ("━", "━")
-            line.append(mark * done, style="green").append(rest * (bar - done), style="dim")
-        line.append(left)
+        line = self._bar(f"round {min(pace.closed + 1, pace.rounds)}", pace.closed, pace.rounds, pace.left, width)
         moved = f", {size(self._up)} up, {size(self._down)} down" if self._up or self._down else ""
         for more in (f", {stopwatch(self._clock() - self._started)} so far", moved):
             if line.cell_len + len(more) <= width:
                 line.append(more, style="dim")
         return line
+
+    def _grid(self, cell: CellFinished, width: int) -> Text:
+        """Where the grid stands."""
+        left = None if cell.left is None else max(0.0, cell.left - (self._clock() - self._stepped))
+        return self._bar(f"{cell.done} done", cell.done, cell.total, left, width)
+
+    def _bar(self, told: str, done: int, total: int, left: float | None, width: int) -> Text:
+        """`told` of the total, a bar where there is room, and the seconds left."""
+        before, after = f"{told} of {total} ", "" if left is None else f" {about(left)} left"
+        line = Text(before)
+        bar = min(_LONGEST_BAR, width - len(before) - len(after))
+        if bar >= _SHORTEST_BAR:
+            full = bar * done // total
+            mark, rest = ("#", "-") if self._ascii else ("━", "━")
+            line.append(mark * full, style="green").append(rest * (bar - full), style="dim")
+        return line.append(after)
 
     def _busy(self, text: str, since: float, width: int) -> Text:
         """Something that takes a time unknown: it turns, so that one sees that it goes on."""

@@ -5,7 +5,7 @@ from typing import Any, Literal, TextIO
 
 import msgspec
 
-from trainer.progress.words import size, some, values
+from trainer.progress.words import about, size, some, values
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):
@@ -136,6 +136,17 @@ class Exported(Event, frozen=True, kw_only=True):
     difference: float  # the largest of a probability
 
 
+class CellFinished(Event, frozen=True, kw_only=True):
+    """A simulated federation of an experiment's grid is finished."""
+
+    done: int  # of those to do
+    total: int
+    cell: str  # which, in words
+    accuracy: float  # mean of the nodes
+    seconds: float
+    left: float | None = None  # seconds for the rest, where that can be judged
+
+
 class Result(Event, frozen=True, kw_only=True):
     """What the command reached; always the last event. One that fails has none, but an exit code and a message."""
 
@@ -158,6 +169,7 @@ AnyEvent = (
     | RoundClosed
     | FederationFinished
     | Exported
+    | CellFinished
     | Result
 )
 Report = Callable[[AnyEvent], None]
@@ -225,6 +237,10 @@ def _describe_progress(event: AnyEvent) -> str:
             return f"finished: {some(event.rounds, 'round')} in {event.seconds:.0f} s{moved}"
         case Exported():
             return f"wrote {event.folder}: {size(event.bytes)}, differs from torch by at most {event.difference:.1e}"
+        case CellFinished():
+            left = "" if event.left is None or event.done == event.total else f", {about(event.left)} to go"
+            reached = f"accuracy {100 * event.accuracy:.1f} % in {event.seconds:.0f} s"
+            return f"{event.done} of {event.total}{left}: {event.cell}: {reached}"
         case Result():
             return ", ".join(event.result)
     raise AssertionError(event)

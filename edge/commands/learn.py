@@ -1,0 +1,229 @@
+"""Learning together: `init`, `coordinate`, `check`, `join`, `rounds`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from edge.commands.options import (
+    Broker,
+    Ca,
+    Cert,
+    Config,
+    Data,
+    EvaluateEvery,
+    Events,
+    Json,
+    Key,
+    Method,
+    Model,
+    Nodes,
+    Options,
+    Quiet,
+    Rounds,
+    Seed,
+    Settings,
+    Size,
+    Threads,
+    Weights,
+    make_endpoint,
+    make_request,
+    stop_on_signals,
+    tell_weights,
+)
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example: edge-node init node --set broker=mqtt://broker.local --set name=plant-a --yes")
+def init(
+    context: typer.Context,
+    role: Annotated[
+        Literal["coordinator", "node", "line"] | None,
+        typer.Argument(help="What this machine is; without it, you are asked.", show_default=False),
+    ] = None,
+    answers: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="An answer beforehand, or any other option of the role."),
+    ] = [],
+    out: Annotated[Path | None, typer.Option(help="File to write.", show_default="ROLE.toml")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; take what is proposed.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Write a commented configuration file for a coordinator, a node or a line, after a few questions."""
+    from edge.dialogue import init as run
+
+    commands = context.find_root().command.commands  # type: ignore[attr-defined]
+    commands_to_type = run(context, commands, role, answers, out, yes=yes, force=force)
+    print("next: " + "\n      ".join(commands_to_type))
+
+
+@app.command(epilog="Example: edge-node coordinate mqtt://broker.local --nodes 5 --classes scratches,patches,inclusion")
+def coordinate(
+    broker: Broker,
+    classes: Annotated[str, typer.Option(help="Class names, separated by commas.", show_default=False)],
+    nodes: Nodes,
+    federation: Annotated[str, typer.Option(help="Name of the federation.")] = "default",
+    quorum: Annotated[
+        int | None, typer.Option(min=1, help="Contributions that close a round.", show_default="all nodes")
+    ] = None,
+    rounds: Rounds = 30,
+    method: Method = "afedcl",
+    option: Options = [],
+    model: Model = "mobilenet_v2",
+    weights: Weights = "",
+    size: Size = 0,
+    training: Settings = [],
+    seed: Seed = 0,
+    threads: Threads = 1,
+    evaluate_every: EvaluateEvery = 5,
+    chunk_size: Annotated[
+        int, typer.Option(min=1, help="KiB a message; a broker's own limit is honoured anyway.")
+    ] = 256,
+    state: Annotated[Path, typer.Option(help="Folder for the coordinator's state.")] = Path("coordinator-state"),
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    quiet: Quiet = False,
+    as_json: Events = False,
+    config: Config = None,
+) -> None:
+    """Coordinate a federation: say what is learnt, wait for the nodes, average what they contribute."""
+    from safetensors.numpy import save_file
+
+    from broker_config.disk import writing
+    from trainer import progress
+    from trainer.federation.coordinator import coordinate as run
+    from trainer.federation.spec import draft
+
+    request = make_request(method, option, model, weights, size, training, rounds, seed, threads, evaluate_every)
+    names = [name.strip() for name in classes.split(",") if name.strip()]
+    spec, broadcast = draft(request, federation=federation, classes=names, nodes=nodes, quorum=quorum)
+    stop = stop_on_signals()
+    average = state / "global.safetensors"
+    with progress.show(as_json=as_json, quiet=quiet) as report:
+        tell_weights(request, weights, report)
+        outcome = run(
+            spec,
+            broadcast,
+            make_endpoint(broker, ca, cert, key),
+            state,
+            report,
+            chunk_size=chunk_size * 1024,
+            stop=stop,
+        )
+        if outcome:
+            with writing(state):
+                save_file(outcome.broadcast, average)
+            report(progress.Result(result={"model": str(average)}))
+    if outcome is None:
+        print("stopped; the nodes have been told. Starting again begins a new run.", file=sys.stderr)
+        raise typer.Exit(130)
+    if not as_json:
+        print(f"global model: {average}")
+
+
+@app.command(epilog="Example: edge-node check images/ --test held-out/")
+def check(
+    folder: Annotated[Path, typer.Argument(help="Folder of labelled images: one folder a class.", show_default=False)],
+    test: Annotated[Path | None, typer.Option(help="Folder of held-out images, likewise.")] = None,
+    size: Annotated[int, typer.Option(min=1, help="Width and height of the network's input, pixels.")] = 128,
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="File for a contact sheet.", show_default="edge-node-check.png; none with --json"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Look at a plant's images before it joins. Exit code 1 if it cannot join with them."""
+    import msgspec
+    from rich.console import Console
+    from rich.progress import track
+
+    from trainer.intake import show
+    from trainer.intake.check import check as run
+
+    stderr = Console(stderr=True)
+    intake = run(
+        folder,
+        test,
+        size,
+        lambda entries: track(entries, "looking", console=stderr, transient=True, disable=not stderr.is_terminal),
+    )
+    picture = picture or (None if as_json else Path("edge-node-check.png"))
+    if picture and intake.looks:
+        show.draw(intake, picture)
+    else:
+        picture = None
+    if as_json:
+        print(msgspec.json.encode(show.summarise(intake, picture)).decode())
+    else:
+        show.table(intake, Console())
+        if picture:
+            print(f"picture: {picture}")
+    raise typer.Exit(0 if intake.can_join else 1)
+
+
+@app.command(epilog="Example: edge-node join mqtt://broker.local --data images/ --name plant-a")
+def join(
+    broker: Broker,
+    data: Data,
+    name: Annotated[str, typer.Option(help="This node's name.", show_default=False)],
+    test: Annotated[Path | None, typer.Option(help="Folder of held-out images; by default a share of --data.")] = None,
+    federation: Annotated[str | None, typer.Option(help="Its name, if the broker has several.")] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Folder for this node's state.", show_default="edge-node-NAME")
+    ] = None,
+    telemetry: Annotated[
+        bool, typer.Option("--telemetry", help="Tell the coordinator losses, A_k and accuracy.")
+    ] = False,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for a coordinator.")] = 600,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    quiet: Quiet = False,
+    as_json: Events = False,
+    config: Config = None,
+) -> None:
+    """Take part in a federation with this plant's images. The images stay here."""
+    from trainer import progress
+    from trainer.enrol import join as run
+
+    stop = stop_on_signals()
+    with progress.show(as_json=as_json, quiet=quiet) as report:
+        model = run(
+            make_endpoint(broker, ca, cert, key),
+            name=name,
+            folder=data,
+            test=test,
+            state=state or Path(f"edge-node-{name}"),
+            federation=federation,
+            telemetry=telemetry,
+            wait=wait,
+            report=report,
+            stop=stop,
+        )
+        if model:
+            report(progress.Result(result={"model": str(model)}))
+    if model is None:
+        raise typer.Exit(130)
+    if not as_json:
+        print(f"personal model: {model}\nnext: edge-node export {model} --out bundles")
+
+
+@app.command(epilog="Example: edge-node rounds coordinator-state")
+def rounds(
+    state: Annotated[Path, typer.Argument(help="A coordinator's state folder.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """List the closed rounds of a coordinator's newest run: who contributed, with which weight."""
+    import msgspec
+
+    from trainer.federation.journal import history
+
+    for line in history(state):
+        if as_json:
+            print(msgspec.json.encode(line).decode())
+        else:
+            told = ", ".join(f"{node} {weight:.3f}" for node, weight in line.weights.items())
+            print(f"round {line.round}: {line.bytes / 1e6:.1f} MB, weights: {told}")

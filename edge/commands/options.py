@@ -1,0 +1,161 @@
+"""What several commands share: their options, and what they make of them."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from broker_config.errors import UsageError
+
+if TYPE_CHECKING:
+    from broker_config.link import Endpoint
+    from trainer.federation.spec import Request
+    from trainer.progress import Report
+
+Broker = Annotated[
+    str,
+    typer.Argument(
+        metavar="BROKER_URL",
+        help="mqtt://, mqtts://, ws:// or wss://, user@host:port. The password comes from EDGE_NODE_PASSWORD.",
+    ),
+]
+Ca = Annotated[Path | None, typer.Option(help="Certificate authority of the broker (PEM), for mqtts:// and wss://.")]
+Cert = Annotated[Path | None, typer.Option(help="This side's certificate (PEM).")]
+Key = Annotated[Path | None, typer.Option(help="This side's private key (PEM).")]
+Data = Annotated[Path, typer.Option(help="Folder of labelled images: one folder a class.", show_default=False)]
+METHODS = "afedcl, ditto, fedala, fedavg, fedbn, fednova, fedper, fedprox, fedrep, fenda, local or scaffold."
+Method = Annotated[str, typer.Option(help=METHODS)]
+Options = Annotated[
+    list[str], typer.Option("--option", metavar="NAME=VALUE", help="An option of the method, e.g. lambda=0.1.")
+]
+Model = Annotated[str, typer.Option(help="mobilenet_v2, resnet18, resnet50 or small.")]
+WEIGHTS = "Initial weights: imagenet, surface (come with edge-node), none, or a safetensors FILE of torchvision's."
+SUITED_WEIGHTS = "imagenet, or surface when offline; none for small"
+Weights = Annotated[str, typer.Option(help=WEIGHTS, show_default=SUITED_WEIGHTS)]
+Size = Annotated[
+    int, typer.Option(help="Width and height of the network's input, pixels.", show_default="128; 64 for small")
+]
+Settings = Annotated[
+    list[str],
+    typer.Option(
+        "--training",
+        metavar="NAME=VALUE",
+        help="learning_rate, local_epochs, batch_size, augment, batch_norm (train, eval) or moments (keep, reset).",
+    ),
+]
+ROUNDS, CLASSES, SAMPLES = "Rounds of the federation.", "Classes of each node.", "Training images of each node."
+Rounds = Annotated[int, typer.Option(min=1, help=ROUNDS)]
+Seed = Annotated[int, typer.Option(min=0, help="Of everything that is random.")]
+Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each training process.")]
+EvaluateEvery = Annotated[int, typer.Option(min=1, help="Rounds between two looks at the held-out images.")]
+Nodes = Annotated[int, typer.Option(min=1, help="Nodes that take part.")]
+Json = Annotated[bool, typer.Option("--json", help="For machines: JSON on standard output.")]
+Events = Annotated[
+    bool, typer.Option("--json", help="For machines: events as JSON lines on standard output, the result as the last.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result and errors.")]
+ClassesPerNode = Annotated[int, typer.Option(min=1, help="disjoint: classes of each node.")]
+Samples = Annotated[int, typer.Option(min=2, help=SAMPLES)]
+
+
+def _read_config(context: typer.Context, file: Path | None) -> None:
+    if file is not None:
+        from edge.config import read
+
+        context.default_map = read(file, context)
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        help="TOML file with options of this command, as edge-node init writes it; the command line beats it.",
+        is_eager=True,
+        callback=_read_config,
+    ),
+]
+
+
+def make_request(
+    method: str,
+    option: list[str],
+    model: str,
+    weights: str,
+    size: int,
+    training: list[str],
+    rounds: int,
+    seed: int,
+    threads: int = 1,
+    evaluate_every: int = 5,
+) -> "Request":
+    """What the options ask of a federation."""
+    from trainer.federation.spec import Request, check_training
+    from trainer.weights import suited_weights
+
+    request = Request(
+        method=method,
+        options=pairs(option, "--option"),
+        model=model,
+        weights=weights or suited_weights(model),
+        size=size,
+        training=pairs(training, "--training"),
+        rounds=rounds,
+        seed=seed,
+        threads=threads,
+        evaluate_every=evaluate_every,
+    )
+    check_training(request)
+    return request
+
+
+def tell_weights(request: "Request", given: str, show: "Report") -> None:
+    """Say which initial weights were chosen, where the choice depends on the connection."""
+    from trainer.progress import Note
+
+    if not given and request.weights == "surface":
+        show(Note(text="ImageNet's weights are out of reach: starting from those that come with edge-node (surface)"))
+
+
+def pairs(given: list[str], flag: str) -> dict[str, str]:
+    """Texts NAME=VALUE as a mapping. Raises UsageError for one that is none."""
+    for pair in given:
+        if "=" not in pair:
+            raise UsageError(f"{flag} {pair!r} is not NAME=VALUE", f"write for example {flag} {pair}=1")
+    return dict(pair.split("=", 1) for pair in given)
+
+
+def make_endpoint(url: str, ca: Path | None, cert: Path | None, key: Path | None) -> "Endpoint":
+    """The broker that the options name. Raises UsageError as `Endpoint.parse` does."""
+    from broker_config.link import Endpoint
+
+    return Endpoint.parse(url, ca=ca, cert=cert, key=key)
+
+
+def stop_on_signals() -> Callable[[], bool]:
+    """From now on SIGINT and SIGTERM ask the running command to end by itself; a second one ends it at once."""
+    asked: list[int] = []
+
+    def ask(number: int, _: object) -> None:
+        if asked:
+            _end_now()
+        asked.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ask)
+    return lambda: bool(asked)
+
+
+def end_on_signals() -> None:
+    """From now on SIGINT and SIGTERM end the command at once: torch's exporter would answer Ctrl-C with a report."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: _end_now())
+
+
+def _end_now() -> None:
+    """End without unwinding, but give the terminal back the cursor that a live view has hidden."""
+    if sys.stderr.isatty():
+        os.write(2, b"\x1b[?25h\n")
+    os._exit(130)

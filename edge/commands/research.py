@@ -1,0 +1,211 @@
+"""Federations in one process, images for them, what they reached: `simulate`, `experiment`, `dataset`, `report`."""
+
+import signal
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from broker_config.errors import EdgeNodeError, UsageError
+from edge.commands.options import (
+    ROUNDS,
+    SUITED_WEIGHTS,
+    WEIGHTS,
+    ClassesPerNode,
+    EvaluateEvery,
+    Events,
+    Json,
+    Method,
+    Model,
+    Nodes,
+    Options,
+    Quiet,
+    Rounds,
+    Samples,
+    Seed,
+    Settings,
+    Size,
+    Threads,
+    Weights,
+    make_request,
+    pairs,
+    tell_weights,
+)
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example: edge-node simulate --method fedavg --data images/ --rounds 20 --seed 1 --json")
+def simulate(
+    data: Annotated[
+        list[Path],
+        typer.Option(
+            help="Folder of labelled images: one folder a class. Several --data are sources.", show_default=False
+        ),
+    ],
+    method: Method = "afedcl",
+    partition: Annotated[
+        str, typer.Option(help="disjoint, dirichlet, iid, or sources: each node's images are of one source.")
+    ] = "disjoint",
+    rename: Annotated[
+        list[str], typer.Option(metavar="CLASS=COMMON", help="A class of one source that another source has too.")
+    ] = [],
+    classes_per_node: ClassesPerNode = 2,
+    alpha: Annotated[float, typer.Option(help="dirichlet: concentration; smaller is more different.")] = 0.1,
+    nodes: Nodes = 5,
+    samples: Samples = 10,
+    test_samples: Annotated[
+        int, typer.Option(min=1, help="Held-out images of each node at most, but one of each of its classes.")
+    ] = 60,
+    rounds: Rounds = 30,
+    option: Options = [],
+    model: Model = "mobilenet_v2",
+    weights: Weights = "",
+    size: Size = 0,
+    training: Settings = [],
+    seed: Seed = 0,
+    threads: Threads = 1,
+    evaluate_every: EvaluateEvery = 5,
+    pool: Annotated[str, typer.Option(help="report; tuning: images that no report uses; or all.")] = "report",
+    out: Annotated[Path | None, typer.Option(help="Folder for the personal models and report.json.")] = None,
+    quiet: Quiet = False,
+    as_json: Events = False,
+) -> None:
+    """Run a federation in one process, without a broker: the same methods, the same numbers."""
+    import msgspec
+    from rich.console import Console
+
+    from trainer import progress, report
+    from trainer.partition import Scheme
+    from trainer.simulate import simulate_folder
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
+    request = make_request(method, option, model, weights, size, training, rounds, seed, threads, evaluate_every)
+    scheme = Scheme(partition, nodes, samples, seed, classes_per_node, alpha, pool, test_samples)
+    with progress.show(as_json=as_json, quiet=quiet) as show:
+        tell_weights(request, weights, show)
+        outcome = simulate_folder(request, data, pairs(rename, "--rename"), scheme, out, show)
+        show(progress.Result(result=msgspec.to_builtins(outcome)))
+    if not as_json:
+        report.table(outcome, Console())
+
+
+@app.command(epilog="Example: edge-node experiment table2 --preset quick --data neu=NEU-CLS/ --data xsdd=X-SDD/")
+def experiment(
+    name: Annotated[
+        str,
+        typer.Argument(help="table2, fig4, fig5, fig7, fig8, fig9, fig10, or tune before them.", show_default=False),
+    ],
+    data: Annotated[
+        list[str],
+        typer.Option(metavar="NAME=FOLDER", help="Class folders of a data set: neu, xsdd, gc10.", show_default=False),
+    ],
+    preset: Annotated[
+        Literal["quick", "cpu", "full"],
+        typer.Option(help="quick: minutes on two cores; cpu: hours; full: as the paper, for a GPU."),
+    ] = "quick",
+    model: Model = "mobilenet_v2",
+    weights: Annotated[
+        list[str],
+        typer.Option(
+            metavar="[MODEL=]WEIGHTS", help=f"{WEIGHTS} MODEL= for another of fig9's.", show_default=SUITED_WEIGHTS
+        ),
+    ] = [],
+    size: Annotated[int, typer.Option(help="Width and height of images, pixels.", show_default="the preset's")] = 0,
+    rounds: Annotated[int, typer.Option(help=ROUNDS, show_default="the preset's")] = 0,
+    seeds: Annotated[int, typer.Option(help="Number of seeds.", show_default="the preset's")] = 0,
+    store: Annotated[Path, typer.Option(help="Folder of results; what is finished there is not run again.")] = Path(
+        "experiments"
+    ),
+    workers: Annotated[int, typer.Option(min=0, help="Processes, a thread each.", show_default="all cores")] = 0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what is left to do, and how long it takes.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: Events = False,
+) -> None:
+    """Run a grid of federations as the AFedCL paper has them, then print its tables and draw its figure."""
+    import msgspec
+    from rich.console import Console
+
+    from trainer import progress
+    from trainer.experiments.experiment import Experiment, Order
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
+    folders = {key: Path(folder) for key, folder in pairs(data, "--data").items()}
+    order = Order(name, preset, folders, model, weights, size, rounds, seeds, store, workers)
+    with progress.show(as_json=as_json, quiet=quiet) as show:
+        grid = Experiment(order, show)
+        failed = [] if dry_run else grid.run(show)
+        state = grid.state()
+        files = [] if dry_run else grid.tell(Console(quiet=as_json))
+        told = {**msgspec.to_builtins(state), "failed": len(failed), "files": [str(file) for file in files]}
+        show(progress.Result(result=told))
+    if not as_json:
+        print(grid.describe(state), *files, sep="\n")
+    if failed:
+        raise EdgeNodeError(
+            f"{len(failed)} of {state.cells} cells failed; the first: {failed[0].error}",
+            "the others are stored; the same command tries these again",
+        )
+
+
+@app.command(epilog="Example: edge-node dataset neu-cls --out images")
+def dataset(
+    name: Annotated[str, typer.Argument(help="Which; without it, all are listed.", show_default=False)] = "",
+    out: Annotated[Path | None, typer.Option(help="Download it, and lay it out as class folders here.")] = None,
+    origin: Annotated[
+        str, typer.Option("--from", metavar="FILE", help="A ZIP file, folder or URL with it, instead of its own URL.")
+    ] = "",
+    verify: Annotated[Path | None, typer.Option(help="Class folders: are they this data set?")] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Public data sets of surface defects: list them, get one, or verify a copy (exit code 1 if it is another)."""
+    import msgspec
+    from rich.console import Console
+
+    from trainer.datasets import DATASETS, compare, describe, known
+    from trainer.obtain import bar, obtain
+
+    if (out and verify) or (origin and not out):
+        raise UsageError("--out gets a data set, --verify looks at a copy", "pass one of them; --from goes with --out")
+    if not (out or verify):
+        chosen = [known(name)] if name else list(DATASETS.values())
+        listing = msgspec.json.encode(chosen).decode() if as_json else "\n\n".join(map(describe, chosen))
+        print(listing)
+        return
+    wanted = known(name)
+    if verify:
+        outcome = compare(wanted, verify)
+    elif out:
+        console = Console(stderr=True, quiet=quiet or as_json, soft_wrap=True, highlight=False)
+        console.print(describe(wanted), markup=False)
+        with bar(console) as watch:
+            outcome = obtain(wanted, origin, out, watch)
+    print(msgspec.json.encode(outcome.facts).decode() if as_json else outcome.verdict)
+    raise typer.Exit(1 if verify and outcome.differences else 0)
+
+
+@app.command(epilog="Example: edge-node report edge-node-plant-a")
+def report(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="What a run left: the --out folder of demo or simulate, or the state folder of join or coordinate.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="File for the page.", show_default="RUN/report.html")] = None,
+    quiet: Quiet = False,
+    as_json: Events = False,
+) -> None:
+    """Write one self-contained web page about a run: what was reached, and on which images, shown."""
+    from trainer import progress
+    from trainer.page.compose import write
+
+    with progress.show(as_json=as_json, quiet=quiet) as show:
+        page = write(run, out or run / "report.html", show)
+        show(progress.Result(result={"report": str(page)}))
+    if not as_json:
+        print(f"report: {page.resolve().as_uri()}")

@@ -1,0 +1,180 @@
+"""One experiment from its name to its table: what is asked for, what is missing, and what came of it."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from rich.console import Console
+
+from broker_config.errors import UsageError, nearest
+from trainer import backbones, progress
+from trainer.experiments import tuning
+from trainer.experiments.bench import Bench, Material
+from trainer.experiments.cell import Cell, Finished
+from trainer.experiments.grid import Failed, Job, Spread, estimate, in_processes, run_grid
+from trainer.experiments.grids import DATASETS, GRIDS, PRESETS, Plan
+from trainer.experiments.store import Store
+from trainer.federation.spec import suited_training
+from trainer.progress.words import about, some
+from trainer.weights import FEATURES, SURFACE, suited_weights
+
+_BACKBONES = ("mobilenet_v2", "resnet18", "resnet50")  # of Fig. 9
+
+
+class Order(NamedTuple):
+    """What a user asks for. Zeros stand for the preset's."""
+
+    name: str
+    preset: str
+    data: Mapping[str, Path]
+    model: str
+    weights: Sequence[str]  # [MODEL=]NAME or FILE; without a model: of `model`
+    size: int
+    rounds: int
+    seeds: int
+    store: Path
+    workers: int  # 0 = all cores
+
+
+class State(msgspec.Struct, frozen=True):
+    """How far an experiment is."""
+
+    cells: int
+    missing: int
+    seconds: float | None  # that the missing ones will take, where that can be judged
+
+
+class Experiment:
+    """A grid of cells, some of them finished already."""
+
+    def __init__(self, order: Order, show: progress.Report):
+        """Read images and weights.
+
+        Raises:
+            UsageError: what cannot be, and what to do instead.
+        """
+        if order.name not in GRIDS:
+            raise UsageError(f"there is no experiment {order.name!r}", nearest(order.name, GRIDS))
+        if order.model not in FEATURES:
+            raise UsageError(f"there is no model {order.model!r}", nearest(order.model, FEATURES))
+        _check_data(order.data)
+        self._order, self._store = order, Store(order.store)
+        self._workers = order.workers or len(os.sched_getaffinity(0))
+        show(progress.Step(what="reading images and weights"))
+        weights = _weights(order)
+        self._bench = Bench(order.data, weights)
+        plan = self._plan(weights)
+        plan = plan._replace(tuned=self._tuned(plan))
+        if order.name != "tune":
+            tuned = "as tuned" if plan.tuned else "with its defaults: there is no tuning of them all yet"
+            show(progress.Note(text=f"every method is run {tuned}"))
+        if order.name == "fig9" and (left_out := [name for name in _BACKBONES if name not in plan.backbones]):
+            show(progress.Note(text=f"left out, since their weights are out of reach: {', '.join(left_out)}"))
+        self.cells = GRIDS[order.name](plan)
+
+    def _plan(self, weights: Mapping[str, str]) -> Plan:
+        order, preset = self._order, PRESETS[self._order.preset]
+        fig9 = _BACKBONES if order.name == "fig9" else ()  # whether weights can be downloaded takes a while to say
+        return Plan(
+            preset=preset._replace(
+                size=order.size or preset.size, rounds=order.rounds or preset.rounds, seeds=order.seeds or preset.seeds
+            ),
+            images=self._bench.images,
+            model=order.model,
+            encoder=self._bench.encoder,
+            backbones=tuple(name for name in fig9 if _within_reach(name, weights[name])),
+            training=suited_training(weights[order.model]),
+            tuned={},
+            torch=torch.__version__.partition("+")[0],
+        )
+
+    def _tuned(self, plan: Plan) -> dict[str, tuning.Trial]:
+        def suits(cell: Cell) -> bool:
+            same = (cell.model, cell.size) == (plan.model, plan.preset.size)
+            return same and cell.weights == plan.encoder(plan.model, cell.seed)
+
+        return tuning.choose(plan.preset.methods, plan.training, self._store.finished().values(), suits)
+
+    def missing(self) -> list[Job]:
+        """What is not finished."""
+        embed = self._order.name == "fig7"
+        there = set(self._store.finished())
+        if embed:
+            there &= self._store.embeddings().keys()
+        return [Job(cell, embed) for cell in self.cells if cell.key not in there]
+
+    def state(self) -> State:
+        """How far it is."""
+        missing = [job.cell for job in self.missing()]
+        seconds = estimate(missing, self._store.finished().values(), self._workers)
+        return State(len(self.cells), len(missing), seconds)
+
+    def describe(self, state: State) -> str:
+        """That in words."""
+        done = f"{state.cells - state.missing} of {some(state.cells, 'cell')} finished in {self._order.store}"
+        if not state.missing:
+            return done
+        needed = "an unknown time" if state.seconds is None else about(state.seconds)
+        return f"{done}; the rest takes {needed} with {some(self._workers, 'worker')}"
+
+    def run(self, show: progress.Report) -> list[Failed]:
+        """Run what is missing; returns what failed."""
+        jobs = self.missing()
+        show(progress.Step(what=f"{len(jobs)} of {len(self.cells)} cells to run"))
+        if not jobs:
+            return []
+        return run_grid(jobs, self.material(job.cell for job in jobs), self._store, self._spread(), self._workers, show)
+
+    def material(self, cells: Iterable[Cell]) -> Material:
+        """What these cells of it need; images are decoded now."""
+        return self._bench.material(cells)
+
+    def _spread(self) -> Spread:
+        return in_processes(self._workers)
+
+    def finished(self) -> list[Finished]:
+        """What is finished of it, in the grid's order."""
+        there = self._store.finished()
+        return [there[cell.key] for cell in self.cells if cell.key in there]
+
+    def tell(self, console: Console) -> list[Path]:
+        """Print its tables, draw its figures, and return the files."""
+        groups: dict[str, list[float]] = {}
+        for each in self.finished():
+            cell, s = each.cell, each.cell.setting
+            title = f"{s.dataset} {s.partition} {s.samples} x {s.nodes}, {cell.model}: {cell.method} {cell.options}"
+            groups.setdefault(title, []).append(100 * each.mean("accuracy"))
+        for title, values in groups.items():
+            console.print(f"{np.mean(values):5.1f} +- {np.std(values):4.1f} ({len(values)}) {title}", highlight=False)
+        return []
+
+
+def _check_data(data: Mapping[str, Path]) -> None:
+    if not data:
+        raise UsageError("an experiment needs images", f"pass --data NAME=FOLDER, NAME of {', '.join(DATASETS)}")
+    for name in data:
+        if name not in DATASETS:
+            raise UsageError(f"there is no data set {name!r}", nearest(name, DATASETS))
+
+
+def _weights(order: Order) -> dict[str, str]:
+    """Initial weights by model; those that are not given are of the same kind."""
+    given = {}
+    for text in order.weights:
+        model, equals, weights = text.rpartition("=")
+        if equals and model not in FEATURES:
+            raise UsageError(f"there is no model {model!r}", nearest(model, FEATURES))
+        given[model or order.model] = weights
+    main = given.get(order.model) or suited_weights(order.model)
+    others = main if main in ("none", "surface", "imagenet") else "imagenet"
+    return {**dict.fromkeys(FEATURES, others), order.model: main, **given}
+
+
+def _within_reach(model: str, weights: str) -> bool:
+    if weights == "surface":
+        return model in SURFACE
+    return weights != "imagenet" or backbones.within_reach(model)

@@ -1,0 +1,276 @@
+"""An experiment's figures as SVG, for documents: light background, text as text, colours after Okabe and Ito."""
+
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from trainer.experiments import labels, paper, statistics
+from trainer.experiments.cell import Finished
+from trainer.experiments.panels import Panel, Series, X, arrange, gaps, last_pairs
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_REFERENCE = "#D55E00"  # of the last series, the complete AFedCL
+_COLOURS = ("#0072B2", "#009E73", "#56B4E9", "#CC79A7", "#E69F00", "#000000", "#F0E442")
+_CLASSES = (_COLOURS[0], _REFERENCE, *_COLOURS[1:])
+_MARKERS = "osD^vP*X"  # tell apart what has the same colour
+_STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "edge-node",  # the same cells give the same file
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+}
+_ACROSS = {"images": "training images a node", "lambda": "lambda", "network": "network", "nodes": "nodes"}
+
+
+class Embedding(msgspec.Struct, frozen=True):
+    """Features of a node's held-out images in two dimensions, and their classes."""
+
+    method: str
+    node: str
+    labels: list[int | str]
+    points: list[tuple[float, float]]
+
+
+def draw(name: str, finished: Sequence[Finished], folder: Path) -> list[Path]:
+    """Draw an experiment to FOLDER/NAME.svg. Fig. 7's points come from FOLDER/fig7.jsonl. Returns what was written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.svg"
+    if name == "fig7":
+        source = folder / "fig7.jsonl"
+        lines = source.read_bytes().splitlines() if source.exists() else []
+        conditions = labels.conditions(each.cell for each in finished) if finished else ""
+        draw_fig7([msgspec.json.decode(line, type=Embedding) for line in lines], path, conditions)
+        return [path]
+    if name not in _DRAWN:
+        return []
+    panels = arrange(name, finished)
+    if not panels:
+        return [_nothing(path)]
+    with _style():
+        figure, kind = _DRAWN[name](panels)
+        _save(figure, " ".join((kind, labels.conditions(each.cell for each in finished), gaps(panels))), path)
+    return [path]
+
+
+def draw_fig7(embeddings: Sequence[Embedding], path: Path, conditions: str = "") -> None:
+    """Nodes below one another, methods side by side, a colour for each class; `conditions` go into the caption."""
+    if not embeddings:
+        _nothing(path)
+        return
+    methods = sorted({each.method for each in embeddings}, key=labels.rank)
+    nodes = sorted({each.node for each in embeddings})
+    kinds = sorted({kind for each in embeddings for kind in each.labels}, key=str)
+    with _style():
+        figure, grid = _grid(len(nodes), len(methods), 1.9, 1.7)
+        for each in embeddings:
+            axes = grid[nodes.index(each.node), methods.index(each.method)]
+            for number, kind in enumerate(kinds):
+                points = [point for point, its in zip(each.points, each.labels, strict=True) if its == kind]
+                if points:
+                    look = {"color": _CLASSES[number % 8], "marker": _MARKERS[number % 8], "label": str(kind)}
+                    axes.scatter(*np.array(points).T, s=9, **look)
+        for axes in grid.flat:
+            axes.set(xticks=[], yticks=[])
+        for axes, method in zip(grid[0], methods, strict=True):
+            axes.set_title(labels.METHODS.get(method, method))
+        for axes, node in zip(grid[:, 0], nodes, strict=True):
+            axes.set_ylabel(node)
+        _legend(figure, grid)
+        _save(
+            figure, f"t-SNE of features of held-out images: distances between clusters mean nothing. {conditions}", path
+        )
+
+
+def _curves(panels: Sequence[Panel]) -> tuple["Figure", str]:
+    """Fig. 4: L_D and accuracy over rounds, a column for each setting."""
+    settings = [(panel, x) for panel in panels for x in panel.xs]
+    figure, grid = _grid(2, len(settings), 4.2, 2.5, sharex=True)
+    for (panel, x), (upper, lower) in zip(settings, grid.T, strict=True):
+        for number, series in enumerate(panel.series):
+            look = {"color": _colour(number, panel), "label": series.name}
+            _band(upper, series.entries.get(x, {}).values(), "L_D", 1, look)
+            _band(lower, series.entries.get(x, {}).values(), "accuracy", 100, look)
+        upper.axhline(math.log(2), color="#666666", lw=0.8, ls=":", label="chance, ln 2")
+        upper.set(title=f"{panel.title}, {panel.column(x)}", ylabel="discrimination loss L_D")
+        upper.set_ylim(bottom=0)
+        lower.set(xlabel="round", ylabel="accuracy %")
+    _legend(figure, grid)
+    told = " and ".join(f"{value} % for {variant}" for variant, value in paper.FIG_4.items())
+    words = "Mean over seeds of the mean over nodes; the band is a standard deviation over seeds."
+    return figure, f"{words} The paper tells {told}."
+
+
+def _regression(panels: Sequence[Panel]) -> tuple["Figure", str]:
+    """Fig. 5: the fusion weight over L_D, a point for each node, seed and setting; a column for each variant."""
+    names = list(dict.fromkeys(series.name for panel in panels for series in panel.series))
+    figure, grid = _grid(1, len(names), 4.6, 3.8)
+    for axes, name in zip(grid[0], names, strict=True):
+        variant = {panel.title: series for panel in panels for series in panel.series if series.name == name}
+        for number, (title, series) in enumerate(variant.items()):
+            x, y = last_pairs(series.results)
+            axes.scatter(x, y, s=22, color=_COLOURS[number % 7], marker=_MARKERS[number % 8], label=title)
+        x, y = last_pairs(result for series in variant.values() for result in series.results)
+        told = name
+        if line := statistics.line(x, y):
+            ends = np.array([min(x), max(x)])
+            axes.plot(ends, line.intercept + line.slope * ends, color=_REFERENCE, label="regression line")
+            told = f"{name}\nslope {line.slope:.3f} ± {line.half:.3f}, {len(x)} points"
+        axes.set(title=told, xlabel="discrimination loss L_D", ylabel="fusion weight A_k of the global features")
+    _legend(figure, grid)
+    return figure, "A point is a node after the last round; the slope's 95 % interval takes points as independent."
+
+
+def _lines(panels: Sequence[Panel]) -> tuple["Figure", str]:
+    """Fig. 8: accuracy over lambda."""
+    figure, grid = _row(panels, 4.2)
+    for axes, panel in zip(grid[0], panels, strict=True):
+        for number, series in enumerate(panel.series):
+            xs = [x for x in panel.xs if x in series.entries]
+            means, deviations = _spreads(series, xs)
+            look = {"color": _colour(number, panel), "marker": _MARKERS[number % 8], "capsize": 3, "label": series.name}
+            axes.errorbar(xs, means, deviations, **look)
+        axes.set_xscale("log")
+        axes.set_xticks(panel.xs, [f"{x:g}" for x in panel.xs])
+        axes.minorticks_off()
+        axes.set(title=panel.title, xlabel="lambda", ylabel="accuracy %")
+    _legend(figure, grid)
+    return figure, "Mean over seeds; bars are a standard deviation over seeds."
+
+
+def _bars(panels: Sequence[Panel]) -> tuple["Figure", str]:
+    """Figs. 9 and 10: groups of bars."""
+    most = max(len(panel.xs) * len(panel.series) for panel in panels)
+    figure, grid = _row(panels, max(3.6, 0.42 * most))
+    for axes, panel in zip(grid[0], panels, strict=True):
+        width = 0.84 / len(panel.series)
+        for number, series in enumerate(panel.series):
+            at = [place for place, x in enumerate(panel.xs) if x in series.entries]
+            means, deviations = _spreads(series, [panel.xs[place] for place in at])
+            left = [place + (number - (len(panel.series) - 1) / 2) * width for place in at]
+            look: dict[str, Any] = {"color": _colour(number, panel), "edgecolor": "white", "label": series.name}
+            axes.bar(left, means, width, yerr=deviations, error_kw={"lw": 0.9, "capsize": 2}, **look)
+            for place, mean in zip(left, means, strict=True):
+                axes.text(
+                    place, 2, f"{mean:.1f}", rotation=90, ha="center", va="bottom", size=8, color=_ink(number, panel)
+                )
+        axes.set_xticks(range(len(panel.xs)), map(str, panel.xs))
+        axes.grid(axis="x", visible=False)
+        axes.set(title=panel.title, xlabel=_ACROSS[panel.across], ylabel="accuracy %", ylim=(0, 105))
+    _legend(figure, grid)
+    return figure, "Mean over seeds; bars are a standard deviation over seeds."
+
+
+def _overview(panels: Sequence[Panel]) -> tuple["Figure", str]:
+    """Table II at a glance: a panel for each setting that was run, a line for each method."""
+    settings = [(panel, x) for panel in panels for x in panel.xs]
+    across = min(3, len(settings))
+    rows = max(len(panel.series) for panel in panels)
+    figure, grid = _grid(math.ceil(len(settings) / across), across, 3.6, 0.8 + 0.26 * rows, sharex=True)
+    for axes in grid.flat[len(settings) :]:
+        axes.set_visible(False)
+    for axes, (panel, x) in zip(grid.flat, settings, strict=False):
+        for number, series in enumerate(panel.series):
+            height = len(panel.series) - number
+            look = {"color": _REFERENCE if number == len(panel.series) - 1 else _COLOURS[0], "capsize": 3, "ms": 6}
+            if x in series.entries:
+                means, deviations = _spreads(series, [x])
+                axes.errorbar(means, [height], xerr=deviations, fmt="o", **look)
+            if printed := paper.TABLE_II.get((panel.dataset, panel.partition, int(x), series.method)):
+                axes.plot(printed.accuracy, height, "D", mfc="none", mec="#777777", ms=5)
+        axes.set_yticks(range(len(panel.series), 0, -1), [series.name for series in panel.series])
+        axes.set(title=f"{panel.title}, {panel.column(x)}", xlabel="accuracy %")
+        axes.xaxis.set_tick_params(labelbottom=True)
+    words = "Dots are means over seeds, bars a standard deviation; hollow diamonds are the paper's numbers."
+    return figure, words
+
+
+_Drawer = Callable[[Sequence[Panel]], tuple["Figure", str]]  # and what it shows, in words
+_DRAWN: dict[str, _Drawer] = {
+    "table2": _overview, "fig4": _curves, "fig5": _regression, "fig8": _lines, "fig9": _bars, "fig10": _bars
+}  # fmt: skip
+
+
+def _band(axes: "Axes", results: Iterable[Finished], metric: str, scale: float, look: dict[str, Any]) -> None:
+    """Mean over seeds of the mean over nodes, in the rounds that all of them measured."""
+    runs = [[node.history[metric] for node in each.nodes if metric in node.history] for each in results]
+    values = np.array([np.mean(np.array(run, float), axis=0) for run in runs if run]) * scale
+    if not values.size:
+        return
+    rounds = np.flatnonzero(~np.isnan(values).any(axis=0))
+    values = values[:, rounds]
+    mean = values.mean(axis=0)
+    axes.plot(rounds + 1, mean, lw=1.6, **look)
+    if len(values) > 1:
+        deviation = values.std(axis=0, ddof=1)
+        axes.fill_between(rounds + 1, mean - deviation, mean + deviation, color=look["color"], alpha=0.18, lw=0)
+
+
+def _spreads(series: Series, xs: Iterable[X]) -> tuple[list[float], list[float]]:
+    """Means and deviations in percent; a single seed has no deviation."""
+    found = [statistics.spread(100 * each.mean("accuracy") for each in series.entries[x].values()) for x in xs]
+    return [each.mean for each in found], [0.0 if each.size == 1 else each.deviation for each in found]
+
+
+def _colour(number: int, panel: Panel) -> str:
+    return _REFERENCE if number == len(panel.series) - 1 else _COLOURS[number % len(_COLOURS)]
+
+
+def _ink(number: int, panel: Panel) -> str:
+    return "white" if _colour(number, panel) in ("#0072B2", "#000000", "#009E73", _REFERENCE) else "black"
+
+
+def _style() -> Any:
+    import matplotlib as mpl  # noqa: PLC0415  (tables need none)
+
+    return mpl.rc_context(_STYLE)
+
+
+def _grid(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple["Figure", Any]:
+    """A figure without a window: `rows` times `columns` panels of a size in inches."""
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    figure = Figure(figsize=(max(columns * width, 5.5), rows * height + 1), layout="constrained", facecolor="white")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def _row(panels: Sequence[Panel], width: float) -> tuple["Figure", Any]:
+    return _grid(1, len(panels), width, 3.2)
+
+
+def _legend(figure: "Figure", grid: Any) -> None:
+    """One for all panels, above them."""
+    shown = {
+        label: handle for axes in grid.flat for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    widest = 0.75 + 0.085 * max(map(len, shown), default=0)  # inches
+    columns = max(1, min(len(shown), int(figure.get_figwidth() / widest)))
+    figure.legend(shown.values(), shown.keys(), loc="outside upper center", ncols=columns)
+
+
+def _save(figure: "Figure", caption: str, path: Path) -> None:
+    """With its caption below, as wide as the figure."""
+    width = int(figure.get_figwidth() * 17)
+    figure.supxlabel("\n".join(textwrap.wrap(caption, width)), fontsize=8, color="#444444", x=0.01, ha="left")
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=150)
+
+
+def _nothing(path: Path) -> Path:
+    with _style():
+        figure, grid = _grid(1, 1, 5.5, 0.5)
+        grid[0, 0].set_axis_off()
+        _save(figure, "No cell is finished yet.", path)
+    return path

@@ -1,0 +1,171 @@
+"""Running many cells, here or elsewhere; what is finished is stored at once."""
+
+import os
+import pickle
+import signal
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
+from multiprocessing import active_children, get_context, parent_process
+from tempfile import TemporaryFile
+from typing import NamedTuple
+
+import torch
+
+from broker_config.errors import EdgeNodeError, explain
+from trainer import progress
+from trainer.experiments.bench import Material
+from trainer.experiments.cell import Cell, Finished
+from trainer.experiments.run import Done, machine, run_cell
+from trainer.experiments.store import Store
+
+
+class Job(NamedTuple):
+    """A cell to run."""
+
+    cell: Cell
+    embed: bool = False  # whether features are wanted in two dimensions
+
+
+class Failed(NamedTuple):
+    """A cell that came to nothing."""
+
+    cell: Cell
+    error: str
+
+
+Outcome = Done | Failed
+Spread = Callable[[Sequence[Job], Material], Iterator[Outcome]]
+"""Runs jobs, in whatever place and order. Closed early, it leaves nothing running."""
+
+
+def run_grid(
+    jobs: Sequence[Job], material: Material, store: Store, spread: Spread, workers: int, show: progress.Report
+) -> list[Failed]:
+    """Run the jobs, store each result as it comes, and return what failed.
+
+    A failure is not stored: it is tried again when the grid is run again.
+    """
+    finished = list(store.finished().values())
+    left = {job.cell.key: job.cell for job in jobs}
+    failed = []
+    with closing(spread(jobs, material)) as outcomes:  # type: ignore[type-var]
+        for outcome in outcomes:
+            if isinstance(outcome, Failed):
+                failed.append(outcome)
+                del left[outcome.cell.key]
+                show(progress.Note(text=f"failed: {describe(outcome.cell)}: {outcome.error}"))
+                continue
+            store.add(*outcome)
+            finished.append(outcome.finished)
+            del left[outcome.finished.key]
+            show(
+                progress.CellFinished(
+                    done=len(jobs) - len(left),
+                    total=len(jobs),
+                    cell=describe(outcome.finished.cell),
+                    accuracy=outcome.finished.mean("accuracy"),
+                    seconds=outcome.finished.seconds,
+                    left=estimate(left.values(), finished, workers),
+                )
+            )
+    return failed
+
+
+def describe(cell: Cell) -> str:
+    """A cell in words."""
+    setting = cell.setting
+    return f"{cell.method}, {setting.dataset} {setting.partition} {setting.samples}, {cell.model}, seed {cell.seed}"
+
+
+def estimate(cells: Iterable[Cell], finished: Iterable[Finished], workers: int) -> float | None:
+    """Seconds that the cells will take here, judged by those that were run here; None where nothing is known."""
+    seconds, work = defaultdict[tuple[str, int], float](float), defaultdict[tuple[str, int], float](float)
+    for each in finished:
+        if each.machine == machine():
+            seconds[each.cell.model, each.cell.size] += each.seconds
+            work[each.cell.model, each.cell.size] += _work(each.cell)
+    total = 0.0
+    for cell in cells:
+        if not work[cell.model, cell.size]:
+            return None
+        total += _work(cell) * seconds[cell.model, cell.size] / work[cell.model, cell.size]
+    return total / workers
+
+
+def _work(cell: Cell) -> float:
+    return cell.rounds * cell.setting.nodes * cell.setting.samples
+
+
+# In processes
+
+_material: Material  # of a worker process
+
+
+def in_processes(workers: int) -> Spread:
+    """Spreads jobs over processes of this machine, each with one thread."""
+
+    def spread(jobs: Sequence[Job], material: Material) -> Iterator[Outcome]:
+        with TemporaryFile() as file:  # a worker that dies while it starts cannot block us, as with a pipe
+            pickle.dump(material, file)
+            file.flush()
+            place = f"/proc/{os.getpid()}/fd/{file.fileno()}"  # it has no name that could outlive us
+            pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (place,))
+            try:
+                with _unasked():
+                    futures = [pool.submit(_work_on, job) for job in jobs]
+                for future in as_completed(futures):
+                    yield future.result()
+            except BrokenProcessPool as error:
+                raise EdgeNodeError(
+                    "a worker process was killed, perhaps for want of memory",
+                    "run it again with fewer --workers; what is finished is stored",
+                ) from error
+            finally:
+                for process in active_children():
+                    process.kill()
+                pool.shutdown(cancel_futures=True)
+
+    return spread
+
+
+@contextmanager
+def _unasked() -> Iterator[None]:
+    """Signals wait until the block is left; processes that start in it never get them: their parent decides."""
+    asking = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, asking)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, asking)
+
+
+def _begin(place: str) -> None:
+    """Prepare a worker process, which ends when its parent does, however that ends."""
+    global _material  # noqa: PLW0603
+    with open(place, "rb") as file:  # noqa: PTH123  (a pathlib.Path would resolve the link)
+        _material = pickle.load(file)  # noqa: S301  (our parent wrote it)
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    torch.set_num_threads(1)
+
+
+def _follow_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _work_on(job: Job) -> Outcome:
+    return attempt(job, _material)
+
+
+def attempt(job: Job, material: Material) -> Outcome:
+    """Run a cell; what goes wrong with it is part of the outcome."""
+    try:
+        return run_cell(job.cell, material, embed=job.embed)
+    except Exception as error:  # one cell must not stop the others
+        return Failed(job.cell, explain(error).what)

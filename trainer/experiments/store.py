@@ -1,0 +1,87 @@
+"""Finished cells as JSON lines, in files that git merges and that a kill at any time leaves usable."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from broker_config.disk import writing
+from broker_config.errors import UsageError
+from trainer.experiments.cell import Finished
+
+_CELLS, _EMBEDDINGS = "cells.jsonl", "embeddings.jsonl"
+_ATTRIBUTES = "*.jsonl merge=union\n"  # git keeps the lines of both sides
+
+
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+    """Features of a node's held-out images in two dimensions, and their classes."""
+
+    key: str  # of the cell
+    method: str
+    node: str
+    labels: list[str]
+    points: list[tuple[float, float]]
+
+
+class Store:
+    """A folder of results. Several processes may add to it at once; of equal keys the first counts."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+
+    def finished(self) -> dict[str, Finished]:
+        """All finished cells, by key.
+
+        Raises:
+            UsageError: a line is damaged.
+        """
+        found: dict[str, Finished] = {}
+        for each in self._read(_CELLS, Finished):
+            found.setdefault(each.key, each)
+        return found
+
+    def embeddings(self) -> dict[str, list[Embedding]]:
+        """Of each cell that has any, by key and in the order of nodes. Raises UsageError as `finished` does."""
+        found: dict[str, dict[str, Embedding]] = {}
+        for each in self._read(_EMBEDDINGS, Embedding):
+            found.setdefault(each.key, {}).setdefault(each.node, each)
+        return {key: list(nodes.values()) for key, nodes in found.items()}
+
+    def add(self, finished: Finished, embeddings: list[Embedding]) -> None:
+        """Append a cell's results; they are on the disk when this returns. EdgeNodeError if it does not take them."""
+        with writing(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if not (attributes := self._folder / ".gitattributes").exists():
+                attributes.write_text(_ATTRIBUTES)
+            if embeddings:
+                _append(self._folder / _EMBEDDINGS, msgspec.json.Encoder().encode_lines(embeddings))
+            _append(self._folder / _CELLS, msgspec.json.Encoder().encode_lines([finished]))
+
+    def _read(self, name: str, kind: type[Any]) -> Iterator[Any]:
+        path = self._folder / name
+        if not path.exists():
+            return
+        lines = path.read_bytes().split(b"\n")
+        for number, line in enumerate(lines[:-1], 1):  # what follows the last line break was torn off
+            try:
+                yield msgspec.json.decode(line, type=kind)
+            except msgspec.DecodeError as error:
+                raise UsageError(f"{path} is damaged in line {number}: {error}", "remove that line") from error
+
+
+def _append(path: Path, lines: bytes) -> None:
+    """Add whole lines at the end, where a torn one is removed first."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed, or we are killed
+        size = os.fstat(file).st_size
+        if size and os.pread(file, 1, size - 1) != b"\n":
+            os.ftruncate(file, path.read_bytes().rfind(b"\n") + 1)
+        while lines:
+            lines = lines[os.write(file, lines) :]
+        os.fsync(file)
+    finally:
+        os.close(file)

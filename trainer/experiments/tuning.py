@@ -1,0 +1,102 @@
+"""Tuning: the same number of trials for every method, on images that no report uses.
+
+Which trial is taken is read from the finished cells of the tuning pool: nothing else is written down.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import mean
+from typing import Any, NamedTuple
+
+import msgspec
+
+from broker_config.messages import Option, Training
+from trainer.experiments.cell import Cell, Finished
+from trainer.methods import METHODS, complete_options
+
+TRIALS = 6  # of each method
+_RATES, _BATCH_NORMS = (3e-4, 1e-4, 1e-3), ("eval", "train")
+# What a method has of its own to tune; the choices are taken in turn.
+_OWN: Mapping[str, Sequence[Mapping[str, Option]]] = {
+    "afedcl": (
+        {"lambda": 0.1, "fusion_rate": 0.0},
+        {"lambda": 1.0, "fusion_rate": 0.02},
+        {"lambda": 0.01, "fusion_rate": 0.0},
+    ),
+    "ditto": ({"lambda": 0.1}, {"lambda": 1.0}, {"lambda": 0.01}),
+    "fedala": ({"eta": 1.0}, {"eta": 0.1}, {"eta": 0.01}),
+    "fednova": (
+        {"rate": 0.003, "momentum": 0.0},
+        {"rate": 0.001, "momentum": 0.0},
+        {"rate": 0.001, "momentum": 0.9},
+    ),
+    "fedprox": ({"mu": 0.1}, {"mu": 1.0}, {"mu": 0.01}),
+    "fedrep": (
+        {"head_epochs": 3, "body_epochs": 3},
+        {"head_epochs": 1, "body_epochs": 5},
+        {"head_epochs": 5, "body_epochs": 1},
+    ),
+    "scaffold": ({"rate": 0.003}, {"rate": 0.001}, {"rate": 0.01}),
+}
+
+
+class Trial(NamedTuple):
+    """What a method is run with: its options and its training, both complete."""
+
+    options: dict[str, Option]
+    training: Training
+
+
+def plain(method: str, training: Training) -> Trial:
+    """A method with its defaults, and the budget of all: twice `local_epochs` a round."""
+    fields = {field.encode_name for field in msgspec.structs.fields(METHODS[method].options)}
+    budget: dict[str, Option] = {"epochs": 2 * training.local_epochs} if "epochs" in fields else {}
+    return Trial(complete_options(method, budget), training)
+
+
+def trials(method: str, training: Training) -> list[Trial]:
+    """What is tried of a method: learning rates and BatchNorm modes, and what it has of its own."""
+    options, _ = plain(method, training)
+    own = _OWN.get(method, ({},))
+    return [
+        Trial(
+            complete_options(method, {**options, **own[(number + number // 3) % len(own)]}),
+            msgspec.structs.replace(
+                training, learning_rate=_RATES[number % 3], batch_norm=_BATCH_NORMS[number // 3 % 2]
+            ),
+        )
+        for number in range(TRIALS)
+    ]
+
+
+def choose(
+    methods: Iterable[str], training: Training, finished: Iterable[Finished], suits: Callable[[Cell], bool]
+) -> dict[str, Trial]:
+    """The best trial of each method; empty unless there is one for all methods.
+
+    A trial counts that was run wherever any was: in each setting, with each seed. The first of equals is taken.
+
+    Args:
+        methods: that are compared.
+        training: that the trials vary.
+        finished: cells.
+        suits: whether a tuning cell's network, weights and size are those of the comparison.
+    """
+    reached: dict[tuple[str, str], dict[Any, float]] = defaultdict(dict)
+    for each in finished:
+        if each.cell.setting.pool == "tuning" and suits(each.cell):
+            place = (each.cell.setting, each.cell.rounds, each.cell.seed)
+            reached[each.cell.method, _name(each.cell.options, each.cell.training)][place] = each.mean("accuracy")
+    places = {place for found in reached.values() for place in found}
+    best = {}
+    for method in methods:
+        tried = [(trial, reached.get((method, _name(*trial)), {})) for trial in trials(method, training)]
+        complete = [(trial, mean(found.values())) for trial, found in tried if found and found.keys() == places]
+        if not complete:
+            return {}
+        best[method] = max(complete, key=lambda each: each[1])[0]
+    return best
+
+
+def _name(options: Mapping[str, Option], training: Training) -> str:
+    return msgspec.json.encode((options, training), order="deterministic").decode()
