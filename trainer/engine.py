@@ -43,11 +43,11 @@ class TrainingSet(NamedTuple):
         )
 
     def network_input(self, index: Tensor | slice, random: torch.Generator | None = None) -> Tensor:
-        """Images [b, 3, S, S], augmented if `random` is given, normalised; channels last is twice as fast on a CPU."""
+        """Images [b, 3, S, S], augmented if `random` is given, normalised."""
         images: Tensor = self.images[index].float() / 255
         if random is not None:
             images = augment(images, random)
-        return ((images - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
+        return (images - self.mean) / self.std
 
 
 def augment(images: Tensor, random: torch.Generator) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from broker_config.errors import UsageError
-from trainer import backbones
+from trainer.lean import Run, lean
 from trainer.tree import pick, take_from, trainable
 from trainer.weights import FEATURES, Shape
 
@@ -33,13 +33,13 @@ class Network:
     """An encoder's structure with linear heads; all values are passed in."""
 
     def __init__(self, model: str, classes: int):
-        self._encoder = backbones.build(model)
+        self._encoder = lean(model)
         self.shape = Shape(FEATURES[model], classes)
-        self.names = frozenset(f"encoder.{name}" for name in self._encoder.state_dict())
+        self.names = frozenset(f"encoder.{name}" for name in self._encoder.shapes)
 
     def check(self, tree: Tree, source: str) -> None:
         """Raise UsageError unless `tree` holds exactly this encoder's tensors, below `encoder.`, in its shapes."""
-        expected = {f"encoder.{name}": tuple(value.shape) for name, value in self._encoder.state_dict().items()}
+        expected = {f"encoder.{name}": shape for name, shape in self._encoder.shapes.items()}
         found = {name: tuple(value.shape) for name, value in tree.items() if name.startswith("encoder.")}
         if found != expected:
             wrong = sorted(set(found.items()) ^ set(expected.items()))[0][0]
@@ -51,8 +51,7 @@ class Network:
 
     def encode(self, tree: Tree, images: Tensor, *, prefix: str = "encoder", training: bool = False) -> Tensor:
         """Features [n, features] of images [n, 3, S, S]; `training` uses and updates BatchNorm's batch statistics."""
-        self._encoder.train(training)
-        return cast(Tensor, torch.func.functional_call(self._encoder, take_from(prefix, tree), (images,)))
+        return self._encoder(images, Run(take_from(prefix, tree), training))
 
     def linear(self, tree: Tree, name: str, inputs: Tensor) -> Tensor:
         """The fully connected layer `name` of the tree."""

@@ -24,7 +24,7 @@ from trainer.partition import Scheme
 from trainer.personal import Personal
 from trainer.simulate import simulate
 
-_LOOKS = 10  # at the held-out images, in the course of a federation
+_LOOKS = 5  # at the held-out images, in the course of a federation
 
 
 class Done(NamedTuple):
