@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import torch
 from rich.console import Console
 
 from broker_config.errors import UsageError, nearest
@@ -14,8 +13,10 @@ from trainer import backbones, progress
 from trainer.experiments import figures, tables, tuning
 from trainer.experiments.bench import Bench, Material
 from trainer.experiments.cell import Cell, Finished
+from trainer.experiments.cluster import on_cluster
 from trainer.experiments.grid import Failed, Job, Spread, estimate, in_processes, run_grid
 from trainer.experiments.grids import DATASETS, GRIDS, PRESETS, Plan
+from trainer.experiments.run import TORCH
 from trainer.experiments.store import Store
 from trainer.federation.spec import suited_training
 from trainer.progress.words import about, some
@@ -37,6 +38,7 @@ class Order(NamedTuple):
     seeds: int
     store: Path
     workers: int  # 0 = all cores
+    ray: str = ""  # address of a Ray cluster; empty = this machine's processes
 
 
 class State(msgspec.Struct, frozen=True):
@@ -88,7 +90,7 @@ class Experiment:
             backbones=tuple(name for name in fig9 if _within_reach(name, weights[name])),
             training=suited_training(weights[order.model]),
             tuned={},
-            torch=torch.__version__.partition("+")[0],
+            torch=TORCH,
         )
 
     def _tuned(self, plan: Plan) -> dict[str, tuning.Trial]:
@@ -133,7 +135,7 @@ class Experiment:
         return self._bench.material(cells)
 
     def _spread(self) -> Spread:
-        return in_processes(self._workers)
+        return on_cluster(self._order.ray) if self._order.ray else in_processes(self._workers)
 
     def finished(self) -> list[Finished]:
         """What is finished of it, in the grid's order."""
