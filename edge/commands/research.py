@@ -94,7 +94,9 @@ def simulate(
 def experiment(
     name: Annotated[
         str,
-        typer.Argument(help="table2, fig4, fig5, fig7, fig8, fig9, fig10, or tune before them.", show_default=False),
+        typer.Argument(
+            help="table2, fig4, fig5, fig7, fig8, fig9, fig10; tune before them; or factors.", show_default=False
+        ),
     ],
     data: Annotated[
         list[str],

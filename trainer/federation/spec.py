@@ -38,7 +38,7 @@ def suited_training(weights: str) -> Training:
 
     Pretrained weights want a small step, and BatchNorm's statistics as they are: a handful of images gives worse ones.
     """
-    return Training() if weights == "none" else Training(learning_rate=2e-4, batch_norm="eval")
+    return Training() if weights == "none" else Training(learning_rate=3e-4, batch_norm="eval")
 
 
 def check_training(request: Request) -> None:
