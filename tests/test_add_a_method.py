@@ -37,10 +37,6 @@ def test_the_file_is_short() -> None:
     assert len(FILE.splitlines()) <= 80
 
 
-def test_the_pages_method_is_none_that_is_there_already() -> None:
-    assert "fedbabu" not in METHODS
-
-
 def test_the_pages_test_passes_and_fails_for_another_method(fedbabu: ModuleType) -> None:
     def tests(source: str) -> Iterator[tuple[str, object]]:
         found: dict[str, object] = {}

@@ -93,7 +93,7 @@ def test_every_method_exchanges_the_same_bytes_over_a_broker_as_in_the_simulatio
     two = {name: plants[name] for name in PLANTS[:2]}
     request = Request(method, model="small", size=32, rounds=2, seed=7, evaluate_every=1)
     spec, broadcast = draft(request, federation=method, classes=CLASSES, nodes=len(two))
-    deadline, endpoint, gathering = time.monotonic() + 30, Endpoint.parse(exchange), threading.Event()
+    deadline, endpoint, gathering = time.monotonic() + 60, Endpoint.parse(exchange), threading.Event()
 
     def late() -> bool:
         return time.monotonic() > deadline

@@ -194,7 +194,8 @@ class Contributed(NamedTuple):
 
 @functools.cache
 def resnet_round(method: str, mode: str = "train") -> Contributed:
-    training = {"batch_norm": mode, "local_epochs": 1, "augment": False}
+    epochs = 2 if method == "fednova" else 1  # one step is one effective step, which would hide what is divided by it
+    training = {"batch_norm": mode, "local_epochs": epochs, "augment": False}
     request = Request(method, model="resnet18", weights="none", size=32, rounds=1, training=training)
     spec, broadcast = draft(request, federation="test", classes=CLASSES, nodes=2)
     made = make(method, spec.training, spec.options)
