@@ -71,10 +71,10 @@ def explain(error: Exception) -> EdgeNodeError:
             return EdgeNodeError(
                 f"this needs {name}, which is not installed here", "install the trainer: pip install 'edge-node[train]'"
             )
-        case ModuleNotFoundError(name="matplotlib" as name):
+        case ModuleNotFoundError(name="matplotlib" | "ray" as name):
             return EdgeNodeError(
                 f"this needs {name}, which is not installed here",
-                "install what draws figures: pip install 'edge-node[train,experiments]'",
+                "install what experiments need: pip install 'edge-node[train,experiments]'",
             )
     place = traceback.extract_tb(error.__traceback__)[-1]
     what = " ".join(f"{type(error).__name__}: {error}".split())

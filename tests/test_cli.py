@@ -95,6 +95,7 @@ def test_simulated_nodes_have_their_images_from_several_sources_under_common_nam
     [
         (("--method", "fedagv"), "did you mean 'fedavg'?"),
         (("--option", "lamda=1"), "did you mean 'lambda'?"),
+        (("--method", "fednova", "--training", "learning_rate=0.1"), "--option rate=NUMBER"),
         (("--option", "lambda"), "NAME=VALUE"),
         (("--model", "mobilnet_v2"), "did you mean 'mobilenet_v2'?"),
         (("--training", "learning_rat=1"), "did you mean 'learning_rate'?"),

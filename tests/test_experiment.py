@@ -47,7 +47,8 @@ def test_a_cell_reaches_what_simulate_does(order: Order, images: Path, tmp_path:
     (job,) = [job for job in grid.missing() if job.cell == cell]
     done = attempt(job, grid.material([cell]))
     request = Request(cell.method, cell.options, "small", "none", 32, rounds=2, seed=cell.seed, evaluate_every=1)
-    report = simulate_folder(request, images, Scheme("disjoint", 5, 10, cell.seed), None, progress.ignore)
+    scheme = Scheme("disjoint", 5, 10, cell.seed)
+    report = simulate_folder(request, [images], {}, scheme, None, progress.ignore)
     assert [node.accuracy for node in done.finished.nodes] == [round(node.accuracy, 4) for node in report.nodes]
     assert [node.history["L_D"][1] for node in done.finished.nodes] == [
         round(node.history[1]["L_D"], 4) for node in report.nodes
@@ -100,7 +101,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[Order], Running]]:
 def test_a_grid_that_was_killed_goes_on_and_ends_as_if_nothing_had_happened(
     order: Order, start: Callable[[Order], Running]
 ) -> None:
-    order = order._replace(name="fig8", rounds=8)
+    order = order._replace(rounds=4, seeds=2)
     running = start(order)
     running.wait_for("CellFinished")
     workers = running.others()

@@ -1,23 +1,24 @@
 """Figures of experiments: they are written, and hold what they are about as text."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
 from tests.finished import NEU, curves, finished, scattered
 from trainer.experiments import figures
 from trainer.experiments.cell import Finished
+from trainer.experiments.store import Embedding
 
 DIRICHLET = replace(NEU, partition="dirichlet")
 CONDITIONS = "Seeds 0, 1; 4 rounds; 96 px; mobilenet_v2;"
 
 
-def words(name: str, cells: list[Finished], folder: Path) -> str:
+def words(name: str, cells: list[Finished], folder: Path, embeddings: Sequence[Embedding] = ()) -> str:
     """All text of the figure, a space between lines."""
-    (path,) = figures.draw(name, cells, folder)
+    (path,) = figures.draw(name, cells, folder, embeddings)
     assert path == folder / f"{name}.svg"
     return " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text()))
 
@@ -65,14 +66,13 @@ def test_fig5_of_methods_without_fusion_has_no_line(tmp_path: Path) -> None:
 
 
 def test_fig7_has_a_panel_for_each_node_and_method(tmp_path: Path) -> None:
-    kinds, points = ["inclusion", "patches", "patches"], [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
-    lines = [
-        {"method": method, "node": node, "labels": kinds, "points": points}
+    kinds, points = ["inclusion", "patches", "patches"], [(0.0, 1.0), (2.0, 3.0), (4.0, 5.0)]
+    embeddings = [
+        Embedding(key=method, method=method, node=node, labels=kinds, points=points)
         for method in ("afedcl", "fedavg")
         for node in ("plant-1", "plant-2")
     ]
-    (tmp_path / "fig7.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-    text = words("fig7", scattered(["afedcl"], 2), tmp_path)
+    text = words("fig7", scattered(["afedcl"], 2), tmp_path, embeddings)
     assert text.index("FedAvg") < text.index("AFedCL")
     assert all(told in text for told in ("plant-1", "plant-2", "inclusion", "patches", CONDITIONS))
 

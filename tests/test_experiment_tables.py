@@ -192,3 +192,22 @@ def test_variants_that_nothing_else_tells_apart_are_named_by_what_they_differ_in
 def test_the_order_in_which_cells_finished_changes_nothing(tmp_path: Path) -> None:
     cells = [*scattered(["local", "afedcl"], 2), *scattered(["afedcl"], 2, options={"start": "carry"})]
     assert shown("table2", cells, tmp_path) == shown("table2", cells[::-1], tmp_path)
+
+
+def test_factors_are_told_by_what_was_changed_with_the_difference_from_the_base(tmp_path: Path) -> None:
+    stored = Training(learning_rate=2e-4, batch_norm="eval")
+    cells = [
+        finished(method, base + change, seed, setting=setting, training=training)
+        for seed in (0, 1, 2)
+        for method, base in (("afedcl", 0.8), ("local", 0.7))
+        for setting, training, change in (
+            (TUNING, None, 0.01 * seed),
+            (TUNING, stored, -0.1 + 0.02 * seed),
+            (replace(TUNING, samples=20), None, 0.1 + 0.01 * seed),
+        )
+    ]
+    text = shown("factors", cells, tmp_path)
+    assert row(text, "NEU-CLS, disjoint", "base") == ["81.0 ± 1.0 (79.0)", "71.0 ± 1.0 (69.0)"]
+    # Differences -10, -9, -8: mean -9, deviation 1, t = 4.303 with two degrees of freedom: 4.303 / sqrt(3) = 2.5.
+    assert row(text, "NEU-CLS, disjoint", "batch_norm eval")[0] == "72.0 ± 2.0 (70.0)<br>-9.0 ± 2.5"
+    assert row(text, "NEU-CLS, disjoint", "samples 20")[1] == "81.0 ± 1.0 (79.0)<br>+10.0 ± 0.0"

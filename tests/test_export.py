@@ -17,7 +17,7 @@ from export import onnx as exporting
 from export.onnx import Exported, ParityError, export
 from trainer import personal, progress
 from trainer.federation.spec import Request, draft
-from trainer.methods import make
+from trainer.methods import METHODS, make
 from trainer.network import Network, Tree, to_tensors
 from trainer.personal import Facts, Personal
 from trainer.seeding import generator
@@ -35,12 +35,13 @@ def made(request: Request, node: str, method: str, seed: int) -> Personal:
     entry = make(method, spec.training, spec.options)
     network = Network(spec.model, len(CLASSES))
     tree = to_tensors({**own, **entry.init_node(own, network.shape, generator(seed, node))})
-    tree = _varied(entry.deploy(tree, to_tensors(received)), seed)
+    tree = entry.receive(tree, to_tensors(own))
+    tree = _decided(_varied(entry.deploy(tree, to_tensors(received)), seed), network, spec.preprocessing.size)
     return Personal(Facts.of(spec, node, 4, {}, METRICS, ()), tree)
 
 
 def _varied(tree: Tree, seed: int) -> Tree:
-    """The tree with BatchNorm statistics and a fusion weight such as training leaves, and a classifier that decides."""
+    """The tree with BatchNorm statistics and a fusion weight such as training leaves."""
     random = torch.Generator().manual_seed(seed)
 
     def varied(name: str, value: Tensor) -> Tensor:
@@ -50,9 +51,18 @@ def _varied(tree: Tree, seed: int) -> Tree:
             return 0.5 + torch.rand(value.shape, generator=random)
         if name == "fusion":
             return torch.tensor(0.2 + 0.1 * (seed % 5))
-        return 40 * value if name == "classifier.weight" else value
+        return value
 
     return {name: varied(name, value) for name, value in tree.items()}
+
+
+def _decided(tree: Tree, network: Network, size: int) -> Tree:
+    """The tree with a classifier that is sure of some pictures, torn between classes at others."""
+    with torch.no_grad():
+        logits = network.judge(tree, torch.from_numpy(pictures(size, 8)).permute(0, 3, 1, 2) / 127.5 - 1)
+    scale = 3 / logits.std(0).max()
+    bias = (tree["classifier.bias"] - logits.mean(0)) * scale
+    return {**tree, "classifier.weight": tree["classifier.weight"] * scale, "classifier.bias": bias}
 
 
 def torch_probabilities(model: Personal, images: np.ndarray) -> np.ndarray:
@@ -142,6 +152,27 @@ def test_the_difference_that_is_reported_is_small_and_said(run: Run) -> None:
         assert 0 <= written.difference < 1e-5
         assert str(written.folder) in line
         assert f"{written.difference:.1e}" in line
+
+
+@pytest.fixture(scope="module")
+def of_all_methods(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A model of each method, at a node of the same name."""
+    return export_all([made(SMALL, name, name, 4) for name in METHODS], tmp_path_factory.mktemp("methods"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_of_every_method_answers_as_torch_does(of_all_methods: Run, method: str) -> None:
+    images = pictures(32, 5)
+    predictor = Predictor(bundle.read(of_all_methods.exported[0].folder.with_name(method)))
+    predictor.self_test()
+    found = predictor.probabilities(images)
+    assert np.abs(found - torch_probabilities(of_all_methods.models[method], images)).max() < 1e-5
+    assert np.ptp(found, axis=0).max() > 0.05  # it does not answer all images alike
+
+
+def test_there_is_one_trace_for_each_way_of_using_encoders(of_all_methods: Run) -> None:
+    """One encoder, two fused (AFedCL), two joined (FENDA)."""
+    assert sum(line.startswith("tracing") for line in of_all_methods.said) == 3
 
 
 # What is refused

@@ -5,13 +5,15 @@ import queue
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from broker_config import topics
 from broker_config.codec import encode
@@ -21,10 +23,13 @@ from broker_config.link import Link, probe
 from broker_config.messages import RoundState
 from tests.conftest import Secured
 from tests.plants import CLASSES, FEDERATION, draw, federate, run, start
-from trainer import timeline
+from trainer import progress, timeline
 from trainer.enrol import load_images
+from trainer.federation.coordinator import coordinate
 from trainer.federation.spec import Request, draft
+from trainer.methods import METHODS
 from trainer.network import to_arrays
+from trainer.node import take_part
 from trainer.personal import load_facts
 from trainer.simulate import simulate
 
@@ -59,15 +64,58 @@ def on_disk(folder: Path) -> dict[str, bytes]:
     return found
 
 
-@pytest.mark.parametrize("method", ["afedcl", "fedavg", "local"])
+def agree(left: dict[str, bytes], simulated: dict[str, bytes]) -> None:
+    assert left.keys() == simulated.keys()
+    assert [name for name in simulated if left[name] != simulated[name]] == []
+
+
+@pytest.mark.parametrize("method", ["afedcl", "local"])
 def test_processes_over_a_broker_end_with_the_same_bytes_as_the_simulation(
     method: str, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     with start_broker(tmp_path / "broker", kind="mosquitto") as broker:
         federate(broker.url, plants, tmp_path / "run", "--method", method)
-    processes, process = on_disk(tmp_path / "run"), simulated(plants, method)
-    assert processes.keys() == process.keys()
-    assert [name for name in process if processes[name] != process[name]] == []
+    agree(on_disk(tmp_path / "run"), simulated(plants, method))
+
+
+@pytest.fixture(scope="module")
+def exchange(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A mosquitto for federations one after the other."""
+    with start_broker(tmp_path_factory.mktemp("exchange"), kind="mosquitto") as broker:
+        yield broker.url
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_exchanges_the_same_bytes_over_a_broker_as_in_the_simulation(
+    method: str, exchange: str, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """The sessions of two nodes and the coordinator, here in threads: three processes more would only import torch."""
+    two = {name: plants[name] for name in PLANTS[:2]}
+    request = Request(method, model="small", size=32, rounds=2, seed=7, evaluate_every=1)
+    spec, broadcast = draft(request, federation=method, classes=CLASSES, nodes=len(two))
+    deadline, endpoint, gathering = time.monotonic() + 60, Endpoint.parse(exchange), threading.Event()
+
+    def late() -> bool:
+        return time.monotonic() > deadline
+
+    def coordinating() -> None:
+        outcome = coordinate(
+            spec, broadcast, endpoint, tmp_path / "coordinator", lambda event: gathering.set(), stop=late
+        )
+        assert outcome is not None
+        save_file(outcome.broadcast, tmp_path / "coordinator/global.safetensors")
+
+    def join(name: str) -> Path | None:
+        images = load_images(spec, two[name], None, print)
+        gathering.wait(10)
+        return take_part(
+            spec, name, images, endpoint, tmp_path / name, telemetry=False, report=progress.ignore, stop=late
+        )
+
+    with ThreadPoolExecutor(3) as pool:
+        jobs = [pool.submit(coordinating), *(pool.submit(join, name) for name in two)]
+    assert all(job.exception() is None for job in jobs), [job.exception() for job in jobs]
+    agree(on_disk(tmp_path), simulated(two, method))
 
 
 def test_a_node_killed_in_stage_2_does_it_again_before_the_next_round_and_no_byte_changes(
@@ -97,9 +145,7 @@ def test_a_node_killed_in_stage_2_does_it_again_before_the_next_round_and_no_byt
         finally:
             for process in (coordinator, *processes.values()):
                 process.kill()
-    interrupted, whole = on_disk(folder), simulated(two, "afedcl", local_epochs=epochs)
-    assert interrupted.keys() == whole.keys()
-    assert [name for name in whole if interrupted[name] != whole[name]] == []
+    agree(on_disk(folder), simulated(two, "afedcl", local_epochs=epochs))
 
 
 @pytest.mark.parametrize("kind", ["128 KB packets", "amqtt"])

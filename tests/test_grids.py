@@ -53,9 +53,9 @@ def test_every_method_has_the_same_budget_of_epochs(name: str) -> None:
         assert sum(phase.epochs for phase in training) == 6, cell.method
 
 
-def test_only_tuning_sees_the_tuning_pool_and_nothing_else() -> None:
+def test_only_what_is_no_result_sees_the_tuning_pool_and_nothing_else() -> None:
     pools = {name: {cell.setting.pool for cell in grid(plan())} for name, grid in GRIDS.items()}
-    assert pools.pop("tune") == {"tuning"}
+    assert pools.pop("tune") == pools.pop("factors") == {"tuning"}
     assert all(found == {"report"} for found in pools.values())
 
 
@@ -124,11 +124,24 @@ def test_no_method_is_tuned_before_all_are() -> None:
     assert choose(METHODS, TRAINING, tuning({}, last), anything) == {}
 
 
+def test_trials_are_compared_where_most_of_them_are_finished() -> None:
+    cells = GRIDS["tune"](plan())
+    elsewhere = [cell for cell in cells if cell.setting != cells[0].setting]
+    begun = tuning({"afedcl": 4}, [cell for cell in cells if cell not in elsewhere] + elsewhere[::TRIALS])
+    assert choose(METHODS, TRAINING, begun, anything)["afedcl"] == trials("afedcl", TRAINING)[4]
+
+
 def test_a_trial_that_failed_somewhere_is_not_taken() -> None:
     results = tuning({"afedcl": 4}, GRIDS["tune"](plan()))
     place = next(each for each in results if each.cell.method == "afedcl" and each.mean("accuracy") == 0.9)
     results.remove(place)
     assert choose(METHODS, TRAINING, results, anything)["afedcl"] == trials("afedcl", TRAINING)[0]
+
+
+def test_other_cells_of_the_tuning_pool_change_no_choice() -> None:
+    results = tuning({"afedcl": 4}, GRIDS["tune"](plan()))
+    others = [finish(cell, 1.0) for cell in GRIDS["factors"](plan())]
+    assert choose(METHODS, TRAINING, [*results, *others], anything)["afedcl"] == trials("afedcl", TRAINING)[4]
 
 
 def test_what_the_report_pool_says_or_another_size_changes_no_choice() -> None:

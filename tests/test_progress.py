@@ -22,6 +22,7 @@ from trainer import progress
 from trainer.progress import (
     Activity,
     AnyEvent,
+    CellFinished,
     Contribution,
     Exported,
     FederationFinished,
@@ -71,6 +72,7 @@ STORY: list[AnyEvent] = [
     RoundClosed(round=2, contributors=["plant-1", "plant-2"], seconds=60, bytes_up=5_000),
     FederationFinished(rounds=2, bytes_up=9_005_512, bytes_down=3_000_000_000, seconds=63.2),
     Exported(node="plant-1", folder="bundles/plant-1", bytes=245_000, difference=1.2e-7),
+    CellFinished(done=2, total=9, cell="fedavg, NEU-CLS disjoint 10, seed 0", accuracy=0.912, seconds=31, left=600),
     Result(result={"model": "global.safetensors"}),
 ]
 LINES = """
@@ -87,6 +89,7 @@ plant-2 joined
 round 2 closed after 60.0 s: 5.0 kB up, mean of 2 nodes: L_D 0.472, A_k 0.188, accuracy 95.0 %
 finished: 2 rounds in 63 s, 9.0 MB up, 3.00 GB down
 wrote bundles/plant-1: 245.0 kB, differs from torch by at most 1.2e-07
+2 of 9, 10 min to go: fedavg, NEU-CLS disjoint 10, seed 0: accuracy 91.2 % in 31 s
 """.strip().splitlines()
 
 
@@ -351,6 +354,18 @@ def test_work_that_is_no_round_turns_and_says_for_how_long() -> None:
     assert shown.lines(40, 24)[-1].plain == "⠋ tracing  1:15"
     assert shown.take(Note(text="done")) == ["tracing (1:15)", "done"]
     assert shown.lines(40, 24) == []
+
+
+def test_a_grid_shows_how_many_cells_are_done_and_counts_down() -> None:
+    clock = Clock()
+    shown = Board(clock=clock)
+    event = CellFinished(done=2, total=9, cell="fedavg, seed 0", accuracy=0.9, seconds=31, left=600)
+    assert shown.take(event) == ["2 of 9, 10 min to go: fedavg, seed 0: accuracy 90.0 % in 31 s"]
+    clock.now += 120
+    (line,) = shown.lines(60, 24)
+    assert re.fullmatch("2 done of 9 ━+ 8 min left", line.plain)
+    shown.take(CellFinished(done=9, total=9, cell="fedavg, seed 1", accuracy=0.9, seconds=31, left=0.0))
+    assert shown.lines(20, 24)[0].plain.startswith("9 done of 9")
 
 
 def test_a_finished_federation_keeps_its_table() -> None:

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from broker_config.codec import decode, encode
 from broker_config.errors import UsageError
 from broker_config.messages import Spec, Training
-from trainer.federation.spec import Request, draft, suited_training
+from trainer.federation.spec import Request, check_training, draft, suited_training
 from trainer.methods import METHODS
 from trainer.tree import Arrays, pick
 from trainer.weights import initial_encoder
@@ -117,6 +117,20 @@ def test_a_seed_determines_the_first_broadcast_but_every_run_has_its_own_name() 
 )
 def test_a_wrong_name_or_value_is_answered_with_the_right_one(request_: Request, hint: str) -> None:
     assert hint in refused(request_).remedy
+
+
+@pytest.mark.parametrize("setting", ["learning_rate", "moments"])
+@pytest.mark.parametrize("method", ["fednova", "scaffold"])
+def test_a_setting_of_adams_is_refused_for_a_method_that_trains_with_sgd(method: str, setting: str) -> None:
+    with pytest.raises(UsageError, match=f"{method} trains with SGD: Adam's {setting} has nothing to act on") as caught:
+        check_training(small(method=method, training={setting: "0.1"}))
+    assert "--option rate=NUMBER" in caught.value.remedy
+
+
+@pytest.mark.parametrize("method", ["afedcl", "fedala", "local"])
+def test_settings_of_adams_act_where_a_phase_uses_it(method: str) -> None:
+    check_training(small(method=method, training={"learning_rate": "0.1", "moments": "reset"}))
+    check_training(small(method="scaffold", training={"local_epochs": "2"}))
 
 
 def test_a_wrong_value_is_told_with_its_range() -> None:

@@ -28,6 +28,7 @@ from edge.images import decode
 from edge.predictor import Predictor
 from trainer import data, partition, personal, progress, report, surfaces
 from trainer.federation.spec import Request, draft
+from trainer.methods import make
 from trainer.page import compose
 from trainer.partition import Share
 
@@ -78,9 +79,7 @@ def run(
         with start_broker(out / "broker") as broker:
             show(progress.Note(text=f"broker: {broker.kind} at {broker.url}"))
             show(progress.Step(what=f"starting a coordinator and {nodes} trainers"))
-            baseline = processes.start(
-                "local-only", *_baseline(request, folder, scheme, spec.training.local_epochs, out)
-            )
+            baseline = processes.start("local-only", *_baseline(request, folder, scheme, _epochs(spec), out))
             finished, model_bytes = _federate(processes, broker.url, request, spec, shares, out, show)
         show(progress.Step(what="training alone, for comparison"))
         processes.wait(baseline)
@@ -177,9 +176,15 @@ def _flags(request: Request) -> list[str]:
     return flags
 
 
+def _epochs(spec: Spec) -> int:
+    """Of training in a round, both stages; looks that end when they have settled do not count."""
+    method = make(spec.method, spec.training, spec.options)
+    return sum(phase.epochs for phase in method.train + method.refine if phase.steps[0].trains and not phase.settled)
+
+
 def _baseline(request: Request, folder: Path, scheme: partition.Scheme, epochs: int, out: Path) -> list[str]:
-    """Every node alone, with as many epochs as both stages have."""
-    alone = request._replace(method="local", options={"epochs": 2 * epochs}, evaluate_every=request.rounds)
+    """Every node alone, with as many epochs as the method has."""
+    alone = request._replace(method="local", options={"epochs": epochs}, evaluate_every=request.rounds)
     return [
         "simulate", "--data", str(folder), "--out", str(out / "local"), "--nodes", str(scheme.nodes), "--samples",
         str(scheme.samples), "--classes-per-node", str(scheme.classes_per_node), *_flags(alone),

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from broker_config.messages import Spec
 from trainer.data import Images, LabelledImages, folds
 from trainer.engine import TrainingSet, judge, run_phase
-from trainer.methods import make
+from trainer.methods import complete_options, make
 from trainer.methods.base import Metrics, Phase
 from trainer.metrics import accuracy, macro_f1, wilson
 from trainer.network import Network, Tree, to_arrays, to_tensors
@@ -119,7 +120,8 @@ class Participant:
         Accuracy with its 95 % interval (`accuracy_low`, `accuracy_high`), macro F1 and number of `images`, on the
         held-out images; without any, by cross-validation over the training images (`cross_validated` = 1): each fold
         is judged by heads trained anew from the last average on the other folds. That average has seen a trace of
-        every image, so the figure is a little hopeful.
+        every image, so the figure is a little hopeful. A shared classifier has seen more than a trace: where there is
+        one, the folds are FedPer's, which train classifiers of their own on the averaged encoder.
 
         Args:
             state: after the last round.
@@ -130,7 +132,7 @@ class Participant:
         """
         tree = self.method.deploy(state.tree, self.tensors(final if self.method.deploys_final else broadcast))
         test, classes = self._images.test, self.spec.classes
-        judged, logits = (test, self._judge(tree, test)) if test is not None else self._cross_validate(final)
+        judged, logits = (test, self._judge(tree, test)) if test is not None else self._cross_validate(tree, final)
         labels, predicted = judged.labels, logits.argmax(1)
         low, high = wilson(int((predicted == labels).sum()), len(labels))
         metrics = {
@@ -145,18 +147,22 @@ class Participant:
         facts = Facts.of(self.spec, self.node, round_, dict(sorted(trained.items())), metrics, history)
         return Personal(facts, tree, _verdicts(judged, logits, classes))
 
-    def _cross_validate(self, final: Arrays) -> tuple[LabelledImages, np.ndarray]:
+    def _cross_validate(self, deployed: Tree, final: Arrays) -> tuple[LabelledImages, np.ndarray]:
         """The training images, and logits [n, classes], each row by a model that was not trained on the image."""
-        images = self._images.train
+        images, spec = self._images.train, self.spec
+        if "classifier.weight" in final:
+            spec = msgspec.structs.replace(spec, method="fedper", options=complete_options("fedper", {}))
+            average = to_arrays(deployed) if self.method.deploys_final else final  # FedBN's is whole only as deployed
+            final = pick(average, ("encoder",))
         logits = np.empty((len(images.labels), len(self.spec.classes)), np.float32)
-        for held_out in folds(images, min(_FOLDS, len(images.labels)), self.spec.seed):
+        for held_out in folds(images, min(_FOLDS, len(images.labels)), spec.seed):
             others = np.setdiff1d(np.arange(len(images.labels)), held_out)
-            fold = Participant(self.spec, self.node, Images(images.take(others), None), self._device)
+            fold = Participant(spec, self.node, Images(images.take(others), None), self._device)
             state = fold.start(final)
-            for round_ in range(min(_FOLD_ROUNDS, self.spec.rounds)):
+            for round_ in range(min(_FOLD_ROUNDS, spec.rounds)):
                 state, _, _ = fold.contribute(state, final, round_)
                 state, _ = fold.refine(state, final, round_)
-            personal = self.method.deploy(state.tree, self.tensors(final))
+            personal = fold.method.deploy(state.tree, self.tensors(final))
             logits[held_out] = self._judge(personal, images.take(held_out))
         return images, logits
 

@@ -27,7 +27,8 @@ Ca = Annotated[Path | None, typer.Option(help="Certificate authority of the brok
 Cert = Annotated[Path | None, typer.Option(help="This side's certificate (PEM).")]
 Key = Annotated[Path | None, typer.Option(help="This side's private key (PEM).")]
 Data = Annotated[Path, typer.Option(help="Folder of labelled images: one folder a class.", show_default=False)]
-Method = Annotated[str, typer.Option(help="afedcl, fedavg or local.")]
+METHODS = "afedcl, ditto, fedala, fedavg, fedbn, fednova, fedper, fedprox, fedrep, fenda, local or scaffold."
+Method = Annotated[str, typer.Option(help=METHODS)]
 Options = Annotated[
     list[str], typer.Option("--option", metavar="NAME=VALUE", help="An option of the method, e.g. lambda=0.1.")
 ]
@@ -98,10 +99,10 @@ def make_request(
     evaluate_every: int = 5,
 ) -> "Request":
     """What the options ask of a federation."""
-    from trainer.federation.spec import Request
+    from trainer.federation.spec import Request, check_training
     from trainer.weights import suited_weights
 
-    return Request(
+    request = Request(
         method=method,
         options=pairs(option, "--option"),
         model=model,
@@ -113,6 +114,8 @@ def make_request(
         threads=threads,
         evaluate_every=evaluate_every,
     )
+    check_training(request)
+    return request
 
 
 def tell_weights(request: "Request", given: str, show: "Report") -> None:

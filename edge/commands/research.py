@@ -98,7 +98,9 @@ def simulate(
 def experiment(
     name: Annotated[
         str,
-        typer.Argument(help="table2, fig4, fig5, fig7, fig8, fig9, fig10, or tune before them.", show_default=False),
+        typer.Argument(
+            help="table2, fig4, fig5, fig7, fig8, fig9, fig10; tune before them; or factors.", show_default=False
+        ),
     ],
     data: Annotated[
         list[str],
@@ -122,6 +124,9 @@ def experiment(
         "experiments"
     ),
     workers: Annotated[int, typer.Option(min=0, help="Processes, a thread each.", show_default="all cores")] = 0,
+    ray: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Run on this Ray cluster instead; auto: this machine's.")
+    ] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what is left to do, and how long it takes.")
     ] = False,
@@ -137,7 +142,7 @@ def experiment(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     folders = {key: Path(folder) for key, folder in pairs(data, "--data").items()}
-    order = Order(name, preset, folders, model, weights, size, rounds, seeds, store, workers)
+    order = Order(name, preset, folders, model, weights, size, rounds, seeds, store, workers, ray)
     with progress.show(as_json=as_json, quiet=quiet) as show:
         grid = Experiment(order, show)
         failed = [] if dry_run else grid.run(show)

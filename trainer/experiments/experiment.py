@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
-import torch
 from rich.console import Console
 
 from broker_config.errors import UsageError, nearest
 from trainer import backbones, progress
-from trainer.experiments import tuning
+from trainer.experiments import figures, tables, tuning
 from trainer.experiments.bench import Bench, Material
 from trainer.experiments.cell import Cell, Finished
+from trainer.experiments.cluster import on_cluster
 from trainer.experiments.grid import Failed, Job, Spread, estimate, in_processes, run_grid
 from trainer.experiments.grids import DATASETS, GRIDS, PRESETS, Plan
+from trainer.experiments.run import TORCH
 from trainer.experiments.store import Store
 from trainer.federation.spec import suited_training
 from trainer.progress.words import about, some
@@ -38,6 +38,7 @@ class Order(NamedTuple):
     seeds: int
     store: Path
     workers: int  # 0 = all cores
+    ray: str = ""  # address of a Ray cluster; empty = this machine's processes
 
 
 class State(msgspec.Struct, frozen=True):
@@ -69,7 +70,7 @@ class Experiment:
         self._bench = Bench(order.data, weights)
         plan = self._plan(weights)
         plan = plan._replace(tuned=self._tuned(plan))
-        if order.name != "tune":
+        if order.name not in ("tune", "factors"):
             tuned = "as tuned" if plan.tuned else "with its defaults: there is no tuning of them all yet"
             show(progress.Note(text=f"every method is run {tuned}"))
         if order.name == "fig9" and (left_out := [name for name in _BACKBONES if name not in plan.backbones]):
@@ -89,7 +90,7 @@ class Experiment:
             backbones=tuple(name for name in fig9 if _within_reach(name, weights[name])),
             training=suited_training(weights[order.model]),
             tuned={},
-            torch=torch.__version__.partition("+")[0],
+            torch=TORCH,
         )
 
     def _tuned(self, plan: Plan) -> dict[str, tuning.Trial]:
@@ -134,7 +135,7 @@ class Experiment:
         return self._bench.material(cells)
 
     def _spread(self) -> Spread:
-        return in_processes(self._workers)
+        return on_cluster(self._order.ray) if self._order.ray else in_processes(self._workers)
 
     def finished(self) -> list[Finished]:
         """What is finished of it, in the grid's order."""
@@ -142,15 +143,15 @@ class Experiment:
         return [there[cell.key] for cell in self.cells if cell.key in there]
 
     def tell(self, console: Console) -> list[Path]:
-        """Print its tables, draw its figures, and return the files."""
-        groups: dict[str, list[float]] = {}
-        for each in self.finished():
-            cell, s = each.cell, each.cell.setting
-            title = f"{s.dataset} {s.partition} {s.samples} x {s.nodes}, {cell.model}: {cell.method} {cell.options}"
-            groups.setdefault(title, []).append(100 * each.mean("accuracy"))
-        for title, values in groups.items():
-            console.print(f"{np.mean(values):5.1f} +- {np.std(values):4.1f} ({len(values)}) {title}", highlight=False)
-        return []
+        """Print its tables, draw its figures, and return the files that it has written.
+
+        Raises:
+            ModuleNotFoundError: matplotlib is not installed.
+        """
+        name, folder, finished = self._order.name, self._order.store, self.finished()
+        tables.show(name, finished, folder, console)
+        embeddings = [each for found in finished for each in self._store.embeddings().get(found.key, [])]
+        return [folder / f"{name}.md", *figures.draw(name, finished, folder, embeddings)]
 
 
 def _check_data(data: Mapping[str, Path]) -> None:

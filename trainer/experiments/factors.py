@@ -16,14 +16,21 @@ class Change(NamedTuple):
     options: Mapping[str, Option] = {}
     training: Mapping[str, Any] = {}
     setting: Mapping[str, Any] = {}
-    rounds: float = 1.0  # times the base's
 
 
-# Of AFedCL alone: who wins the game, where E_k starts, lambda, A_k and its step, weights.
+# Of every method: BatchNorm, step size, augmentation, images.
+COMMON = (
+    Change(),
+    Change(training={"batch_norm": "train"}),
+    Change(training={"learning_rate": 1e-3}),
+    Change(training={"augment": False}),
+    Change(setting={"samples": 5}),
+    Change(setting={"samples": 20}),
+)
+# Of AFedCL: where E_k starts, who wins the game, lambda, weights, A_k and its step.
 OWN = (
     Change({"start": "carry"}),
     Change({"lambda": 0.0}),
-    Change({"lambda": 0.01}),
     Change({"lambda": 1.0}),
     Change({"discriminator_rate": 1e-5}),
     Change({"discriminator_rate": 3e-3}),
@@ -31,21 +38,7 @@ OWN = (
     Change({"weights": "equal"}),
     Change({"fusion": "none"}),
     Change({"fusion_rate": 0.02}),
-    Change({"fusion": "fixed", "fusion_start": 0.25}),
-    Change({"start": "carry"}, {"batch_norm": "train"}),
-)
-# Of every method: BatchNorm, step size, augmentation, Adam's memory, images, rounds.
-COMMON = (
-    Change(),
-    Change(training={"batch_norm": "train"}),
-    Change(training={"learning_rate": 1e-4}),
-    Change(training={"learning_rate": 1e-3}),
-    Change(training={"augment": False}),
     Change(training={"moments": "reset"}),
-    Change(setting={"samples": 5}),
-    Change(setting={"samples": 20}),
-    Change(rounds=0.5),
-    Change(rounds=2.0),
 )
 
 
@@ -56,7 +49,6 @@ def vary(base: Cell, change: Change) -> Cell:
         options=complete_options(base.method, {**base.options, **change.options}),
         training=msgspec.structs.replace(base.training, **change.training),
         setting=msgspec.structs.replace(base.setting, **change.setting),
-        rounds=round(base.rounds * change.rounds),
     )
 
 
@@ -68,4 +60,4 @@ def difference(base: Cell, cell: Cell) -> str:
 
 def _flat(cell: Cell) -> dict[str, Any]:
     fields = msgspec.to_builtins(cell)
-    return {**fields["options"], **fields["training"], **fields["setting"], "rounds": cell.rounds}
+    return {**fields["options"], **fields["training"], **fields["setting"]}

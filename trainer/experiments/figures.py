@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from trainer.experiments import labels, paper, statistics
 from trainer.experiments.cell import Finished
 from trainer.experiments.panels import Panel, Series, X, arrange, gaps, last_pairs
+from trainer.experiments.store import Embedding
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,24 +36,13 @@ _STYLE = {
 _ACROSS = {"images": "training images a node", "lambda": "lambda", "network": "network", "nodes": "nodes"}
 
 
-class Embedding(msgspec.Struct, frozen=True):
-    """Features of a node's held-out images in two dimensions, and their classes."""
-
-    method: str
-    node: str
-    labels: list[int | str]
-    points: list[tuple[float, float]]
-
-
-def draw(name: str, finished: Sequence[Finished], folder: Path) -> list[Path]:
-    """Draw an experiment to FOLDER/NAME.svg. Fig. 7's points come from FOLDER/fig7.jsonl. Returns what was written."""
+def draw(name: str, finished: Sequence[Finished], folder: Path, embeddings: Sequence[Embedding] = ()) -> list[Path]:
+    """Draw an experiment to FOLDER/NAME.svg; Fig. 7 shows embeddings. Returns what was written."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.svg"
     if name == "fig7":
-        source = folder / "fig7.jsonl"
-        lines = source.read_bytes().splitlines() if source.exists() else []
         conditions = labels.conditions(each.cell for each in finished) if finished else ""
-        draw_fig7([msgspec.json.decode(line, type=Embedding) for line in lines], path, conditions)
+        _draw_fig7(embeddings, path, conditions)
         return [path]
     if name not in _DRAWN:
         return []
@@ -66,7 +55,7 @@ def draw(name: str, finished: Sequence[Finished], folder: Path) -> list[Path]:
     return [path]
 
 
-def draw_fig7(embeddings: Sequence[Embedding], path: Path, conditions: str = "") -> None:
+def _draw_fig7(embeddings: Sequence[Embedding], path: Path, conditions: str) -> None:
     """Nodes below one another, methods side by side, a colour for each class; `conditions` go into the caption."""
     if not embeddings:
         _nothing(path)

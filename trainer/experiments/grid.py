@@ -135,12 +135,17 @@ def in_processes(workers: int) -> Spread:
 @contextmanager
 def _unasked() -> Iterator[None]:
     """Signals wait until the block is left; processes that start in it never get them: their parent decides."""
-    asking = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, asking)
+    asking, asked = (signal.SIGINT, signal.SIGTERM), list[int]()
+    handlers = {each: signal.signal(each, lambda number, _: asked.append(number)) for each in asking}
+    signal.pthread_sigmask(signal.SIG_BLOCK, asking)  # the mask is inherited; our other threads still get signals
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, asking)
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+    for number in asked:
+        signal.raise_signal(number)
 
 
 def _begin(place: str) -> None:

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import msgspec
-
 from broker_config.messages import Option, Training
 from trainer.experiments.cell import Cell, Pool, Setting
 from trainer.experiments.factors import COMMON, OWN, vary
@@ -178,14 +176,10 @@ def fig10(plan: Plan) -> list[Cell]:
 
 def factors(plan: Plan) -> list[Cell]:
     """What decides: one choice changed at a time, on images of the tuning pool, so that defaults may follow from it."""
-    training = msgspec.structs.replace(plan.training, learning_rate=3e-4)
-    settings = [
-        plan.setting(dataset, partition, pool="tuning")
-        for dataset, partition in zip(plan.images, reversed(PARTITIONS), strict=False)
-    ]
+    settings = [plan.setting(dataset, "disjoint", pool="tuning") for dataset in plan.images]
     changes = {"afedcl": COMMON + OWN, "fedper": COMMON, "local": COMMON}
     return [
-        vary(plan.cell(setting, method, plain(method, training), plan.model, seed), change)
+        vary(plan.cell(setting, method, plain(method, plan.training), plan.model, seed), change)
         for seed in range(plan.preset.seeds)
         for setting in settings
         for method, each in changes.items()

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import torch
 
+from broker_config.errors import EdgeNodeError
 from trainer.data import Catalogue, Images, LabelledImages
 from trainer.engine import TrainingSet
 from trainer.experiments.bench import Material
@@ -24,6 +25,7 @@ from trainer.partition import Scheme
 from trainer.personal import Personal
 from trainer.simulate import simulate
 
+TORCH = torch.__version__.partition("+")[0]
 _LOOKS = 5  # at the held-out images, in the course of a federation
 
 
@@ -38,8 +40,12 @@ def run_cell(cell: Cell, material: Material, *, embed: bool = False) -> Done:
     """Simulate the federation.
 
     Raises:
-        EdgeNodeError: the images do not suffice, or the training has diverged.
+        EdgeNodeError: the images do not suffice, the training has diverged, or another torch is installed here.
     """
+    if cell.torch != TORCH:
+        raise EdgeNodeError(
+            f"the cell asks for torch {cell.torch}, this machine has {TORCH}", "install that torch there"
+        )
     setting = cell.setting
     catalogue = material.catalogues[setting.images]
     scheme = Scheme(

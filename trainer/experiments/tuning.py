@@ -3,7 +3,7 @@
 Which trial is taken is read from the finished cells of the tuning pool: nothing else is written down.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import mean
 from typing import Any, NamedTuple
@@ -74,7 +74,8 @@ def choose(
 ) -> dict[str, Trial]:
     """The best trial of each method; empty unless there is one for all methods.
 
-    A trial counts that was run wherever any was: in each setting, with each seed. The first of equals is taken.
+    Trials are compared where most of them are finished, of every method; one that is not has failed there, and does
+    not count. The first of equals is taken.
 
     Args:
         methods: that are compared.
@@ -87,14 +88,17 @@ def choose(
         if each.cell.setting.pool == "tuning" and suits(each.cell):
             place = (each.cell.setting, each.cell.rounds, each.cell.seed)
             reached[each.cell.method, _name(each.cell.options, each.cell.training)][place] = each.mean("accuracy")
-    places = {place for found in reached.values() for place in found}
+    tried = {
+        method: [(trial, reached[method, _name(*trial)]) for trial in trials(method, training)] for method in methods
+    }
+    counts = [Counter(place for _, found in each for place in found) for each in tried.values()]
+    places = {place for place in counts[0] if all(count[place] > TRIALS / 2 for count in counts)}
     best = {}
-    for method in methods:
-        tried = [(trial, reached.get((method, _name(*trial)), {})) for trial in trials(method, training)]
-        complete = [(trial, mean(found.values())) for trial, found in tried if found and found.keys() == places]
-        if not complete:
+    for method, found_of in tried.items():
+        complete = [(trial, found) for trial, found in found_of if places <= found.keys()]
+        if not places or not complete:
             return {}
-        best[method] = max(complete, key=lambda each: each[1])[0]
+        best[method] = max(complete, key=lambda each: mean(each[1][place] for place in places))[0]
     return best
 
 

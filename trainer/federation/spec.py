@@ -38,7 +38,23 @@ def suited_training(weights: str) -> Training:
 
     Pretrained weights want a small step, and BatchNorm's statistics as they are: a handful of images gives worse ones.
     """
-    return Training() if weights == "none" else Training(learning_rate=2e-4, batch_norm="eval")
+    return Training() if weights == "none" else Training(learning_rate=3e-4, batch_norm="eval")
+
+
+def check_training(request: Request) -> None:
+    """For settings that somebody has typed: whether each of them acts.
+
+    Raises:
+        UsageError: a setting of Adam's for a method that trains with SGD; no such method or option.
+    """
+    method = make(request.method, Training(), complete_options(request.method, request.options))
+    if all(phase.sgd for phase in method.train + method.refine):
+        for name in ("learning_rate", "moments"):
+            if name in request.training:
+                raise UsageError(
+                    f"{request.method} trains with SGD: Adam's {name} has nothing to act on",
+                    f"leave out --training {name}; SGD's step is --option rate=NUMBER",
+                )
 
 
 def draft(

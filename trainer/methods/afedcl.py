@@ -87,14 +87,34 @@ def afedcl(training: Training, options: Options) -> Method:
     return method
 
 
+_ACTS_WITH = {
+    "fusion_rate": ("fusion", ("adaptive",)),
+    "fusion_range": ("fusion", ("adaptive",)),
+    "fusion_start": ("fusion", ("adaptive", "fixed")),
+    "deploy": ("fusion", ("adaptive", "fixed")),
+    "floor": ("weights", ("discrimination",)),
+    "ceiling": ("weights", ("discrimination",)),
+}
+"""Options that act only with certain values of another."""
+
+
 def _check(options: Options) -> None:
-    needs = {"fusion_rate": "adaptive", "fusion_range": "adaptive", "deploy": "adaptive or fixed"}
-    for name, fusion in needs.items():
-        if getattr(options, name) != getattr(Options(), name) and options.fusion not in fusion:
+    for name, (other, values) in _ACTS_WITH.items():
+        if getattr(options, name) != getattr(Options(), name) and getattr(options, other) not in values:
             raise UsageError(
-                f"{name} does not combine with fusion={options.fusion}: there is nothing for it to act on",
-                f"leave out {name}, or take fusion={fusion}",
+                f"{name} does not combine with {other}={getattr(options, other)}: there is nothing for it to act on",
+                f"leave out {name}, or take {other}={' or '.join(values)}",
             )
+    if options.floor >= options.ceiling:
+        raise UsageError(
+            f"floor={options.floor:g} is not below ceiling={options.ceiling:g}: all nodes would weigh the same",
+            "take a floor below the ceiling, or weights=equal",
+        )
+    if options.fusion_range == "unit" and not 0 <= options.fusion_start <= 1:
+        raise UsageError(
+            f"fusion_start={options.fusion_start:g} lies outside fusion_range=unit",
+            "take a fusion_start from 0 to 1, or fusion_range=free",
+        )
 
 
 def _init_node(options: Options, shape: Shape, random: np.random.Generator) -> Arrays:

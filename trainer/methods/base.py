@@ -60,7 +60,7 @@ class Encode(Protocol):
 
 
 Loss = Callable[["Network", "Tree", Batch, Encode], "tuple[Tensor, dict[str, Tensor]]"]
-"""(network, tree, batch, encode) -> (scalar to descend, metrics to report)."""
+"""(network, tree, batch, encode) -> (scalar to descend, metrics to report; a phase reports one or more)."""
 
 
 class Step(NamedTuple):

@@ -63,9 +63,8 @@ def _normalised(own: Tree, received: Tree) -> Tree:
 
 
 def _finish(broadcast: Arrays, mean: Arrays, present: float) -> Arrays:
-    return {
-        name: (value - mean[name] * (mean["steps"] if trainable(name) else np.float32(1))).astype(np.float32)
-        if name != "steps"
-        else value
-        for name, value in broadcast.items()
+    moved = {
+        name: broadcast[name] - (mean["steps"] * value if trainable(name) else value)
+        for name, value in pick(mean, WHOLE).items()
     }
+    return {**broadcast, **moved}

@@ -1,4 +1,4 @@
-"""FENDA (Kim et al., 2020; Tavakoli et al., 2023): an exchanged encoder beside a private one, their features joined."""
+"""FENDA (Kim et al., 2016; federated: Tavakoli et al., 2023): an exchanged encoder joined with a private one."""
 
 from __future__ import annotations
 

@@ -40,6 +40,7 @@ def scaffold(training: Training, options: Options) -> Method:
     """FedAvg whose every step is corrected by c - c_i: y <- y - rate * (grad - c_i + c).
 
     Shared are the model and the change of c_i; nodes count alike, and c moves by their mean times their share of all.
+    A node whose contribution came too late has moved its c_i all the same; c lacks that change.
     """
 
     def corrected(network: Network, tree: Tree, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
@@ -81,8 +82,5 @@ def _init_server(encoder: Arrays, shape: Shape, random: np.random.Generator) -> 
 
 
 def _finish(broadcast: Arrays, mean: Arrays, present: float) -> Arrays:
-    moved = {
-        name: (broadcast[name] + np.float32(present) * value).astype(np.float32)
-        for name, value in pick(mean, ("control",)).items()
-    }
+    moved = {name: broadcast[name] + np.float32(present) * value for name, value in pick(mean, ("control",)).items()}
     return {**broadcast, **mean, **moved}

@@ -206,10 +206,10 @@ class Board:
     def lines(self, width: int, height: int) -> list[Text]:
         """The board as lines, none wider than `width`."""
         lines = self._table(width, max(_FEWEST_ROWS, height - _KEPT_FREE)) if self._rows else []
-        if self._cells:
-            lines.append(self._grid(self._cells, width))
-        elif self._finished:
+        if self._finished:
             lines.append(Text(self._finished))
+        elif self._cells:
+            lines.append(self._grid(self._cells, width))
         elif self._waiting or self._pace.rounds:
             lines.append(self._status(width))
         if self._step:

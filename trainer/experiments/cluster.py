@@ -1,0 +1,74 @@
+"""Spreading a grid over an existing Ray cluster."""
+
+import contextlib
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+import broker_config
+import edge
+import trainer
+from broker_config.errors import UsageError
+from trainer.experiments.bench import Material
+from trainer.experiments.grid import Failed, Job, Outcome, Spread, attempt
+
+
+def on_cluster(address: str) -> Spread:
+    """Spreads jobs over the processors of the Ray cluster at `address` (host:port, or `auto` for this machine's).
+
+    Images, encoders and our code travel there; its machines need Python and the packages of edge-node[train].
+    """
+
+    def spread(jobs: Sequence[Job], material: Material) -> Iterator[Outcome]:
+        import ray  # noqa: PLC0415  (an extra, and slow)
+
+        _connect(ray, address)
+        waiting: dict[Any, Job] = {}
+        try:
+            task, shared = ray.remote(num_cpus=1)(_work_on), ray.put(material)
+            waiting = {task.remote(job, shared): job for job in jobs}
+            while waiting:
+                (done,), _ = ray.wait([*waiting])
+                yield _outcome(ray, done, waiting.pop(done))
+        finally:
+            for each in waiting:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    ray.cancel(each, force=True)
+            ray.shutdown()
+
+    return spread
+
+
+def _connect(ray: Any, address: str) -> None:
+    try:
+        if address != "auto":
+            _knock(address)
+        code = {"py_modules": [broker_config, edge, trainer]}
+        ray.init(address=address, runtime_env=code, log_to_driver=False, logging_level="ERROR")
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        raise UsageError(
+            f"there is no Ray cluster at {address}: {str(error).splitlines()[0]}",
+            "start one with ray start --head, and pass its HOST:PORT; its Python and Ray must be this machine's",
+        ) from error
+
+
+def _knock(address: str) -> None:
+    """Raise OSError or ValueError if nobody listens there: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=5):
+        pass
+
+
+def _outcome(ray: Any, done: Any, job: Job) -> Outcome:
+    try:
+        outcome: Outcome = ray.get(done)
+    except ray.exceptions.RayError as error:
+        return Failed(job.cell, f"a machine of the cluster was lost: {str(error).splitlines()[0]}")
+    return outcome
+
+
+def _work_on(job: Job, material: Material) -> Outcome:
+    torch.set_num_threads(1)
+    return attempt(job, material)
