@@ -46,9 +46,9 @@ def _varied(tree: Tree, seed: int) -> Tree:
 
     def varied(name: str, value: Tensor) -> Tensor:
         if name.endswith("running_mean"):
-            return 0.1 * torch.randn(value.shape, generator=random)
+            return value * (1 + 0.1 * torch.randn(value.shape, generator=random))
         if name.endswith("running_var"):
-            return 0.5 + torch.rand(value.shape, generator=random)
+            return value * (0.75 + 0.5 * torch.rand(value.shape, generator=random))
         if name == "fusion":
             return torch.tensor(0.2 + 0.1 * (seed % 5))
         return value
@@ -249,7 +249,8 @@ def test_a_model_whose_training_diverged_is_refused(run: Run, tmp_path: Path, mo
 
 @pytest.mark.slow
 def test_two_fused_mobilenets_share_one_trace_and_compute_what_torch_computes(tmp_path: Path) -> None:
-    request = Request(model="mobilenet_v2", weights="none", size=64, rounds=4)
+    # Drawn weights would give features that hardly depend on the image: rounding would decide.
+    request = Request(model="mobilenet_v2", weights="surface", size=64, rounds=4)
     run = export_all([made(request, f"plant-{seed}", "afedcl", seed) for seed in (1, 2)], tmp_path)
     assert [line.split()[0] for line in run.said] == ["tracing", "checking", "wrote", "wrote"]
     images = pictures(64, 3)
