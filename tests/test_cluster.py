@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,18 +22,19 @@ RAY = Path(sys.executable).with_name("ray")
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def cluster() -> Iterator[str]:
     """Its address."""
     pytest.importorskip("ray")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    folder = tmp_path_factory.mktemp("ray")
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))  # pytest's own is too long for the names of sockets
     start = ["start", "--head", "--port", str(port), "--node-ip-address", "127.0.0.1", "--num-cpus", "2"]
     more = ["--include-dashboard", "false", "--disable-usage-stats", "--object-store-memory", "100000000"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_TMPDIR": str(folder)}
     subprocess.run([RAY, *start, *more], check=True, capture_output=True, cwd=folder, env=environment, timeout=100)
     yield f"127.0.0.1:{port}"
     subprocess.run([RAY, "stop", "--force"], check=False, capture_output=True, timeout=60)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
