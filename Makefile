@@ -66,7 +66,7 @@ aarch64:
 		$(MAKE) wheelhouse SET=line MACHINE=aarch64 PYTHON_VERSION=$$version WHEELHOUSE=build/aarch64-$$version || exit; done
 
 $(INSTALLED): pyproject.toml constraints.txt
-	@echo "installing torch and what else is needed into $(VENV): about 300 MB to download, a minute or two"
+	@echo "installing torch and what else is needed into $(VENV): about 390 MB to download, a minute or two"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
 	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt $(TORCH)
