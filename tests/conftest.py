@@ -1,5 +1,6 @@
 """Brokers for all tests: real ones, one for each test."""
 
+import signal
 import socket
 import subprocess
 import time
@@ -11,6 +12,9 @@ import pytest
 
 from broker_config.embedded import EmbeddedBroker, find_mosquitto, start_broker
 from tests.certificates import Authority
+
+# A shell that starts the tests in the background lets them, and all that they start, ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(params=["mosquitto", "amqtt"])
