@@ -10,7 +10,6 @@ from pathlib import Path
 from tests.chaos import evidence, schedule
 from tests.chaos.campaign import Campaign, Federation, Outcome, prepare
 from tests.storm import STORM
-from trainer.federation.journal import TRANSITIONS
 
 
 def main() -> int:
@@ -36,10 +35,7 @@ def main() -> int:
         say=lambda text: print(f"{time.monotonic() - started:7.1f} s  {text}", flush=True),
     ).run()
     failed += evidence.complaints(folder / "fire", federation, expected)
-    if len(outcome.kills) < given.kills:
-        failed.append(f"only {len(outcome.kills)} kills")
-    if given.kills >= 2 * len(TRANSITIONS):
-        failed += [f"no kill right {place}" for place in evidence.unhit(outcome.kills, TRANSITIONS)]
+    failed += evidence.missed(strikes, outcome.kills)
     _tell(folder / "fire", federation, outcome)
     for line in failed:
         print(f"FAILED: {line}")

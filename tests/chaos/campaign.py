@@ -17,6 +17,7 @@ from tests.storm import Storm, Weather
 _PATIENCE = 120.0  # seconds without any durable step after which the federation counts as stuck
 _AGAIN = 0.5  # seconds until a process that gave up is started again
 _IMAGES = 10  # of each class
+_AGAIN_AT_EVERY_START = ("claimed", "training")  # steps that are no progress by themselves
 _LOOK = 0.02  # seconds between two looks at clock and traces
 
 
@@ -103,7 +104,7 @@ class Campaign:
                 folder, COORDINATOR,
                 ["coordinate", url, "--classes", ",".join(CLASSES), "--nodes", federation.nodes, "--model", "small",
                  "--size", 32, "--rounds", federation.rounds, "--seed", federation.seed, "--method", federation.method,
-                 "--training", "local_epochs=1", "--chunk-size", chunk, "--state", folder / COORDINATOR],
+                 "--training", "local_epochs=1", "--chunk-size", chunk, "--linger", 5, "--state", folder / COORDINATOR],
             )
         }  # fmt: skip
         for name, images in plants.items():
@@ -115,14 +116,15 @@ class Campaign:
         self._kills: list[Kill] = []
         self._exits: list[Exit] = []
         self._moved = self._struck = time.monotonic()
-        self._steps = 0  # bytes of all traces
-        self._round = 0  # that is open; 0 before the first contribution
+        self._bytes = self._durable = 0  # of all traces: bytes, and durable steps in them
+        self._round = 0  # that is open; 0 while gathering, one more than there are after the last
 
     def run(self) -> Outcome:
         """Run to the end. StuckError if there is none."""
         started = time.monotonic()
-        while self._strikes and self._strikes[0].round == 0 and self._strikes[0].fault:
-            self._arm(self._strikes.pop(0))
+        for strike in [strike for strike in self._strikes if not strike.round and strike.fault]:
+            self._strikes.remove(strike)
+            self._arm(strike)
         self._broker.start()
         try:
             if self._storm:
@@ -176,11 +178,11 @@ class Campaign:
             early = strike.round == self._round and (
                 now < self._struck + strike.wait or (strike.midway and not self._midway())
             )
-            if early or strike.round > self._round or strike.victim in self._down:
+            if early or strike.round > self._round or strike.victim in self._down or self._is_armed(strike):
                 return
             self._strikes.pop(0)
             self._struck = now
-            if strike.fault:
+            if strike.fault is not None:
                 self._arm(strike)
             elif strike.victim == self._broker.name:
                 self._broker.kill()
@@ -190,8 +192,11 @@ class Campaign:
                 self._killed(victims[0].name, strike.down)
 
     def _arm(self, strike: Strike) -> None:
-        assert strike.fault
+        assert strike.fault is not None
         witness.fault(self._folder, strike.victim, *strike.fault).touch()
+
+    def _is_armed(self, strike: Strike) -> bool:
+        return strike.fault is not None and witness.fault(self._folder, strike.victim, *strike.fault).exists()
 
     def _killed(self, victim: str, down: float, fault: str = "", at: float | None = None) -> None:
         now = time.monotonic()
@@ -207,12 +212,15 @@ class Campaign:
 
     def _watch(self) -> None:
         """Note which round is open, and whether anything moves."""
-        steps = sum((self._folder / f"{name}.trace").stat().st_size for name in self._traced())
-        if steps > self._steps:
-            self._steps, self._moved = steps, time.monotonic()
-            kinds = [moment.kind for moment in witness.read(self._folder, COORDINATOR) if moment.when == "after"]
-            self._round = kinds.count("closed") + 1 if "contributed" in kinds else 0
-        elif time.monotonic() > self._moved + _PATIENCE:
+        bytes_ = sum((self._folder / f"{name}.trace").stat().st_size for name in self._traced())
+        if bytes_ > self._bytes:
+            self._bytes = bytes_
+            kinds = [each.kind for name in self._traced() for each in witness.read(self._folder, name, "after")]
+            self._round = kinds.count("opened") + kinds.count("concluded")
+            durable = len(kinds) - sum(kinds.count(kind) for kind in _AGAIN_AT_EVERY_START)
+            if durable > self._durable:
+                self._durable, self._moved = durable, time.monotonic()
+        if time.monotonic() > self._moved + _PATIENCE:
             logs = [(self._folder / f"{name}.log").read_text(errors="replace")[-600:] for name in self._traced()]
             raise StuckError("\n".join((f"nothing has moved for {_PATIENCE:.0f} s in {self._folder}", *logs)))
 

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from safetensors.numpy import load_file
 from tests.chaos import witness
 from tests.chaos.campaign import Federation, Kill, Outcome
 from tests.chaos.processes import BROKER
-from tests.chaos.schedule import COORDINATOR
+from tests.chaos.schedule import COORDINATOR, Strike
 from tests.plants import CLASSES
 from trainer import timeline
 from trainer.enrol import load_images
@@ -92,10 +93,12 @@ def _repeated(folder: Path, node: str, journalled: dict[tuple[str, int], str]) -
     return said + [f"{node} trained round {each} {count} times" for each, count in trained.items() if count > 1]
 
 
-def unhit(kills: list[Kill], kinds: tuple[str, ...]) -> list[str]:
-    """Transitions of the journal right before or after which no coordinator was killed."""
-    hit = {kill.fault for kill in kills if kill.victim == COORDINATOR}
-    return [f"{when} {kind}" for kind in kinds for when in ("before", "after") if f"{when} {kind}" not in hit]
+def missed(strikes: Sequence[Strike], kills: Sequence[Kill]) -> list[str]:
+    """Kills that were planned and did not happen."""
+    planned = Counter((strike.victim, " ".join(strike.fault)) for strike in strikes if strike.fault)
+    happened = Counter((kill.victim, kill.fault) for kill in kills)
+    said = [f"{victim} was not killed right {fault}" for victim, fault in planned - happened]
+    return said + ([f"{len(kills)} kills instead of {len(strikes)}"] if len(kills) != len(strikes) else [])
 
 
 def histogram(folder: Path, outcome: Outcome) -> list[str]:

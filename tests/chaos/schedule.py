@@ -7,13 +7,15 @@ from tests.chaos.processes import BROKER
 from tests.chaos.witness import When
 from trainer.federation.journal import TRANSITIONS
 
+KINDS = tuple(kind for kind in TRANSITIONS if kind != "aborted")  # the operator's own, of a coordinator that is down
+
 COORDINATOR = "coordinator"
 _NODES_STEPS = ("contributed", "refined", "personal")
-_AT_START, _AT_END = ("begun", "claimed", "admitted"), ("finished", "personal")
-_AGAIN = ("contributed", "refined", "closed")  # happen in every round: hit several times
+_FIRST, _LAST = ("begun", "admitted"), ("concluded", "finished", "personal")
+_AGAIN = ("opened", "contributed", "refined")  # happen in every round: hit several times
 _PAUSE = 1.2  # seconds between two kills in a round, at most
 _MIDWAY = 0.5  # share of the kills at random moments
-_VICTIMS = ((COORDINATOR, 0.3), ("", 0.5), (BROKER, 0.2))  # "": one of the nodes
+_VICTIMS = (BROKER, COORDINATOR, "", "", COORDINATOR, "", BROKER, "", COORDINATOR, "")  # "": one of the nodes
 
 
 class Strike(NamedTuple):
@@ -33,20 +35,21 @@ def draw(seed: int, kills: int, rounds: int, nodes: tuple[str, ...]) -> list[Str
     faults = _faults(chance, rounds, nodes)
     chosen = faults if 2 * len(faults) <= kills else chance.sample(faults, kills // 2)
     strikes = list(chosen)
-    for number in range(kills - len(chosen)):
-        (kind,) = chance.choices([who for who, _ in _VICTIMS], [share for _, share in _VICTIMS])
-        round_ = number * rounds // (kills - len(chosen))
-        strikes.append(_strike(chance, round_, kind or chance.choice(nodes))._replace(midway=chance.random() < _MIDWAY))
+    victims = [_VICTIMS[number % len(_VICTIMS)] or chance.choice(nodes) for number in range(kills - len(chosen))]
+    chance.shuffle(victims)
+    for number, victim in enumerate(victims):
+        strike = _strike(chance, number * rounds // len(victims), victim)
+        strikes.append(strike._replace(midway=chance.random() < _MIDWAY))
     return sorted(strikes, key=lambda strike: strike.round)
 
 
 def _faults(chance: random.Random, rounds: int, nodes: tuple[str, ...]) -> list[Strike]:
-    steps = [(COORDINATOR, kind) for kind in TRANSITIONS] + [("", kind) for kind in _NODES_STEPS]
+    steps = [(COORDINATOR, kind) for kind in KINDS] + [("", kind) for kind in _NODES_STEPS]
     found = []
     for who, kind in steps:
         for when in ("before", "after"):
             for _ in range(2 if kind in _AGAIN else 1):
-                round_ = 0 if kind in _AT_START else rounds if kind in _AT_END else chance.randint(1, rounds - 1)
+                round_ = 0 if kind in _FIRST else rounds if kind in _LAST else chance.randint(0, rounds - 1)
                 found.append(_strike(chance, round_, who or chance.choice(nodes), (when, kind)))
     return found
 

@@ -67,10 +67,12 @@ def fault(folder: Path, name: str, when: When, kind: str) -> Path:
     return folder / f"{name}.{when}-{kind}.fault"
 
 
-def read(folder: Path, name: str) -> list[Moment]:
-    """The trace of all processes that have had this name."""
+def read(folder: Path, name: str, when: When | None = None) -> list[Moment]:
+    """The trace of all processes that have had this name; its moments before or after, or both."""
     path = folder / f"{name}.trace"
-    return [msgspec.json.decode(line, type=Moment) for line in path.read_bytes().splitlines()] if path.exists() else []
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    moments = [msgspec.json.decode(line, type=Moment) for line in lines]
+    return [moment for moment in moments if when in (None, moment.when)]
 
 
 def live(arguments: Sequence[str], folder: Path, name: str) -> None:
