@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import torch._dynamo  # noqa: F401  (as below: what a process will need is imported before the fork)
 
 from edge import cli
-from trainer import node, personal, worker  # noqa: F401  (node: the fork server imports all that a process needs)
+from edge.commands import learn  # noqa: F401
+from trainer import node, personal, worker  # noqa: F401
 from trainer.federation import coordinator, journal  # noqa: F401
 
 When = Literal["before", "after"]
