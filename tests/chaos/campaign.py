@@ -4,6 +4,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from multiprocessing import connection
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from tests.chaos.schedule import COORDINATOR, Strike
 from tests.plants import CLASSES, draw
 from tests.storm import Storm, Weather
 
-_PATIENCE = 120.0  # seconds without any durable step after which the federation counts as stuck
+_PATIENCE = 240.0  # seconds without any durable step after which the federation counts as stuck
 _AGAIN = 0.5  # seconds until a process that gave up is started again
 _IMAGES = 10  # of each class
 _AGAIN_AT_EVERY_START = ("claimed", "training")  # steps that are no progress by themselves
@@ -104,7 +105,7 @@ class Campaign:
                 folder, COORDINATOR,
                 ["coordinate", url, "--classes", ",".join(CLASSES), "--nodes", federation.nodes, "--model", "small",
                  "--size", 32, "--rounds", federation.rounds, "--seed", federation.seed, "--method", federation.method,
-                 "--training", "local_epochs=1", "--chunk-size", chunk, "--linger", 5, "--state", folder / COORDINATOR],
+                 "--training", "local_epochs=1", "--chunk-size", chunk, "--state", folder / COORDINATOR],
             )
         }  # fmt: skip
         for name, images in plants.items():
@@ -125,10 +126,12 @@ class Campaign:
         for strike in [strike for strike in self._strikes if not strike.round and strike.fault]:
             self._strikes.remove(strike)
             self._arm(strike)
-        self._broker.start()
-        try:
+        with ExitStack() as stack:
+            self._broker.start()
+            stack.callback(self._broker.kill)
             if self._storm:
-                self._storm.__enter__()
+                stack.enter_context(self._storm)
+            stack.callback(self._kill_all)
             for process in self._processes.values():
                 process.start()
             while len(self._finished) < len(self._processes):
@@ -137,14 +140,12 @@ class Campaign:
                 self._revive()
                 self._strike()
                 self._watch()
-        finally:
-            for process in self._running():
-                process.kill()
-            if self._storm:
-                self._storm.__exit__()
-            self._broker.kill()
         weather = dict(self._storm.counts) if self._storm else {}
         return Outcome(self._kills, self._exits, time.monotonic() - started, weather)
+
+    def _kill_all(self) -> None:
+        for process in self._running():
+            process.kill()
 
     def _running(self) -> list[EdgeNode]:
         idle = self._finished | self._down.keys()

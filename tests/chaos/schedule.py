@@ -1,5 +1,6 @@
 """Who is killed when: drawn from a seed, so that a run can be repeated as far as the machine's timing allows."""
 
+import itertools
 import random
 from typing import NamedTuple
 
@@ -35,7 +36,8 @@ def draw(seed: int, kills: int, rounds: int, nodes: tuple[str, ...]) -> list[Str
     faults = _faults(chance, rounds, nodes)
     chosen = faults if 2 * len(faults) <= kills else chance.sample(faults, kills // 2)
     strikes = list(chosen)
-    victims = [_VICTIMS[number % len(_VICTIMS)] or chance.choice(nodes) for number in range(kills - len(chosen))]
+    turns = itertools.cycle(nodes)
+    victims = [_VICTIMS[number % len(_VICTIMS)] or next(turns) for number in range(kills - len(chosen))]
     chance.shuffle(victims)
     for number, victim in enumerate(victims):
         strike = _strike(chance, number * rounds // len(victims), victim)
