@@ -21,18 +21,20 @@ Answer = Literal["yes", "no", "unknown"]
 def access(trial: Trial) -> Found:
     """Whether we may write and read what a node, or the coordinator, must."""
     written = _write(trial, _own(trial.federation, trial.name))
-    denied = [topic for topic, answer in written.items() if answer == "no"]
+    unwritten = [topic for topic, answer in written.items() if answer == "no"]
     with trial.wire("access") as wire:
         unread = wire.subscribe(*_read(trial.federation, trial.name))
-        wire.publish(trial.topic, b"echo")
-        trial.echoes = wire.find(lambda each: each.payload == b"echo") is not None
-    refused = [f"write {_kind(topic)}" for topic in denied] + [f"read {_kind(topic)}" for topic in unread]
-    if not trial.echoes and trial.topic not in denied:
-        refused.append(f"read back {_kind(trial.topic)}")
+        if trial.topic not in (*unwritten, *unread):
+            wire.publish(trial.topic, b"echo")
+            trial.echoes = wire.find(lambda each: each.payload == b"echo") is not None
+            unread += [] if trial.echoes else [trial.topic]
+    refused = [
+        f"{verb} {', '.join(map(_kind, denied))}" for verb, denied in (("write", unwritten), ("read", unread)) if denied
+    ]
     if refused:
         return Found(
             "failure",
-            f"{trial.name} may not {', '.join(refused)}",
+            f"{trial.name} may not {'; nor '.join(refused)}",
             f"let it, in every federation (+), or say with --as which node this is; {_LIST}",
         )
     unknown = [_kind(topic) for topic, answer in written.items() if answer == "unknown"]

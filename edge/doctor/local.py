@@ -116,8 +116,7 @@ def python(trial: Trial) -> Found:  # noqa: ARG001
     """Whether Python finds our packages under their names, and which kind of install this is."""
     strangers = {room: where for room in ROOMS if (where := _found_at(room)) != HOUSE / room}
     version = ".".join(map(str, sys.version_info[:3]))
-    kind = "trainer" if importlib.util.find_spec("torch") else "line (no torch)"
-    told = f"Python {version}, edge-node {importlib.metadata.version('edge-node')}, {kind}"
+    told = f"Python {version}, edge-node {importlib.metadata.version('edge-node')}, {_torch()}"
     if strangers:
         which = "; ".join(f"{room} is {where or 'missing'}" for room, where in strangers.items())
         return Found(
@@ -134,6 +133,14 @@ def python(trial: Trial) -> Found:  # noqa: ARG001
             "uninstall them, then install edge-node again: their files may have replaced some of ours",
         )
     return Found("ok", told)
+
+
+def _torch() -> str:
+    """Which torch is installed: without one, only a line or a coordinator runs here."""
+    try:
+        return f"torch {importlib.metadata.version('torch')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "no torch: a line or a coordinator, but no node"
 
 
 def _found_at(room: str) -> Path | None:

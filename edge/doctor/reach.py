@@ -79,7 +79,7 @@ def _lifetime(certificate: Mapping[str, object], context: ssl.SSLContext, secure
     issuers = [each for each in context.get_ca_certs() if each["subject"] == certificate["issuer"]]
     end = min(ssl.cert_time_to_seconds(str(each["notAfter"])) for each in (certificate, *issuers))
     days = (end - time.time()) / 86_400
-    told = f"{secure}, for {host}, until {time.strftime('%Y-%m-%d', time.gmtime(end))}: {days:.0f} days"
+    told = f"{secure} for {host} until {time.strftime('%Y-%m-%d', time.gmtime(end))}: {days:.0f} days"
     figures = {"days_left": round(days, 1)}
     if days < RENEWAL:
         return Found("warning", told, "have it, or its authority, renewed before: afterwards nobody gets in", figures)

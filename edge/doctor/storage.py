@@ -10,6 +10,7 @@ QUEUED = 1000  # messages sent to a session that is away
 NEEDED = 100  # of them that must be kept for a federation of up to 10 nodes
 PER_NODE = 10  # likewise for a larger one: a coordinator that is away finds a few messages of each node
 SOON = 0.5  # seconds
+KEEPALIVE = 5  # seconds; a broker gives up a silent client after one and a half
 _LOG = "look into the broker's log"
 
 
@@ -114,16 +115,24 @@ def will(trial: Trial) -> Found:
     """Whether the others hear of it when a connection breaks."""
     with trial.wire("watch") as watch:
         watch.subscribe(trial.topic)
-        dying = trial.wire("will", will=(trial.topic, b"will")).open()
+        dying = trial.wire("will", will=(trial.topic, b"will"), keepalive=KEEPALIVE).open()
         cut = time.perf_counter()
         dying.cut()
-        heard = watch.find(lambda each: each.payload == b"will")
+        heard = watch.find(lambda each: each.payload == b"will", max(trial.timeout, 2 * KEEPALIVE))
         trial.retain(watch, b"")
     if not heard:
         return Found(
             "failure",
-            f"the last will was not published within {trial.timeout:g} s of a broken connection",
-            "allow wills; without them nobody notices that a node is gone",
+            "the last will is not published when a connection breaks",
+            "allow wills: without them nobody notices that a node is gone",
         )
     figures = {"milliseconds": round((heard.at - cut) * 1e3, 1)}
-    return Found("ok", f"published {figures['milliseconds']:g} ms after a connection broke", figures=figures)
+    told = f"published {heard.at - cut:.3f} s after a connection broke"
+    if heard.at - cut < KEEPALIVE:
+        return Found("ok", told, figures=figures)
+    return Found(
+        "warning",
+        f"{told}, when the keepalive ran out: something on the way hides it",
+        "expect that a node's crash is noticed after half a minute, or connect without proxy or address translation",
+        figures,
+    )

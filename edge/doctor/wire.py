@@ -49,10 +49,11 @@ class Wire:
         session: int = 0,
         will: tuple[str, bytes] | None = None,
         holds: bool = False,
+        keepalive: int = 20,
     ):
         self.resumed = False  # whether the broker had a session of this client
         self.answer: Properties | None = None  # what the broker said of itself (MQTT 5)
-        self._endpoint, self._timeout = endpoint, timeout
+        self._endpoint, self._timeout, self._keepalive = endpoint, timeout, keepalive
         self._version, self._session, self._holds = version, session, holds
         self._arrivals: list[Arrival] = []
         self._acknowledged: dict[int, ReasonCode] = {}
@@ -79,7 +80,7 @@ class Wire:
             options["properties"] = properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
             properties.MaximumPacketSize = LARGEST_PACKET
             properties.SessionExpiryInterval = self._session
-        answer = handshake(self._client, self._endpoint, self._timeout, 20, **options)
+        answer = handshake(self._client, self._endpoint, self._timeout, self._keepalive, **options)
         if answer != "Success":
             raise refused(self._endpoint, answer)
         self._client.loop_start()
@@ -147,9 +148,11 @@ class Wire:
         self._client.loop_stop()
 
     def close(self) -> None:
-        """Disconnect. The broker keeps the session, if there is one."""
+        """Disconnect, and break the connection if that does not get through. The broker keeps a session."""
         self._client.disconnect()
-        self._client.loop_stop()
+        with self._news:
+            self._news.wait_for(lambda: self._lost, self._timeout)
+        self.cut()
 
     def __enter__(self) -> Self:
         return self.open()
