@@ -330,6 +330,13 @@ def test_a_broker_that_keeps_few_messages_for_whoever_is_away(tmp_path: Path) ->
     assert "max_queued_messages 1000" in found.remedy
 
 
+def test_a_broker_without_qos_1_does_not_do(tmp_path: Path) -> None:
+    with configured(tmp_path, "max_qos 0") as port, tried(f"mqtt://127.0.0.1:{port}") as trial:
+        found = reach.version(trial)
+    assert found.outcome == "failure"
+    assert "without QoS 1" in found.found
+
+
 def test_a_broker_that_retains_nothing(tmp_path: Path) -> None:
     with configured(tmp_path, "retain_available false") as port, tried(f"mqtt://127.0.0.1:{port}") as trial:
         found = storage.retained(trial)
@@ -362,6 +369,14 @@ def announce(port: int, nodes: int) -> Spec:
     return spec
 
 
+def test_a_spec_that_cannot_be_read_is_a_warning(mosquitto: EmbeddedBroker) -> None:
+    with tried(mosquitto.url) as trial:
+        with trial.wire("coordinator") as wire:
+            wire.publish("edge-node/v1/steel/spec", b'{"type": "Spec"}', retain=True)
+        found = reach.federations(trial)
+    assert (found.outcome, found.found) == ("warning", "the spec of steel cannot be read")
+
+
 def test_other_federations_are_not_disturbed_and_the_broker_is_left_as_it_was(tmp_path: Path) -> None:
     with configured(tmp_path, "log_type all") as port:
         spec = announce(port, nodes=5)
@@ -372,6 +387,14 @@ def test_other_federations_are_not_disturbed_and_the_broker_is_left_as_it_was(tm
         assert {topic.split("/")[2][:7] for topic in observer.topics - {theirs}} == {"doctor-"}
         assert retained_topics(port) == [theirs]
         assert kept_sessions(port, (tmp_path / "log").read_text()) == []
+
+
+def test_what_a_check_leaves_when_it_is_interrupted_is_cleared(mosquitto: EmbeddedBroker) -> None:
+    with tried(mosquitto.url) as trial:
+        with trial.wire("retained") as wire:
+            trial.retain(wire, b"kept")
+        assert retained_topics(mosquitto.port) == [trial.topic]
+    assert retained_topics(mosquitto.port) == []
 
 
 def test_ctrl_c_leaves_the_broker_as_it_was(tmp_path: Path) -> None:
@@ -425,6 +448,17 @@ def test_a_clock_from_before_the_installation_is_wrong(monkeypatch: pytest.Monke
         found = local.clock(trial)
     assert found.outcome == "warning"
     assert "1970-01-01" in found.found
+
+
+@pytest.mark.parametrize(("said", "outcome"), [("yes", "ok"), ("no", "warning"), ("", "unknown")])
+def test_whether_a_time_service_keeps_the_clock_right_is_asked_of_systemd(
+    said: str, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "timedatectl").write_text(f"#!/bin/sh\necho {said}\n")
+    (tmp_path / "timedatectl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with tried("mqtt://127.0.0.1") as trial:
+        assert local.clock(trial).outcome == outcome
 
 
 SHADOWED = """

@@ -43,7 +43,7 @@ def doctor(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: the broker is left clean
     endpoint = make_endpoint(broker, ca, cert, key)
-    me = check_name(name or endpoint.username or "node", "the node's name")
+    me = check_name(name or endpoint.username or "node", "the node's name (--as)")
     with Trial(endpoint, me, state, timeout) as trial:
         if as_json:
             diagnosis = show.diagnose(trial)

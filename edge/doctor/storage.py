@@ -119,7 +119,6 @@ def will(trial: Trial) -> Found:
         cut = time.perf_counter()
         dying.cut()
         heard = watch.find(lambda each: each.payload == b"will", max(trial.timeout, 2 * KEEPALIVE))
-        trial.retain(watch, b"")
     if not heard:
         return Found(
             "failure",

@@ -66,7 +66,6 @@ class Trial:
         client_id = f"edge-node/{self.federation}/{self.name}/{part}"
         if options.get("session"):
             self._sessions.add(part)
-        self._retains |= bool(options.get("will"))
         return Wire(endpoint or self.endpoint, client_id, self.version, self.timeout, **options)
 
     def retain(self, wire: Wire, payload: bytes) -> str:

@@ -65,7 +65,7 @@ class Wire:
         client.manual_ack_set(True)
         client.username_pw_set(endpoint.username, endpoint.password)
         if will:
-            client.will_set(*will, qos=1, retain=True)
+            client.will_set(*will, qos=1)  # not retained: it may be published after we have tidied up
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
         client.on_message = self._on_message
