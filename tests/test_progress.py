@@ -17,6 +17,7 @@ from typing import get_args
 import pyte
 import pytest
 
+from edge.words import about, stopwatch
 from tests.plants import draw
 from trainer import progress
 from trainer.progress import (
@@ -43,7 +44,6 @@ from trainer.progress import (
 )
 from trainer.progress.board import Board
 from trainer.progress.pace import Pace
-from trainer.progress.words import about, stopwatch
 
 # Two rounds of a federation, with every kind of event.
 STORY: list[AnyEvent] = [
