@@ -33,7 +33,7 @@ class View(Struct, frozen=True, kw_only=True):
     round: int
     rounds: int
     quorum: int
-    places: int  # for nodes
+    start: int  # nodes that open the first round
     age: float | None = None  # of the coordinator's overview; None: there is none, and what follows is not known
     contributions: int = 0  # to the open round
     paused: bool = False
@@ -130,7 +130,7 @@ def _view(known: _Known, now: float) -> View:
         round=state.round if state else 0,
         rounds=spec.rounds,
         quorum=spec.quorum,
-        places=spec.nodes,
+        start=spec.start or spec.nodes,
     )
     overview = known.overview
     if overview is None or overview.run != spec.run:

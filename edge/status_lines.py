@@ -61,7 +61,7 @@ def _standing(view: View) -> str:
         case "gathering":
             there = sum(node.doing not in ("absent", "refused") for node in view.nodes)
             of = "" if view.age is None else f"{there} of "
-            return f"waiting for its nodes: {of}{view.places}, {some(view.rounds, 'round')}"
+            return f"waiting for its nodes: {of}{view.start}, {some(view.rounds, 'round')}"
         case "finished":
             return f"finished: {some(view.rounds, 'round')}"
         case "aborted":

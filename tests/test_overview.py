@@ -52,15 +52,15 @@ def observer(*events: progress.AnyEvent, nodes: str = "abc", clock: Clock | None
     return watching
 
 
-def told(watching: Observer, state: Federation, *finished: str, left: float | None = None) -> Overview:
-    overview = watching.due(state, finished, left, anyway=True)
+def told(watching: Observer, state: Federation, *finished: str) -> Overview:
+    overview = watching.due(state, finished, anyway=True)
     assert overview is not None
     return overview
 
 
-def seen(watching: Observer, state: Federation, *finished: str, left: float | None = None) -> dict[str, NodeState]:
+def seen(watching: Observer, state: Federation, *finished: str) -> dict[str, NodeState]:
     """The nodes of the overview as it comes out of its bytes."""
-    overview = decode(encode(told(watching, state, *finished, left=left)), Overview)
+    overview = decode(encode(told(watching, state, *finished)), Overview)
     assert overview.more == 0
     return {node.node: node for node in overview.nodes}
 
@@ -70,12 +70,24 @@ THREE = (Joined("a"), Joined("b"), Joined("c"))
 
 def test_it_says_where_the_round_is_and_when_that_was() -> None:
     before = datetime.now(UTC)
-    overview = told(observer(), after(*THREE, Contributed("b")), left=12.5)
+    overview = told(observer(), after(*THREE, Contributed("b")))
     assert before <= overview.time <= datetime.now(UTC)
     facts = (overview.run, overview.round, overview.rounds, overview.status, overview.contributions, overview.quorum)
     assert facts == (SPEC.run, 1, 5, "open", 1, 2)
-    assert (overview.left, overview.paused) == (12.5, False)
+    assert (overview.left, overview.paused) == (None, False)
     assert told(observer(), after()).status == "gathering"
+
+
+def test_the_deadline_counts_from_when_the_round_was_opened() -> None:
+    clock = Clock()
+    watching = Observer(msgspec.structs.replace(SPEC, deadline=60.0), clock)
+    clock.now += 100
+    watching.take(progress.RoundOpened(round=1))
+    clock.now += 20
+    assert told(watching, after()).left is None
+    assert told(watching, after(*THREE)).left == 40
+    clock.now += 100
+    assert told(watching, after(*THREE)).left == 0
 
 
 def test_those_whom_the_round_waits_for_are_marked_and_come_first() -> None:
@@ -108,6 +120,11 @@ def test_a_node_is_late_once_the_deadline_is_over_unless_its_bytes_are_under_way
     nodes = seen(observer(sending), after(*THREE, Contributed("a"), Expired(1)))
     assert {name: node.doing for name, node in nodes.items()} == {"a": "waiting", "b": "late", "c": "sending"}
     assert (nodes["c"].done, nodes["c"].total) == (40, 100)
+
+
+def test_a_contribution_that_came_too_late_is_an_error_of_its_node() -> None:
+    node = seen(observer(progress.Late(node="a", round=1)), after(*THREE))["a"]
+    assert node.error == "round 1: it contributed too late, and was not counted"
 
 
 def test_a_contribution_is_remembered_with_its_round_its_weight_and_all_bytes_so_far() -> None:
@@ -163,20 +180,20 @@ def test_names_that_anybody_makes_up_do_not_pile_up() -> None:
 def test_one_is_due_when_something_has_changed_and_at_most_once_a_second() -> None:
     clock = Clock()
     watching, state = observer(clock=clock), after(*THREE)
-    assert watching.due(state, (), None)
+    assert watching.due(state, ())
     clock.now += 10
-    assert watching.due(state, (), None) is None  # nothing has changed
+    assert watching.due(state, ()) is None  # nothing has changed
     watching.heard("a")
-    assert watching.due(state, (), None)
+    assert watching.due(state, ())
     clock.now += EVERY / 2
     watching.heard("a")
-    assert watching.due(state, (), None) is None  # too soon
-    assert watching.due(state, (), None, anyway=True)
+    assert watching.due(state, ()) is None  # too soon
+    assert watching.due(state, (), anyway=True)
     watching.heard("a")
     clock.now += EVERY
-    assert watching.due(state, (), None)
+    assert watching.due(state, ())
     clock.now += EVERY
-    assert watching.due(advance(state, Contributed("a"))[0], (), None)
+    assert watching.due(advance(state, Contributed("a"))[0], ())
 
 
 def full(nodes: int, error: str) -> Overview:

@@ -1,13 +1,18 @@
 """`edge-node status`: what it makes of what is retained, how it looks, and against a real broker."""
 
+import itertools
 import json
 import queue
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,11 +25,12 @@ from broker_config.link import Endpoint, Link
 from broker_config.messages import AnyMessage, NodeState, Overview, Presence, RoundState, Spec
 from edge.status import Picture, View
 from edge.status_lines import lines, notices
-from tests.plants import run
+from tests.plants import CLASSES, FEDERATION, draw, run, start
 from tests.terminal import Terminal
 from tests.test_codec import CASES, MANIFEST, RUN, SESSION
 from tests.test_overview import Clock
 
+PLANTS = ("plant-a", "plant-b")
 NOW = datetime(2026, 3, 1, 9, 30, tzinfo=UTC)
 SPEC = msgspec.structs.replace(CASES[0], federation="steel", nodes=5, quorum=4)
 OPEN = RoundState(run=RUN, round=9, status="open", broadcast=MANIFEST)
@@ -361,17 +367,118 @@ def test_a_broker_that_restarts_is_waited_for(coordinator: Coordinator, mosquitt
     assert terminal.read_to_end() == 130
 
 
+class Followed:
+    """The lines of JSON that `status` writes, as they come."""
+
+    def __init__(self, url: str):
+        command = [sys.executable, "-m", "edge.cli", "status", url, "--json", "--watch"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self._lines.put(line)
+
+    def next(self, holds: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
+        """The next one that holds what is waited for."""
+        while True:
+            shown = json.loads(self._lines.get(timeout=60))
+            if holds(shown):
+                return shown
+
+
 def test_changes_are_followed_as_lines_of_json(coordinator: Coordinator, mosquitto: EmbeddedBroker) -> None:
     coordinator.publish(SPEC, OPEN, ONLINE, just_now())
-    process = subprocess.Popen(
-        [sys.executable, "-m", "edge.cli", "status", mosquitto.url, "--json", "--watch"],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout
-    assert json.loads(process.stdout.readline())["contributions"] == 2
+    followed = Followed(mosquitto.url)
+    assert followed.next()["contributions"] == 2
     coordinator.publish(just_now(contributions=3))
-    assert json.loads(process.stdout.readline())["contributions"] == 3
+    assert followed.next()["contributions"] == 3
     coordinator.publish(changed(OPEN, status="aborted", reason="its operator said so"))
-    last = json.loads(process.stdout.readline())
+    last = followed.next()
     assert (last["status"], last["reason"]) == ("aborted", "its operator said so")
-    assert process.wait(20) == 0
+    assert followed.process.wait(20) == 0
+
+
+# Of a real federation
+
+
+class Federation:
+    """Processes of a coordinator and two plants."""
+
+    def __init__(self, url: str, folder: Path):
+        self._url, self._folder = url, folder
+        self._images = {name: draw(folder / "images" / name, 8, seed) for seed, name in enumerate(PLANTS)}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._count = itertools.count()
+
+    def start(self, name: str) -> None:
+        if name in PLANTS:
+            command: tuple[object, ...] = ("join", self._url, "--name", name, "--data", self._images[name])
+        else:
+            command = (
+                "coordinate", self._url, "--classes", ",".join(CLASSES), "--nodes", 2, "--method", "fedavg",
+                *FEDERATION, "--rounds", 20, "--deadline", 300,
+            )  # fmt: skip
+        log = self._folder / f"{name}-{next(self._count)}.log"
+        self.processes[name] = start(*command, "--state", self._folder / name, log=log)
+
+    def kill(self, name: str) -> None:
+        self.processes[name].kill()
+        self.processes[name].wait()
+
+
+@pytest.fixture
+def federation(mosquitto: EmbeddedBroker, tmp_path: Path) -> Iterator[Federation]:
+    running = Federation(mosquitto.url, tmp_path)
+    yield running
+    for process in running.processes.values():
+        process.kill()
+
+
+def doings(shown: dict[str, Any]) -> dict[str, str]:
+    return {node["node"]: node["doing"] for node in shown["nodes"]}
+
+
+def test_a_federation_is_shown_as_it_gathers_trains_loses_a_node_and_its_coordinator_and_ends(
+    federation: Federation, mosquitto: EmbeddedBroker
+) -> None:
+    federation.start("coordinator")
+    deadline = time.monotonic() + 30
+    while run("status", mosquitto.url).returncode:
+        assert time.monotonic() < deadline
+    followed = Followed(mosquitto.url)
+    shown = followed.next(lambda shown: shown["age"] is not None)
+    assert (shown["status"], shown["online"], shown["round"], shown["left"]) == ("gathering", True, 0, None)
+    assert (shown["start"], shown["nodes"]) == (2, [])
+
+    for plant in PLANTS:
+        federation.start(plant)
+    shown = followed.next(lambda shown: len(shown["nodes"]) == 1)
+    assert set(doings(shown).values()) == {"waiting"}
+    shown = followed.next(lambda shown: shown["round"] >= 2)
+    assert set(doings(shown).values()) <= {"training", "sending", "waiting"}
+    assert 250 < shown["left"] <= 300
+    contributed = {(node["weight"], node["bytes"] > 200_000, node["heard"] < 30) for node in shown["nodes"]}
+    assert contributed == {(18.0, True, True)}
+
+    federation.kill("plant-b")
+    shown = followed.next(lambda shown: shown["paused"])
+    (lost,) = (node for node in shown["nodes"] if node["node"] == "plant-b")
+    assert (lost["doing"], lost["awaited"]) == ("absent", True)
+    assert re.fullmatch(r"round \d+: its connection ended", lost["error"])
+
+    federation.kill("coordinator")
+    shown = followed.next(lambda shown: not shown["online"])
+    assert (shown["status"], shown["paused"]) == ("open", True)
+    federation.start("coordinator")
+    federation.start("plant-b")
+    before = shown["round"]
+    shown = followed.next(lambda shown: shown["online"] and shown["round"] > before)
+    assert not shown["paused"]
+
+    shown = followed.next(lambda shown: shown["status"] == "finished" and not shown["online"])
+    assert (shown["round"], doings(shown)) == (20, {"plant-a": "finished", "plant-b": "finished"})
+    assert followed.process.wait(20) == 0
+    assert [process.wait(30) for process in federation.processes.values()] == [0, 0, 0]

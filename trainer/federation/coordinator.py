@@ -29,6 +29,7 @@ from broker_config.transfer import Courier, Fetched, FetchFailed
 from trainer import progress
 from trainer.federation import round as rounds
 from trainer.federation.ledger import Ledger
+from trainer.federation.overview import Observer
 from trainer.federation.roster import MOST, WINDOW, Roster
 from trainer.tree import Arrays
 
@@ -114,10 +115,12 @@ def _claimed(federation: str, endpoint: Endpoint) -> UsageError:
 
 class _Coordinator:
     def __init__(self, ledger: Ledger, endpoint: Endpoint, report: progress.Report, chunk_size: int, linger: float):
-        self._ledger, self._endpoint, self._report, self._linger = ledger, endpoint, report, linger
+        self._ledger, self._endpoint, self._linger = ledger, endpoint, linger
         self._session = secrets.token_hex(8)
         self._state = ledger.resume(self._session)
         self._spec = spec = ledger.spec
+        self._observer = Observer(spec)
+        self._report = report = self._observer.beside(report)
         self._roster = Roster(spec.nodes, ledger.identities)
         self._expelled: set[str] = set()  # members that were refused and are not waited for at the end
         self._arriving: dict[str, Contribution] = {}  # whose blob is under way, by node
@@ -157,6 +160,7 @@ class _Coordinator:
             self._watch_clock()
             for node, message in self._arriving.items():
                 self._tell(node, "sending", message.blob)
+            self._publish_overview()
         outcome = Outcome(
             self._ledger.broadcast,
             self._courier.bytes_received,
@@ -171,6 +175,7 @@ class _Coordinator:
         return outcome
 
     def close(self) -> None:
+        self._publish_overview(anyway=True)
         if self._link.connected:
             self._link.publish(self._presence_topic, encode(Presence(session=self._session, online=False)), retain=True)
             self._link.flush(5)
@@ -246,6 +251,7 @@ class _Coordinator:
         self._publish_presence()
         self._link.publish(topics.spec(self._spec.federation), encode(self._spec), retain=True)
         self._publish_state()
+        self._publish_overview(anyway=True)
 
     def _receive(self, delivery: Delivery) -> None:
         node = topics.sender(delivery.topic)
@@ -257,6 +263,8 @@ class _Coordinator:
         try:
             if self._roster.floods(node, time.monotonic()):
                 raise PeerError(node, f"it sends more than {MOST} messages in {WINDOW:g} s", self._state.round)
+            if delivery.topic == topics.up(self._spec.federation, node):
+                self._observer.heard(node)
             self._dispatch(node, decode_any(delivery.payload))
         except DecodeError as error:
             self._refuse(PeerError(node, f"its message cannot be read: {error}", self._state.round))
@@ -483,6 +491,13 @@ class _Coordinator:
 
     def _publish_presence(self) -> None:
         self._link.publish(self._presence_topic, encode(Presence(session=self._session, online=True)), retain=True)
+
+    def _publish_overview(self, *, anyway: bool = False) -> None:
+        """Tell whoever watches, unless there is no connection: what waited for it would be out of date."""
+        if self._link.connected:
+            overview = self._observer.due(self._state, self._ledger.finished, anyway=anyway)
+            if overview:
+                self._link.publish(topics.status(self._spec.federation), encode(overview), retain=True)
 
     def _tell(self, node: str, what: progress.Doing, blob: Manifest | None = None) -> None:
         """What a node does, as far as it can be known here."""

@@ -11,7 +11,17 @@ import msgspec
 from broker_config.codec import MAX_MESSAGE
 from broker_config.messages import NodeState, Overview, Spec, Work
 from trainer.federation.round import Federation, Status
-from trainer.progress import Activity, AnyEvent, Contribution, NodeJoined, NodeLost, NodeRefused, Report
+from trainer.progress import (
+    Activity,
+    AnyEvent,
+    Contribution,
+    Late,
+    NodeJoined,
+    NodeLost,
+    NodeRefused,
+    Report,
+    RoundOpened,
+)
 
 EVERY = 1.0  # seconds between two overviews, at least
 _ROOM = MAX_MESSAGE - 1024  # bytes for nodes; the rest of an overview needs less
@@ -43,10 +53,13 @@ class Observer:
         self._nodes: dict[str, _Noted] = {}
         self._told: tuple[float, Federation | None] = (-inf, None)  # when last, and of which state
         self._changed = True
+        self._opened = clock()  # the round
 
     def take(self, event: AnyEvent) -> None:
-        """Take in an event of this federation; those that are of no node change nothing."""
+        """Take in an event of this federation."""
         match event:
+            case RoundOpened():
+                self._opened = self._clock()
             case NodeJoined(node=node):
                 noted = self._nodes.setdefault(node, _Noted())
                 noted.doing, noted.done, noted.total, noted.refused = "waiting", 0, 0, False
@@ -59,6 +72,8 @@ class Observer:
             case Contribution(node=node) if node in self._nodes:
                 noted = self._nodes[node]
                 noted.round, noted.weight, noted.bytes = event.round, event.weight, noted.bytes + event.bytes
+            case Late(node=node) if node in self._nodes:
+                self._nodes[node].error = f"round {event.round}: it contributed too late, and was not counted"
             case NodeLost(node=node) if node in self._nodes:
                 self._nodes[node].error = f"round {event.round}: its connection ended"
             case NodeRefused(node=node):
@@ -84,9 +99,7 @@ class Observer:
 
         return tell
 
-    def due(
-        self, state: Federation, finished: Collection[str], left: float | None, *, anyway: bool = False
-    ) -> Overview | None:
+    def due(self, state: Federation, finished: Collection[str], *, anyway: bool = False) -> Overview | None:
         """How the federation is doing, if anything has changed since that was asked, and it was not too recent.
 
         Of more nodes than a message holds, the most urgent ones and a count.
@@ -94,7 +107,6 @@ class Observer:
         Args:
             state: of the round.
             finished: nodes that have their model.
-            left: seconds until the round's deadline, if it has one.
             anyway: also when nothing has changed.
         """
         now, (when, told) = self._clock(), self._told
@@ -114,10 +126,16 @@ class Observer:
             paused=state.paused,
             contributions=len(state.contributed),
             quorum=self._spec.quorum,
-            left=None if left is None else min(max(left, 0.0), _LONGEST),
+            left=self._left(state),
             nodes=tuple(listed),
             more=len(nodes) - len(listed),
         )
+
+    def _left(self, state: Federation) -> float | None:
+        """Seconds until the round's deadline."""
+        if not self._spec.deadline or state.status is not Status.OPEN:
+            return None
+        return max(0.0, self._spec.deadline - (self._clock() - self._opened))
 
     def _node(self, name: str, state: Federation, finished: Collection[str]) -> NodeState:
         noted = self._nodes.get(name, _Noted())
