@@ -1,4 +1,4 @@
-"""Running federations: `doctor`, `status`."""
+"""Looking after federations: `doctor`, `status`."""
 
 from pathlib import Path
 from typing import Annotated

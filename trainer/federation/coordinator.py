@@ -440,9 +440,11 @@ class _Coordinator:
         self._herald.say_round(self._state, self._ledger.broadcast_blob, chunk_size)
 
     def _say_overview(self, *, anyway: bool = False) -> None:
-        overview = self._observer.due(self._state, self._ledger.finished, anyway=anyway)
-        if overview is not None:
-            self._herald.say_overview(overview)
+        """Tell whoever watches, unless there is no connection: what waited for it would be out of date."""
+        if self._herald.link.connected:
+            overview = self._observer.due(self._state, self._ledger.finished, anyway=anyway)
+            if overview:
+                self._herald.say_overview(overview)
 
     def _tell(self, node: str, what: progress.Doing, blob: Manifest | None = None) -> None:
         """What a node does, as far as it can be known here."""

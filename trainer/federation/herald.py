@@ -1,4 +1,4 @@
-"""What a coordinator says: presence, spec, round and overview, which are retained; and answers to single nodes."""
+"""What a coordinator says: its presence, the spec and the round, all retained; and answers to single nodes."""
 
 import queue
 import secrets
@@ -75,9 +75,8 @@ class Herald:
         self.link.publish(topics.round_state(spec.federation), encode(message), retain=True)
 
     def say_overview(self, overview: Overview) -> None:
-        """How the nodes are doing. Without a connection it would be out of date when it comes, and so it is lost."""
-        if self.link.connected:
-            self.link.publish(topics.status(self._spec.federation), encode(overview), retain=True)
+        """How the nodes are doing, for whoever watches."""
+        self.link.publish(topics.status(self._spec.federation), encode(overview), retain=True)
 
     def answer(self, node: str, message: AnyMessage) -> None:
         """A message for one node."""
