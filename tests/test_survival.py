@@ -199,12 +199,14 @@ def test_a_late_contribution_is_not_counted_and_its_node_is_told(
     training = msgspec.structs.replace(federation.spec.training, local_epochs=50)
     federation.spec = msgspec.structs.replace(federation.spec, training=training)
     straggler = federation.node(PLANTS[2])
-    assert coordinator.wait_for(progress.Late) == progress.Late(node=PLANTS[2], round=1)
-    straggler.wait_for(progress.Late(node=PLANTS[2], round=1))
+    late = coordinator.wait_for(progress.Late)
+    assert isinstance(late, progress.Late)
+    assert late.node == PLANTS[2]
+    straggler.wait_for(late)
     straggler.stop()
     for session in (coordinator, *nodes):
         session.end()
-    assert federation.contributors()[0] == {*PLANTS[:2]}
+    assert federation.contributors()[late.round - 1] == {*PLANTS[:2]}
 
 
 def test_a_federation_may_start_with_fewer_nodes_and_others_join_late(
