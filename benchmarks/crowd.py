@@ -187,7 +187,7 @@ def last_tensor(data: bytes) -> str:
     """The tensor that a safetensors file ends with."""
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
-    return max(header, key=lambda name: int(header[name]["data_offsets"][1]))
+    return str(max(header, key=lambda name: int(header[name]["data_offsets"][1])))
 
 
 def take_part(url: str, spec: Spec, nodes: int, folder: Path) -> Facts:

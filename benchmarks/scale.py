@@ -19,7 +19,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -182,7 +182,7 @@ def find_spec(url: str, coordinator: subprocess.Popen[bytes]) -> Spec:
 
 
 def summarise(
-    spec: Spec, nodes: int, rounds: int, folder: Path, events: list[dict[str, float]], facts: Facts, watch: Watch,
+    spec: Spec, nodes: int, rounds: int, folder: Path, events: list[dict[str, Any]], facts: Facts, watch: Watch,
     used: Broker,
 ) -> Figures:  # fmt: skip
     """From what was seen to figures."""
@@ -237,7 +237,9 @@ def main() -> None:
 
 
 def _short(value: float) -> str:
-    return f"{value:.{max(0, 2 - int(math.log10(value)))}f}" if value >= 1 and isinstance(value, float) else f"{value:.3g}"
+    return (
+        f"{value:.{max(0, 2 - int(math.log10(value)))}f}" if value >= 1 and isinstance(value, float) else f"{value:.3g}"
+    )
 
 
 if __name__ == "__main__":

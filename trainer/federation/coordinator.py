@@ -355,7 +355,7 @@ class _Coordinator:
     def _close_round(self, round_: int, contributors: frozenset[str]) -> None:
         for late in self._arriving.values():
             assert late.blob is not None
-            self._courier.cancel(late.blob.digest)
+            self._courier.cancel(late.blob)
         self._arriving.clear()
         share = self._sums.count / self._spec.nodes
         self._broadcast = self._method.finish(self._broadcast, self._sums.mean(), share)
