@@ -14,8 +14,7 @@ from broker_config.messages import Manifest
 WINDOW = 4 << 20  # bytes asked for and not yet received, at most
 FIRST_ROOM = 2  # chunks asked for at first; each that arrives makes room for one more
 MAX_ROOM = 1024  # chunks: what a Want can carry
-PATIENCE = 1.0  # seconds of silence after which chunks count as lost, while nothing is known about the way
-SHORTEST_PATIENCE = 0.5
+PATIENCE = 1.0  # seconds of silence after which chunks count as lost, at least
 LONGEST_PATIENCE = 60.0  # on a way that has shown to be slow
 LONGEST_SILENCE = 5.0  # a holder that says nothing is asked at least this often
 
@@ -109,7 +108,7 @@ class Fetch:
             self.refused += 1
             return
         if self._asked:
-            self._patience = min(max(2 * (now - self._heard), self._patience / 2, SHORTEST_PATIENCE), LONGEST_PATIENCE)
+            self._patience = min(max(2 * (now - self._heard), 0.9 * self._patience, PATIENCE), LONGEST_PATIENCE)
         self._heard, self.newest, self.unanswered = now, index, 0
         if self._have[index]:
             return
