@@ -33,7 +33,7 @@ CHUNK = 256 * 1024  # bytes
 CHUNK_ROOM = 1024  # bytes of a packet that are not a chunk's data, at most
 BACKLOG = 1 << 20  # bytes handed to the link and not yet written, at most one chunk more
 EVENTS = 8 * WINDOW  # bytes of chunks and requests that wait for the worker, at most one more
-AT_ONCE = 4  # blobs that are fetched at a time; the window is theirs
+AT_ONCE = 8  # blobs that are fetched at a time; the window is theirs
 SILENT = 2  # requests without an answer after which a holder gives way to another
 KEEPALIVE = 60  # seconds: a slow line may be busy with chunks for long
 
