@@ -159,7 +159,7 @@ class Courier:
         return max((job.fetch.received for job in list(self._jobs.get(digest, ())) if job.fetch), default=0)
 
     def cancel(self, manifest: Manifest) -> None:
-        """Fetch a blob no longer, and forget what has arrived of it, unless another manifest promises it as well."""
+        """Fetch a blob no longer from this holder, and forget what has arrived of it."""
         self._order(partial(self._abandon, manifest))
 
     def _order(self, command: Callable[[], None]) -> None:
@@ -304,11 +304,9 @@ class Courier:
         self._turns.join(job)
 
     def _abandon(self, manifest: Manifest) -> None:
-        for job in list(self._jobs.get(manifest.digest, ())):
-            if manifest in job.manifests:
-                job.manifests.remove(manifest)
-                if not job.manifests:
-                    self._end(job)
+        for job in [job for job in self._jobs.get(manifest.digest, ()) if job.blob.node == manifest.node]:
+            job.manifests.clear()
+            self._end(job)
 
     def _end(self, job: _Job, error: Exception | None = None) -> None:
         """Fetch a blob no longer, and tell those who wait for it."""

@@ -100,6 +100,13 @@ class Contribution(Event, frozen=True, kw_only=True):
     bytes: int
 
 
+class Late(Event, frozen=True, kw_only=True):
+    """A node's contribution came after its round was closed; it is not counted."""
+
+    node: str
+    round: int
+
+
 class Measured(Event, frozen=True, kw_only=True):
     """What a node tells of its round: always of itself and in simulation, to the coordinator if it opted in."""
 
@@ -165,6 +172,7 @@ AnyEvent = (
     | Activity
     | Received
     | Contribution
+    | Late
     | Measured
     | RoundClosed
     | FederationFinished
@@ -210,6 +218,8 @@ def describe(event: AnyEvent) -> str:
             return f"{event.node} is gone (round {event.round}): its connection ended"
         case NodeRefused():
             return f"{event.node} is left out (round {event.round}): {event.reason}"
+        case Late():
+            return f"round {event.round}: {event.node} contributed too late; it is not counted"
         case Paused():
             return f"round {event.round} waits for {_names(event.waiting_for) or 'more nodes'} to come back"
         case _:
