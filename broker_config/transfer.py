@@ -52,7 +52,7 @@ class FetchFailed(NamedTuple):
     peers_fault: bool
 
 
-class _Events(queue.Queue[Delivery | LinkUp | LinkDown | None]):
+class EventQueue(queue.Queue[Delivery | LinkUp | LinkDown | None]):
     """Bounded by bytes: a chunk may have a kilobyte or sixteen megabytes."""
 
     def _init(self, maxsize: int) -> None:
@@ -106,7 +106,7 @@ class Courier:
         self._me = me
         self._store = store
         self._inbox = inbox
-        self._events = _Events(EVENTS)
+        self._events = EventQueue(EVENTS)
         self._commands: deque[Callable[[], None]] = deque()
         self._link = Link(
             endpoint, f"edge-node/{federation}/{me}/data", inbox=self._events, persistent=False, keepalive=KEEPALIVE
