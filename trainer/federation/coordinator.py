@@ -338,7 +338,7 @@ class _Coordinator:
             return
         if not self._is_arriving(message.blob):
             self._forget_arriving(node)
-            self._courier.fetch(message.blob)
+        self._courier.fetch(message.blob)  # again: a blob that waits for a silent holder waits no longer
         self._arriving[node] = message
 
     def _settle_late(self, node: str, message: Contribution) -> None:
@@ -359,7 +359,7 @@ class _Coordinator:
     def _forget_arriving(self, node: str) -> None:
         message = self._arriving.pop(node, None)
         if message is not None and message.blob is not None:
-            self._courier.cancel(message.blob.digest)
+            self._courier.cancel(message.blob)
 
     def _arrived(self, manifest: Manifest) -> None:
         if self._is_arriving(manifest):
