@@ -219,7 +219,10 @@ class Courier:
             piece = self._sends.pop(time.monotonic())
             if piece.digest not in self._offered:
                 continue
-            data = self._store.read(piece.digest, piece.number * piece.chunk_size, piece.chunk_size)
+            try:
+                data = self._store.read(piece.digest, piece.number * piece.chunk_size, piece.chunk_size)
+            except FileNotFoundError:
+                continue  # withdrawn and forgotten since we looked
             topic = topics.chunks(self._federation, self._me, piece.digest, piece.chunk_size)
             self._link.publish(topic, encode_chunk(piece.number, data), qos=0)
             self.bytes_sent += len(data)
