@@ -11,7 +11,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from broker_config.errors import EdgeNodeError
+from broker_config.errors import EdgeNodeError, brief
 from broker_config.messages import AnyMessage, Message, TensorSpec
 
 MAX_MESSAGE = 100 * 1024  # bytes
@@ -21,7 +21,10 @@ _DECODER: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
 
 
 class DecodeError(ValueError):
-    """Bytes that are not what they should be; the text says what is wrong with them."""
+    """Bytes that are not what they should be; the text says briefly what is wrong with them."""
+
+    def __init__(self, why: str):
+        super().__init__(brief(why))
 
 
 def encode(message: AnyMessage) -> bytes:

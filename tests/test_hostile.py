@@ -83,6 +83,17 @@ def garbage(node: "Hostile", received: Tensors) -> None:
     node.control.publish(node.topic("nodes", node.name, "up"), b"\xff\x00{", 1)
 
 
+def verbose(node: "Hostile", received: Tensors) -> None:
+    """What is wrong with it is as long as itself."""
+    node.tell("up", type="x" * 102_300)
+
+
+def verbose_tensors(node: "Hostile", received: Tensors) -> None:
+    largest = max(received, key=lambda name: received[name].size)
+    received[largest] = received["e" * 140_000] = np.zeros(0, np.float32)
+    node.send(received)
+
+
 def wrong_direction(node: "Hostile", received: Tensors) -> None:
     node.tell("up", type="Accepted", run=node.spec["run"], round=1)
 
@@ -101,6 +112,8 @@ DEEDS: dict[Callable[["Hostile", Tensors], None], str] = {
     impossible_weight: "cannot be -1",
     from_the_future: "not open",
     garbage: "cannot be read",
+    verbose: "cannot be read",
+    verbose_tensors: "tensors too many",
     wrong_direction: "does not send Accepted",
 }
 
