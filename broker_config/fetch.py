@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import random
+from contextlib import suppress
 from pathlib import Path
 
 from broker_config.blobs import BlobStore
@@ -132,9 +133,10 @@ class Fetch:
         return self._store.adopt(self._partial, digest)
 
     def discard(self) -> None:
-        """Give up, and forget what has arrived."""
+        """Give up, and forget what has arrived; on a disk that lets nothing be removed it stays."""
         self._file.close()
-        self._partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._partial.unlink()
 
     def close(self) -> None:
         """Stop for now; a later Fetch of the same manifest goes on from here."""

@@ -17,7 +17,7 @@ from paho.mqtt.client import topic_matches_sub
 
 from broker_config import topics
 from broker_config.blobs import BlobStore
-from broker_config.codec import DecodeError, decode, decode_chunk, encode, encode_chunk
+from broker_config.codec import INDEX_BYTES, MAX_MESSAGE, DecodeError, decode, decode_chunk, encode, encode_chunk
 from broker_config.errors import EdgeNodeError, PeerError
 from broker_config.fetch import WINDOW, Fetch
 from broker_config.link import Delivery, Endpoint, Link, LinkDown, LinkUp
@@ -32,6 +32,7 @@ CHUNK_ROOM = 1024  # bytes of a packet that are not a chunk's data, at most
 BACKLOG = 1 << 20  # bytes handed to the link and not yet written, at most one chunk more
 EVENTS = 256  # chunks and requests that wait for the worker
 SERVED_AT_ONCE = 16_384  # chunks that wait to be sent; whoever asks for more asks again later
+COMPLAINTS = 100  # peers that are named in the log for what they sent
 KEEPALIVE = 60  # seconds: a slow line may be busy with chunks for long
 
 
@@ -112,6 +113,7 @@ class Courier:
         self._offered: dict[str, int] = {}  # digest -> bytes
         self._sends = SendQueue()
         self._jobs: dict[tuple[str, str, int, int], _Job] = {}
+        self._named: set[str] = set()  # peers that sent what cannot be read
         self._closing = threading.Event()
         self._worker = threading.Thread(target=self._run, name=f"courier of {me}", daemon=True)
 
@@ -202,7 +204,8 @@ class Courier:
         try:
             want = decode(request.payload, Want)
         except DecodeError as error:
-            log.warning("%r asks for chunks in a way that cannot be read: %s", asker, error)
+            if self._is_first(asker):
+                log.warning("%r asks for chunks in a way that cannot be read: %s", asker, error)
             return
         size = self._offered.get(want.digest, 0)
         if max(want.chunks) * want.chunk_size >= size or want.chunk_size > self.chunk_size(want.chunk_size):
@@ -210,12 +213,21 @@ class Courier:
         else:
             self._sends.add(want)
 
+    def _is_first(self, peer: str) -> bool:
+        """Whether a complaint about this peer is the first one; the others would fill the log."""
+        new = peer not in self._named and len(self._named) < COMPLAINTS
+        self._named |= {peer} if new else set()
+        return new
+
     def _send(self) -> None:
         while self._sends and self._link.backlog < BACKLOG:
             piece = self._sends.pop()
             if piece.digest not in self._offered:
                 continue
-            data = self._store.read(piece.digest, piece.number * piece.chunk_size, piece.chunk_size)
+            try:
+                data = self._store.read(piece.digest, piece.number * piece.chunk_size, piece.chunk_size)
+            except FileNotFoundError:  # withdrawn and removed at this moment
+                continue
             topic = topics.chunks(self._federation, self._me, piece.digest, piece.chunk_size)
             self._link.publish(topic, encode_chunk(piece.number, data), qos=0)
             self.bytes_sent += len(data)
@@ -234,7 +246,8 @@ class Courier:
             index, data = decode_chunk(payload)
             job.fetch.receive(index, data, time.monotonic())
         except DecodeError as error:
-            log.warning("a chunk from %s cannot be read: %s", job.fetch.manifest.node, error)
+            if self._is_first(holder := job.fetch.manifest.node):
+                log.warning("a chunk from %s cannot be read: %s", holder, error)
         except EdgeNodeError as error:
             self._end(job, error)
         else:
@@ -244,17 +257,18 @@ class Courier:
     def _finish(self, job: _Job) -> None:
         manifest = job.fetch.manifest
         try:
-            job.fetch.finish()
-        except PeerError as error:
-            if job.fetch.resumed:  # a power cut may have torn what an earlier process left: all over again
-                job.fetch = Fetch(manifest, self._store)
-            else:
-                self._end(job, error)
-        except EdgeNodeError as error:
+            try:
+                job.fetch.finish()
+            except PeerError:
+                if not job.fetch.resumed:
+                    raise
+                job.fetch = Fetch(manifest, self._store)  # a power cut may have torn what an earlier process left
+                return
+        except (EdgeNodeError, PeerError) as error:
             self._end(job, error)
-        else:
-            for each in [each for each in self._jobs.values() if each.fetch.manifest.digest == manifest.digest]:
-                self._end(each)
+            return
+        for each in [each for each in self._jobs.values() if each.fetch.manifest.digest == manifest.digest]:
+            self._end(each)
 
     def _begin(self, manifest: Manifest) -> None:
         if manifest.digest in self._store:
@@ -294,6 +308,8 @@ class Courier:
     def _share_window(self) -> None:
         for job in self._jobs.values():
             job.fetch.window = WINDOW // len(self._jobs)
+        chunk_sizes = (job.fetch.manifest.chunk_size for job in self._jobs.values())
+        self._link.longest = max(MAX_MESSAGE, INDEX_BYTES + max(chunk_sizes, default=0))
 
     def _tell(self, news: Fetched | FetchFailed) -> None:
         while not self._closing.is_set():

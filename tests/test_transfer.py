@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -459,6 +460,7 @@ def test_absurd_requests_are_ignored(mosquitto: EmbeddedBroker, meet: Meet) -> N
     ]
     inbox: queue.Queue[object] = queue.Queue()
     with Link(Endpoint.parse(mosquitto.url), "vandal", inbox=inbox, persistent=False) as vandal:
+        vandal.longest = SIZE
         vandal.subscribe(topics.chunks("f", "holder", "+", "+"))
         for payload in absurd:
             vandal.publish(topics.want("f", "holder", "vandal"), payload)
@@ -467,6 +469,29 @@ def test_absurd_requests_are_ignored(mosquitto: EmbeddedBroker, meet: Meet) -> N
         assert asker.get(manifest) == data
         seen = [len(event.payload) for event in inbox.queue if isinstance(event, Delivery)]
     assert sorted(seen) == [2, 44 * KIB + 4, 256 * KIB + 4]  # nothing but what the vandal and the asker asked for
+
+
+def test_a_flood_of_nonsense_costs_one_line_in_the_log_for_each_peer(
+    mosquitto: EmbeddedBroker, meet: Meet, caplog: pytest.LogCaptureFixture
+) -> None:
+    holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
+    manifest = holder.offer(data := os.urandom(300 * KIB))
+    chunks = topics.chunks("f", "holder", "0" * 64, manifest.chunk_size)
+    with Link(Endpoint.parse(mosquitto.url), "vandal", inbox=queue.Queue(), persistent=False) as vandal:
+        asker.courier.fetch(msgspec.structs.replace(manifest, digest="0" * 64))
+        wait_until(lambda: list(asker.store.incoming.iterdir()) != [])
+        for _ in range(100):
+            for name in ("vandal", "other"):
+                vandal.publish(topics.want("f", "holder", name), b"{")
+            vandal.publish(chunks, b"")
+        assert vandal.flush(10)
+        assert asker.get(manifest) == data
+    named = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert sorted(line.split("cannot be read")[0] for line in named) == [
+        "'other' asks for chunks in a way that ",
+        "'vandal' asks for chunks in a way that ",
+        "a chunk from holder ",
+    ]
 
 
 def test_what_is_not_offered_any_more_is_not_served(mosquitto: EmbeddedBroker, meet: Meet) -> None:

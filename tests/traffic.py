@@ -4,6 +4,7 @@ import json
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ def small_weights(path: Path) -> Path:
     """An initial encoder of model `small`, drawn without torch."""
     random, width = np.random.default_rng(0), (3, 16, 32, 64, 64)
     encoder = {}
-    for layer, (above, below) in enumerate(zip(width, width[1:], strict=False)):
+    for layer, (above, below) in enumerate(pairwise(width)):
         encoder[f"encoder.features.{3 * layer}.weight"] = random.normal(0, 0.1, (below, above, 3, 3))
         encoder[f"encoder.features.{3 * layer + 1}.weight"] = np.ones(below)
         encoder |= {f"encoder.features.{3 * layer + norm}.bias": np.zeros(below) for norm in (0, 1)}
@@ -146,7 +147,9 @@ class Mutator:
                 case 2:
                     entry["data_offsets"] = sorted(random.choices((0, 4, size, size + 1, 1 << 62, 2**64 - 1), k=2))
                 case 3:
-                    header[random.choice(("encoder.\x00", "e" * random.randint(1, 20_000), "\x1b[2J"))] = header.pop(name)
+                    header[random.choice(("encoder.\x00", "e" * random.randint(1, 20_000), "\x1b[2J"))] = header.pop(
+                        name
+                    )
                 case 4:
                     header["__metadata__"] = {"a" * random.randint(1, 3000): "b"}
                 case 5:
@@ -186,7 +189,7 @@ class Mutator:
             lambda: text[:-1] + ', "x": "' + "y" * random.choice((2000, 102_000, 110_000)) + '"}',
             lambda: text[:-1] + ", " + text[1:],  # every key twice
             lambda: f"[{text}]",
-            lambda: text.upper(),
+            text.upper,
             lambda: "\ufeff" + text,
             lambda: random.choice(RAW),
         )
