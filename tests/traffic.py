@@ -58,7 +58,7 @@ def record(folder: Path) -> list[Frame]:
         assert subscribed.wait(10)
         coordinator = start(
             "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--model", "small", "--rounds", 2,
-            "--method", "fedavg", "--weights", small_weights(folder / "weights"), "--chunk-size", 16384,
+            "--method", "fedavg", "--weights", small_weights(folder / "weights"), "--chunk-size", 16,
             "--state", folder / "state", log=folder / "log",
         )  # fmt: skip
         nodes = [ForeignNode(broker.port, name, MQTTProtocolVersion.MQTTv5, weight=5, shift=0.1) for name in "ab"]
