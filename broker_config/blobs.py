@@ -1,13 +1,13 @@
 """Blobs as files named by their SHA-256."""
 
 import hashlib
-import os
 import re
 import secrets
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from broker_config.disk import writing
+from broker_config.disk import settle, writing
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -37,9 +37,8 @@ class BlobStore:
     def adopt(self, partial: Path, digest: str) -> Path:
         """Make a complete file of `incoming` durable, and the blob `digest`; return its path."""
         with self.writing():
-            with partial.open("rb") as file:
-                os.fsync(file.fileno())
-            return partial.replace(self.path(digest))
+            settle(partial, self.path(digest))
+        return self.path(digest)
 
     def path(self, digest: str) -> Path:
         """Return where the blob stands, or would."""
@@ -63,6 +62,21 @@ class BlobStore:
     def remove(self, digest: str) -> None:
         """Forget a blob; it need not exist."""
         self.path(digest).unlink(missing_ok=True)
+
+    def intact(self, digest: str) -> bool:
+        """Whether a blob is there and its bytes are what its digest says."""
+        if digest not in self:
+            return False
+        with self.path(digest).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == digest
+
+    def purge(self, keep: Collection[str], *, arriving: bool = False) -> None:
+        """Forget all blobs but those of `keep`, and what has arrived of others unless they are still `arriving`."""
+        with self.writing():
+            incoming = [] if arriving else self.incoming.iterdir()
+            for path in [*self.folder.iterdir(), *incoming]:
+                if path != self.incoming and path.name.split("-")[0] not in keep:
+                    path.unlink(missing_ok=True)
 
     def writing(self) -> AbstractContextManager[None]:
         """Turn what the disk complains about into an EdgeNodeError that names the folder."""

@@ -1,12 +1,14 @@
-"""Writing to a disk that may be full or closed to us."""
+"""Writing to a disk that may be full or closed to us: a power cut leaves the old or the new, never half of it."""
 
-from collections.abc import Iterator
+import fcntl
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from broker_config.errors import EdgeNodeError
+from broker_config.errors import EdgeNodeError, UsageError
 
 
 @contextmanager
@@ -19,3 +21,58 @@ def writing(folder: Path) -> Iterator[None]:
         raise EdgeNodeError(
             f"cannot write to {folder}: {reason}", "free some space there, or make it writable"
         ) from error
+
+
+def replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` make a new file beside `path`, and put that in its place once it is safe on the disk."""
+    scratch = path.with_name(f"{path.name}.tmp")
+    write(scratch)
+    settle(scratch, path)
+
+
+def replace_bytes(path: Path, data: bytes) -> None:
+    """Let `path` hold `data`."""
+    replace(path, lambda scratch: scratch.write_bytes(data))
+
+
+def settle(scratch: Path, path: Path) -> None:
+    """Move a complete file to `path`, its content and then its name safe on the disk."""
+    sync(scratch)
+    scratch.replace(path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's names, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """A state folder, made if need be, that no other process uses meanwhile.
+
+    Raises:
+        UsageError: another process uses it.
+        EdgeNodeError: it cannot be written.
+    """
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("a+")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise UsageError(
+                f"the state folder {folder} is used by process {lock.read().strip() or '?'}",
+                "stop that process, or choose another --state folder",
+            ) from None
+        with writing(folder):
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+        yield

@@ -31,6 +31,7 @@ SESSION_EXPIRY = 24 * 3600  # seconds that the broker keeps a persistent session
 LARGEST_PACKET = (1 << 24) + (1 << 16)  # bytes that we accept (MQTT 5): the largest chunk and its header
 PACKET_OVERHEAD = 16  # bytes of a PUBLISH besides topic and payload, at most
 QUEUED_PUBLISHES = 1000  # QoS 1 messages that wait for the broker
+TAKEN_OVER = "Session taken over"  # LinkDown's reason (MQTT 5) when another process has connected under our client id
 QUIET = 0.2  # seconds without a retained message after which a probe is done
 
 

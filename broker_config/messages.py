@@ -15,6 +15,7 @@ SessionId = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z", description="one nod
 Round = Annotated[int, Meta(ge=0, le=1_000_000)]
 Text = Annotated[str, Meta(max_length=2000)]
 Finite = Annotated[float, Meta(gt=-1e30, lt=1e30)]
+Seconds = Annotated[float, Meta(ge=0, le=1e7)]
 Option = bool | int | float | str
 Stage = Literal["gathering", "open", "finished", "aborted"]
 
@@ -85,6 +86,10 @@ class Spec(Message, frozen=True, kw_only=True):
     evaluate_every: Annotated[int, Meta(ge=1)] = 5  # rounds
     tensors: dict[str, TensorSpec]  # what is broadcast
     sends: tuple[str, ...]  # prefixes of the tensors that a node contributes
+    start: Annotated[int, Meta(ge=0, le=100_000)] = 0  # nodes that open the first round; 0: all
+    sample: Annotated[int, Meta(ge=0, le=100_000)] = 0  # nodes drawn for each round; 0: all take part
+    deadline: Seconds = 0.0  # of a round, after which a quorum suffices; 0: none
+    min_wait: Seconds = 0.0  # for absent nodes, before a quorum of all that are present suffices
 
 
 class RoundState(Message, frozen=True, kw_only=True):
@@ -94,7 +99,8 @@ class RoundState(Message, frozen=True, kw_only=True):
     round: Round
     status: Stage
     broadcast: Manifest | None = None
-    reason: Text = ""
+    reason: Text = ""  # why it was aborted, or what it waits for
+    participants: tuple[Name, ...] = ()  # nodes that were drawn for the open round; empty: all take part
 
 
 class Presence(Message, frozen=True, kw_only=True):
@@ -105,11 +111,17 @@ class Presence(Message, frozen=True, kw_only=True):
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """Node -> coordinator: let me take part."""
+    """Node -> coordinator: let me take part.
+
+    `identity` is drawn once for a node's state folder, `incarnation` counts the processes that used it: so a restarted
+    node is told from another one of its name, and its newest message from a delayed one.
+    """
 
     session: SessionId
     run: RunId
     software: str
+    identity: Annotated[str, Meta(pattern=r"^([0-9a-f]{16})?\Z")] = ""
+    incarnation: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
 
 
 class Contribution(Message, frozen=True, kw_only=True):
@@ -145,11 +157,13 @@ class Welcome(Message, frozen=True, kw_only=True):
 
 
 class Accepted(Message, frozen=True, kw_only=True):
-    """Coordinator -> node: the contribution to `round` is summed and on disk; its blob may be forgotten."""
+    """Coordinator -> node: the contribution to `round` may be forgotten: it is summed and on disk, or came too late."""
 
     session: SessionId
     run: RunId
     round: Round
+    counted: bool = True
+    reason: Text = ""  # why it was not counted
 
 
 class Refusal(Message, frozen=True, kw_only=True):

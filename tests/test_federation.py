@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from broker_config import topics
 from broker_config.codec import encode
@@ -26,6 +26,7 @@ from tests.plants import CLASSES, FEDERATION, draw, federate, run, start
 from trainer import progress, timeline
 from trainer.enrol import load_images
 from trainer.federation.coordinator import coordinate
+from trainer.federation.ledger import Ledger
 from trainer.federation.spec import Request, draft
 from trainer.methods import METHODS
 from trainer.network import to_arrays
@@ -99,11 +100,10 @@ def test_every_method_exchanges_the_same_bytes_over_a_broker_as_in_the_simulatio
         return time.monotonic() > deadline
 
     def coordinating() -> None:
-        outcome = coordinate(
-            spec, broadcast, endpoint, tmp_path / "coordinator", lambda event: gathering.set(), stop=late
-        )
-        assert outcome is not None
-        save_file(outcome.broadcast, tmp_path / "coordinator/global.safetensors")
+        with Ledger(tmp_path / "coordinator") as ledger:
+            ledger.take_up(spec, broadcast, new=False)
+            assert coordinate(ledger, endpoint, lambda event: gathering.set(), stop=late) is not None
+            ledger.save_result()
 
     def join(name: str) -> Path | None:
         images = load_images(spec, two[name], None, print)
@@ -261,6 +261,8 @@ def test_nodes_of_an_earlier_run_take_part_in_the_next(plants: dict[str, Path], 
         wait_for(tmp_path / "stopped.log", "waiting for 2 nodes")
         stopped.terminate()
         assert stopped.wait(20) == 130
+        ended = run("abort", broker.url, "--state", tmp_path / "stopped", "--reason", "a trial")
+        assert "aborted" in ended.stdout, ended.stderr
         (tmp_path / "run" / "coordinator").rename(tmp_path / "first")
         federate(broker.url, two, tmp_path / "run")
     said = (tmp_path / "run" / "plant-a.log").read_text()

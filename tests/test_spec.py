@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from broker_config.codec import decode, encode
 from broker_config.errors import UsageError
 from broker_config.messages import Spec, Training
-from trainer.federation.spec import Request, check_training, draft, suited_training
+from trainer.federation.spec import Request, Terms, check_training, draft, suited_training
 from trainer.methods import METHODS
 from trainer.tree import Arrays, pick
 from trainer.weights import initial_encoder
@@ -42,7 +42,7 @@ def refused(request: Request, **changes: Any) -> UsageError:
 
 def test_all_that_was_asked_for_is_in_the_spec() -> None:
     request = small(method="fedavg", size=48, rounds=7, seed=3, threads=2, evaluate_every=4)
-    spec, _ = drafted(request, quorum=2)
+    spec, _ = drafted(request, terms=Terms(quorum=2))
     assert (spec.federation, spec.classes, spec.nodes, spec.quorum) == ("steel", CLASSES, 3, 2)
     assert (spec.method, spec.model, spec.preprocessing.size, spec.rounds) == ("fedavg", "small", 48, 7)
     assert (spec.seed, spec.threads, spec.evaluate_every) == (3, 2, 4)
@@ -152,8 +152,19 @@ def test_fewer_than_two_or_repeated_classes_are_refused(classes: tuple[str, ...]
     assert "each class once" in error.remedy
 
 
-@pytest.mark.parametrize("quorum", [0, 4])
-def test_a_quorum_that_the_nodes_cannot_reach_is_refused(quorum: int) -> None:
-    error = refused(small(), quorum=quorum)
-    assert f"quorum of {quorum}" in error.what
-    assert "1 to 3" in error.remedy
+@pytest.mark.parametrize(
+    ("terms", "said"),
+    [
+        (Terms(quorum=4), "quorum of 4 cannot be had from 3"),
+        (Terms(quorum=3, sample=2), "quorum of 3 cannot be had from 2"),
+        (Terms(start=4), "start with 4 cannot be had from 3"),
+        (Terms(sample=4), "sample of 4 cannot be had from 3"),
+        (Terms(start=2, sample=3), "sample of 3 cannot be had from 2"),
+    ],
+)
+def test_terms_that_the_nodes_cannot_meet_are_refused(terms: Terms, said: str) -> None:
+    assert said in refused(small(), terms=terms).what
+
+
+def test_the_quorum_of_a_sample_is_the_sample() -> None:
+    assert drafted(small(), terms=Terms(sample=2))[0].quorum == 2

@@ -11,7 +11,7 @@ from broker_config.codec import DecodeError, decode
 from broker_config.errors import UsageError
 from broker_config.link import Endpoint, probe
 from broker_config.messages import Presence, RoundState, Spec
-from trainer import data, progress
+from trainer import data, progress, standing
 from trainer.data import Images
 from trainer.intake import check
 from trainer.intake.findings import Finding, refuse
@@ -65,7 +65,7 @@ def join(
         if given is not None:
             data.scan(given)  # what is wrong with the folders should be said before anybody waits for a coordinator
     report(progress.Step(what=f"looking for a federation on {endpoint}"))
-    spec = discover(endpoint, federation, wait, say, stop)
+    spec = discover(endpoint, federation, wait, say, stop, state)
     if spec is None:
         return None
     images = load_images(spec, folder, test, say)
@@ -76,7 +76,7 @@ def join(
         + (f"{len(images.test.labels)} held out" if images.test else "too few to hold any out")
     )
     report(progress.Step(what="getting ready to train"))
-    check_name_free(endpoint, spec.federation, name)
+    check_name_free(endpoint, spec.federation, name, state)
     # Only now: importing torch takes seconds, and whoever cannot take part should hear so at once.
     from trainer.node import take_part  # noqa: PLC0415
 
@@ -84,9 +84,11 @@ def join(
 
 
 def discover(
-    endpoint: Endpoint, federation: str | None, wait: float, say: Say, stop: Callable[[], bool]
+    endpoint: Endpoint, federation: str | None, wait: float, say: Say, stop: Callable[[], bool], state: Path
 ) -> Spec | None:
     """The spec of the one federation on this broker that can be joined, or of the named one; None when `stop` said so.
+
+    One that has finished can be joined if `state` holds this node's part of it: its model may be missing.
 
     Raises:
         UsageError: there is none within `wait` seconds, there are several, or it speaks another version.
@@ -107,6 +109,7 @@ def discover(
                 wait=1.0,
             ),
             say_once,
+            state,
         )
         if len(specs) == 1:
             return next(iter(specs.values()))
@@ -128,7 +131,7 @@ def discover(
     )
 
 
-def _joinable(retained: dict[str, bytes], say: Say) -> dict[str, Spec]:
+def _joinable(retained: dict[str, bytes], say: Say, folder: Path) -> dict[str, Spec]:
     """The specs among retained messages whose federation has not ended, as far as its round can be read."""
     specs: dict[str, Spec] = {}
     foreign = [topic for topic in retained if not topic.startswith(topics.ROOT + "/")]
@@ -143,7 +146,10 @@ def _joinable(retained: dict[str, bytes], say: Say) -> dict[str, Spec]:
             except DecodeError as error:
                 say(f"ignored an unreadable message on {round_topic}: {error}")
                 continue
-            if state.run == spec.run and state.status in ("gathering", "open"):
+            under_way = state.status in ("gathering", "open")
+            if state.run == spec.run and (
+                under_way or (state.status == "finished" and standing.progress(folder, spec.run))
+            ):
                 specs[spec.federation] = spec
     if foreign and not specs:
         raise UsageError(
@@ -194,12 +200,14 @@ def load_images(spec: Spec, folder: Path, test: Path | None, say: Say) -> Images
     return Images(*(data.split_holdout(images, HELD_OUT, spec.seed) or (images, None)))
 
 
-def check_name_free(endpoint: Endpoint, federation: str, name: str) -> None:
-    """Raise UsageError if another node of this name is connected."""
+def check_name_free(endpoint: Endpoint, federation: str, name: str, state: Path) -> None:
+    """Raise UsageError if another node of this name is connected. An earlier process of `state` is no other node."""
+    last = standing.known(state)
     topic = topics.presence(federation, name)
     for payload in probe(endpoint, [topic], wait=1.0).values():
         with contextlib.suppress(DecodeError):  # what cannot be read is nobody's presence; ours replaces it
-            if decode(payload, Presence).online:
+            presence = decode(payload, Presence)
+            if presence.online and (last is None or presence.session != last.session):
                 raise UsageError(
                     f"the name {name!r} is taken: a node of that name is connected to federation {federation!r}",
                     "choose another --name; if that node has just crashed, the broker notices within a minute",

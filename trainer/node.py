@@ -6,7 +6,6 @@ The main thread handles messages and never trains; a worker thread trains and ne
 import contextlib
 import importlib.metadata
 import queue
-import secrets
 import shutil
 import time
 from collections.abc import Callable
@@ -16,8 +15,9 @@ import msgspec
 
 from broker_config import topics
 from broker_config.codec import DecodeError, decode, decode_any, encode
-from broker_config.errors import EdgeNodeError
-from broker_config.link import Delivery, Endpoint, Link, LinkDown, LinkUp, probe
+from broker_config.disk import claimed
+from broker_config.errors import EdgeNodeError, LinkError
+from broker_config.link import TAKEN_OVER, Delivery, Endpoint, Link, LinkDown, LinkUp, probe
 from broker_config.messages import (
     Accepted,
     AnyMessage,
@@ -34,10 +34,12 @@ from broker_config.messages import (
 )
 from broker_config.transfer import Courier, Fetched, FetchFailed
 from trainer import progress as events
+from trainer import standing
 from trainer.data import Images
 from trainer.personal import describe, load_facts
+from trainer.standing import Progress
 from trainer.timeline import Timeline
-from trainer.worker import Contributed, Deployed, Failed, Progress, Refined, Worker
+from trainer.worker import Contributed, Deployed, Failed, Refined, Worker
 
 _INBOX = 1024
 
@@ -61,13 +63,14 @@ def take_part(
         EdgeNodeError: with what to do about it.
     """
     new = not folder.exists()
-    node = _Node(spec, name, images, endpoint, folder, telemetry, report)
-    try:
-        return node.run(stop)
-    finally:
-        node.close()
-        if new and not (node.welcome and any(path.is_file() for path in (folder / "blobs").rglob("*"))):
-            shutil.rmtree(folder)
+    with claimed(folder):
+        node = _Node(spec, name, images, endpoint, folder, telemetry, report)
+        try:
+            return node.run(stop)
+        finally:
+            node.close()
+            if new and not (node.welcome and any(path.is_file() for path in (folder / "blobs").rglob("*"))):
+                shutil.rmtree(folder)
 
 
 class _Node:
@@ -82,7 +85,8 @@ class _Node:
         report: events.Report,
     ):
         self._spec, self._name, self._endpoint = spec, name, endpoint
-        self._session = secrets.token_hex(8)  # of this process: what was meant for an earlier one is told apart
+        self._me = standing.appear(folder)
+        self._session = self._me.session  # of this process: what was meant for an earlier one is told apart
         self._telemetry, self._report = telemetry, report
         self._throttle = events.Throttle(report)
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
@@ -93,7 +97,8 @@ class _Node:
         self._goal: RoundState | None = None  # the newest round state
         self._model: Path | None = None
         self.welcome = False  # whether the coordinator has let us in
-        self._accepted = 0  # the newest round whose contribution the coordinator has
+        self._accepted = 0  # the newest round whose contribution the coordinator has, or no longer wants
+        self._fetching: Manifest | None = None
         self._offered = 0  # the newest round whose contribution was offered, and bytes sent before that
         self._sent_before = 0
         self._presence_topic = topics.presence(spec.federation, name)
@@ -148,6 +153,7 @@ class _Node:
                 self._receive(event)
                 self._link.ack(event)
             case Contributed(progress):
+                self._forget_blobs(progress)
                 self._progress = progress
                 self._timeline.end("training")
                 self._timeline.begin("refining", progress.round)
@@ -163,7 +169,10 @@ class _Node:
                 self._say(describe(load_facts(model)))
             case Failed(error):
                 raise error
+            case Fetched(manifest) | FetchFailed(manifest) if manifest != self._fetching:
+                pass  # a newer round has begun meanwhile
             case Fetched(manifest):
+                self._fetching = None
                 self._timeline.end("receiving")
                 self._report(events.Received(node=self._name, round=manifest.round, bytes=manifest.size))
                 self._pursue()
@@ -174,13 +183,27 @@ class _Node:
                 )
             case LinkUp():
                 self._announce()
+            case LinkDown(_, reason) if reason == TAKEN_OVER:
+                raise EdgeNodeError(
+                    f"another process has connected as {self._name}", "stop one of them, or choose another --name"
+                )
             case LinkDown(_, reason):
                 self._say(f"connection lost ({reason}); trying again")
 
     def _announce(self) -> None:
-        """Say that we are here; after a reconnect also what may have been lost."""
+        """Say that we are here, and what may have been lost."""
+        software = importlib.metadata.version("edge-node")
+        identity, incarnation = self._me.identity, self._me.incarnation
         self._link.publish(self._presence_topic, encode(Presence(session=self._session, online=True)), retain=True)
-        self._send(Hello(session=self._session, run=self._spec.run, software=importlib.metadata.version("edge-node")))
+        self._send(
+            Hello(
+                session=self._session,
+                run=self._spec.run,
+                software=software,
+                identity=identity,
+                incarnation=incarnation,
+            )
+        )
         self._offer()
 
     def _receive(self, delivery: Delivery) -> None:
@@ -191,28 +214,32 @@ class _Node:
         except DecodeError as error:
             self._say(f"ignored an unreadable message on {delivery.topic}: {error}")
             return
+        self._take(message, delivery.topic)
+
+    def _take(self, message: AnyMessage, topic: str) -> None:
         match message:
             case Refusal(session=session) if session == self._session:
                 raise EdgeNodeError(f"the coordinator refused {self._name}: {message.reason}", message.remedy)
             case Accepted(session=session, run=run) if (session, run) == (self._session, self._spec.run):
-                self._accept(message.round)
+                self._accept(message)
             case RoundState(run=run) if run != self._spec.run:
                 self._check_run()
             case RoundState():
-                self._goal = message
-                self._pursue()
-            case Presence(online=False):
+                self._aim(message)
+            case Presence(online=True):
+                self._announce()  # it has come back, and may have missed what we said
+            case Presence():
                 if self._goal is not None and self._goal.status in ("gathering", "open"):
                     self._say("the coordinator is not connected; waiting for it")
             case Welcome(session=session) if session == self._session:
                 self.welcome = True
-            case Presence() | Welcome() | Refusal() | Accepted():
+            case Welcome() | Refusal() | Accepted():
                 pass  # nothing to do, or meant for an earlier process of this node
             case _:
-                self._say(f"ignored an unexpected {type(message).__name__} on {delivery.topic}")
+                self._say(f"ignored an unexpected {type(message).__name__} on {topic}")
 
-    def _accept(self, round_: int) -> None:
-        progress = self._progress
+    def _accept(self, message: Accepted) -> None:
+        progress, round_ = self._progress, message.round
         if progress is None or progress.round != round_ or self._accepted >= round_:
             return
         self._accepted, blob = round_, progress.blob
@@ -220,12 +247,25 @@ class _Node:
         if blob is not None:
             self._courier.withdraw(blob.digest)
         size = blob.size if blob else 0
-        self._report(events.Contribution(node=self._name, round=round_, weight=progress.weight, bytes=size))
+        if message.counted:
+            self._report(events.Contribution(node=self._name, round=round_, weight=progress.weight, bytes=size))
+        else:
+            self._report(events.Late(node=self._name, round=round_))
+
+    def _aim(self, goal: RoundState) -> None:
+        """Take the newest round state as what is to be reached."""
+        before, self._goal = self._goal, goal
+        if goal.reason and goal.status == "open" and (before is None or before.reason != goal.reason):
+            self._say(f"round {goal.round} is {goal.reason}")
+        self._pursue()
 
     def _check_run(self) -> None:
         """A round of another run: an old one that the broker kept for us, or the coordinator has begun anew."""
         topic = topics.spec(self._spec.federation)
-        current = probe(self._endpoint, [topic], wait=1.0).get(topic)
+        try:
+            current = probe(self._endpoint, [topic], wait=1.0).get(topic)
+        except LinkError:
+            return  # the broker tells us the round again when it is back
         if current is None:
             return
         try:
@@ -253,14 +293,12 @@ class _Node:
         if goal.status == "finished":
             self._finish(goal.broadcast)
             return
-        if goal.round > self._rounds_done():
+        if goal.round > self._rounds_done() and self._name in (goal.participants or (self._name,)):
             if self._rounds.open_round != goal.round:
                 self._rounds.close([self._name])
                 self._rounds.open(goal.round)
             if not self._at_hand(goal.broadcast):
                 return
-            if self._progress is None or goal.round > self._progress.round:
-                self._forget_blobs(keep=goal.broadcast.digest)
             self._train(goal.broadcast)
 
     def _train(self, broadcast: Manifest) -> None:
@@ -270,11 +308,11 @@ class _Node:
         self._busy = True
         self._worker.train(broadcast)
 
-    def _forget_blobs(self, keep: str) -> None:
-        """A new round has begun: nobody needs the last one's broadcast and contribution any more."""
-        for digest in self._worker.store.digests() - {keep}:
-            self._courier.withdraw(digest)
-            self._worker.store.remove(digest)
+    def _forget_blobs(self, reached: Progress) -> None:
+        """A round's stage 1 is on disk: nobody needs the last one's broadcast and contribution any more."""
+        if self._progress and self._progress.blob:
+            self._courier.withdraw(self._progress.blob.digest)
+        self._worker.store.purge({each.digest for each in (reached.broadcast, reached.blob) if each})
 
     def _rounds_done(self) -> int:
         if self._progress is None:
@@ -286,13 +324,16 @@ class _Node:
             return True
         self._timeline.end("waiting")
         self._timeline.begin("receiving", manifest.round)
+        if self._fetching is not None and self._fetching.digest != manifest.digest:
+            self._courier.cancel(self._fetching.digest)
+        self._fetching = manifest
         self._courier.fetch(manifest)
         return False
 
     def _offer(self) -> None:
         """Offer the contribution to the open round, again if need be: the coordinator counts it once."""
         progress = self._progress
-        if progress is None:
+        if progress is None or progress.round <= self._accepted:
             return
         blob = progress.blob
         if blob is not None:

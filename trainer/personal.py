@@ -2,6 +2,7 @@
 
 import importlib.metadata
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -9,7 +10,7 @@ import msgspec
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from broker_config.disk import writing
+from broker_config import disk
 from broker_config.errors import UsageError
 from broker_config.messages import Digest, Option, Preprocessing, Round, Spec, Training
 from trainer.network import Tree
@@ -91,11 +92,12 @@ class Personal(NamedTuple):
 
 def save(personal: Personal, folder: Path) -> None:
     """Write a personal model into `folder`. EdgeNodeError if the disk does not take it."""
-    with writing(folder):
+    tensors = {name: value.contiguous() for name, value in personal.tree.items()}
+    with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({name: value.contiguous() for name, value in personal.tree.items()}, folder / _TENSORS)
+        disk.replace(folder / _TENSORS, partial(save_file, tensors))
         for name, told in ((_VERDICTS, personal.verdicts), (_FACTS, personal.facts)):
-            (folder / name).write_bytes(msgspec.json.format(msgspec.json.encode(told)))
+            disk.replace_bytes(folder / name, msgspec.json.format(msgspec.json.encode(told)))
 
 
 def load(folder: Path) -> Personal:

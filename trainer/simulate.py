@@ -12,6 +12,7 @@ from broker_config.messages import Spec
 from trainer import batched, data, partition, personal, progress, report
 from trainer.data import Images
 from trainer.federation.aggregate import FixedPointSum
+from trainer.federation.round import draw
 from trainer.federation.spec import Request, draft
 from trainer.methods import make
 from trainer.methods.base import Metrics
@@ -34,7 +35,7 @@ class Simulated(NamedTuple):
     """What a simulated federation leaves."""
 
     broadcast: Arrays  # after the last round
-    models: dict[str, Personal]  # by node
+    models: dict[str, Personal]  # by node; one that was never drawn has none
 
 
 def simulate(
@@ -57,15 +58,18 @@ def simulate(
     method = make(spec.method, spec.training, spec.options)
     sent = pick(spec.tensors, spec.sends)
     participants = {name: Participant(spec, name, share, engine.device) for name, share in images.items()}
-    groups = batched.group([*participants.values()], batched.MOST if engine.kind == "batched" else 1)
+    most = batched.MOST if engine.kind == "batched" else 1
+    everyone = batched.group([*participants.values()], most)
     states = {name: participant.start(broadcast) for name, participant in participants.items()}
+    trained_on: dict[str, tuple[int, Arrays]] = {}  # each node's newest round and its broadcast
     histories: dict[str, tuple[Metrics, ...]] = dict.fromkeys(participants, ())
     started = time.monotonic()
     show(progress.Gathering(federation=spec.federation, run=spec.run, nodes=len(participants), rounds=spec.rounds))
     rounds = progress.Rounds(show, lambda: (0, 0))
-    received = broadcast
     for round_ in range(1, spec.rounds + 1):
         received = broadcast
+        drawn = draw(participants, spec.sample, spec.seed, round_)
+        groups = batched.group([participants[name] for name in sorted(drawn)], most) if drawn else everyone
         rounds.open(round_)
         sums = FixedPointSum(sent, spec.nodes, method.weight_cap)
         for group in groups:
@@ -77,14 +81,15 @@ def simulate(
             stage_2 = group.refine([state for state, _, _ in stage_1], received, round_)
             for name, (_, _, metrics), (states[name], refined) in zip(group.nodes, stage_1, stage_2, strict=True):
                 histories[name] += ({"round": float(round_), **metrics, **refined},)
+                trained_on[name] = round_, received
                 show(progress.Measured(node=name, round=round_, metrics={**metrics, **refined}))
                 show(progress.Activity(node=name, round=round_, what="waiting"))
         broadcast = method.finish(broadcast, sums.mean(), sums.count / spec.nodes)
-        rounds.close(sorted(participants))
+        rounds.close(sorted(drawn or participants))
     models = {}
-    for name, participant in participants.items():
+    for name, (last, received) in trained_on.items():
         show(progress.Activity(node=name, round=spec.rounds, what="judging"))
-        models[name] = participant.conclude(states[name], spec.rounds, received, broadcast, histories[name])
+        models[name] = participants[name].conclude(states[name], last, received, broadcast, histories[name])
         show(progress.Activity(node=name, round=spec.rounds, what="waiting"))
     show(progress.FederationFinished(rounds=spec.rounds, bytes_up=0, bytes_down=0, seconds=time.monotonic() - started))
     return Simulated(broadcast, models)

@@ -1,38 +1,24 @@
 """A node's training thread and its durable state: what it reports is on disk before it is said."""
 
-import os
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
+from broker_config import disk
 from broker_config.codec import encode_tensors, read_tensors
-from broker_config.disk import writing
-from broker_config.errors import EdgeNodeError
 from broker_config.messages import Manifest, Spec
 from broker_config.transfer import BlobStore
-from trainer import personal
+from trainer import personal, standing
 from trainer.data import Images
 from trainer.engine import Stopped
 from trainer.participant import Participant, State
+from trainer.standing import Progress
 from trainer.tree import Arrays
-
-
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a node is. A restarted node goes on from here."""
-
-    run: str
-    round: int
-    stage: Literal["contributed", "refined"]
-    state: str  # file name of the State
-    broadcast: Manifest  # that the round started from
-    weight: float
-    blob: Manifest | None  # the contribution
-    history: tuple[dict[str, float], ...]  # metrics of each round so far, the open one included
 
 
 class Contributed(NamedTuple):
@@ -78,7 +64,7 @@ class Worker:
         self.store = BlobStore(folder / "blobs")
         self._participant = Participant(spec, name, images)
         self.needs_final = self._participant.needs_final
-        self.progress = self._restore()
+        self.progress = standing.progress(folder, spec.run)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="training")
         self._stopping = threading.Event()
 
@@ -167,25 +153,10 @@ class Worker:
 
     def _save(self, state: State, progress: Progress) -> None:
         """The state's file first, then the progress that names it: a kill in between leaves the earlier pair."""
-        with writing(self._folder):
-            state.save(self._folder / progress.state)
-            scratch = self._folder / "progress.tmp"
-            with scratch.open("wb") as file:
-                file.write(msgspec.json.encode(progress))
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(self._folder / "progress.json")
+        with disk.writing(self._folder):
+            disk.replace(self._folder / progress.state, state.save)
+        standing.advance(self._folder, progress)
         self.progress = progress
-        for old in self._folder.glob("state-*.safetensors"):
+        for old in self._folder.glob("state-*.safetensors*"):
             if old.name != progress.state:
                 old.unlink()
-
-    def _restore(self) -> Progress | None:
-        path = self._folder / "progress.json"
-        if not path.exists():
-            return None
-        try:
-            progress = msgspec.json.decode(path.read_bytes(), type=Progress)
-        except msgspec.DecodeError as error:
-            raise EdgeNodeError(f"{path} is damaged ({error})", "remove this state folder and join again") from error
-        return progress if progress.run == self._spec.run else None

@@ -66,8 +66,18 @@ def coordinate(
     nodes: Nodes,
     federation: Annotated[str, typer.Option(help="Name of the federation.")] = "default",
     quorum: Annotated[
-        int | None, typer.Option(min=1, help="Contributions that close a round.", show_default="all nodes")
-    ] = None,
+        int, typer.Option(min=0, help="Contributions that close a round.", show_default="all that take part")
+    ] = 0,
+    start: Annotated[
+        int, typer.Option(min=0, help="Nodes that open the first round; others may join late.", show_default="all")
+    ] = 0,
+    sample: Annotated[int, typer.Option(min=0, help="Nodes drawn for each round.", show_default="all")] = 0,
+    deadline: Annotated[
+        float, typer.Option(min=0, help="Seconds after which a quorum closes a round.", show_default="none")
+    ] = 0.0,
+    min_wait: Annotated[
+        float, typer.Option(min=0, help="Seconds that a round stays open for nodes that are away.")
+    ] = 0.0,
     rounds: Rounds = 30,
     method: Method = "afedcl",
     option: Options = [],
@@ -81,7 +91,13 @@ def coordinate(
     chunk_size: Annotated[
         int, typer.Option(min=1, help="KiB a message; a broker's own limit is honoured anyway.")
     ] = 256,
+    linger: Annotated[
+        float, typer.Option(min=0, help="Seconds that the result waits for nodes that are away at the end.")
+    ] = 60.0,
     state: Annotated[Path, typer.Option(help="Folder for the coordinator's state.")] = Path("coordinator-state"),
+    resume: Annotated[
+        bool, typer.Option("--resume/--new", help="Go on with the run in the state folder, or begin another one.")
+    ] = True,
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
@@ -89,39 +105,52 @@ def coordinate(
     as_json: Events = False,
     config: Config = None,
 ) -> None:
-    """Coordinate a federation: say what is learnt, wait for the nodes, average what they contribute."""
-    from safetensors.numpy import save_file
+    """Coordinate a federation: say what is learnt, wait for the nodes, average what they contribute.
 
-    from broker_config.disk import writing
+    Stopped or killed, it goes on where it was when it is started again with the same --state.
+    """
     from trainer import progress
     from trainer.federation.coordinator import coordinate as run
-    from trainer.federation.spec import draft
+    from trainer.federation.ledger import Ledger
+    from trainer.federation.spec import Terms, draft
 
     request = make_request(method, option, model, weights, size, training, rounds, seed, threads, evaluate_every)
     names = [name.strip() for name in classes.split(",") if name.strip()]
-    spec, broadcast = draft(request, federation=federation, classes=names, nodes=nodes, quorum=quorum)
-    stop = stop_on_signals()
-    average = state / "global.safetensors"
-    with progress.show(as_json=as_json, quiet=quiet) as report:
+    terms = Terms(quorum, start, sample, deadline, min_wait)
+    spec, broadcast = draft(request, federation=federation, classes=names, nodes=nodes, terms=terms)
+    endpoint, stop = make_endpoint(broker, ca, cert, key), stop_on_signals()
+    with progress.show(as_json=as_json, quiet=quiet) as report, Ledger(state) as ledger:
         tell_weights(request, weights, report)
-        outcome = run(
-            spec,
-            broadcast,
-            make_endpoint(broker, ca, cert, key),
-            state,
-            report,
-            chunk_size=chunk_size * 1024,
-            stop=stop,
-        )
+        ledger.take_up(spec, broadcast, new=not resume)
+        outcome = run(ledger, endpoint, report, chunk_size=chunk_size * 1024, linger=linger, stop=stop)
         if outcome:
-            with writing(state):
-                save_file(outcome.broadcast, average)
+            average = ledger.save_result()
             report(progress.Result(result={"model": str(average)}))
     if outcome is None:
-        print("stopped; the nodes have been told. Starting again begins a new run.", file=sys.stderr)
+        print("suspended; the nodes wait. The same command goes on, edge-node abort ends the run.", file=sys.stderr)
         raise typer.Exit(130)
     if not as_json:
         print(f"global model: {average}")
+
+
+@app.command(epilog="Example: edge-node abort mqtt://broker.local --state coordinator-state")
+def abort(
+    broker: Broker,
+    state: Annotated[Path, typer.Option(help="Folder of the coordinator's state.")] = Path("coordinator-state"),
+    reason: Annotated[str, typer.Option(help="Shown to the nodes' owners.")] = "its operator has ended it",
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """End a suspended federation early, for the coordinator and its nodes."""
+    from trainer.federation.coordinator import abort as run
+    from trainer.federation.journal import newest_spec
+    from trainer.federation.ledger import Ledger
+
+    federation = newest_spec(state).federation
+    with Ledger(state) as ledger:
+        run(ledger, make_endpoint(broker, ca, cert, key), reason)
+    print(f"federation {federation} is aborted; its nodes are told")
 
 
 @app.command(epilog="Example: edge-node check images/ --test held-out/")
@@ -226,4 +255,4 @@ def rounds(
             print(msgspec.json.encode(line).decode())
         else:
             told = ", ".join(f"{node} {weight:.3f}" for node, weight in line.weights.items())
-            print(f"round {line.round}: {line.bytes / 1e6:.1f} MB, weights: {told}")
+            print(f"round {line.round}: {line.opened} to {line.closed}, {line.bytes / 1e6:.1f} MB, weights: {told}")

@@ -1,24 +1,74 @@
-"""What a coordinator must not forget: SQLite for facts; tensors lie beside it as content-addressed files."""
+"""What a coordinator must not forget: SQLite for facts; tensors lie beside it as content-addressed files.
+
+Facts are kept for ever (a round of 5 nodes takes about 1 KB); of tensors, see `ledger`, only those of the open round.
+"""
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from broker_config.errors import EdgeNodeError, UsageError
 from broker_config.messages import Manifest, Spec
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS federation (run TEXT PRIMARY KEY, spec BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS rounds (
-    run TEXT NOT NULL, round INTEGER NOT NULL, broadcast BLOB NOT NULL, closed INTEGER NOT NULL DEFAULT 0,
-    PRIMARY KEY (run, round));
-CREATE TABLE IF NOT EXISTS contributions (
-    run TEXT NOT NULL, round INTEGER NOT NULL, node TEXT NOT NULL, weight REAL NOT NULL, digest TEXT, bytes INTEGER,
-    PRIMARY KEY (run, round, node));
+TRANSITIONS = ("begun", "claimed", "admitted", "opened", "contributed", "concluded", "finished", "aborted")
+"""The kinds of fact, in the order in which a run meets them first."""
+
+_VERSION = 2  # of the schema
+_SCHEMA = f"""
+BEGIN;
+CREATE TABLE runs (
+    run TEXT PRIMARY KEY, spec BLOB NOT NULL, digest TEXT NOT NULL, size INTEGER NOT NULL, begun TEXT NOT NULL,
+    ended TEXT, outcome TEXT, result TEXT, result_size INTEGER);
+CREATE TABLE claims (run TEXT NOT NULL, session TEXT NOT NULL, PRIMARY KEY (run, session));
+CREATE TABLE members (
+    run TEXT NOT NULL, node TEXT NOT NULL, identity TEXT NOT NULL, finished INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (run, node));
+CREATE TABLE rounds (
+    run TEXT NOT NULL, round INTEGER NOT NULL, digest TEXT NOT NULL, size INTEGER NOT NULL, drawn BLOB NOT NULL,
+    opened TEXT NOT NULL, closed TEXT, PRIMARY KEY (run, round));
+CREATE TABLE contributions (
+    run TEXT NOT NULL, round INTEGER NOT NULL, node TEXT NOT NULL, weight REAL NOT NULL, digest TEXT,
+    bytes INTEGER NOT NULL, PRIMARY KEY (run, round, node));
+PRAGMA user_version = {_VERSION};
+COMMIT;
 """
+_LATEST = "SELECT {} FROM runs ORDER BY rowid DESC LIMIT 1"
+_CLOSE = "UPDATE rounds SET closed = ? WHERE run = ? AND round = ?"
+Outcome = Literal["finished", "aborted"]
+
+
+class Blob(NamedTuple):
+    """Tensors in the store."""
+
+    digest: str
+    size: int  # bytes
+
+
+class Contribution(NamedTuple):
+    """A node's part of the open round."""
+
+    node: str
+    weight: float
+    digest: str | None
+
+
+class Run(NamedTuple):
+    """Where a run stands, as its journal tells."""
+
+    spec: Spec
+    outcome: Outcome | None
+    round: int  # 0 while gathering; after the last one, one more
+    broadcast: Blob  # that the round starts from; after the last one, the result
+    drawn: tuple[str, ...]
+    contributions: tuple[Contribution, ...]  # to the open round
+    members: dict[str, str]  # identities by name
+    finished: frozenset[str]
+    sessions: frozenset[str]  # of this coordinator's processes
 
 
 class ClosedRound(msgspec.Struct, frozen=True):
@@ -28,19 +78,121 @@ class ClosedRound(msgspec.Struct, frozen=True):
     round: int
     weights: dict[str, float]  # by node, as it measured them
     bytes: int  # received in contributions
+    opened: str  # ISO 8601, UTC
+    closed: str
 
 
 class Journal:
-    """Facts of one run. Every method returns after its effect is on disk."""
+    """Facts, every one a transaction that is on disk when the method returns. EdgeNodeError if the disk fails."""
 
     def __init__(self, folder: Path):
         self._folder = folder
         with self._writing():
-            folder.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(folder / "journal.sqlite", isolation_level=None)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
-            self._db.executescript(_SCHEMA)
+            (version,) = self._db.execute("PRAGMA user_version").fetchone()
+            (tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if not tables:
+                self._db.executescript(_SCHEMA)
+                version = _VERSION
+        if version != _VERSION:
+            self.close()
+            raise UsageError(
+                f"the journal in {folder} was written by another version of edge-node",
+                "finish that run with its version, or choose another --state folder",
+            )
+
+    def begun(self, spec: Spec, broadcast: Blob) -> None:
+        """A new run starts from this broadcast."""
+        self._commit(
+            "begun",
+            (
+                "INSERT INTO runs (run, spec, digest, size, begun) VALUES (?, ?, ?, ?, ?)",
+                (spec.run, msgspec.json.encode(spec), *broadcast, _now()),
+            ),
+        )
+
+    def claimed(self, run: str, session: str) -> None:
+        """A coordinator's process goes on with the run under this session."""
+        self._commit("claimed", ("INSERT INTO claims VALUES (?, ?)", (run, session)))
+
+    def admitted(self, run: str, node: str, identity: str) -> None:
+        """A node has a place, or a new state folder."""
+        self._commit(
+            "admitted", ("INSERT OR REPLACE INTO members (run, node, identity) VALUES (?, ?, ?)", (run, node, identity))
+        )
+
+    def opened(self, run: str, round_: int, broadcast: Blob, drawn: Collection[str]) -> None:
+        """The round before is averaged, and the result is what `round_` starts from."""
+        now = _now()
+        self._commit(
+            "opened",
+            (_CLOSE, (now, run, round_ - 1)),
+            (
+                "INSERT INTO rounds (run, round, digest, size, drawn, opened) VALUES (?, ?, ?, ?, ?, ?)",
+                (run, round_, *broadcast, msgspec.json.encode(sorted(drawn)), now),
+            ),
+        )
+
+    def contributed(self, run: str, round_: int, node: str, weight: float, blob: Manifest | None) -> None:
+        """A node's contribution is in the store and counts with this weight."""
+        digest, size = (blob.digest, blob.size) if blob else (None, 0)
+        self._commit(
+            "contributed",
+            ("INSERT INTO contributions VALUES (?, ?, ?, ?, ?, ?)", (run, round_, node, weight, digest, size)),
+        )
+
+    def concluded(self, run: str, rounds: int, result: Blob) -> None:
+        """The last round is averaged: the run has a result."""
+        now = _now()
+        self._commit(
+            "concluded",
+            (_CLOSE, (now, run, rounds)),
+            (
+                "UPDATE runs SET ended = ?, outcome = 'finished', result = ?, result_size = ? WHERE run = ?",
+                (now, *result, run),
+            ),
+        )
+
+    def finished(self, run: str, node: str) -> None:
+        """A node has its model."""
+        self._commit("finished", ("UPDATE members SET finished = 1 WHERE run = ? AND node = ?", (run, node)))
+
+    def aborted(self, run: str) -> None:
+        """The operator has ended the run early."""
+        self._commit("aborted", ("UPDATE runs SET ended = ?, outcome = 'aborted' WHERE run = ?", (_now(), run)))
+
+    def has_contributed(self, run: str, round_: int, node: str) -> bool:
+        """Whether a node's contribution to a round is a fact."""
+        with self._writing():
+            found = self._db.execute(
+                "SELECT 1 FROM contributions WHERE run = ? AND round = ? AND node = ?", (run, round_, node)
+            ).fetchone()
+        return found is not None
+
+    def latest(self) -> Run | None:
+        """Where the newest run stands; None if there is none."""
+        with self._writing():
+            return _latest(self._db)
+
+    def close(self) -> None:
+        """Release the file."""
+        self._db.close()
+
+    def _commit(self, kind: str, *statements: tuple[str, tuple[object, ...]]) -> None:
+        """The one way into the database: all of a fact, or nothing."""
+        assert kind in TRANSITIONS
+        with self._writing():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                for statement, values in statements:
+                    self._db.execute(statement, values)
+                self._db.execute("COMMIT")
+            except sqlite3.Error:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -48,41 +200,9 @@ class Journal:
             yield
         except (OSError, sqlite3.Error) as error:
             raise EdgeNodeError(
-                f"the state folder {self._folder} cannot be written ({error})",
-                "free some space there, or pass a writable --state folder",
+                f"the journal in {self._folder} cannot be written: {error}",
+                "free some space there, make it writable, and start again: nothing is lost",
             ) from error
-
-    def _write(self, statement: str, *values: object) -> None:
-        with self._writing():
-            self._db.execute(statement, values)
-
-    def begin(self, spec: Spec) -> None:
-        """A new run."""
-        self._write("INSERT INTO federation VALUES (?, ?)", spec.run, msgspec.json.encode(spec))
-
-    def opened(self, manifest: Manifest) -> None:
-        """`manifest.round` starts from this broadcast."""
-        self._write(
-            "INSERT OR IGNORE INTO rounds (run, round, broadcast) VALUES (?, ?, ?)",
-            manifest.run,
-            manifest.round,
-            msgspec.json.encode(manifest),
-        )
-
-    def contributed(self, run: str, round_: int, node: str, weight: float, blob: Manifest | None) -> None:
-        """A node's contribution is summed with this weight."""
-        digest, size = (blob.digest, blob.size) if blob else (None, 0)
-        self._write(
-            "INSERT OR IGNORE INTO contributions VALUES (?, ?, ?, ?, ?, ?)", run, round_, node, weight, digest, size
-        )
-
-    def closed(self, run: str, round_: int) -> None:
-        """The round's contributions are averaged."""
-        self._write("UPDATE rounds SET closed = 1 WHERE run = ? AND round = ?", run, round_)
-
-    def close(self) -> None:
-        """Release the file."""
-        self._db.close()
 
 
 def newest_spec(folder: Path) -> Spec:
@@ -92,7 +212,7 @@ def newest_spec(folder: Path) -> Spec:
         UsageError: there is no journal in `folder`, or no run in it.
     """
     with contextlib.closing(_open(folder)) as database:
-        row = database.execute("SELECT spec FROM federation ORDER BY rowid DESC LIMIT 1").fetchone()
+        row = database.execute(_LATEST.format("spec")).fetchone()
     if row is None:
         raise UsageError(f"the journal in {folder} holds no run", "start edge-node coordinate with this --state folder")
     return msgspec.json.decode(row[0], type=Spec)
@@ -106,14 +226,17 @@ def history(folder: Path) -> list[ClosedRound]:
     """
     with contextlib.closing(_open(folder)) as database:
         rows = database.execute(
-            "SELECT run, round, node, weight, bytes FROM contributions JOIN rounds USING (run, round)"
-            " WHERE closed AND run = (SELECT run FROM federation ORDER BY rowid DESC LIMIT 1) ORDER BY round, node"
+            "SELECT run, round, opened, closed, node, weight, bytes FROM contributions JOIN rounds USING (run, round)"
+            " WHERE closed IS NOT NULL AND run = (SELECT run FROM runs ORDER BY rowid DESC LIMIT 1)"
+            " ORDER BY round, node"
         )
-        closed: dict[int, ClosedRound] = {}
-        for run, round_, node, weight, size in rows:
-            line = closed.get(round_, ClosedRound(run, round_, {}, 0))
-            closed[round_] = ClosedRound(run, round_, {**line.weights, node: weight}, line.bytes + size)
-    return list(closed.values())
+        lines: dict[int, ClosedRound] = {}
+        for run, round_, opened, closed, node, weight, size in rows:
+            line = lines.get(round_, ClosedRound(run, round_, {}, 0, opened, closed))
+            lines[round_] = msgspec.structs.replace(
+                line, weights={**line.weights, node: weight}, bytes=line.bytes + size
+            )
+    return list(lines.values())
 
 
 def _open(folder: Path) -> sqlite3.Connection:
@@ -121,3 +244,39 @@ def _open(folder: Path) -> sqlite3.Connection:
     if not path.is_file():
         raise UsageError(f"there is no journal in {folder}", "pass the --state folder of edge-node coordinate")
     return sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+
+
+def _latest(database: sqlite3.Connection) -> Run | None:
+    row = database.execute(_LATEST.format("run, spec, digest, size, outcome, result, result_size")).fetchone()
+    if row is None:
+        return None
+    run, encoded, digest, size, outcome, result, result_size = row
+    spec = msgspec.json.decode(encoded, type=Spec)
+    opened = database.execute(
+        "SELECT round, digest, size, drawn FROM rounds WHERE run = ? ORDER BY round DESC LIMIT 1", (run,)
+    ).fetchone()
+    round_, drawn = 0, b"[]"
+    if result is not None:
+        round_, digest, size = spec.rounds + 1, result, result_size
+    elif opened is not None:
+        round_, digest, size, drawn = opened
+    contributions = database.execute(
+        "SELECT node, weight, digest FROM contributions WHERE run = ? AND round = ?", (run, round_)
+    )
+    members = database.execute("SELECT node, identity, finished FROM members WHERE run = ?", (run,)).fetchall()
+    sessions = database.execute("SELECT session FROM claims WHERE run = ?", (run,))
+    return Run(
+        spec,
+        outcome,
+        round_,
+        Blob(digest, size),
+        msgspec.json.decode(drawn, type=tuple[str, ...]),
+        tuple(Contribution(*each) for each in contributions),
+        {node: identity for node, identity, _ in members},
+        frozenset(node for node, _, finished in members if finished),
+        frozenset(session for (session,) in sessions),
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

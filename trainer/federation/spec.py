@@ -33,6 +33,16 @@ class Request(NamedTuple):
     evaluate_every: int = 5
 
 
+class Terms(NamedTuple):
+    """When rounds open and close. Zeros stand for the defaults."""
+
+    quorum: int = 0  # contributions without which no round closes; by default of all that take part
+    start: int = 0  # nodes that open the first round; by default all
+    sample: int = 0  # nodes drawn for each round; by default all take part
+    deadline: float = 0.0  # seconds after which a round closes with a quorum; by default it waits for all present
+    min_wait: float = 0.0  # seconds that a round waits for absent nodes when all present have contributed
+
+
 def suited_training(weights: str) -> Training:
     """Training from these initial weights, as trials on tuning images suggest.
 
@@ -63,7 +73,7 @@ def draft(
     federation: str,
     classes: Sequence[str],
     nodes: int,
-    quorum: int | None = None,
+    terms: Terms = Terms(),  # noqa: B008  (immutable)
     encoder: Arrays | None = None,
 ) -> tuple[Spec, Arrays]:
     """The spec, and the tensors that the first round is broadcast with; an `encoder` at hand stands for the weights.
@@ -71,7 +81,7 @@ def draft(
     Raises:
         UsageError: what cannot be, and what to do instead.
     """
-    _check(federation, classes, nodes, quorum)
+    _check(federation, classes, nodes, terms)
     if request.model not in FEATURES:
         raise UsageError(f"there is no model {request.model!r}", nearest(request.model, FEATURES))
     weights = request.weights or suited_weights(request.model)
@@ -93,12 +103,16 @@ def draft(
         training=training,
         rounds=request.rounds,
         nodes=nodes,
-        quorum=nodes if quorum is None else quorum,
+        quorum=terms.quorum or terms.sample or nodes,
         seed=request.seed,
         threads=request.threads,
         evaluate_every=request.evaluate_every,
         tensors={name: TensorSpec(array.shape, scale_for(array, nodes)) for name, array in broadcast.items()},
         sends=method.sends(broadcast),
+        start=terms.start,
+        sample=terms.sample,
+        deadline=terms.deadline,
+        min_wait=terms.min_wait,
     )
     try:
         decode(encode(spec), Spec)  # as the nodes will: what they would refuse must not be published
@@ -107,14 +121,20 @@ def draft(
     return spec, broadcast
 
 
-def _check(federation: str, classes: Sequence[str], nodes: int, quorum: int | None) -> None:
+def _check(federation: str, classes: Sequence[str], nodes: int, terms: Terms) -> None:
     topics.check_name(federation, "the federation's name")
     if len(classes) < 2 or len(set(classes)) != len(classes):
         raise UsageError(
             f"a federation needs two or more different classes, not {', '.join(classes)}", "name each class once"
         )
-    if quorum is not None and not 1 <= quorum <= nodes:
-        raise UsageError(f"a quorum of {quorum} cannot be had from {nodes} nodes", f"take 1 to {nodes}")
+    start = terms.start or nodes
+    for what, number, most in (
+        ("a start with", start, nodes),
+        ("a sample of", terms.sample or start, start),
+        ("a quorum of", terms.quorum or 1, terms.sample or nodes),
+    ):
+        if not 1 <= number <= most:
+            raise UsageError(f"{what} {number} cannot be had from {most} nodes", f"take 1 to {most}")
 
 
 def _training(weights: str, given: Mapping[str, Option | str]) -> Training:

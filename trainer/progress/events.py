@@ -100,6 +100,13 @@ class Contribution(Event, frozen=True, kw_only=True):
     bytes: int
 
 
+class Late(Event, frozen=True, kw_only=True):
+    """A node's contribution came after its round was closed; it is not counted."""
+
+    node: str
+    round: int
+
+
 class Measured(Event, frozen=True, kw_only=True):
     """What a node tells of its round: always of itself and in simulation, to the coordinator if it opted in."""
 
@@ -165,6 +172,7 @@ AnyEvent = (
     | Activity
     | Received
     | Contribution
+    | Late
     | Measured
     | RoundClosed
     | FederationFinished
@@ -227,6 +235,8 @@ def _describe_progress(event: AnyEvent) -> str:
             return f"round {event.round}: {event.node} received {size(event.bytes)}"
         case Contribution():
             return f"round {event.round}: {event.node} contributed {size(event.bytes)}, weight {event.weight:.3f}"
+        case Late():
+            return f"round {event.round}: {event.node} contributed too late; it is not counted"
         case Measured():
             return f"round {event.round}: {event.node}: {values(event.metrics)}"
         case RoundClosed():

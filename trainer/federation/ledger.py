@@ -1,0 +1,193 @@
+"""The coordinator's durable half: facts in the journal, tensors in the store, the exact sums of the open round.
+
+Of tensors there are: the broadcast that the open round started from, and what was contributed to it (so that the sums
+can be made again after a restart). The next broadcast replaces them all; what was left behind by a kill goes as well.
+"""
+
+from collections.abc import Collection
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+from broker_config import disk
+from broker_config.codec import DecodeError, encode_tensors, encoded_size, read_tensors
+from broker_config.errors import EdgeNodeError, PeerError, UsageError
+from broker_config.messages import Contribution, Spec
+from broker_config.transfer import BlobStore
+from trainer.federation import round as rounds
+from trainer.federation.aggregate import FixedPointSum
+from trainer.federation.journal import Blob, Journal, Run
+from trainer.methods import make
+from trainer.tree import Arrays, pick
+
+
+class Ledger:
+    """One run of a federation on the coordinator's disk. All methods return after their effect is safe.
+
+    Use as a context; in it, the state folder is this process's alone.
+
+    Raises:
+        EdgeNodeError: the disk fails, or the folder is used by another process.
+    """
+
+    def __init__(self, folder: Path):
+        self._stack = ExitStack()
+        self._stack.enter_context(disk.claimed(folder))
+        try:
+            self._journal = Journal(folder)
+            self._stack.callback(self._journal.close)
+            self.folder = folder
+            self.store = BlobStore(folder / "blobs")
+            self.run: Run | None = self._journal.latest()
+        except EdgeNodeError:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def take_up(self, spec: Spec, broadcast: Arrays, *, new: bool) -> None:
+        """Have the newest run go on if it was begun with these settings; without one, or if told so, begin a `new` one.
+
+        Raises:
+            UsageError: there is a run of other settings, or one that was aborted.
+        """
+        run = self.run
+        if run is None or new:
+            self._begin(spec, broadcast)
+            return
+        if run.outcome == "aborted":
+            raise UsageError(f"the run in {self.folder} was aborted", "begin another one with --new")
+        own = ("run", "software")
+        differ = [
+            name
+            for name in spec.__struct_fields__
+            if name not in own and getattr(spec, name) != getattr(run.spec, name)
+        ]
+        if differ:
+            raise UsageError(
+                f"the run in {self.folder} was begun with other settings: {', '.join(differ)} differ",
+                "give those of its start, or begin another run with --new or in another --state folder",
+            )
+
+    def _begin(self, spec: Spec, broadcast: Arrays) -> None:
+        """A new run; the one before is history."""
+        blob = Blob(*self.store.put(encode_tensors(broadcast)))
+        self._journal.begun(spec, blob)
+        self.run = self._journal.latest()
+
+    def resume(self, session: str) -> rounds.Federation:
+        """Go on with the newest run, under this session of the coordinator. Returns where it stands.
+
+        Raises:
+            EdgeNodeError: tensors that the journal names are not there or not what they were.
+        """
+        run = self.run
+        assert run is not None
+        self.spec = spec = run.spec
+        self.broadcast_blob = run.broadcast
+        self.identities, self.finished, self.sessions = dict(run.members), set(run.finished), run.sessions
+        self._method = make(spec.method, spec.training, spec.options)
+        self._sent = pick(spec.tensors, spec.sends)
+        self.largest = encoded_size(self._sent) if self._sent else 0  # bytes of a contribution; 0: it has none
+        self.store.purge(
+            {run.broadcast.digest, *(each.digest for each in run.contributions if each.digest)}, arriving=True
+        )
+        self.broadcast = self._read(run.broadcast.digest)
+        self._clear_sums()
+        for each in run.contributions:
+            if each.digest is not None:
+                self._verify(each.digest)
+            self._sum(each.digest, each.weight)
+        self._journal.claimed(spec.run, session)
+        return rounds.restore(
+            plan_of(spec), run.round, run.members, run.drawn, [each.node for each in run.contributions]
+        )
+
+    def admit(self, node: str, identity: str) -> None:
+        """A node holds a place, under this identity."""
+        if self.identities.get(node) != identity:
+            self._journal.admitted(self.spec.run, node, identity)
+            self.identities[node] = identity
+            self.finished.discard(node)
+
+    def weigh(self, weight: float) -> float:
+        """The weight that counts. ValueError if it cannot be honest."""
+        return self._method.weigh(weight)
+
+    def contribute(self, node: str, message: Contribution) -> None:
+        """Take in a contribution whose blob is in the store. PeerError if it does not fit; then nothing has changed."""
+        digest = message.blob.digest if message.blob else None
+        if digest is not None:
+            try:
+                self._sums.check(read_tensors(self.store.path(digest), self._sent))
+            except (DecodeError, ValueError) as error:
+                raise PeerError(node, str(error), message.round) from error
+        self._journal.contributed(self.spec.run, message.round, node, message.weight, message.blob)
+        self._sum(digest, message.weight)
+
+    def has_counted(self, node: str, round_: int) -> bool:
+        """Whether a closed round's mean holds a contribution of this node."""
+        return self._journal.has_contributed(self.spec.run, round_, node)
+
+    def average(self) -> None:
+        """Make the open round's mean the broadcast. Not yet a fact: `open` or `conclude` follow."""
+        self.broadcast = self._method.finish(self.broadcast, self._sums.mean(), self._sums.count / self.spec.nodes)
+        self.broadcast_blob = Blob(*self.store.put(encode_tensors(self.broadcast)))
+
+    def open(self, round_: int, drawn: Collection[str]) -> None:
+        """The round before is closed, and `round_` starts from the broadcast."""
+        self._journal.opened(self.spec.run, round_, self.broadcast_blob, drawn)
+        self._clear_sums()
+        self.store.purge({self.broadcast_blob.digest})
+
+    def conclude(self) -> None:
+        """The last round is closed: the broadcast is the run's result."""
+        self._journal.concluded(self.spec.run, self.spec.rounds, self.broadcast_blob)
+        self.store.purge({self.broadcast_blob.digest})
+
+    def save_result(self) -> Path:
+        """Write the last broadcast where people look for it; return the file's path."""
+        path = self.folder / "global.safetensors"
+        with disk.writing(self.folder):
+            disk.replace_bytes(path, encode_tensors(self.broadcast))
+        return path
+
+    def finish(self, node: str) -> None:
+        """A node has its model."""
+        if node not in self.finished:
+            self._journal.finished(self.spec.run, node)
+            self.finished.add(node)
+
+    def abort(self) -> None:
+        """The run ends early."""
+        assert self.run is not None
+        self._journal.aborted(self.run.spec.run)
+
+    def _clear_sums(self) -> None:
+        self._sums = FixedPointSum(self._sent, self.spec.nodes, self._method.weight_cap)
+
+    def _sum(self, digest: str | None, weight: float) -> None:
+        tensors = read_tensors(self.store.path(digest), self._sent) if digest else ()
+        self._sums.add(tensors, self.weigh(weight))
+
+    def _read(self, digest: str) -> Arrays:
+        self._verify(digest)
+        return dict(read_tensors(self.store.path(digest), self.spec.tensors))
+
+    def _verify(self, digest: str) -> None:
+        if not self.store.intact(digest):
+            raise EdgeNodeError(
+                f"the state folder {self.folder} is damaged: {self.store.path(digest)} is missing or was changed",
+                "restore the folder from a copy, or begin a new run with --new",
+            )
+
+
+def plan_of(spec: Spec) -> rounds.Plan:
+    """What the round's state machine must know of a spec."""
+    return rounds.Plan(
+        spec.nodes, spec.quorum, spec.rounds, spec.start, spec.sample, spec.seed, waits=spec.min_wait > 0
+    )
