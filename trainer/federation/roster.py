@@ -45,7 +45,7 @@ class Roster:
         """Why a node may not take part; None if it may."""
 
         def refusal(reason: str, remedy: str) -> Refusal:
-            return Refusal(session=hello.session, reason=reason, remedy=remedy)
+            return Refusal(session=hello.session, reason=reason[:2000], remedy=remedy)
 
         if hello.run != run:
             return refusal("that run of the federation is over", "run edge-node join again")
@@ -59,7 +59,7 @@ class Roster:
         elif len(self._identities) >= self._places:
             names = ", ".join(sorted(self._identities))
             return refusal(
-                f"the federation is full: its {self._places} nodes are {names}"[:2000],
+                f"the federation is full: its {self._places} nodes are {names}",
                 "ask the coordinator's operator for more --nodes",
             )
         return None

@@ -218,6 +218,8 @@ def describe(event: AnyEvent) -> str:
             return f"{event.node} is gone (round {event.round}): its connection ended"
         case NodeRefused():
             return f"{event.node} is left out (round {event.round}): {event.reason}"
+        case Late():
+            return f"round {event.round}: {event.node} contributed too late; it is not counted"
         case Paused():
             return f"round {event.round} waits for {_names(event.waiting_for) or 'more nodes'} to come back"
         case _:
@@ -235,8 +237,6 @@ def _describe_progress(event: AnyEvent) -> str:
             return f"round {event.round}: {event.node} received {size(event.bytes)}"
         case Contribution():
             return f"round {event.round}: {event.node} contributed {size(event.bytes)}, weight {event.weight:.3f}"
-        case Late():
-            return f"round {event.round}: {event.node} contributed too late; it is not counted"
         case Measured():
             return f"round {event.round}: {event.node}: {values(event.metrics)}"
         case RoundClosed():
