@@ -16,7 +16,7 @@ from broker_config.messages import AnyMessage, Message, TensorSpec
 
 MAX_MESSAGE = 100 * 1024  # bytes
 M = TypeVar("M", bound=Message)
-INDEX_BYTES = 4  # of a chunk
+_INDEX_BYTES = 4  # of a chunk
 _DECODER: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
 
 
@@ -110,11 +110,11 @@ def encoded_size(expected: Mapping[str, TensorSpec]) -> int:
 
 def encode_chunk(index: int, data: bytes | memoryview) -> bytes:
     """Return a chunk as it travels: its index as 4 bytes, big-endian, then its data."""
-    return b"".join((index.to_bytes(INDEX_BYTES, "big"), data))
+    return b"".join((index.to_bytes(_INDEX_BYTES, "big"), data))
 
 
 def decode_chunk(payload: bytes) -> tuple[int, memoryview]:
     """Return index and data of a chunk; the data is a view into `payload`."""
-    if len(payload) < INDEX_BYTES:
+    if len(payload) < _INDEX_BYTES:
         raise DecodeError(f"a chunk of {len(payload)} bytes has no index")
-    return int.from_bytes(payload[:INDEX_BYTES], "big"), memoryview(payload)[INDEX_BYTES:]
+    return int.from_bytes(payload[:_INDEX_BYTES], "big"), memoryview(payload)[_INDEX_BYTES:]

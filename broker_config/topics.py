@@ -69,6 +69,11 @@ def sender(topic: str) -> str:
     return parts[6] if parts[3] == "blobs" else parts[4]
 
 
+def blob(topic: str) -> str:
+    """The digest of the blob that is sent on a `chunks` topic."""
+    return topic.split("/")[-2]
+
+
 def federation_of(topic: str) -> str:
     """The federation that a topic belongs to."""
     return topic.split("/")[2]

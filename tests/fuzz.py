@@ -33,7 +33,8 @@ from broker_config.endpoint import Endpoint
 from broker_config.errors import PeerError
 from broker_config.link import Delivery
 from broker_config.messages import AnyMessage, Contribution, Manifest, RoundState, Want
-from broker_config.transfer import SERVED_AT_ONCE, Courier, Fetch, Fetched, FetchFailed, SendQueue
+from broker_config.sending import SERVED_AT_ONCE, SendQueue
+from broker_config.transfer import Courier, Fetch, Fetched, FetchFailed
 from tests.traffic import SENT, Frame, Mutator, is_message, record
 
 PATIENCE = 60  # seconds that a thousand frames may take
@@ -131,16 +132,17 @@ class Holder:
     """What has been asked for and not yet been sent."""
 
     def __init__(self) -> None:
-        self._queue = SendQueue()
+        self._queue, self._now = SendQueue(), 0.0
 
     def feed(self, mutator: Mutator) -> bool:
         want = understood(mutator.message().payload)
         if not isinstance(want, Want):
             return False
-        self._queue.add(want)
+        self._now += mutator.random.random()
+        self._queue.add(want, self._now)
         assert len(self._queue) <= SERVED_AT_ONCE
         if mutator.random.random() < 0.1:
-            self._queue.pop()
+            self._queue.pop(self._now)
         return True
 
 
@@ -162,7 +164,7 @@ class Couriers:
             courier.fetch(manifest)
             self._manifests.append(manifest)
         if len(self._manifests) > 20:
-            courier.cancel(self._manifests.pop(0).digest)
+            courier.cancel(self._manifests.pop(0))
         topic = frame.topic if "/chunks/" in frame.topic else topics.want("default", topics.COORDINATOR, "ü")
         courier._events.put(Delivery(courier._link, topic, frame.payload, False, 1, 0))
         while not courier._events.empty() or courier._commands:

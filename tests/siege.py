@@ -11,7 +11,6 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from random import Random
 from typing import Any, NamedTuple
 
 import paho.mqtt.client as mqtt
@@ -25,7 +24,7 @@ from tests.traffic import Mutator, small_weights
 
 V5 = MQTTProtocolVersion.MQTTv5
 ROUNDS = 10
-NAMES = ("evil-0", "evil-1", "evil-2", "evil-3", "évil", "..", "x" * 300, "coordinator")
+NAMES = ("evil-0", "evil-1", "evil-2", "evil-3", "évil", "..", "x" * 300)
 ROOT = "edge-node/v1/default"
 
 
@@ -204,7 +203,8 @@ def besiege(folder: Path, mutator: Mutator, frames: int) -> Outcome:
     started = time.monotonic()
     with start_broker(folder / "broker", kind="mosquitto") as broker:
         coordinator = start(
-            "coordinate", broker.url, "--json", "--classes", ",".join(CLASSES), "--nodes", 3, "--quorum", 2,
+            "coordinate", broker.url, "--json", "--classes", ",".join(CLASSES), "--nodes", 5,
+            "--start", 2, "--quorum", 2, "--linger", 1,
             "--model", "small", "--method", "fedavg", "--rounds", ROUNDS, "--seed", 7,
             "--weights", small_weights(folder / "weights"), "--chunk-size", 64,
             "--state", folder / "state", log=folder / "log",
@@ -217,7 +217,6 @@ def besiege(folder: Path, mutator: Mutator, frames: int) -> Outcome:
             attacker = Attacker(broker.port, mutator)
             for thread in threads:
                 thread.start()
-            attacker.hello("evil-0")  # the first round waits for three
             watched = psutil.Process(coordinator.pid)
             level = peak = disk = 0
             for number in range(frames):

@@ -24,7 +24,8 @@ from broker_config.embedded import EmbeddedBroker, start_broker
 from broker_config.errors import EdgeNodeError, PeerError
 from broker_config.link import Delivery, Endpoint, Link
 from broker_config.messages import Manifest, Want
-from broker_config.transfer import BlobStore, Courier, Fetch, Fetched, FetchFailed, SendQueue
+from broker_config.sending import SendQueue
+from broker_config.transfer import BlobStore, Courier, Fetch, Fetched, FetchFailed
 from tests.proxy import Proxy
 
 KIB = 1024
@@ -255,7 +256,6 @@ def test_a_fetch_in_other_chunks_starts_over(store: BlobStore) -> None:
     data = os.urandom(8 * KIB)
     fetch = Fetch(manifest_of(data), store)
     fetch.receive(0, chunk_of(data, 0), 0.0)
-    fetch.close()
     assert Fetch(manifest_of(data), store).resumed
     assert not Fetch(manifest_of(data, 2 * KIB), store).resumed
 
@@ -265,17 +265,17 @@ def test_a_fetch_in_other_chunks_starts_over(store: BlobStore) -> None:
 
 def test_chunks_are_sent_in_the_order_asked_for_and_once_while_they_wait() -> None:
     sends, digest = SendQueue(), "a" * 64
-    sends.add(Want(digest=digest, chunk_size=KIB, chunks=(5, 3)))
-    sends.add(Want(digest=digest, chunk_size=KIB, chunks=(3, 4, 5)))
-    assert [sends.pop().number for _ in range(len(sends))] == [5, 3, 4]
-    sends.add(Want(digest=digest, chunk_size=KIB, chunks=(3,)))
+    sends.add(Want(digest=digest, chunk_size=KIB, chunks=(5, 3)), 0.0)
+    sends.add(Want(digest=digest, chunk_size=KIB, chunks=(3, 4, 5)), 0.0)
+    assert [sends.pop(0.0).number for _ in range(len(sends))] == [5, 3, 4]
+    sends.add(Want(digest=digest, chunk_size=KIB, chunks=(3,)), 1.0)
     assert len(sends) == 1
 
 
 def test_what_waits_to_be_sent_is_bounded() -> None:
     sends = SendQueue()
     for start in range(0, 100_000, 1000):
-        sends.add(Want(digest="a" * 64, chunk_size=KIB, chunks=tuple(range(start, start + 1000))))
+        sends.add(Want(digest="a" * 64, chunk_size=KIB, chunks=tuple(range(start, start + 1000))), 0.0)
     assert len(sends) < 20_000
 
 
@@ -423,7 +423,6 @@ def test_a_blob_that_an_earlier_process_received_but_did_not_check_is_taken(
     earlier = Fetch(manifest_of(data), asker.store)
     for index in range(3):
         earlier.receive(index, chunk_of(data, index), 0.0)
-    earlier.close()
     assert asker.get(manifest_of(data)) == data
 
 
@@ -508,7 +507,7 @@ def test_a_cancelled_fetch_is_forgotten(mosquitto: EmbeddedBroker, meet: Meet) -
     holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
     asker.courier.fetch(manifest := manifest_of(bytes(100 * KIB), node="nobody"))
     wait_until(lambda: len(list(asker.store.incoming.iterdir())) == 1)
-    asker.courier.cancel(manifest.digest)
+    asker.courier.cancel(manifest)
     data = os.urandom(50 * KIB)
     assert asker.get(holder.offer(data)) == data
     assert list(asker.store.incoming.iterdir()) == []
@@ -533,5 +532,4 @@ def test_a_torn_rest_of_an_earlier_process_is_not_the_holder_s_fault(mosquitto: 
     manifest = holder.offer(data)
     earlier = Fetch(manifest, asker.store)
     earlier.receive(0, bytes(256 * KIB), 0.0)
-    earlier.close()
     assert asker.get(manifest) == data

@@ -325,7 +325,7 @@ class _Node:
         self._timeline.end("waiting")
         self._timeline.begin("receiving", manifest.round)
         if self._fetching is not None and self._fetching.digest != manifest.digest:
-            self._courier.cancel(self._fetching.digest)
+            self._courier.cancel(self._fetching)
         self._fetching = manifest
         self._courier.fetch(manifest)
         return False

@@ -379,7 +379,7 @@ class _Coordinator:
     def _forget_arriving(self, node: str) -> None:
         message = self._arriving.pop(node, None)
         if message is not None and message.blob is not None:
-            self._courier.cancel(message.blob.digest)
+            self._courier.cancel(message.blob)
 
     def _arrived(self, manifest: Manifest) -> None:
         if self._is_arriving(manifest):
