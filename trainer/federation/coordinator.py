@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from broker_config import topics
-from broker_config.codec import DecodeError, decode, decode_any, encode
+from broker_config.codec import DecodeError, decode, decode_any
 from broker_config.errors import EdgeNodeError, PeerError, UsageError
-from broker_config.link import TAKEN_OVER, Delivery, Endpoint, Link, LinkDown, LinkUp, probe
+from broker_config.link import TAKEN_OVER, Delivery, Endpoint, LinkDown, LinkUp, probe
 from broker_config.messages import (
     Accepted,
     AnyMessage,
@@ -20,14 +20,13 @@ from broker_config.messages import (
     Manifest,
     Presence,
     Refusal,
-    RoundState,
-    Stage,
     Telemetry,
     Welcome,
 )
 from broker_config.transfer import Courier, Fetched, FetchFailed
 from trainer import progress
 from trainer.federation import round as rounds
+from trainer.federation.herald import Herald, say_aborted
 from trainer.federation.ledger import Ledger
 from trainer.federation.roster import MOST, WINDOW, Roster
 from trainer.tree import Arrays
@@ -87,12 +86,9 @@ def abort(ledger: Ledger, endpoint: Endpoint, reason: str) -> None:
         LinkError: the broker cannot be reached.
     """
     assert ledger.run is not None
-    spec, round_ = ledger.run.spec, min(ledger.run.round, ledger.run.spec.rounds)
-    message = RoundState(run=spec.run, round=round_, status="aborted", reason=reason)
-    with Link(endpoint, f"abort-{secrets.token_hex(8)}", inbox=queue.Queue(), persistent=False) as link:
-        link.publish(topics.round_state(spec.federation), encode(message), retain=True)
-        if not link.flush(10):
-            raise EdgeNodeError(f"{endpoint} did not confirm within 10 s that it tells the nodes", "try again")
+    spec = ledger.run.spec
+    if not say_aborted(endpoint, spec, min(ledger.run.round, spec.rounds), reason):
+        raise EdgeNodeError(f"{endpoint} did not confirm within 10 s that it tells the nodes", "try again")
     ledger.abort()
 
 
@@ -125,15 +121,7 @@ class _Coordinator:
         self._alone_since: float | None = None  # when the last of those left who still want the result
 
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
-        self._presence_topic = topics.presence(spec.federation, topics.COORDINATOR)
-        will = encode(Presence(session=self._session, online=False))
-        self._link = Link(
-            endpoint,
-            f"edge-node/{spec.federation}/{topics.COORDINATOR}",
-            inbox=self._inbox,
-            persistent=True,
-            will=(self._presence_topic, will),
-        )
+        self._herald = Herald(endpoint, spec, self._session, self._inbox)
         self._preferred_chunk = chunk_size
         self._courier = Courier(endpoint, spec.federation, topics.COORDINATOR, ledger.store, self._inbox)
         self._rounds = progress.Rounds(report, lambda: (self._courier.bytes_received, self._courier.bytes_sent))
@@ -141,13 +129,12 @@ class _Coordinator:
 
     def run(self, stop: Callable[[], bool]) -> Outcome | None:
         spec = self._spec
-        self._link.open()
+        self._herald.open()
         self._courier.start()
-        self._link.subscribe(topics.presence(spec.federation, "+"), topics.up(spec.federation, "+"))
         self._report(progress.Gathering(federation=spec.federation, run=spec.run, nodes=spec.nodes, rounds=spec.rounds))
         self._take_up()
         self._handle(self._inbox.get())  # LinkUp: what is retained of an earlier run is replaced
-        self._link.flush(5)
+        self._herald.link.flush(5)
         self._advance(rounds.Resumed())
         while not self._is_over():
             if stop():
@@ -171,11 +158,8 @@ class _Coordinator:
         return outcome
 
     def close(self) -> None:
-        if self._link.connected:
-            self._link.publish(self._presence_topic, encode(Presence(session=self._session, online=False)), retain=True)
-            self._link.flush(5)
         self._courier.close()
-        self._link.close()
+        self._herald.close()
 
     def _take_up(self) -> None:
         """Show where an earlier process of this coordinator stopped, and offer what nodes may still have to fetch."""
@@ -224,7 +208,7 @@ class _Coordinator:
         match event:
             case Delivery():
                 self._receive(event)
-                self._link.ack(event)
+                self._herald.link.ack(event)
             case Fetched(manifest):
                 self._arrived(manifest)
             case FetchFailed(manifest) if not self._is_arriving(manifest):
@@ -243,9 +227,9 @@ class _Coordinator:
 
     def _announce(self) -> None:
         """(Re)publish what is retained: a broker restarted without persistence has forgotten it."""
-        self._publish_presence()
-        self._link.publish(topics.spec(self._spec.federation), encode(self._spec), retain=True)
-        self._publish_state()
+        self._herald.say_presence(online=True)
+        self._herald.say_spec()
+        self._say_round()
 
     def _receive(self, delivery: Delivery) -> None:
         node = topics.sender(delivery.topic)
@@ -272,7 +256,7 @@ class _Coordinator:
             if presence.online and presence.session not in self._ledger.sessions:
                 raise _claimed(self._spec.federation, self._endpoint)
         if not delivery.retain:
-            self._publish_presence()
+            self._herald.say_presence(online=True)
 
     def _dispatch(self, node: str, message: AnyMessage) -> None:
         match message:
@@ -303,13 +287,13 @@ class _Coordinator:
         if refusal is not None:
             if self._roster.is_news(node, refusal.reason):
                 self._report(progress.Note(text=f"{node} was not let in: {refusal.reason}"))
-            self._reply(node, refusal)
+            self._herald.answer(node, refusal)
         elif not self._roster.is_stale(node, hello):
             is_new = not present or self._roster.session(node) is None
             self._ledger.admit(node, hello.identity)
             self._roster.admit(node, hello)
             self._expelled.discard(node)
-            self._reply(node, Welcome(session=hello.session))
+            self._herald.answer(node, Welcome(session=hello.session))
             if is_new:
                 self._report(progress.NodeJoined(node=node))
                 self._advance(rounds.Joined(node))
@@ -329,7 +313,7 @@ class _Coordinator:
     # Contributions
 
     def _offered(self, node: str, message: Contribution) -> None:
-        state, spec = self._state, self._spec
+        state = self._state
         if state.status is rounds.Status.OPEN and message.round == state.round and node in state.contributed:
             self._accept(node, message)  # its effect is on disk
             return
@@ -340,25 +324,13 @@ class _Coordinator:
             raise PeerError(node, f"round {message.round} is not open", message.round)
         if not state.takes_part(node):
             raise PeerError(node, f"it was not drawn for round {message.round}", message.round)
-        try:
-            self._ledger.weigh(message.weight)
-        except ValueError as error:
-            raise PeerError(node, str(error), message.round) from error
-        if (message.blob is None) != (not self._ledger.largest):
-            raise PeerError(node, "its contribution carries the wrong number of blobs", message.round)
+        self._ledger.check(node, message)
         if message.blob is None:
             self._add(node, message)
             return
-        blob = message.blob
-        if (blob.federation, blob.run, blob.round, blob.node) != (spec.federation, spec.run, message.round, node):
-            raise PeerError(node, "its manifest belongs to another federation, run, round or node", message.round)
-        if blob.size > self._ledger.largest:
-            raise PeerError(
-                node, f"its manifest promises {blob.size} bytes; {self._ledger.largest} are the most", message.round
-            )
-        if not self._is_arriving(blob):
+        if not self._is_arriving(message.blob):
             self._forget_arriving(node)
-            self._courier.fetch(blob)
+            self._courier.fetch(message.blob)
         self._arriving[node] = message
 
     def _settle_late(self, node: str, message: Contribution) -> None:
@@ -368,7 +340,7 @@ class _Coordinator:
             return
         reason = f"round {message.round} was closed before this contribution came"
         self._report(progress.Late(node=node, round=message.round))
-        self._reply(
+        self._herald.answer(
             node, Accepted(session=message.session, run=message.run, round=message.round, counted=False, reason=reason)
         )
 
@@ -398,7 +370,7 @@ class _Coordinator:
         self._advance(rounds.Contributed(node))
 
     def _accept(self, node: str, message: Contribution) -> None:
-        self._reply(node, Accepted(session=message.session, run=message.run, round=message.round))
+        self._herald.answer(node, Accepted(session=message.session, run=message.run, round=message.round))
 
     def _refuse(self, error: PeerError) -> None:
         """Name the peer, tell it why, go on without it."""
@@ -410,7 +382,7 @@ class _Coordinator:
         if session is not None:
             self._expelled.add(node)
             remedy = "check the node's version and disk, then join again"
-            self._reply(node, Refusal(session=session, reason=error.why[:2000], remedy=remedy))
+            self._herald.answer(node, Refusal(session=session, reason=error.why[:2000], remedy=remedy))
             self._leave(node)
 
     # Rounds
@@ -431,10 +403,10 @@ class _Coordinator:
                         node for node in self._state.members - self._state.present - self._state.contributed
                     )
                     self._report(progress.Paused(round=round_, waiting_for=absent))
-                    self._publish_state()
+                    self._say_round()
                 case rounds.Resume(round_):
                     self._report(progress.Note(text=f"enough nodes are there again: round {round_} goes on"))
-                    self._publish_state()
+                    self._say_round()
 
     def _open(self, round_: int, drawn: frozenset[str]) -> None:
         self._ledger.open(round_, drawn)
@@ -453,41 +425,13 @@ class _Coordinator:
 
     def _publish_broadcast(self) -> None:
         self._courier.offer(self._ledger.broadcast_blob.digest)
-        self._publish_state()
+        self._say_round()
 
-    def _publish_state(self) -> None:
-        """Say where the federation stands, and what nodes can fetch."""
-        state, spec, blob = self._state, self._spec, self._ledger.broadcast_blob
-        stage: Stage = "gathering"
-        if state.status is not rounds.Status.GATHERING:
-            stage = "open" if state.status is rounds.Status.OPEN else "finished"
-        manifest = Manifest(
-            federation=spec.federation,
-            run=spec.run,
-            round=state.round,
-            node=topics.COORDINATOR,
-            digest=blob.digest,
-            size=blob.size,
-            chunk_size=self._courier.chunk_size(self._preferred_chunk),
-        )
-        here = len(state.missing | state.contributed)
-        message = RoundState(
-            run=spec.run,
-            round=state.round,
-            status=stage,
-            broadcast=None if stage == "gathering" else manifest,
-            reason=f"paused: {here} of the {spec.quorum} nodes that a round needs are there" if state.paused else "",
-            participants=tuple(sorted(state.drawn)),
-        )
-        self._link.publish(topics.round_state(spec.federation), encode(message), retain=True)
-
-    def _publish_presence(self) -> None:
-        self._link.publish(self._presence_topic, encode(Presence(session=self._session, online=True)), retain=True)
+    def _say_round(self) -> None:
+        chunk_size = self._courier.chunk_size(self._preferred_chunk)
+        self._herald.say_round(self._state, self._ledger.broadcast_blob, chunk_size)
 
     def _tell(self, node: str, what: progress.Doing, blob: Manifest | None = None) -> None:
         """What a node does, as far as it can be known here."""
         done, total = (self._courier.received(blob.digest), blob.size) if blob else (0, 0)
         self._throttle.tell(progress.Activity(node=node, round=self._state.round, what=what, done=done, total=total))
-
-    def _reply(self, node: str, message: AnyMessage) -> None:
-        self._link.publish(topics.down(self._spec.federation, node), encode(message))

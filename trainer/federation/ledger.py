@@ -92,7 +92,7 @@ class Ledger:
         self.identities, self.finished, self.sessions = dict(run.members), set(run.finished), run.sessions
         self._method = make(spec.method, spec.training, spec.options)
         self._sent = pick(spec.tensors, spec.sends)
-        self.largest = encoded_size(self._sent) if self._sent else 0  # bytes of a contribution; 0: it has none
+        self._largest = encoded_size(self._sent)  # bytes of a contribution's blob
         self.store.purge(
             {run.broadcast.digest, *(each.digest for each in run.contributions if each.digest)}, arriving=True
         )
@@ -114,12 +114,26 @@ class Ledger:
             self.identities[node] = identity
             self.finished.discard(node)
 
-    def weigh(self, weight: float) -> float:
-        """The weight that counts. ValueError if it cannot be honest."""
-        return self._method.weigh(weight)
+    def check(self, node: str, message: Contribution) -> None:
+        """Look at a contribution before its blob is fetched. PeerError if it cannot be this node's to its round."""
+        blob, spec = message.blob, self.spec
+        try:
+            self._method.weigh(message.weight)
+        except ValueError as error:
+            raise PeerError(node, str(error), message.round) from error
+        if (blob is None) != (not self._sent):
+            raise PeerError(node, "its contribution carries the wrong number of blobs", message.round)
+        if blob is None:
+            return
+        if (blob.federation, blob.run, blob.round, blob.node) != (spec.federation, spec.run, message.round, node):
+            raise PeerError(node, "its manifest belongs to another federation, run, round or node", message.round)
+        if blob.size > self._largest:
+            raise PeerError(
+                node, f"its manifest promises {blob.size} bytes; {self._largest} are the most", message.round
+            )
 
     def contribute(self, node: str, message: Contribution) -> None:
-        """Take in a contribution whose blob is in the store. PeerError if it does not fit; then nothing has changed."""
+        """Take in a checked contribution whose blob is in the store. PeerError if that does not fit."""
         digest = message.blob.digest if message.blob else None
         if digest is not None:
             try:
@@ -172,7 +186,7 @@ class Ledger:
 
     def _sum(self, digest: str | None, weight: float) -> None:
         tensors = read_tensors(self.store.path(digest), self._sent) if digest else ()
-        self._sums.add(tensors, self.weigh(weight))
+        self._sums.add(tensors, self._method.weigh(weight))
 
     def _read(self, digest: str) -> Arrays:
         self._verify(digest)
