@@ -138,6 +138,17 @@ class Link:
         return self._client.is_connected()
 
     @property
+    def crowded(self) -> bool:
+        """Whether so many QoS 1 messages wait for the broker that those which can be spared should be."""
+        with self._lock:
+            self._forget_acknowledged()
+            return len(self._unacknowledged) > QUEUED_PUBLISHES // 2
+
+    def _forget_acknowledged(self) -> None:
+        while self._unacknowledged and self._unacknowledged[0].is_published():
+            self._unacknowledged.popleft()
+
+    @property
     def backlog(self) -> int:
         """Bytes of QoS 0 that were published but not yet written to the socket."""
         with self._lock:
@@ -175,8 +186,7 @@ class Link:
         with self._lock:
             if qos:
                 info.rc = MQTTErrorCode.MQTT_ERR_SUCCESS  # paho says "no connection", but keeps the message
-                while self._unacknowledged and self._unacknowledged[0].is_published():
-                    self._unacknowledged.popleft()
+                self._forget_acknowledged()
                 self._unacknowledged.append(info)
             else:
                 self._unwritten.append((info, size))
