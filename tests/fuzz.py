@@ -9,11 +9,12 @@ import faulthandler
 import queue
 import random
 import resource
+import shutil
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,16 +33,21 @@ from broker_config.embedded import start_broker
 from broker_config.endpoint import Endpoint
 from broker_config.errors import PeerError
 from broker_config.link import Delivery
-from broker_config.messages import AnyMessage, Contribution, Manifest, RoundState, Want
+from broker_config.messages import AnyMessage, Contribution, Hello, Manifest, RoundState, Want
 from broker_config.sending import SERVED_AT_ONCE, SendQueue
 from broker_config.transfer import Courier, Fetch, Fetched, FetchFailed
-from tests.traffic import SENT, Frame, Mutator, is_message, record
+from tests.siege import besiege, check
+from tests.traffic import SENT, Frame, Mutator, is_message, record, small_encoder
+from trainer.federation.coordinator import _Coordinator
+from trainer.federation.ledger import Ledger
+from trainer.federation.spec import Request, Terms, draft
+from trainer.progress import NodeRefused
 
 PATIENCE = 60  # seconds that a thousand frames may take
 SLOWEST = 2.0  # seconds that one frame may take
 GROWTH = 64 << 20  # bytes that a target may add to the process's peak, once it has warmed up
 WARM = 0.2  # of a target's frames, after which memory must be level
-SHARES = {"messages": 8, "tensors": 2, "receiver": 1, "holder": 4, "courier": 5}  # of all frames
+SHARES = {"messages": 8, "tensors": 2, "receiver": 1, "holder": 4, "courier": 5, "coordinator": 5}  # of all frames
 LARGEST = 300_000  # bytes that a manifest may promise here: who fetches has a limit
 
 
@@ -178,6 +184,72 @@ class Couriers:
         self._courier.close()
 
 
+class Coordinators:
+    """Coordinators, one after the other, turned by hand: members and strangers say hostile things to them."""
+
+    LIFE = 2000  # frames
+
+    def __init__(self, folder: Path, url: str):
+        self._folder, self._url = folder / "coordinators", url
+        self._stack = ExitStack()
+        self._frames = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._stack.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._ledger = self._stack.enter_context(Ledger(self._folder))
+        request = Request("fedavg", model="small", rounds=3)
+        spec, broadcast = draft(
+            request, federation="default", classes=("a", "b"), nodes=1000, terms=Terms(start=3, quorum=2),
+            encoder=small_encoder(),
+        )  # fmt: skip
+        self._ledger.take_up(spec, broadcast, new=True)
+        told: list[object] = []
+        self._coordinator = _Coordinator(self._ledger, Endpoint.parse(self._url), told.append, 65_536, 0)
+        self._stack.callback(self._coordinator.close)
+        self._told = told
+        self._coordinator._herald.open()
+        self._coordinator._courier.start()
+
+    def feed(self, mutator: Mutator) -> bool:
+        """Whether the frame was taken in without a complaint."""
+        if self._frames % self.LIFE == self.LIFE - 1:
+            self._begin()
+        self._frames += 1
+        coordinator, random = self._coordinator, mutator.random
+        node = f"node-{self._frames // 20}"
+        topic = f"edge-node/v1/default/nodes/{node}/{random.choice(('up', 'up', 'presence'))}"
+        payload = random.choice((self._mutated, self._mutated, self._hello))(mutator, node)
+        before = len(self._told)
+        coordinator._handle(Delivery(coordinator._herald.link, topic, payload, False, 1, 0))
+        coordinator._watch_clock()
+        while not coordinator._inbox.empty():
+            coordinator._handle(coordinator._inbox.get())
+        told = self._told[before:]
+        assert len(told) < 20, told
+        assert len(coordinator._arriving) < self.LIFE
+        return not any(isinstance(event, NodeRefused) for event in told)
+
+    def _hello(self, _: Mutator, node: str) -> bytes:
+        session = self._coordinator._roster.session(node) or "0" * 16
+        return encode(Hello(session=session, run=self._ledger.spec.run, software=""))
+
+    def _mutated(self, mutator: Mutator, node: str) -> bytes:
+        session = self._coordinator._roster.session(node) or "0" * 16
+        return mutator.current(
+            mutator.message().payload,
+            run=self._ledger.spec.run,
+            session=session,
+            node=node,
+            round=self._coordinator._state.round,
+            size=1000,
+        )
+
+    def close(self) -> None:
+        self._stack.close()
+
+
 def manifest_in(message: AnyMessage | None) -> Manifest | None:
     """What a message offers."""
     match message:
@@ -215,7 +287,11 @@ def everything(folder: Path) -> Iterator[tuple[list[Frame], dict[str, Target]]]:
     """The frames of a real federation, and all that reads frames, by name."""
     frames = record(folder / "recorded")
     messages = [frame for frame in frames if is_message(frame)]
-    with start_broker(folder / "broker") as broker, closing(Couriers(folder, broker.url)) as courier:
+    with (
+        start_broker(folder / "broker", kind="mosquitto") as broker,
+        closing(Couriers(folder, broker.url)) as courier,
+        closing(Coordinators(folder, broker.url)) as coordinator,
+    ):
         yield (
             frames,
             {
@@ -224,14 +300,16 @@ def everything(folder: Path) -> Iterator[tuple[list[Frame], dict[str, Target]]]:
                 "receiver": Receiver(folder, messages),
                 "holder": Holder(),
                 "courier": courier,
+                "coordinator": coordinator,
             },
         )
 
 
 def main() -> None:
-    """Bombard all targets with equally many frames."""
+    """Bombard all that reads frames, then a live coordinator."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--frames", type=int, default=100_000)
+    parser.add_argument("--live", type=int, default=20_000, help="frames that a live coordinator gets")
     parser.add_argument("--seed", type=int, default=random.getrandbits(32))
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}", flush=True)
@@ -240,6 +318,9 @@ def main() -> None:
             mutator = Mutator(frames, random.Random(f"{arguments.seed} {name}"))
             count = -(-arguments.frames * SHARES[name] // sum(SHARES.values()))
             print(bombard(name, target, mutator, count), flush=True)
+        mutator = Mutator(frames, random.Random(f"{arguments.seed} live"))
+        peace, war = (besiege(Path(scratch) / str(count), mutator, count) for count in (0, arguments.live))
+        print(f"live coordinator {check(war, peace)}")
 
 
 if __name__ == "__main__":

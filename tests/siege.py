@@ -7,8 +7,10 @@ import hashlib
 import json
 import secrets
 import struct
+import subprocess
 import threading
 import time
+from collections import Counter, defaultdict
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,19 +23,24 @@ from broker_config.embedded import start_broker
 from tests.foreign import ForeignNode, Tensors
 from tests.plants import CLASSES, start
 from tests.traffic import Mutator, small_weights
+from trainer.federation.roster import STRIKES
 
 V5 = MQTTProtocolVersion.MQTTv5
 ROUNDS = 10
-NAMES = ("evil-0", "evil-1", "evil-2", "evil-3", "évil", "..", "x" * 300)
+GROWTH = 100 << 20  # bytes that a siege may add to a coordinator's memory: its inbox is full of large messages
+DISK = 5 << 20  # bytes that its state folder may take; honest rounds take 1 MB
+NODES = 100  # places
+IMPOSSIBLE = ("évil", "..", "x" * 300)  # names
+SPELL = 100  # frames after which another peer turns hostile: a name that was refused often gets no further
 ROOT = "edge-node/v1/default"
 
 
 class Outcome(NamedTuple):
     """What a federation under siege came to."""
 
-    result: Tensors
-    events: list[dict[str, Any]]  # as the coordinator reported them
-    log: str  # all that it printed
+    results: dict[str, Tensors]  # of the honest nodes
+    events: list[dict[str, Any]]  # that the coordinator reported
+    frames: int  # that were hostile
     grown: int  # bytes that its memory rose above that of its first rounds
     disk: int  # bytes, at most, in its state folder
     seconds: float
@@ -77,7 +84,8 @@ class Attacker:
         self.mutator, self.random = mutator, mutator.random
         self.spec: dict[str, Any] = {}
         self.state: dict[str, Any] = {}
-        self.sessions = {name: secrets.token_hex(8) for name in NAMES}
+        self.sessions: defaultdict[str, str] = defaultdict(lambda: secrets.token_hex(8))
+        self.sent = 0  # frames
         self.blobs: dict[str, bytes] = {}
         self.known = threading.Event()
         self.client = mqtt.Client(CallbackAPIVersion.VERSION2, "attacker", protocol=V5)
@@ -107,29 +115,25 @@ class Attacker:
         self.send(f"{ROOT}/nodes/{name}/{topic}", json.dumps(told).encode())
 
     def send(self, topic: str, payload: bytes, **options: Any) -> mqtt.MQTTMessageInfo:
+        self.sent += 1
         return self.client.publish(topic, payload, self.random.choice((0, 1)), **options)
 
     def attack(self) -> None:
         """One hostile frame."""
-        name, random = self.random.choice(NAMES), self.random
+        name, random = self.name(), self.random
         deeds = (self.joins, self.offers, self.serves, self.asks, self.appears, self.floods, self.chunks)
         random.choice(deeds + (self.mutated,) * 6)(name)
 
+    def name(self) -> str:
+        """One of a few peers, others every while, or a name that no node can have."""
+        possible = [f"evil-{self.sent // SPELL + number}" for number in range(3)]
+        return self.random.choice((*possible, *IMPOSSIBLE) if self.random.random() < 0.3 else possible)
+
     def mutated(self, name: str) -> None:
         """A real message, changed, of this run and of a session that takes part if one of this name does."""
-        payload = self.current(self.mutator.message().payload, name)
+        known = {"run": self.spec["run"], "session": self.sessions[name], "round": self.state["round"], "node": name}
+        payload = self.mutator.current(self.mutator.message().payload, **known)
         self.send(f"{ROOT}/nodes/{name}/{self.random.choice(('up', 'up', 'presence'))}", payload)
-
-    def current(self, payload: bytes, name: str) -> bytes:
-        try:
-            message = json.loads(payload)
-            known = {"run": self.spec["run"], "session": self.sessions[name], "round": self.state["round"]}
-            message |= {key: value for key, value in known.items() if key in message and self.random.random() < 0.9}
-            if isinstance(message.get("blob"), dict):
-                message["blob"] |= {"run": self.spec["run"], "node": name, "round": self.state["round"]}
-            return json.dumps(message).encode()
-        except (ValueError, TypeError, RecursionError, AttributeError):
-            return payload
 
     def joins(self, name: str) -> None:
         if self.random.random() < 0.5:
@@ -171,12 +175,20 @@ class Attacker:
         self.send(f"{ROOT}/nodes/{name}/presence", json.dumps(message).encode(), retain=True)
 
     def floods(self, name: str) -> None:
-        """Much of it, of one kind or another."""
-        metrics = {f"{number}\x1b[2J": 1.0 for number in range(self.random.choice((1, 3000)))}
-        if self.random.random() < 0.1:
-            self.send(f"{ROOT}/nodes/{name}/up", bytes(self.random.choice((200_000, 5_000_000))))
-        else:
-            self.tell(name, "up", type="Telemetry", run=self.spec["run"], round=1, metrics=metrics)
+        """Much of something, faster than it can be answered."""
+        metrics = {f"{number}\x1b[2J": 1.0 for number in range(3000)}
+        match self.random.randrange(4):
+            case 0:
+                self.send(f"{ROOT}/nodes/{name}/up", bytes(self.random.choice((200_000, 5_000_000))))
+            case 1:
+                for _ in range(20):
+                    self.tell(name, "up", type="Telemetry", run=self.spec["run"], round=1, metrics=metrics)
+            case 2:
+                for _ in range(300):
+                    self.joins(self.name())
+            case _:
+                for _ in range(50):
+                    self.offers(name)
 
     def chunks(self, name: str) -> None:
         index = self.random.choice((0, 1, 3, 2**32 - 1))
@@ -190,9 +202,9 @@ class Attacker:
 
     def close(self) -> None:
         """Nobody of ours takes part any more."""
-        for name in NAMES:
+        for name in self.sessions:
             self.client.publish(f"{ROOT}/nodes/{name}/up", b"{", 1)
-        self.client.publish(f"{ROOT}/nodes/{NAMES[0]}/up", b"{", 1).wait_for_publish(60)
+        self.keep_pace()
         self.client.disconnect()
         self.client.loop_stop()
 
@@ -203,45 +215,61 @@ def besiege(folder: Path, mutator: Mutator, frames: int) -> Outcome:
     started = time.monotonic()
     with start_broker(folder / "broker", kind="mosquitto") as broker:
         coordinator = start(
-            "coordinate", broker.url, "--json", "--classes", ",".join(CLASSES), "--nodes", 5,
-            "--start", 2, "--quorum", 2, "--linger", 1,
-            "--model", "small", "--method", "fedavg", "--rounds", ROUNDS, "--seed", 7,
+            "coordinate", broker.url, "--json", "--classes", ",".join(CLASSES), "--nodes", NODES, "--start", 2,
+            "--quorum", 2, "--linger", 1, "--model", "small", "--method", "fedavg", "--rounds", ROUNDS, "--seed", 7,
             "--weights", small_weights(folder / "weights"), "--chunk-size", 64,
             "--state", folder / "state", log=folder / "log",
         )  # fmt: skip
-        gate = Gate()
-        results: list[Tensors] = []
-        honest = [Honest(broker.port, name, gate, shift) for name, shift in (("a", 0.25), ("b", -0.75))]
-        threads = [threading.Thread(target=lambda n=node: results.append(n.run()), daemon=True) for node in honest]
         try:
+            gate, results = Gate(), dict[str, Tensors]()
             attacker = Attacker(broker.port, mutator)
+            honest = [Honest(broker.port, name, gate, shift) for name, shift in (("a", 0.25), ("b", -0.75))]
+            threads = [threading.Thread(target=_take_part, args=(node, results), daemon=True) for node in honest]
             for thread in threads:
                 thread.start()
-            watched = psutil.Process(coordinator.pid)
-            level = peak = disk = 0
-            for number in range(frames):
-                assert coordinator.poll() is None, (folder / "log").read_text()[-3000:]
+            meter = Meter(coordinator, folder)
+            while attacker.sent < frames:
                 attacker.attack()
-                if number % 50 == 0:
-                    gate.open(1 + (ROUNDS - 1) * number // frames)
-                    peak = max(peak, watched.memory_info().rss)
-                    disk = max(disk, size_of(folder / "state"))
-                    level = peak if number < frames // 5 else level
+                if attacker.sent // 50 > meter.looks:
                     attacker.keep_pace()
+                    meter.look(attacker.sent / frames)
+                    gate.open(1 + (ROUNDS - 1) * attacker.sent // frames)
             attacker.close()
             gate.open(ROUNDS)
-            assert coordinator.wait(120) == 0, (folder / "log").read_text()[-3000:]
+            assert coordinator.wait(120) == 0, meter.log()
             for thread in threads:
                 thread.join(30)
         finally:
             coordinator.kill()
-    log = (folder / "log").read_text()
-    events = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
-    assert len(results) == 2, "the honest nodes did not finish"
-    assert {name: value.tobytes() for name, value in results[0].items()} == {
-        name: value.tobytes() for name, value in results[1].items()
-    }
-    return Outcome(results[0], events, log, peak - level, disk, time.monotonic() - started)
+    events = [json.loads(line) for line in meter.log().splitlines() if line.startswith("{")]
+    assert sorted(results) == ["a", "b"], "the honest nodes did not finish"
+    return Outcome(results, events, attacker.sent, meter.grown, meter.disk, time.monotonic() - started)
+
+
+def _take_part(node: Honest, results: dict[str, Tensors]) -> None:
+    results[node.name] = node.run()
+
+
+class Meter:
+    """What a coordinator's process takes of the machine."""
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path):
+        self.looks = self.disk = self.grown = 0
+        self._process, self._folder, self._level = process, folder, 0
+        self._watched = psutil.Process(process.pid)
+
+    def look(self, share: float) -> None:
+        """Measure, when so much of the siege is over; memory must be level after a fifth of it."""
+        assert self._process.poll() is None, self.log()
+        self.looks += 1
+        memory = self._watched.memory_info().rss
+        self._level = max(self._level, memory) if share < 0.2 else self._level
+        self.grown = max(self.grown, memory - self._level)
+        self.disk = max(self.disk, size_of(self._folder / "state"))
+
+    def log(self) -> str:
+        """All that it has printed."""
+        return (self._folder / "log").read_text()
 
 
 def size_of(folder: Path) -> int:
@@ -251,3 +279,26 @@ def size_of(folder: Path) -> int:
         with suppress(FileNotFoundError):
             total += 512 * file.stat().st_blocks
     return total
+
+
+def check(outcome: Outcome, peace: Outcome) -> str:
+    """A siege must change nothing, fill nothing and be told of briefly. Returns a line about it."""
+    assert peace.results.keys() == outcome.results.keys()
+    for name, tensors in outcome.results.items():
+        assert {key: value.tobytes() for key, value in tensors.items()} == {
+            key: value.tobytes() for key, value in peace.results[name].items()
+        }, f"the result of {name} has changed"
+    closed = [event["contributors"] for event in outcome.events if event["event"] == "RoundClosed"]
+    assert closed == [["a", "b"]] * ROUNDS, closed
+    assert outcome.grown < GROWTH, f"memory grew by {outcome.grown >> 20} MiB"
+    assert outcome.disk < DISK, f"the state folder took {outcome.disk >> 10} KiB"
+    refused = Counter(event["node"] for event in outcome.events if event["event"] == "NodeRefused")
+    assert len(refused) > len(IMPOSSIBLE) + outcome.frames // SPELL, refused
+    assert max(refused.values()) <= STRIKES + 1, refused
+    told = sum(event["event"] != "Activity" for event in outcome.events)
+    assert told < 100 + 20 * len(refused), f"{told} lines of log"
+    return (
+        f"{outcome.frames} frames, {len(refused)} peers refused, {told} lines of log, "
+        f"memory +{outcome.grown / 2**20:.1f} MiB, state folder at most {outcome.disk >> 10} KiB, "
+        f"{outcome.seconds:.0f} s"
+    )

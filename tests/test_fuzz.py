@@ -1,6 +1,7 @@
 """Whatever bytes come in: they are refused, or they are what they should be. `python -m tests.fuzz` sends many more."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random, getrandbits
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from broker_config.codec import decode, decode_any, decode_chunk
 from broker_config.messages import Want
 from tests.fuzz import SHARES, Target, bombard, everything
+from tests.siege import besiege, check
 from tests.traffic import Frame, Mutator, is_message
 
 FRAMES = 1000  # for each target
@@ -56,3 +58,13 @@ def test_hostile_frames_that_are_made_smaller_when_one_is_found(bombed: Bombed, 
         targets[name].feed(Mutator(frames, random))
 
     attack()
+
+
+def test_a_live_coordinator_under_hostile_frames_ends_with_the_honest_nodes_bytes(
+    bombed: Bombed, tmp_path: Path
+) -> None:
+    seed = getrandbits(32)
+    print(f"seed {seed}")
+    mutator = Mutator(bombed[0], Random(seed))
+    peace, war = (besiege(tmp_path / str(frames), mutator, frames) for frames in (0, FRAMES))
+    check(war, peace)

@@ -31,7 +31,7 @@ class Frame(NamedTuple):
     payload: bytes
 
 
-def small_weights(path: Path) -> Path:
+def small_encoder() -> dict[str, np.ndarray]:
     """An initial encoder of model `small`, drawn without torch."""
     random, width = np.random.default_rng(0), (3, 16, 32, 64, 64)
     encoder = {}
@@ -39,7 +39,12 @@ def small_weights(path: Path) -> Path:
         encoder[f"encoder.features.{3 * layer}.weight"] = random.normal(0, 0.1, (below, above, 3, 3))
         encoder[f"encoder.features.{3 * layer + 1}.weight"] = np.ones(below)
         encoder |= {f"encoder.features.{3 * layer + norm}.bias": np.zeros(below) for norm in (0, 1)}
-    path.write_bytes(save({name: value.astype(np.float32) for name, value in encoder.items()}))
+    return {name: value.astype(np.float32) for name, value in encoder.items()}
+
+
+def small_weights(path: Path) -> Path:
+    """The same as a file, so that a coordinator starts fast."""
+    path.write_bytes(save(small_encoder()))
     return path
 
 
@@ -111,6 +116,16 @@ class Mutator:
         if random.random() < 0.2:
             topic = random.choice(self._messages).topic
         return Frame(topic, change(payload))
+
+    def current(self, payload: bytes, **known: Any) -> bytes:
+        """The message as the federation's present expects it, mostly: `known` are fields and their values."""
+        try:
+            message = json.loads(payload)
+            for part in (message, message.get("blob") or {}):
+                part |= {key: known[key] for key in known.keys() & part.keys() if self.random.random() < 0.9}
+            return json.dumps(message).encode()
+        except (ValueError, TypeError, RecursionError, AttributeError):  # it is none any more
+            return payload
 
     def chunk(self) -> Frame:
         """A chunk with another index, length or content."""
