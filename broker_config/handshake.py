@@ -72,10 +72,10 @@ def handshake(client: Client, endpoint: Endpoint, timeout: float, keepalive: int
     except ConnectionResetError:
         return _CLOSED
     except OSError as error:
-        raise _unreachable(endpoint, error, timeout) from None
+        raise unreachable(endpoint, error, timeout) from None
     while not client.answer:
         if time.monotonic() > deadline:
-            raise _unreachable(endpoint, TimeoutError(), timeout)
+            raise unreachable(endpoint, TimeoutError(), timeout)
         if client.loop(0.1) != MQTTErrorCode.MQTT_ERR_SUCCESS:
             return client.answer or _CLOSED
     return client.answer
@@ -93,7 +93,7 @@ def newest_version(endpoint: Endpoint, timeout: float) -> MQTTProtocolVersion:
     return MQTT311 if answer in ("Unsupported protocol version", _CLOSED) else MQTT5
 
 
-def _unreachable(endpoint: Endpoint, error: OSError, timeout: float) -> LinkError:
+def unreachable(endpoint: Endpoint, error: OSError, timeout: float) -> LinkError:
     """Say why no connection to the broker came about within `timeout` seconds."""
     place = f"{endpoint.host}:{endpoint.port}"
     match error:

@@ -1,0 +1,54 @@
+"""Running federations: `doctor`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge.commands.options import Broker, Ca, Cert, Json, Key, make_endpoint
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example: edge-node doctor mqtts://plant-a@broker.local --ca ca.pem --state edge-node-plant-a")
+def doctor(
+    broker: Broker,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--as", metavar="NODE", help="Node to act for, or coordinator.", show_default="the user name, or node"
+        ),
+    ] = None,
+    state: Annotated[Path, typer.Option(help="State folder of join or coordinate, there already or not.")] = Path(),
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for each answer of the broker.")] = 10,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    as_json: Json = False,
+) -> None:
+    """Try out whether a broker and this machine are fit for a federation, and say what to change.
+
+    Federations on the broker go on undisturbed, and nothing is left there. Exit code 1 if something is not fit, 69 if
+    the broker is out of reach.
+    """
+    import signal
+
+    import msgspec
+    from rich.console import Console
+
+    from broker_config.topics import check_name
+    from edge.doctor import show
+    from edge.doctor.examine import exit_code
+    from edge.doctor.trial import Trial
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: the broker is left clean
+    endpoint = make_endpoint(broker, ca, cert, key)
+    me = check_name(name or endpoint.username or "node", "the node's name (--as)")
+    with Trial(endpoint, me, state, timeout) as trial:
+        if as_json:
+            diagnosis = show.diagnose(trial)
+            checks = diagnosis.checks
+            print(msgspec.json.encode(diagnosis).decode())
+        else:
+            checks = show.live(trial, Console())
+    raise typer.Exit(exit_code(checks))

@@ -1,0 +1,141 @@
+"""What the broker lets us do: what we need, and what nobody but the others should be able to do."""
+
+import time
+from dataclasses import replace
+from typing import Literal
+
+from broker_config import topics
+from broker_config.errors import LinkError
+from edge.doctor.check import Found
+from edge.doctor.trial import Trial
+from edge.doctor.wire import LostError, Wire
+
+_DIGEST = "0" * 64  # of a blob that nobody has
+_OTHER = "somebody-else"  # a node's name
+_LIST = "'Topics' in docs/protocol.md has the whole access list (mosquitto: acl_file)"
+_PATIENCE = 0.3  # seconds that a message may take to come back, besides five times the way to the broker
+_SILENT = "MQTT 3.1.1 does not say"
+Answer = Literal["yes", "no", "unknown"]
+
+
+def access(trial: Trial) -> Found:
+    """Whether we may write and read what a node, or the coordinator, must."""
+    written = _write(trial, _own(trial.federation, trial.name))
+    unwritten = [topic for topic, answer in written.items() if answer == "no"]
+    with trial.wire("access") as wire:
+        unread = wire.subscribe(*_read(trial.federation, trial.name))
+        if trial.topic not in (*unwritten, *unread):
+            wire.publish(trial.topic, b"echo")
+            trial.echoes = wire.find(lambda each: each.payload == b"echo") is not None
+            unread += [] if trial.echoes else [trial.topic]
+    refused = [
+        f"{verb} {', '.join(map(_kind, denied))}" for verb, denied in (("write", unwritten), ("read", unread)) if denied
+    ]
+    if refused:
+        return Found(
+            "failure",
+            f"{trial.name} may not {'; nor '.join(refused)}",
+            f"let it, in every federation (+), or say with --as which node this is; {_LIST}",
+        )
+    unknown = [_kind(topic) for topic, answer in written.items() if answer == "unknown"]
+    told = f"{trial.name} may write and read its topics"
+    return Found("ok", told + (f"; as to {', '.join(unknown)}, {_SILENT}" if unknown else ""))
+
+
+def protection(trial: Trial) -> Found:
+    """Whether we could pass for others, and whether strangers are admitted."""
+    answers = {who: _write(trial, theirs) for who, theirs in _foreign(trial.federation, trial.name).items()}
+    found = [
+        f"{trial.name} may write what only {who} should: {', '.join(open_)}"
+        for who, written in answers.items()
+        if (open_ := [_kind(topic) for topic, answer in written.items() if answer == "yes"])
+    ]
+    remedies = [f"give each only its own topics; {_LIST}"] if found else []
+    if _admits_strangers(trial):
+        found.insert(0, "anybody is admitted, without user name and certificate")
+        remedies.insert(0, "admit nobody unknown (mosquitto: allow_anonymous false, password_file)")
+    if found:
+        return Found("warning", "; ".join(found), "; ".join(remedies))
+    if any("unknown" in written.values() for written in answers.values()):
+        return Found("unknown", f"strangers are not admitted; whether others' topics are closed: {_SILENT}")
+    return Found("ok", f"strangers are not admitted, and others' topics are closed to {trial.name}")
+
+
+def _own(federation: str, name: str) -> list[str]:
+    """The topics that `name` must write, as the access list of docs/protocol.md has them."""
+    if name == topics.COORDINATOR:
+        first = [
+            topics.spec(federation),
+            topics.round_state(federation),
+            topics.down(federation, _OTHER),
+            topics.want(federation, _OTHER, name),
+        ]
+    else:
+        first = [topics.up(federation, name), topics.want(federation, topics.COORDINATOR, name)]
+    return [*first, topics.presence(federation, name), topics.chunks(federation, name, _DIGEST, 1024)]
+
+
+def _read(federation: str, name: str) -> list[str]:
+    """The topics that `name` must read, likewise."""
+    if name == topics.COORDINATOR:
+        return [
+            topics.up(federation, "+"),
+            topics.presence(federation, "+"),
+            topics.want(federation, name, "+"),
+            topics.chunks(federation, _OTHER, _DIGEST, 1024),
+        ]
+    return [
+        topics.spec(federation),
+        topics.round_state(federation),
+        topics.down(federation, name),
+        topics.presence(federation, name),
+        topics.presence(federation, topics.COORDINATOR),
+        topics.want(federation, name, "+"),
+        topics.chunks(federation, topics.COORDINATOR, _DIGEST, 1024),
+    ]
+
+
+def _foreign(federation: str, name: str) -> dict[str, list[str]]:
+    """The topics that others write, and `name` must not: whose they are -> topics."""
+    others = {"the coordinator": topics.COORDINATOR, "other nodes": _OTHER}
+    return {who: _own(federation, other) for who, other in others.items() if other != name}
+
+
+def _write(trial: Trial, wanted: list[str]) -> dict[str, Answer]:
+    """Publish nothing on each topic; whether that was allowed. It is, if it comes back or an MQTT 5 broker says so."""
+    answers: dict[str, Answer] = {}
+    for topic in wanted:
+        try:
+            with trial.wire("access") as wire:
+                answers[topic] = _try(trial, wire, topic)
+        except LostError:  # some brokers answer so
+            answers[topic] = "no"
+    return answers
+
+
+def _try(trial: Trial, wire: Wire, topic: str) -> Answer:
+    wire.subscribe(topic)
+    started = time.perf_counter()
+    if wire.publish(topic, b""):
+        return "no"
+    if trial.speaks_5:
+        return "yes"
+    patience = _PATIENCE + 5 * (time.perf_counter() - started)
+    return "yes" if wire.find(lambda each: each.topic == topic, patience) else "unknown"
+
+
+def _admits_strangers(trial: Trial) -> bool:
+    stranger = replace(trial.endpoint, username=None, password=None, cert=None, key=None)
+    if stranger == trial.endpoint:
+        return True
+    try:
+        trial.wire("stranger", endpoint=stranger).open().close()
+    except LinkError:
+        return False
+    return True
+
+
+def _kind(topic: str) -> str:
+    """The topic's kind: `spec`, `round`, `presence`, `up`, `down`, `want` or `chunks`."""
+    levels = topic.split("/")
+    return levels[5] if len(levels) > 4 else levels[3]
