@@ -114,7 +114,7 @@ class Courier:
         )
         self._link.longest = LARGEST_PACKET
         self._requests = topics.want(federation, me, "+")
-        self._offered: dict[str, int] = {}  # digest -> bytes
+        self._offered: dict[tuple[str, int], int] = {}  # bytes by digest and chunk size
         self._sends = SendQueue()
         self._jobs: dict[str, list[_Job]] = {}  # by digest
         self._turns: Turns[_Job] = Turns(AT_ONCE)
@@ -142,13 +142,17 @@ class Courier:
             return preferred
         return min(preferred, self._link.max_packet - CHUNK_ROOM)
 
-    def offer(self, digest: str) -> None:
-        """Serve a blob of the store to whoever asks."""
-        self._offered[digest] = self._store.path(digest).stat().st_size
+    def offer(self, digest: str, chunk_size: int) -> None:
+        """Serve a blob of the store to whoever asks, in chunks of this size, and of others that it was offered in.
+
+        Of no other size: what one asks for serves all, and nobody can have the same bytes sent in a thousand ways.
+        """
+        size = self._store.path(digest).stat().st_size
+        self._offered = {**self._offered, (digest, chunk_size): size}
 
     def withdraw(self, digest: str) -> None:
         """Serve a blob no longer."""
-        self._offered.pop(digest, None)
+        self._offered = {key: size for key, size in self._offered.items() if key[0] != digest}
 
     def fetch(self, manifest: Manifest) -> None:
         """Get a blob from its holder, `manifest.node`; Fetched follows at once if the store has it already.
@@ -212,9 +216,9 @@ class Courier:
             if self._is_first(asker):
                 log.warning("%r asks for chunks in a way that cannot be read: %s", asker, error)
             return
-        size = self._offered.get(want.digest, 0)
+        size = self._offered.get((want.digest, want.chunk_size), 0)
         if max(want.chunks) * want.chunk_size >= size or want.chunk_size > self.chunk_size(want.chunk_size):
-            log.info("%r asks for chunks of %s that are not offered", asker, want.digest)
+            log.info("%r asks for chunks of %s that are not offered so", asker, want.digest)
         else:
             self._sends.add(want, time.monotonic())
 
@@ -227,7 +231,7 @@ class Courier:
     def _send(self) -> None:
         while self._sends and self._link.backlog < BACKLOG:
             piece = self._sends.pop(time.monotonic())
-            if piece.digest not in self._offered:
+            if (piece.digest, piece.chunk_size) not in self._offered:
                 continue
             try:
                 data = self._store.read(piece.digest, piece.number * piece.chunk_size, piece.chunk_size)

@@ -159,7 +159,7 @@ class Couriers:
         self._folder, self._inbox = folder / "courier", queue.Queue[Any]()
         store = BlobStore(self._folder)
         self._courier = Courier(Endpoint.parse(url), "default", topics.COORDINATOR, store, self._inbox)
-        self._courier.offer(store.put(bytes(LARGEST))[0])
+        self._courier.offer(store.put(bytes(LARGEST))[0], 65_536)
         self._courier._link.open()
         self._manifests: list[Manifest] = []
 

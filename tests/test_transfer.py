@@ -290,10 +290,11 @@ class Peer:
         self.inbox: queue.Queue[Fetched | FetchFailed] = queue.Queue()
         self.courier = Courier(Endpoint.parse(url), "f", name, self.store, self.inbox)
 
-    def offer(self, data: bytes) -> Manifest:
+    def offer(self, data: bytes, chunk_size: int = 0) -> Manifest:
+        chunk_size = chunk_size or self.courier.chunk_size()
         digest, _ = self.store.put(data)
-        self.courier.offer(digest)
-        return manifest_of(data, self.courier.chunk_size())
+        self.courier.offer(digest, chunk_size)
+        return manifest_of(data, chunk_size)
 
     def get(self, manifest: Manifest) -> bytes:
         self.courier.fetch(manifest)
@@ -429,7 +430,7 @@ def test_a_blob_that_an_earlier_process_received_but_did_not_check_is_taken(
 def test_a_blob_promised_in_chunks_of_two_sizes_arrives_for_both(mosquitto: EmbeddedBroker, meet: Meet) -> None:
     holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
     data = os.urandom(SIZE)
-    manifests = holder.offer(data), manifest_of(data, 100 * KIB)
+    manifests = holder.offer(data), holder.offer(data, 100 * KIB)
     for manifest in manifests:
         asker.courier.fetch(manifest)
     assert {asker.inbox.get(timeout=20), asker.inbox.get(timeout=20)} == set(map(Fetched, manifests))
@@ -456,6 +457,10 @@ def test_absurd_requests_are_ignored(mosquitto: EmbeddedBroker, meet: Meet) -> N
         f'{{"type":"Want","digest":"{"0" * 64}","chunk_size":1024,"chunks":[0]}}'.encode(),
         f'{{"type":"Want","digest":"{manifest.digest}","chunk_size":1024,"chunks":[1073741824]}}'.encode(),
         f'{{"type":"Want","digest":"{manifest.digest}","chunk_size":16777216,"chunks":[1]}}'.encode(),
+        *(
+            f'{{"type":"Want","digest":"{manifest.digest}","chunk_size":{size},"chunks":[0]}}'.encode()
+            for size in (1024, 300 * KIB, 256 * KIB - 1)  # it is offered in chunks of another size
+        ),
     ]
     inbox: queue.Queue[object] = queue.Queue()
     with Link(Endpoint.parse(mosquitto.url), "vandal", inbox=inbox, persistent=False) as vandal:

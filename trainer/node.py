@@ -340,7 +340,7 @@ class _Node:
             if blob.digest not in self._worker.store:
                 return  # a newer round has begun
             blob = msgspec.structs.replace(blob, chunk_size=self._courier.chunk_size(blob.chunk_size))
-            self._courier.offer(blob.digest)
+            self._courier.offer(blob.digest, blob.chunk_size)
             self._timeline.begin("sending", blob.round)
             self._sent_before = self._courier.bytes_sent
         self._send(

@@ -162,10 +162,9 @@ class _Coordinator:
         self._herald.close()
 
     def _take_up(self) -> None:
-        """Show where an earlier process of this coordinator stopped, and offer what nodes may still have to fetch."""
+        """Show where an earlier process of this coordinator stopped."""
         if self._state.status is rounds.Status.GATHERING:
             return
-        self._courier.offer(self._ledger.broadcast_blob.digest)
         self._report(progress.Note(text=f"going on with run {self._spec.run} in round {self._state.round}"))
         if self._state.status is rounds.Status.OPEN:
             self._rounds.open(self._state.round)
@@ -405,7 +404,7 @@ class _Coordinator:
                     self._close_round(contributors)
                 case rounds.Finish():
                     self._ledger.conclude()
-                    self._publish_broadcast()
+                    self._say_round()
                 case rounds.Pause(round_):
                     absent = sorted(
                         node for node in self._state.members - self._state.present - self._state.contributed
@@ -419,7 +418,7 @@ class _Coordinator:
     def _open(self, round_: int, drawn: frozenset[str]) -> None:
         self._ledger.open(round_, drawn)
         self._opened = time.monotonic()
-        self._publish_broadcast()
+        self._say_round()
         self._rounds.open(round_)
         for node in sorted(self._state.missing):
             self._tell(node, "training")
@@ -431,12 +430,10 @@ class _Coordinator:
         self._ledger.average()
         self._rounds.close(sorted(contributors))
 
-    def _publish_broadcast(self) -> None:
-        self._courier.offer(self._ledger.broadcast_blob.digest)
-        self._say_round()
-
     def _say_round(self) -> None:
+        """Say where the federation stands, and serve what a round starts from."""
         chunk_size = self._courier.chunk_size(self._preferred_chunk)
+        self._courier.offer(self._ledger.broadcast_blob.digest, chunk_size)
         self._herald.say_round(self._state, self._ledger.broadcast_blob, chunk_size)
 
     def _tell(self, node: str, what: progress.Doing, blob: Manifest | None = None) -> None:
