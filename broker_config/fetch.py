@@ -44,8 +44,10 @@ class Fetch:
                 file.truncate(manifest.size + self._count)
         self.resumed = any(self._have)
         self._left = self._have.count(0)
-        self._heard = 0.0  # when the last chunk came, or the first one was asked for
+        self._heard = 0.0  # when the last chunk came, or was asked for
+        self._silent_since = 0.0  # likewise, but not when it was asked for again
         self._asked: set[int] = set()
+        self._given_up: set[int] = set()  # asked for in vain; but they may only be late
         self._unasked = [index for index, there in enumerate(self._have) if not there]
         random.shuffle(self._unasked)
         self.restart()
@@ -65,7 +67,8 @@ class Fetch:
         self.unanswered = 0
 
     def _forget_asked(self) -> None:
-        self._unasked[:0] = self._asked  # asked for again last, since they may only be late
+        self._unasked[:0] = self._asked  # asked for again last
+        self._given_up |= self._asked
         self._asked.clear()
         self._room = FIRST_ROOM
         self.newest = -1
@@ -91,12 +94,14 @@ class Fetch:
             return ()
         if not self._asked:
             self._heard = now
+            self._silent_since = self._silent_since if self.unanswered else now
         chosen: list[int] = []
         while self._unasked and len(self._asked) + len(chosen) < room:
             index = self._unasked.pop()
             if not self._have[index]:
                 chosen.append(index)
         self._asked.update(chosen)
+        self._given_up.difference_update(chosen)
         return tuple(chosen)
 
     def receive(self, index: int, data: bytes | memoryview, now: float) -> None:
@@ -109,8 +114,10 @@ class Fetch:
             self.refused += 1
             return
         if self._asked:
-            self._patience = min(max(2 * (now - self._heard), 0.9 * self._patience, PATIENCE), LONGEST_PATIENCE)
-        self._heard, self.newest, self.unanswered = now, index, 0
+            waited = now - (self._silent_since if index in self._given_up else self._heard)
+            self._patience = min(max(2 * waited, 0.9 * self._patience, PATIENCE), LONGEST_PATIENCE)
+        self._heard = self._silent_since = now
+        self.newest, self.unanswered = index, 0
         if self._have[index]:
             return
         with self._store.writing(), self._open() as file:

@@ -33,7 +33,7 @@ CHUNK = 256 * 1024  # bytes
 CHUNK_ROOM = 1024  # bytes of a packet that are not a chunk's data, at most
 BACKLOG = 1 << 20  # bytes handed to the link and not yet written, at most one chunk more
 EVENTS = 8 * WINDOW  # bytes of chunks and requests that wait for the worker, at most one more
-AT_ONCE = 4  # blobs that are fetched at a time; the window is theirs
+AT_ONCE = 8  # blobs that are fetched at a time; the window is theirs
 SILENT = 2  # requests without an answer after which a holder gives way to another
 COMPLAINTS = 100  # peers that are named in the log for what they sent
 KEEPALIVE = 60  # seconds: a slow line may be busy with chunks for long
@@ -53,7 +53,7 @@ class FetchFailed(NamedTuple):
     peers_fault: bool
 
 
-class _Events(queue.Queue[Delivery | LinkUp | LinkDown | None]):
+class EventQueue(queue.Queue[Delivery | LinkUp | LinkDown | None]):
     """Bounded by bytes: a chunk may have a kilobyte or sixteen megabytes."""
 
     def _init(self, maxsize: int) -> None:
@@ -107,7 +107,7 @@ class Courier:
         self._me = me
         self._store = store
         self._inbox = inbox
-        self._events = _Events(EVENTS)
+        self._events = EventQueue(EVENTS)
         self._commands: deque[Callable[[], None]] = deque()
         self._link = Link(
             endpoint, f"edge-node/{federation}/{me}/data", inbox=self._events, persistent=False, keepalive=KEEPALIVE
@@ -166,7 +166,7 @@ class Courier:
         return max((job.fetch.received for job in list(self._jobs.get(digest, ())) if job.fetch), default=0)
 
     def cancel(self, manifest: Manifest) -> None:
-        """Fetch a blob no longer, and forget what has arrived of it, unless another manifest promises it as well."""
+        """Fetch a blob no longer from this holder, and forget what has arrived of it."""
         self._order(partial(self._abandon, manifest))
 
     def _order(self, command: Callable[[], None]) -> None:
@@ -322,11 +322,9 @@ class Courier:
         self._turns.join(job)
 
     def _abandon(self, manifest: Manifest) -> None:
-        for job in list(self._jobs.get(manifest.digest, ())):
-            if manifest in job.manifests:
-                job.manifests.remove(manifest)
-                if not job.manifests:
-                    self._end(job)
+        for job in [job for job in self._jobs.get(manifest.digest, ()) if job.blob.node == manifest.node]:
+            job.manifests.clear()
+            self._end(job)
 
     def _end(self, job: _Job, error: Exception | None = None) -> None:
         """Fetch a blob no longer, and tell those who wait for it."""

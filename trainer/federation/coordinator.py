@@ -336,7 +336,7 @@ class _Coordinator:
             return
         if not self._is_arriving(message.blob):
             self._forget_arriving(node)
-            self._courier.fetch(message.blob)
+        self._courier.fetch(message.blob)
         self._arriving[node] = message
 
     def _settle_late(self, node: str, message: Contribution) -> None:
