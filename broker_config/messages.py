@@ -4,6 +4,7 @@ Fields may be added with a default; none is removed or changes its meaning withi
 Structs have no behaviour; `codec.py` turns them into bytes and back.
 """
 
+from datetime import datetime
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -18,6 +19,8 @@ Finite = Annotated[float, Meta(gt=-1e30, lt=1e30)]
 Seconds = Annotated[float, Meta(ge=0, le=1e7)]
 Option = bool | int | float | str
 Stage = Literal["gathering", "open", "finished", "aborted"]
+Work = Literal["waiting", "receiving", "training", "sending", "judging", "late", "finished", "absent", "refused"]
+Bytes = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
 class Message(Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -185,6 +188,48 @@ class Want(Message, frozen=True, kw_only=True):
     ] = -1  # the chunk that came last; -1: asks for the first time or anew
 
 
+class NodeState(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One node, as the coordinator knows it."""
+
+    node: Name
+    doing: Work
+    awaited: bool = False  # the open round waits for it
+    done: Bytes = 0  # of its contribution that is on its way
+    total: Bytes = 0
+    round: Round = 0  # of its last contribution; 0 when there is none
+    weight: Finite | None = None  # of that contribution
+    bytes: Bytes = 0  # of all its contributions
+    heard: Seconds | None = None  # since when nothing has come from it, at `time`
+    error: Annotated[str, Meta(max_length=200)] = ""  # the last one: why it was lost or refused
+
+
+class Overview(Message, frozen=True, kw_only=True):
+    """How a federation is doing, retained. Those that the round waits for come first in `nodes`."""
+
+    run: RunId
+    time: Annotated[datetime, Meta(tz=True)]  # by the coordinator's clock, for display
+    round: Round
+    rounds: Annotated[int, Meta(ge=1, le=1_000_000)]
+    status: Stage
+    paused: bool = False  # fewer nodes are there than the round needs
+    contributions: Annotated[int, Meta(ge=0, le=100_000)] = 0  # to the open round
+    quorum: Annotated[int, Meta(ge=1, le=100_000)]
+    left: Seconds | None = None  # until the round's deadline, at `time`
+    nodes: tuple[NodeState, ...] = ()
+    more: Annotated[int, Meta(ge=0)] = 0  # nodes that did not fit into the message
+
+
 AnyMessage = (
-    Spec | RoundState | Presence | Hello | Contribution | Telemetry | Finished | Welcome | Accepted | Refusal | Want
+    Spec
+    | RoundState
+    | Presence
+    | Hello
+    | Contribution
+    | Telemetry
+    | Finished
+    | Welcome
+    | Accepted
+    | Refusal
+    | Want
+    | Overview
 )

@@ -63,6 +63,11 @@ def chunks(federation: str, holder: str, digest: str, chunk_size: int | str) -> 
     return f"{ROOT}/{federation}/blobs/{holder}/chunks/{digest}/{chunk_size}"
 
 
+def status(federation: str) -> str:
+    """Coordinator -> whoever watches, retained: how the federation is doing. `+` for any federation."""
+    return f"{ROOT}/{federation}/status"
+
+
 def verdicts(line: str) -> str:
     """Line daemon -> whoever watches the line: one JSON verdict per image."""
     return f"{ROOT}/lines/{line}/verdicts"

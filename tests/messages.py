@@ -20,7 +20,11 @@ _POSITIONS |= dict.fromkeys(("say", "_say", "say_once"), 0)  # what a node says 
 _POSITIONS |= {"Finding": 2}  # what a look at a plant's images finds
 _LOGGED = ("warning", "error", "exception")  # what logging prints on standard error
 _REFUSALS = ("trainer/federation", "trainer/methods")  # whose ValueErrors a coordinator passes on to the node
-_TOLD = {"trainer/progress/events.py": "describe", "trainer/intake/check.py": "brief"}  # functions that make messages
+_TOLD = {  # functions that make messages
+    "edge/status_lines.py": "notices",
+    "trainer/intake/check.py": "brief",
+    "trainer/progress/events.py": "describe",
+}
 
 
 class Message(NamedTuple):

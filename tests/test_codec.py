@@ -2,6 +2,7 @@
 
 import json
 import math
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -59,6 +60,23 @@ CASES = [
     messages.Accepted(session=SESSION, run=RUN, round=3),
     messages.Refusal(session=SESSION, reason="unknown class 'rust'", remedy="rename the folder"),
     messages.Want(digest=DIGEST, chunk_size=262_144, chunks=(0, 7, 35)),
+    messages.Overview(
+        run=RUN,
+        time=datetime(2026, 3, 1, 9, 30, tzinfo=UTC),
+        round=3,
+        rounds=30,
+        status="open",
+        contributions=1,
+        quorum=4,
+        left=12.5,
+        nodes=(
+            messages.NodeState(
+                node="line.a", doing="sending", awaited=True, done=40, total=100, error="Zeit überschritten"
+            ),
+            messages.NodeState(node="b", doing="waiting", round=3, weight=0.5, bytes=9_000_000, heard=0.0),
+        ),
+        more=2,
+    ),
 ]
 WIRE_V1: dict[str, dict] = json.loads((Path(__file__).parent / "wire_v1.json").read_text())
 each_case = pytest.mark.parametrize("message", CASES, ids=lambda message: type(message).__name__)

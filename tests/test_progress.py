@@ -1,23 +1,17 @@
 """Events are shown as JSON for machines, as lines in a log and as a live board in a terminal."""
 
-import fcntl
 import io
-import os
-import pty
 import re
 import signal
-import struct
-import subprocess
-import sys
-import termios
 from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
-import pyte
 import pytest
 
+from edge.words import about, stopwatch
 from tests.plants import draw
+from tests.terminal import Terminal
 from trainer import progress
 from trainer.progress import (
     Activity,
@@ -43,7 +37,6 @@ from trainer.progress import (
 )
 from trainer.progress.board import Board
 from trainer.progress.pace import Pace
-from trainer.progress.words import about, stopwatch
 
 # Two rounds of a federation, with every kind of event.
 STORY: list[AnyEvent] = [
@@ -375,57 +368,6 @@ def test_a_finished_federation_keeps_its_table() -> None:
 
 
 # In a real terminal
-
-
-class Terminal:
-    """A command in a pseudo-terminal, and the screen that its user sees."""
-
-    def __init__(self, columns: int, *arguments: object, lines: int = 24, **environment: str):
-        self.screen = pyte.Screen(columns, lines)
-        self._stream = pyte.ByteStream(self.screen)
-        self._fd, terminal = pty.openpty()
-        self._set_size(columns, lines)
-        inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "edge.cli", *map(str, arguments)],
-            stdin=terminal,
-            stdout=terminal,
-            stderr=terminal,
-            env={**inherited, "TERM": "xterm", **environment},
-            start_new_session=True,
-        )
-        os.close(terminal)
-        self.sent = b""
-
-    def _set_size(self, columns: int, lines: int) -> None:
-        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-
-    def resize(self, columns: int) -> None:
-        self._set_size(columns, self.screen.lines)
-        self.screen.resize(self.screen.lines, columns)
-
-    @property
-    def text(self) -> str:
-        return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
-
-    def read_until_round(self, number: int) -> int:
-        """The round that the board shows, once it is this one or a later one."""
-        while not (found := re.search(r"^round (\d+) of", self.text, re.MULTILINE)) or int(found[1]) < number:
-            self._read()
-        return int(found[1])
-
-    def read_to_end(self) -> int:
-        """Exit code."""
-        try:
-            while True:
-                self._read()
-        except OSError:  # the other side is closed
-            return self.process.wait(20)
-
-    def _read(self) -> None:
-        data = os.read(self._fd, 65536)
-        self.sent += data
-        self._stream.feed(data)
 
 
 SIMULATE = ("--model", "small", "--size", 32, "--nodes", 3, "--samples", 6, "--rounds")

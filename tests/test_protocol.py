@@ -26,7 +26,7 @@ from broker_config import codec, fetch, link, messages, sending, topics, transfe
 from broker_config.embedded import find_mosquitto
 from edge.line import Failure, Verdict
 from tests.foreign import ForeignNode, Tensors
-from tests.plants import CLASSES, FEDERATION, draw, start
+from tests.plants import CLASSES, FEDERATION, draw, run, start
 from trainer.federation.aggregate import FixedPointSum
 
 PAGE = (Path(__file__).parent.parent / "docs" / "protocol.md").read_text()
@@ -255,7 +255,8 @@ def test_a_node_written_from_the_page_takes_part_dies_and_comes_back(guarded: in
             process.kill()
     spec = next(message for message in observer.messages if message["type"] == "Spec")
     scales = {name: tensor["scale"] for name, tensor in spec["tensors"].items()}
-    broadcasts = {m["round"]: m["broadcast"] for m in observer.messages if m.get("status") == "open"}
+    states = [message for message in observer.messages if message["type"] == "RoundState"]
+    broadcasts = {state["round"]: state["broadcast"] for state in states if state["status"] == "open"}
     assert scales == {name: scale(2, value) for name, value in observer.blob(broadcasts[1]).items()}
     assert [len(observer.contributions(round_)) for round_ in (1, 2)] == [2, 2]
     assert as_bytes(observer.blob(broadcasts[2])) == mean(scales, observer.contributions(1), cap=4096)
@@ -264,3 +265,21 @@ def test_a_node_written_from_the_page_takes_part_dies_and_comes_back(guarded: in
     assert {m["type"] for m in observer.messages if "/nodes/plant-a/" in m["topic"]} == {
         "Presence", "Hello", "Welcome", "Contribution", "Accepted", "Finished"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("user", "reads"), [("coordinator", True), ("monitor", True), ("plant-a", False)])
+def test_how_the_nodes_are_doing_is_for_the_coordinator_and_a_monitor_only(
+    user: str, reads: bool, guarded: int
+) -> None:
+    (spec,) = re.findall(r"```json\n(.+?)```", SECTIONS["Spec"], re.DOTALL)
+    (overview,) = re.findall(r"```json\n(.+?)```", SECTIONS["Overview"], re.DOTALL)
+    coordinator = mqtt.Client(CallbackAPIVersion.VERSION2)
+    coordinator.username_pw_set("coordinator")
+    coordinator.connect("127.0.0.1", guarded)
+    coordinator.loop_start()
+    for topic, message in ((topics.spec("steel"), spec), (topics.status("steel"), overview)):
+        coordinator.publish(topic, message, 1, retain=True).wait_for_publish(10)
+    shown = run("status", f"mqtt://{user}@127.0.0.1:{guarded}", COLUMNS="120").stdout
+    coordinator.disconnect()
+    assert ("sending 26%" in shown) == reads
+    assert ("this user may not read edge-node/v1/steel/status" in shown) != reads

@@ -9,6 +9,7 @@ import msgspec
 from rich.console import Console
 
 from broker_config.errors import UsageError, nearest
+from edge.words import about, some
 from trainer import backbones, progress
 from trainer.experiments import figures, tables, tuning
 from trainer.experiments.bench import Bench, Material
@@ -19,7 +20,6 @@ from trainer.experiments.grids import DATASETS, GRIDS, PRESETS, Plan
 from trainer.experiments.run import TORCH
 from trainer.experiments.store import Store
 from trainer.federation.spec import suited_training
-from trainer.progress.words import about, some
 from trainer.weights import FEATURES, SURFACE, suited_weights
 
 _BACKBONES = ("mobilenet_v2", "resnet18", "resnet50")  # of Fig. 9

@@ -28,6 +28,7 @@ from trainer import progress
 from trainer.federation import round as rounds
 from trainer.federation.herald import Herald, say_aborted
 from trainer.federation.ledger import Ledger
+from trainer.federation.overview import Observer
 from trainer.federation.roster import HELLO, MOST, WINDOW, Roster
 from trainer.tree import Arrays
 
@@ -110,10 +111,12 @@ def _claimed(federation: str, endpoint: Endpoint) -> UsageError:
 
 class _Coordinator:
     def __init__(self, ledger: Ledger, endpoint: Endpoint, report: progress.Report, chunk_size: int, linger: float):
-        self._ledger, self._endpoint, self._report, self._linger = ledger, endpoint, report, linger
+        self._ledger, self._endpoint, self._linger = ledger, endpoint, linger
         self._session = secrets.token_hex(8)
         self._state = ledger.resume(self._session)
         self._spec = spec = ledger.spec
+        self._observer = Observer(spec)
+        self._report = report = self._observer.beside(report)
         self._roster = Roster(spec.nodes, ledger.identities)
         self._expelled: set[str] = set()  # members that were refused and are not waited for at the end
         self._arriving: dict[str, Contribution] = {}  # whose blob is under way, by node
@@ -144,6 +147,7 @@ class _Coordinator:
             self._watch_clock()
             for node, message in self._arriving.items():
                 self._tell(node, "sending", message.blob)
+            self._say_overview()
         outcome = Outcome(
             self._ledger.broadcast,
             self._courier.bytes_received,
@@ -158,6 +162,7 @@ class _Coordinator:
         return outcome
 
     def close(self) -> None:
+        self._say_overview(anyway=True)
         self._courier.close()
         self._herald.close()
 
@@ -229,6 +234,7 @@ class _Coordinator:
         self._herald.say_presence(online=True)
         self._herald.say_spec()
         self._say_round()
+        self._say_overview(anyway=True)
 
     def _receive(self, delivery: Delivery) -> None:
         node = topics.sender(delivery.topic)
@@ -241,6 +247,8 @@ class _Coordinator:
             if not topics.is_name(node):
                 raise PeerError(brief(node, 64), "no node can have this name", self._state.round)
             self._count(node, 1)
+            if delivery.topic == topics.up(self._spec.federation, node):
+                self._observer.heard(node)
             self._dispatch(node, decode_any(delivery.payload))
         except DecodeError as error:
             self._refuse(PeerError(node, f"its message cannot be read: {error}", self._state.round))
@@ -435,6 +443,13 @@ class _Coordinator:
         chunk_size = self._courier.chunk_size(self._preferred_chunk)
         self._courier.offer(self._ledger.broadcast_blob.digest, chunk_size)
         self._herald.say_round(self._state, self._ledger.broadcast_blob, chunk_size)
+
+    def _say_overview(self, *, anyway: bool = False) -> None:
+        """Tell whoever watches, unless there is no connection: what waited for it would be out of date."""
+        if self._herald.link.connected:
+            overview = self._observer.due(self._state, self._ledger.finished, anyway=anyway)
+            if overview:
+                self._herald.say_overview(overview)
 
     def _tell(self, node: str, what: progress.Doing, blob: Manifest | None = None) -> None:
         """What a node does, as far as it can be known here."""

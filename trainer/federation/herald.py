@@ -7,7 +7,7 @@ from typing import Any
 from broker_config import topics
 from broker_config.codec import encode
 from broker_config.link import Endpoint, Link
-from broker_config.messages import AnyMessage, Manifest, Presence, RoundState, Spec, Stage
+from broker_config.messages import AnyMessage, Manifest, Overview, Presence, RoundState, Spec, Stage
 from trainer.federation import round as rounds
 from trainer.federation.journal import Blob
 
@@ -73,6 +73,10 @@ class Herald:
             participants=tuple(sorted(state.drawn)),
         )
         self.link.publish(topics.round_state(spec.federation), encode(message), retain=True)
+
+    def say_overview(self, overview: Overview) -> None:
+        """How the nodes are doing, for whoever watches."""
+        self.link.publish(topics.status(self._spec.federation), encode(overview), retain=True)
 
     def answer(self, node: str, message: AnyMessage) -> None:
         """A message for one node; none while the broker takes them more slowly than nodes ask for them.

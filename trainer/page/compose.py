@@ -14,12 +14,12 @@ import jinja2
 from markupsafe import Markup
 
 from broker_config.disk import writing
+from edge.words import size
 from trainer.page import figures
 from trainer.page.examine import Examined, examine
 from trainer.page.gather import Node, Run, gather
 from trainer.personal import Verdict
 from trainer.progress import Report, Step
-from trainer.progress.words import size
 from trainer.timeline import Activity
 
 _PICTURED = 8  # nodes whose images are shown

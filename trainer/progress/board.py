@@ -1,20 +1,16 @@
 """Progress as a live view in a terminal: a row for each node above a bar of rounds, as there is room."""
 
-import re
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from rich.console import Console, ConsoleRenderable, Group
-from rich.control import Control
-from rich.live import Live
-from rich.segment import ControlType
+from rich.console import Console
 from rich.text import Text
 
+from edge.terminal import Redrawn, Row, fit, naturally, table
+from edge.words import about, size, some, stopwatch, value
 from trainer.progress.events import (
     Activity,
     AnyEvent,
@@ -36,24 +32,12 @@ from trainer.progress.events import (
     describe,
 )
 from trainer.progress.pace import Clock, Pace
-from trainer.progress.words import about, size, some, stopwatch, value
 
-_GAP = 2  # columns between two cells
-_DOING = len("receiving 100%")
-_SHORTEST_NAME = 8
 _LONGEST_BAR, _SHORTEST_BAR = 40, 6
 _KEPT_FREE = 8  # lines of the terminal that the rows of nodes leave to the rest
 _FEWEST_ROWS = 3
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _AWAY = ("gone", "left out")
-_STYLES = {
-    "waiting": "dim",
-    "receiving": "cyan",
-    "training": "green",
-    "sending": "blue",
-    "judging": "magenta",
-    **dict.fromkeys(_AWAY, "red"),
-}
 # The more important columns come first; these are dropped last when there is no room.
 _RANKS = ("doing", "round", "accuracy", "up", "down", "L_D", "A_k")
 
@@ -62,7 +46,10 @@ _RANKS = ("doing", "round", "accuracy", "up", "down", "L_D", "A_k")
 def live(console: Console) -> Iterator[Report]:
     """Show a board until the block is left; it stays in the terminal as it was then."""
     board, lock = Board(ascii_only=console.options.ascii_only), threading.Lock()
-    view = _Live(console, board, lock)
+
+    def draw(width: int, height: int) -> list[Text]:
+        with lock:
+            return board.lines(width, height)
 
     def report(event: AnyEvent) -> None:
         with lock:
@@ -70,33 +57,8 @@ def live(console: Console) -> Iterator[Report]:
         for line in said:
             console.print(line, highlight=False, markup=False)
 
-    with view:
+    with Redrawn(console, draw):
         yield report
-
-
-class _Live(Live):
-    """rich's live view, which also clears what the terminal has wrapped since, because it was made narrower."""
-
-    def __init__(self, console: Console, board: "Board", lock: threading.Lock):
-        self._board, self._lock_of_board = board, lock
-        self._widths: list[int] = []  # of the lines that were drawn last
-        super().__init__(
-            console=console, get_renderable=self._draw, refresh_per_second=4, redirect_stdout=False, transient=False
-        )
-
-    def _draw(self) -> Group:
-        with self._lock_of_board:
-            lines = self._board.lines(self.console.width, self.console.height)
-        self._next = [line.cell_len for line in lines]
-        return Group(*lines)
-
-    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """Move up over the last drawing and draw anew."""
-        wrapped = sum(max(1, -(-width // self.console.width)) - 1 for width in self._widths)
-        upwards = Control(*((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)) * wrapped)
-        first, *rest = super().process_renderables(renderables)
-        self._widths = self._next
-        return [first, upwards, *rest]
 
 
 @dataclass
@@ -110,22 +72,9 @@ class _Row:
     down: int = 0
     metrics: dict[str, str] = field(default_factory=dict)
 
-    def cell(self, column: str) -> str:
-        match column:
-            case "doing":
-                return f"{self.doing} {self.part}".rstrip()
-            case "round":
-                return self.round
-            case "up" | "down":
-                count = self.up if column == "up" else self.down
-                return size(count) if count else ""
-            case _:
-                return self.metrics.get(column, "")
-
-
-class _Column(NamedTuple):
-    title: str
-    width: int
+    def shown(self) -> Row:
+        traffic = {title: size(count) for title, count in (("up", self.up), ("down", self.down)) if count}
+        return Row(self.doing, self.part, {"round": self.round, **self.metrics, **traffic})
 
 
 class Board:
@@ -214,54 +163,15 @@ class Board:
             lines.append(self._status(width))
         if self._step:
             lines.append(self._busy(self._step, self._stepped, width))
-        for line in lines:
-            line.truncate(width, overflow="crop" if self._ascii else "ellipsis")
-            line.no_wrap = True
+        fit(lines, width, ascii_only=self._ascii)
         return lines
 
     # The rows of nodes
 
     def _table(self, width: int, room: int) -> list[Text]:
-        names = sorted(self._rows, key=_naturally)
-        shown, hidden = (names, []) if len(names) <= room else (names[: room - 1], names[room - 1 :])
-        longest = max(len(name) for name in (*shown, "node"))
-        columns = self._columns()
-        beside = sum(_GAP + column.width for column in columns[:2])  # at any rate
-        wide = min(longest, max(_SHORTEST_NAME, width - beside))
-        columns = _that_fit(columns, width - wide)
-        order = ("round", "doing", *(title for title in self._metrics()), "up", "down")
-        columns = sorted(columns, key=lambda column: order.index(column.title))
-        lines = [Text.assemble((_cells("node".ljust(wide), [_aligned(c.title, c) for c in columns]), "bold"))]
-        lines += [self._line(name, wide, columns) for name in shown]
-        if hidden:
-            doing = Counter(self._rows[name].doing or "done" for name in hidden)
-            told = ", ".join(f"{count} {what}" for what, count in doing.most_common())
-            lines.append(Text(f"and {len(hidden)} more: {told}", style="dim"))
-        return lines
-
-    def _line(self, name: str, wide: int, columns: Sequence[_Column]) -> Text:
-        row = self._rows[name]
-        line = Text(_shortened(name, wide).ljust(wide))
-        for column in columns:
-            style = _STYLES.get(row.doing, "") if column.title == "doing" else ""
-            line.append(" " * _GAP)
-            line.append(_aligned(row.cell(column.title), column), style=style)
-        line.rstrip()
-        return line
-
-    def _metrics(self) -> list[str]:
-        return list(dict.fromkeys(name for row in self._rows.values() for name in row.metrics))
-
-    def _columns(self) -> list[_Column]:
-        """All columns of which something is known, the most important ones first."""
-        titles = ["doing", "round", *self._metrics(), "up", "down"]
-        columns = []
-        for title in titles:
-            cells = [row.cell(title) for row in self._rows.values()]
-            if any(cells):
-                least = _DOING if title == "doing" else len(title)
-                columns.append(_Column(title, max(least, *map(len, cells))))
-        return sorted(columns, key=lambda c: _RANKS.index(c.title) if c.title in _RANKS else len(_RANKS))
+        rows = {name: self._rows[name].shown() for name in sorted(self._rows, key=naturally)}
+        metrics = dict.fromkeys(name for row in self._rows.values() for name in row.metrics)
+        return table(rows, ("round", "doing", *metrics, "up", "down"), _RANKS, width, room)
 
     # The lines below them
 
@@ -299,37 +209,6 @@ class Board:
         mark = "|/-\\"[int(4 * seconds) % 4] if self._ascii else _SPINNER[int(4 * seconds) % len(_SPINNER)]
         after = f"  {stopwatch(seconds)}"
         return Text(f"{mark} {_cut(text, width - 2 - len(after))}{after}")
-
-
-def _that_fit(columns: Sequence[_Column], room: int) -> list[_Column]:
-    """As many of the columns as there is room for, in their order; a narrow one may take the place of a wide one."""
-    chosen = []
-    for column in columns:
-        if _GAP + column.width <= room:
-            room -= _GAP + column.width
-            chosen.append(column)
-    return chosen
-
-
-def _aligned(text: str, column: _Column) -> str:
-    return text.ljust(column.width) if column.title == "doing" else text.rjust(column.width)
-
-
-def _cells(first: str, others: Sequence[str]) -> str:
-    return (" " * _GAP).join([first, *others]).rstrip()
-
-
-def _naturally(name: str) -> list[tuple[int, str]]:
-    """plant-2 before plant-10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
-
-
-def _shortened(name: str, width: int) -> str:
-    """A name that keeps both ends: they tell it from others."""
-    if len(name) <= width:
-        return name
-    head = (width - 1) // 2
-    return f"{name[:head]}…{name[len(name) - (width - 1 - head) :]}"
 
 
 def _cut(text: str, width: int) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from statistics import mean
 from typing import TextIO
 
+from edge.words import about, size, values
 from trainer.progress.events import (
     Activity,
     AnyEvent,
@@ -21,7 +22,6 @@ from trainer.progress.events import (
     describe,
 )
 from trainer.progress.pace import Clock, Pace
-from trainer.progress.words import about, size, values
 
 _ROUNDS = 50  # lines of rounds; of more rounds only every so many-th has one, or one a minute
 _JOINS = 10  # lines of nodes that join, likewise

@@ -1,0 +1,204 @@
+"""Watching federations from outside: what their coordinators have published, as one picture of each."""
+
+import queue
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from msgspec import Struct, structs
+
+from broker_config import topics
+from broker_config.codec import DecodeError, decode_any
+from broker_config.errors import EdgeNodeError, nearest
+from broker_config.link import Delivery, Endpoint, Link, LinkDown, LinkUp, probe
+from broker_config.messages import AnyMessage, NodeState, Overview, Presence, RoundState, Spec, Stage
+from edge.terminal import naturally
+
+_WAIT = 3.0  # seconds for what is retained
+_TICK = 0.2  # seconds
+
+
+class View(Struct, frozen=True, kw_only=True):
+    """One federation as it stands. Times are seconds, as of now."""
+
+    federation: str
+    run: str
+    method: str
+    model: str
+    online: bool  # the coordinator
+    status: Stage
+    reason: str  # why it was aborted
+    round: int
+    rounds: int
+    quorum: int
+    start: int  # nodes that open the first round
+    age: float | None = None  # of the coordinator's overview; None: there is none, and what follows is not known
+    contributions: int = 0  # to the open round
+    paused: bool = False
+    left: float | None = None  # until the round's deadline
+    nodes: tuple[NodeState, ...] = ()
+    more: int = 0  # nodes that are not listed
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.status == "aborted" or (self.status == "finished" and not self.online)
+
+
+class _Known(NamedTuple):
+    """The newest messages of one federation."""
+
+    spec: Spec | None = None
+    state: RoundState | None = None
+    presence: Presence | None = None
+    overview: Overview | None = None
+    made: float = 0.0  # when the overview was, by our clock
+
+
+class Picture:
+    """What is retained of the federations on a broker, or of one of them.
+
+    What it holds is replaced and never changed, so that another thread may draw it meanwhile. `clock` counts seconds,
+    `now` is the time of day.
+    """
+
+    def __init__(
+        self,
+        federation: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ):
+        name = "+" if federation is None else topics.check_name(federation, "the federation's name")
+        self.filters = (
+            topics.spec(name), topics.round_state(name), topics.presence(name, topics.COORDINATOR), topics.status(name)
+        )  # fmt: skip
+        self.lost = ""  # why there is no connection
+        self.unreadable: dict[str, str] = {}  # topic -> what is wrong with the message
+        self._clock, self._now = clock, now
+        self._payloads: dict[str, bytes] = {}
+        self._known: dict[str, _Known] = {}
+
+    def take(self, topic: str, payload: bytes, *, retained: bool) -> bool:
+        """Take in a message; returns whether it says anything new."""
+        if self._payloads.get(topic) == payload:
+            return False
+        self._payloads[topic] = payload
+        self.unreadable = {other: error for other, error in self.unreadable.items() if other != topic}
+        try:
+            message = decode_any(payload) if payload else None
+        except DecodeError as error:
+            self.unreadable = {**self.unreadable, topic: str(error)}
+            return True
+        name = topics.federation_of(topic)
+        self._known = {**self._known, name: self._with(self._known.get(name, _Known()), message, retained)}
+        return True
+
+    def _with(self, known: _Known, message: AnyMessage | None, retained: bool) -> _Known:
+        match message:
+            case Spec():
+                return known._replace(spec=message)
+            case RoundState():
+                return known._replace(state=message)
+            case Presence():
+                return known._replace(presence=message)
+            case Overview():
+                # Only of a message that has waited at the broker must the two clocks tell the age.
+                age = max(0.0, (self._now() - message.time).total_seconds()) if retained else 0.0
+                return known._replace(overview=message, made=self._clock() - age)
+        return known
+
+    def views(self) -> list[View]:
+        """The federations, by name."""
+        known = self._known
+        return [_view(known[name], self._clock()) for name in sorted(known, key=naturally) if known[name].spec]
+
+
+def _view(known: _Known, now: float) -> View:
+    spec, presence = known.spec, known.presence
+    assert spec is not None
+    state = known.state if known.state and known.state.run == spec.run else None
+    view = View(
+        federation=spec.federation,
+        run=spec.run,
+        method=spec.method,
+        model=spec.model,
+        online=presence is not None and presence.online,
+        status=state.status if state else "gathering",
+        reason=state.reason if state and state.status == "aborted" else "",
+        round=state.round if state else 0,
+        rounds=spec.rounds,
+        quorum=spec.quorum,
+        start=spec.start or spec.nodes,
+    )
+    overview = known.overview
+    if overview is None or overview.run != spec.run:
+        return view
+    age = now - known.made
+    return structs.replace(
+        view,
+        round=overview.round,
+        contributions=overview.contributions,
+        paused=overview.paused,
+        left=None if overview.left is None else max(0.0, overview.left - age),
+        age=age,
+        nodes=tuple(_aged(node, age) for node in sorted(overview.nodes, key=lambda node: naturally(node.node))),
+        more=overview.more,
+    )
+
+
+def _aged(node: NodeState, age: float) -> NodeState:
+    return node if node.heard is None else structs.replace(node, heard=node.heard + age)
+
+
+def look(endpoint: Endpoint, federation: str | None) -> Picture:
+    """What the broker knows of its federations, or of the named one.
+
+    Raises:
+        LinkError: the broker cannot be reached.
+        EdgeNodeError: there is no federation, or none of this name.
+    """
+    picture = Picture(federation)
+    for topic, payload in probe(endpoint, picture.filters, _WAIT).items():
+        picture.take(topic, payload, retained=True)
+    if picture.views() or picture.unreadable:
+        return picture
+    if federation is None:
+        raise EdgeNodeError(
+            f"there is no federation on {endpoint}",
+            "start edge-node coordinate, or check that this user may read the federation's topics on the broker",
+        )
+    others = [topics.federation_of(topic) for topic in probe(endpoint, [topics.spec("+")], _WAIT)]
+    raise EdgeNodeError(f"there is no federation {federation!r} on {endpoint}", nearest(federation, sorted(others)))
+
+
+def follow(endpoint: Endpoint, picture: Picture, stop: Callable[[], bool]) -> Iterator[None]:
+    """Keep the picture true until `stop` says so or all its federations have ended; yields after each change."""
+    inbox: queue.Queue[Any] = queue.Queue()
+    with Link(endpoint, f"status-{secrets.token_hex(8)}", inbox=inbox, persistent=False) as link:
+        link.subscribe(*picture.filters, qos=0)
+        while not stop() and not all(view.ended for view in picture.views()):
+            try:
+                event = inbox.get(timeout=_TICK)
+            except queue.Empty:
+                continue
+            if _changed(picture, event):
+                yield
+
+
+def _changed(picture: Picture, event: Delivery | LinkUp | LinkDown) -> bool:
+    match event:
+        case Delivery():
+            return picture.take(event.topic, event.payload, retained=event.retain)
+        case LinkDown():
+            picture.lost = event.reason
+            return True
+        case LinkUp():
+            was, picture.lost = picture.lost, ""
+            return bool(was)
+
+
+def as_builtins(view: View) -> dict[str, Any]:
+    """A view for machines: every field, also those that have their default."""
+    return {**structs.asdict(view), "nodes": [structs.asdict(node) for node in view.nodes]}

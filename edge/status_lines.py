@@ -1,0 +1,132 @@
+"""A picture of federations as lines for a terminal."""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from broker_config import topics
+from broker_config.messages import NodeState
+from edge.status import Picture, View
+from edge.terminal import Redrawn, Row, fit, table
+from edge.words import about, size, some
+
+_ORDER = ("doing", "last seen", "round", "weight", "up")  # the last three are of what a node has contributed
+_RANKS = ("doing", "last seen", "round", "up", "weight")
+_ERRORS = 5  # lines
+_NAMED = 5  # nodes in one sentence
+_FEWEST_ROWS = 3
+
+
+def lines(picture: Picture, width: int, height: int | None = None) -> list[Text]:
+    """One federation with its nodes, or several with two lines each; of `height` lines if it says so, and room is."""
+    views = picture.views()
+    if len(views) == 1:
+        drawn = _whole(views[0], width, height)
+    else:
+        drawn = [line for view in views for line in _head(view, width)]
+    for problem in _problems(picture):
+        drawn += _wrapped(problem, width, "red")
+    fit(drawn, width)
+    return drawn
+
+
+def live(picture: Picture, changes: Iterator[None], console: Console) -> None:
+    """Draw it in place until there are no more changes; between them its seconds go on."""
+    with Redrawn(console, lambda width, height: lines(picture, width, height)):
+        for _ in changes:
+            pass
+
+
+def _whole(view: View, width: int, height: int | None) -> list[Text]:
+    above = _head(view, width)
+    for notice in notices(view):
+        above += _wrapped(notice, width, "yellow")
+    below = [*_errors(view.nodes), *_foot(view)]
+    rows = {node.node: _row(node) for node in view.nodes}
+    if not rows:
+        return [*above, *below]
+    room = len(rows) if height is None else max(_FEWEST_ROWS, height - len(above) - len(below) - 2)
+    return [*above, *table(rows, _ORDER, _RANKS, width, room), *below]
+
+
+def _head(view: View, width: int) -> list[Text]:
+    title = Text(f"federation {view.federation}: {view.method}, {view.model}", style="bold")
+    return [title, *_wrapped(_standing(view), width)]
+
+
+def _standing(view: View) -> str:
+    match view.status:
+        case "gathering":
+            there = sum(node.doing not in ("absent", "refused") for node in view.nodes)
+            of = "" if view.age is None else f"{there} of "
+            return f"waiting for its nodes: {of}{view.start}, {some(view.rounds, 'round')}"
+        case "finished":
+            return f"finished: {some(view.rounds, 'round')}"
+        case "aborted":
+            return f"aborted in round {view.round} of {view.rounds}: {_printable(view.reason)}"
+    came = "" if view.age is None else f": {some(view.contributions, 'contribution')} (quorum {view.quorum})"
+    left = "" if view.left is None else f", {about(view.left)} to its deadline"
+    return f"round {view.round} of {view.rounds}{came}{left}"
+
+
+def notices(view: View) -> Iterator[str]:
+    """What deserves attention."""
+    running = view.status in ("gathering", "open")
+    if running and not view.online:
+        yield "the coordinator is offline: nodes wait for it, and go on when it is back"
+    awaited = [node.node for node in view.nodes if node.awaited]
+    if view.paused:
+        yield f"paused: round {view.round} waits for {_names(awaited) or 'more nodes'} to come back"
+    elif awaited:
+        yield f"round {view.round} waits for {_names(awaited)}"
+    if view.age is None and running:
+        topic = topics.status(view.federation)
+        yield f"nothing is known of the nodes: this user may not read {topic}, or the coordinator is an older one"
+    if view.more:
+        yield f"{some(view.more, 'node')} more had no room in the coordinator's message"
+
+
+def _problems(picture: Picture) -> Iterator[str]:
+    if picture.lost:
+        yield f"connection lost ({picture.lost}); trying again"
+    for topic, error in picture.unreadable.items():
+        yield f"ignored an unreadable message on {topic}: {_printable(error)}"
+
+
+def _row(node: NodeState) -> Row:
+    cells = {
+        "round": str(node.round or ""),
+        "weight": "" if node.weight is None else f"{node.weight:.3f}",
+        "up": size(node.bytes) if node.bytes else "",
+        "last seen": "" if node.heard is None else about(node.heard),
+    }
+    return Row(node.doing, f"{100 * node.done // node.total}%" if node.total else "", cells)
+
+
+def _errors(nodes: Sequence[NodeState]) -> Iterator[Text]:
+    failed = [node for node in nodes if node.error]
+    for node in failed[:_ERRORS]:
+        yield Text(f"{node.node}: {_printable(node.error)}", style="red")
+    if len(failed) > _ERRORS:
+        yield Text(f"and {some(len(failed) - _ERRORS, 'error')} more", style="red")
+
+
+def _foot(view: View) -> Iterator[Text]:
+    if view.age is not None:
+        yield Text(f"last change {about(view.age)} ago", style="dim")
+
+
+def _names(nodes: Sequence[str]) -> str:
+    more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
+    return ", ".join(nodes[:_NAMED]) + more
+
+
+def _wrapped(text: str, width: int, style: str = "") -> list[Text]:
+    return [Text(line, style=style) for line in textwrap.wrap(text, width)]
+
+
+def _printable(text: str) -> str:
+    """What others wrote moves no cursor."""
+    return "".join(each if each.isprintable() else "?" for each in text)
