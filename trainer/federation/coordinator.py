@@ -134,10 +134,10 @@ class _Coordinator:
         spec = self._spec
         self._herald.open()
         self._courier.start()
-        self._report(progress.Gathering(federation=spec.federation, run=spec.run, nodes=spec.nodes, rounds=spec.rounds))
-        self._take_up()
         self._handle(self._inbox.get())  # LinkUp: what is retained of an earlier run is replaced
         self._herald.link.flush(5)
+        self._report(progress.Gathering(federation=spec.federation, run=spec.run, nodes=spec.nodes, rounds=spec.rounds))
+        self._take_up()
         self._advance(rounds.Resumed())
         while not self._is_over():
             if stop():
