@@ -152,7 +152,7 @@ class EmptyNode(threading.Thread):
 
     def _contribute(self, round_: int) -> None:
         digest = self._store.show(own_number(self._node, round_).tobytes())
-        self._courier.offer(digest)
+        self._courier.offer(digest, self._courier.chunk_size(CHUNK))
         blob = Manifest(
             federation=self._spec.federation,
             run=self._spec.run,

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import random
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
@@ -155,8 +156,9 @@ class Fetch:
         return self._store.adopt(self._partial, digest)
 
     def discard(self) -> None:
-        """Give up, and forget what has arrived."""
-        self._partial.unlink(missing_ok=True)
+        """Give up, and forget what has arrived; on a disk that lets nothing be removed it stays."""
+        with suppress(OSError):
+            self._partial.unlink()
 
 
 def _write(file: FileIO, offset: int, data: bytes | memoryview) -> None:

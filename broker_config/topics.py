@@ -9,9 +9,14 @@ COORDINATOR = "coordinator"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
+def is_name(name: str) -> bool:
+    """Whether `name` may be a node's or a federation's."""
+    return _NAME.fullmatch(name) is not None
+
+
 def check_name(name: str, what: str) -> str:
     """Return `name` if it may stand in a topic, else raise UsageError."""
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise UsageError(
             f"{what} {name!r} cannot be used", "take up to 64 letters, digits, '.', '_' or '-', a letter or digit first"
         )

@@ -20,7 +20,7 @@ from broker_config.blobs import BlobStore
 from broker_config.codec import DecodeError, decode, decode_chunk, encode, encode_chunk
 from broker_config.errors import EdgeNodeError, PeerError
 from broker_config.fetch import WINDOW, Fetch
-from broker_config.link import Delivery, Endpoint, Link, LinkDown, LinkUp
+from broker_config.link import LARGEST_PACKET, Delivery, Endpoint, Link, LinkDown, LinkUp
 from broker_config.messages import Manifest, Want
 from broker_config.sending import SendQueue
 from broker_config.turns import Turns
@@ -35,6 +35,7 @@ BACKLOG = 1 << 20  # bytes handed to the link and not yet written, at most one c
 EVENTS = 8 * WINDOW  # bytes of chunks and requests that wait for the worker, at most one more
 AT_ONCE = 8  # blobs that are fetched at a time; the window is theirs
 SILENT = 2  # requests without an answer after which a holder gives way to another
+COMPLAINTS = 100  # peers that are named in the log for what they sent
 KEEPALIVE = 60  # seconds: a slow line may be busy with chunks for long
 
 
@@ -111,11 +112,13 @@ class Courier:
         self._link = Link(
             endpoint, f"edge-node/{federation}/{me}/data", inbox=self._events, persistent=False, keepalive=KEEPALIVE
         )
+        self._link.longest = LARGEST_PACKET
         self._requests = topics.want(federation, me, "+")
-        self._offered: dict[str, int] = {}  # digest -> bytes
+        self._offered: dict[tuple[str, int], int] = {}  # bytes by digest and chunk size
         self._sends = SendQueue()
         self._jobs: dict[str, list[_Job]] = {}  # by digest
         self._turns: Turns[_Job] = Turns(AT_ONCE)
+        self._named: set[str] = set()  # peers that sent what cannot be read
         self._closing = threading.Event()
         self._worker = threading.Thread(target=self._run, name=f"courier of {me}", daemon=True)
 
@@ -139,13 +142,17 @@ class Courier:
             return preferred
         return min(preferred, self._link.max_packet - CHUNK_ROOM)
 
-    def offer(self, digest: str) -> None:
-        """Serve a blob of the store to whoever asks."""
-        self._offered[digest] = self._store.path(digest).stat().st_size
+    def offer(self, digest: str, chunk_size: int) -> None:
+        """Serve a blob of the store to whoever asks, in chunks of this size, and of others that it was offered in.
+
+        Of no other size: what one asks for serves all, and nobody can have the same bytes sent in a thousand ways.
+        """
+        size = self._store.path(digest).stat().st_size
+        self._offered = {**self._offered, (digest, chunk_size): size}
 
     def withdraw(self, digest: str) -> None:
         """Serve a blob no longer."""
-        self._offered.pop(digest, None)
+        self._offered = {key: size for key, size in self._offered.items() if key[0] != digest}
 
     def fetch(self, manifest: Manifest) -> None:
         """Get a blob from its holder, `manifest.node`; Fetched follows at once if the store has it already.
@@ -206,23 +213,30 @@ class Courier:
         try:
             want = decode(request.payload, Want)
         except DecodeError as error:
-            log.warning("%r asks for chunks in a way that cannot be read: %s", asker, error)
+            if self._is_first(asker):
+                log.warning("%r asks for chunks in a way that cannot be read: %s", asker, error)
             return
-        size = self._offered.get(want.digest, 0)
+        size = self._offered.get((want.digest, want.chunk_size), 0)
         if max(want.chunks) * want.chunk_size >= size or want.chunk_size > self.chunk_size(want.chunk_size):
-            log.info("%r asks for chunks of %s that are not offered", asker, want.digest)
+            log.info("%r asks for chunks of %s that are not offered so", asker, want.digest)
         else:
             self._sends.add(want, time.monotonic())
+
+    def _is_first(self, peer: str) -> bool:
+        """Whether a complaint about this peer is the first one; the others would fill the log."""
+        new = peer not in self._named and len(self._named) < COMPLAINTS
+        self._named |= {peer} if new else set()
+        return new
 
     def _send(self) -> None:
         while self._sends and self._link.backlog < BACKLOG:
             piece = self._sends.pop(time.monotonic())
-            if piece.digest not in self._offered:
+            if (piece.digest, piece.chunk_size) not in self._offered:
                 continue
             try:
                 data = self._store.read(piece.digest, piece.number * piece.chunk_size, piece.chunk_size)
-            except FileNotFoundError:
-                continue  # withdrawn and forgotten since we looked
+            except FileNotFoundError:  # withdrawn and removed at this moment
+                continue
             topic = topics.chunks(self._federation, self._me, piece.digest, piece.chunk_size)
             self._link.publish(topic, encode_chunk(piece.number, data), qos=0)
             self.bytes_sent += len(data)
@@ -269,7 +283,8 @@ class Courier:
             index, data = decode_chunk(payload)
             job.fetch.receive(index, data, time.monotonic())
         except DecodeError as error:
-            log.warning("a chunk from %s cannot be read: %s", job.blob.node, error)
+            if self._is_first(job.blob.node):
+                log.warning("a chunk from %s cannot be read: %s", job.blob.node, error)
         except EdgeNodeError as error:
             self._end(job, error)
         else:

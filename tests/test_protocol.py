@@ -46,7 +46,7 @@ def template(topic: Callable[..., str]) -> str:
     [
         f
         for _, f in inspect.getmembers(topics, inspect.isfunction)
-        if not {"topic", "what"} & {*inspect.signature(f).parameters}
+        if not {"topic", "name"} & {*inspect.signature(f).parameters}
     ],
     ids=lambda topic: topic.__name__,
 )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -295,10 +296,11 @@ class Peer:
         self.inbox: queue.Queue[Fetched | FetchFailed] = queue.Queue()
         self.courier = Courier(Endpoint.parse(url), "f", name, self.store, self.inbox)
 
-    def offer(self, data: bytes) -> Manifest:
+    def offer(self, data: bytes, chunk_size: int = 0) -> Manifest:
+        chunk_size = chunk_size or self.courier.chunk_size()
         digest, _ = self.store.put(data)
-        self.courier.offer(digest)
-        return manifest_of(data, self.courier.chunk_size())
+        self.courier.offer(digest, chunk_size)
+        return manifest_of(data, chunk_size)
 
     def get(self, manifest: Manifest) -> bytes:
         self.courier.fetch(manifest)
@@ -434,7 +436,7 @@ def test_a_blob_that_an_earlier_process_received_but_did_not_check_is_taken(
 def test_a_blob_promised_in_chunks_of_two_sizes_arrives_for_both(mosquitto: EmbeddedBroker, meet: Meet) -> None:
     holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
     data = os.urandom(SIZE)
-    manifests = holder.offer(data), manifest_of(data, 100 * KIB)
+    manifests = holder.offer(data), holder.offer(data, 100 * KIB)
     for manifest in manifests:
         asker.courier.fetch(manifest)
     assert {asker.inbox.get(timeout=20), asker.inbox.get(timeout=20)} == set(map(Fetched, manifests))
@@ -461,17 +463,45 @@ def test_absurd_requests_are_ignored(mosquitto: EmbeddedBroker, meet: Meet) -> N
         f'{{"type":"Want","digest":"{"0" * 64}","chunk_size":1024,"chunks":[0]}}'.encode(),
         f'{{"type":"Want","digest":"{manifest.digest}","chunk_size":1024,"chunks":[1073741824]}}'.encode(),
         f'{{"type":"Want","digest":"{manifest.digest}","chunk_size":16777216,"chunks":[1]}}'.encode(),
+        *(
+            f'{{"type":"Want","digest":"{manifest.digest}","chunk_size":{size},"chunks":[0]}}'.encode()
+            for size in (1024, 300 * KIB, 256 * KIB - 1)  # it is offered in chunks of another size
+        ),
     ]
     inbox: queue.Queue[object] = queue.Queue()
     with Link(Endpoint.parse(mosquitto.url), "vandal", inbox=inbox, persistent=False) as vandal:
+        vandal.longest = SIZE
         vandal.subscribe(topics.chunks("f", "holder", "+", "+"))
         for payload in absurd:
             vandal.publish(topics.want("f", "holder", "vandal"), payload)
         vandal.publish(topics.chunks("f", "holder", manifest.digest, manifest.chunk_size), b"\0\0")
         assert vandal.flush(5)
         assert asker.get(manifest) == data
-        seen = [len(event.payload) for event in inbox.queue if isinstance(event, Delivery)]
-    assert sorted(seen) == [2, 44 * KIB + 4, 256 * KIB + 4]  # nothing but what the vandal and the asker asked for
+        seen = {len(event.payload) for event in inbox.queue if isinstance(event, Delivery)}
+    assert seen == {2, 44 * KIB + 4, 256 * KIB + 4}  # nothing but what the vandal and the asker asked for
+
+
+def test_a_flood_of_nonsense_costs_one_line_in_the_log_for_each_peer(
+    mosquitto: EmbeddedBroker, meet: Meet, caplog: pytest.LogCaptureFixture
+) -> None:
+    holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
+    manifest = holder.offer(data := os.urandom(300 * KIB))
+    chunks = topics.chunks("f", "holder", "0" * 64, manifest.chunk_size)
+    with Link(Endpoint.parse(mosquitto.url), "vandal", inbox=queue.Queue(), persistent=False) as vandal:
+        asker.courier.fetch(msgspec.structs.replace(manifest, digest="0" * 64))
+        wait_until(lambda: list(asker.store.incoming.iterdir()) != [])
+        for _ in range(100):
+            for name in ("vandal", "other"):
+                vandal.publish(topics.want("f", "holder", name), b"{")
+            vandal.publish(chunks, b"")
+        assert vandal.flush(10)
+        assert asker.get(manifest) == data
+    named = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert sorted(line.split("cannot be read")[0] for line in named) == [
+        "'other' asks for chunks in a way that ",
+        "'vandal' asks for chunks in a way that ",
+        "a chunk from holder ",
+    ]
 
 
 def test_what_is_not_offered_any_more_is_not_served(mosquitto: EmbeddedBroker, meet: Meet) -> None:
