@@ -278,7 +278,8 @@ class _Coordinator:
             case Presence():
                 pass
             case Hello():
-                self._count(node, HELLO)
+                if message.session != self._roster.session(node):
+                    self._count(node, HELLO)
                 self._welcome(node, message)
             case Contribution() | Telemetry() | Finished() if (
                 message.run != self._spec.run or self._roster.session(node) != message.session
