@@ -259,8 +259,8 @@ class Peer:
 
     def offer(self, data: bytes) -> Manifest:
         digest, _ = self.store.put(data)
-        self.courier.offer(digest)
-        return manifest_of(data, self.courier.chunk_size(), node=self.name)
+        self.courier.offer(digest, chunk_size := self.courier.chunk_size())
+        return manifest_of(data, chunk_size, node=self.name)
 
     def is_fetching(self, manifest: Manifest) -> bool:
         return any(path.name.startswith(manifest.digest) for path in self.store.incoming.iterdir())
