@@ -78,7 +78,7 @@ class EmptyNode(threading.Thread):
         received = event.manifest
         number = np.float32(received.round + int(self._name.rpartition("-")[2]) / 8)
         digest, size = self._store.put(self._store.path(received.digest).read_bytes()[:-4] + number.tobytes())
-        self._courier.offer(digest)
+        self._courier.offer(digest, self._courier.chunk_size(CHUNK))
         blob = type(received)(
             federation=received.federation,
             run=received.run,

@@ -11,17 +11,20 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from broker_config.errors import EdgeNodeError
+from broker_config.errors import EdgeNodeError, brief
 from broker_config.messages import AnyMessage, Message, TensorSpec
 
 MAX_MESSAGE = 100 * 1024  # bytes
 M = TypeVar("M", bound=Message)
-_INDEX_BYTES = 4
+_INDEX_BYTES = 4  # of a chunk
 _DECODER: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
 
 
 class DecodeError(ValueError):
-    """Bytes that are not what they should be; the text says what is wrong with them."""
+    """Bytes that are not what they should be; the text says briefly what is wrong with them."""
+
+    def __init__(self, why: str):
+        super().__init__(brief(why))
 
 
 def encode(message: AnyMessage) -> bytes:
@@ -46,7 +49,7 @@ def decode(payload: bytes, expect: type[M]) -> M:
 def decode_any(payload: bytes) -> AnyMessage:
     """Return the message in `payload`, of whichever type; DecodeError if it is none."""
     if len(payload) > MAX_MESSAGE:
-        raise DecodeError(f"{len(payload)} bytes, more than the {MAX_MESSAGE} of a message")
+        raise DecodeError(f"longer than the {MAX_MESSAGE} bytes of a message")
     try:
         return _DECODER.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -44,6 +44,7 @@ class PeerError(Exception):
     """A peer broke the protocol: it is named, logged and left out; the round goes on without it."""
 
     def __init__(self, peer: str, why: str, round_: int | None = None):
+        why = brief(why)
         super().__init__(f"{peer}{'' if round_ is None else f' in round {round_}'}: {why}")
         self.peer = peer
         self.why = why
@@ -54,6 +55,16 @@ class BugError(EdgeNodeError):
     """Something that must not happen."""
 
     exit_code = 70  # EX_SOFTWARE
+
+
+def brief(text: str, most: int = 300) -> str:
+    """What a peer wrote, or what is wrong with it, as it may stand in a log, a terminal and a Refusal.
+
+    No control characters; at most about `most` characters, without the middle of a longer text.
+    """
+    if len(text) > most:
+        text = f"{text[: most // 2]} ... {text[-most // 2 :]}"
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
 def explain(error: Exception) -> EdgeNodeError:

@@ -18,6 +18,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
+from broker_config.codec import MAX_MESSAGE
 from broker_config.endpoint import Endpoint
 from broker_config.errors import EdgeNodeError, LinkError
 from broker_config.handshake import MQTT5, MQTT311, Client, handshake, newest_version, refused
@@ -63,7 +64,8 @@ class Link:
     """One MQTT connection; what happens on it is put into `inbox` as Delivery, LinkUp and LinkDown.
 
     A persistent link keeps its session at the broker for a day and acknowledges QoS 1 only when told so by `ack`. When
-    the inbox is full, QoS 0 is dropped; QoS 1 waits, and the broker with it.
+    the inbox is full, QoS 0 is dropped; QoS 1 waits, and the broker with it. A payload of more than `longest` bytes is
+    cut to one byte more: enough to be refused for it, and too little to fill the memory while it waits.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Link:
     ):
         self.endpoint = endpoint
         self.max_packet: int | None = None  # bytes, as far as the broker tells (MQTT 5)
+        self.longest = MAX_MESSAGE
         self.version: Literal[5, 4] = 4  # of MQTT; 4 is 3.1.1
         self._client_id = client_id
         self._inbox = inbox
@@ -135,6 +138,17 @@ class Link:
         return self._client.is_connected()
 
     @property
+    def crowded(self) -> bool:
+        """Whether so many QoS 1 messages wait for the broker that those which can be spared should be."""
+        with self._lock:
+            self._forget_acknowledged()
+            return len(self._unacknowledged) > QUEUED_PUBLISHES // 2
+
+    def _forget_acknowledged(self) -> None:
+        while self._unacknowledged and self._unacknowledged[0].is_published():
+            self._unacknowledged.popleft()
+
+    @property
     def backlog(self) -> int:
         """Bytes of QoS 0 that were published but not yet written to the socket."""
         with self._lock:
@@ -172,8 +186,7 @@ class Link:
         with self._lock:
             if qos:
                 info.rc = MQTTErrorCode.MQTT_ERR_SUCCESS  # paho says "no connection", but keeps the message
-                while self._unacknowledged and self._unacknowledged[0].is_published():
-                    self._unacknowledged.popleft()
+                self._forget_acknowledged()
                 self._unacknowledged.append(info)
             else:
                 self._unwritten.append((info, size))
@@ -243,7 +256,7 @@ class Link:
         self._put(LinkDown(self, str(reason) if flags.is_disconnect_packet_from_server else "connection lost"))
 
     def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
-        payload = bytes(message.payload)  # is bytes already
+        payload = bytes(message.payload[: self.longest + 1])
         delivery = Delivery(self, message.topic, payload, message.retain, message.mid, message.qos, self._connection)
         if message.qos:
             self._put(delivery)

@@ -183,6 +183,9 @@ class Want(Message, frozen=True, kw_only=True):
     digest: Digest
     chunk_size: Annotated[int, Meta(ge=1024, le=1 << 24)]
     chunks: Annotated[tuple[Annotated[int, Meta(ge=0, le=1 << 30)], ...], Meta(min_length=1, max_length=1024)]
+    newest: Annotated[
+        int, Meta(ge=-1, le=1 << 30)
+    ] = -1  # the chunk that came last; -1: asks for the first time or anew
 
 
 class NodeState(Struct, frozen=True, kw_only=True, omit_defaults=True):

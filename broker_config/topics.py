@@ -9,9 +9,14 @@ COORDINATOR = "coordinator"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
+def is_name(name: str) -> bool:
+    """Whether `name` may be a node's or a federation's."""
+    return _NAME.fullmatch(name) is not None
+
+
 def check_name(name: str, what: str) -> str:
     """Return `name` if it may stand in a topic, else raise UsageError."""
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise UsageError(
             f"{what} {name!r} cannot be used", "take up to 64 letters, digits, '.', '_' or '-', a letter or digit first"
         )
@@ -72,6 +77,11 @@ def sender(topic: str) -> str:
     """The node that publishes on an `up`, `presence` or `want` topic."""
     parts = topic.split("/")
     return parts[6] if parts[3] == "blobs" else parts[4]
+
+
+def blob(topic: str) -> str:
+    """The digest of the blob that is sent on a `chunks` topic."""
+    return topic.split("/")[-2]
 
 
 def federation_of(topic: str) -> str:

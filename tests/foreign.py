@@ -22,6 +22,8 @@ Tensors = dict[str, np.ndarray]
 class ForeignNode:
     """Takes part in the federation `default` without images: it contributes what it received, plus `shift`."""
 
+    patience = 60.0  # seconds for a whole federation
+
     def __init__(self, port: int, name: str, version: MQTTProtocolVersion, *, weight: float, shift: float):
         self.port, self.name, self.version, self.weight, self.shift = port, name, version, weight, shift
         self.session = secrets.token_hex(8)
@@ -44,7 +46,7 @@ class ForeignNode:
         self.control.will_set(self.topic("nodes", self.name, "presence"), self.presence(online=False), 1, retain=True)
         self.connect(self.data, persistent=False)
         self.connect(self.control, persistent=True)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + self.patience
         while not self.result and self.state.get("round") != dies_in:
             assert time.monotonic() < deadline, (self.state, self.round, self.fetching)
             try:

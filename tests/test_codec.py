@@ -152,6 +152,19 @@ def test_a_weight_that_is_no_finite_number_is_refused(weight: str) -> None:
         decode_any(text.encode())
 
 
+@pytest.mark.parametrize(
+    "payload",
+    [
+        json.dumps({"type": "\x1b[2Jx" * 10_000}).encode(),
+        json.dumps(WIRE_V1["RoundState"] | {"status": "\n" * 50_000}).encode(),
+    ],
+)
+def test_what_is_wrong_with_a_message_is_said_briefly_and_in_printable_words(payload: bytes) -> None:
+    with pytest.raises(DecodeError, match=r"^.{50,400}$") as caught:
+        decode_any(payload)
+    assert str(caught.value).isprintable()
+
+
 @given(st.one_of(st.binary(max_size=200), st.text(max_size=200).map(str.encode)))
 def test_noise_is_refused(payload: bytes) -> None:
     with pytest.raises(DecodeError):
@@ -174,7 +187,7 @@ def test_a_message_has_a_largest_size_both_ways() -> None:
     classes = tuple(f"class {number:095}" for number in range(1000))
     with pytest.raises(EdgeNodeError, match="Spec"):
         encode(msgspec.structs.replace(CASES[0], classes=classes))
-    with pytest.raises(DecodeError, match="more than"):
+    with pytest.raises(DecodeError, match="longer than"):
         decode_any(b" " * (MAX_MESSAGE + 1))
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import queue
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -13,9 +14,16 @@ import pytest
 from paho.mqtt.enums import MQTTProtocolVersion
 from safetensors.numpy import save
 
+from broker_config import topics
+from broker_config.codec import encode
 from broker_config.embedded import EmbeddedBroker, start_broker
+from broker_config.endpoint import Endpoint
+from broker_config.link import Link
+from broker_config.messages import Manifest, RoundState
 from tests.foreign import ForeignNode, Tensors
-from tests.plants import CLASSES, FEDERATION, start
+from tests.plants import CLASSES, FEDERATION, draw, run, start
+from tests.traffic import small_encoder
+from trainer.federation.spec import Request, draft
 from trainer.tree import take_from
 from trainer.weights import initial_encoder
 
@@ -83,6 +91,17 @@ def garbage(node: "Hostile", received: Tensors) -> None:
     node.control.publish(node.topic("nodes", node.name, "up"), b"\xff\x00{", 1)
 
 
+def verbose(node: "Hostile", received: Tensors) -> None:
+    """What is wrong with it is as long as itself."""
+    node.tell("up", type="x" * 102_300)
+
+
+def verbose_tensors(node: "Hostile", received: Tensors) -> None:
+    largest = max(received, key=lambda name: received[name].size)
+    received[largest] = received["e" * 140_000] = np.zeros(0, np.float32)
+    node.send(received)
+
+
 def wrong_direction(node: "Hostile", received: Tensors) -> None:
     node.tell("up", type="Accepted", run=node.spec["run"], round=1)
 
@@ -101,6 +120,8 @@ DEEDS: dict[Callable[["Hostile", Tensors], None], str] = {
     impossible_weight: "cannot be -1",
     from_the_future: "not open",
     garbage: "cannot be read",
+    verbose: "cannot be read",
+    verbose_tensors: "tensors too many",
     wrong_direction: "does not send Accepted",
 }
 
@@ -180,3 +201,21 @@ def test_a_hostile_peer_is_named_and_the_round_goes_on(
     closed = [event["contributors"] for event in events if event["event"] == "RoundClosed"]
     assert closed == [["honest"], ["honest"]]
     assert len(results) == 1
+
+
+def test_a_node_does_not_fetch_terabytes(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    spec, _ = draft(
+        Request("fedavg", model="small"), federation="false", classes=CLASSES, nodes=1, encoder=small_encoder()
+    )
+    manifest = Manifest(
+        federation="false", run=spec.run, round=1, node="coordinator", digest="0" * 64, size=1 << 40, chunk_size=1 << 20
+    )
+    state = RoundState(run=spec.run, round=1, status="open", broadcast=manifest)
+    with Link(Endpoint.parse(broker.url), "false", inbox=queue.Queue(), persistent=False) as link:
+        link.publish(topics.spec("false"), encode(spec), retain=True)
+        link.publish(topics.round_state("false"), encode(state), retain=True)
+        link.flush(5)
+    images = draw(tmp_path / "images", 4, seed=1)
+    done = run("join", broker.url, "--federation", "false", "--name", "a", "--data", images, "--state", tmp_path / "a")
+    assert done.returncode == 1
+    assert "promises 1099511627776 bytes" in done.stderr

@@ -22,7 +22,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from safetensors.numpy import load, load_file
 
 import broker_config
-from broker_config import codec, fetch, link, messages, topics, transfer
+from broker_config import codec, fetch, link, messages, sending, topics, transfer
 from broker_config.embedded import find_mosquitto
 from edge.line import Failure, Verdict
 from tests.foreign import ForeignNode, Tensors
@@ -46,7 +46,7 @@ def template(topic: Callable[..., str]) -> str:
     [
         f
         for _, f in inspect.getmembers(topics, inspect.isfunction)
-        if not {"topic", "what"} & {*inspect.signature(f).parameters}
+        if not {"topic", "name"} & {*inspect.signature(f).parameters}
     ],
     ids=lambda topic: topic.__name__,
 )
@@ -94,7 +94,8 @@ def test_every_message_has_an_example_with_all_its_fields(kind: type[msgspec.Str
         ("room in a packet", [transfer.CHUNK_ROOM]),
         ("packet that is accepted", [link.LARGEST_PACKET]),
         ("window of outstanding chunks", [fetch.WINDOW]),
-        ("chunks that wait at a holder", [transfer.SERVED_AT_ONCE]),
+        ("blobs that are fetched at a time", [transfer.AT_ONCE]),
+        ("chunks that wait at a holder", [sending.SERVED_AT_ONCE]),
         ("silence before asking again", [fetch.PATIENCE, fetch.LONGEST_SILENCE, fetch.LONGEST_PATIENCE]),
         ("session kept by the broker", [link.SESSION_EXPIRY]),
         ("QoS 1 messages that wait", [link.QUEUED_PUBLISHES]),

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +24,8 @@ from broker_config.embedded import EmbeddedBroker, start_broker
 from broker_config.errors import EdgeNodeError, PeerError
 from broker_config.link import Delivery, Endpoint, Link
 from broker_config.messages import Manifest, Want
-from broker_config.transfer import BlobStore, Courier, Fetch, Fetched, FetchFailed, SendQueue
+from broker_config.sending import SendQueue
+from broker_config.transfer import BlobStore, Courier, Fetch, Fetched, FetchFailed
 from tests.proxy import Proxy
 
 KIB = 1024
@@ -111,10 +113,16 @@ def test_a_fetch_asks_for_every_chunk_once_and_then_has_the_blob(store: BlobStor
     assert list(store.incoming.iterdir()) == []
 
 
-def test_askers_of_one_blob_want_different_chunks_first(store: BlobStore) -> None:
+def test_askers_of_one_blob_want_the_same_chunk_until_they_hear_something_and_then_different_ones(
+    store: BlobStore,
+) -> None:
     data = bytes(1000 * KIB)
-    firsts = {Fetch(manifest_of(data, node=f"holder-{number}"), store).wants(0.0) for number in range(5)}
-    assert len(firsts) > 1
+    fetches = [Fetch(manifest_of(data, node=f"holder-{number}"), store) for number in range(5)]
+    assert {fetch.wants(0.0) for fetch in fetches} == {(0,)}
+    assert {fetch.wants(60.0) for fetch in fetches} == {(1,)}  # in vain; it may only be late
+    for fetch in fetches:
+        fetch.receive(0, chunk_of(data, 0), 60.0)
+    assert len({fetch.wants(60.0) for fetch in fetches}) > 1
 
 
 @pytest.mark.parametrize(("window", "most"), [(8 * KIB, 8), (1, 1)])
@@ -254,7 +262,6 @@ def test_a_fetch_in_other_chunks_starts_over(store: BlobStore) -> None:
     data = os.urandom(8 * KIB)
     fetch = Fetch(manifest_of(data), store)
     fetch.receive(0, chunk_of(data, 0), 0.0)
-    fetch.close()
     assert Fetch(manifest_of(data), store).resumed
     assert not Fetch(manifest_of(data, 2 * KIB), store).resumed
 
@@ -264,17 +271,17 @@ def test_a_fetch_in_other_chunks_starts_over(store: BlobStore) -> None:
 
 def test_chunks_are_sent_in_the_order_asked_for_and_once_while_they_wait() -> None:
     sends, digest = SendQueue(), "a" * 64
-    sends.add(Want(digest=digest, chunk_size=KIB, chunks=(5, 3)))
-    sends.add(Want(digest=digest, chunk_size=KIB, chunks=(3, 4, 5)))
-    assert [sends.pop().number for _ in range(len(sends))] == [5, 3, 4]
-    sends.add(Want(digest=digest, chunk_size=KIB, chunks=(3,)))
+    sends.add(Want(digest=digest, chunk_size=KIB, chunks=(5, 3)), 0.0)
+    sends.add(Want(digest=digest, chunk_size=KIB, chunks=(3, 4, 5)), 0.0)
+    assert [sends.pop(0.0).number for _ in range(len(sends))] == [5, 3, 4]
+    sends.add(Want(digest=digest, chunk_size=KIB, chunks=(3,)), 1.0)
     assert len(sends) == 1
 
 
 def test_what_waits_to_be_sent_is_bounded() -> None:
     sends = SendQueue()
     for start in range(0, 100_000, 1000):
-        sends.add(Want(digest="a" * 64, chunk_size=KIB, chunks=tuple(range(start, start + 1000))))
+        sends.add(Want(digest="a" * 64, chunk_size=KIB, chunks=tuple(range(start, start + 1000))), 0.0)
     assert len(sends) < 20_000
 
 
@@ -289,10 +296,11 @@ class Peer:
         self.inbox: queue.Queue[Fetched | FetchFailed] = queue.Queue()
         self.courier = Courier(Endpoint.parse(url), "f", name, self.store, self.inbox)
 
-    def offer(self, data: bytes) -> Manifest:
+    def offer(self, data: bytes, chunk_size: int = 0) -> Manifest:
+        chunk_size = chunk_size or self.courier.chunk_size()
         digest, _ = self.store.put(data)
-        self.courier.offer(digest)
-        return manifest_of(data, self.courier.chunk_size())
+        self.courier.offer(digest, chunk_size)
+        return manifest_of(data, chunk_size)
 
     def get(self, manifest: Manifest) -> bytes:
         self.courier.fetch(manifest)
@@ -422,14 +430,13 @@ def test_a_blob_that_an_earlier_process_received_but_did_not_check_is_taken(
     earlier = Fetch(manifest_of(data), asker.store)
     for index in range(3):
         earlier.receive(index, chunk_of(data, index), 0.0)
-    earlier.close()
     assert asker.get(manifest_of(data)) == data
 
 
 def test_a_blob_promised_in_chunks_of_two_sizes_arrives_for_both(mosquitto: EmbeddedBroker, meet: Meet) -> None:
     holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
     data = os.urandom(SIZE)
-    manifests = holder.offer(data), manifest_of(data, 100 * KIB)
+    manifests = holder.offer(data), holder.offer(data, 100 * KIB)
     for manifest in manifests:
         asker.courier.fetch(manifest)
     assert {asker.inbox.get(timeout=20), asker.inbox.get(timeout=20)} == set(map(Fetched, manifests))
@@ -456,17 +463,45 @@ def test_absurd_requests_are_ignored(mosquitto: EmbeddedBroker, meet: Meet) -> N
         f'{{"type":"Want","digest":"{"0" * 64}","chunk_size":1024,"chunks":[0]}}'.encode(),
         f'{{"type":"Want","digest":"{manifest.digest}","chunk_size":1024,"chunks":[1073741824]}}'.encode(),
         f'{{"type":"Want","digest":"{manifest.digest}","chunk_size":16777216,"chunks":[1]}}'.encode(),
+        *(
+            f'{{"type":"Want","digest":"{manifest.digest}","chunk_size":{size},"chunks":[0]}}'.encode()
+            for size in (1024, 300 * KIB, 256 * KIB - 1)  # it is offered in chunks of another size
+        ),
     ]
     inbox: queue.Queue[object] = queue.Queue()
     with Link(Endpoint.parse(mosquitto.url), "vandal", inbox=inbox, persistent=False) as vandal:
+        vandal.longest = SIZE
         vandal.subscribe(topics.chunks("f", "holder", "+", "+"))
         for payload in absurd:
             vandal.publish(topics.want("f", "holder", "vandal"), payload)
         vandal.publish(topics.chunks("f", "holder", manifest.digest, manifest.chunk_size), b"\0\0")
         assert vandal.flush(5)
         assert asker.get(manifest) == data
-        seen = [len(event.payload) for event in inbox.queue if isinstance(event, Delivery)]
-    assert sorted(seen) == [2, 44 * KIB + 4, 256 * KIB + 4]  # nothing but what the vandal and the asker asked for
+        seen = {len(event.payload) for event in inbox.queue if isinstance(event, Delivery)}
+    assert seen == {2, 44 * KIB + 4, 256 * KIB + 4}  # nothing but what the vandal and the asker asked for
+
+
+def test_a_flood_of_nonsense_costs_one_line_in_the_log_for_each_peer(
+    mosquitto: EmbeddedBroker, meet: Meet, caplog: pytest.LogCaptureFixture
+) -> None:
+    holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
+    manifest = holder.offer(data := os.urandom(300 * KIB))
+    chunks = topics.chunks("f", "holder", "0" * 64, manifest.chunk_size)
+    with Link(Endpoint.parse(mosquitto.url), "vandal", inbox=queue.Queue(), persistent=False) as vandal:
+        asker.courier.fetch(msgspec.structs.replace(manifest, digest="0" * 64))
+        wait_until(lambda: list(asker.store.incoming.iterdir()) != [])
+        for _ in range(100):
+            for name in ("vandal", "other"):
+                vandal.publish(topics.want("f", "holder", name), b"{")
+            vandal.publish(chunks, b"")
+        assert vandal.flush(10)
+        assert asker.get(manifest) == data
+    named = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert sorted(line.split("cannot be read")[0] for line in named) == [
+        "'other' asks for chunks in a way that ",
+        "'vandal' asks for chunks in a way that ",
+        "a chunk from holder ",
+    ]
 
 
 def test_what_is_not_offered_any_more_is_not_served(mosquitto: EmbeddedBroker, meet: Meet) -> None:
@@ -483,7 +518,7 @@ def test_a_cancelled_fetch_is_forgotten(mosquitto: EmbeddedBroker, meet: Meet) -
     holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
     asker.courier.fetch(manifest := manifest_of(bytes(100 * KIB), node="nobody"))
     wait_until(lambda: len(list(asker.store.incoming.iterdir())) == 1)
-    asker.courier.cancel(manifest.digest)
+    asker.courier.cancel(manifest)
     data = os.urandom(50 * KIB)
     assert asker.get(holder.offer(data)) == data
     assert list(asker.store.incoming.iterdir()) == []
@@ -508,5 +543,4 @@ def test_a_torn_rest_of_an_earlier_process_is_not_the_holder_s_fault(mosquitto: 
     manifest = holder.offer(data)
     earlier = Fetch(manifest, asker.store)
     earlier.receive(0, bytes(256 * KIB), 0.0)
-    earlier.close()
     assert asker.get(manifest) == data

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from broker_config import topics
-from broker_config.codec import DecodeError, decode, decode_any, encode
+from broker_config.codec import DecodeError, decode, decode_any, encode, encoded_size
 from broker_config.disk import claimed
 from broker_config.errors import EdgeNodeError, LinkError
 from broker_config.link import TAKEN_OVER, Delivery, Endpoint, Link, LinkDown, LinkUp, probe
@@ -322,10 +322,15 @@ class _Node:
     def _at_hand(self, manifest: Manifest) -> bool:
         if manifest.digest in self._worker.store:
             return True
+        if manifest.size > (most := encoded_size(self._spec.tensors)):
+            raise EdgeNodeError(
+                f"the broadcast of round {manifest.round} promises {manifest.size} bytes; {most} are the most",
+                "somebody else writes to the federation's topics, or its coordinator is broken: ask its operator",
+            )
         self._timeline.end("waiting")
         self._timeline.begin("receiving", manifest.round)
         if self._fetching is not None and self._fetching.digest != manifest.digest:
-            self._courier.cancel(self._fetching.digest)
+            self._courier.cancel(self._fetching)
         self._fetching = manifest
         self._courier.fetch(manifest)
         return False
@@ -340,7 +345,7 @@ class _Node:
             if blob.digest not in self._worker.store:
                 return  # a newer round has begun
             blob = msgspec.structs.replace(blob, chunk_size=self._courier.chunk_size(blob.chunk_size))
-            self._courier.offer(blob.digest)
+            self._courier.offer(blob.digest, blob.chunk_size)
             self._timeline.begin("sending", blob.round)
             self._sent_before = self._courier.bytes_sent
         self._send(

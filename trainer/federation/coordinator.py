@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from broker_config import topics
 from broker_config.codec import DecodeError, decode, decode_any
-from broker_config.errors import EdgeNodeError, PeerError, UsageError
+from broker_config.errors import EdgeNodeError, PeerError, UsageError, brief
 from broker_config.link import TAKEN_OVER, Delivery, Endpoint, LinkDown, LinkUp, probe
 from broker_config.messages import (
     Accepted,
@@ -29,12 +29,12 @@ from trainer.federation import round as rounds
 from trainer.federation.herald import Herald, say_aborted
 from trainer.federation.ledger import Ledger
 from trainer.federation.overview import Observer
-from trainer.federation.roster import MOST, WINDOW, Roster
+from trainer.federation.roster import HELLO, MOST, WINDOW, Roster
 from trainer.tree import Arrays
 
 DEFAULT_CHUNK = 256 * 1024
 LINGER = 60.0  # seconds for absent nodes to come back and fetch the result
-_INBOX = 4096  # events; beyond that the broker keeps them
+_INBOX = 512  # events, of up to 100 kB; beyond that the broker keeps them, or drops what has QoS 0
 _TICK = 0.2  # seconds
 
 
@@ -134,10 +134,10 @@ class _Coordinator:
         spec = self._spec
         self._herald.open()
         self._courier.start()
-        self._report(progress.Gathering(federation=spec.federation, run=spec.run, nodes=spec.nodes, rounds=spec.rounds))
-        self._take_up()
         self._handle(self._inbox.get())  # LinkUp: what is retained of an earlier run is replaced
         self._herald.link.flush(5)
+        self._report(progress.Gathering(federation=spec.federation, run=spec.run, nodes=spec.nodes, rounds=spec.rounds))
+        self._take_up()
         self._advance(rounds.Resumed())
         while not self._is_over():
             if stop():
@@ -167,10 +167,9 @@ class _Coordinator:
         self._herald.close()
 
     def _take_up(self) -> None:
-        """Show where an earlier process of this coordinator stopped, and offer what nodes may still have to fetch."""
+        """Show where an earlier process of this coordinator stopped."""
         if self._state.status is rounds.Status.GATHERING:
             return
-        self._courier.offer(self._ledger.broadcast_blob.digest)
         self._report(progress.Note(text=f"going on with run {self._spec.run} in round {self._state.round}"))
         if self._state.status is rounds.Status.OPEN:
             self._rounds.open(self._state.round)
@@ -245,8 +244,9 @@ class _Coordinator:
             self._check_own(delivery)
             return
         try:
-            if self._roster.floods(node, time.monotonic()):
-                raise PeerError(node, f"it sends more than {MOST} messages in {WINDOW:g} s", self._state.round)
+            if not topics.is_name(node):
+                raise PeerError(brief(node, 64), "no node can have this name", self._state.round)
+            self._count(node, 1)
             if delivery.topic == topics.up(self._spec.federation, node):
                 self._observer.heard(node)
             self._dispatch(node, decode_any(delivery.payload))
@@ -254,6 +254,10 @@ class _Coordinator:
             self._refuse(PeerError(node, f"its message cannot be read: {error}", self._state.round))
         except PeerError as error:
             self._refuse(error)
+
+    def _count(self, node: str, messages: int) -> None:
+        if self._roster.floods(node, time.monotonic(), messages):
+            raise PeerError(node, f"it sends more than {MOST} messages in {WINDOW:g} s", self._state.round)
 
     def _check_own(self, delivery: Delivery) -> None:
         """Somebody speaks as the coordinator: an earlier process of ours, whose will comes late, or another one."""
@@ -274,6 +278,8 @@ class _Coordinator:
             case Presence():
                 pass
             case Hello():
+                if message.session != self._roster.session(node):
+                    self._count(node, HELLO)
                 self._welcome(node, message)
             case Contribution() | Telemetry() | Finished() if (
                 message.run != self._spec.run or self._roster.session(node) != message.session
@@ -282,7 +288,8 @@ class _Coordinator:
             case Contribution():
                 self._offered(node, message)
             case Telemetry():
-                self._report(progress.Measured(node=node, round=message.round, metrics=message.metrics))
+                if message.round <= self._state.round and self._roster.is_news("telemetry", node, message.round):
+                    self._report(progress.Measured(node=node, round=message.round, metrics=message.metrics))
             case Finished():
                 if self._state.status is rounds.Status.FINISHED:
                     self._ledger.finish(node)
@@ -293,7 +300,7 @@ class _Coordinator:
         present = node in self._state.present
         refusal = self._roster.objection(node, hello, self._spec.run, present=present)
         if refusal is not None:
-            if self._roster.is_news(node, refusal.reason):
+            if self._roster.is_news("not let in", node, refusal.reason):
                 self._report(progress.Note(text=f"{node} was not let in: {refusal.reason}"))
             self._herald.answer(node, refusal)
         elif not self._roster.is_stale(node, hello):
@@ -338,7 +345,7 @@ class _Coordinator:
             return
         if not self._is_arriving(message.blob):
             self._forget_arriving(node)
-            self._courier.fetch(message.blob)
+        self._courier.fetch(message.blob)  # again: a blob that waits for a silent holder waits no longer
         self._arriving[node] = message
 
     def _settle_late(self, node: str, message: Contribution) -> None:
@@ -347,7 +354,8 @@ class _Coordinator:
             self._accept(node, message)
             return
         reason = f"round {message.round} was closed before this contribution came"
-        self._report(progress.Late(node=node, round=message.round))
+        if self._roster.is_news("late", node, message.round):
+            self._report(progress.Late(node=node, round=message.round))
         self._herald.answer(
             node, Accepted(session=message.session, run=message.run, round=message.round, counted=False, reason=reason)
         )
@@ -359,7 +367,7 @@ class _Coordinator:
     def _forget_arriving(self, node: str) -> None:
         message = self._arriving.pop(node, None)
         if message is not None and message.blob is not None:
-            self._courier.cancel(message.blob.digest)
+            self._courier.cancel(message.blob)
 
     def _arrived(self, manifest: Manifest) -> None:
         if self._is_arriving(manifest):
@@ -385,7 +393,7 @@ class _Coordinator:
         node = error.peer
         self._forget_arriving(node)
         session = self._roster.dismiss(node)
-        if self._roster.is_news(node, error.why):
+        if self._roster.is_news("refused", node):
             self._report(progress.NodeRefused(node=node, round=self._state.round, reason=error.why))
         if session is not None:
             self._expelled.add(node)
@@ -405,7 +413,7 @@ class _Coordinator:
                     self._close_round(contributors)
                 case rounds.Finish():
                     self._ledger.conclude()
-                    self._publish_broadcast()
+                    self._say_round()
                 case rounds.Pause(round_):
                     absent = sorted(
                         node for node in self._state.members - self._state.present - self._state.contributed
@@ -419,7 +427,7 @@ class _Coordinator:
     def _open(self, round_: int, drawn: frozenset[str]) -> None:
         self._ledger.open(round_, drawn)
         self._opened = time.monotonic()
-        self._publish_broadcast()
+        self._say_round()
         self._rounds.open(round_)
         for node in sorted(self._state.missing):
             self._tell(node, "training")
@@ -431,12 +439,10 @@ class _Coordinator:
         self._ledger.average()
         self._rounds.close(sorted(contributors))
 
-    def _publish_broadcast(self) -> None:
-        self._courier.offer(self._ledger.broadcast_blob.digest)
-        self._say_round()
-
     def _say_round(self) -> None:
+        """Say where the federation stands, and serve what a round starts from."""
         chunk_size = self._courier.chunk_size(self._preferred_chunk)
+        self._courier.offer(self._ledger.broadcast_blob.digest, chunk_size)
         self._herald.say_round(self._state, self._ledger.broadcast_blob, chunk_size)
 
     def _say_overview(self, *, anyway: bool = False) -> None:

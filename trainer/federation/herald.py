@@ -79,8 +79,12 @@ class Herald:
         self.link.publish(topics.status(self._spec.federation), encode(overview), retain=True)
 
     def answer(self, node: str, message: AnyMessage) -> None:
-        """A message for one node."""
-        self.link.publish(topics.down(self._spec.federation, node), encode(message))
+        """A message for one node; none while the broker takes them more slowly than nodes ask for them.
+
+        A node can do without: it says Hello again when it next connects, and a later round tells what was accepted.
+        """
+        if not self.link.crowded:
+            self.link.publish(topics.down(self._spec.federation, node), encode(message))
 
 
 def say_aborted(endpoint: Endpoint, spec: Spec, round_: int, reason: str) -> bool:

@@ -8,6 +8,7 @@ from math import inf
 
 import msgspec
 
+from broker_config import topics
 from broker_config.codec import MAX_MESSAGE
 from broker_config.messages import NodeState, Overview, Spec, Work
 from trainer.federation.round import Federation, Status
@@ -76,7 +77,7 @@ class Observer:
                 self._nodes[node].error = f"round {event.round}: it contributed too late, and was not counted"
             case NodeLost(node=node) if node in self._nodes:
                 self._nodes[node].error = f"round {event.round}: its connection ended"
-            case NodeRefused(node=node):
+            case NodeRefused(node=node) if topics.is_name(node):  # else the overview could not be read
                 noted = self._nodes.pop(node, _Noted())  # the newest come last
                 noted.error, noted.refused = f"round {event.round}: {event.reason}"[:_LONGEST_ERROR], True
                 self._nodes[node] = noted

@@ -9,6 +9,8 @@ from broker_config.messages import Hello, Refusal
 GRACE = 60.0  # seconds for a sign of life after we were away: brokers notice a lost node after 30, links retry after 10
 WINDOW = 10.0  # seconds over which messages are counted
 MOST = 2000  # messages of a node in a window; a federation needs a few a round
+HELLO = 20  # messages as which a Hello counts: each has an answer, and may be written down
+STRIKES = 3  # times that a node is refused before it is not let in again
 _NAMES = 10_000  # senders that are told apart
 
 
@@ -29,7 +31,8 @@ class Roster:
         self._doubted: dict[str, float] = {}  # until when a node has to be heard
         self._window = 0.0
         self._talk: Counter[str] = Counter()
-        self._told: dict[str, str] = {}  # why a sender was last refused
+        self._strikes: Counter[str] = Counter()
+        self._told: set[tuple[object, ...]] = set()
 
     def session(self, node: str) -> str | None:
         """The session that speaks for a node."""
@@ -49,6 +52,11 @@ class Roster:
 
         if hello.run != run:
             return refusal("that run of the federation is over", "run edge-node join again")
+        if self._strikes[node] >= STRIKES:
+            return refusal(
+                f"{node!r} was refused {STRIKES} times",
+                "find the reason with the coordinator's operator, who can let it in again by a restart",
+            )
         if node in self._identities:
             same = self._is_same(node, hello) or self.session(node) == hello.session
             if present and not same:
@@ -68,13 +76,16 @@ class Roster:
         """From now on the sender of `hello` speaks for the node."""
         self._peers[node] = Peer(hello.session, hello.incarnation)
         self.heard(node)
-        self._told.pop(node, None)
 
     def dismiss(self, node: str) -> str | None:
-        """Nobody speaks for the node any more. Returns the session that did."""
+        """The node is refused: nobody speaks for it any more. Returns the session that did."""
         self.heard(node)
         peer = self._peers.pop(node, None)
-        return peer.session if peer else None
+        if peer is None:
+            return None
+        self._strikes[node] += 1
+        self._told.discard(("refused", node))
+        return peer.session
 
     def doubt(self, nodes: Collection[str], now: float) -> None:
         """We were away, and cannot know who of these has left meanwhile: each has to be heard of soon."""
@@ -91,20 +102,20 @@ class Roster:
             self.heard(node)
         return gone
 
-    def floods(self, node: str, now: float) -> bool:
-        """Count a message; whether its sender has sent too many lately."""
+    def floods(self, node: str, now: float, count: int = 1) -> bool:
+        """Count a message, or what it is worth; whether its sender has sent too many lately."""
         if now - self._window > WINDOW or len(self._talk) > _NAMES:
             self._window, self._talk = now, Counter()
-        self._talk[node] += 1
+        self._talk[node] += count
         return self._talk[node] > MOST
 
-    def is_news(self, node: str, reason: str) -> bool:
-        """Whether a sender is refused for this reason for the first time since it was last admitted."""
-        if self._told.get(node) == reason:
+    def is_news(self, *told: object) -> bool:
+        """Whether this is told for the first time. A sender's refusals are, once each time that it was let in."""
+        if told in self._told:
             return False
         if len(self._told) > _NAMES:
             self._told.clear()
-        self._told[node] = reason
+        self._told.add(told)
         return True
 
     def _is_same(self, node: str, hello: Hello) -> bool:
