@@ -2,6 +2,7 @@
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -15,7 +16,8 @@ from tests.storm import STORM
 def main() -> int:
     """Run it; 0 if the promise was kept."""
     given = _arguments()
-    federation = Federation(given.rounds, given.nodes, given.seed)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves nothing running
+    federation = Federation(given.rounds, given.nodes, given.seed, given.method)
     folder = given.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
     plants = prepare(federation, folder / "images")
     expected = evidence.simulated(federation, plants)
@@ -53,6 +55,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--nodes", type=int, default=5)
     parser.add_argument("--seed", type=int, default=3)
+    parser.add_argument("--method", default="afedcl")
     parser.add_argument("--chunk-size", type=int, default=16, help="KiB; a contribution has about 240")
     parser.add_argument("--storm", action="store_true", help="a proxy drops, doubles, delays and cuts all the while")
     parser.add_argument("--no-persistence", dest="persistence", action="store_false", help="the broker forgets all")

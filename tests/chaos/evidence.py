@@ -72,7 +72,7 @@ def _journalled(folder: Path) -> dict[tuple[str, int], str]:
     """The digest of each contribution (node, round) that counted."""
     with closing(sqlite3.connect(f"file:{folder / 'journal.sqlite'}?mode=ro", uri=True)) as database:
         rows = database.execute("SELECT node, round, digest FROM contributions").fetchall()
-    return {(node, round_): digest for node, round_, digest in rows}
+    return {(node, round_): digest or "" for node, round_, digest in rows}
 
 
 def _repeated(folder: Path, node: str, journalled: dict[tuple[str, int], str]) -> list[str]:

@@ -51,7 +51,7 @@ def _faults(chance: random.Random, rounds: int, nodes: tuple[str, ...]) -> list[
     for who, kind in steps:
         for when in ("before", "after"):
             for _ in range(2 if kind in _AGAIN else 1):
-                round_ = 0 if kind in _FIRST else rounds if kind in _LAST else chance.randint(0, rounds - 2)
+                round_ = 0 if kind in _FIRST else rounds if kind in _LAST else chance.randint(0, rounds // 2)
                 found.append(_strike(chance, round_, who or chance.choice(nodes), (when, kind)))
     return found
 

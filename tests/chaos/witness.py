@@ -17,7 +17,7 @@ import torch._dynamo  # noqa: F401  (as below: what a process will need is impor
 
 from edge import cli
 from edge.commands import learn  # noqa: F401
-from trainer import node, personal, worker  # noqa: F401
+from trainer import enrol, node, personal, worker  # noqa: F401
 from trainer.federation import coordinator, journal  # noqa: F401
 
 When = Literal["before", "after"]
