@@ -29,7 +29,7 @@ from trainer.federation import round as rounds
 from trainer.federation.herald import Herald, say_aborted
 from trainer.federation.ledger import Ledger
 from trainer.federation.overview import Observer
-from trainer.federation.roster import HELLO, MOST, WINDOW, Roster
+from trainer.federation.roster import GRACE, HELLO, MOST, WINDOW, Roster
 from trainer.tree import Arrays
 
 DEFAULT_CHUNK = 256 * 1024
@@ -120,7 +120,7 @@ class _Coordinator:
         self._roster = Roster(spec.nodes, ledger.identities)
         self._expelled: set[str] = set()  # members that were refused and are not waited for at the end
         self._arriving: dict[str, Contribution] = {}  # whose blob is under way, by node
-        self._started = self._opened = time.monotonic()
+        self._started = self._opened = self._called = time.monotonic()
         self._alone_since: float | None = None  # when the last of those left who still want the result
 
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
@@ -199,6 +199,8 @@ class _Coordinator:
         now = time.monotonic()
         for node in self._roster.silent(now):
             self._lost(node)
+        if now - self._called > GRACE and self._herald.link.connected:
+            self._call_roll()
         if self._state.status is rounds.Status.OPEN:
             age, spec, round_ = now - self._opened, self._spec, self._state.round
             if spec.min_wait and age >= spec.min_wait and not self._state.waited:
@@ -223,7 +225,6 @@ class _Coordinator:
                 self._refuse(PeerError(manifest.node, f"its contribution did not arrive: {reason}", manifest.round))
             case LinkUp():
                 self._announce()
-                self._roster.doubt(self._state.present, time.monotonic())
             case LinkDown(_, reason) if reason == TAKEN_OVER:
                 raise _claimed(self._spec.federation, self._endpoint)
             case LinkDown(_, reason):
@@ -231,10 +232,16 @@ class _Coordinator:
 
     def _announce(self) -> None:
         """(Re)publish what is retained: a broker restarted without persistence has forgotten it."""
-        self._herald.say_presence(online=True)
+        self._call_roll()
         self._herald.say_spec()
         self._say_round()
         self._say_overview(anyway=True)
+
+    def _call_roll(self) -> None:
+        """Whoever is there answers with Hello. A broker that was killed has forgotten the last wills of the others."""
+        self._herald.say_presence(online=True)
+        self._called = time.monotonic()
+        self._roster.doubt(self._state.present, self._called)
 
     def _receive(self, delivery: Delivery) -> None:
         node = topics.sender(delivery.topic)
@@ -281,7 +288,11 @@ class _Coordinator:
                 if message.session != self._roster.session(node):
                     self._count(node, HELLO)
                 self._welcome(node, message)
-            case Contribution() | Telemetry() | Finished() if (
+            case Finished():
+                over = message.run == self._spec.run and self._state.status is rounds.Status.FINISHED
+                if over and node in self._ledger.identities:
+                    self._ledger.finish(node)  # whatever its session was: the model is there
+            case Contribution() | Telemetry() if (
                 message.run != self._spec.run or self._roster.session(node) != message.session
             ):
                 pass  # of an earlier run or session: without effect
@@ -290,9 +301,6 @@ class _Coordinator:
             case Telemetry():
                 if message.round <= self._state.round and self._roster.is_news("telemetry", node, message.round):
                     self._report(progress.Measured(node=node, round=message.round, metrics=message.metrics))
-            case Finished():
-                if self._state.status is rounds.Status.FINISHED:
-                    self._ledger.finish(node)
             case _:
                 raise PeerError(node, f"a node does not send {type(message).__name__}", self._state.round)
 
