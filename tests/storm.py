@@ -42,21 +42,24 @@ class Storm:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=100)
         self.port: int = self._listener.getsockname()[1]
         self.url = f"mqtt://127.0.0.1:{self.port}"
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="storm", daemon=True)
+        self._raging = threading.Event()
+        self._thread = threading.Thread(target=asyncio.run, args=(self._rage(),), name="storm", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
+        assert self._raging.wait(10)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
-        self._listener.close()
 
-    async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._connect, sock=self._listener)
+    async def _rage(self) -> None:
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._connect, sock=self._listener)
+        self._raging.set()
+        await self._over.wait()
+        server.close()  # what is under way is cancelled with the loop
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
