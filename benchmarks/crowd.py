@@ -98,6 +98,7 @@ class EmptyNode(threading.Thread):
         self._master = masters[node % BLOBS]
         self._store = Shelf(folder / self._name, self._master)
         self._keeps = folder if node == 0 else None  # where the broadcasts are kept that it received
+        self._finished = False
         will = (self._presence, encode(Presence(session=self._session, online=False)))
         endpoint, client = Endpoint.parse(url), f"edge-node/{spec.federation}/{self._name}"
         self._link = Link(endpoint, client, inbox=self._inbox, persistent=True, will=will)

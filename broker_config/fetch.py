@@ -13,7 +13,7 @@ from broker_config.errors import PeerError
 from broker_config.messages import Manifest
 
 WINDOW = 4 << 20  # bytes asked for and not yet received, at most
-FIRST_ROOM = 2  # chunks asked for at first; each that arrives makes room for one more
+FIRST_ROOM = 1  # chunks asked for at first; each that arrives makes room for one more
 MAX_ROOM = 1024  # chunks: what a Want can carry
 PATIENCE = 1.0  # seconds of silence after which chunks count as lost, at least
 LONGEST_PATIENCE = 60.0  # on a way that has shown to be slow
@@ -23,7 +23,8 @@ LONGEST_SILENCE = 5.0  # a holder that says nothing is asked at least this often
 class Fetch:
     """The receiver's side of one transfer. Times are seconds of any monotonic clock.
 
-    Chunks are asked for in random order: several askers share what the holder sends, so they had better want different
+    Several askers share what the holder sends. Until something comes, each asks for one chunk, all for the same one: it
+    tells the holder from then on what is under way. Then they ask in random order, since they had better want different
     ones. The partial file holds the blob and after it one byte per chunk: 1 if the chunk is there. It is open only
     while it is written to: any number of transfers may wait.
     """
@@ -95,14 +96,24 @@ class Fetch:
         if not self._asked:
             self._heard = now
             self._silent_since = self._silent_since if self.unanswered else now
-        chosen: list[int] = []
-        while self._unasked and len(self._asked) + len(chosen) < room:
-            index = self._unasked.pop()
-            if not self._have[index]:
-                chosen.append(index)
+        chosen = self._any(room - len(self._asked)) if self.newest >= 0 else self._first()
         self._asked.update(chosen)
         self._given_up.difference_update(chosen)
         return tuple(chosen)
+
+    def _any(self, most: int) -> list[int]:
+        chosen: list[int] = []
+        while self._unasked and len(chosen) < most:
+            index = self._unasked.pop()
+            if not self._have[index]:
+                chosen.append(index)
+        return chosen
+
+    def _first(self) -> list[int]:
+        missing = (index for index, there in enumerate(self._have) if not there)
+        first = min(missing, key=lambda index: (index in self._given_up, index))
+        self._unasked.remove(first)
+        return [first]
 
     def receive(self, index: int, data: bytes | memoryview, now: float) -> None:
         """Take in a chunk, asked for or not; a duplicate is ignored, an impossible one is ignored and counted.
@@ -117,6 +128,11 @@ class Fetch:
             waited = now - (self._silent_since if index in self._given_up else self._heard)
             self._patience = min(max(2 * waited, 0.9 * self._patience, PATIENCE), LONGEST_PATIENCE)
         self._heard = self._silent_since = now
+        self._room = self._room + 1 if index in self._asked else max(1, self._room - 1)
+        self._asked.discard(index)
+        if self.newest < 0:  # what else we asked for may have been sent before we listened
+            self._unasked[:0] = self._asked
+            self._asked.clear()
         self.newest, self.unanswered = index, 0
         if self._have[index]:
             return
@@ -125,8 +141,6 @@ class Fetch:
             _write(file, self.manifest.size + index, b"\1")
         self._have[index] = 1
         self._left -= 1
-        self._room = self._room + 1 if index in self._asked else max(1, self._room - 1)
-        self._asked.discard(index)
 
     def finish(self) -> Path:
         """Move the complete blob into the store and return its path there.

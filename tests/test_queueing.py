@@ -89,6 +89,9 @@ def test_a_silent_one_that_is_heard_of_waits_like_the_others() -> None:
     turns.join("alive")
     turns.leave("a")
     assert served(turns) == ["alive"]
+    turns.leave("dead")
+    turns.give_way("alive")
+    assert turns.served == ["alive"]  # nobody waits, not even itself
 
 
 def test_who_leaves_while_it_waits_is_not_served() -> None:
@@ -164,7 +167,7 @@ def test_after_a_lost_connection_nothing_counts_as_under_way() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_fleet_that_fetches_one_blob_over_a_congested_way_has_it_sent_hardly_more_than_once(
+def test_a_fleet_that_fetches_one_blob_over_a_congested_way_does_not_have_it_sent_twice(
     tmp_path: Path, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -190,19 +193,23 @@ def test_a_fleet_that_fetches_one_blob_over_a_congested_way_has_it_sent_hardly_m
         if all(fetch.complete for fetch in fetches):
             break
     assert all(fetch.finish().read_bytes() == data for fetch in fetches)
-    assert len(sent) < 3 * count
+    assert len(sent) < 2 * count
 
 
 # The asker
 
 
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def test_a_fetch_holds_no_file_open_while_it_waits(store: BlobStore) -> None:
     data = bytes(4 * KIB)
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     fetches = [Fetch(manifest_of(data, node=f"holder-{number}"), store) for number in range(50)]
     for fetch in fetches:
         fetch.receive(0, chunk_of(data, 0), 0.0)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files() == before
 
 
 def test_a_fetch_tells_the_newest_chunk_until_it_has_to_ask_again(store: BlobStore) -> None:
@@ -213,6 +220,8 @@ def test_a_fetch_tells_the_newest_chunk_until_it_has_to_ask_again(store: BlobSto
     for index in (7, 3, 7):  # a repeated one tells as much
         fetch.receive(index, chunk_of(data, index), 0.0)
         assert fetch.newest == index
+    assert fetch.wants(0.0)
+    assert fetch.newest == 7
     assert fetch.wants(100.0)
     assert (fetch.newest, fetch.unanswered) == (-1, 1)
     fetch.receive(1, chunk_of(data, 1), 100.0)
@@ -224,10 +233,9 @@ def test_what_waits_for_a_courier_is_bounded_by_bytes(mosquitto: EmbeddedBroker)
     link = Link(Endpoint.parse(mosquitto.url), "nobody", inbox=events, persistent=False)
     for size in (100, 1 << 24):
         event = Delivery(link, "topic", bytes(size), False, 0, 0)
-        with pytest.raises(queue.Full):
-            while True:
-                events.put_nowait(event)
-                held += size
+        while not events.full():
+            events.put_nowait(event)
+            held += size
         assert EVENTS / 2 < held <= EVENTS + size
     while held:
         received = events.get_nowait()
@@ -251,8 +259,8 @@ class Peer:
 
     def offer(self, data: bytes) -> Manifest:
         digest, _ = self.store.put(data)
-        self.courier.offer(digest)
-        return manifest_of(data, self.courier.chunk_size(), node=self.name)
+        self.courier.offer(digest, chunk_size := self.courier.chunk_size())
+        return manifest_of(data, chunk_size, node=self.name)
 
     def is_fetching(self, manifest: Manifest) -> bool:
         return any(path.name.startswith(manifest.digest) for path in self.store.incoming.iterdir())

@@ -278,7 +278,8 @@ class _Coordinator:
             case Presence():
                 pass
             case Hello():
-                self._count(node, HELLO)
+                if message.session != self._roster.session(node):
+                    self._count(node, HELLO)
                 self._welcome(node, message)
             case Contribution() | Telemetry() | Finished() if (
                 message.run != self._spec.run or self._roster.session(node) != message.session
@@ -344,7 +345,7 @@ class _Coordinator:
             return
         if not self._is_arriving(message.blob):
             self._forget_arriving(node)
-        self._courier.fetch(message.blob)
+        self._courier.fetch(message.blob)  # again: a blob that waits for a silent holder waits no longer
         self._arriving[node] = message
 
     def _settle_late(self, node: str, message: Contribution) -> None:

@@ -1,0 +1,278 @@
+"""Coordinator and nodes that are stopped, late or away, over a real broker; here in threads, killed elsewhere."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+from safetensors.numpy import load_file
+
+from broker_config.embedded import start_broker
+from broker_config.endpoint import Endpoint
+from broker_config.errors import EdgeNodeError
+from tests.plants import CLASSES, draw
+from trainer import progress
+from trainer.data import Images
+from trainer.enrol import load_images
+from trainer.federation.coordinator import Outcome, abort, coordinate
+from trainer.federation.journal import history
+from trainer.federation.ledger import Ledger
+from trainer.federation.spec import Request, Terms, draft
+from trainer.network import to_arrays
+from trainer.node import take_part
+from trainer.personal import load_facts
+from trainer.simulate import simulate
+from trainer.tree import Arrays
+
+PLANTS = ("plant-a", "plant-b", "plant-c")
+PATIENCE = 60.0  # seconds for anything
+
+
+@pytest.fixture(scope="module")
+def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("plants")
+    return {name: draw(folder / name, 6, seed) for seed, name in enumerate(PLANTS)}
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    with start_broker(tmp_path_factory.mktemp("broker"), kind="mosquitto") as running:
+        yield Endpoint.parse(running.url)
+
+
+class Session:
+    """One process's part of a federation, in a thread: what it tells, its end, and a way to stop it."""
+
+    def __init__(self, pool: ThreadPoolExecutor, part: Callable[["Session"], object]):
+        self._stop, self._deadline = threading.Event(), time.monotonic() + PATIENCE
+        self._events: queue.Queue[progress.AnyEvent] = queue.Queue()
+        self.told: list[progress.AnyEvent] = []
+        self._end: Future[object] = pool.submit(part, self)
+
+    def report(self, event: progress.AnyEvent) -> None:
+        self._events.put(event)
+
+    def asked(self) -> bool:
+        return self._stop.is_set() or time.monotonic() > self._deadline
+
+    def wait_for(self, wanted: progress.AnyEvent | type) -> progress.AnyEvent:
+        """The next event that equals `wanted`, or is one."""
+        while True:
+            try:
+                event = self._events.get(timeout=0.1)
+            except queue.Empty:
+                assert not self._end.done(), (wanted, self._end.exception(), self.told)
+                assert time.monotonic() < self._deadline, (wanted, self.told)
+                continue
+            self.told.append(event)
+            if event == wanted or (isinstance(wanted, type) and isinstance(event, wanted)):
+                return event
+
+    def stop(self) -> object:
+        self._stop.set()
+        return self.end()
+
+    def end(self) -> object:
+        return self._end.result(PATIENCE)
+
+
+class Federation:
+    """A spec and its first broadcast, and whoever takes part in it."""
+
+    def __init__(
+        self, broker: Endpoint, plants: dict[str, Path], folder: Path, name: str, rounds: int, terms: Terms,
+        method: str = "afedcl", **options: str,
+    ):  # fmt: skip
+        request = Request(method, options, "small", size=32, training={"local_epochs": 1}, rounds=rounds, seed=7)
+        self.spec, self.first = draft(request, federation=name, classes=CLASSES, nodes=len(PLANTS), terms=terms)
+        self._broker, self._plants, self.folder = broker, plants, folder
+        self._pool = ThreadPoolExecutor(8)
+
+    def images(self, name: str) -> Images:
+        return load_images(self.spec, self._plants[name], None, print)
+
+    def coordinator(self, linger: float = 0) -> Session:
+        def part(session: Session) -> Outcome | None:
+            with Ledger(self.folder / "coordinator") as ledger:
+                ledger.take_up(self.spec, self.first, new=False)
+                assert ledger.run is not None
+                self.spec = ledger.run.spec
+                return coordinate(ledger, self._broker, session.report, linger=linger, stop=session.asked)
+
+        session = Session(self._pool, part)
+        session.wait_for(progress.Gathering)
+        return session
+
+    def node(self, name: str) -> Session:
+        def part(session: Session) -> Path | None:
+            return take_part(
+                self.spec, name, self.images(name), self._broker, self.folder / name, telemetry=False,
+                report=session.report, stop=session.asked,
+            )  # fmt: skip
+
+        return Session(self._pool, part)
+
+    def abort(self) -> None:
+        with Ledger(self.folder / "coordinator") as ledger:
+            abort(ledger, self._broker, "a trial")
+
+    def personal(self, name: str) -> Arrays:
+        return load_file(self.folder / name / "model" / "personal.safetensors")
+
+    def contributors(self) -> list[set[str]]:
+        return [set(line.weights) for line in history(self.folder / "coordinator")]
+
+
+def same(left: Arrays, right: Arrays) -> bool:
+    return left.keys() == right.keys() and all(left[name].tobytes() == right[name].tobytes() for name in left)
+
+
+def test_a_sample_of_the_nodes_trains_each_round_with_the_same_bytes_as_in_the_simulation(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    federation = Federation(broker, plants, tmp_path, "sampled", 5, Terms(sample=2))
+    coordinator = federation.coordinator()
+    nodes = {name: federation.node(name) for name in PLANTS}
+    outcome = coordinator.end()
+    for node in nodes.values():
+        node.end()
+    simulated = simulate(federation.spec, federation.first, {name: federation.images(name) for name in PLANTS})
+    assert isinstance(outcome, Outcome)
+    assert same(outcome.broadcast, simulated.broadcast)
+    assert all(same(federation.personal(name), to_arrays(simulated.models[name].tree)) for name in PLANTS)
+    assert [len(each) for each in federation.contributors()] == [2] * 5
+    assert set.union(*federation.contributors()) == set(PLANTS)
+
+
+def test_a_coordinator_that_is_stopped_in_a_round_goes_on_in_it_and_nobody_trains_again(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    federation = Federation(broker, plants, tmp_path, "stopped", 3, Terms())
+    coordinator = federation.coordinator()
+    early = [federation.node(name) for name in PLANTS[:2]]
+    late = federation.node(PLANTS[2])
+    coordinator.wait_for(progress.RoundClosed)
+    late.stop()
+    contributed = {coordinator.wait_for(progress.Contribution).node for _ in early}  # type: ignore[union-attr]
+    assert coordinator.stop() is None
+    again = federation.coordinator()
+    late = federation.node(PLANTS[2])
+    again.wait_for(progress.RoundClosed)
+    assert {event.node for event in again.told if isinstance(event, progress.Contribution)} == {*PLANTS} - contributed
+    outcome = again.end()
+    for node in (*early, late):
+        node.end()
+    simulated = simulate(federation.spec, federation.first, {name: federation.images(name) for name in PLANTS})
+    assert isinstance(outcome, Outcome)
+    assert same(outcome.broadcast, simulated.broadcast)
+    assert all(same(federation.personal(name), to_arrays(simulated.models[name].tree)) for name in PLANTS)
+
+
+def test_a_deadline_closes_a_round_without_the_slow_and_they_catch_up_with_the_newest(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    federation = Federation(broker, plants, tmp_path, "deadline", 4, Terms(quorum=2, min_wait=0.1))
+    coordinator = federation.coordinator()
+    nodes = {name: federation.node(name) for name in PLANTS}
+    coordinator.wait_for(progress.RoundClosed)
+    nodes[PLANTS[2]].stop()
+    coordinator.wait_for(progress.NodeLost)
+    coordinator.wait_for(progress.RoundClosed)
+    nodes[PLANTS[2]] = federation.node(PLANTS[2])
+    for session in (coordinator, *nodes.values()):
+        session.end()
+    assert all({*PLANTS[:2]} <= each for each in federation.contributors())
+    assert len(federation.contributors()) == 4
+
+
+def test_a_late_contribution_is_not_counted_and_its_node_is_told(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """The slow node trains for seconds; after half a second two contributions suffice."""
+    federation = Federation(broker, plants, tmp_path, "late", 40, Terms(quorum=2, deadline=0.5))
+    coordinator = federation.coordinator()
+    nodes = [federation.node(name) for name in PLANTS[:2]]
+    training = msgspec.structs.replace(federation.spec.training, local_epochs=50)
+    federation.spec = msgspec.structs.replace(federation.spec, training=training)
+    straggler = federation.node(PLANTS[2])
+    late = coordinator.wait_for(progress.Late)
+    assert isinstance(late, progress.Late)
+    assert late.node == PLANTS[2]
+    straggler.wait_for(late)
+    straggler.stop()
+    for session in (coordinator, *nodes):
+        session.end()
+    assert federation.contributors()[late.round - 1] == {*PLANTS[:2]}
+
+
+def test_a_federation_may_start_with_fewer_nodes_and_others_join_late(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    federation = Federation(broker, plants, tmp_path, "start", 6, Terms(quorum=2, start=2, min_wait=1.0))
+    coordinator = federation.coordinator()
+    nodes = [federation.node(name) for name in PLANTS[:2]]
+    coordinator.wait_for(progress.RoundClosed)
+    nodes.append(federation.node(PLANTS[2]))
+    for session in (coordinator, *nodes):
+        session.end()
+    assert federation.contributors()[0] == {*PLANTS[:2]}
+    assert federation.contributors()[-1] == {*PLANTS}
+
+
+def test_a_federation_below_its_quorum_pauses_says_so_to_all_and_resumes_by_itself(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    federation = Federation(broker, plants, tmp_path, "paused", 30, Terms())
+    coordinator = federation.coordinator()
+    nodes = {name: federation.node(name) for name in PLANTS}
+    coordinator.wait_for(progress.RoundClosed)
+    nodes[PLANTS[0]].stop()
+    paused = coordinator.wait_for(progress.Paused)
+    assert isinstance(paused, progress.Paused)
+    assert paused.waiting_for == [PLANTS[0]]
+    said = nodes[PLANTS[1]].wait_for(progress.Note)
+    while "paused" not in said.text:  # type: ignore[union-attr]
+        said = nodes[PLANTS[1]].wait_for(progress.Note)
+    nodes[PLANTS[0]] = federation.node(PLANTS[0])
+    coordinator.wait_for(progress.NodeJoined)
+    coordinator.wait_for(progress.RoundClosed)
+    for session in (coordinator, *nodes.values()):
+        session.end()
+    assert [len(each) for each in federation.contributors()] == [3] * 30
+
+
+def test_a_finished_coordinator_serves_the_result_again_to_a_node_that_was_away(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """FedAvg's nodes want the last average: one leaves after its last contribution and comes back days later."""
+    federation = Federation(broker, plants, tmp_path, "served", 1, Terms(), "fedavg", epochs="2")
+    coordinator = federation.coordinator()
+    nodes = {name: federation.node(name) for name in PLANTS}
+    nodes[PLANTS[0]].wait_for(progress.Contribution)
+    nodes[PLANTS[0]].stop()
+    assert isinstance(coordinator.end(), Outcome)
+    for name in PLANTS[1:]:
+        nodes[name].end()
+    if (tmp_path / PLANTS[0] / "model").exists():
+        pytest.skip("the node was faster than we")
+    again, back = federation.coordinator(linger=PATIENCE), federation.node(PLANTS[0])
+    assert isinstance(again.end(), Outcome)
+    back.end()
+    assert load_facts(tmp_path / PLANTS[0] / "model").round == 1
+    assert same(federation.personal(PLANTS[0]), federation.personal(PLANTS[1]))
+
+
+def test_aborting_a_suspended_run_tells_its_nodes(broker: Endpoint, plants: dict[str, Path], tmp_path: Path) -> None:
+    federation = Federation(broker, plants, tmp_path, "aborted", 500, Terms())
+    coordinator = federation.coordinator()
+    nodes = [federation.node(name) for name in PLANTS]
+    coordinator.wait_for(progress.RoundClosed)
+    assert coordinator.stop() is None
+    federation.abort()
+    for node in nodes:
+        with pytest.raises(EdgeNodeError, match="ended early: a trial"):
+            node.end()
