@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from broker_config import topics
 from broker_config.codec import DecodeError, decode, decode_any
-from broker_config.errors import EdgeNodeError, PeerError, UsageError, brief
-from broker_config.link import TAKEN_OVER, Delivery, Endpoint, LinkDown, LinkUp, probe
+from broker_config.errors import EdgeNodeError, PeerError, brief
+from broker_config.link import TAKEN_OVER, Delivery, Endpoint, LinkDown, LinkUp
 from broker_config.messages import (
     Accepted,
     AnyMessage,
@@ -26,7 +26,8 @@ from broker_config.messages import (
 from broker_config.transfer import Courier, Fetched, FetchFailed
 from trainer import progress
 from trainer.federation import round as rounds
-from trainer.federation.herald import Herald, say_aborted
+from trainer.federation.arrivals import Arrivals
+from trainer.federation.herald import Herald, check_unclaimed, claimed, say_aborted
 from trainer.federation.ledger import Ledger
 from trainer.federation.overview import Observer
 from trainer.federation.roster import GRACE, HELLO, MOST, WINDOW, Roster
@@ -72,7 +73,7 @@ def coordinate(
         EdgeNodeError: the disk fails. Started again with the same ledger, the federation goes on.
     """
     assert ledger.run is not None
-    _check_unclaimed(endpoint, ledger.run.spec.federation, ledger.run.sessions)
+    check_unclaimed(endpoint, ledger.run.spec.federation, ledger.run.sessions)
     coordinator = _Coordinator(ledger, endpoint, report, chunk_size, linger)
     try:
         return coordinator.run(stop)
@@ -93,22 +94,6 @@ def abort(ledger: Ledger, endpoint: Endpoint, reason: str) -> None:
     ledger.abort()
 
 
-def _check_unclaimed(endpoint: Endpoint, federation: str, ours: frozenset[str]) -> None:
-    topic = topics.presence(federation, topics.COORDINATOR)
-    for payload in probe(endpoint, [topic], wait=1.0).values():
-        with contextlib.suppress(DecodeError):  # what cannot be read is nobody's presence; ours replaces it
-            presence = decode(payload, Presence)
-            if presence.online and presence.session not in ours:
-                raise _claimed(federation, endpoint)
-
-
-def _claimed(federation: str, endpoint: Endpoint) -> UsageError:
-    return UsageError(
-        f"federation {federation!r} already has a coordinator on {endpoint}",
-        "stop that one, or choose another name with --federation (after a crash the broker notices within a minute)",
-    )
-
-
 class _Coordinator:
     def __init__(self, ledger: Ledger, endpoint: Endpoint, report: progress.Report, chunk_size: int, linger: float):
         self._ledger, self._endpoint, self._linger = ledger, endpoint, linger
@@ -119,7 +104,6 @@ class _Coordinator:
         self._report = report = self._observer.beside(report)
         self._roster = Roster(spec.nodes, ledger.identities)
         self._expelled: set[str] = set()  # members that were refused and are not waited for at the end
-        self._arriving: dict[str, Contribution] = {}  # whose blob is under way, by node
         self._started = self._opened = self._called = time.monotonic()
         self._alone_since: float | None = None  # when the last of those left who still want the result
 
@@ -127,6 +111,7 @@ class _Coordinator:
         self._herald = Herald(endpoint, spec, self._session, self._inbox)
         self._preferred_chunk = chunk_size
         self._courier = Courier(endpoint, spec.federation, topics.COORDINATOR, ledger.store, self._inbox)
+        self._arrivals = Arrivals(self._courier)
         self._rounds = progress.Rounds(report, lambda: (self._courier.bytes_received, self._courier.bytes_sent))
         self._throttle = progress.Throttle(report)
 
@@ -145,8 +130,8 @@ class _Coordinator:
             with contextlib.suppress(queue.Empty):
                 self._handle(self._inbox.get(timeout=_TICK))
             self._watch_clock()
-            for node, message in self._arriving.items():
-                self._tell(node, "sending", message.blob)
+            for blob in self._arrivals:
+                self._tell(blob.node, "sending", blob)
             self._say_overview()
         outcome = Outcome(
             self._ledger.broadcast,
@@ -217,7 +202,7 @@ class _Coordinator:
                 self._herald.link.ack(event)
             case Fetched(manifest):
                 self._arrived(manifest)
-            case FetchFailed(manifest) if not self._is_arriving(manifest):
+            case FetchFailed(manifest) if manifest not in self._arrivals:
                 pass  # nobody waits for it any more
             case FetchFailed(_, reason, peers_fault=False):
                 raise EdgeNodeError(reason, "then start the coordinator again: it goes on where it was")
@@ -226,7 +211,7 @@ class _Coordinator:
             case LinkUp():
                 self._announce()
             case LinkDown(_, reason) if reason == TAKEN_OVER:
-                raise _claimed(self._spec.federation, self._endpoint)
+                raise claimed(self._spec.federation, self._endpoint)
             case LinkDown(_, reason):
                 self._report(progress.Note(text=f"connection lost ({reason}); trying again"))
 
@@ -273,7 +258,7 @@ class _Coordinator:
             if presence.session == self._session:
                 return
             if presence.online and presence.session not in self._ledger.sessions:
-                raise _claimed(self._spec.federation, self._endpoint)
+                raise claimed(self._spec.federation, self._endpoint)
         if not delivery.retain:
             self._herald.say_presence(online=True)
 
@@ -351,10 +336,7 @@ class _Coordinator:
         if message.blob is None:
             self._add(node, message)
             return
-        if not self._is_arriving(message.blob):
-            self._forget_arriving(node)
-        self._courier.fetch(message.blob)  # again: a blob that waits for a silent holder waits no longer
-        self._arriving[node] = message
+        self._arrivals.expect(message)
 
     def _settle_late(self, node: str, message: Contribution) -> None:
         """A contribution to a round that is closed: summed before it closed, or too late."""
@@ -368,19 +350,11 @@ class _Coordinator:
             node, Accepted(session=message.session, run=message.run, round=message.round, counted=False, reason=reason)
         )
 
-    def _is_arriving(self, blob: Manifest) -> bool:
-        message = self._arriving.get(blob.node)
-        return message is not None and message.blob == blob
-
-    def _forget_arriving(self, node: str) -> None:
-        message = self._arriving.pop(node, None)
-        if message is not None and message.blob is not None:
-            self._courier.cancel(message.blob)
-
     def _arrived(self, manifest: Manifest) -> None:
-        if self._is_arriving(manifest):
+        message = self._arrivals.take(manifest)
+        if message is not None:
             try:
-                self._add(manifest.node, self._arriving.pop(manifest.node))
+                self._add(manifest.node, message)
             except PeerError as error:
                 self._refuse(error)
 
@@ -399,7 +373,7 @@ class _Coordinator:
     def _refuse(self, error: PeerError) -> None:
         """Name the peer, tell it why, go on without it."""
         node = error.peer
-        self._forget_arriving(node)
+        self._arrivals.forget(node)
         session = self._roster.dismiss(node)
         if self._roster.is_news("refused", node):
             self._report(progress.NodeRefused(node=node, round=self._state.round, reason=error.why))
@@ -441,8 +415,7 @@ class _Coordinator:
             self._tell(node, "training")
 
     def _close_round(self, contributors: frozenset[str]) -> None:
-        for node in list(self._arriving):
-            self._forget_arriving(node)
+        self._arrivals.clear()
         self._courier.withdraw(self._ledger.broadcast_blob.digest)
         self._ledger.average()
         self._rounds.close(sorted(contributors))
