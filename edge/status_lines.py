@@ -25,7 +25,7 @@ def lines(picture: Picture, width: int, height: int | None = None) -> list[Text]
     if len(views) == 1:
         drawn = _whole(views[0], width, height)
     else:
-        drawn = [line for view in views for line in _head(view, width)]
+        drawn = [line for view in views for line in _brief(view, width)]
     for problem in _problems(picture):
         drawn += _wrapped(problem, width, "red")
     fit(drawn, width)
@@ -49,6 +49,11 @@ def _whole(view: View, width: int, height: int | None) -> list[Text]:
         return [*above, *below]
     room = len(rows) if height is None else max(_FEWEST_ROWS, height - len(above) - len(below) - 2)
     return [*above, *table(rows, _ORDER, _RANKS, width, room), *below]
+
+
+def _brief(view: View, width: int) -> list[Text]:
+    head, unattended = _head(view, width), view.status in ("gathering", "open") and not view.online
+    return [*head, *_wrapped(next(notices(view)), width, "yellow")] if unattended else head
 
 
 def _head(view: View, width: int) -> list[Text]:
@@ -76,11 +81,12 @@ def notices(view: View) -> Iterator[str]:
     running = view.status in ("gathering", "open")
     if running and not view.online:
         yield "the coordinator is offline: nodes wait for it, and go on when it is back"
-    awaited = [node.node for node in view.nodes if node.awaited]
+    awaited = [node for node in view.nodes if node.awaited]
     if view.paused:
-        yield f"paused: round {view.round} waits for {_names(awaited) or 'more nodes'} to come back"
-    elif awaited:
-        yield f"round {view.round} waits for {_names(awaited)}"
+        away = [node.node for node in awaited if node.doing == "absent"]
+        yield f"paused: round {view.round} waits for {_names(away) or 'more nodes'} to come back"
+    elif awaited and view.status == "open":
+        yield f"round {view.round} waits for {_names([node.node for node in awaited])}"
     if view.age is None and running:
         topic = topics.status(view.federation)
         yield f"nothing is known of the nodes: this user may not read {topic}, or the coordinator is an older one"

@@ -100,8 +100,7 @@ def test_every_method_exchanges_the_same_bytes_over_a_broker_as_in_the_simulatio
 
     def coordinating() -> None:
         with Ledger(tmp_path / "coordinator") as ledger:
-            ledger.take_up(spec, broadcast, new=False)
-            assert coordinate(ledger, endpoint, lambda event: gathering.set(), stop=late) is not None
+            assert coordinate(ledger, spec, broadcast, endpoint, lambda event: gathering.set(), stop=late) is not None
             ledger.save_result()
 
     def join(name: str) -> Path | None:

@@ -178,6 +178,33 @@ def test_other_settings_neither_resume_nor_replace_a_run_unless_told_so(tmp_path
         assert ledger.run.spec.run != first[0].run
 
 
+def test_a_new_run_does_not_throw_rounds_away_that_have_begun(tmp_path: Path) -> None:
+    for ledger in begun(tmp_path, drafted()):
+        ledger.resume(SESSION)
+        ledger.open(1, ())
+        ledger.contribute("a", contribution(ledger, "a", 1))
+    with Ledger(tmp_path) as ledger:
+        with pytest.raises(UsageError, match="round 1 of 2"):
+            ledger.take_up(*drafted(), new=True)
+        ledger.abort()
+    with Ledger(tmp_path) as ledger:
+        ledger.take_up(*drafted(), new=True)
+
+
+def test_what_each_node_has_contributed_is_known_after_a_restart(tmp_path: Path) -> None:
+    sizes = 0
+    for ledger in begun(tmp_path, drafted()):
+        ledger.resume(SESSION)
+        for round_ in (1, 2):
+            ledger.open(round_, ())
+            message = contribution(ledger, "aa", round_)
+            ledger.contribute("aa", message)
+            sizes += message.blob.size if message.blob else 0
+    for ledger in begun(tmp_path, drafted()):
+        ledger.resume("6" * 16)
+        assert ledger.tallies() == [("aa", 2, 5.0, sizes)]
+
+
 def test_an_aborted_run_does_not_go_on(tmp_path: Path) -> None:
     for ledger in begun(tmp_path, drafted()):
         ledger.abort()

@@ -68,8 +68,7 @@ def test_a_node_whose_hello_came_after_its_end_is_missed_at_the_next_roll_call(
 
     def coordinating() -> None:
         with Ledger(tmp_path / "coordinator") as ledger:
-            ledger.take_up(spec, broadcast, new=True)
-            coordinator.coordinate(ledger, endpoint, report, stop=over.is_set)
+            coordinator.coordinate(ledger, spec, broadcast, endpoint, report, stop=over.is_set)
 
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(coordinating)

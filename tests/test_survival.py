@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from broker_config.embedded import start_broker
 from broker_config.endpoint import Endpoint
-from broker_config.errors import EdgeNodeError
+from broker_config.errors import EdgeNodeError, UsageError
 from tests.plants import CLASSES, draw
 from trainer import progress
 from trainer.data import Images
@@ -98,10 +98,9 @@ class Federation:
     def coordinator(self, linger: float = 0) -> Session:
         def part(session: Session) -> Outcome | None:
             with Ledger(self.folder / "coordinator") as ledger:
-                ledger.take_up(self.spec, self.first, new=False)
-                assert ledger.run is not None
-                self.spec = ledger.run.spec
-                return coordinate(ledger, self._broker, session.report, linger=linger, stop=session.asked)
+                return coordinate(
+                    ledger, self.spec, self.first, self._broker, session.report, linger=linger, stop=session.asked
+                )
 
         session = Session(self._pool, part)
         session.wait_for(progress.Gathering)
@@ -276,3 +275,19 @@ def test_aborting_a_suspended_run_tells_its_nodes(broker: Endpoint, plants: dict
     for node in nodes:
         with pytest.raises(EdgeNodeError, match="ended early: a trial"):
             node.end()
+
+
+def test_after_a_finished_run_another_one_begins_from_any_state_folder(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """A coordinator that was served its own old presence by the broker took it for another one's."""
+    federation = Federation(broker, plants, tmp_path / "first", "again", 1, Terms())
+    sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
+    for session in sessions:
+        session.end()
+    with pytest.raises(UsageError, match="was finished before"):
+        federation.abort()
+    for _ in range(2):
+        assert isinstance(federation.coordinator().end(), Outcome)
+    for folder in ("second", "third"):
+        assert Federation(broker, plants, tmp_path / folder, "again", 1, Terms()).coordinator().stop() is None

@@ -96,7 +96,7 @@ def coordinate(
     ] = 60.0,
     state: Annotated[Path, typer.Option(help="Folder for the coordinator's state.")] = Path("coordinator-state"),
     resume: Annotated[
-        bool, typer.Option("--resume/--new", help="Go on with the run in the state folder, or begin another one.")
+        bool, typer.Option("--resume/--new", help="Go on with the run in --state, or begin another when it has ended.")
     ] = True,
     ca: Ca = None,
     cert: Cert = None,
@@ -121,13 +121,23 @@ def coordinate(
     endpoint, stop = make_endpoint(broker, ca, cert, key), stop_on_signals()
     with progress.show(as_json=as_json, quiet=quiet) as report, Ledger(state) as ledger:
         tell_weights(request, weights, report)
-        ledger.take_up(spec, broadcast, new=not resume)
-        outcome = run(ledger, endpoint, report, chunk_size=chunk_size * 1024, linger=linger, stop=stop)
+        outcome = run(
+            ledger,
+            spec,
+            broadcast,
+            endpoint,
+            report,
+            new=not resume,
+            chunk_size=chunk_size * 1024,
+            linger=linger,
+            stop=stop,
+        )
         if outcome:
             average = ledger.save_result()
             report(progress.Result(result={"model": str(average)}))
     if outcome is None:
-        print("suspended; the nodes wait. The same command goes on, edge-node abort ends the run.", file=sys.stderr)
+        same = "The same command" if resume else "The same command without --new"
+        print(f"suspended; the nodes wait. {same} goes on, edge-node abort ends the run.", file=sys.stderr)
         raise typer.Exit(130)
     if not as_json:
         print(f"global model: {average}")
@@ -142,7 +152,7 @@ def abort(
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """End a suspended federation early, for the coordinator and its nodes."""
+    """End a suspended federation early, for the coordinator and its nodes, which are left without a model."""
     from trainer.federation.coordinator import abort as run
     from trainer.federation.journal import newest_spec
     from trainer.federation.ledger import Ledger

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from broker_config import topics
 from broker_config.codec import DecodeError, decode, decode_any
-from broker_config.errors import EdgeNodeError, PeerError, brief
+from broker_config.errors import EdgeNodeError, LinkError, PeerError, UsageError, brief
 from broker_config.link import TAKEN_OVER, Delivery, Endpoint, LinkDown, LinkUp
 from broker_config.messages import (
     Accepted,
@@ -20,6 +20,7 @@ from broker_config.messages import (
     Manifest,
     Presence,
     Refusal,
+    Spec,
     Telemetry,
     Welcome,
 )
@@ -50,9 +51,12 @@ class Outcome(NamedTuple):
 
 def coordinate(
     ledger: Ledger,
+    spec: Spec,
+    broadcast: Arrays,
     endpoint: Endpoint,
     report: progress.Report,
     *,
+    new: bool = False,
     chunk_size: int = DEFAULT_CHUNK,
     linger: float = LINGER,
     stop: Callable[[], bool] = lambda: False,
@@ -60,20 +64,23 @@ def coordinate(
     """Run a federation from where its ledger stands to its end; None when `stop` said to suspend it.
 
     Args:
-        ledger: of a run that has begun.
+        ledger: of this run, or empty.
+        spec: as it is wanted; a run that has begun keeps its own.
+        broadcast: that a new run starts from.
         endpoint: the broker.
         report: shows progress.
+        new: begin another run.
         chunk_size: bytes of a message; a broker's own limit is honoured anyway.
         linger: seconds that the result is kept ready for nodes that are away when the last round closes.
         stop: asked often.
 
     Raises:
         LinkError: the broker cannot be reached.
-        UsageError: the federation is already coordinated on this broker.
+        UsageError: the federation is already coordinated on this broker, or the ledger's run has other settings.
         EdgeNodeError: the disk fails. Started again with the same ledger, the federation goes on.
     """
-    assert ledger.run is not None
-    check_unclaimed(endpoint, ledger.run.spec.federation, ledger.run.sessions)
+    check_unclaimed(endpoint, spec.federation, ledger.run.sessions if ledger.run else ())
+    ledger.take_up(spec, broadcast, new=new)
     coordinator = _Coordinator(ledger, endpoint, report, chunk_size, linger)
     try:
         return coordinator.run(stop)
@@ -86,9 +93,15 @@ def abort(ledger: Ledger, endpoint: Endpoint, reason: str) -> None:
 
     Raises:
         LinkError: the broker cannot be reached.
+        UsageError: the run has ended.
     """
     assert ledger.run is not None
     spec = ledger.run.spec
+    if ledger.run.outcome is not None:
+        raise UsageError(
+            f"the run of federation {spec.federation!r} in {ledger.folder} was {ledger.run.outcome} before",
+            "there is nothing to abort; begin another run with edge-node coordinate --new",
+        )
     if not say_aborted(endpoint, spec, min(ledger.run.round, spec.rounds), reason):
         raise EdgeNodeError(f"{endpoint} did not confirm within 10 s that it tells the nodes", "try again")
     ledger.abort()
@@ -102,6 +115,8 @@ class _Coordinator:
         self._spec = spec = ledger.spec
         self._observer = Observer(spec)
         self._report = report = self._observer.beside(report)
+        for tally in ledger.tallies():
+            self._observer.recall(*tally)
         self._roster = Roster(spec.nodes, ledger.identities)
         self._expelled: set[str] = set()  # members that were refused and are not waited for at the end
         self._started = self._opened = self._called = time.monotonic()
@@ -155,8 +170,10 @@ class _Coordinator:
         """Show where an earlier process of this coordinator stopped."""
         if self._state.status is rounds.Status.GATHERING:
             return
-        self._report(progress.Note(text=f"going on with run {self._spec.run} in round {self._state.round}"))
-        if self._state.status is rounds.Status.OPEN:
+        if self._state.status is rounds.Status.FINISHED:
+            self._report(progress.Note(text="this run had finished before; --new begins another one"))
+        else:
+            self._report(progress.Note(text=f"going on with run {self._spec.run} in round {self._state.round}"))
             self._rounds.open(self._state.round)
 
     def _is_over(self) -> bool:
@@ -258,7 +275,9 @@ class _Coordinator:
             if presence.session == self._session:
                 return
             if presence.online and presence.session not in self._ledger.sessions:
-                raise claimed(self._spec.federation, self._endpoint)
+                # It may be an old message that the broker kept for us: what is retained now tells.
+                with contextlib.suppress(LinkError):
+                    check_unclaimed(self._endpoint, self._spec.federation, {*self._ledger.sessions, self._session})
         if not delivery.retain:
             self._herald.say_presence(online=True)
 
@@ -418,7 +437,8 @@ class _Coordinator:
         self._arrivals.clear()
         self._courier.withdraw(self._ledger.broadcast_blob.digest)
         self._ledger.average()
-        self._rounds.close(sorted(contributors))
+        missing = (self._state.drawn or self._state.members) - contributors
+        self._rounds.close(sorted(contributors), sorted(missing))
 
     def _say_round(self) -> None:
         """Say where the federation stands, and serve what a round starts from."""

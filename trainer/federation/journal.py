@@ -71,6 +71,15 @@ class Run(NamedTuple):
     sessions: frozenset[str]  # of this coordinator's processes, in this run and those before
 
 
+class Tally(NamedTuple):
+    """What a node has contributed in a run."""
+
+    node: str
+    round: int  # the newest
+    weight: float  # in that
+    bytes: int  # in all
+
+
 class ClosedRound(msgspec.Struct, frozen=True):
     """A line of a run's history."""
 
@@ -170,6 +179,14 @@ class Journal:
                 "SELECT 1 FROM contributions WHERE run = ? AND round = ? AND node = ?", (run, round_, node)
             ).fetchone()
         return found is not None
+
+    def tallies(self, run: str) -> list[Tally]:
+        """What each node has contributed to a run."""
+        with self._writing():
+            rows = self._db.execute(
+                "SELECT node, max(round), weight, sum(bytes) FROM contributions WHERE run = ? GROUP BY node", (run,)
+            )  # beside max(), SQLite takes the other columns from the row that has it
+            return [Tally(*row) for row in rows]
 
     def latest(self) -> Run | None:
         """Where the newest run stands; None if there is none."""

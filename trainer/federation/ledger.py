@@ -16,7 +16,7 @@ from broker_config.messages import Contribution, Spec
 from broker_config.transfer import BlobStore
 from trainer.federation import round as rounds
 from trainer.federation.aggregate import FixedPointSum
-from trainer.federation.journal import Blob, Journal, Run
+from trainer.federation.journal import Blob, Journal, Run, Tally
 from trainer.methods import make
 from trainer.tree import Arrays, pick
 
@@ -53,9 +53,14 @@ class Ledger:
         """Have the newest run go on if it was begun with these settings; without one, or if told so, begin a `new` one.
 
         Raises:
-            UsageError: there is a run of other settings, or one that was aborted.
+            UsageError: there is a run of other settings or one that was aborted, or `new` would throw rounds away.
         """
         run = self.run
+        if new and run is not None and run.outcome is None and run.round > 0:
+            raise UsageError(
+                f"the run in {self.folder} is in round {run.round} of {run.spec.rounds}",
+                "leave out --new to go on with it, or end it first with edge-node abort",
+            )
         if run is None or new:
             self._begin(spec, broadcast)
             return
@@ -70,7 +75,7 @@ class Ledger:
         if differ:
             raise UsageError(
                 f"the run in {self.folder} was begun with other settings: {', '.join(differ)} differ",
-                "give those of its start, or begin another run with --new or in another --state folder",
+                "give those of its start, or choose another --state folder for another run",
             )
 
     def _begin(self, spec: Spec, broadcast: Arrays) -> None:
@@ -146,6 +151,10 @@ class Ledger:
     def has_counted(self, node: str, round_: int) -> bool:
         """Whether a closed round's mean holds a contribution of this node."""
         return self._journal.has_contributed(self.spec.run, round_, node)
+
+    def tallies(self) -> list[Tally]:
+        """What each node has contributed in this run."""
+        return self._journal.tallies(self.spec.run)
 
     def average(self) -> None:
         """Make the open round's mean the broadcast. Not yet a fact: `open` or `conclude` follow."""

@@ -56,6 +56,11 @@ class Observer:
         self._changed = True
         self._opened = clock()  # the round
 
+    def recall(self, node: str, round_: int, weight: float, size: int) -> None:
+        """What a node had contributed before this process began: its newest round, its weight then, all bytes."""
+        noted = self._nodes.setdefault(node, _Noted())
+        noted.round, noted.weight, noted.bytes = round_, weight, size
+
     def take(self, event: AnyEvent) -> None:
         """Take in an event of this federation."""
         match event:
@@ -73,6 +78,7 @@ class Observer:
             case Contribution(node=node) if node in self._nodes:
                 noted = self._nodes[node]
                 noted.round, noted.weight, noted.bytes = event.round, event.weight, noted.bytes + event.bytes
+                noted.error = ""
             case Late(node=node) if node in self._nodes:
                 self._nodes[node].error = f"round {event.round}: it contributed too late, and was not counted"
             case NodeLost(node=node) if node in self._nodes:

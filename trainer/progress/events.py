@@ -121,6 +121,7 @@ class RoundClosed(Event, frozen=True, kw_only=True):
     round: int
     contributors: list[str]
     seconds: float
+    missing: list[str] = []  # members that might have contributed
     bytes_up: int = 0  # as FederationFinished, since the last round was closed
     bytes_down: int = 0
 
@@ -240,7 +241,8 @@ def _describe_progress(event: AnyEvent) -> str:
         case Measured():
             return f"round {event.round}: {event.node}: {values(event.metrics)}"
         case RoundClosed():
-            return f"round {event.round} closed after {event.seconds:.1f} s"
+            without = f" without {_names(event.missing)}" if event.missing else ""
+            return f"round {event.round} closed after {event.seconds:.1f} s{without}"
         case FederationFinished():
             up, down = event.bytes_up, event.bytes_down
             moved = f", {size(up)} up, {size(down)} down" if up or down else ""

@@ -20,8 +20,8 @@ class Rounds:
         self.open_round, self._since = round_, time.monotonic()
         self._report(RoundOpened(round=round_))
 
-    def close(self, contributors: Sequence[str]) -> None:
-        """The open round is over; nothing happens if none is."""
+    def close(self, contributors: Sequence[str], missing: Sequence[str] = ()) -> None:
+        """The open round is over, without those that are `missing`; nothing happens if none is."""
         if self.open_round:
             before, self._moved = self._moved, self._traffic()
             up, down = (now - then for now, then in zip(self._moved, before, strict=True))
@@ -29,6 +29,7 @@ class Rounds:
                 RoundClosed(
                     round=self.open_round,
                     contributors=list(contributors),
+                    missing=list(missing),
                     seconds=time.monotonic() - self._since,
                     bytes_up=up,
                     bytes_down=down,
