@@ -83,10 +83,10 @@ def notices(view: View) -> Iterator[str]:
         yield "the coordinator is offline: nodes wait for it, and go on when it is back"
     awaited = [node for node in view.nodes if node.awaited]
     if view.paused:
-        away = [node.node for node in awaited if node.doing == "absent"]
-        yield f"paused: round {view.round} waits for {_names(away) or 'more nodes'} to come back"
+        away = [node for node in awaited if node.doing == "absent"]
+        yield f"paused: round {view.round} waits for {_names(away or awaited) or 'more nodes'} to come back"
     elif awaited and view.status == "open":
-        yield f"round {view.round} waits for {_names([node.node for node in awaited])}"
+        yield f"round {view.round} waits for {_names(awaited)}"
     if view.age is None and running:
         topic = topics.status(view.federation)
         yield f"nothing is known of the nodes: this user may not read {topic}, or the coordinator is an older one"
@@ -124,9 +124,9 @@ def _foot(view: View) -> Iterator[Text]:
         yield Text(f"last change {about(view.age)} ago", style="dim")
 
 
-def _names(nodes: Sequence[str]) -> str:
+def _names(nodes: Sequence[NodeState]) -> str:
     more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
-    return ", ".join(nodes[:_NAMED]) + more
+    return ", ".join(node.node for node in nodes[:_NAMED]) + more
 
 
 def _wrapped(text: str, width: int, style: str = "") -> list[Text]:

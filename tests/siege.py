@@ -241,7 +241,8 @@ def besiege(folder: Path, mutator: Mutator, frames: int) -> Outcome:
                 thread.join(30)
         finally:
             coordinator.kill()
-    events = [json.loads(line) for line in meter.log().splitlines() if line.startswith("{")]
+    # Standard error comes in between, also behind an event's end.
+    events = [json.JSONDecoder().raw_decode(line)[0] for line in meter.log().splitlines() if line.startswith("{")]
     assert sorted(results) == ["a", "b"], "the honest nodes did not finish"
     return Outcome(results, events, attacker.sent, meter.grown, meter.disk, time.monotonic() - started)
 

@@ -240,7 +240,7 @@ def test_the_second_line_says_where_the_federation_stands(
     assert text(lines(picture(SPEC, state, *([overview] if overview else [])), 80))[1] == said
 
 
-def test_several_federations_have_two_lines_each() -> None:
+def test_several_federations_have_two_lines_each_and_one_more_if_nobody_coordinates() -> None:
     found = picture(SPEC, OPEN, ONLINE, OVERVIEW)
     found.take(topics.spec("wood"), encode(changed(SPEC, federation="wood")), retained=True)
     assert text(lines(found, 80)) == [
@@ -248,6 +248,7 @@ def test_several_federations_have_two_lines_each() -> None:
         "round 9 of 30: 2 contributions (quorum 4), 1 min 20 s to its deadline",
         "federation wood: afedcl, mobilenet_v2",
         "waiting for its nodes: 5, 30 rounds",
+        "the coordinator is offline: nodes wait for it, and go on when it is back",
     ]
 
 
@@ -307,7 +308,7 @@ def test_one_of_several_federations_is_shown_by_its_name(coordinator: Coordinato
     coordinator.publish(changed(SPEC, federation="wood"), federation="wood")
     all_ = [json.loads(line) for line in run("status", mosquitto.url, "--json").stdout.splitlines()]
     assert [each["federation"] for each in all_] == ["steel", "wood"]
-    assert len(run("status", mosquitto.url).stdout.splitlines()) == 4
+    assert len(run("status", mosquitto.url).stdout.splitlines()) == 5
     assert "plant-10" in run("status", mosquitto.url, "--federation", "steel").stdout
     result = run("status", mosquitto.url, "--federation", "steal")
     assert result.returncode == 1
