@@ -10,7 +10,7 @@ from typing import NamedTuple
 from broker_config import topics
 from broker_config.codec import DecodeError, decode, decode_any
 from broker_config.errors import EdgeNodeError, PeerError, UsageError, brief
-from broker_config.link import TAKEN_OVER, Delivery, Endpoint, LinkDown, LinkUp, probe
+from broker_config.link import Delivery, Endpoint, LinkDown, LinkUp, probe
 from broker_config.messages import (
     Accepted,
     AnyMessage,
@@ -224,8 +224,6 @@ class _Coordinator:
             case LinkUp():
                 self._announce()
                 self._roster.doubt(self._state.present, time.monotonic())
-            case LinkDown(_, reason) if reason == TAKEN_OVER:
-                raise _claimed(self._spec.federation, self._endpoint)
             case LinkDown(_, reason):
                 self._report(progress.Note(text=f"connection lost ({reason}); trying again"))
 
@@ -260,13 +258,19 @@ class _Coordinator:
             raise PeerError(node, f"it sends more than {MOST} messages in {WINDOW:g} s", self._state.round)
 
     def _check_own(self, delivery: Delivery) -> None:
-        """Somebody speaks as the coordinator: an earlier process of ours, whose will comes late, or another one."""
+        """Somebody speaks as the coordinator: an earlier process of ours, whose will comes late, or another one.
+
+        Of two that started at the same time one goes on, whose session comes first.
+        """
         with contextlib.suppress(DecodeError):
             presence = decode(delivery.payload, Presence)
             if presence.session == self._session:
                 return
             if presence.online and presence.session not in self._ledger.sessions:
-                raise _claimed(self._spec.federation, self._endpoint)
+                if presence.session < self._session:
+                    raise _claimed(self._spec.federation, self._endpoint)
+                self._announce()
+                return
         if not delivery.retain:
             self._herald.say_presence(online=True)
 
