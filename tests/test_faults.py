@@ -206,7 +206,7 @@ def test_a_node_whose_disk_is_full_stops_and_goes_on_when_there_is_room(disk: Di
             if full:
                 federation.reaches(2, coordinator, "log")
                 disk.fill(node)
-                federation.reaches(2, coordinator, "log")
+                federation.gate.open(2)
                 assert str(state) in federation.fails(node, "node")
                 disk.free()
                 node = federation.node("a", state, images, "again")
