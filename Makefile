@@ -21,13 +21,19 @@ COLLECT = build/pip/bin/pip download $(QUIET) --only-binary :all: $(TARGET) --co
 # pip shows its progress to people only.
 QUIET := $$(test -t 2 || echo --quiet)
 
-.PHONY: demo test lint format wheelhouse offline aarch64
+.PHONY: demo test chaos lint format wheelhouse offline aarch64
 
 demo: $(INSTALLED)
 	$(BIN)/edge-node demo
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+# Kill everything, many times, and look for a byte that differs.
+chaos: $(INSTALLED)
+	$(BIN)/python -m tests.chaos --kills 100 --rounds 20 --nodes 5 --seed 3
+	$(BIN)/python -m tests.chaos --kills 100 --rounds 20 --nodes 5 --seed 4 --no-persistence
+	$(BIN)/python -m tests.chaos --kills 20 --rounds 20 --nodes 5 --seed 5 --storm
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

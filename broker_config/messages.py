@@ -13,6 +13,7 @@ Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="SHA-256, hexadecimal")]
 RunId = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z", description="one run of a federation")]
 SessionId = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z", description="one node's session")]
+Identity = Annotated[str, Meta(pattern=r"^([0-9a-f]{16})?\Z", description="one state folder of a node, or none told")]
 Round = Annotated[int, Meta(ge=0, le=1_000_000)]
 Text = Annotated[str, Meta(max_length=2000)]
 Finite = Annotated[float, Meta(gt=-1e30, lt=1e30)]
@@ -111,6 +112,7 @@ class Presence(Message, frozen=True, kw_only=True):
 
     session: SessionId
     online: bool
+    identity: Identity = ""  # of a node, as in its Hello
 
 
 class Hello(Message, frozen=True, kw_only=True):
@@ -123,7 +125,7 @@ class Hello(Message, frozen=True, kw_only=True):
     session: SessionId
     run: RunId
     software: str
-    identity: Annotated[str, Meta(pattern=r"^([0-9a-f]{16})?\Z")] = ""
+    identity: Identity = ""
     incarnation: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
 
 

@@ -228,7 +228,7 @@ class Coordinators:
             coordinator._handle(coordinator._inbox.get())
         told = self._told[before:]
         assert len(told) < 20, told
-        assert len(coordinator._arriving) < self.LIFE
+        assert len(list(coordinator._arrivals)) < self.LIFE
         return not any(isinstance(event, NodeRefused) for event in told)
 
     def _hello(self, _: Mutator, node: str) -> bytes:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from broker_config.messages import Hello
-from trainer.federation.roster import GRACE, MOST, WINDOW, Roster
+from trainer.federation.roster import GRACE, MOST, STRIKES, WINDOW, Roster
 
 RUN, A, B = "0" * 16, "a" * 16, "b" * 16
 sessions = (f"{number:016x}" for number in itertools.count())
@@ -98,7 +98,19 @@ def test_a_node_may_send_many_messages_but_no_flood() -> None:
 
 
 def test_the_same_refusal_is_told_once_until_the_sender_is_let_in() -> None:
-    roster = Roster(2, {})
-    assert [roster.is_news("a", reason) for reason in ("x", "x", "y", "y")] == [True, False, True, False]
-    roster.admit("a", hello())
-    assert roster.is_news("a", "y")
+    roster = Roster(2, identities := {})
+    assert [roster.is_news("refused", node) for node in ("a", "a", "b", "b")] == [True, False, True, False]
+    admitted(roster, identities, "a", hello())
+    roster.dismiss("a")
+    assert roster.is_news("refused", "a")
+    assert not roster.is_news("refused", "b")
+
+
+def test_who_was_refused_three_times_stays_out() -> None:
+    roster = Roster(2, identities := {})
+    for _ in range(STRIKES):
+        admitted(roster, identities, "a", hello())
+        roster.dismiss("a")
+    refusal = roster.objection("a", hello(), RUN, present=False)
+    assert refusal is not None
+    assert f"{STRIKES} times" in refusal.reason

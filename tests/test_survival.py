@@ -192,11 +192,11 @@ def test_a_deadline_closes_a_round_without_the_slow_and_they_catch_up_with_the_n
 def test_a_late_contribution_is_not_counted_and_its_node_is_told(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    """The slow node trains for seconds; after half a second two contributions suffice."""
-    federation = Federation(broker, plants, tmp_path, "late", 40, Terms(quorum=2, deadline=0.5))
+    """The slow node trains for seconds; after a third of one two contributions suffice."""
+    federation = Federation(broker, plants, tmp_path, "late", 30, Terms(quorum=2, deadline=0.3))
     coordinator = federation.coordinator()
     nodes = [federation.node(name) for name in PLANTS[:2]]
-    training = msgspec.structs.replace(federation.spec.training, local_epochs=50)
+    training = msgspec.structs.replace(federation.spec.training, local_epochs=20)
     federation.spec = msgspec.structs.replace(federation.spec, training=training)
     straggler = federation.node(PLANTS[2])
     late = coordinator.wait_for(progress.Late)
@@ -226,7 +226,7 @@ def test_a_federation_may_start_with_fewer_nodes_and_others_join_late(
 def test_a_federation_below_its_quorum_pauses_says_so_to_all_and_resumes_by_itself(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    federation = Federation(broker, plants, tmp_path, "paused", 30, Terms())
+    federation = Federation(broker, plants, tmp_path, "paused", 12, Terms())
     coordinator = federation.coordinator()
     nodes = {name: federation.node(name) for name in PLANTS}
     coordinator.wait_for(progress.RoundClosed)
@@ -242,7 +242,7 @@ def test_a_federation_below_its_quorum_pauses_says_so_to_all_and_resumes_by_itse
     coordinator.wait_for(progress.RoundClosed)
     for session in (coordinator, *nodes.values()):
         session.end()
-    assert [len(each) for each in federation.contributors()] == [3] * 30
+    assert [len(each) for each in federation.contributors()] == [3] * 12
 
 
 def test_a_finished_coordinator_serves_the_result_again_to_a_node_that_was_away(

@@ -207,7 +207,7 @@ def check_name_free(endpoint: Endpoint, federation: str, name: str, state: Path)
     for payload in probe(endpoint, [topic], wait=1.0).values():
         with contextlib.suppress(DecodeError):  # what cannot be read is nobody's presence; ours replaces it
             presence = decode(payload, Presence)
-            if presence.online and (last is None or presence.session != last.session):
+            if presence.online and (last is None or presence.identity != last.identity):
                 raise UsageError(
                     f"the name {name!r} is taken: a node of that name is connected to federation {federation!r}",
                     "choose another --name; if that node has just crashed, the broker notices within a minute",

@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 
@@ -29,6 +30,7 @@ from broker_config.messages import (
     Refusal,
     RoundState,
     Spec,
+    Stage,
     Telemetry,
     Welcome,
 )
@@ -42,6 +44,9 @@ from trainer.timeline import Timeline
 from trainer.worker import Contributed, Deployed, Failed, Refined, Worker
 
 _INBOX = 1024
+_CALM = 1.0  # seconds between two answers to a coordinator that comes and goes: else they pile up at the broker
+_FAREWELL = 30.0  # seconds for the coordinator's broker to learn that we have our model
+_STAGES = get_args(Stage)
 
 
 def take_part(
@@ -97,6 +102,8 @@ class _Node:
         self._goal: RoundState | None = None  # the newest round state
         self._model: Path | None = None
         self.welcome = False  # whether the coordinator has let us in
+        self._called = False  # whether the coordinator has asked who is there
+        self._announced = 0.0  # when we last said so
         self._accepted = 0  # the newest round whose contribution the coordinator has, or no longer wants
         self._fetching: Manifest | None = None
         self._offered = 0  # the newest round whose contribution was offered, and bytes sent before that
@@ -107,7 +114,7 @@ class _Node:
             f"edge-node/{spec.federation}/{name}",
             inbox=self._inbox,
             persistent=True,
-            will=(self._presence_topic, encode(Presence(session=self._session, online=False))),
+            will=(self._presence_topic, self._presence(online=False)),
         )
         self._courier = Courier(endpoint, spec.federation, name, self._worker.store, self._inbox)
         self._rounds = events.Rounds(report, lambda: (self._courier.bytes_sent, self._courier.bytes_received))
@@ -129,8 +136,11 @@ class _Node:
                 return None
             with contextlib.suppress(queue.Empty):
                 self._handle(self._inbox.get(timeout=0.2))
+            if self._called and time.monotonic() - self._announced > _CALM:
+                self._announce()
             self._throttle.tell(self._activity())
         self._send(Finished(session=self._session, run=self._spec.run))
+        self._link.flush(_FAREWELL)  # also if the connection has to come back first
         up, down = self._courier.bytes_sent, self._courier.bytes_received
         seconds = time.monotonic() - started
         self._report(events.FederationFinished(rounds=spec.rounds, bytes_up=up, bytes_down=down, seconds=seconds))
@@ -139,8 +149,7 @@ class _Node:
     def close(self) -> None:
         self._worker.close()
         if self._link.connected:
-            offline = Presence(session=self._session, online=False)
-            self._link.publish(self._presence_topic, encode(offline), retain=True)
+            self._link.publish(self._presence_topic, self._presence(online=False), retain=True)
             self._link.flush(5)
         self._courier.close()
         self._link.close()
@@ -192,9 +201,10 @@ class _Node:
 
     def _announce(self) -> None:
         """Say that we are here, and what may have been lost."""
+        self._called, self._announced = False, time.monotonic()
         software = importlib.metadata.version("edge-node")
         identity, incarnation = self._me.identity, self._me.incarnation
-        self._link.publish(self._presence_topic, encode(Presence(session=self._session, online=True)), retain=True)
+        self._link.publish(self._presence_topic, self._presence(online=True), retain=True)
         self._send(
             Hello(
                 session=self._session,
@@ -205,6 +215,9 @@ class _Node:
             )
         )
         self._offer()
+
+    def _presence(self, *, online: bool) -> bytes:
+        return encode(Presence(session=self._session, online=online, identity=self._me.identity))
 
     def _receive(self, delivery: Delivery) -> None:
         if not delivery.payload:
@@ -227,7 +240,7 @@ class _Node:
             case RoundState():
                 self._aim(message)
             case Presence(online=True):
-                self._announce()  # it has come back, and may have missed what we said
+                self._called = True  # it has come back, and may have missed what we said
             case Presence():
                 if self._goal is not None and self._goal.status in ("gathering", "open"):
                     self._say("the coordinator is not connected; waiting for it")
@@ -254,7 +267,10 @@ class _Node:
 
     def _aim(self, goal: RoundState) -> None:
         """Take the newest round state as what is to be reached."""
-        before, self._goal = self._goal, goal
+        before = self._goal
+        if before is not None and _place(goal) < _place(before):
+            return  # it was under way for long
+        self._goal = goal
         if goal.reason and goal.status == "open" and (before is None or before.reason != goal.reason):
             self._say(f"round {goal.round} is {goal.reason}")
         self._pursue()
@@ -405,3 +421,8 @@ class _Node:
             done = self._courier.received(goal.broadcast.digest)
         round_ = self._rounds.open_round or self._rounds_done()
         return events.Activity(node=self._name, round=round_, what=what, done=done, total=total)
+
+
+def _place(state: RoundState) -> tuple[int, int]:
+    """The order in which round states of a run are said."""
+    return state.round, _STAGES.index(state.status)

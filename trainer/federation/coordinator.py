@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from broker_config import topics
 from broker_config.codec import DecodeError, decode, decode_any
-from broker_config.errors import EdgeNodeError, PeerError, UsageError, brief
-from broker_config.link import Delivery, Endpoint, LinkDown, LinkUp, probe
+from broker_config.errors import EdgeNodeError, PeerError, brief
+from broker_config.link import Delivery, Endpoint, LinkDown, LinkUp
 from broker_config.messages import (
     Accepted,
     AnyMessage,
@@ -26,10 +26,11 @@ from broker_config.messages import (
 from broker_config.transfer import Courier, Fetched, FetchFailed
 from trainer import progress
 from trainer.federation import round as rounds
-from trainer.federation.herald import Herald, say_aborted
+from trainer.federation.arrivals import Arrivals
+from trainer.federation.herald import Herald, check_unclaimed, claimed, say_aborted
 from trainer.federation.ledger import Ledger
 from trainer.federation.overview import Observer
-from trainer.federation.roster import HELLO, MOST, WINDOW, Roster
+from trainer.federation.roster import GRACE, HELLO, MOST, WINDOW, Roster
 from trainer.tree import Arrays
 
 DEFAULT_CHUNK = 256 * 1024
@@ -72,7 +73,7 @@ def coordinate(
         EdgeNodeError: the disk fails. Started again with the same ledger, the federation goes on.
     """
     assert ledger.run is not None
-    _check_unclaimed(endpoint, ledger.run.spec.federation, ledger.run.sessions)
+    check_unclaimed(endpoint, ledger.run.spec.federation, ledger.run.sessions)
     coordinator = _Coordinator(ledger, endpoint, report, chunk_size, linger)
     try:
         return coordinator.run(stop)
@@ -93,22 +94,6 @@ def abort(ledger: Ledger, endpoint: Endpoint, reason: str) -> None:
     ledger.abort()
 
 
-def _check_unclaimed(endpoint: Endpoint, federation: str, ours: frozenset[str]) -> None:
-    topic = topics.presence(federation, topics.COORDINATOR)
-    for payload in probe(endpoint, [topic], wait=1.0).values():
-        with contextlib.suppress(DecodeError):  # what cannot be read is nobody's presence; ours replaces it
-            presence = decode(payload, Presence)
-            if presence.online and presence.session not in ours:
-                raise _claimed(federation, endpoint)
-
-
-def _claimed(federation: str, endpoint: Endpoint) -> UsageError:
-    return UsageError(
-        f"federation {federation!r} already has a coordinator on {endpoint}",
-        "stop that one, or choose another name with --federation (after a crash the broker notices within a minute)",
-    )
-
-
 class _Coordinator:
     def __init__(self, ledger: Ledger, endpoint: Endpoint, report: progress.Report, chunk_size: int, linger: float):
         self._ledger, self._endpoint, self._linger = ledger, endpoint, linger
@@ -119,14 +104,14 @@ class _Coordinator:
         self._report = report = self._observer.beside(report)
         self._roster = Roster(spec.nodes, ledger.identities)
         self._expelled: set[str] = set()  # members that were refused and are not waited for at the end
-        self._arriving: dict[str, Contribution] = {}  # whose blob is under way, by node
-        self._started = self._opened = time.monotonic()
+        self._started = self._opened = self._called = time.monotonic()
         self._alone_since: float | None = None  # when the last of those left who still want the result
 
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
         self._herald = Herald(endpoint, spec, self._session, self._inbox)
         self._preferred_chunk = chunk_size
         self._courier = Courier(endpoint, spec.federation, topics.COORDINATOR, ledger.store, self._inbox)
+        self._arrivals = Arrivals(self._courier)
         self._rounds = progress.Rounds(report, lambda: (self._courier.bytes_received, self._courier.bytes_sent))
         self._throttle = progress.Throttle(report)
 
@@ -145,8 +130,8 @@ class _Coordinator:
             with contextlib.suppress(queue.Empty):
                 self._handle(self._inbox.get(timeout=_TICK))
             self._watch_clock()
-            for node, message in self._arriving.items():
-                self._tell(node, "sending", message.blob)
+            for blob in self._arrivals:
+                self._tell(blob.node, "sending", blob)
             self._say_overview()
         outcome = Outcome(
             self._ledger.broadcast,
@@ -199,6 +184,8 @@ class _Coordinator:
         now = time.monotonic()
         for node in self._roster.silent(now):
             self._lost(node)
+        if now - self._called > GRACE and self._herald.link.connected:
+            self._call_roll()
         if self._state.status is rounds.Status.OPEN:
             age, spec, round_ = now - self._opened, self._spec, self._state.round
             if spec.min_wait and age >= spec.min_wait and not self._state.waited:
@@ -215,7 +202,7 @@ class _Coordinator:
                 self._herald.link.ack(event)
             case Fetched(manifest):
                 self._arrived(manifest)
-            case FetchFailed(manifest) if not self._is_arriving(manifest):
+            case FetchFailed(manifest) if manifest not in self._arrivals:
                 pass  # nobody waits for it any more
             case FetchFailed(_, reason, peers_fault=False):
                 raise EdgeNodeError(reason, "then start the coordinator again: it goes on where it was")
@@ -223,16 +210,21 @@ class _Coordinator:
                 self._refuse(PeerError(manifest.node, f"its contribution did not arrive: {reason}", manifest.round))
             case LinkUp():
                 self._announce()
-                self._roster.doubt(self._state.present, time.monotonic())
             case LinkDown(_, reason):
                 self._report(progress.Note(text=f"connection lost ({reason}); trying again"))
 
     def _announce(self) -> None:
         """(Re)publish what is retained: a broker restarted without persistence has forgotten it."""
-        self._herald.say_presence(online=True)
+        self._call_roll()
         self._herald.say_spec()
         self._say_round()
         self._say_overview(anyway=True)
+
+    def _call_roll(self) -> None:
+        """Whoever is there answers with Hello. A broker that was killed has forgotten the last wills of the others."""
+        self._herald.say_presence(online=True)
+        self._called = time.monotonic()
+        self._roster.doubt(self._state.present, self._called)
 
     def _receive(self, delivery: Delivery) -> None:
         node = topics.sender(delivery.topic)
@@ -268,7 +260,7 @@ class _Coordinator:
                 return
             if presence.online and presence.session not in self._ledger.sessions:
                 if presence.session < self._session:
-                    raise _claimed(self._spec.federation, self._endpoint)
+                    raise claimed(self._spec.federation, self._endpoint)
                 self._announce()
                 return
         if not delivery.retain:
@@ -285,7 +277,11 @@ class _Coordinator:
                 if message.session != self._roster.session(node):
                     self._count(node, HELLO)
                 self._welcome(node, message)
-            case Contribution() | Telemetry() | Finished() if (
+            case Finished():
+                over = message.run == self._spec.run and self._state.status is rounds.Status.FINISHED
+                if over and node in self._ledger.identities:
+                    self._ledger.finish(node)  # whatever its session was: the model is there
+            case Contribution() | Telemetry() if (
                 message.run != self._spec.run or self._roster.session(node) != message.session
             ):
                 pass  # of an earlier run or session: without effect
@@ -294,9 +290,6 @@ class _Coordinator:
             case Telemetry():
                 if message.round <= self._state.round and self._roster.is_news("telemetry", node, message.round):
                     self._report(progress.Measured(node=node, round=message.round, metrics=message.metrics))
-            case Finished():
-                if self._state.status is rounds.Status.FINISHED:
-                    self._ledger.finish(node)
             case _:
                 raise PeerError(node, f"a node does not send {type(message).__name__}", self._state.round)
 
@@ -347,10 +340,7 @@ class _Coordinator:
         if message.blob is None:
             self._add(node, message)
             return
-        if not self._is_arriving(message.blob):
-            self._forget_arriving(node)
-        self._courier.fetch(message.blob)  # again: a blob that waits for a silent holder waits no longer
-        self._arriving[node] = message
+        self._arrivals.expect(message)
 
     def _settle_late(self, node: str, message: Contribution) -> None:
         """A contribution to a round that is closed: summed before it closed, or too late."""
@@ -364,19 +354,11 @@ class _Coordinator:
             node, Accepted(session=message.session, run=message.run, round=message.round, counted=False, reason=reason)
         )
 
-    def _is_arriving(self, blob: Manifest) -> bool:
-        message = self._arriving.get(blob.node)
-        return message is not None and message.blob == blob
-
-    def _forget_arriving(self, node: str) -> None:
-        message = self._arriving.pop(node, None)
-        if message is not None and message.blob is not None:
-            self._courier.cancel(message.blob)
-
     def _arrived(self, manifest: Manifest) -> None:
-        if self._is_arriving(manifest):
+        message = self._arrivals.take(manifest)
+        if message is not None:
             try:
-                self._add(manifest.node, self._arriving.pop(manifest.node))
+                self._add(manifest.node, message)
             except PeerError as error:
                 self._refuse(error)
 
@@ -395,7 +377,7 @@ class _Coordinator:
     def _refuse(self, error: PeerError) -> None:
         """Name the peer, tell it why, go on without it."""
         node = error.peer
-        self._forget_arriving(node)
+        self._arrivals.forget(node)
         session = self._roster.dismiss(node)
         if self._roster.is_news("refused", node):
             self._report(progress.NodeRefused(node=node, round=self._state.round, reason=error.why))
@@ -437,8 +419,7 @@ class _Coordinator:
             self._tell(node, "training")
 
     def _close_round(self, contributors: frozenset[str]) -> None:
-        for node in list(self._arriving):
-            self._forget_arriving(node)
+        self._arrivals.clear()
         self._courier.withdraw(self._ledger.broadcast_blob.digest)
         self._ledger.average()
         self._rounds.close(sorted(contributors))

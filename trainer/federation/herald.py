@@ -1,12 +1,15 @@
 """What a coordinator says: its presence, the spec and the round, all retained; and answers to single nodes."""
 
+import contextlib
 import queue
 import secrets
+from collections.abc import Collection
 from typing import Any
 
 from broker_config import topics
-from broker_config.codec import encode
-from broker_config.link import Endpoint, Link
+from broker_config.codec import DecodeError, decode, encode
+from broker_config.errors import UsageError
+from broker_config.link import Endpoint, Link, probe
 from broker_config.messages import AnyMessage, Manifest, Overview, Presence, RoundState, Spec, Stage
 from trainer.federation import round as rounds
 from trainer.federation.journal import Blob
@@ -100,3 +103,21 @@ _STAGES: dict[rounds.Status, Stage] = {
     rounds.Status.OPEN: "open",
     rounds.Status.FINISHED: "finished",
 }
+
+
+def check_unclaimed(endpoint: Endpoint, federation: str, ours: Collection[str]) -> None:
+    """Raise UsageError if a coordinator is connected whose session is none of `ours`."""
+    topic = topics.presence(federation, topics.COORDINATOR)
+    for payload in probe(endpoint, [topic], wait=1.0).values():
+        with contextlib.suppress(DecodeError):  # what cannot be read is nobody's presence; ours replaces it
+            presence = decode(payload, Presence)
+            if presence.online and presence.session not in ours:
+                raise claimed(federation, endpoint)
+
+
+def claimed(federation: str, endpoint: Endpoint) -> UsageError:
+    """There is another coordinator."""
+    return UsageError(
+        f"federation {federation!r} already has a coordinator on {endpoint}",
+        "stop that one, or choose another name with --federation (after a crash the broker notices within a minute)",
+    )

@@ -24,7 +24,7 @@ BEGIN;
 CREATE TABLE runs (
     run TEXT PRIMARY KEY, spec BLOB NOT NULL, digest TEXT NOT NULL, size INTEGER NOT NULL, begun TEXT NOT NULL,
     ended TEXT, outcome TEXT, result TEXT, result_size INTEGER);
-CREATE TABLE claims (run TEXT NOT NULL, session TEXT NOT NULL, PRIMARY KEY (run, session));
+CREATE TABLE claims (run TEXT NOT NULL, session TEXT PRIMARY KEY);
 CREATE TABLE members (
     run TEXT NOT NULL, node TEXT NOT NULL, identity TEXT NOT NULL, finished INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (run, node));
@@ -68,7 +68,7 @@ class Run(NamedTuple):
     contributions: tuple[Contribution, ...]  # to the open round
     members: dict[str, str]  # identities by name
     finished: frozenset[str]
-    sessions: frozenset[str]  # of this coordinator's processes
+    sessions: frozenset[str]  # of this coordinator's processes, in this run and those before
 
 
 class ClosedRound(msgspec.Struct, frozen=True):
@@ -264,7 +264,7 @@ def _latest(database: sqlite3.Connection) -> Run | None:
         "SELECT node, weight, digest FROM contributions WHERE run = ? AND round = ?", (run, round_)
     )
     members = database.execute("SELECT node, identity, finished FROM members WHERE run = ?", (run,)).fetchall()
-    sessions = database.execute("SELECT session FROM claims WHERE run = ?", (run,))
+    sessions = database.execute("SELECT session FROM claims")  # of earlier runs too: brokers bring back old presences
     return Run(
         spec,
         outcome,
