@@ -101,7 +101,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[Order], Running]]:
 def test_a_grid_that_was_killed_goes_on_and_ends_as_if_nothing_had_happened(
     order: Order, start: Callable[[Order], Running]
 ) -> None:
-    order = order._replace(rounds=4, seeds=2)
+    order = order._replace(rounds=3)
     running = start(order)
     running.wait_for("CellFinished")
     workers = running.others()
