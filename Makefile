@@ -29,11 +29,12 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
-# Kill everything, many times, and look for a byte that differs.
+# Kill everything, many times, send what no peer should, and look for a byte that differs.
 chaos: $(INSTALLED)
 	$(BIN)/python -m tests.chaos --kills 100 --rounds 20 --nodes 5 --seed 3
 	$(BIN)/python -m tests.chaos --kills 100 --rounds 20 --nodes 5 --seed 4 --no-persistence
 	$(BIN)/python -m tests.chaos --kills 20 --rounds 20 --nodes 5 --seed 5 --storm
+	$(BIN)/python -m tests.fuzz --frames 100000 --live 20000
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

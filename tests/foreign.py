@@ -99,7 +99,8 @@ class ForeignNode:
     def handle(self, client: mqtt.Client, message: mqtt.MQTTMessage | None) -> None:
         if message is None and client is self.control:
             down = self.topic("nodes", self.name, "down")
-            client.subscribe([(topic, 1) for topic in (self.topic("spec"), self.topic("round"), down)])
+            coordinator = self.topic("nodes/coordinator/presence")
+            client.subscribe([(topic, 1) for topic in (self.topic("spec"), self.topic("round"), down, coordinator)])
             self.announce()
         elif message is None:
             wants, chunks = self.topic("blobs", self.name, "want/+"), self.topic("blobs/coordinator/chunks/+/+")
@@ -129,6 +130,8 @@ class ForeignNode:
                 self.announce()
             case "RoundState":
                 self.state = message
+            case "Presence" if message["online"]:  # the coordinator is back, and may have missed what was said
+                self.announce()
             case "Accepted" if message["session"] == self.session and message["round"] == self.round:
                 self.contribution, self.offered = {}, {}
             case "Refusal" if message["session"] == self.session:

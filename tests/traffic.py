@@ -18,6 +18,7 @@ from broker_config.embedded import start_broker
 from broker_config.messages import TensorSpec
 from tests.foreign import ForeignNode
 from tests.plants import CLASSES, start
+from trainer.tree import take_from
 
 Json = dict[str, Any]
 SHAPES = {"encoder.deep.weight": (16, 3, 3, 3), "encoder.norm.bias": (16,), "encoder.scale": (), "encoder.none": (0, 4)}
@@ -44,7 +45,7 @@ def small_encoder() -> dict[str, np.ndarray]:
 
 def small_weights(path: Path) -> Path:
     """The same as a file, so that a coordinator starts fast."""
-    path.write_bytes(save(small_encoder()))
+    path.write_bytes(save(take_from("encoder", small_encoder())))
     return path
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from broker_config import topics
 from broker_config.codec import DecodeError, decode, decode_any
 from broker_config.errors import EdgeNodeError, LinkError, PeerError, UsageError, brief
-from broker_config.link import TAKEN_OVER, Delivery, Endpoint, LinkDown, LinkUp
+from broker_config.link import Delivery, Endpoint, LinkDown, LinkUp
 from broker_config.messages import (
     Accepted,
     AnyMessage,
@@ -28,7 +28,7 @@ from broker_config.transfer import Courier, Fetched, FetchFailed
 from trainer import progress
 from trainer.federation import round as rounds
 from trainer.federation.arrivals import Arrivals
-from trainer.federation.herald import Herald, check_unclaimed, claimed, say_aborted
+from trainer.federation.herald import Herald, check_unclaimed, say_aborted
 from trainer.federation.ledger import Ledger
 from trainer.federation.overview import Observer
 from trainer.federation.roster import GRACE, HELLO, MOST, WINDOW, Roster
@@ -227,8 +227,6 @@ class _Coordinator:
                 self._refuse(PeerError(manifest.node, f"its contribution did not arrive: {reason}", manifest.round))
             case LinkUp():
                 self._announce()
-            case LinkDown(_, reason) if reason == TAKEN_OVER:
-                raise claimed(self._spec.federation, self._endpoint)
             case LinkDown(_, reason):
                 self._report(progress.Note(text=f"connection lost ({reason}); trying again"))
 
@@ -269,15 +267,21 @@ class _Coordinator:
             raise PeerError(node, f"it sends more than {MOST} messages in {WINDOW:g} s", self._state.round)
 
     def _check_own(self, delivery: Delivery) -> None:
-        """Somebody speaks as the coordinator: an earlier process of ours, whose will comes late, or another one."""
+        """Somebody speaks as the coordinator: an earlier process of ours, whose will comes late, or another one.
+
+        Of two that started at the same time one goes on, whose session comes first.
+        """
         with contextlib.suppress(DecodeError):
             presence = decode(delivery.payload, Presence)
             if presence.session == self._session:
                 return
             if presence.online and presence.session not in self._ledger.sessions:
-                # It may be an old message that the broker kept for us: what is retained now tells.
-                with contextlib.suppress(LinkError):
-                    check_unclaimed(self._endpoint, self._spec.federation, {*self._ledger.sessions, self._session})
+                if presence.session > self._session:
+                    self._announce()
+                else:  # unless it is an old message that the broker kept for us: what is retained now tells
+                    with contextlib.suppress(LinkError):
+                        check_unclaimed(self._endpoint, self._spec.federation, {*self._ledger.sessions, self._session})
+                return
         if not delivery.retain:
             self._herald.say_presence(online=True)
 
