@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from broker_config import topics
 from broker_config.codec import DecodeError, decode, decode_any
-from broker_config.errors import EdgeNodeError, LinkError, PeerError, UsageError, brief
+from broker_config.errors import EdgeNodeError, PeerError, UsageError, brief
 from broker_config.link import Delivery, Endpoint, LinkDown, LinkUp
 from broker_config.messages import (
     Accepted,
@@ -28,7 +28,7 @@ from broker_config.transfer import Courier, Fetched, FetchFailed
 from trainer import progress
 from trainer.federation import round as rounds
 from trainer.federation.arrivals import Arrivals
-from trainer.federation.herald import Herald, check_unclaimed, say_aborted
+from trainer.federation.herald import Herald, check_unclaimed, claimed, say_aborted
 from trainer.federation.ledger import Ledger
 from trainer.federation.overview import Observer
 from trainer.federation.roster import GRACE, HELLO, MOST, WINDOW, Roster
@@ -120,6 +120,7 @@ class _Coordinator:
         self._roster = Roster(spec.nodes, ledger.identities)
         self._expelled: set[str] = set()  # members that were refused and are not waited for at the end
         self._started = self._opened = self._called = time.monotonic()
+        self._heard_self = False
         self._alone_since: float | None = None  # when the last of those left who still want the result
 
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
@@ -269,18 +270,20 @@ class _Coordinator:
     def _check_own(self, delivery: Delivery) -> None:
         """Somebody speaks as the coordinator: an earlier process of ours, whose will comes late, or another one.
 
-        Of two that started at the same time one goes on, whose session comes first.
+        Of two that started at the same time one goes on, whose session comes first. What comes before our own words have
+        come back is old: the broker kept it for whoever coordinates.
         """
         with contextlib.suppress(DecodeError):
             presence = decode(delivery.payload, Presence)
             if presence.session == self._session:
+                self._heard_self |= not delivery.retain
+                return
+            if not self._heard_self:
                 return
             if presence.online and presence.session not in self._ledger.sessions:
-                if presence.session > self._session:
-                    self._announce()
-                else:  # unless it is an old message that the broker kept for us: what is retained now tells
-                    with contextlib.suppress(LinkError):
-                        check_unclaimed(self._endpoint, self._spec.federation, {*self._ledger.sessions, self._session})
+                if presence.session < self._session:
+                    raise claimed(self._spec.federation, self._endpoint)
+                self._announce()
                 return
         if not delivery.retain:
             self._herald.say_presence(online=True)

@@ -112,8 +112,12 @@ def check_unclaimed(endpoint: Endpoint, federation: str, ours: Collection[str]) 
         with contextlib.suppress(DecodeError):  # what cannot be read is nobody's presence; ours replaces it
             presence = decode(payload, Presence)
             if presence.online and presence.session not in ours:
-                raise UsageError(
-                    f"federation {federation!r} already has a coordinator on {endpoint}",
-                    "stop that one, or choose another name with --federation "
-                    "(after a crash the broker notices within a minute)",
-                )
+                raise claimed(federation, endpoint)
+
+
+def claimed(federation: str, endpoint: Endpoint) -> UsageError:
+    """There is another coordinator."""
+    return UsageError(
+        f"federation {federation!r} already has a coordinator on {endpoint}",
+        "stop that one, or choose another name with --federation (after a crash the broker notices within a minute)",
+    )
