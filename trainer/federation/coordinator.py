@@ -270,8 +270,8 @@ class _Coordinator:
     def _check_own(self, delivery: Delivery) -> None:
         """Somebody speaks as the coordinator: an earlier process of ours, whose will comes late, or another one.
 
-        Of two that started at the same time one goes on, whose session comes first. What comes before our own words have
-        come back is old: the broker kept it for whoever coordinates.
+        Of two that started at the same time one goes on, whose session comes first. What comes before our own presence
+        has come back is old: the broker kept it for whoever coordinates.
         """
         with contextlib.suppress(DecodeError):
             presence = decode(delivery.payload, Presence)
