@@ -252,17 +252,26 @@ def join(
 
 @app.command(epilog="Example: edge-node rounds coordinator-state")
 def rounds(
-    state: Annotated[Path, typer.Argument(help="A coordinator's state folder.", show_default=False)],
+    state: Annotated[Path, typer.Argument(help="A coordinator's state folder.")] = Path("coordinator-state"),
     as_json: Json = False,
 ) -> None:
-    """List the closed rounds of a coordinator's newest run: who contributed, with which weight."""
+    """List the closed rounds of a coordinator's newest run: when, how long, who contributed with which weight."""
+    from datetime import datetime
+
     import msgspec
 
     from trainer.federation.journal import history
 
-    for line in history(state):
+    lines = history(state)
+    for line in lines:
         if as_json:
             print(msgspec.json.encode(line).decode())
-        else:
-            told = ", ".join(f"{node} {weight:.3f}" for node, weight in line.weights.items())
-            print(f"round {line.round}: {line.opened} to {line.closed}, {line.bytes / 1e6:.1f} MB, weights: {told}")
+            continue
+        opened, closed = (datetime.fromisoformat(time) for time in (line.opened, line.closed))
+        seconds, megabytes = (closed - opened).total_seconds(), line.bytes / 1e6
+        told = ", ".join(f"{node} {weight:.3f}" for node, weight in line.weights.items())
+        print(
+            f"round {line.round}: {opened:%Y-%m-%d %H:%M:%S} UTC, {seconds:.1f} s, {megabytes:.1f} MB, weights: {told}"
+        )
+    if not lines and not as_json:
+        print("no round is closed yet", file=sys.stderr)

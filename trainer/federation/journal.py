@@ -296,4 +296,4 @@ def _latest(database: sqlite3.Connection) -> Run | None:
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
