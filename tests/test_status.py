@@ -420,7 +420,7 @@ class Federation:
         else:
             command = (
                 "coordinate", self._url, "--classes", ",".join(CLASSES), "--nodes", 2, "--method", "fedavg",
-                *FEDERATION, "--rounds", 8, "--training", "local_epochs=20", "--deadline", 300,
+                *FEDERATION, "--rounds", 24, "--training", "local_epochs=30", "--deadline", 300,
             )  # fmt: skip
         log = self._folder / f"{name}-{next(self._count)}.log"
         self.processes[name] = start(*command, "--state", self._folder / name, log=log)
@@ -480,6 +480,6 @@ def test_a_federation_is_shown_as_it_gathers_trains_loses_a_node_and_its_coordin
     assert not shown["paused"]
 
     shown = followed.next(lambda shown: shown["status"] == "finished" and not shown["online"])
-    assert (shown["round"], doings(shown)) == (8, {"plant-a": "finished", "plant-b": "finished"})
+    assert (shown["round"], doings(shown)) == (24, {"plant-a": "finished", "plant-b": "finished"})
     assert followed.process.wait(20) == 0
     assert [process.wait(30) for process in federation.processes.values()] == [0, 0, 0]
