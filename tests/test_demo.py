@@ -146,7 +146,7 @@ def test_ctrl_c_leaves_no_process_behind(moment: str, demo: Callable[..., Demo])
     elif moment == "while they train":
         running.wait_for_text("round 1 closed")
     else:
-        time.sleep(1.0)
+        running.wait_for_text("drawing")
     running.process.send_signal(signal.SIGINT)
     code, _ = running.end()
     assert code == 130
