@@ -205,7 +205,7 @@ class Ledger:
         if not self.store.intact(digest):
             raise EdgeNodeError(
                 f"the state folder {self.folder} is damaged: {self.store.path(digest)} is missing or was changed",
-                "restore the folder from a copy, or begin a new run with --new",
+                "restore the folder from a copy, or begin another run in another --state folder",
             )
 
 
