@@ -15,6 +15,8 @@ from broker_config.errors import EdgeNodeError, brief
 from broker_config.messages import AnyMessage, Message, TensorSpec
 
 MAX_MESSAGE = 100 * 1024  # bytes
+SEALED = b"\x01"  # begins what is signed (`signing`); neither JSON nor safetensors begin so
+HEAD = 1 + 64  # bytes of a signed message before its content: SEALED and the signature
 M = TypeVar("M", bound=Message)
 _INDEX_BYTES = 4  # of a chunk
 _DECODER: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
@@ -50,6 +52,8 @@ def decode_any(payload: bytes) -> AnyMessage:
     """Return the message in `payload`, of whichever type; DecodeError if it is none."""
     if len(payload) > MAX_MESSAGE:
         raise DecodeError(f"longer than the {MAX_MESSAGE} bytes of a message")
+    if payload.startswith(SEALED):
+        raise DecodeError("it is signed; to read it, take part with a kit (--kit)")
     try:
         return _DECODER.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

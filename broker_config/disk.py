@@ -30,9 +30,15 @@ def replace(path: Path, write: Callable[[Path], object]) -> None:
     settle(scratch, path)
 
 
-def replace_bytes(path: Path, data: bytes) -> None:
-    """Let `path` hold `data`."""
-    replace(path, lambda scratch: scratch.write_bytes(data))
+def replace_bytes(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Let `path` hold `data`. With `mode` 0o600 nobody else can read it, at no moment."""
+
+    def write(scratch: Path) -> None:
+        scratch.unlink(missing_ok=True)  # what is left of a kill may have another mode
+        with open(scratch, "wb", opener=lambda name, flags: os.open(name, flags | os.O_EXCL, mode)) as file:
+            file.write(data)
+
+    replace(path, write)
 
 
 def settle(scratch: Path, path: Path) -> None:

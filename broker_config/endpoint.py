@@ -3,12 +3,16 @@
 import difflib
 import os
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self, cast
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from broker_config.errors import UsageError
+
+if TYPE_CHECKING:
+    from broker_config.kit import Kit
+    from broker_config.seal import Seal
 
 PORTS = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
 
@@ -26,6 +30,8 @@ class Endpoint:
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
+    kit: "Kit | None" = None  # instead of ca, cert and key
+    seal: "Seal | None" = field(default=None, compare=False)  # signs and checks what is said in the kit's federation
 
     @classmethod
     def parse(
@@ -63,6 +69,22 @@ class Endpoint:
             key=Path(key) if key else None,
         )
 
+    @classmethod
+    def of_kit(cls, kit: "Kit", url: str | None = None) -> Self:
+        """The broker of a kit, or the one at `url`, and its member's identity there.
+
+        Raises:
+            UsageError: its charter or certificate is no good any more, or the URL is not for TLS.
+        """
+        from broker_config.seal import Seal  # noqa: PLC0415  (only who has a kit needs cryptography)
+
+        endpoint = cls.parse(url or kit.broker)
+        if not endpoint.tls:
+            raise UsageError(
+                f"with a kit the connection is encrypted, but not to {endpoint}", "use mqtts:// or wss://, or no URL"
+            )
+        return replace(endpoint, kit=kit, seal=Seal(kit))
+
     @property
     def tls(self) -> bool:
         """Whether the connection is encrypted."""
@@ -75,6 +97,8 @@ class Endpoint:
 
     def tls_context(self) -> ssl.SSLContext:
         """Return the context that verifies the broker and shows our certificate; UsageError if a file is unusable."""
+        if self.kit:
+            return self.kit.tls_context()
         try:
             context = ssl.create_default_context(cafile=self.ca)
             if self.cert:

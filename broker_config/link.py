@@ -18,12 +18,12 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from broker_config.codec import MAX_MESSAGE
+from broker_config.codec import HEAD, MAX_MESSAGE
 from broker_config.endpoint import Endpoint
 from broker_config.errors import EdgeNodeError, LinkError
 from broker_config.handshake import MQTT5, MQTT311, Client, handshake, newest_version, refused
 
-__all__ = ["Delivery", "Endpoint", "Link", "LinkDown", "LinkUp", "probe"]
+__all__ = ["Delivery", "Endpoint", "Forged", "Link", "LinkDown", "LinkUp", "probe"]
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ LARGEST_PACKET = (1 << 24) + (1 << 16)  # bytes that we accept (MQTT 5): the lar
 PACKET_OVERHEAD = 16  # bytes of a PUBLISH besides topic and payload, at most
 QUEUED_PUBLISHES = 1000  # QoS 1 messages that wait for the broker
 TAKEN_OVER = "Session taken over"  # LinkDown's reason (MQTT 5) when another process has connected under our client id
+FORGED = 100  # topics that are named for forged messages
 QUIET = 0.2  # seconds without a retained message after which a probe is done
 
 
@@ -60,12 +61,22 @@ class LinkDown(NamedTuple):
     reason: str
 
 
+class Forged(NamedTuple):
+    """Messages on this topic do not come from whom they should, and are dropped; told of each topic once."""
+
+    link: "Link"
+    topic: str
+    why: str
+
+
 class Link:
     """One MQTT connection; what happens on it is put into `inbox` as Delivery, LinkUp and LinkDown.
 
     A persistent link keeps its session at the broker for a day and acknowledges QoS 1 only when told so by `ack`. When
     the inbox is full, QoS 0 is dropped; QoS 1 waits, and the broker with it. A payload of more than `longest` bytes is
     cut to one byte more: enough to be refused for it, and too little to fill the memory while it waits.
+
+    With a seal in `endpoint` all that members of its federation say is signed and checked here, and nowhere else.
     """
 
     def __init__(
@@ -82,10 +93,13 @@ class Link:
         self.max_packet: int | None = None  # bytes, as far as the broker tells (MQTT 5)
         self.longest = MAX_MESSAGE
         self.version: Literal[5, 4] = 4  # of MQTT; 4 is 3.1.1
-        self._client_id = client_id
+        seal = endpoint.seal
+        # Whoever connects under our client id cuts us off: members cannot guess each other's.
+        self._client_id = f"{client_id}/{seal.secret(client_id)}" if seal and client_id else client_id
         self._inbox = inbox
         self._persistent = persistent
-        self._will = will
+        self._will = (will[0], seal.close(*will)) if seal and will else will
+        self._forged: set[str] = set()  # topics
         self._keepalive = keepalive
         self._client = self._make_client(MQTT311)
         self._filters: dict[str, int] = {}
@@ -174,6 +188,8 @@ class Link:
 
         EdgeNodeError if the broker takes no message of this size, LinkError if too many wait for it already.
         """
+        if self.endpoint.seal:
+            payload = self.endpoint.seal.close(topic, payload)
         size = len(payload) + len(topic.encode()) + PACKET_OVERHEAD
         if self.max_packet and size > self.max_packet:
             raise EdgeNodeError(
@@ -218,7 +234,7 @@ class Link:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _put(self, event: Delivery | LinkUp | LinkDown) -> None:
+    def _put(self, event: Delivery | LinkUp | LinkDown | Forged) -> None:
         while not self._closing.is_set():
             try:
                 self._inbox.put(event, timeout=0.2)
@@ -256,8 +272,14 @@ class Link:
         self._put(LinkDown(self, str(reason) if flags.is_disconnect_packet_from_server else "connection lost"))
 
     def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
-        payload = bytes(message.payload[: self.longest + 1])
+        payload = bytes(message.payload[: self.longest + (HEAD if self.endpoint.seal else 0) + 1])
         delivery = Delivery(self, message.topic, payload, message.retain, message.mid, message.qos, self._connection)
+        if self.endpoint.seal:
+            try:
+                delivery = delivery._replace(payload=self.endpoint.seal.open(message.topic, payload))
+            except ValueError as error:
+                self._drop(delivery, str(error))
+                return
         if message.qos:
             self._put(delivery)
         else:
@@ -265,6 +287,13 @@ class Link:
                 self._inbox.put_nowait(delivery)
             except queue.Full:
                 log.debug("dropped a message on %s: the inbox is full", delivery.topic)
+
+    def _drop(self, delivery: Delivery, why: str) -> None:
+        """Leave out a message that somebody else has written, as if it had never come."""
+        self.ack(delivery)
+        if delivery.topic not in self._forged and len(self._forged) < FORGED:
+            self._forged.add(delivery.topic)
+            self._put(Forged(self, delivery.topic, why))
 
     def _on_subscribe(
         self, _client: paho.Client, _data: object, _mid: int, reasons: list[ReasonCode], _: object

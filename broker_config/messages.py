@@ -31,7 +31,7 @@ class Message(Struct, frozen=True, kw_only=True, tag_field="type"):
 class Manifest(Struct, frozen=True, kw_only=True):
     """A blob that its producer offers: what it is, not its bytes.
 
-    `federation`, `run`, `round`, `node` and `digest` are what a signature covers; v1 sends it empty.
+    `federation`, `run`, `round`, `node` and `digest` are what the coordinator signs under its broadcasts (`seal`).
     """
 
     federation: Name
@@ -70,6 +70,13 @@ class Training(Struct, frozen=True):
     moments: Literal["keep", "reset"] = "keep"  # Adam's moments from one round to the next
 
 
+class Aggregation(Struct, frozen=True):
+    """How contributions become the next broadcast. `liars`: contributions that may be false without spoiling it."""
+
+    rule: Literal["mean", "median", "trimmed_mean", "multi_krum", "norm_clip"] = "mean"
+    liars: Annotated[int, Meta(ge=0, le=100_000)] = 0  # trimmed_mean, multi_krum
+
+
 class Spec(Message, frozen=True, kw_only=True):
     """A federation, retained: all that a node must know besides its own images."""
 
@@ -94,6 +101,7 @@ class Spec(Message, frozen=True, kw_only=True):
     sample: Annotated[int, Meta(ge=0, le=100_000)] = 0  # nodes drawn for each round; 0: all take part
     deadline: Seconds = 0.0  # of a round, after which a quorum suffices; 0: none
     min_wait: Seconds = 0.0  # for absent nodes, before a quorum of all that are present suffices
+    aggregation: Aggregation = Aggregation()
 
 
 class RoundState(Message, frozen=True, kw_only=True):
@@ -203,6 +211,7 @@ class NodeState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     bytes: Bytes = 0  # of all its contributions
     heard: Seconds | None = None  # since when nothing has come from it, at `time`
     error: Annotated[str, Meta(max_length=200)] = ""  # the last one: why it was lost or refused
+    expires: Annotated[datetime, Meta(tz=True)] | None = None  # its certificate, where the charter tells
 
 
 class Overview(Message, frozen=True, kw_only=True):

@@ -73,6 +73,16 @@ def verdicts(line: str) -> str:
     return f"{ROOT}/lines/{line}/verdicts"
 
 
+def signer(topic: str) -> str | None:
+    """Who alone may speak on a topic of a federation; None for chunks and requests for them, which nobody signs."""
+    match topic.split("/")[3:]:
+        case ["spec" | "round" | "status"] | ["nodes", _, "down"]:
+            return COORDINATOR
+        case ["nodes", node, "presence" | "up"]:
+            return node
+    return None
+
+
 def sender(topic: str) -> str:
     """The node that publishes on an `up`, `presence` or `want` topic."""
     parts = topic.split("/")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from broker_config import disk
 from broker_config.errors import UsageError
-from broker_config.messages import Digest, Option, Preprocessing, Round, Spec, Training
+from broker_config.messages import Digest, Manifest, Option, Preprocessing, Round, Spec, Training
 from trainer.network import Tree
 
 _NAMED = 5  # folders that an error proposes
@@ -40,6 +40,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     created: str  # ISO 8601, UTC
     metrics: dict[str, float]  # on held-out images
     history: tuple[dict[str, float], ...] = ()  # of each round
+    broadcast: Manifest | None = None  # that the model was made from, as its coordinator has signed it
 
     @staticmethod
     def of(

@@ -140,7 +140,9 @@ class Worker:
         broadcast = self._read(progress.broadcast)
         last = self._read(final) if self.needs_final else broadcast
         model = self._participant.conclude(self._load(progress), progress.round, broadcast, last, progress.history)
-        personal.save(model, self._folder / "model")
+        source = final if self._participant.method.deploys_final else progress.broadcast
+        facts = msgspec.structs.replace(model.facts, broadcast=source)
+        personal.save(model._replace(facts=facts), self._folder / "model")
         self._inbox.put(Deployed(self._folder / "model"))
 
     # Disk

@@ -1,0 +1,63 @@
+"""Who belongs to a federation: its members' public keys, signed by its authority."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from broker_config.errors import UsageError
+from broker_config.messages import Name
+from broker_config.signing import ForgedError, SigningKey, unseal
+
+PublicKey = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="Ed25519, hexadecimal")]
+Moment = Annotated[datetime, Meta(tz=True)]
+_CONTEXT = "charter"
+
+
+class CharterError(UsageError):
+    """A charter that cannot be relied on; says why, and what to do."""
+
+
+class Member(Struct, frozen=True):
+    """One who may speak in a federation: the key of its signatures, and when its certificate ends."""
+
+    key: PublicKey
+    expires: Moment
+
+
+class Charter(Struct, frozen=True, kw_only=True):
+    """Who belongs to a federation. A newer one has a higher version; who is not in it any more is out."""
+
+    federation: Name
+    version: Annotated[int, Meta(ge=1)]
+    issued: Moment
+    expires: Moment
+    coordinator: Member
+    nodes: dict[Name, Member]
+
+    def key(self, who: str) -> str | None:
+        """The public key of `coordinator` or of a node; None for a stranger."""
+        member = self.coordinator if who == "coordinator" else self.nodes.get(who)
+        return member.key if member else None
+
+
+def seal(charter: Charter, authority: SigningKey) -> bytes:
+    """The charter as it travels, signed by the authority."""
+    return authority.seal(_CONTEXT, msgspec.json.encode(charter))
+
+
+def read(data: bytes, authority: str, source: str) -> Charter:
+    """Return the charter in `data`; `authority` is the public key that must have signed it.
+
+    Raises:
+        CharterError: it is forged, damaged or has expired; `source` names where it comes from.
+    """
+    remedy = "take a newer one from whoever provisions the federation"
+    try:
+        charter = msgspec.json.decode(unseal(authority, _CONTEXT, data), type=Charter)
+    except (ForgedError, msgspec.MsgspecError) as error:
+        raise CharterError(f"the charter in {source} cannot be relied on: {error}", remedy) from None
+    if charter.expires < datetime.now(UTC):
+        raise CharterError(f"the charter in {source} has expired on {charter.expires:%Y-%m-%d}", remedy)
+    return charter
