@@ -117,7 +117,7 @@ class Guarded:
 
 @contextmanager
 def guarded(folder: Path, **options: object) -> Iterator[Guarded]:
-    """A running mosquitto for a new federation in `folder`, which every user must be able to pass; options of `make`."""
+    """A running mosquitto for a new federation in `folder`, which all users can reach; `options` as in `make`."""
     with socket.create_server((HOST, 0)) as trial:
         port = trial.getsockname()[1]
     broker = Guarded(make(folder, port=port, **options))
