@@ -4,12 +4,15 @@ import queue
 import secrets
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from paho.mqtt.enums import MQTTProtocolVersion
 
 from broker_config import topics
 from broker_config.charter import Charter, CharterError, Member
@@ -35,6 +38,7 @@ from broker_config.messages import (
 from broker_config.seal import Seal, check_broadcast
 from broker_config.signing import HEAD, ForgedError, SigningKey, unseal
 from broker_config.transfer import BlobStore, Courier
+from tests.foreign import ForeignNode
 from tests.plants import draw
 from tests.sessions import PLANTS, Federation, same
 from trainer import progress
@@ -367,6 +371,30 @@ def test_with_a_kit_only_its_signed_federation_is_joined_and_without_one_none_th
     session.stop()
     told = [record.getMessage() for record in caplog.records if "closed/spec" in record.getMessage()]
     assert told == [f"ignored a message on {topics.spec('closed')}: it is not signed"]
+
+
+def test_a_node_written_from_the_page_takes_part_in_a_signed_federation(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    authority = Authority("default")
+    seals = {name: seal for name, seal in authority.seals().items() if name in (topics.COORDINATOR, PLANTS[0])}
+    federation = Federation(broker, plants, tmp_path, "default", 2, Terms(), "fedavg", seals=seals, epochs="1")
+    coordinator, node = federation.coordinator(), federation.node(PLANTS[0])
+    others = [
+        ForeignNode(
+            broker.port, name, MQTTProtocolVersion.MQTTv5, weight=9, shift=0.01,
+            key=Ed25519PrivateKey.from_private_bytes(authority.keys[name].raw),
+            coordinator=Ed25519PrivateKey.from_private_bytes(authority.keys["coordinator"].raw).public_key(),
+        )
+        for name in PLANTS[1:]
+    ]  # fmt: skip
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(ForeignNode.run, others))
+    outcome = coordinator.end()
+    node.end()
+    assert isinstance(outcome, Outcome)
+    assert all(same(outcome.broadcast, result) for result in results)
+    assert federation.contributors() == [{*PLANTS}] * 2
 
 
 def test_members_cannot_guess_each_others_client_ids() -> None:
