@@ -243,5 +243,5 @@ def _sign(register: Register, now: datetime) -> Register:
         version=version,
         charter=charters.seal(charter, register.key),
         charter_expires=charter.expires,
-        crl=authority.revocations(register.ca, revoked, version),
+        crl=authority.revocations(register.ca, revoked, now, version),
     )

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from cryptography import x509
 
 from broker_config import authority, charter, disk, kit, topics, trust
 from broker_config.authority import Pair
@@ -124,6 +125,8 @@ def test_certificates_hold_from_yesterday_for_as_long_as_was_asked_and_end_with_
     end = old.register.ca.expires
     assert old.kits["plant-a"].expires() == old.register.broker.expires == old.kits["plant-a"].members().expires == end
     assert end < NOW + 11 * DAY
+    crl = x509.load_pem_x509_crl(old.register.crl.encode())
+    assert crl.next_update_utc == end, "a broker whose list of revoked certificates is out of date admits nobody"
     assert meet(old, old.kits["plant-a"])
 
 
@@ -657,7 +660,7 @@ def test_a_revoked_node_comes_in_no_more_once_the_broker_has_read_the_list_and_i
     """Last, since it changes the federation."""
     its = provisioned.kits["plant-b"]
     link, inbox = connect(Endpoint.of_kit(its))
-    for name in ("plant-a", "plant-b"):  # two lists, one after the other: the later one counts
+    for name in ("plant-a", "plant-b"):  # two lists, in one second: the later one counts
         provisioned.members = provisioned.members.change(revoke=[name])
         provisioned.reload()
     with pytest.raises(LinkError, match="does not accept our certificate: it was revoked") as caught:
