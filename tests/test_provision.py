@@ -655,7 +655,7 @@ def test_who_knew_a_client_id_could_take_its_session_so_members_cannot_guess_it(
 
 
 def test_a_revoked_node_comes_in_no_more_once_the_broker_has_read_the_list_and_is_put_out_by_a_restart(
-    provisioned: Guarded,
+    provisioned: Guarded, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Last, since it changes the federation."""
     its = provisioned.kits["plant-b"]
@@ -672,6 +672,8 @@ def test_a_revoked_node_comes_in_no_more_once_the_broker_has_read_the_list_and_i
     assert isinstance(inbox.get(timeout=10), LinkDown)
     with pytest.raises(LinkError, match="it was revoked"):
         admitted(its)
+    while "does not accept our certificate any more: it was revoked" not in caplog.text:
+        assert not link.connected
     link.close()
 
 
