@@ -1,6 +1,6 @@
 """Who may do what on which topics: the table by which a broker's access list is made, and a broker is examined."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from broker_config import topics
@@ -14,6 +14,9 @@ class Rights(NamedTuple):
     writes: tuple[str, ...]
     reads: tuple[str, ...]
     denied: tuple[str, ...] = ()
+
+
+_NOTHING = Rights((), ())
 
 
 def rights(name: str, federation: str) -> Rights:
@@ -39,7 +42,7 @@ def _coordinator(federation: str) -> Rights:
             topics.chunks(federation, me, "+", "+"),
         ),
         reads=(
-            topics.spec(federation),
+            topics.any_version(topics.spec(federation)),
             topics.round_state(federation),
             topics.status(federation),
             topics.up(federation, "+"),
@@ -55,7 +58,7 @@ def _monitor(federation: str) -> Rights:
     return Rights(
         writes=(),
         reads=(
-            topics.spec(federation),
+            topics.any_version(topics.spec(federation)),
             topics.round_state(federation),
             topics.status(federation),
             topics.presence(federation, topics.COORDINATOR),
@@ -93,20 +96,21 @@ def _node(me: str, federation: str) -> Rights:
 def acl(federation: str) -> str:
     """Mosquitto's access list (`acl_file`) for a federation, and for that in which `edge-node doctor` tries things out.
 
-    Users have the names of their nodes; patterns hold for every user.
+    Users have the names of their nodes. Patterns hold for every user, and users' own lines add what they have besides.
     """
     federations = [federation] if federation == "+" else [federation, topics.TRIAL]
-    sections = [_section(f"user {name}", "topic", name, federations) for name in (topics.COORDINATOR, topics.MONITOR)]
-    return "\n".join([*sections, _section("", "pattern", _USER, federations)])
+    sections = []
+    for name in (topics.COORDINATOR, topics.MONITOR):
+        lines = [line for each in federations for line in _lines(rights(name, each), _node(name, each))]
+        sections.append([f"user {name}", *(f"topic {line}" for line in lines)])
+    sections.append([f"pattern {line}" for each in federations for line in _lines(_node(_USER, each))])
+    return "\n\n".join("\n".join(section) for section in sections) + "\n"
 
 
-def _section(head: str, kind: str, name: str, federations: Iterable[str]) -> str:
-    lines = [f"{kind} {line}" for federation in federations for line in _lines(rights(name, federation))]
-    return "".join(f"{line}\n" for line in [head, *lines] if line)
-
-
-def _lines(given: Rights) -> Iterator[str]:
-    for topic in given.writes:
-        yield f"{'readwrite' if topic in given.reads else 'write'} {topic}"
-    yield from (f"read {topic}" for topic in given.reads if topic not in given.writes)
-    yield from (f"deny {topic}" for topic in given.denied)
+def _lines(given: Rights, everybody: Rights = _NOTHING) -> Iterator[str]:
+    writes = [topic for topic in given.writes if topic not in everybody.writes]
+    reads = [topic for topic in given.reads if topic not in everybody.reads]
+    for topic in dict.fromkeys([*writes, *reads]):
+        yield f"{'read' * (topic in reads)}{'write' * (topic in writes)} {topic}"
+    for topic in given.denied:
+        yield f"deny {topic}"

@@ -16,7 +16,7 @@ from broker_config.errors import LinkError
 
 MQTT5 = MQTTProtocolVersion.MQTTv5
 MQTT311 = MQTTProtocolVersion.MQTTv311
-_CLOSED = "closed the connection without an answer"
+CLOSED = "closed the connection without an answer"
 
 
 class Client(paho.Client):
@@ -70,14 +70,14 @@ def handshake(client: Client, endpoint: Endpoint, timeout: float, keepalive: int
     try:
         client.connect(endpoint.host, endpoint.port, keepalive, **options)
     except ConnectionResetError:
-        return _CLOSED
+        return CLOSED
     except OSError as error:
         raise unreachable(endpoint, error, timeout) from None
     while not client.answer:
         if time.monotonic() > deadline:
             raise unreachable(endpoint, TimeoutError(), timeout)
         if client.loop(0.1) != MQTTErrorCode.MQTT_ERR_SUCCESS:
-            return client.answer or _CLOSED
+            return client.answer or CLOSED
     return client.answer
 
 
@@ -90,7 +90,7 @@ def newest_version(endpoint: Endpoint, timeout: float) -> MQTTProtocolVersion:
     client = Client(endpoint, f"version-{secrets.token_hex(8)}", MQTT5, persistent=False)
     answer = handshake(client, endpoint, timeout)
     client.disconnect()
-    return MQTT311 if answer in ("Unsupported protocol version", _CLOSED) else MQTT5
+    return MQTT311 if answer in ("Unsupported protocol version", CLOSED) else MQTT5
 
 
 def unreachable(endpoint: Endpoint, error: OSError, timeout: float) -> LinkError:
