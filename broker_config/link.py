@@ -256,6 +256,8 @@ class Link:
     def _on_disconnect(
         self, _client: paho.Client, _data: object, flags: paho.DisconnectFlags, reason: ReasonCode, _properties: object
     ) -> None:
+        if self._disconnected.is_set() and self._client.alert:
+            log.warning("%s refuses us: %s", self.endpoint, self._client.alert.reason)
         if self._disconnected.is_set() or self._client.answer != "Success":
             return  # was not up
         self._disconnected.set()

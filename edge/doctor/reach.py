@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from broker_config import topics
 from broker_config.codec import DecodeError, decode
-from broker_config.handshake import newest_version, unreachable
+from broker_config.handshake import VERIFY, newest_version, unreachable
 from broker_config.link import probe
 from broker_config.messages import Spec
 from edge.doctor.check import Found
@@ -18,12 +18,6 @@ from edge.words import SOON
 
 PRODUCT = "$SYS/broker/version"
 PRODUCT_WAIT = 0.3  # seconds
-_VERIFY = {  # OpenSSL's codes
-    9: "it is not valid yet: set this machine's clock, or the broker's when it made the certificate",
-    10: "have the certificate renewed; if it should still be valid, set this machine's clock",
-    62: "use the host name that the certificate was made for, or have one made for this name",
-    64: "use the host name that the certificate was made for, or have one made for this address",
-}
 
 
 def address(trial: Trial) -> Found:
@@ -67,7 +61,7 @@ def encryption(trial: Trial) -> Found:
             certificate = secure.getpeercert() or {}  # empty only without verification
             version = secure.version()
     except ssl.SSLCertVerificationError as error:
-        remedy = _VERIFY.get(error.verify_code, "give the CA certificate that signed it: --ca FILE")
+        remedy = VERIFY.get(error.verify_code, "give the CA certificate that signed it: --ca FILE")
         return Found("failure", f"the certificate is not trusted: {error.verify_message}", remedy)
     except OSError as error:
         raise unreachable(endpoint, error, trial.timeout) from None
