@@ -2,21 +2,22 @@
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
-from broker_config import access, topics
+from broker_config import authority, topics
 from broker_config.endpoint import Endpoint
 from broker_config.errors import LinkError
 from broker_config.handshake import MQTT5
 from broker_config.topics import COORDINATOR, MONITOR, TRIAL
 from edge.doctor.wire import Wire
-from tests.certificates import Authority
-from tests.test_doctor import configured
+from tests.members import Guarded
 
 FEDERATION, FOREIGN = "steel", "wood"
 NODES = ("plant-a", "plant-b")
@@ -26,16 +27,8 @@ USERS = (COORDINATOR, *NODES, MONITOR, STRANGER)
 JOKER = "+"  # a certificate with a wildcard for its name
 KING = "king"  # of the test: may do everything, so that everything can be seen to arrive or not
 DIGEST = "0" * 64
-NAMED = {
-    "spec": 0,
-    "round": 0,
-    "status": 0,
-    "presence": 1,
-    "up": 1,
-    "down": 1,
-    "chunks": 1,
-    "want": 2,
-}  # kinds of topics
+# Kinds of topics, and how many names they hold
+NAMED = {"spec": 0, "round": 0, "status": 0, "presence": 1, "up": 1, "down": 1, "chunks": 1, "want": 2}
 
 # The specification: who must; everybody else must not
 
@@ -115,33 +108,36 @@ CASES = len(TABLE) * len((*USERS, JOKER)) * 2
 # The broker
 
 
-class Guarded:
-    """A mosquitto behind the access list, and a way in for everybody who has a certificate."""
+class Doors:
+    """The ways into a broker, for everybody who has a certificate of its federation's authority."""
 
-    def __init__(self, port: int, authority: Authority):
-        self._port, self._authority = port, authority
-        self._certificates = {name: authority.issue(name) for name in (*USERS, JOKER, KING)}
+    def __init__(self, broker: Guarded):
+        self._kit, register = broker.kits["plant-a"], broker.members.register
+        now = datetime.now(UTC)
+        self._pairs = {
+            name: authority.issue(register.ca, FEDERATION, name, now, now + timedelta(days=1))
+            for name in (*USERS, JOKER, KING)
+        }
+        self._url, self._ca = broker.url, broker.folder / "broker" / "ca.pem"
         self._opened = itertools.count()
 
     def wire(self, name: str, **options: Any) -> Wire:
         """A connection that is to be opened; nobody (`""`) has no certificate."""
-        cert, key = self._certificates.get(name, (None, None))
-        endpoint = Endpoint.parse(f"mqtts://127.0.0.1:{self._port}", ca=self._authority.ca, cert=cert, key=key)
+        endpoint = Endpoint.parse(self._url, ca=self._ca)
+        if name:
+            pair = self._pairs[name]
+            own = msgspec.structs.replace(self._kit, name=name, certificate=pair.certificate, key=pair.key)
+            endpoint = Endpoint.of_kit(own, sealed=False)
         return Wire(endpoint, f"client-{next(self._opened)}", MQTT5, 10, **options)
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    folder = tmp_path_factory.mktemp("access")
-    authority = Authority(folder, "authority")
-    certificate, key = authority.issue("broker")
-    (folder / "acl").write_text(f"{access.acl(FEDERATION)}\nuser {KING}\ntopic readwrite #\ntopic readwrite $SYS/#\n")
-    lines = (
-        f"certfile {certificate}", f"keyfile {key}", f"cafile {authority.ca}", "require_certificate true",
-        "use_identity_as_username true", f"acl_file {folder / 'acl'}",
-    )  # fmt: skip
-    with configured(folder / "broker", *lines) as port:
-        yield Guarded(port, authority)
+def doors(provisioned: Guarded) -> Doors:
+    """The broker with its configuration as `provision` writes it, and a line for the king."""
+    with (provisioned.folder / "broker" / "acl").open("a") as acl:
+        acl.write(f"\nuser {KING}\ntopic readwrite #\n")
+    provisioned.reload()
+    return Doors(provisioned)
 
 
 def heard(wire: Wire, payload: bytes) -> set[str]:
@@ -160,20 +156,20 @@ FILTERS = {
 
 
 def test_everybody_reads_what_they_must_and_nothing_else_however_they_subscribe(
-    broker: Guarded, record_property: Callable[[str, object], None]
+    doors: Doors, record_property: Callable[[str, object], None]
 ) -> None:
     record_property("cases", CASES)
     assert CASES > 3000
     end = topics.spec(FEDERATION)
     with ExitStack() as stack:
-        king = stack.enter_context(broker.wire(KING))
+        king = stack.enter_context(doors.wire(KING))
         king.subscribe("#")
         for topic in TABLE:
             king.send(topic, b"kept", retain=True)
-        king.publish(end, b"end")
+        king.publish(end, b"begin")
         found = {}
         for user, (way, filters) in itertools.product((*USERS, JOKER), FILTERS.items()):
-            found[user, way] = wire = stack.enter_context(broker.wire(user))
+            found[user, way] = wire = stack.enter_context(doors.wire(user))
             wire.subscribe(*(each.format(user=user) for each in filters))
         for topic in TABLE:
             king.send(topic, b"live")
@@ -189,12 +185,12 @@ def test_everybody_reads_what_they_must_and_nothing_else_however_they_subscribe(
 
 
 @pytest.mark.parametrize("qos", [0, 1])
-def test_everybody_writes_what_they_must_and_nothing_else(broker: Guarded, qos: int) -> None:
-    with broker.wire(KING) as king:
+def test_everybody_writes_what_they_must_and_nothing_else(doors: Doors, qos: int) -> None:
+    with doors.wire(KING) as king:
         king.subscribe("#")
         for user in (*USERS, JOKER):
             mine = f"{user} {qos}".encode()
-            with broker.wire(user) as wire:
+            with doors.wire(user) as wire:
                 for topic in TABLE:
                     wire.send(topic, mine, qos=qos, retain=True)
                 wire.publish("done", b"")
@@ -203,21 +199,25 @@ def test_everybody_writes_what_they_must_and_nothing_else(broker: Guarded, qos: 
             assert heard(king, mine) == {topic for topic, (writers, _) in TABLE.items() if user in writers}, user
 
 
-def test_a_last_will_says_nothing_where_its_owner_may_not_write(broker: Guarded) -> None:
+def test_a_last_will_says_nothing_where_its_owner_may_not_write(doors: Doors) -> None:
     generator = random.Random()
-    with broker.wire(KING) as king:
+    tried = {(user, topics.presence(FEDERATION, user)) for user in USERS} | {
+        (user, topic) for user in USERS for topic in generator.sample(sorted(TABLE), 5)
+    }
+
+    def die(user: str, topic: str) -> None:
+        doors.wire(user, will=(topic, f"will of {user}".encode())).open().cut()
+
+    with doors.wire(KING) as king:
         king.subscribe("#")
-        for user in USERS:
-            closed = [topic for topic, (writers, _) in TABLE.items() if user not in writers]
-            tried = [*generator.sample(closed, 5), topics.presence(FEDERATION, user)]
-            mine = f"will of {user}".encode()
-            with ThreadPoolExecutor() as pool:
-                list(pool.map(lambda topic: broker.wire(user, will=(topic, mine)).open().cut(), tried))  # noqa: B023
-            broker.wire(KING, will=("anything", mine + b" ends")).open().cut()
-            assert king.find(lambda each, last=mine + b" ends": each.payload == last)  # type: ignore[misc]
-            assert heard(king, mine) == {topic for topic in tried if user in TABLE[topic][0]}, user
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda each: die(*each), tried))
+        die(KING, "anything")
+        assert king.find(lambda each: each.payload == b"will of king")
+        said = {(user, topic) for user in USERS for topic in heard(king, f"will of {user}".encode())}
+    assert said == {(user, topic) for user, topic in tried if user in TABLE[topic][0]}
 
 
-def test_whoever_has_no_certificate_does_not_get_in(broker: Guarded) -> None:
+def test_whoever_has_no_certificate_does_not_get_in(doors: Doors) -> None:
     with pytest.raises(LinkError):
-        broker.wire("").open()
+        doors.wire("").open()

@@ -41,7 +41,7 @@ def access(trial: Trial) -> Found:
         return Found(
             "failure",
             f"{trial.name} may not {'; nor '.join(refused)}",
-            f"let it, in every federation (+), or say with --as which node this is; {_LIST}",
+            f"let it, in federation {trial.federation!r} as in others, or say with --as which node this is; {_LIST}",
         )
     unknown = [_kind(topic) for topic, answer in written.items() if answer == "unknown"]
     told = f"{trial.name} may write and read its topics"
