@@ -81,17 +81,16 @@ def issue_broker(
     return _sign(authority, builder, private)
 
 
-def revocations(authority: Pair, revoked: Mapping[str, datetime], number: int) -> str:
+def revocations(authority: Pair, revoked: Mapping[str, datetime], now: datetime, number: int) -> str:
     """The list (CRL, PEM) of revoked certificates: serial, hexadecimal -> when. `number` counts the lists from 1.
 
-    It does not go out of date before the authority does: a broker whose list has ended admits nobody any more. Its date
-    only says which of two lists is the later one: a broker may know both. It lies in the past by any clock.
+    It does not go out of date before the authority does: a broker whose list has ended admits nobody any more.
     """
     ca = _parse(authority.certificate)
     builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(ca.subject)
-        .last_update(ca.not_valid_before_utc + timedelta(seconds=number))
+        .last_update(now - EARLY)
         .next_update(ca.not_valid_after_utc)
         .add_extension(_identifies(ca), critical=False)
         .add_extension(x509.CRLNumber(number), critical=False)

@@ -141,8 +141,8 @@ def unreachable(endpoint: Endpoint, error: OSError, timeout: float) -> LinkError
                 if endpoint.kit
                 else "give the CA certificate that signed it (--ca), and the host name that it was made for"
             )
-        case ssl.SSLError(reason=str(reason)) if alert := _alert(reason):
-            what, remedy = f"{place} does not accept our certificate: {alert[0]}", alert[1]
+        case ssl.SSLError() if fault := certificate_fault(error):
+            what, remedy = f"{place} does not accept our certificate: {fault[0]}", fault[1]
         case ssl.SSLError():
             what = f"no TLS connection to {place}: {error.reason or error}"
             remedy = "check that this is the port for TLS; without TLS the scheme is mqtt:// or ws://"
@@ -154,8 +154,9 @@ def unreachable(endpoint: Endpoint, error: OSError, timeout: float) -> LinkError
     return LinkError(what, remedy)
 
 
-def _alert(reason: str) -> tuple[str, str] | None:
-    return next((said for end, said in _ALERTS.items() if reason.endswith(end)), None)
+def certificate_fault(alert: ssl.SSLError) -> tuple[str, str] | None:
+    """What the broker finds wrong with our certificate, if its alert is about that, and the remedy."""
+    return next((said for end, said in _ALERTS.items() if (alert.reason or "").endswith(end)), None)
 
 
 def refused(endpoint: Endpoint, answer: str) -> LinkError:

@@ -81,7 +81,7 @@ def _publish(folder: Path, register: Register) -> Iterator[Path]:
     """Write what is missing or differs. No kit before its passphrase: without one it would be of no use."""
     phrases = "".join(f"{name} {holder.passphrase}\n" for name, holder in sorted(register.members.items()))
     yield from _write(folder / "passphrases.txt", phrases, _SECRET)
-    for member in _kits(register):
+    for member in kits(register):
         yield from _write_kit(folder / "kits" / f"{member.name}.kit", member, register.members[member.name].passphrase)
     for name in register.nodes:
         believed = trust.Trust(
@@ -97,7 +97,8 @@ def _publish(folder: Path, register: Register) -> Iterator[Path]:
                 yield path
 
 
-def _kits(register: Register) -> Iterator[kit.Kit]:
+def kits(register: Register) -> Iterator[kit.Kit]:
+    """Every member's kit, as it is now."""
     host = register.hosts[0]
     url = f"mqtts://{f'[{host}]' if ':' in host else host}:{register.port}"
     for name, holder in register.members.items():

@@ -135,7 +135,7 @@ def change(register: Register, wish: Wish, now: datetime) -> Register:
     for name in dict.fromkeys(wish.revoke):
         new = _revoke(new, name, wish.days, now)
     for name in dict.fromkeys(wish.nodes):
-        if name not in new.members:
+        if name not in new.nodes:
             new = _admit(new, _check_node(name), wish.days, now)
     new = _move(new, wish, now)
     due = [name for name, pair in _pairs(new).items() if wish.renew_due and pair.expires < now + DUE]
@@ -243,5 +243,5 @@ def _sign(register: Register, now: datetime) -> Register:
         version=version,
         charter=charters.seal(charter, register.key),
         charter_expires=charter.expires,
-        crl=authority.revocations(register.ca, revoked, version),
+        crl=authority.revocations(register.ca, revoked, now, version),
     )

@@ -12,17 +12,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from broker_config import kit
 from broker_config.embedded import find_mosquitto
 from broker_config.kit import Kit
-from broker_config.provision import provision
+from broker_config.provision import kits, provision
 from broker_config.register import Register, Wish
 
 HOST = "127.0.0.1"
 
 
 class Members(NamedTuple):
-    """A federation's folder, and its members' kits, opened."""
+    """A federation's folder, and what its members' kits hold."""
 
     folder: Path
     register: Register
@@ -52,10 +51,7 @@ def make(
 
 def _provision(folder: Path, federation: str, wish: Wish, ago: timedelta) -> Members:
     register = provision(folder, federation, wish, datetime.now(UTC) - ago).register
-    kits = {
-        name: kit.read(folder / "kits" / f"{name}.kit", holder.passphrase) for name, holder in register.members.items()
-    }
-    return Members(folder, register, kits)
+    return Members(folder, register, {kit.name: kit for kit in kits(register)})
 
 
 class Guarded:

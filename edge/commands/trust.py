@@ -94,7 +94,7 @@ def _lines(folder: Path, done: "Provisioned") -> list[str]:
     """For people: what there is, and what is next."""
     register = done.register
     width = max(map(len, register.members))
-    news = "all kits are new: hand them out" if done.changed else "nothing to change"
+    news = "all kits are new, the coordinator's is needed first" if done.changed else "nothing to change"
     return [
         f"federation {register.federation}, version {register.version}: {news}",
         *(
