@@ -419,6 +419,13 @@ def test_a_connection_that_breaks_meanwhile_is_a_finding_and_the_rest_is_tried(m
     assert checks["session"].outcome == "ok"
 
 
+def test_two_doctors_of_one_name_do_not_push_each_other_out(mosquitto: EmbeddedBroker) -> None:
+    with tried(mosquitto.url) as one, tried(mosquitto.url) as other, one.wire("session", session=60) as wire:
+        with other.wire("session", session=60) as second:
+            assert not second.resumed
+        assert wire.subscribe(one.topic) == []
+
+
 # This machine
 
 
