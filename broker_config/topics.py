@@ -25,6 +25,13 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
+def check_node(name: str) -> str:
+    """Return `name` if a node may have it, else raise UsageError."""
+    if name in (COORDINATOR, MONITOR):
+        raise UsageError(f"a node cannot be named {name!r}", "choose another name")
+    return check_name(name, "the node's name")
+
+
 def check_federation(name: str) -> str:
     """Return `name` if a federation may have it, else raise UsageError."""
     if name == TRIAL:
