@@ -48,7 +48,7 @@ def provision(folder: Path, federation: str, wish: Wish, now: datetime) -> Provi
         with disk.writing(folder):
             if new != old:
                 disk.replace_bytes(path, msgspec.json.encode(new), mode=_SECRET)
-            return Provisioned(new, list(_publish(folder, new)))
+            return Provisioned(new, list(_publish(folder, new, fresh=new != old)))
 
 
 def _check_empty(folder: Path) -> None:
@@ -77,12 +77,18 @@ def _read(path: Path, federation: str) -> Register:
     return found
 
 
-def _publish(folder: Path, register: Register) -> Iterator[Path]:
-    """Write what is missing or differs. No kit before its passphrase: without one it would be of no use."""
+def _publish(folder: Path, register: Register, *, fresh: bool) -> Iterator[Path]:
+    """Write what is missing or differs; of a fresh register every kit does, and none need be opened to see that.
+
+    No kit before its passphrase: without one it would be of no use.
+    """
     phrases = "".join(f"{name} {holder.passphrase}\n" for name, holder in sorted(register.members.items()))
     yield from _write(folder / "passphrases.txt", phrases, _SECRET)
     for member in kits(register):
-        yield from _write_kit(folder / "kits" / f"{member.name}.kit", member, register.members[member.name].passphrase)
+        path, passphrase = folder / "kits" / f"{member.name}.kit", register.members[member.name].passphrase
+        if fresh or not _holds(path, member, passphrase):
+            kit.write(path, member, passphrase)
+            yield path
     for name in register.nodes:
         believed = trust.Trust(
             federation=register.federation, node=name, authority=register.key.public, charter=register.charter
@@ -141,11 +147,8 @@ def _write(path: Path, text: str, mode: int) -> Iterator[Path]:
         yield path
 
 
-def _write_kit(path: Path, member: kit.Kit, passphrase: str) -> Iterator[Path]:
+def _holds(path: Path, member: kit.Kit, passphrase: str) -> bool:
     try:
-        same = kit.read(path, passphrase) == member
+        return kit.read(path, passphrase) == member
     except UsageError:  # it is missing, damaged, or has another passphrase
-        same = False
-    if not same:
-        kit.write(path, member, passphrase)
-        yield path
+        return False

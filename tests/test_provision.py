@@ -654,6 +654,36 @@ def test_who_knew_a_client_id_could_take_its_session_so_members_cannot_guess_it(
             thief.close()
 
 
+def test_a_member_that_asks_for_qos_2_is_disconnected(provisioned: Guarded) -> None:
+    link, inbox = connect(Endpoint.of_kit(provisioned.kits["plant-a"]))
+    with closing(link):
+        link.publish(topics.up("steel", "plant-a"), b"", qos=2)
+        assert inbox.get(timeout=5) == LinkDown(link, "QoS not supported")
+
+
+def test_a_member_that_fills_the_brokers_memory_is_disconnected_and_the_others_are_not(provisioned: Guarded) -> None:
+    """With a limit that is reached sooner. What it piled up goes with the broker's data, which can be spared."""
+    conf = provisioned.folder / "broker" / "mosquitto.conf"
+    whole = conf.read_text()
+    conf.write_text(whole.replace("memory_limit 1073741824", "memory_limit 20000000"))
+    provisioned.restart()
+    coordinator, others = connect(Endpoint.of_kit(provisioned.kits["coordinator"]))
+    flood, inbox = connect(Endpoint.of_kit(provisioned.kits["plant-a"]))
+    with closing(coordinator), closing(flood):
+        for number in range(40):
+            topic = topics.chunks("steel", "plant-a", f"{number:064x}", 1 << 20)
+            flood.publish(topic, bytes(1_000_000), qos=0, retain=True)
+        assert isinstance(inbox.get(timeout=20), LinkDown)
+        coordinator.publish(topics.down("steel", "plant-b"), b"go on")
+        assert coordinator.flush(10)
+        assert others.empty()
+    provisioned.stop()
+    (provisioned.folder / "broker" / "data" / "mosquitto.db").unlink()
+    conf.write_text(whole)
+    provisioned.start()
+    assert admitted(provisioned.kits["plant-a"])
+
+
 def test_a_revoked_node_comes_in_no_more_once_the_broker_has_read_the_list_and_is_put_out_by_a_restart(
     provisioned: Guarded, caplog: pytest.LogCaptureFixture
 ) -> None:
