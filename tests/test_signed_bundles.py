@@ -20,6 +20,7 @@ from broker_config.errors import EdgeNodeError
 from broker_config.signing import SigningKey
 from edge import bundle
 from edge.line import load
+from edge.predictor import Predictor
 from edge.verify import Guard
 from tests.signers import Signers, soon
 from tests.test_daemon import Daemon
@@ -132,11 +133,13 @@ def test_an_unsigned_bundle_and_one_whose_signature_was_taken_away_are_refused(o
 def test_a_file_that_changes_after_it_was_verified_is_not_used(ours, guard, tmp_path):
     folder, other = ours.bundle(tmp_path / "bundle"), ours.bundle(tmp_path / "other", size=24)
     with guard.admitted(folder) as found:
+        predictor = Predictor(found.bundle)
         for name in ("model.onnx", "golden.png"):
             shutil.copy(other / name, folder / name)
-        for part in (found.bundle.manifest.roles["classifier"], found.bundle.manifest.golden):
-            with pytest.raises(bundle.BundleError, match=part.file), bundle.copied(folder, part):
-                pass
+        with pytest.raises(bundle.BundleError, match=r"golden\.png is not the file"):
+            predictor.self_test()
+        with pytest.raises(bundle.BundleError, match=r"model\.onnx is not the file"):
+            Predictor(found.bundle)
 
 
 # ---------------------------------------------------------------- signed by somebody else, or for somebody else
