@@ -23,7 +23,7 @@ VERIFY = {  # OpenSSL's codes of what is wrong with the broker's certificate -> 
     62: "use the host name that the certificate was made for, or have one made for this name",
     64: "use the host name that the certificate was made for, or have one made for this address",
 }
-_CLOSED = "closed the connection without an answer"
+CLOSED = "closed the connection without an answer"
 _NEW_KIT = "ask whoever provisions the federation for a new kit"
 _ALERTS = {  # the end of TLS's word for what is wrong with our certificate -> that in English, remedy
     "CERTIFICATE_REVOKED": ("it was revoked", _NEW_KIT),
@@ -99,7 +99,7 @@ def handshake(client: Client, endpoint: Endpoint, timeout: float, keepalive: int
     try:
         client.connect(endpoint.host, endpoint.port, keepalive, **options)
     except ConnectionResetError:
-        return _CLOSED
+        return CLOSED
     except OSError as error:
         raise unreachable(endpoint, error, timeout) from None
     while not client.answer:
@@ -108,7 +108,7 @@ def handshake(client: Client, endpoint: Endpoint, timeout: float, keepalive: int
         if client.loop(0.1) != MQTTErrorCode.MQTT_ERR_SUCCESS:
             if client.alert:
                 raise unreachable(endpoint, client.alert, timeout)
-            return client.answer or _CLOSED
+            return client.answer or CLOSED
     return client.answer
 
 
@@ -121,7 +121,7 @@ def newest_version(endpoint: Endpoint, timeout: float) -> MQTTProtocolVersion:
     client = Client(endpoint, f"version-{secrets.token_hex(8)}", MQTT5, persistent=False)
     answer = handshake(client, endpoint, timeout)
     client.disconnect()
-    return MQTT311 if answer in ("Unsupported protocol version", _CLOSED) else MQTT5
+    return MQTT311 if answer in ("Unsupported protocol version", CLOSED) else MQTT5
 
 
 def unreachable(endpoint: Endpoint, error: OSError, timeout: float) -> LinkError:

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from broker_config import disk, kit, register, trust
+from broker_config import access, disk, kit, register, trust
 from broker_config.errors import UsageError
 from broker_config.register import Register, Wish
-from broker_config.topics import check_name
+from broker_config.topics import check_federation
 
 _TEMPLATES = Path(__file__).parent / "mosquitto"
 _SECRET, _PUBLIC = 0o600, 0o644
@@ -37,7 +37,7 @@ def provision(folder: Path, federation: str, wish: Wish, now: datetime) -> Provi
         UsageError: the wish cannot be fulfilled, or the folder holds something else.
         EdgeNodeError: the disk does not take it.
     """
-    check_name(federation, "the federation's name")
+    check_federation(federation)
     path = folder / "authority" / "register.json"
     if not path.exists():
         _check_empty(folder)
@@ -148,10 +148,9 @@ def _broker_files(register: Register, here: Path) -> dict[str, str]:
         queued_messages=max(10_000, 100 * nodes),
         connections=max(1000, 4 * nodes),
     )
-    acl = Template((_TEMPLATES / "acl").read_text()).substitute(federation=register.federation)
     return {
         "mosquitto.conf": conf,
-        "acl": acl,
+        "acl": access.acl(register.federation),
         "ca.pem": register.ca.certificate,
         "broker.key": register.broker.key,
         "broker.pem": register.broker.certificate,

@@ -14,8 +14,8 @@ from broker_config.link import probe
 from broker_config.messages import Spec
 from edge.doctor.check import Found
 from edge.doctor.trial import Trial
+from edge.words import SOON
 
-RENEWAL = 30  # days before its end when a certificate should be replaced
 PRODUCT = "$SYS/broker/version"
 PRODUCT_WAIT = 0.3  # seconds
 
@@ -75,7 +75,7 @@ def _lifetime(certificate: Mapping[str, object], context: ssl.SSLContext, secure
     days = (end - time.time()) / 86_400
     told = f"{secure} for {host} until {time.strftime('%Y-%m-%d', time.gmtime(end))}: {days:.0f} days"
     figures = {"days_left": round(days, 1)}
-    if days < RENEWAL:
+    if days < SOON.days:
         return Found("warning", told, "have it, or its authority, renewed before: afterwards nobody gets in", figures)
     return Found("ok", told, figures=figures)
 
@@ -84,8 +84,10 @@ def login(trial: Trial) -> Found:
     """Whether the broker lets us in, and as whom."""
     trial.version = newest_version(trial.endpoint, trial.timeout)
     trial.wire("login").open().close()
-    who = [f"as {trial.endpoint.username}"] if trial.endpoint.username else []
-    who += ["with a certificate"] if trial.endpoint.cert else []
+    endpoint = trial.endpoint
+    name = endpoint.kit.name if endpoint.kit else endpoint.username
+    who = [f"as {name}"] if name else []
+    who += ["with a certificate"] if endpoint.kit or endpoint.cert else []
     return Found("ok", f"admitted {' '.join(who) or 'without user name and certificate'}")
 
 
@@ -111,6 +113,8 @@ def version(trial: Trial) -> Found:
 
 def federations(trial: Trial) -> Found:
     """Which federations are announced: what they need is what the other checks compare with."""
+    if trial.endpoint.kit and not trial.endpoint.seal:
+        return Found("unknown", "none can be checked without a charter that holds", "see the check charter")
     unreadable = []
     for topic, payload in probe(trial.endpoint, [topics.spec("+")], wait=min(2.0, trial.timeout)).items():
         try:
