@@ -80,11 +80,11 @@ def _read(path: Path, federation: str) -> Register:
     try:
         file = msgspec.json.decode(path.read_bytes(), type=_File)
         if hashlib.sha256(file.register).hexdigest() != file.sha256:
-            raise msgspec.DecodeError("its checksum does not fit")
+            raise ValueError("its checksum does not fit")
         found = msgspec.json.decode(file.register, type=Register)
     except OSError as error:
         raise UsageError(f"the register {path} cannot be read: {error.strerror}", "make it readable") from None
-    except msgspec.MsgspecError as error:
+    except (ValueError, msgspec.MsgspecError) as error:
         raise UsageError(f"the register {path} is damaged: {error}", "bring it back from a backup") from None
     if found.federation != federation:
         raise UsageError(
