@@ -1,8 +1,8 @@
 """Audits what edge-node is built on: `make audit`.
 
-Without a network: constraints.txt pins every package that an install brings, to a version of the package index, not to
-a URL, and what is installed fits together. With one: pip-audit asks OSV (osv.dev) for the known vulnerabilities of these
-versions. `python -m tests.audit [URL]` asks another service with OSV's API, such as a mirror inside the house.
+Without a network: constraints.txt pins every package that an install brings, to a version of the package index and
+not to a URL, and what is installed fits together. With one: pip-audit asks OSV (osv.dev) for the known vulnerabilities
+of these versions. `python -m tests.audit [URL]` asks another service with OSV's API, such as a mirror of your own.
 """
 
 import json
