@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from broker_config.errors import EdgeNodeError, UsageError
-from tests.plants import CLASSES, draw, run
+from tests.plants import CLASSES, draw, here
 from trainer import progress
 from trainer.experiments.experiment import Experiment, Order
 from trainer.experiments.grid import attempt, in_processes
@@ -186,7 +186,7 @@ def test_the_events_count_and_estimate(order: Order) -> None:
 
 
 def test_a_dry_run_says_what_is_left_and_runs_nothing(order: Order, images: Path) -> None:
-    result = run(
+    result = here(
         "experiment", "table2", "--data", f"neu={images}", "--model", "small", "--store", order.store, "--dry-run"
     )
     assert result.returncode == 0, result.stderr
