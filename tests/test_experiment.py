@@ -119,7 +119,7 @@ def test_a_grid_that_was_killed_goes_on_and_ends_as_if_nothing_had_happened(
     assert json.loads(again.log.read_text().splitlines()[-1])["result"]["missing"] == 0
 
     whole = order._replace(store=order.store.parent / "whole", workers=2)
-    assert start(whole).process.wait(120) == 0
+    assert Experiment(whole, progress.ignore).run(progress.ignore) == []
     assert everything(order.store) == everything(whole.store)
 
 
