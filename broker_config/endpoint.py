@@ -76,11 +76,11 @@ class Endpoint:
         )
 
     @classmethod
-    def of_kit(cls, kit: "Kit", url: str | None = None) -> Self:
+    def of_kit(cls, kit: "Kit", url: str | None = None, *, sealed: bool = True) -> Self:
         """The broker of a kit, or the one at `url`, and its member's identity there.
 
         Raises:
-            UsageError: its charter or certificate is no good any more, or the URL is not for TLS.
+            UsageError: the URL is not for TLS; when it is to be `sealed`: its charter is no good any more.
         """
         from broker_config.seal import Seal  # noqa: PLC0415  (only who has a kit needs cryptography)
 
@@ -89,7 +89,7 @@ class Endpoint:
             raise UsageError(
                 f"with a kit the connection is encrypted, but not to {endpoint}", "use mqtts:// or wss://, or no URL"
             )
-        return replace(endpoint, kit=kit, seal=Seal(kit))
+        return replace(endpoint, kit=kit, seal=Seal(kit) if sealed else None)
 
     @property
     def tls(self) -> bool:

@@ -130,7 +130,7 @@ def test_a_client_shows_its_certificate_where_one_is_demanded(secured: Secured) 
     url = f"mqtts://127.0.0.1:{secured.mutual}"
     endpoint = Endpoint.parse(url, ca=secured.authority.ca, cert=certificate, key=key)
     Link(endpoint, "me", inbox=queue.Queue(), persistent=False).open().close()
-    with pytest.raises(LinkError, match=r"(?s)did not let us in.*--cert, --key"):
+    with pytest.raises(LinkError, match=r"(?s)our certificate: there is none.*--cert, --key"):
         Link(Endpoint.parse(url, ca=secured.authority.ca), "me", inbox=queue.Queue(), persistent=False).open()
 
 

@@ -280,6 +280,12 @@ class _Node:
         before = self._goal
         if before is not None and _place(goal) < _place(before):
             return  # it was under way for long
+        promised, most = goal.broadcast.size if goal.broadcast else 0, encoded_size(self._spec.tensors)
+        if promised > most:
+            raise EdgeNodeError(
+                f"the broadcast of round {goal.round} promises {promised} bytes; {most} are the most",
+                "somebody else writes to the federation's topics, or its coordinator is broken: ask its operator",
+            )
         self._goal = goal
         if goal.reason and goal.status == "open" and (before is None or before.reason != goal.reason):
             self._say(f"round {goal.round} is {goal.reason}")
@@ -350,11 +356,6 @@ class _Node:
     def _at_hand(self, manifest: Manifest) -> bool:
         if manifest.digest in self._worker.store:
             return True
-        if manifest.size > (most := encoded_size(self._spec.tensors)):
-            raise EdgeNodeError(
-                f"the broadcast of round {manifest.round} promises {manifest.size} bytes; {most} are the most",
-                "somebody else writes to the federation's topics, or its coordinator is broken: ask its operator",
-            )
         self._timeline.end("waiting")
         self._timeline.begin("receiving", manifest.round)
         if self._fetching is not None and self._fetching.digest != manifest.digest:
