@@ -4,6 +4,7 @@ The register is the one truth and is replaced in one step. Everything else follo
 each run: a run that was killed anywhere is made good by the next one.
 """
 
+import hashlib
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ from string import Template
 from typing import NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from broker_config import access, disk, kit, register, trust
 from broker_config.errors import UsageError
@@ -47,7 +49,7 @@ def provision(folder: Path, federation: str, wish: Wish, now: datetime) -> Provi
         new = register.change(old, wish, now) if old else register.found(federation, wish, now)
         with disk.writing(folder):
             if new != old:
-                disk.replace_bytes(path, msgspec.json.encode(new), mode=_SECRET)
+                disk.replace_bytes(path, _encode(new), mode=_SECRET)
             return Provisioned(new, list(_publish(folder, new, fresh=new != old)))
 
 
@@ -62,12 +64,27 @@ def _check_empty(folder: Path) -> None:
             )
 
 
+class _File(Struct, frozen=True):
+    """A register on disk: a bit of it that flips must not find its way into kits."""
+
+    sha256: str
+    register: msgspec.Raw
+
+
+def _encode(register: Register) -> bytes:
+    content = msgspec.json.encode(register)
+    return msgspec.json.encode(_File(hashlib.sha256(content).hexdigest(), msgspec.Raw(content)))
+
+
 def _read(path: Path, federation: str) -> Register:
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Register)
+        file = msgspec.json.decode(path.read_bytes(), type=_File)
+        if hashlib.sha256(file.register).hexdigest() != file.sha256:
+            raise ValueError("its checksum does not fit")
+        found = msgspec.json.decode(file.register, type=Register)
     except OSError as error:
         raise UsageError(f"the register {path} cannot be read: {error.strerror}", "make it readable") from None
-    except msgspec.MsgspecError as error:
+    except (ValueError, msgspec.MsgspecError) as error:
         raise UsageError(f"the register {path} is damaged: {error}", "bring it back from a backup") from None
     if found.federation != federation:
         raise UsageError(

@@ -31,12 +31,11 @@ def draw(folder: Path, per_class: int, seed: int, classes: Sequence[str] = CLASS
     return folder
 
 
-def start(*arguments: object, log: Path, module: str = "edge.cli") -> subprocess.Popen[bytes]:
+def start(*arguments: object, log: Path, module: str = "edge.cli", **environment: str) -> subprocess.Popen[bytes]:
     """An `edge-node` process; its output goes to `log`."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
     with log.open("wb") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, arguments)], stdout=file, stderr=subprocess.STDOUT
-        )
+        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **environment})
 
 
 def run(*arguments: object, timeout: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:

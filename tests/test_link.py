@@ -121,7 +121,7 @@ def test_a_broker_of_another_authority_is_not_trusted(secured: Secured, scheme: 
 
 def test_a_broker_under_another_name_is_not_trusted(secured: Secured) -> None:
     endpoint = Endpoint.parse(f"mqtts://localhost:{secured.tls}", ca=secured.authority.ca)
-    with pytest.raises(LinkError, match=r"(?s)not trusted.*localhost.*host name that it was made for"):
+    with pytest.raises(LinkError, match=r"(?s)not trusted.*localhost.*host name that the certificate was made for"):
         Link(endpoint, "me", inbox=queue.Queue(), persistent=False).open()
 
 
