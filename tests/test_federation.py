@@ -23,7 +23,7 @@ from broker_config.link import Link, probe
 from broker_config.messages import RoundState
 from broker_config.transfer import CHUNK
 from tests.conftest import Secured
-from tests.plants import CLASSES, FEDERATION, draw, federate, here, start
+from tests.plants import CLASSES, FEDERATION, draw, drawn_weights, federate, here, start
 from trainer import progress, timeline
 from trainer.enrol import load_images
 from trainer.federation.coordinator import coordinate
@@ -46,9 +46,9 @@ def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: draw(folder / name, 10, seed, known[seed]) for seed, name in enumerate(PLANTS)}
 
 
-def simulated(plants: dict[str, Path], method: str) -> dict[str, bytes]:
+def simulated(plants: dict[str, Path], method: str, weights: str = "") -> dict[str, bytes]:
     """The same federation in this process, without a broker: tensors by `who/name`."""
-    request = Request(method, model="small", size=32, rounds=2, seed=7, evaluate_every=1)
+    request = Request(method, model="small", weights=weights, size=32, rounds=2, seed=7, evaluate_every=1)
     spec, broadcast = draft(request, federation="default", classes=CLASSES, nodes=len(plants))
     outcome = simulate(spec, broadcast, {n: load_images(spec, folder, None, print) for n, folder in plants.items()})
     found = {f"global/{name}": value.tobytes() for name, value in outcome.broadcast.items()}
@@ -83,7 +83,7 @@ def processes(plants: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
 def test_processes_over_a_broker_end_with_the_same_bytes_as_the_simulation(
     processes: Path, plants: dict[str, Path]
 ) -> None:
-    agree(on_disk(processes), simulated(plants, "afedcl"))
+    agree(on_disk(processes), simulated(plants, "afedcl", str(drawn_weights())))
 
 
 def test_a_node_tells_its_rounds_as_events_and_its_model_as_the_last(processes: Path) -> None:
