@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -45,9 +46,9 @@ def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: draw(folder / name, 10, seed, known[seed]) for seed, name in enumerate(PLANTS)}
 
 
-def simulated(plants: dict[str, Path], method: str) -> dict[str, bytes]:
+def simulated(plants: dict[str, Path], method: str, rule: Any = "mean") -> dict[str, bytes]:
     """The same federation in this process, without a broker: tensors by `who/name`."""
-    request = Request(method, model="small", size=32, rounds=2, seed=7, evaluate_every=1)
+    request = Request(method, model="small", size=32, rounds=2, seed=7, evaluate_every=1, aggregate=rule)
     spec, broadcast = draft(request, federation="default", classes=CLASSES, nodes=len(plants))
     outcome = simulate(spec, broadcast, {n: load_images(spec, folder, None, print) for n, folder in plants.items()})
     found = {f"global/{name}": value.tobytes() for name, value in outcome.broadcast.items()}
@@ -85,14 +86,16 @@ def exchange(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield broker.url
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "rule", "nodes"), [*((method, "mean", 2) for method in METHODS), ("afedcl", "trimmed_mean", 3)]
+)
 def test_every_method_exchanges_the_same_bytes_over_a_broker_as_in_the_simulation(
-    method: str, exchange: str, plants: dict[str, Path], tmp_path: Path
+    method: str, rule: Any, nodes: int, exchange: str, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    """The sessions of two nodes and the coordinator, here in threads: three processes more would only import torch."""
-    two = {name: plants[name] for name in PLANTS[:2]}
-    request = Request(method, model="small", size=32, rounds=2, seed=7, evaluate_every=1)
-    spec, broadcast = draft(request, federation=method, classes=CLASSES, nodes=len(two))
+    """The sessions of nodes and coordinator, here in threads: three processes more would only import torch."""
+    some = {name: plants[name] for name in PLANTS[:nodes]}
+    request = Request(method, model="small", size=32, rounds=2, seed=7, evaluate_every=1, aggregate=rule)
+    spec, broadcast = draft(request, federation=f"{method}-{rule}", classes=CLASSES, nodes=nodes)
     deadline, endpoint, gathering = time.monotonic() + 60, Endpoint.parse(exchange), threading.Event()
 
     def late() -> bool:
@@ -104,16 +107,16 @@ def test_every_method_exchanges_the_same_bytes_over_a_broker_as_in_the_simulatio
             ledger.save_result()
 
     def join(name: str) -> Path | None:
-        images = load_images(spec, two[name], None, print)
+        images = load_images(spec, some[name], None, print)
         gathering.wait(10)
         return take_part(
             spec, name, images, endpoint, tmp_path / name, telemetry=False, report=progress.ignore, stop=late
         )
 
-    with ThreadPoolExecutor(3) as pool:
-        jobs = [pool.submit(coordinating), *(pool.submit(join, name) for name in two)]
+    with ThreadPoolExecutor(1 + nodes) as pool:
+        jobs = [pool.submit(coordinating), *(pool.submit(join, name) for name in some)]
     assert all(job.exception() is None for job in jobs), [job.exception() for job in jobs]
-    agree(on_disk(tmp_path), simulated(two, method))
+    agree(on_disk(tmp_path), simulated(some, method, rule))
 
 
 @pytest.mark.parametrize("kind", ["128 KB packets", "amqtt"])

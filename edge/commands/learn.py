@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from edge.commands.options import (
+    Aggregate,
     Broker,
     Ca,
     Cert,
@@ -16,6 +17,7 @@ from edge.commands.options import (
     Events,
     Json,
     Key,
+    Liars,
     Method,
     Model,
     Nodes,
@@ -88,6 +90,8 @@ def coordinate(
     seed: Seed = 0,
     threads: Threads = 1,
     evaluate_every: EvaluateEvery = 5,
+    aggregate: Aggregate = "mean",
+    liars: Liars = 0,
     chunk_size: Annotated[
         int, typer.Option(min=1, help="KiB a message; a broker's own limit is honoured anyway.")
     ] = 256,
@@ -114,7 +118,9 @@ def coordinate(
     from trainer.federation.ledger import Ledger
     from trainer.federation.spec import Terms, draft
 
-    request = make_request(method, option, model, weights, size, training, rounds, seed, threads, evaluate_every)
+    request = make_request(
+        method, option, model, weights, size, training, rounds, seed, threads, evaluate_every, aggregate, liars
+    )
     names = [name.strip() for name in classes.split(",") if name.strip()]
     terms = Terms(quorum, start, sample, deadline, min_wait)
     spec, broadcast = draft(request, federation=federation, classes=names, nodes=nodes, terms=terms)
