@@ -20,10 +20,10 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from broker_config.codec import HEAD, MAX_MESSAGE
 from broker_config.endpoint import Endpoint
-from broker_config.errors import EdgeNodeError, LinkError
+from broker_config.errors import EdgeNodeError, LinkError, brief
 from broker_config.handshake import MQTT5, MQTT311, Client, handshake, newest_version, refused
 
-__all__ = ["Delivery", "Endpoint", "Forged", "Link", "LinkDown", "LinkUp", "probe"]
+__all__ = ["Delivery", "Endpoint", "Link", "LinkDown", "LinkUp", "probe"]
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,6 @@ LARGEST_PACKET = (1 << 24) + (1 << 16)  # bytes that we accept (MQTT 5): the lar
 PACKET_OVERHEAD = 16  # bytes of a PUBLISH besides topic and payload, at most
 QUEUED_PUBLISHES = 1000  # QoS 1 messages that wait for the broker
 TAKEN_OVER = "Session taken over"  # LinkDown's reason (MQTT 5) when another process has connected under our client id
-FORGED = 100  # topics that are named for forged messages
 QUIET = 0.2  # seconds without a retained message after which a probe is done
 
 
@@ -59,14 +58,6 @@ class LinkDown(NamedTuple):
 
     link: "Link"
     reason: str
-
-
-class Forged(NamedTuple):
-    """Messages on this topic do not come from whom they should, and are dropped; told of each topic once."""
-
-    link: "Link"
-    topic: str
-    why: str
 
 
 class Link:
@@ -99,7 +90,6 @@ class Link:
         self._inbox = inbox
         self._persistent = persistent
         self._will = (will[0], seal.close(*will)) if seal and will else will
-        self._forged: set[str] = set()  # topics
         self._keepalive = keepalive
         self._client = self._make_client(MQTT311)
         self._filters: dict[str, int] = {}
@@ -234,7 +224,7 @@ class Link:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _put(self, event: Delivery | LinkUp | LinkDown | Forged) -> None:
+    def _put(self, event: Delivery | LinkUp | LinkDown) -> None:
         while not self._closing.is_set():
             try:
                 self._inbox.put(event, timeout=0.2)
@@ -291,9 +281,8 @@ class Link:
     def _drop(self, delivery: Delivery, why: str) -> None:
         """Leave out a message that somebody else has written, as if it had never come."""
         self.ack(delivery)
-        if delivery.topic not in self._forged and len(self._forged) < FORGED:
-            self._forged.add(delivery.topic)
-            self._put(Forged(self, delivery.topic, why))
+        if self.endpoint.seal and self.endpoint.seal.is_news(delivery.topic):
+            log.warning("ignored a message on %s: %s", brief(delivery.topic), why)
 
     def _on_subscribe(
         self, _client: paho.Client, _data: object, _mid: int, reasons: list[ReasonCode], _: object

@@ -11,6 +11,7 @@ from broker_config.messages import Manifest
 from broker_config.signing import ForgedError, SigningKey, unseal, verify
 
 BROADCAST = "broadcast"
+_NAMED = 100  # topics that are named in the log
 
 
 class Seal:
@@ -20,6 +21,7 @@ class Seal:
         self.federation, self.name = kit.federation, kit.name
         self.charter = kit.members()
         self._key = SigningKey(kit.signing) if kit.signing else None
+        self._told: set[str] = set()  # topics
         if self._key and self.charter.key(kit.name) != self._key.public:
             raise UsageError(
                 f"{kit.name} is no member of federation {kit.federation!r} any more, or its kit is an old one",
@@ -43,6 +45,12 @@ class Seal:
         if key is None:
             raise ForgedError(f"{brief(who, 64)} is no member")
         return unseal(key, topic, data)
+
+    def is_news(self, topic: str) -> bool:
+        """Whether a forged message on this topic is to be told: the first one is, as long as they are not too many."""
+        new = topic not in self._told and len(self._told) < _NAMED
+        self._told |= {topic} if new else set()
+        return new
 
     def attest(self, manifest: Manifest) -> str:
         """The coordinator's signature under a broadcast, hexadecimal: what a bundle made from it can show."""

@@ -73,6 +73,7 @@ def _classes(parent: Path) -> list[str]:
     return sorted({path.parent.name for path in files if path.suffix.lower() in SUFFIXES})
 
 
+_IN_A_KIT = ("broker", "name", "nodes")
 _BROKER = Question("broker", "Address of the broker", lambda: "mqtt://localhost")
 ROLES = {
     "coordinator": Role(
@@ -98,7 +99,7 @@ ROLES = {
             Question("name", "Name of this node", _host, _check_node),
             Question("data", "Folder of labelled images, one folder a class", lambda: "images"),
         ),
-        kept=lambda answers: {"state": f"edge-node-{answers['name']}"},
+        kept=lambda answers: {"state": f"edge-node-{answers['name']}"} if "name" in answers else {},
         before=lambda answers: f"edge-node check {shlex.quote(str(answers['data']))}",
     ),
     "line": Role(
@@ -145,6 +146,8 @@ def init(
     for question in chosen.questions:
         if question.key in answers:
             question.check(str(answers[question.key]))
+        elif question.key in _IN_A_KIT and answers.get("kit"):
+            continue
         else:
             answers[question.key] = _ask(question, partial(_parse, known, context, question.key), yes=yes)
     answers = chosen.kept(answers) | {key: value for key, value in answers.items() if value != ""}

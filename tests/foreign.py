@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import paho.mqtt.client as mqtt
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
@@ -24,7 +25,18 @@ class ForeignNode:
 
     patience = 60.0  # seconds for a whole federation
 
-    def __init__(self, port: int, name: str, version: MQTTProtocolVersion, *, weight: float, shift: float):
+    def __init__(
+        self,
+        port: int,
+        name: str,
+        version: MQTTProtocolVersion,
+        *,
+        weight: float,
+        shift: float,
+        key: Ed25519PrivateKey | None = None,
+        coordinator: Ed25519PublicKey | None = None,
+    ):
+        self.key, self.coordinator = key, coordinator  # of a signed federation
         self.port, self.name, self.version, self.weight, self.shift = port, name, version, weight, shift
         self.session = secrets.token_hex(8)
         self.spec: dict[str, Any] = {}
@@ -86,15 +98,36 @@ class ForeignNode:
     def topic(self, *levels: str) -> str:
         return "/".join(("edge-node/v1/default", *levels))
 
-    def presence(self, *, online: bool) -> str:
-        return json.dumps({"type": "Presence", "session": self.session, "online": online})
+    def presence(self, *, online: bool) -> bytes:
+        topic = self.topic("nodes", self.name, "presence")
+        return self.seal(topic, {"type": "Presence", "session": self.session, "online": online})
+
+    def seal(self, topic: str, message: dict[str, Any]) -> bytes:
+        text = json.dumps(message).encode()
+        if self.key is None:
+            return text
+        return b"\x01" + self.key.sign(b"\0".join((b"edge-node/v1", topic.encode(), text))) + text
+
+    def unseal(self, topic: str, payload: bytes) -> dict[str, Any]:
+        """What the coordinator says; raises InvalidSignature if somebody else does."""
+        if self.coordinator is not None:
+            assert payload[:1] == b"\x01"
+            self.coordinator.verify(payload[1:65], b"\0".join((b"edge-node/v1", topic.encode(), payload[65:])))
+            payload = payload[65:]
+        message: dict[str, Any] = json.loads(payload)
+        if self.coordinator is not None and (broadcast := message.get("broadcast")):
+            fields = [str(broadcast[name]) for name in ("federation", "run", "round", "node", "digest")]
+            signed = b"\0".join((b"edge-node/v1", b"broadcast", "\n".join(fields).encode()))
+            self.coordinator.verify(bytes.fromhex(broadcast["signature"]), signed)
+        return message
 
     def appear(self, *, online: bool) -> mqtt.MQTTMessageInfo:
         topic = self.topic("nodes", self.name, "presence")
         return self.control.publish(topic, self.presence(online=online), 1, retain=True)
 
     def tell(self, topic: str, **message: Any) -> None:
-        self.control.publish(self.topic("nodes", self.name, topic), json.dumps({"session": self.session, **message}), 1)
+        topic = self.topic("nodes", self.name, topic)
+        self.control.publish(topic, self.seal(topic, {"session": self.session, **message}), 1)
 
     def handle(self, client: mqtt.Client, message: mqtt.MQTTMessage | None) -> None:
         if message is None and client is self.control:
@@ -107,7 +140,7 @@ class ForeignNode:
             client.subscribe([(wants, 0), (chunks, 0)])
             self.ask(again=True)
         elif client is self.control:
-            self.follow(json.loads(message.payload))
+            self.follow(self.unseal(message.topic, message.payload))
             client.ack(message.mid, message.qos)
         elif "/want/" in message.topic:
             self.serve(json.loads(message.payload))

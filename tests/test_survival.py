@@ -1,35 +1,22 @@
 """Coordinator and nodes that are stopped, late or away, over a real broker; here in threads, killed elsewhere."""
 
-import queue
-import threading
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
-from safetensors.numpy import load_file
 
 from broker_config.embedded import start_broker
 from broker_config.endpoint import Endpoint
 from broker_config.errors import EdgeNodeError, UsageError
-from tests.plants import CLASSES, draw
+from tests.plants import draw
+from tests.sessions import PATIENCE, PLANTS, Federation, same
 from trainer import progress
-from trainer.data import Images
-from trainer.enrol import load_images
-from trainer.federation.coordinator import Outcome, abort, coordinate
-from trainer.federation.journal import history
-from trainer.federation.ledger import Ledger
-from trainer.federation.spec import Request, Terms, draft
+from trainer.federation.coordinator import Outcome
+from trainer.federation.spec import Terms
 from trainer.network import to_arrays
-from trainer.node import take_part
 from trainer.personal import load_facts
 from trainer.simulate import simulate
-from trainer.tree import Arrays
-
-PLANTS = ("plant-a", "plant-b", "plant-c")
-PATIENCE = 60.0  # seconds for anything
 
 
 @pytest.fixture(scope="module")
@@ -42,92 +29,6 @@ def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     with start_broker(tmp_path_factory.mktemp("broker"), kind="mosquitto") as running:
         yield Endpoint.parse(running.url)
-
-
-class Session:
-    """One process's part of a federation, in a thread: what it tells, its end, and a way to stop it."""
-
-    def __init__(self, pool: ThreadPoolExecutor, part: Callable[["Session"], object]):
-        self._stop, self._deadline = threading.Event(), time.monotonic() + PATIENCE
-        self._events: queue.Queue[progress.AnyEvent] = queue.Queue()
-        self.told: list[progress.AnyEvent] = []
-        self._end: Future[object] = pool.submit(part, self)
-
-    def report(self, event: progress.AnyEvent) -> None:
-        self._events.put(event)
-
-    def asked(self) -> bool:
-        return self._stop.is_set() or time.monotonic() > self._deadline
-
-    def wait_for(self, wanted: progress.AnyEvent | type) -> progress.AnyEvent:
-        """The next event that equals `wanted`, or is one."""
-        while True:
-            try:
-                event = self._events.get(timeout=0.1)
-            except queue.Empty:
-                assert not self._end.done(), (wanted, self._end.exception(), self.told)
-                assert time.monotonic() < self._deadline, (wanted, self.told)
-                continue
-            self.told.append(event)
-            if event == wanted or (isinstance(wanted, type) and isinstance(event, wanted)):
-                return event
-
-    def stop(self) -> object:
-        self._stop.set()
-        return self.end()
-
-    def end(self) -> object:
-        return self._end.result(PATIENCE)
-
-
-class Federation:
-    """A spec and its first broadcast, and whoever takes part in it."""
-
-    def __init__(
-        self, broker: Endpoint, plants: dict[str, Path], folder: Path, name: str, rounds: int, terms: Terms,
-        method: str = "afedcl", **options: str,
-    ):  # fmt: skip
-        request = Request(method, options, "small", size=32, training={"local_epochs": 1}, rounds=rounds, seed=7)
-        self.spec, self.first = draft(request, federation=name, classes=CLASSES, nodes=len(PLANTS), terms=terms)
-        self._broker, self._plants, self.folder = broker, plants, folder
-        self._pool = ThreadPoolExecutor(8)
-
-    def images(self, name: str) -> Images:
-        return load_images(self.spec, self._plants[name], None, print)
-
-    def coordinator(self, linger: float = 0) -> Session:
-        def part(session: Session) -> Outcome | None:
-            with Ledger(self.folder / "coordinator") as ledger:
-                return coordinate(
-                    ledger, self.spec, self.first, self._broker, session.report, linger=linger, stop=session.asked
-                )
-
-        session = Session(self._pool, part)
-        session.wait_for(progress.Gathering)
-        return session
-
-    def node(self, name: str) -> Session:
-        def part(session: Session) -> Path | None:
-            return take_part(
-                self.spec, name, self.images(name), self._broker, self.folder / name, telemetry=False,
-                report=session.report, stop=session.asked,
-            )  # fmt: skip
-
-        return Session(self._pool, part)
-
-    def abort(self) -> None:
-        with Ledger(self.folder / "coordinator") as ledger:
-            abort(ledger, self._broker, "a trial")
-
-    def personal(self, name: str) -> Arrays:
-        return load_file(self.folder / name / "model" / "personal.safetensors")
-
-    def contributors(self) -> list[set[str]]:
-        return [set(line.weights) for line in history(self.folder / "coordinator")]
-
-
-def same(left: Arrays, right: Arrays) -> bool:
-    return left.keys() == right.keys() and all(left[name].tobytes() == right[name].tobytes() for name in left)
 
 
 def test_a_sample_of_the_nodes_trains_each_round_with_the_same_bytes_as_in_the_simulation(

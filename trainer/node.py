@@ -45,6 +45,7 @@ from trainer.worker import Contributed, Deployed, Failed, Refined, Worker
 
 _INBOX = 1024
 _CALM = 1.0  # seconds between two answers to a coordinator that comes and goes: else they pile up at the broker
+_SILENCE = 20.0  # seconds without an answer to Hello after which we say so
 _FAREWELL = 30.0  # seconds for the coordinator's broker to learn that we have our model
 _STAGES = get_args(Stage)
 
@@ -102,6 +103,7 @@ class _Node:
         self._goal: RoundState | None = None  # the newest round state
         self._model: Path | None = None
         self.welcome = False  # whether the coordinator has let us in
+        self._complained = False  # whether we have said that it has not
         self._called = False  # whether the coordinator has asked who is there
         self._announced = 0.0  # when we last said so
         self._accepted = 0  # the newest round whose contribution the coordinator has, or no longer wants
@@ -134,6 +136,7 @@ class _Node:
         while self._model is None:
             if stop():
                 return None
+            self._complain(time.monotonic() - started)
             with contextlib.suppress(queue.Empty):
                 self._handle(self._inbox.get(timeout=0.2))
             if self._called and time.monotonic() - self._announced > _CALM:
@@ -216,6 +219,12 @@ class _Node:
         )
         self._offer()
 
+    def _complain(self, waited: float) -> None:
+        """Say once that no coordinator answers: what the broker has of this federation may be all that is left."""
+        if not (self.welcome or self._complained) and waited > _SILENCE:
+            self._complained = True
+            self._say("the coordinator has not let us in so far; waiting for it")
+
     def _presence(self, *, online: bool) -> bytes:
         return encode(Presence(session=self._session, online=online, identity=self._me.identity))
 
@@ -246,6 +255,7 @@ class _Node:
                     self._say("the coordinator is not connected; waiting for it")
             case Welcome(session=session) if session == self._session:
                 self.welcome = True
+                self._pursue()
             case Welcome() | Refusal() | Accepted():
                 pass  # nothing to do, or meant for an earlier process of this node
             case _:
@@ -270,6 +280,12 @@ class _Node:
         before = self._goal
         if before is not None and _place(goal) < _place(before):
             return  # it was under way for long
+        promised, most = goal.broadcast.size if goal.broadcast else 0, encoded_size(self._spec.tensors)
+        if promised > most:
+            raise EdgeNodeError(
+                f"the broadcast of round {goal.round} promises {promised} bytes; {most} are the most",
+                "somebody else writes to the federation's topics, or its coordinator is broken: ask its operator",
+            )
         self._goal = goal
         if goal.reason and goal.status == "open" and (before is None or before.reason != goal.reason):
             self._say(f"round {goal.round} is {goal.reason}")
@@ -309,6 +325,8 @@ class _Node:
         if goal.status == "finished":
             self._finish(goal.broadcast)
             return
+        if not self.welcome:
+            return  # what is retained may be old, or played back: a coordinator that answers us is there now
         if goal.round > self._rounds_done() and self._name in (goal.participants or (self._name,)):
             if self._rounds.open_round != goal.round:
                 self._rounds.close([self._name])
@@ -338,11 +356,6 @@ class _Node:
     def _at_hand(self, manifest: Manifest) -> bool:
         if manifest.digest in self._worker.store:
             return True
-        if manifest.size > (most := encoded_size(self._spec.tensors)):
-            raise EdgeNodeError(
-                f"the broadcast of round {manifest.round} promises {manifest.size} bytes; {most} are the most",
-                "somebody else writes to the federation's topics, or its coordinator is broken: ask its operator",
-            )
         self._timeline.end("waiting")
         self._timeline.begin("receiving", manifest.round)
         if self._fetching is not None and self._fetching.digest != manifest.digest:

@@ -114,7 +114,7 @@ class Worker:
         blob = None
         if contributed.tensors:
             digest, size = self.store.put(encode_tensors(contributed.tensors))
-            blob = msgspec.structs.replace(manifest, node=self._name, digest=digest, size=size)
+            blob = msgspec.structs.replace(manifest, node=self._name, digest=digest, size=size, signature="")
         return state, Progress(
             run=self._spec.run,
             round=manifest.round,

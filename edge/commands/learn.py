@@ -2,10 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from broker_config.errors import UsageError
+from broker_config.topics import COORDINATOR
 from edge.commands.options import (
     Aggregate,
     Broker,
@@ -17,10 +19,10 @@ from edge.commands.options import (
     Events,
     Json,
     Key,
+    KitFile,
     Liars,
     Method,
     Model,
-    Nodes,
     Options,
     Quiet,
     Rounds,
@@ -29,11 +31,15 @@ from edge.commands.options import (
     Size,
     Threads,
     Weights,
+    agreed,
     make_endpoint,
     make_request,
     stop_on_signals,
     tell_weights,
 )
+
+if TYPE_CHECKING:
+    from broker_config.endpoint import Endpoint
 
 app = typer.Typer()
 
@@ -61,12 +67,22 @@ def init(
     print("next: " + "\n      ".join(commands_to_type))
 
 
+def _check_coordinates(endpoint: "Endpoint") -> None:
+    """Raise UsageError if the kit is another member's."""
+    if endpoint.kit and endpoint.kit.name != COORDINATOR:
+        raise UsageError(f"this kit is that of {endpoint.kit.name}", f"take that of the {COORDINATOR}")
+
+
 @app.command(epilog="Example: edge-node coordinate mqtt://broker.local --nodes 5 --classes scratches,patches,inclusion")
 def coordinate(
-    broker: Broker,
     classes: Annotated[str, typer.Option(help="Class names, separated by commas.", show_default=False)],
-    nodes: Nodes,
-    federation: Annotated[str, typer.Option(help="Name of the federation.")] = "default",
+    broker: Broker = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Nodes that take part.", show_default="those of the kit's charter")
+    ] = None,
+    federation: Annotated[
+        str | None, typer.Option(help="Name of the federation.", show_default="the kit's, or default")
+    ] = None,
     quorum: Annotated[
         int, typer.Option(min=0, help="Contributions that close a round.", show_default="all that take part")
     ] = 0,
@@ -105,6 +121,7 @@ def coordinate(
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
+    kit: KitFile = None,
     quiet: Quiet = False,
     as_json: Events = False,
     config: Config = None,
@@ -123,8 +140,14 @@ def coordinate(
     )
     names = [name.strip() for name in classes.split(",") if name.strip()]
     terms = Terms(quorum, start, sample, deadline, min_wait)
+    endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
+    _check_coordinates(endpoint)
+    if nodes is None:
+        if endpoint.seal is None:
+            raise UsageError("the number of nodes is missing", "say with --nodes how many take part")
+        nodes = len(endpoint.seal.charter.nodes)
+    federation = agreed(federation, endpoint, "federation") or "default"
     spec, broadcast = draft(request, federation=federation, classes=names, nodes=nodes, terms=terms)
-    endpoint, stop = make_endpoint(broker, ca, cert, key), stop_on_signals()
     with progress.show(as_json=as_json, quiet=quiet) as report, Ledger(state) as ledger:
         tell_weights(request, weights, report)
         outcome = run(
@@ -151,12 +174,13 @@ def coordinate(
 
 @app.command(epilog="Example: edge-node abort mqtt://broker.local --state coordinator-state")
 def abort(
-    broker: Broker,
+    broker: Broker = None,
     state: Annotated[Path, typer.Option(help="Folder of the coordinator's state.")] = Path("coordinator-state"),
     reason: Annotated[str, typer.Option(help="Shown to the nodes' owners.")] = "its operator has ended it",
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
+    kit: KitFile = None,
 ) -> None:
     """End a suspended federation early, for the coordinator and its nodes, which are left without a model."""
     from trainer.federation.coordinator import abort as run
@@ -165,7 +189,9 @@ def abort(
 
     federation = newest_spec(state).federation
     with Ledger(state) as ledger:
-        run(ledger, make_endpoint(broker, ca, cert, key), reason)
+        endpoint = make_endpoint(broker, ca, cert, key, kit)
+        _check_coordinates(endpoint)
+        run(ledger, endpoint, reason)
     print(f"federation {federation} is aborted; its nodes are told")
 
 
@@ -211,9 +237,9 @@ def check(
 
 @app.command(epilog="Example: edge-node join mqtt://broker.local --data images/ --name plant-a")
 def join(
-    broker: Broker,
     data: Data,
-    name: Annotated[str, typer.Option(help="This node's name.", show_default=False)],
+    broker: Broker = None,
+    name: Annotated[str | None, typer.Option(help="This node's name.", show_default="the kit's")] = None,
     test: Annotated[Path | None, typer.Option(help="Folder of held-out images; by default a share of --data.")] = None,
     federation: Annotated[str | None, typer.Option(help="Its name, if the broker has several.")] = None,
     state: Annotated[
@@ -226,6 +252,7 @@ def join(
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
+    kit: KitFile = None,
     quiet: Quiet = False,
     as_json: Events = False,
     config: Config = None,
@@ -234,15 +261,19 @@ def join(
     from trainer import progress
     from trainer.enrol import join as run
 
+    endpoint = make_endpoint(broker, ca, cert, key, kit)
+    name = agreed(name, endpoint, "name")
+    if name is None:
+        raise UsageError("this node's name is missing", "choose one with --name, or pass a kit: --kit FILE")
     stop = stop_on_signals()
     with progress.show(as_json=as_json, quiet=quiet) as report:
         model = run(
-            make_endpoint(broker, ca, cert, key),
+            endpoint,
             name=name,
             folder=data,
             test=test,
             state=state or Path(f"edge-node-{name}"),
-            federation=federation,
+            federation=agreed(federation, endpoint, "federation"),
             telemetry=telemetry,
             wait=wait,
             report=report,

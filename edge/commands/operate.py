@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from edge.commands.options import Broker, Ca, Cert, Json, Key, make_endpoint, stop_on_signals
+from edge.commands.options import Broker, Ca, Cert, Json, Key, KitFile, agreed, make_endpoint, stop_on_signals
 
 app = typer.Typer()
 
 
 @app.command(epilog="Example: edge-node doctor mqtts://plant-a@broker.local --ca ca.pem --state edge-node-plant-a")
 def doctor(
-    broker: Broker,
+    broker: Broker = None,
     name: Annotated[
         str | None,
         typer.Option(
@@ -24,6 +24,7 @@ def doctor(
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
+    kit: KitFile = None,
     as_json: Json = False,
 ) -> None:
     """Try out whether a broker and this machine are fit for a federation, and say what to change.
@@ -42,8 +43,8 @@ def doctor(
     from edge.doctor.trial import Trial
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: the broker is left clean
-    endpoint = make_endpoint(broker, ca, cert, key)
-    me = check_name(name or endpoint.username or "node", "the node's name (--as)")
+    endpoint = make_endpoint(broker, ca, cert, key, kit)
+    me = check_name(agreed(name, endpoint, "name") or endpoint.username or "node", "the node's name (--as)")
     with Trial(endpoint, me, state, timeout) as trial:
         if as_json:
             diagnosis = show.diagnose(trial)
@@ -56,7 +57,7 @@ def doctor(
 
 @app.command(epilog="Example: edge-node status mqtt://broker.local")
 def status(
-    broker: Broker,
+    broker: Broker = None,
     federation: Annotated[str | None, typer.Option(help="Only this one, with its nodes.")] = None,
     watch: Annotated[
         bool | None,
@@ -67,6 +68,7 @@ def status(
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
+    kit: KitFile = None,
     as_json: Json = False,
 ) -> None:
     """Show how a federation is doing: nodes, round, progress, last seen, errors."""
@@ -80,8 +82,8 @@ def status(
 
     stop = stop_on_signals()
     console = Console(highlight=False, soft_wrap=True)
-    endpoint = make_endpoint(broker, ca, cert, key)
-    picture = look(endpoint, federation)
+    endpoint = make_endpoint(broker, ca, cert, key, kit)
+    picture = look(endpoint, agreed(federation, endpoint, "federation"))
     if watch is None:
         watch = console.is_interactive and not as_json
     changes = follow(endpoint, picture, stop) if watch else iter(())

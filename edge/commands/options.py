@@ -12,15 +12,25 @@ import typer
 from broker_config.errors import UsageError
 
 if TYPE_CHECKING:
+    from broker_config.kit import Kit
     from broker_config.link import Endpoint
     from trainer.federation.spec import Request
     from trainer.progress import Report
 
 Broker = Annotated[
-    str,
+    str | None,
     typer.Argument(
         metavar="BROKER_URL",
         help="mqtt://, mqtts://, ws:// or wss://, user@host:port. The password comes from EDGE_NODE_PASSWORD.",
+        show_default="the kit's",
+    ),
+]
+KitFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--kit",
+        help="This member's kit, which edge-node provision made. Its passphrase is asked for, or comes from "
+        "EDGE_NODE_PASSPHRASE.",
     ),
 ]
 Ca = Annotated[Path | None, typer.Option(help="Certificate authority of the broker (PEM), for mqtts:// and wss://.")]
@@ -145,11 +155,44 @@ def pairs(given: list[str], flag: str) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in given)
 
 
-def make_endpoint(url: str, ca: Path | None, cert: Path | None, key: Path | None) -> "Endpoint":
-    """The broker that the options name. Raises UsageError as `Endpoint.parse` does."""
-    from broker_config.link import Endpoint
+def open_kit(file: Path) -> "Kit":
+    """A kit, by its passphrase. Raises UsageError as `kit.read` does."""
+    from broker_config import kit
 
+    return kit.read(file, kit.ask(file))
+
+
+def make_endpoint(
+    url: str | None, ca: Path | None, cert: Path | None, key: Path | None, kit: Path | None = None
+) -> "Endpoint":
+    """The broker that the options name, and who we are there.
+
+    Raises:
+        UsageError: they do not go together, or as `Endpoint.parse` and `Endpoint.of_kit` say.
+    """
+    from broker_config.endpoint import Endpoint
+
+    if kit:
+        if ca or cert or key:
+            raise UsageError("a kit holds certificates and key already", "leave out --ca, --cert and --key, or --kit")
+        return Endpoint.of_kit(open_kit(kit), url)
+    if url is None:
+        raise UsageError("the broker's address is missing", "write it as mqtt://HOST, or pass a kit: --kit FILE")
     return Endpoint.parse(url, ca=ca, cert=cert, key=key)
+
+
+def agreed(given: str | None, endpoint: "Endpoint", what: Literal["name", "federation"]) -> str | None:
+    """What the command line says about `what`, or the kit does.
+
+    Raises:
+        UsageError: they contradict each other.
+    """
+    if endpoint.kit is None:
+        return given
+    own: str = getattr(endpoint.kit, what)
+    if given not in (None, own):
+        raise UsageError(f"the kit is for {what} {own!r}, not {given!r}", f"leave out --{what}, or take another kit")
+    return own
 
 
 def stop_on_signals() -> Callable[[], bool]:

@@ -6,6 +6,8 @@ import secrets
 from collections.abc import Collection
 from typing import Any
 
+import msgspec
+
 from broker_config import topics
 from broker_config.codec import DecodeError, decode, encode
 from broker_config.errors import UsageError
@@ -24,7 +26,7 @@ class Herald:
     """
 
     def __init__(self, endpoint: Endpoint, spec: Spec, session: str, inbox: queue.Queue[Any]):
-        self._spec, self._session = spec, session
+        self._spec, self._session, self._seal = spec, session, endpoint.seal
         self._presence = topics.presence(spec.federation, topics.COORDINATOR)
         self.link = Link(
             endpoint,
@@ -66,6 +68,8 @@ class Herald:
             size=broadcast.size,
             chunk_size=chunk_size,
         )
+        if self._seal:
+            manifest = msgspec.structs.replace(manifest, signature=self._seal.attest(manifest))
         here = len(state.missing | state.contributed)
         message = RoundState(
             run=spec.run,
