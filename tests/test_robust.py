@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from broker_config.codec import encode_tensors
 from broker_config.errors import UsageError
 from broker_config.messages import Aggregation, TensorSpec
+from trainer.federation.gathering import Gathering
 from trainer.federation.robust import (
     RULES,
     Contributions,
@@ -23,7 +25,7 @@ from trainer.federation.robust import (
     trimmed_mean,
 )
 from trainer.federation.spec import Request, Terms, draft
-from trainer.methods import METHODS
+from trainer.methods import METHODS, make
 from trainer.tree import Arrays
 
 Rows = list[list[float]]
@@ -223,6 +225,23 @@ def test_variances_stay_variances(rule: str, seed: int, nodes: int) -> None:
 
 
 # What is refused
+
+
+@pytest.mark.parametrize("rule", ["mean", *RULES])
+def test_a_contribution_with_a_negative_variance_is_refused_under_every_rule(rule: Any) -> None:
+    def check(variances: list[float], method: str = "fedavg", rule: Any = "mean") -> None:
+        spec, _ = draft(
+            Request(method, model="small", size=32, aggregate=rule), federation="steel", classes=("x", "y"), nodes=5
+        )
+        name = "encoder.bn.running_var"
+        spec = msgspec.structs.replace(spec, tensors={name: TensorSpec((2,), 40)}, sends=("encoder",))
+        gathering = Gathering(spec, make(method, spec.training, spec.options))
+        gathering.check(InMemory({name: np.asarray(variances, np.float32)}))
+
+    check([0, 3], rule=rule)
+    check([0, -3], method="fednova")  # which sends differences
+    with pytest.raises(ValueError, match=r"tensor encoder\.bn\.running_var holds a negative variance"):
+        check([3, -1e-9], rule=rule)
 
 
 def drafted(nodes: int = 5, quorum: int = 0, **request: Any) -> Aggregation:
