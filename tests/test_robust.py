@@ -54,14 +54,16 @@ def test_the_trimmed_mean_leaves_out_as_many_largest_and_smallest_values_as_ther
 
 
 def test_multi_krum_averages_those_whose_nearest_neighbours_are_nearest() -> None:
-    """Five on a line, one liar: two neighbours count. Scores of 0, 1, 3, 4, 9: 10, 5, 5, 10, 61."""
-    rows: Rows = [[0.0], [1.0], [3.0], [4.0], [9.0]]
-    assert multi_krum(contributions(rows), 1)["w"].tolist() == [2]
+    """Five on a line, one liar. By two neighbours the scores are 37, 26, 34, 13, 29; by one 6 would go, by three 11."""
+    rows: Rows = [[0.0], [1.0], [6.0], [9.0], [11.0]]
+    assert multi_krum(contributions(rows), 1)["w"].tolist() == [(1 + 6 + 9 + 11) / 4]
 
 
 def test_of_contributions_with_equal_scores_multi_krum_takes_those_of_the_first_names() -> None:
     rows: Rows = [[0.0], [0.0], [0.0], [0.0], [0.0], [5.0], [-5.0], [5.0], [-5.0]]
-    assert multi_krum(contributions(rows), 3)["w"].tolist() == [np.float32(5 / 6)]  # five zeros and the first 5
+    for came, names in ((rows, "abcdefghi"), (rows[::-1], "ihgfedcba")):
+        averaged = multi_krum(contributions(came, names=names), 3)["w"]
+        assert averaged.tolist() == [np.float32(5 / 6)]  # five zeros and the first 5
 
 
 def test_updates_are_clipped_to_the_median_of_their_lengths() -> None:
