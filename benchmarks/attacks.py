@@ -3,11 +3,12 @@
     python -m benchmarks.attacks NEU --nodes 5 --liars 1 --out attacks.jsonl
     python -m benchmarks.attacks --table --out attacks.jsonl
 
-Each federation is simulated: NEU-CLS, MobileNetV2 from the weights that come with edge-node, images dealt evenly. The
-last nodes lie, in every round; what they send passes the coordinator's checks. A finished federation is a line of the
-file, and is not run again. Accuracies are of the last round, on the honest nodes' held-out images; a federation without
-liars beside each is of the same nodes, images and rule. The backdoor's success is the share of the honest nodes'
-held-out images of other classes that, with the patch, are taken for the target. Before the liars' attacks:
+Each federation is simulated: NEU-CLS, MobileNetV2 from the weights that come with edge-node, images dealt evenly or
+(`--partition disjoint`) three classes to a node. The last nodes lie, in every round, and what they send passes the
+coordinator's checks; a rule reckons with as many liars as there are. A finished federation is a line of the file, and
+is not run again. Accuracies are of the last round, on the held-out images of the honest nodes. The same nodes without
+an attack (`none`) stand beside them, under each rule. The backdoor's success is the share of the honest nodes' held-out
+images of other classes that, with the patch, are taken for the target. The attacks:
 
 - sign flip: the update, reversed and 4 times as long. Scaling: the update, 10 times as long.
 - L_D inflation: a sign flip by a node that reports the largest weight that counts.
@@ -31,7 +32,7 @@ import torch
 from broker_config.errors import EdgeNodeError
 from broker_config.messages import Spec
 from trainer import data
-from trainer.data import Images, LabelledImages
+from trainer.data import Catalogue, Images, LabelledImages
 from trainer.engine import TrainingSet, judge
 from trainer.federation.aggregate import largest
 from trainer.federation.spec import Request, draft
@@ -65,6 +66,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     rounds: int
     samples: int  # training images of each node
+    partition: str = "iid"
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +111,13 @@ def run(trial: Trial, shares: Sequence[Share], classes: Sequence[str]) -> Line:
         accuracy=[round(models[node].facts.metrics["accuracy"], 4) for node in honest if models],
         success=[round(fooled(models[node], spec, tests[node]), 4) for node in honest if models],
         seconds=round(time.monotonic() - started, 1),
+    )
+
+
+def deal(trial: Trial, catalogue: Catalogue) -> list[Share]:
+    """The nodes' images."""
+    return Scheme(trial.partition, trial.nodes, trial.samples, trial.seed, classes_per_node=3, pool=trial.pool).shares(
+        catalogue
     )
 
 
@@ -191,7 +200,7 @@ def trials(asked: argparse.Namespace) -> Iterable[Trial]:
         if rule != "multi_krum" or asked.nodes >= 2 * asked.liars + 3:
             yield Trial(
                 method=asked.method, pool=asked.pool, nodes=asked.nodes, liars=asked.liars, attack=attack, rule=rule,
-                seed=seed, rounds=asked.rounds, samples=asked.samples,
+                seed=seed, rounds=asked.rounds, samples=asked.samples, partition=asked.partition,
             )  # fmt: skip
 
 
@@ -216,6 +225,7 @@ def main() -> None:
     parser.add_argument("--pool", default="report", help="report; tuning for choices")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--samples", type=int, default=12)
+    parser.add_argument("--partition", choices=("iid", "disjoint"), default="iid")
     asked = parser.parse_args()
     if asked.table:
         print(tables(read(asked.out)))
@@ -226,22 +236,22 @@ def main() -> None:
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     for trial in trials(asked):
         if trial not in finished:
-            scheme = Scheme("iid", trial.nodes, trial.samples, trial.seed, pool=trial.pool)
-            line = run(trial, scheme.shares(catalogue), catalogue.classes)
+            line = run(trial, deal(trial, catalogue), catalogue.classes)
             with asked.out.open("ab") as file:
                 file.write(msgspec.json.encode(line) + b"\n")
             print(f"{trial.attack}, {trial.rule}, seed {trial.seed}: {_told(line)}", flush=True)
 
 
 def tables(lines: Sequence[Line]) -> str:
-    """A Markdown table for each method, pool and number of nodes and liars."""
-    groups: dict[tuple[str, str, int, int], list[Line]] = defaultdict(list)
+    """A Markdown table for each method, pool, partition and number of nodes and liars."""
+    groups: dict[tuple[str, str, str, int, int], list[Line]] = defaultdict(list)
     for line in lines:
-        groups[line.trial.method, line.trial.pool, line.trial.nodes, line.trial.liars].append(line)
+        trial = line.trial
+        groups[trial.method, trial.pool, trial.partition, trial.nodes, trial.liars].append(line)
     return "\n\n".join(_table(*key, group) for key, group in sorted(groups.items()))
 
 
-def _table(method: str, pool: str, nodes: int, liars: int, lines: Sequence[Line]) -> str:
+def _table(method: str, pool: str, partition: str, nodes: int, liars: int, lines: Sequence[Line]) -> str:
     known = {(line.trial.attack, line.trial.rule, line.trial.seed): line for line in lines}
     rules = [rule for rule in RULES if rule in {rule for _, rule, _ in known}]
     rows = [["attack", *rules], ["---"] * (1 + len(rules))]
@@ -251,7 +261,8 @@ def _table(method: str, pool: str, nodes: int, liars: int, lines: Sequence[Line]
     for attack in shown:
         rows.append([f"patch taken for the target, {attack}", *(_success(known, attack, rule) for rule in rules)])
     seeds = len({seed for _, _, seed in known})
-    title = f"{method}, {pool} pool, {liars} of {nodes} lie, {seeds} seeds: accuracy % (points against `mean`, `none`)"
+    title = f"{method}, {partition}, {pool} pool, {liars} of {nodes} lie, {seeds} seed(s)"
+    title += ": accuracy % (points against `mean`, `none`)"
     return "\n".join([title, "", *(f"| {' | '.join(row)} |" for row in rows)])
 
 
