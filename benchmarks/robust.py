@@ -1,4 +1,4 @@
-"""What closing a round costs, by rule of aggregation: seconds and peak memory over the number of nodes.
+"""What closing a round costs, by rule of aggregation: processor seconds and peak memory over the number of nodes.
 
     python -m benchmarks.robust --nodes 10 50 200
 
@@ -42,11 +42,11 @@ def write(folder: Path) -> None:
 
 
 def measure(rule: str, nodes: int, folder: Path) -> tuple[float, float]:
-    """Seconds, and bytes of memory, of aggregating a round of so many nodes."""
+    """Processor seconds, and bytes of memory, of aggregating a round of so many nodes."""
     broadcast = initial_encoder("mobilenet_v2", "surface", 0)
     expected = {name: TensorSpec(array.shape, scale_for(array, nodes)) for name, array in broadcast.items()}
     sources = {f"node-{number:03}": OnDisk(folder / str(number % FILES), expected) for number in range(nodes)}
-    before, started = peak_memory(Path("/proc/self")), time.perf_counter()
+    before, started = peak_memory(Path("/proc/self")), time.process_time()
     if rule == "mean":
         sums = FixedPointSum(expected, nodes, IMAGES_CAP)
         for source in sources.values():
@@ -55,7 +55,7 @@ def measure(rule: str, nodes: int, folder: Path) -> tuple[float, float]:
     else:
         liars = nodes // 5 if rule in ("trimmed_mean", "multi_krum") else 0
         aggregate(Aggregation(rule, liars), sources, broadcast)  # type: ignore[arg-type]
-    return time.perf_counter() - started, peak_memory(Path("/proc/self")) - before
+    return time.process_time() - started, peak_memory(Path("/proc/self")) - before
 
 
 def main() -> None:
