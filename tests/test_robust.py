@@ -1,5 +1,6 @@
 """Rules of aggregation that a bounded number of lying nodes cannot spoil."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -8,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.attacks import Trial, tampering
 from broker_config.codec import encode_tensors
 from broker_config.errors import UsageError
 from broker_config.messages import Aggregation, TensorSpec
+from trainer.data import Images, LabelledImages
 from trainer.federation.gathering import Gathering
 from trainer.federation.robust import (
     RULES,
@@ -26,6 +29,8 @@ from trainer.federation.robust import (
 )
 from trainer.federation.spec import Request, Terms, draft
 from trainer.methods import METHODS, make
+from trainer.participant import Contributed
+from trainer.simulate import simulate
 from trainer.tree import Arrays
 
 Rows = list[list[float]]
@@ -224,6 +229,43 @@ def test_variances_stay_variances(rule: str, seed: int, nodes: int) -> None:
     came["n0"]["layer.running_var"][:] = 0
     found = aggregate(Aggregation(rule, liars_of(rule, nodes)), told(came), begin)  # type: ignore[arg-type]
     assert found["layer.running_var"].min() >= 0
+
+
+# A federation with a liar
+
+
+@pytest.mark.parametrize("attack", ["scaling", "noise", "L_D inflation"])
+def test_a_liar_moves_the_mean_beyond_what_honest_nodes_sent_and_the_median_not(attack: Any) -> None:
+    """What it sends passes the coordinator's checks. All nodes train; of the last one's contribution a lie is made."""
+
+    def broadcast(rule: Any) -> tuple[np.ndarray, list[np.ndarray]]:
+        spec, first = draft(
+            Request(model="small", size=32, rounds=1, aggregate=rule), federation="steel", classes=("x", "y"), nodes=3
+        )
+        trial = Trial(method="afedcl", pool="", nodes=3, liars=1, attack=attack, rule=rule, seed=0, rounds=1, samples=4)
+        lie, sent = tampering(trial, spec, ["n2"]), []
+
+        def tamper(node: str, round_: int, contributed: Contributed, received: Arrays) -> Contributed:
+            told = lie(node, round_, contributed, received)
+            Gathering(spec, make(spec.method, spec.training, spec.options)).check(InMemory(told.tensors))
+            if node != "n2":
+                assert told is contributed
+                sent.append(flat(told.tensors))
+            return told
+
+        return flat(simulate(spec, first, {f"n{k}": few(k) for k in range(3)}, tamper=tamper).broadcast), sent
+
+    for rule in ("mean", "median"):
+        found, sent = broadcast(rule)
+        within = (found >= np.minimum(*sent)) & (found <= np.maximum(*sent))
+        assert within.all() == (rule == "median")
+
+
+def few(seed: int) -> Images:
+    pixels = np.random.default_rng(seed).integers(0, 256, (4, 32, 32, 3)).astype(np.uint8)
+    digests = tuple(f"{seed:032x}{index:032x}" for index in range(4))
+    images = LabelledImages(pixels, np.arange(4) % 2, digests, tuple(map(Path, digests)))
+    return Images(images, images)
 
 
 # What is refused

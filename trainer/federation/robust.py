@@ -20,7 +20,7 @@ from broker_config.codec import Rows, read_rows, read_tensors
 from broker_config.messages import Aggregation, TensorSpec
 from trainer.tree import Arrays
 
-VALUES = 1 << 21  # of all contributions together, in memory at once
+VALUES = 1 << 22  # of all contributions together, in memory at once
 
 
 class Source(Protocol):
