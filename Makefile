@@ -21,7 +21,7 @@ COLLECT = build/pip/bin/pip download $(QUIET) --only-binary :all: $(TARGET) --co
 # pip shows its progress to people only.
 QUIET := $$(test -t 2 || echo --quiet)
 
-.PHONY: demo test chaos lint format wheelhouse offline aarch64
+.PHONY: demo test chaos lint audit format wheelhouse offline aarch64
 
 demo: $(INSTALLED)
 	$(BIN)/edge-node demo
@@ -40,6 +40,10 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Known vulnerabilities of the pinned versions, as far as the network reaches; whether all is pinned, without one.
+audit: $(INSTALLED)
+	$(BIN)/python -m tests.audit $(OSV_URL)
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

@@ -59,14 +59,14 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """A state folder, made if need be, that no other process uses meanwhile.
+    """A state folder, made for its owner alone if need be, that no other process uses meanwhile.
 
     Raises:
         UsageError: another process uses it.
         EdgeNodeError: it cannot be written.
     """
     with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # models and contributions are a plant's secrets
         lock = (folder / "lock").open("a+")
     with lock:
         try:

@@ -14,6 +14,7 @@ from string import Template
 from typing import Literal, Self
 
 from broker_config.endpoint import Endpoint
+from broker_config.environment import without_secrets
 from broker_config.errors import EdgeNodeError, LinkError
 from broker_config.link import Link
 
@@ -106,6 +107,7 @@ def _start(folder: Path, port: int, host: str, kind: Kind, max_packet: int | Non
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
+            env=without_secrets(),
             start_new_session=True,  # Ctrl-C is for the parent, which orders the shutdown
         )
     broker = EmbeddedBroker(process, kind, host, port, log)

@@ -1,6 +1,7 @@
 """Where the broker is and who we are to it, read from a URL."""
 
 import difflib
+import logging
 import os
 import ssl
 from dataclasses import dataclass, field, replace
@@ -8,11 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from broker_config.environment import PASSWORD
 from broker_config.errors import UsageError
 
 if TYPE_CHECKING:
     from broker_config.kit import Kit
     from broker_config.seal import Seal
+
+log = logging.getLogger(__name__)
 
 PORTS = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
 
@@ -49,6 +53,8 @@ class Endpoint:
         The password may also stand in the environment, as EDGE_NODE_PASSWORD. `ca`, `cert` and `key` are PEM files.
         """
         scheme, parts = _split(url)
+        if parts.password:
+            log.warning("the password in the broker's address can be read by others on this machine; set %s", PASSWORD)
         username = username or (parts.username and unquote(parts.username)) or None
         password = password or (parts.password and unquote(parts.password)) or None
         if password and not username:
@@ -63,18 +69,18 @@ class Endpoint:
             port=parts.port or PORTS[scheme],
             path=parts.path if parts.path not in ("", "/") else "/mqtt",
             username=username,
-            password=password or (os.environ.get("EDGE_NODE_PASSWORD") if username else None),
+            password=password or (os.environ.get(PASSWORD) if username else None),
             ca=Path(ca) if ca else None,
             cert=Path(cert) if cert else None,
             key=Path(key) if key else None,
         )
 
     @classmethod
-    def of_kit(cls, kit: "Kit", url: str | None = None) -> Self:
+    def of_kit(cls, kit: "Kit", url: str | None = None, *, sealed: bool = True) -> Self:
         """The broker of a kit, or the one at `url`, and its member's identity there.
 
         Raises:
-            UsageError: its charter or certificate is no good any more, or the URL is not for TLS.
+            UsageError: the URL is not for TLS; when it is to be `sealed`: its charter is no good any more.
         """
         from broker_config.seal import Seal  # noqa: PLC0415  (only who has a kit needs cryptography)
 
@@ -83,7 +89,7 @@ class Endpoint:
             raise UsageError(
                 f"with a kit the connection is encrypted, but not to {endpoint}", "use mqtts:// or wss://, or no URL"
             )
-        return replace(endpoint, kit=kit, seal=Seal(kit))
+        return replace(endpoint, kit=kit, seal=Seal(kit) if sealed else None)
 
     @property
     def tls(self) -> bool:
@@ -118,13 +124,15 @@ def _split(url: str) -> tuple[str, SplitResult]:
     form = "write it as mqtt://HOST, mqtts://HOST, ws://HOST/PATH or wss://HOST/PATH, with :PORT after HOST if needed"
     scheme, separator, _ = url.partition("://")
     if not separator:
-        raise UsageError(f"the broker's address {url!r} has no scheme", f"did you mean mqtt://{url}?")
+        user, at, place = url.rpartition("@")
+        shown = f"{user.partition(':')[0]}{at}{place}"
+        raise UsageError(f"the broker's address {shown!r} has no scheme", f"did you mean mqtt://{shown}?")
     if scheme not in PORTS:
         nearest = difflib.get_close_matches(scheme, PORTS, n=1, cutoff=0.0)[0]
         raise UsageError(f"{scheme}:// is no way to reach a broker", f"did you mean {nearest}://? Else {form}")
     try:
         parts = urlsplit(url)
-        usable = bool(parts.hostname) and parts.port != 0 and not (parts.query or parts.fragment)
+        usable = bool(parts.hostname) and parts.port != 0 and not (parts.query or parts.fragment or "@" in parts.path)
     except ValueError:
         usable = False
     if not usable or (scheme in ("mqtt", "mqtts") and parts.path not in ("", "/")):

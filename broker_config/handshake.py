@@ -5,6 +5,7 @@ import secrets
 import socket
 import ssl
 import time
+from contextlib import suppress
 from typing import Any
 
 from paho.mqtt import client as paho
@@ -16,17 +17,33 @@ from broker_config.errors import LinkError
 
 MQTT5 = MQTTProtocolVersion.MQTTv5
 MQTT311 = MQTTProtocolVersion.MQTTv311
-_CLOSED = "closed the connection without an answer"
+VERIFY = {  # OpenSSL's codes of what is wrong with the broker's certificate -> remedy
+    9: "it is not valid yet: set this machine's clock, or the broker's when it made the certificate",
+    10: "have the certificate renewed; if it should still be valid, set this machine's clock",
+    62: "use the host name that the certificate was made for, or have one made for this name",
+    64: "use the host name that the certificate was made for, or have one made for this address",
+}
+CLOSED = "closed the connection without an answer"
+_NEW_KIT = "ask whoever provisions the federation for a new kit"
+_ALERTS = {  # the end of TLS's word for what is wrong with our certificate -> that in English, remedy
+    "CERTIFICATE_REVOKED": ("it was revoked", _NEW_KIT),
+    "CERTIFICATE_EXPIRED": ("it has expired", f"{_NEW_KIT}; if it should still be valid, set the broker's clock"),
+    "UNKNOWN_CA": ("another authority has issued it", "take the kit, or certificate, of this broker's federation"),
+    "UNSUPPORTED_CERTIFICATE": ("it is not one of a client", "take that of a member: its key usage must allow it"),
+    "CERTIFICATE_REQUIRED": ("there is none", "give the kit (--kit), or certificate and key (--cert, --key)"),
+}
 
 
 class Client(paho.Client):
-    """paho's client, with two things set right.
+    """paho's client, with three things set right.
 
-    Its WebSocket reports a partly written packet as 0 bytes, which it takes for "done": the packet would be lost. And
-    Nagle's algorithm would hold small messages back for up to 40 ms.
+    Its WebSocket reports a partly written packet as 0 bytes, which it takes for "done": the packet would be lost.
+    Nagle's algorithm would hold small messages back for up to 40 ms. And why TLS 1.3 ended a connection it keeps to
+    itself: the broker judges our certificate when we already take the connection for made.
     """
 
     answer = ""  # of the broker to the latest CONNECT, in MQTT's words
+    alert: ssl.SSLError | None = None  # with which the broker ended the connection instead
 
     def __init__(self, endpoint: Endpoint, client_id: str, version: MQTTProtocolVersion, persistent: bool):
         super().__init__(
@@ -47,8 +64,20 @@ class Client(paho.Client):
     def _note_answer(self, _client: object, _data: object, _flags: object, reason: ReasonCode, _: object) -> None:
         self.answer = reason.getName()
 
+    def _sock_recv(self, bufsize: int) -> bytes:
+        try:
+            return super()._sock_recv(bufsize)
+        except ssl.SSLError as error:
+            self.alert = error
+            raise
+
     def _sock_send(self, buf: bytes | bytearray) -> int:
-        sent = super()._sock_send(buf)
+        try:
+            sent = super()._sock_send(buf)
+        except (ssl.SSLEOFError, ConnectionError):
+            with suppress(OSError):  # the connection was closed while we wrote: its last word may say why
+                self._sock_recv(1)
+            raise
         if buf and not sent:
             raise BlockingIOError
         return sent
@@ -65,19 +94,21 @@ def handshake(client: Client, endpoint: Endpoint, timeout: float, keepalive: int
     Runs in the caller's thread; `options` are those of paho's `connect`.
     """
     deadline = time.monotonic() + timeout
-    client.answer = ""
+    client.answer, client.alert = "", None
     client.connect_timeout = timeout
     try:
         client.connect(endpoint.host, endpoint.port, keepalive, **options)
     except ConnectionResetError:
-        return _CLOSED
+        return CLOSED
     except OSError as error:
         raise unreachable(endpoint, error, timeout) from None
     while not client.answer:
         if time.monotonic() > deadline:
             raise unreachable(endpoint, TimeoutError(), timeout)
         if client.loop(0.1) != MQTTErrorCode.MQTT_ERR_SUCCESS:
-            return client.answer or _CLOSED
+            if client.alert:
+                raise unreachable(endpoint, client.alert, timeout)
+            return client.answer or CLOSED
     return client.answer
 
 
@@ -90,7 +121,7 @@ def newest_version(endpoint: Endpoint, timeout: float) -> MQTTProtocolVersion:
     client = Client(endpoint, f"version-{secrets.token_hex(8)}", MQTT5, persistent=False)
     answer = handshake(client, endpoint, timeout)
     client.disconnect()
-    return MQTT311 if answer in ("Unsupported protocol version", _CLOSED) else MQTT5
+    return MQTT311 if answer in ("Unsupported protocol version", CLOSED) else MQTT5
 
 
 def unreachable(endpoint: Endpoint, error: OSError, timeout: float) -> LinkError:
@@ -105,7 +136,13 @@ def unreachable(endpoint: Endpoint, error: OSError, timeout: float) -> LinkError
             what, remedy = f"no answer from {place} within {timeout:g} s", "check address, scheme, network and firewall"
         case ssl.SSLCertVerificationError():
             what = f"the certificate of {place} is not trusted: {error.verify_message}"
-            remedy = "give the CA certificate that signed it (--ca), and the host name that it was made for"
+            remedy = VERIFY.get(error.verify_code, "") or (
+                "this is not the broker of the kit's federation: check the address"
+                if endpoint.kit
+                else "give the CA certificate that signed it (--ca), and the host name that it was made for"
+            )
+        case ssl.SSLError() if fault := certificate_fault(error):
+            what, remedy = f"{place} does not accept our certificate: {fault[0]}", fault[1]
         case ssl.SSLError():
             what = f"no TLS connection to {place}: {error.reason or error}"
             remedy = "check that this is the port for TLS; without TLS the scheme is mqtt:// or ws://"
@@ -115,6 +152,11 @@ def unreachable(endpoint: Endpoint, error: OSError, timeout: float) -> LinkError
         case _:
             what, remedy = f"no connection to {place}: {error}", "check address, network and firewall"
     return LinkError(what, remedy)
+
+
+def certificate_fault(alert: ssl.SSLError) -> tuple[str, str] | None:
+    """What the broker finds wrong with our certificate, if its alert is about that, and the remedy."""
+    return next((said for end, said in _ALERTS.items() if (alert.reason or "").endswith(end)), None)
 
 
 def refused(endpoint: Endpoint, answer: str) -> LinkError:
@@ -128,5 +170,5 @@ def refused(endpoint: Endpoint, answer: str) -> LinkError:
             remedy = "try again later"
         case _:
             remedy = f"check that scheme and port belong together ({', '.join(f'{s} {p}' for s, p in PORTS.items())})"
-            remedy += " and whether the broker demands a certificate (--cert, --key)"
+            remedy += " and whether the broker demands a certificate (--kit, or --cert and --key)"
     return LinkError(f"the broker {endpoint} did not let us in: {answer.lower()}", remedy)

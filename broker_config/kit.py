@@ -19,10 +19,10 @@ from msgspec import Meta, Struct
 
 from broker_config import charter as charters
 from broker_config import disk
+from broker_config.environment import PASSPHRASE
 from broker_config.errors import UsageError
 from broker_config.messages import Name
 
-PASSPHRASE = "EDGE_NODE_PASSPHRASE"  # noqa: S105  (the name of a variable)
 _FORMAT = 1
 _COST = 2**15  # of scrypt, with blocks of 8 KB: 32 MB, about a tenth of a second
 _LARGEST = 1 << 24  # bytes of a kit

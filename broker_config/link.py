@@ -21,7 +21,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from broker_config.codec import HEAD, MAX_MESSAGE
 from broker_config.endpoint import Endpoint
 from broker_config.errors import EdgeNodeError, LinkError, brief
-from broker_config.handshake import MQTT5, MQTT311, Client, handshake, newest_version, refused
+from broker_config.handshake import MQTT5, MQTT311, Client, certificate_fault, handshake, newest_version, refused
 
 __all__ = ["Delivery", "Endpoint", "Link", "LinkDown", "LinkUp", "probe"]
 
@@ -256,6 +256,9 @@ class Link:
     def _on_disconnect(
         self, _client: paho.Client, _data: object, flags: paho.DisconnectFlags, reason: ReasonCode, _properties: object
     ) -> None:
+        alert, self._client.alert = self._client.alert, None
+        if self._disconnected.is_set() and alert and (fault := certificate_fault(alert)):
+            log.warning("%s does not accept our certificate any more: %s", self.endpoint, fault[0])
         if self._disconnected.is_set() or self._client.answer != "Success":
             return  # was not up
         self._disconnected.set()

@@ -6,6 +6,8 @@ from broker_config.errors import UsageError
 
 ROOT = "edge-node/v1"
 COORDINATOR = "coordinator"
+MONITOR = "monitor"  # who watches, and takes no part
+TRIAL = "doctor"  # the federation in which a broker is tried out
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -21,6 +23,20 @@ def check_name(name: str, what: str) -> str:
             f"{what} {name!r} cannot be used", "take up to 64 letters, digits, '.', '_' or '-', a letter or digit first"
         )
     return name
+
+
+def check_node(name: str) -> str:
+    """Return `name` if a node may have it, else raise UsageError."""
+    if name in (COORDINATOR, MONITOR):
+        raise UsageError(f"a node cannot be named {name!r}", "choose another name")
+    return check_name(name, "the node's name")
+
+
+def check_federation(name: str) -> str:
+    """Return `name` if a federation may have it, else raise UsageError."""
+    if name == TRIAL:
+        raise UsageError(f"a federation cannot be named {name!r}: edge-node doctor uses that", "choose another name")
+    return check_name(name, "the federation's name")
 
 
 def any_version(topic: str) -> str:

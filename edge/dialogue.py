@@ -53,12 +53,6 @@ def _check_classes(classes: str) -> None:
         raise UsageError(f"{classes!r} are not two or more different classes", "write for example scratches,patches")
 
 
-def _check_node(name: str) -> None:
-    topics.check_name(name, "the node's name")
-    if name == topics.COORDINATOR:
-        raise UsageError(f"a node cannot be named {name!r}", "choose another name")
-
-
 def _host() -> str:
     return re.sub(r"^[^A-Za-z0-9]+|[^A-Za-z0-9_.-]+", "", platform.node())[:64] or "plant-1"
 
@@ -96,7 +90,7 @@ ROLES = {
         "A node, which takes part in a federation with a plant's images.",
         (
             _BROKER,
-            Question("name", "Name of this node", _host, _check_node),
+            Question("name", "Name of this node", _host, topics.check_node),
             Question("data", "Folder of labelled images, one folder a class", lambda: "images"),
         ),
         kept=lambda answers: {"state": f"edge-node-{answers['name']}"} if "name" in answers else {},

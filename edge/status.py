@@ -40,6 +40,8 @@ class View(Struct, frozen=True, kw_only=True):
     left: float | None = None  # until the round's deadline
     nodes: tuple[NodeState, ...] = ()
     more: int = 0  # nodes that are not listed
+    certificates: dict[str, datetime] = {}  # member -> when its certificate ends, where that is known
+    charter: datetime | None = None  # when that in the kit of whoever watches does
 
     @property
     def ended(self) -> bool:
@@ -61,7 +63,7 @@ class Picture:
     """What is retained of the federations on a broker, or of one of them.
 
     What it holds is replaced and never changed, so that another thread may draw it meanwhile. `clock` counts seconds,
-    `now` is the time of day.
+    `now` is the time of day. The `endpoint` of a kit knows until when that holds.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Picture:
         federation: str | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        endpoint: Endpoint | None = None,
     ):
         name = "+" if federation is None else topics.check_name(federation, "the federation's name")
         self.filters = (
@@ -76,7 +79,8 @@ class Picture:
         )  # fmt: skip
         self.lost = ""  # why there is no connection
         self.unreadable: dict[str, str] = {}  # topic -> what is wrong with the message
-        self._clock, self._now = clock, now
+        self.now = now
+        self._clock, self._endpoint = clock, endpoint
         self._payloads: dict[str, bytes] = {}
         self._known: dict[str, _Known] = {}
 
@@ -105,14 +109,15 @@ class Picture:
                 return known._replace(presence=message)
             case Overview():
                 # Only of a message that has waited at the broker must the two clocks tell the age.
-                age = max(0.0, (self._now() - message.time).total_seconds()) if retained else 0.0
+                age = max(0.0, (self.now() - message.time).total_seconds()) if retained else 0.0
                 return known._replace(overview=message, made=self._clock() - age)
         return known
 
     def views(self) -> list[View]:
         """The federations, by name."""
         known = self._known
-        return [_view(known[name], self._clock()) for name in sorted(known, key=naturally) if known[name].spec]
+        views = [_view(known[name], self._clock()) for name in sorted(known, key=naturally) if known[name].spec]
+        return [_with_kit(view, self._endpoint) for view in views] if self._endpoint else views
 
 
 def _view(known: _Known, now: float) -> View:
@@ -145,7 +150,17 @@ def _view(known: _Known, now: float) -> View:
         age=age,
         nodes=tuple(_aged(node, age) for node in sorted(overview.nodes, key=lambda node: naturally(node.node))),
         more=overview.more,
+        certificates={node.node: node.expires for node in overview.nodes if node.expires},
     )
+
+
+def _with_kit(view: View, endpoint: Endpoint) -> View:
+    """With what is known of a federation from our kit."""
+    kit, seal = endpoint.kit, endpoint.seal
+    if kit is None or seal is None or view.federation != kit.federation:
+        return view
+    ours = {topics.COORDINATOR: seal.charter.coordinator.expires, kit.name: kit.expires()}
+    return structs.replace(view, certificates=view.certificates | ours, charter=seal.charter.expires)
 
 
 def _aged(node: NodeState, age: float) -> NodeState:
@@ -159,7 +174,7 @@ def look(endpoint: Endpoint, federation: str | None) -> Picture:
         LinkError: the broker cannot be reached.
         EdgeNodeError: there is no federation, or none of this name.
     """
-    picture = Picture(federation)
+    picture = Picture(federation, endpoint=endpoint)
     for topic, payload in probe(endpoint, picture.filters, _WAIT).items():
         picture.take(topic, payload, retained=True)
     if picture.views() or picture.unreadable:

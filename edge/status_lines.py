@@ -2,6 +2,8 @@
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import groupby
 
 from rich.console import Console
 from rich.text import Text
@@ -10,7 +12,7 @@ from broker_config import topics
 from broker_config.messages import NodeState
 from edge.status import Picture, View
 from edge.terminal import Redrawn, Row, fit, table
-from edge.words import about, size, some
+from edge.words import SOON, about, ending, size, some
 
 _ORDER = ("doing", "last seen", "round", "weight", "up")  # the last three are of what a node has contributed
 _RANKS = ("doing", "last seen", "round", "up", "weight")
@@ -23,9 +25,9 @@ def lines(picture: Picture, width: int, height: int | None = None) -> list[Text]
     """One federation with its nodes, or several with two lines each; of `height` lines if it says so, and room is."""
     views = picture.views()
     if len(views) == 1:
-        drawn = _whole(views[0], width, height)
+        drawn = _whole(views[0], picture.now(), width, height)
     else:
-        drawn = [line for view in views for line in _brief(view, width)]
+        drawn = [line for view in views for line in _brief(view, picture.now(), width)]
     for problem in _problems(picture):
         drawn += _wrapped(problem, width, "red")
     fit(drawn, width)
@@ -39,9 +41,9 @@ def live(picture: Picture, changes: Iterator[None], console: Console) -> None:
             pass
 
 
-def _whole(view: View, width: int, height: int | None) -> list[Text]:
+def _whole(view: View, now: datetime, width: int, height: int | None) -> list[Text]:
     above = _head(view, width)
-    for notice in notices(view):
+    for notice in notices(view, now):
         above += _wrapped(notice, width, "yellow")
     below = [*_errors(view.nodes), *_foot(view)]
     rows = {node.node: _row(node) for node in view.nodes}
@@ -51,9 +53,9 @@ def _whole(view: View, width: int, height: int | None) -> list[Text]:
     return [*above, *table(rows, _ORDER, _RANKS, width, room), *below]
 
 
-def _brief(view: View, width: int) -> list[Text]:
+def _brief(view: View, now: datetime, width: int) -> list[Text]:
     head, unattended = _head(view, width), view.status in ("gathering", "open") and not view.online
-    return [*head, *_wrapped(next(notices(view)), width, "yellow")] if unattended else head
+    return [*head, *_wrapped(next(notices(view, now)), width, "yellow")] if unattended else head
 
 
 def _head(view: View, width: int) -> list[Text]:
@@ -76,7 +78,7 @@ def _standing(view: View) -> str:
     return f"round {view.round} of {view.rounds}{came}{left}"
 
 
-def notices(view: View) -> Iterator[str]:
+def notices(view: View, now: datetime) -> Iterator[str]:
     """What deserves attention."""
     running = view.status in ("gathering", "open")
     if running and not view.online:
@@ -84,14 +86,21 @@ def notices(view: View) -> Iterator[str]:
     awaited = [node for node in view.nodes if node.awaited]
     if view.paused:
         away = [node for node in awaited if node.doing == "absent"]
-        yield f"paused: round {view.round} waits for {_names(away or awaited) or 'more nodes'} to come back"
+        names = _names([node.node for node in away or awaited])
+        yield f"paused: round {view.round} waits for {names or 'more nodes'} to come back"
     elif awaited and view.status == "open":
-        yield f"round {view.round} waits for {_names(awaited)}"
+        yield f"round {view.round} waits for {_names([node.node for node in awaited])}"
     if view.age is None and running:
         topic = topics.status(view.federation)
         yield f"nothing is known of the nodes: this user may not read {topic}, or the coordinator is an older one"
     if view.more:
         yield f"{some(view.more, 'node')} more had no room in the coordinator's message"
+    soon = sorted((end.date(), name) for name, end in view.certificates.items() if end - now < SOON)
+    for _, same in groupby(soon, lambda each: each[0]):
+        members = [name for _, name in same]
+        yield f"the certificate of {_names(members)} {ending(view.certificates[members[0]], now)}: new kits are needed"
+    if view.charter and view.charter - now < SOON:
+        yield f"the charter in this kit {ending(view.charter, now)}: a new kit is needed"
 
 
 def _problems(picture: Picture) -> Iterator[str]:
@@ -124,9 +133,9 @@ def _foot(view: View) -> Iterator[Text]:
         yield Text(f"last change {about(view.age)} ago", style="dim")
 
 
-def _names(nodes: Sequence[NodeState]) -> str:
-    more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
-    return ", ".join(node.node for node in nodes[:_NAMED]) + more
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def _wrapped(text: str, width: int, style: str = "") -> list[Text]:

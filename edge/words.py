@@ -1,6 +1,9 @@
 """Figures as people read them."""
 
 from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+SOON = timedelta(days=30)  # before it ends a certificate or charter should be renewed
 
 
 def size(count: float) -> str:
@@ -45,3 +48,10 @@ def about(seconds: float) -> str:
         return f"{seconds / 60:.0f} min"
     hours, minutes = divmod(round(seconds / 600), 6)
     return f"{hours} h {10 * minutes} min" if minutes else f"{hours} h"
+
+
+def ending(end: datetime, now: datetime) -> str:
+    """When something ends: has ended on 2026-03-01, ends on 2026-03-01, in 12 days."""
+    if end < now:
+        return f"has ended on {end:%Y-%m-%d}"
+    return f"ends on {end:%Y-%m-%d}, in {some((end - now).days, 'day')}"

@@ -3,6 +3,7 @@
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from broker_config.embedded import EmbeddedBroker, find_mosquitto, start_broker
 from tests.certificates import Authority
+from tests.members import Guarded, guarded
 
 # A shell that starts the tests in the background lets them, and all that they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -90,3 +92,12 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     yield server
     process.terminate()
     process.wait()
+
+
+@pytest.fixture(scope="module")
+def provisioned() -> Iterator[Guarded]:
+    """A mosquitto as `edge-node provision` configures it for federation steel, with its members' kits."""
+    with tempfile.TemporaryDirectory() as passable:  # pytest's folders are closed to the user mosquitto
+        Path(passable).chmod(0o711)
+        with guarded(Path(passable) / "steel") as broker:
+            yield broker

@@ -1,13 +1,19 @@
 """Small plants for tests: folders of images, and real `edge-node` processes that work on them."""
 
+import contextlib
+import io
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
+
+from edge.cli import main
 
 CLASSES = ("inclusion", "patches", "scratches")
 FEDERATION = ("--model", "small", "--size", "32", "--rounds", "2", "--evaluate-every", "1", "--seed", "7")
@@ -25,12 +31,11 @@ def draw(folder: Path, per_class: int, seed: int, classes: Sequence[str] = CLASS
     return folder
 
 
-def start(*arguments: object, log: Path, module: str = "edge.cli") -> subprocess.Popen[bytes]:
+def start(*arguments: object, log: Path, module: str = "edge.cli", **environment: str) -> subprocess.Popen[bytes]:
     """An `edge-node` process; its output goes to `log`."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
     with log.open("wb") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, arguments)], stdout=file, stderr=subprocess.STDOUT
-        )
+        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **environment})
 
 
 def run(*arguments: object, timeout: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -43,6 +48,21 @@ def run(*arguments: object, timeout: float = 60, **environment: str) -> subproce
         env={**os.environ, **environment},
         check=False,
     )
+
+
+def here(*words: object) -> subprocess.CompletedProcess[str]:
+    """As `run`, but in this process: none has to start and import torch."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    arguments, sys.argv = sys.argv, ["edge-node", *map(str, words)]
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
+            main()
+    finally:
+        sys.argv = arguments
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return subprocess.CompletedProcess(words, end.value.code or 0, out.getvalue(), err.getvalue())
 
 
 def federate(url: str, plants: dict[str, Path], folder: Path, *flags: str, **join: Sequence[str]) -> None:

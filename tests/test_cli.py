@@ -14,7 +14,7 @@ import typer.main
 
 from broker_config.errors import LinkError, UsageError, explain
 from edge.cli import app
-from tests.plants import draw, run, start
+from tests.plants import draw, here, run, start
 from tests.tiny_bundle import RED, tiny_bundle
 
 COMMANDS = list(typer.main.get_command(app).commands)
@@ -28,8 +28,11 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_with_an_example_and_stands_in_the_readme(command: str) -> None:
-    result = run(command, "--help", COLUMNS="120")
+def test_every_command_has_help_with_an_example_and_stands_in_the_readme(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    result = here(command, "--help")
     assert result.returncode == 0
     assert f"Example: edge-node {command}" in result.stdout
     assert f"edge-node {command}" in README
@@ -79,7 +82,7 @@ def test_simulate_prints_events_as_json_and_its_report_as_the_last(images: Path,
 def test_simulated_nodes_have_their_images_from_several_sources_under_common_names(tmp_path: Path) -> None:
     one = draw(tmp_path / "one", 20, 1, classes=("inclusion", "scratches"))
     two = draw(tmp_path / "two", 20, 2, classes=("rust", "slag"))
-    result = run(
+    result = here(
         "simulate", "--data", one, "--data", two, "--partition", "sources", "--rename", "slag=inclusion", "--nodes", 2,
         "--model", "small", "--size", 32, "--rounds", 1, "--samples", 6, "--test-samples", 4, "--pool", "all",
         "--quiet", "--json",
@@ -107,7 +110,7 @@ def test_simulated_nodes_have_their_images_from_several_sources_under_common_nam
     ],
 )
 def test_a_wrong_value_is_answered_with_the_remedy(flags: tuple[str, ...], hint: str, images: Path) -> None:
-    result = run("simulate", "--data", images, "--model", "small", *flags)
+    result = here("simulate", "--data", images, "--model", "small", *flags)
     assert result.returncode == 2
     assert hint in result.stderr
     assert "What to do:" in result.stderr
@@ -129,7 +132,7 @@ def test_infer_judges_files_and_reports_those_that_it_cannot(tmp_path: Path) -> 
     result = run("infer", tmp_path / "bundle", tmp_path / "red.png")
     assert result.returncode == 0, result.stderr
     assert re.fullmatch(r"\S+red\.png: red \(\d+\.\d%\)\n", result.stdout)
-    result = run("infer", tmp_path / "bundle", tmp_path / "red.png", tmp_path / "bad.png", "--json")
+    result = here("infer", tmp_path / "bundle", tmp_path / "red.png", tmp_path / "bad.png", "--json")
     good, bad = map(json.loads, result.stdout.splitlines())
     assert (good["type"], good["label"], bad["type"]) == ("Verdict", "red", "Failure")
     assert result.returncode == 2
@@ -166,7 +169,7 @@ def test_the_daemon_runs_from_the_command_line(tmp_path: Path) -> None:
 def test_a_bundle_folder_that_is_none_ends_every_command_alike_and_the_likely_ones_are_named(tmp_path: Path) -> None:
     tiny_bundle(tmp_path / "bundles" / "plant-a")
     for command in (("serve", tmp_path / "bundles"), ("infer", tmp_path / "bundles", "image.png")):
-        result = run(*command)
+        result = here(*command)
         assert result.returncode == 2
         assert f"did you mean {tmp_path}/bundles/plant-a?" in result.stderr
 
@@ -175,7 +178,7 @@ def test_a_state_folder_given_for_the_model_inside_it_is_put_right(tmp_path: Pat
     (tmp_path / "plant-a" / "model").mkdir(parents=True)
     (tmp_path / "plant-a" / "model" / "personal.json").touch()
     for given in (tmp_path / "plant-a", tmp_path):
-        result = run("export", given)
+        result = here("export", given)
         assert result.returncode == 2
         assert f"did you mean {tmp_path}/plant-a/model?" in result.stderr
 

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from broker_config.errors import EdgeNodeError, UsageError
-from tests.plants import draw, run
+from tests.plants import draw, here
 from trainer.datasets import DATASETS, GC10_DET, NEU_CLS, X_SDD, Comparison, Dataset, Images, checksum, compare, known
 from trainer.obtain import obtain
 
@@ -313,10 +313,10 @@ def test_the_copies_that_we_know_are_verified(name: str, folder: str, number: in
 
 
 def test_the_command_lists_every_data_set_with_licence_paper_and_page() -> None:
-    told = run("dataset").stdout
+    told = here("dataset").stdout
     for dataset in DATASETS.values():
         assert all(text in told for text in (dataset.name, dataset.licence, dataset.citation, dataset.by_hand))
-    assert [each["name"] for each in json.loads(run("dataset", "--json").stdout)] == list(DATASETS)
+    assert [each["name"] for each in json.loads(here("dataset", "--json").stdout)] == list(DATASETS)
 
 
 def test_the_command_shows_the_licence_gets_the_images_and_verifies_them(
@@ -326,20 +326,20 @@ def test_the_command_shows_the_licence_gets_the_images_and_verifies_them(
     with zipfile.ZipFile(served[0] / "gc10.zip", "w") as archive:
         for path in images.glob("*/*"):
             archive.write(path, path.relative_to(images))
-    result = run("dataset", "gc10-det", "--from", f"{served[1]}/gc10.zip", "--out", tmp_path / "out")
+    result = here("dataset", "gc10-det", "--from", f"{served[1]}/gc10.zip", "--out", tmp_path / "out")
     assert result.returncode == 0, result.stderr
     assert GC10_DET.licence in result.stderr
     assert "4 different images of 2 classes" in result.stdout
     assert left(tmp_path / "out") == ["punching_hole", "welding_line"]
-    result = run("dataset", "gc10-det", "--verify", tmp_path / "out")
+    result = here("dataset", "gc10-det", "--verify", tmp_path / "out")
     assert result.returncode == 1
     assert "crease: the class is missing" in result.stdout
-    told = json.loads(run("dataset", "gc10-det", "--verify", tmp_path / "out", "--json").stdout)
+    told = json.loads(here("dataset", "gc10-det", "--verify", tmp_path / "out", "--json").stdout)
     assert (told["verified"], told["images"]) == (False, {"punching_hole": 2, "welding_line": 2})
 
 
 @pytest.mark.parametrize("flags", [("--from", "x.zip"), ("--out", "a", "--verify", "b")])
 def test_options_that_do_not_go_together_are_refused(flags: tuple[str, ...]) -> None:
-    result = run("dataset", "neu-cls", *flags)
+    result = here("dataset", "neu-cls", *flags)
     assert result.returncode == 2
     assert "pass one of them" in result.stderr

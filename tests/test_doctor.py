@@ -23,13 +23,14 @@ import paho.mqtt.client as mqtt
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
+from broker_config.access import acl
 from broker_config.embedded import EmbeddedBroker, find_mosquitto, start_broker
 from broker_config.endpoint import Endpoint
 from broker_config.handshake import MQTT5, MQTT311
 from broker_config.messages import Spec
 from edge.doctor import access, local, reach, storage, traffic
 from edge.doctor.check import Check
-from edge.doctor.examine import BROKER, ECHOES, LOCAL, REACH, examine, exit_code
+from edge.doctor.examine import BROKER, ECHOES, KIT, LOCAL, REACH, examine, exit_code
 from edge.doctor.trial import Trial
 from edge.doctor.wire import Wire
 from tests.certificates import Authority
@@ -39,7 +40,8 @@ from tests.proxy import Proxy
 from tests.test_daemon import BLOCK_TORCH
 
 HOUSE = Path(__file__).parent.parent
-NAMES = [find.__name__ for find in (*REACH, *BROKER, *ECHOES, *LOCAL)]
+EVERY = [find.__name__ for find in (*REACH, *BROKER, *ECHOES, *LOCAL)]
+NAMES = [name for name in EVERY if name not in {find.__name__ for find in KIT}]  # without a kit
 UNREACHABLE = 69
 
 
@@ -92,8 +94,7 @@ class Guarded(NamedTuple):
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("guarded")
-    (listed,) = re.findall(r"```acl\n(.+?)```", (HOUSE / "docs" / "protocol.md").read_text(), re.DOTALL)
-    (folder / "acl").write_text(f"{listed}\nuser king\ntopic readwrite edge-node/#\n")
+    (folder / "acl").write_text(f"{acl('+')}\nuser king\ntopic readwrite edge-node/#\n")
     (folder / "passwords").touch()
     password = secrets.token_hex(8)
     for name in ("plant-a", "coordinator", "king"):
@@ -132,7 +133,7 @@ class Observer:
 
 def kept_sessions(port: int, log: str) -> list[str]:
     """The clients in a broker's log whose sessions it still keeps."""
-    persistent = set(re.findall(r" as (edge-node/doctor-\S+) \(p\d, c0", log))
+    persistent = set(re.findall(r" as (edge-node/doctor/\S+) \(p\d, c0", log))
     assert persistent
     endpoint = Endpoint.parse(f"mqtt://127.0.0.1:{port}")
     kept = []
@@ -174,7 +175,7 @@ def test_a_broker_that_speaks_mqtt_3_1_1_is_tried_all_the_same(tmp_path: Path) -
     assert exit_code(list(checks.values())) == 0
     assert checks["version"].outcome == "warning"
     assert "3.1.1" in checks["version"].found
-    assert "spec, round, down" in checks["protection"].found
+    assert "spec, round, status, down" in checks["protection"].found
     assert {checks[name].outcome for name in ("packets", "retained", "session", "queue", "will")} == {"ok"}
     assert "not delivered again" in checks["redelivery"].found
 
@@ -277,7 +278,7 @@ def test_behind_the_protocol_s_access_list_a_node_and_a_coordinator_have_what_th
 def test_a_user_that_acts_for_another_node_may_not_write_its_topics(guarded: Guarded) -> None:
     checks = diagnose(guarded.endpoint("plant-a"), "plant-b")
     assert checks["access"].outcome == "failure"
-    assert checks["access"].found == "plant-b may not write up, want, presence, chunks"
+    assert checks["access"].found == "plant-b may not write up, presence, want, chunks"
     assert "--as" in checks["access"].remedy
     assert not set(checks) & {find.__name__ for find in ECHOES}
 
@@ -286,7 +287,7 @@ def test_a_node_that_may_write_the_coordinator_s_topics_is_a_warning(guarded: Gu
     with tried(guarded.endpoint("king")) as trial:
         found = access.protection(trial)
     assert found.outcome == "warning"
-    assert "what only the coordinator should: spec, round, down, want, presence, chunks" in found.found
+    assert "what only the coordinator should: spec, round, status, down, presence, want, chunks" in found.found
     assert "anybody" not in found.found
     assert "docs/protocol.md" in found.remedy
 
@@ -384,7 +385,7 @@ def test_other_federations_are_not_disturbed_and_the_broker_is_left_as_it_was(tm
         observer = Observer(port)
         checks = diagnose(f"mqtt://127.0.0.1:{port}")
         assert f"{spec.federation} ({spec.model}, 5 nodes)" in checks["federations"].found
-        assert {topic.split("/")[2][:7] for topic in observer.topics - {theirs}} == {"doctor-"}
+        assert {topic.split("/")[2] for topic in observer.topics - {theirs}} == {"doctor"}
         assert retained_topics(port) == [theirs]
         assert kept_sessions(port, (tmp_path / "log").read_text()) == []
 
@@ -416,6 +417,13 @@ def test_a_connection_that_breaks_meanwhile_is_a_finding_and_the_rest_is_tried(m
         checks = {check.name: check for check in itertools.islice(examine(trial), NAMES.index("session") + 1)}
     assert checks["throughput"].found == "the broker ended the connection: without a word"
     assert checks["session"].outcome == "ok"
+
+
+def test_two_doctors_of_one_name_do_not_push_each_other_out(mosquitto: EmbeddedBroker) -> None:
+    with tried(mosquitto.url) as one, tried(mosquitto.url) as other, one.wire("session", session=60) as wire:
+        with other.wire("session", session=60) as second:
+            assert not second.resumed
+        assert wire.subscribe(one.topic) == []
 
 
 # This machine
@@ -501,7 +509,7 @@ def test_a_table_is_printed_without_torch_line_by_line(mosquitto: EmbeddedBroker
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
-    assert lines[0] == f"{mosquitto.url}, as node"
+    assert re.fullmatch(rf"{mosquitto.url}, as node-[0-9a-f]{{8}}", lines[0])
     assert [line[9:].split()[0] for line in lines[1:-1] if not line.startswith(" ")] == NAMES
     assert re.fullmatch(r"1 warning, (1 unknown, )?\d+ ok", lines[-1])
 
@@ -517,4 +525,4 @@ def test_a_failure_ends_it_with_1(guarded: Guarded, tmp_path: Path) -> None:
 
 def test_every_check_stands_in_the_troubleshooting_page() -> None:
     page = (HOUSE / "docs" / "troubleshooting.md").read_text().partition("## What the doctor finds")[2]
-    assert re.findall(r"^\| `(\w+)` \|", page.partition("\n## ")[0], re.MULTILINE) == NAMES
+    assert re.findall(r"^\| `(\w+)` \|", page.partition("\n## ")[0], re.MULTILINE) == EVERY

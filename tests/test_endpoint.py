@@ -51,6 +51,8 @@ def test_a_websocket_has_a_path(url: str, path: str) -> None:
         ("mqtt://plant/path", "cannot be read"),
         ("wss://plant/mqtt?token=1", "cannot be read"),
         ("mqtt://:secret@plant", "no user name"),
+        ("anna:secret@plant", "did you mean mqtt://anna@plant?"),
+        ("wss://anna:12/secret@plant", "cannot be read"),  # a slash that should be %2F
     ],
 )
 def test_a_wrong_address_is_explained_without_its_password(url: str, complaint: str) -> None:
@@ -90,6 +92,15 @@ def test_an_endpoint_shows_itself_without_its_password(url: str, shown: str) -> 
     assert str(endpoint) == shown
     assert "secret" not in repr(endpoint)
     assert str(Endpoint.parse(shown)) == shown
+
+
+def test_a_password_in_the_address_is_used_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert Endpoint.parse("mqtt://anna@plant").password is None
+    assert caplog.messages == []
+    assert Endpoint.parse("mqtt://anna:mine@plant").password == "mine"  # noqa: S105
+    assert caplog.messages == [
+        "the password in the broker's address can be read by others on this machine; set EDGE_NODE_PASSWORD"
+    ]
 
 
 def test_certificates_need_encryption_and_each_other() -> None:

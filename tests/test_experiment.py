@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from broker_config.errors import EdgeNodeError, UsageError
-from tests.plants import CLASSES, draw, run
+from tests.plants import CLASSES, draw, here
 from trainer import progress
 from trainer.experiments.experiment import Experiment, Order
 from trainer.experiments.grid import attempt, in_processes
@@ -119,7 +119,7 @@ def test_a_grid_that_was_killed_goes_on_and_ends_as_if_nothing_had_happened(
     assert json.loads(again.log.read_text().splitlines()[-1])["result"]["missing"] == 0
 
     whole = order._replace(store=order.store.parent / "whole", workers=2)
-    assert start(whole).process.wait(120) == 0
+    assert Experiment(whole, progress.ignore).run(progress.ignore) == []
     assert everything(order.store) == everything(whole.store)
 
 
@@ -186,7 +186,7 @@ def test_the_events_count_and_estimate(order: Order) -> None:
 
 
 def test_a_dry_run_says_what_is_left_and_runs_nothing(order: Order, images: Path) -> None:
-    result = run(
+    result = here(
         "experiment", "table2", "--data", f"neu={images}", "--model", "small", "--store", order.store, "--dry-run"
     )
     assert result.returncode == 0, result.stderr

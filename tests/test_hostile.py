@@ -1,11 +1,12 @@
 """A peer that breaks the protocol is named and left out; the round goes on without it."""
 
 import hashlib
-import json
 import queue
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from broker_config.endpoint import Endpoint
 from broker_config.link import Link
 from broker_config.messages import Manifest, RoundState
 from tests.foreign import ForeignNode, Tensors
-from tests.plants import CLASSES, FEDERATION, draw, run, start
+from tests.plants import CLASSES, draw, run
 from tests.traffic import small_encoder
-from trainer.federation.spec import Request, draft
-from trainer.tree import take_from
-from trainer.weights import initial_encoder
+from trainer import progress
+from trainer.federation.coordinator import coordinate
+from trainer.federation.ledger import Ledger
+from trainer.federation.spec import Request, Terms, draft
 
 V5 = MQTTProtocolVersion.MQTTv5
 
@@ -163,44 +165,42 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
         yield running
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Initial weights as a file: so the coordinator needs no torch, and starts fast."""
-    path = tmp_path_factory.mktemp("weights") / "small.safetensors"
-    path.write_bytes(save(take_from("encoder", initial_encoder("small", "none", 0))))
-    return path
-
-
 @pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.__name__)
 def test_a_hostile_peer_is_named_and_the_round_goes_on(
-    deed: Callable[[Hostile, Tensors], None], broker: EmbeddedBroker, weights: Path, tmp_path: Path
+    deed: Callable[[Hostile, Tensors], None], broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
     """An honest node and a hostile one, quorum one: the honest one finishes, the hostile one is told why it may not."""
-    coordinator = start(
-        "coordinate", broker.url, "--json", "--classes", ",".join(CLASSES), "--nodes", 2, "--quorum", 1, *FEDERATION,
-        "--weights", weights, "--method", "fedavg", "--state", tmp_path / "state", log=tmp_path / "log",
-    )  # fmt: skip
-    try:
-        honest = ForeignNode(broker.port, "honest", V5, weight=10, shift=0.5)
-        results: list[Tensors] = []
-        thread = threading.Thread(target=lambda: results.append(honest.run()), daemon=True)
-        while "Gathering" not in (tmp_path / "log").read_text():
-            assert coordinator.poll() is None, (tmp_path / "log").read_text()
-        thread.start()
+    request = Request("fedavg", model="small", size=32, rounds=2, seed=7)
+    spec, first = draft(
+        request, federation="default", classes=CLASSES, nodes=2, terms=Terms(quorum=1), encoder=small_encoder()
+    )
+    told: list[progress.AnyEvent] = []
+    gathering, patience = threading.Event(), time.monotonic() + 60
+
+    def tell(event: progress.AnyEvent) -> None:
+        told.append(event)
+        gathering.set()
+
+    def coordinating() -> object:
+        with Ledger(tmp_path / "state") as ledger:
+            return coordinate(
+                ledger, spec, first, Endpoint.parse(broker.url), tell, stop=lambda: time.monotonic() > patience
+            )
+
+    with ThreadPoolExecutor(2) as pool:
+        outcome = pool.submit(coordinating)
+        assert gathering.wait(20)
+        result = pool.submit(ForeignNode(broker.port, "honest", V5, weight=10, shift=0.5).run)
         with pytest.raises(AssertionError, match="Refusal") as refusal:
             Hostile(broker.port, deed).run()
-        thread.join(30)
-        assert coordinator.wait(20) == 0
-    finally:
-        coordinator.kill()
-    events = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines() if line.startswith("{")]
-    (refused,) = [event for event in events if event["event"] == "NodeRefused"]
-    assert refused["node"] == "hostile"
-    assert re.search(DEEDS[deed], refused["reason"]), refused
-    assert refused["reason"][:40] in str(refusal.value)
-    closed = [event["contributors"] for event in events if event["event"] == "RoundClosed"]
+    assert outcome.result() is not None
+    assert result.result()
+    (refused,) = [event for event in told if isinstance(event, progress.NodeRefused)]
+    assert refused.node == "hostile"
+    assert re.search(DEEDS[deed], refused.reason), refused
+    assert refused.reason[:40] in str(refusal.value)
+    closed = [event.contributors for event in told if isinstance(event, progress.RoundClosed)]
     assert closed == [["honest"], ["honest"]]
-    assert len(results) == 1
 
 
 def test_a_node_does_not_fetch_terabytes(broker: EmbeddedBroker, tmp_path: Path) -> None:

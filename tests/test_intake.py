@@ -11,7 +11,7 @@ from PIL import Image
 
 from broker_config.errors import UsageError
 from broker_config.messages import Preprocessing, Spec, Training
-from tests.plants import run
+from tests.plants import here
 from trainer import data
 from trainer.enrol import load_images
 from trainer.intake import show
@@ -344,7 +344,7 @@ def colors(sheet: Path) -> set[tuple[int, ...]]:
 
 def test_the_command_tells_findings_and_draws_a_picture(plant: Path, tmp_path: Path) -> None:
     (plant / "dent" / "broken.png").write_bytes(b"no image")
-    result = run("check", plant, "--picture", tmp_path / "sheet.png")
+    result = here("check", plant, "--picture", tmp_path / "sheet.png")
     assert result.returncode == 1
     assert "error: 1 image(s) cannot be read" in result.stdout
     assert "What to do: repair or remove" in result.stdout
@@ -357,7 +357,7 @@ def test_the_picture_marks_nothing_where_nothing_is_wrong(plant: Path, tmp_path:
 
 
 def test_the_command_prints_one_json_object_and_draws_only_on_request(plant: Path) -> None:
-    result = run("check", plant, "--size", SIZE, "--json")
+    result = here("check", plant, "--size", SIZE, "--json")
     assert result.returncode == 0
     assert json.loads(result.stdout) == {
         "can_join": True,
@@ -379,7 +379,7 @@ def test_the_command_prints_one_json_object_and_draws_only_on_request(plant: Pat
 
 @pytest.mark.parametrize("arguments", [("nowhere",), (".", "--picture", "no/such/folder/sheet.png")])
 def test_what_cannot_be_done_is_a_usage_error(arguments: tuple[str, ...], plant: Path) -> None:
-    result = run("check", *(str(plant) if word == "." else word for word in arguments))
+    result = here("check", *(str(plant) if word == "." else word for word in arguments))
     assert result.returncode == 2
     assert "What to do:" in result.stderr
 

@@ -2,11 +2,12 @@
 
 import itertools
 import random
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
 
+from broker_config.charter import Charter, Member
 from broker_config.codec import MAX_MESSAGE, decode, encode
 from broker_config.messages import NodeState, Overview
 from tests.test_codec import CASES
@@ -66,6 +67,20 @@ def seen(watching: Observer, state: Federation, *finished: str) -> dict[str, Nod
 
 
 THREE = (Joined("a"), Joined("b"), Joined("c"))
+
+
+def test_where_there_is_a_charter_it_says_when_the_members_certificates_end() -> None:
+    end = datetime(2027, 3, 1, tzinfo=UTC)
+    ends = {name: end + timedelta(days=days) for days, name in enumerate("abz")}
+    members = {name: Member("0" * 64, when) for name, when in ends.items()}
+    charter = Charter(
+        federation="steel", version=1, issued=end, expires=end, coordinator=Member("1" * 64, end), nodes=members
+    )
+    watching = Observer(SPEC, charter=charter)
+    for name in "abc":
+        watching.take(progress.NodeJoined(node=name))
+    told = seen(watching, after(*THREE))
+    assert {name: node.expires for name, node in told.items()} == {"a": ends["a"], "b": ends["b"], "c": None}
 
 
 def test_it_says_where_the_round_is_and_when_that_was() -> None:

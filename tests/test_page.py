@@ -14,7 +14,7 @@ import pytest
 from broker_config.embedded import start_broker
 from broker_config.errors import UsageError
 from tests.browser import CHROMIUM, Page, browse
-from tests.plants import draw, federate, run
+from tests.plants import draw, federate, here, run
 from trainer import personal, progress
 from trainer.page import compose, figures
 from trainer.page.examine import Examined, Picture
@@ -29,7 +29,7 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a simulation of three nodes leaves."""
     folder = tmp_path_factory.mktemp("simulation")
     draw(folder / "images", 24, 0)
-    result = run(
+    result = here(
         "simulate", "--data", folder / "images", "--model", "small", "--size", 32, "--rounds", 2, "--nodes", 3,
         "--samples", 6, "--evaluate-every", 1, "--out", folder / "run",
     )  # fmt: skip
@@ -40,7 +40,7 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def simulated_page(simulation: Path) -> Path:
     """The report about it, where it lies by default."""
-    result = run("report", simulation)
+    result = here("report", simulation)
     assert result.returncode == 0, result.stderr
     return simulation / "report.html"
 
@@ -159,7 +159,7 @@ def test_images_that_are_gone_or_have_changed_are_not_shown(federation: Path, tm
 
 
 def test_what_is_no_run_is_refused_with_what_to_pass(federation: Path, tmp_path: Path) -> None:
-    result = run("report", tmp_path)
+    result = here("report", tmp_path)
     assert result.returncode == 2
     for told in ("there is no run in", "--out folder", "edge-node-NAME", "coordinate"):
         assert told in result.stderr

@@ -22,7 +22,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from safetensors.numpy import load, load_file
 
 import broker_config
-from broker_config import codec, fetch, link, messages, sending, topics, transfer
+from broker_config import access, codec, fetch, link, messages, sending, topics, transfer
 from broker_config.embedded import find_mosquitto
 from edge.line import Failure, Verdict
 from tests.foreign import ForeignNode, Tensors
@@ -104,6 +104,10 @@ def test_every_message_has_an_example_with_all_its_fields(kind: type[msgspec.Str
 def test_the_limits_are_those_of_the_code(what: str, values: list[float]) -> None:
     (row,) = re.findall(rf"^\| {re.escape(what)}.*\| (.+?) +\|$", SECTIONS["Limits"], re.MULTILINE)
     assert re.findall(r"[\d,]*\d", row) == [f"{value:,.0f}" for value in values]
+
+
+def test_the_access_list_is_that_of_the_code() -> None:
+    assert f"```acl\n{access.acl('+')}```" in SECTIONS["Topics"]
 
 
 # The exact mean

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from broker_config import topics
 from broker_config.codec import decode, encode
 from broker_config.errors import UsageError
 from broker_config.messages import Spec, Training
@@ -168,3 +169,14 @@ def test_terms_that_the_nodes_cannot_meet_are_refused(terms: Terms, said: str) -
 
 def test_the_quorum_of_a_sample_is_the_sample() -> None:
     assert drafted(small(), terms=Terms(sample=2))[0].quorum == 2
+
+
+def test_a_federation_has_no_name_under_which_brokers_are_tried_out() -> None:
+    with pytest.raises(UsageError, match="a federation cannot be named 'doctor'"):
+        drafted(small(), federation="doctor")
+
+
+@pytest.mark.parametrize("name", ["coordinator", "monitor"])
+def test_a_node_has_no_name_that_is_somebody_else_s(name: str) -> None:
+    with pytest.raises(UsageError, match=f"a node cannot be named '{name}'"):
+        topics.check_node(name)

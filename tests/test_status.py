@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,14 @@ import msgspec
 import pytest
 from rich.text import Text
 
-from broker_config import topics
+from broker_config import charter, topics
 from broker_config.codec import encode
 from broker_config.embedded import EmbeddedBroker
 from broker_config.link import Endpoint, Link
 from broker_config.messages import AnyMessage, NodeState, Overview, Presence, RoundState, Spec
-from edge.status import Picture, View
+from edge.status import Picture, View, as_builtins, look
 from edge.status_lines import lines, notices
+from tests.members import Guarded
 from tests.plants import CLASSES, FEDERATION, draw, run, start
 from tests.terminal import Terminal
 from tests.test_codec import CASES, MANIFEST, RUN, SESSION
@@ -170,7 +172,24 @@ def test_a_federation_has_ended_when_nothing_more_will_come(state: RoundState, p
     ],
 )
 def test_it_is_said_what_deserves_attention(messages: tuple[AnyMessage, ...], said: list[str]) -> None:
-    assert list(notices(view(SPEC, *messages))) == said
+    assert list(notices(view(SPEC, *messages), NOW)) == said
+
+
+def in_days(days: float) -> datetime:
+    return NOW + timedelta(days=days)
+
+
+def test_certificates_that_end_within_30_days_or_have_ended_are_told_together_if_on_the_same_day() -> None:
+    ends = {"a": 31, "b": 29.2, "c": 5, "d": 5.1, "e": -1}
+    nodes = tuple(NodeState(node=name, doing="waiting", expires=in_days(days)) for name, days in ends.items())
+    shown = view(SPEC, OPEN, ONLINE, changed(OVERVIEW, nodes=(*nodes, NodeState(node="f", doing="waiting"))))
+    assert list(notices(shown, NOW)) == [
+        "the certificate of e has ended on 2026-02-28: new kits are needed",
+        "the certificate of c, d ends on 2026-03-06, in 5 days: new kits are needed",
+        "the certificate of b ends on 2026-03-30, in 29 days: new kits are needed",
+    ]
+    first = next(notices(shown, in_days(-2)))
+    assert first == "the certificate of e ends on 2026-02-28, in 1 day: new kits are needed"
 
 
 # How it looks
@@ -258,8 +277,8 @@ def test_several_federations_have_two_lines_each_and_one_more_if_nobody_coordina
 class Coordinator:
     """Publishes what a coordinator would."""
 
-    def __init__(self, broker: EmbeddedBroker):
-        self._link = Link(Endpoint.parse(broker.url), "coordinator", inbox=queue.Queue(), persistent=False).open()
+    def __init__(self, endpoint: Endpoint):
+        self._link = Link(endpoint, "coordinator", inbox=queue.Queue(), persistent=False).open()
 
     def publish(self, *messages: AnyMessage, federation: str = "steel") -> None:
         for message in messages:
@@ -272,7 +291,7 @@ class Coordinator:
 
 @pytest.fixture
 def coordinator(mosquitto: EmbeddedBroker) -> Iterator[Coordinator]:
-    running = Coordinator(mosquitto)
+    running = Coordinator(Endpoint.parse(mosquitto.url))
     yield running
     running.close()
 
@@ -301,6 +320,32 @@ def test_as_json_a_federation_is_one_object_with_all_that_is_known(
     assert {node["node"]: node["doing"] for node in shown["nodes"]} == {node.node: node.doing for node in NODES}
     assert all(set(node) == {field.name for field in msgspec.structs.fields(NodeState)} for node in shown["nodes"])
     assert 0 <= shown["age"] < 30
+
+
+def test_with_a_kit_the_end_of_its_certificate_and_charter_and_of_the_coordinator_s_are_told_too(
+    provisioned: Guarded,
+) -> None:
+    """Each of another day, by a clock shortly before the first of them."""
+    kits, key = provisioned.kits, provisioned.members.register.key
+    signed = kits["monitor"].members()
+    soon = datetime.now(UTC) + timedelta(days=20)
+    lasting = msgspec.structs.replace(
+        signed, expires=soon, coordinator=msgspec.structs.replace(signed.coordinator, expires=soon + timedelta(days=2))
+    )
+    monitor = msgspec.structs.replace(kits["monitor"], charter=charter.seal(lasting, key))
+    node = NodeState(node="plant-a", doing="waiting", expires=soon + timedelta(days=4))
+    with closing(Coordinator(Endpoint.of_kit(kits["coordinator"]))) as coordinator:
+        coordinator.publish(changed(SPEC, federation="steel"), OPEN, ONLINE, just_now(nodes=(node,)))
+        (shown,) = look(Endpoint.of_kit(monitor), "steel").views()
+    assert [notice.partition(":")[0] for notice in notices(shown, datetime.now(UTC) + timedelta(hours=1))] == [
+        f"the certificate of coordinator ends on {lasting.coordinator.expires:%Y-%m-%d}, in 21 days",
+        f"the certificate of plant-a ends on {node.expires:%Y-%m-%d}, in 23 days",
+        f"the charter in this kit ends on {soon:%Y-%m-%d}, in 19 days",
+    ]
+    assert shown.certificates["monitor"] == kits["monitor"].expires()
+    told = json.loads(msgspec.json.encode(as_builtins(shown)))
+    assert datetime.fromisoformat(told["charter"]) == soon
+    assert [datetime.fromisoformat(each["expires"]) for each in told["nodes"]] == [node.expires]
 
 
 def test_one_of_several_federations_is_shown_by_its_name(coordinator: Coordinator, mosquitto: EmbeddedBroker) -> None:

@@ -103,9 +103,8 @@ def test_a_late_contribution_is_not_counted_and_its_node_is_told(
     assert isinstance(late, progress.Late)
     assert late.node == PLANTS[2]
     straggler.wait_for(late)
-    straggler.stop()
-    for session in (coordinator, *nodes):
-        session.end()
+    for session in (straggler, coordinator, *nodes):
+        session.stop()
     assert federation.contributors()[late.round - 1] == {*PLANTS[:2]}
 
 

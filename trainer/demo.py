@@ -5,7 +5,6 @@ Everything runs as the commands that a plant would type, in processes of their o
 
 import contextlib
 import http.client
-import os
 import queue
 import shutil
 import subprocess
@@ -21,6 +20,7 @@ import msgspec
 import psutil
 
 from broker_config.embedded import start_broker
+from broker_config.environment import without_secrets
 from broker_config.errors import EdgeNodeError, UsageError
 from broker_config.messages import Spec
 from edge import bundle
@@ -252,7 +252,7 @@ class _Process:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if events else file,
                 stderr=file,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**without_secrets(), "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,  # the terminal's Ctrl-C reaches only us; we end the others in order
             )
 

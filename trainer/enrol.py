@@ -58,9 +58,7 @@ def join(
     def say(text: str) -> None:
         report(progress.Note(text=text))
 
-    topics.check_name(name, "the node's name")
-    if name == topics.COORDINATOR:
-        raise UsageError(f"a node cannot be named {name!r}", "choose another --name")
+    topics.check_node(name)
     for given in (folder, test):
         if given is not None:
             data.scan(given)  # what is wrong with the folders should be said before anybody waits for a coordinator

@@ -135,17 +135,17 @@ def coordinate(
     from trainer.federation.ledger import Ledger
     from trainer.federation.spec import Terms, draft
 
-    request = make_request(
-        method, option, model, weights, size, training, rounds, seed, threads, evaluate_every, aggregate, liars
-    )
-    names = [name.strip() for name in classes.split(",") if name.strip()]
-    terms = Terms(quorum, start, sample, deadline, min_wait)
     endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
     _check_coordinates(endpoint)
     if nodes is None:
         if endpoint.seal is None:
             raise UsageError("the number of nodes is missing", "say with --nodes how many take part")
         nodes = len(endpoint.seal.charter.nodes)
+    request = make_request(
+        method, option, model, weights, size, training, rounds, seed, threads, evaluate_every, aggregate, liars
+    )
+    names = [name.strip() for name in classes.split(",") if name.strip()]
+    terms = Terms(quorum, start, sample, deadline, min_wait)
     federation = agreed(federation, endpoint, "federation") or "default"
     spec, broadcast = draft(request, federation=federation, classes=names, nodes=nodes, terms=terms)
     with progress.show(as_json=as_json, quiet=quiet) as report, Ledger(state) as ledger:

@@ -163,9 +163,15 @@ def open_kit(file: Path) -> "Kit":
 
 
 def make_endpoint(
-    url: str | None, ca: Path | None, cert: Path | None, key: Path | None, kit: Path | None = None
+    url: str | None,
+    ca: Path | None,
+    cert: Path | None,
+    key: Path | None,
+    kit: Path | None = None,
+    *,
+    sealed: bool = True,
 ) -> "Endpoint":
-    """The broker that the options name, and who we are there.
+    """The broker that the options name, and who we are there; `sealed` as in `Endpoint.of_kit`.
 
     Raises:
         UsageError: they do not go together, or as `Endpoint.parse` and `Endpoint.of_kit` say.
@@ -175,7 +181,7 @@ def make_endpoint(
     if kit:
         if ca or cert or key:
             raise UsageError("a kit holds certificates and key already", "leave out --ca, --cert and --key, or --kit")
-        return Endpoint.of_kit(open_kit(kit), url)
+        return Endpoint.of_kit(open_kit(kit), url, sealed=sealed)
     if url is None:
         raise UsageError("the broker's address is missing", "write it as mqtt://HOST, or pass a kit: --kit FILE")
     return Endpoint.parse(url, ca=ca, cert=cert, key=key)

@@ -1,32 +1,38 @@
 """What the broker lets us do: what we need, and what nobody but the others should be able to do."""
 
+import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 from broker_config import topics
+from broker_config.access import rights
+from broker_config.endpoint import PORTS, Endpoint
 from broker_config.errors import LinkError
+from broker_config.handshake import CLOSED, MQTT5, Client, handshake
 from edge.doctor.check import Found
 from edge.doctor.trial import Trial
 from edge.doctor.wire import LostError, Wire
 
-_DIGEST = "0" * 64  # of a blob that nobody has
 _OTHER = "somebody-else"  # a node's name
 _LIST = "'Topics' in docs/protocol.md has the whole access list (mosquitto: acl_file)"
 _PATIENCE = 0.3  # seconds that a message may take to come back, besides five times the way to the broker
+_PLAIN = 2.0  # seconds that a broker may take to answer at the port for MQTT without TLS
 _SILENT = "MQTT 3.1.1 does not say"
 Answer = Literal["yes", "no", "unknown"]
 
 
 def access(trial: Trial) -> Found:
-    """Whether we may write and read what a node, or the coordinator, must."""
-    written = _write(trial, _own(trial.federation, trial.name))
+    """Whether we may write and read what a node, the coordinator or a monitor must."""
+    writes, reads, _ = rights(trial.name, trial.federation)
+    written = _write(trial, writes)
     unwritten = [topic for topic, answer in written.items() if answer == "no"]
     with trial.wire("access") as wire:
-        unread = wire.subscribe(*_read(trial.federation, trial.name))
-        if trial.topic not in (*unwritten, *unread):
+        unread = wire.subscribe(*reads)
+        if trial.topic in writes and trial.topic not in (*unwritten, *unread):
             wire.publish(trial.topic, b"echo")
-            trial.echoes = wire.find(lambda each: each.payload == b"echo") is not None
+            trial.echoes = wire.find(lambda each: each[:2] == (trial.topic, b"echo")) is not None
             unread += [] if trial.echoes else [trial.topic]
     refused = [
         f"{verb} {', '.join(map(_kind, denied))}" for verb, denied in (("write", unwritten), ("read", unread)) if denied
@@ -35,7 +41,7 @@ def access(trial: Trial) -> Found:
         return Found(
             "failure",
             f"{trial.name} may not {'; nor '.join(refused)}",
-            f"let it, in every federation (+), or say with --as which node this is; {_LIST}",
+            f"let it, in federation {trial.federation!r} as in others, or say with --as which node this is; {_LIST}",
         )
     unknown = [_kind(topic) for topic, answer in written.items() if answer == "unknown"]
     told = f"{trial.name} may write and read its topics"
@@ -53,7 +59,12 @@ def protection(trial: Trial) -> Found:
     remedies = [f"give each only its own topics; {_LIST}"] if found else []
     if _admits_strangers(trial):
         found.insert(0, "anybody is admitted, without user name and certificate")
-        remedies.insert(0, "admit nobody unknown (mosquitto: allow_anonymous false, password_file)")
+        remedies.insert(
+            0, "admit nobody unknown (mosquitto: allow_anonymous false, with password_file or require_certificate true)"
+        )
+    if _speaks_openly(trial):
+        found.append(f"port {PORTS['mqtt']} speaks MQTT without TLS: passwords and models may travel readable")
+        remedies.append(f"close it (mosquitto: no listener {PORTS['mqtt']})")
     if found:
         return Found("warning", "; ".join(found), "; ".join(remedies))
     if any("unknown" in written.values() for written in answers.values()):
@@ -61,50 +72,16 @@ def protection(trial: Trial) -> Found:
     return Found("ok", f"strangers are not admitted, and others' topics are closed to {trial.name}")
 
 
-def _own(federation: str, name: str) -> list[str]:
-    """The topics that `name` must write, as the access list of docs/protocol.md has them."""
-    if name == topics.COORDINATOR:
-        first = [
-            topics.spec(federation),
-            topics.round_state(federation),
-            topics.down(federation, _OTHER),
-            topics.want(federation, _OTHER, name),
-        ]
-    else:
-        first = [topics.up(federation, name), topics.want(federation, topics.COORDINATOR, name)]
-    return [*first, topics.presence(federation, name), topics.chunks(federation, name, _DIGEST, 1024)]
-
-
-def _read(federation: str, name: str) -> list[str]:
-    """The topics that `name` must read, likewise."""
-    if name == topics.COORDINATOR:
-        return [
-            topics.up(federation, "+"),
-            topics.presence(federation, "+"),
-            topics.want(federation, name, "+"),
-            topics.chunks(federation, _OTHER, _DIGEST, 1024),
-        ]
-    return [
-        topics.spec(federation),
-        topics.round_state(federation),
-        topics.down(federation, name),
-        topics.presence(federation, name),
-        topics.presence(federation, topics.COORDINATOR),
-        topics.want(federation, name, "+"),
-        topics.chunks(federation, topics.COORDINATOR, _DIGEST, 1024),
-    ]
-
-
-def _foreign(federation: str, name: str) -> dict[str, list[str]]:
+def _foreign(federation: str, name: str) -> dict[str, tuple[str, ...]]:
     """The topics that others write, and `name` must not: whose they are -> topics."""
     others = {"the coordinator": topics.COORDINATOR, "other nodes": _OTHER}
-    return {who: _own(federation, other) for who, other in others.items() if other != name}
+    return {who: rights(other, federation).writes for who, other in others.items() if other != name}
 
 
-def _write(trial: Trial, wanted: list[str]) -> dict[str, Answer]:
+def _write(trial: Trial, wanted: tuple[str, ...]) -> dict[str, Answer]:
     """Publish nothing on each topic; whether that was allowed. It is, if it comes back or an MQTT 5 broker says so."""
     answers: dict[str, Answer] = {}
-    for topic in wanted:
+    for topic in (each.replace("+", _OTHER) for each in wanted):
         try:
             with trial.wire("access") as wire:
                 answers[topic] = _try(trial, wire, topic)
@@ -125,14 +102,34 @@ def _try(trial: Trial, wire: Wire, topic: str) -> Answer:
 
 
 def _admits_strangers(trial: Trial) -> bool:
-    stranger = replace(trial.endpoint, username=None, password=None, cert=None, key=None)
-    if stranger == trial.endpoint:
-        return True
+    """Whether somebody is admitted who knows no more than how to reach the broker."""
+    known, kit = trial.endpoint, trial.endpoint.kit
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as ca:
+        ca.write(kit.ca if kit else "")
+        ca.flush()
+        nobody = replace(known, username=None, password=None, cert=None, key=None, kit=None, seal=None)
+        stranger = replace(nobody, ca=Path(ca.name)) if kit else nobody
+        if stranger == known:
+            return True
+        try:
+            trial.wire("stranger", endpoint=stranger).open().close()
+        except LinkError:
+            return False
+    return True
+
+
+def _speaks_openly(trial: Trial) -> bool:
+    """Whether there is MQTT without TLS beside that with TLS."""
+    if not trial.endpoint.tls:
+        return False
+    plain = Endpoint("mqtt", trial.endpoint.host, PORTS["mqtt"])
+    client = Client(plain, "", MQTT5, persistent=False)
     try:
-        trial.wire("stranger", endpoint=stranger).open().close()
+        answer = handshake(client, plain, min(_PLAIN, trial.timeout))
     except LinkError:
         return False
-    return True
+    client.disconnect()
+    return answer != CLOSED
 
 
 def _kind(topic: str) -> str:

@@ -3,15 +3,27 @@
 from collections.abc import Callable, Iterator
 
 from broker_config.errors import EdgeNodeError, LinkError
-from edge.doctor import access, local, reach, storage, traffic
+from edge.doctor import access, local, membership, reach, storage, traffic
 from edge.doctor.check import Check, Found
 from edge.doctor.trial import Trial
 from edge.doctor.wire import LostError
 
 Examine = Callable[[Trial], Found]
 
-REACH: tuple[Examine, ...] = (reach.address, reach.connection, reach.encryption, reach.login)
-BROKER: tuple[Examine, ...] = (reach.version, reach.federations, access.access, access.protection)
+REACH: tuple[Examine, ...] = (
+    reach.address,
+    reach.connection,
+    membership.certificate,
+    reach.encryption,
+    reach.login,
+)
+BROKER: tuple[Examine, ...] = (
+    reach.version,
+    membership.charter,
+    reach.federations,
+    access.access,
+    access.protection,
+)
 ECHOES: tuple[Examine, ...] = (  # need that we read what we write
     traffic.packets,
     traffic.latency,
@@ -22,6 +34,7 @@ ECHOES: tuple[Examine, ...] = (  # need that we read what we write
     storage.redelivery,
     storage.will,
 )
+KIT: tuple[Examine, ...] = (membership.certificate, membership.charter)  # of the above, for whoever has one
 LOCAL: tuple[Examine, ...] = (local.clock, local.disk, local.python)
 UNREACHABLE = LinkError.exit_code
 
@@ -32,6 +45,8 @@ def examine(trial: Trial, begins: Callable[[str], None] = lambda _: None) -> Ite
     for group in (REACH, BROKER, ECHOES, LOCAL):
         for find in group:
             if (group in (REACH, BROKER) and not reached) or (group is ECHOES and not trial.echoes):
+                continue
+            if find in KIT and trial.endpoint.kit is None:
                 continue
             name = find.__name__
             begins(name)

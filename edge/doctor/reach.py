@@ -9,21 +9,15 @@ from contextlib import suppress
 
 from broker_config import topics
 from broker_config.codec import DecodeError, decode
-from broker_config.handshake import newest_version, unreachable
+from broker_config.handshake import VERIFY, newest_version, unreachable
 from broker_config.link import probe
 from broker_config.messages import Spec
 from edge.doctor.check import Found
 from edge.doctor.trial import Trial
+from edge.words import SOON
 
-RENEWAL = 30  # days before its end when a certificate should be replaced
 PRODUCT = "$SYS/broker/version"
 PRODUCT_WAIT = 0.3  # seconds
-_VERIFY = {  # OpenSSL's codes
-    9: "it is not valid yet: set this machine's clock, or the broker's when it made the certificate",
-    10: "have the certificate renewed; if it should still be valid, set this machine's clock",
-    62: "use the host name that the certificate was made for, or have one made for this name",
-    64: "use the host name that the certificate was made for, or have one made for this address",
-}
 
 
 def address(trial: Trial) -> Found:
@@ -67,7 +61,7 @@ def encryption(trial: Trial) -> Found:
             certificate = secure.getpeercert() or {}  # empty only without verification
             version = secure.version()
     except ssl.SSLCertVerificationError as error:
-        remedy = _VERIFY.get(error.verify_code, "give the CA certificate that signed it: --ca FILE")
+        remedy = VERIFY.get(error.verify_code, "give the CA certificate that signed it: --ca FILE")
         return Found("failure", f"the certificate is not trusted: {error.verify_message}", remedy)
     except OSError as error:
         raise unreachable(endpoint, error, trial.timeout) from None
@@ -81,7 +75,7 @@ def _lifetime(certificate: Mapping[str, object], context: ssl.SSLContext, secure
     days = (end - time.time()) / 86_400
     told = f"{secure} for {host} until {time.strftime('%Y-%m-%d', time.gmtime(end))}: {days:.0f} days"
     figures = {"days_left": round(days, 1)}
-    if days < RENEWAL:
+    if days < SOON.days:
         return Found("warning", told, "have it, or its authority, renewed before: afterwards nobody gets in", figures)
     return Found("ok", told, figures=figures)
 
@@ -90,8 +84,10 @@ def login(trial: Trial) -> Found:
     """Whether the broker lets us in, and as whom."""
     trial.version = newest_version(trial.endpoint, trial.timeout)
     trial.wire("login").open().close()
-    who = [f"as {trial.endpoint.username}"] if trial.endpoint.username else []
-    who += ["with a certificate"] if trial.endpoint.cert else []
+    endpoint = trial.endpoint
+    name = endpoint.kit.name if endpoint.kit else endpoint.username
+    who = [f"as {name}"] if name else []
+    who += ["with a certificate"] if endpoint.kit or endpoint.cert else []
     return Found("ok", f"admitted {' '.join(who) or 'without user name and certificate'}")
 
 
@@ -117,6 +113,8 @@ def version(trial: Trial) -> Found:
 
 def federations(trial: Trial) -> Found:
     """Which federations are announced: what they need is what the other checks compare with."""
+    if trial.endpoint.kit and not trial.endpoint.seal:
+        return Found("unknown", "none can be checked without a charter that holds", "see the check charter")
     unreadable = []
     for topic, payload in probe(trial.endpoint, [topics.spec("+")], wait=min(2.0, trial.timeout)).items():
         try:

@@ -1,4 +1,4 @@
-"""The trial that all checks share: a federation of our own, whose topics nobody else has, gone when it is over."""
+"""The trial that all checks share: in a federation that is for nothing else, and in which nothing is left."""
 
 import secrets
 from contextlib import suppress
@@ -32,14 +32,16 @@ class Trial:
     name: str
     state: Path
     timeout: float
-    federation: str = field(default_factory=lambda: f"doctor-{secrets.token_hex(8)}")
     version: MQTTProtocolVersion = MQTT311
     echoes: bool = False  # whether what we publish on `topic` comes back to us
     chunk: int = CHUNK  # bytes of a chunk that pass
     round_trip: float = 0.0  # seconds
     specs: list[Spec] = field(default_factory=list)  # of the federations on this broker
+    _token: str = field(default_factory=lambda: secrets.token_hex(8))  # nobody else has our client ids
     _sessions: set[str] = field(default_factory=set)
     _retains: bool = False
+
+    federation = topics.TRIAL
 
     @property
     def topic(self) -> str:
@@ -63,7 +65,7 @@ class Trial:
 
     def wire(self, part: str, *, endpoint: Endpoint | None = None, **options: Any) -> Wire:
         """Return a connection for a `part` of the trial, to be opened; `options` are those of Wire."""
-        client_id = f"edge-node/{self.federation}/{self.name}/{part}"
+        client_id = f"edge-node/{self.federation}/{self.name}/{self._token}/{part}"
         if options.get("session"):
             self._sessions.add(part)
         return Wire(endpoint or self.endpoint, client_id, self.version, self.timeout, **options)

@@ -113,7 +113,7 @@ class _Coordinator:
         self._session = secrets.token_hex(8)
         self._state = ledger.resume(self._session)
         self._spec = spec = ledger.spec
-        self._observer = Observer(spec)
+        self._observer = Observer(spec, charter=endpoint.seal.charter if endpoint.seal else None)
         self._report = report = self._observer.beside(report)
         for tally in ledger.tallies():
             self._observer.recall(*tally)

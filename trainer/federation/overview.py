@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,6 +24,9 @@ from trainer.progress import (
     Report,
     RoundOpened,
 )
+
+if TYPE_CHECKING:
+    from broker_config.charter import Charter
 
 EVERY = 1.0  # seconds between two overviews, at least
 _ROOM = MAX_MESSAGE - 1024  # bytes for nodes; the rest of an overview needs less
@@ -47,10 +51,14 @@ class _Noted:
 
 
 class Observer:
-    """Notes what happens, and makes an overview of it when there is something new. The clock counts seconds."""
+    """Notes what happens, and makes an overview of it when there is something new.
 
-    def __init__(self, spec: Spec, clock: Callable[[], float] = time.monotonic):
+    The clock counts seconds. Where there is a charter, it tells when the nodes' certificates end.
+    """
+
+    def __init__(self, spec: Spec, clock: Callable[[], float] = time.monotonic, *, charter: "Charter | None" = None):
         self._spec, self._clock = spec, clock
+        self._members = charter.nodes if charter else {}
         self._nodes: dict[str, _Noted] = {}
         self._told: tuple[float, Federation | None] = (-inf, None)  # when last, and of which state
         self._changed = True
@@ -161,6 +169,7 @@ class Observer:
             bytes=noted.bytes,
             heard=None if noted.heard is None else min(round(self._clock() - noted.heard, 1), _LONGEST),
             error=noted.error,
+            expires=self._members[name].expires if name in self._members else None,
         )
 
     def _forget_strangers(self, state: Federation) -> None:

@@ -129,7 +129,7 @@ def draft(
 
 
 def _check(federation: str, classes: Sequence[str], nodes: int, terms: Terms) -> None:
-    topics.check_name(federation, "the federation's name")
+    topics.check_federation(federation)
     if len(classes) < 2 or len(set(classes)) != len(classes):
         raise UsageError(
             f"a federation needs two or more different classes, not {', '.join(classes)}", "name each class once"

@@ -1,0 +1,82 @@
+"""Kits in use: a federation of real processes that trust neither the broker nor each other's word for who they are."""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker_config import kit as kits
+from broker_config.seal import check_broadcast
+from tests import members
+from tests.plants import CLASSES, FEDERATION, draw, run, start
+from trainer.personal import load_facts
+
+NODES = ("plant-a", "plant-b")
+SECRET = kits.PASSPHRASE
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[members.Guarded]:
+    """Outside pytest's folder, where mosquitto's user cannot look."""
+    with tempfile.TemporaryDirectory() as folder, members.guarded(Path(folder), nodes=NODES) as broker:
+        yield broker
+
+
+def kit(broker: members.Guarded, name: str) -> Path:
+    return broker.folder / "kits" / f"{name}.kit"
+
+
+def test_a_kit_and_images_are_all_that_a_node_needs(guarded: members.Guarded, tmp_path: Path) -> None:
+    """Behind mosquitto's generated configuration; the models can show what they were made from."""
+    processes = {
+        "coordinator": start(
+            "coordinate", "--kit", kit(guarded, "coordinator"), "--classes", ",".join(CLASSES), *FEDERATION,
+            "--state", tmp_path / "coordinator", log=tmp_path / "coordinator.log",
+            **{SECRET: guarded.members.passphrase("coordinator")},
+        ),
+    }  # fmt: skip
+    for seed, name in enumerate(NODES):
+        images = draw(tmp_path / "images" / name, 4, seed)
+        processes[name] = start(
+            "join", "--kit", kit(guarded, name), "--data", images, "--state", tmp_path / name,
+            log=tmp_path / f"{name}.log", **{SECRET: guarded.members.passphrase(name)},
+        )  # fmt: skip
+    try:
+        codes = {name: process.wait(120) for name, process in processes.items()}
+    finally:
+        for process in processes.values():
+            process.kill()
+    logs = "\n".join(f"== {name}\n{(tmp_path / f'{name}.log').read_text()}" for name in processes)
+    assert set(codes.values()) == {0}, logs
+    for name in NODES:
+        facts = load_facts(tmp_path / name / "model")
+        assert facts.broadcast is not None
+        check_broadcast(facts.broadcast, guarded.kits[name].members().coordinator.key)
+    shown = run("status", "--kit", kit(guarded, "monitor"), "--json", "--once",
+                **{SECRET: guarded.members.passphrase("monitor")})  # fmt: skip
+    assert json.loads(shown.stdout)["status"] == "finished", shown
+    assert "ignored" not in logs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("coordinate", "--kit", "plant-a", "--classes", "a,b"), "this kit is that of plant-a"),
+        (("join", "--kit", "plant-a", "--data", ".", "--name", "plant-b"), "the kit is for name 'plant-a'"),
+        (("join", "--kit", "plant-a", "--data", ".", "--federation", "x"), "the kit is for federation 'steel'"),
+        (("join", "--kit", "plant-a", "--data", ".", "--ca", "ca.pem"), "holds certificates and key already"),
+        (("join", "mqtt://127.0.0.1", "--kit", "plant-a", "--data", "."), "use mqtts:// or wss://, or no URL"),
+        (("join", "--data", "."), "the broker's address is missing"),
+        (("join", "mqtt://127.0.0.1", "--data", "."), "this node's name is missing"),
+        (("coordinate", "mqtt://127.0.0.1", "--classes", "a,b"), "the number of nodes is missing"),
+    ],
+)
+def test_what_contradicts_a_kit_or_is_missing_without_one_is_said(
+    guarded: members.Guarded, arguments: tuple[str, ...], said: str
+) -> None:
+    words = [str(kit(guarded, "plant-a")) if word == "plant-a" else word for word in arguments]
+    done = run(*words, **{SECRET: guarded.members.passphrase("plant-a")})
+    assert done.returncode == 2
+    assert said in done.stderr
