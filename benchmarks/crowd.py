@@ -171,7 +171,8 @@ def draw(spec: Spec, number: int) -> Arrays:
     """The tensors of master `number`."""
     random = generator(number, "crowd")
     shapes = {name: tensor.shape for name, tensor in pick(spec.tensors, spec.sends).items()}
-    return {name: random.normal(0, _START, shape).astype(np.float32) for name, shape in shapes.items()}
+    drawn = {name: random.normal(0, _START, shape).astype(np.float32) for name, shape in shapes.items()}
+    return {name: np.abs(values) if name.endswith("running_var") else values for name, values in drawn.items()}
 
 
 def own_number(node: int, round_: int) -> np.ndarray:

@@ -2,9 +2,9 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -87,6 +87,23 @@ def read_tensors(path: Path, expected: Mapping[str, TensorSpec]) -> Iterator[tup
                 yield name, array
     except SafetensorError as error:
         raise DecodeError(f"not a safetensors file: {error}") from None
+
+
+class Rows(NamedTuple):
+    """Some rows of a tensor, along its first axis. A scalar is one row."""
+
+    tensor: str
+    start: int
+    stop: int
+
+
+def read_rows(path: Path, parts: Sequence[Rows]) -> np.ndarray:
+    """Return these rows of a file that `read_tensors` has gone through, as one vector; nothing else is read."""
+    with safe_open(path, framework="np") as file:
+        slices = [(file.get_slice(name), start, stop) for name, start, stop in parts]
+        return np.concatenate(
+            [np.ravel(each[start:stop] if each.get_shape() else each[...]) for each, start, stop in slices]
+        )
 
 
 def _check_header(file: Any, expected: Mapping[str, TensorSpec]) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -46,10 +47,14 @@ def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: draw(folder / name, 10, seed, known[seed]) for seed, name in enumerate(PLANTS)}
 
 
-def simulated(plants: dict[str, Path], method: str, weights: str = "") -> dict[str, bytes]:
+def request(method: str, rule: Any, weights: str = "") -> Request:
+    return Request(method, model="small", weights=weights, size=32, rounds=2, seed=7, evaluate_every=1, aggregate=rule)
+
+
+def simulated(plants: dict[str, Path], method: str, *, rule: str = "mean", weights: str = "") -> dict[str, bytes]:
     """The same federation in this process, without a broker: tensors by `who/name`."""
-    request = Request(method, model="small", weights=weights, size=32, rounds=2, seed=7, evaluate_every=1)
-    spec, broadcast = draft(request, federation="default", classes=CLASSES, nodes=len(plants))
+    asked = request(method, rule, weights)
+    spec, broadcast = draft(asked, federation="default", classes=CLASSES, nodes=len(plants))
     outcome = simulate(spec, broadcast, {n: load_images(spec, folder, None, print) for n, folder in plants.items()})
     found = {f"global/{name}": value.tobytes() for name, value in outcome.broadcast.items()}
     for node, model in outcome.models.items():
@@ -83,7 +88,7 @@ def processes(plants: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
 def test_processes_over_a_broker_end_with_the_same_bytes_as_the_simulation(
     processes: Path, plants: dict[str, Path]
 ) -> None:
-    agree(on_disk(processes), simulated(plants, "afedcl", str(drawn_weights())))
+    agree(on_disk(processes), simulated(plants, "afedcl", weights=str(drawn_weights())))
 
 
 def test_a_node_tells_its_rounds_as_events_and_its_model_as_the_last(processes: Path) -> None:
@@ -116,10 +121,16 @@ def exchange(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield broker.url
 
 
-def in_threads(endpoint: Endpoint, method: str, plants: dict[str, Path], folder: Path, chunk_size: int = CHUNK) -> None:
+def in_threads(
+    endpoint: Endpoint,
+    method: str,
+    plants: dict[str, Path],
+    folder: Path,
+    chunk_size: int = CHUNK,
+    rule: str = "mean",
+) -> None:
     """The sessions of nodes and coordinator, here in threads: processes would above all import torch."""
-    request = Request(method, model="small", size=32, rounds=2, seed=7, evaluate_every=1)
-    spec, broadcast = draft(request, federation=folder.name, classes=CLASSES, nodes=len(plants))
+    spec, broadcast = draft(request(method, rule), federation=folder.name, classes=CLASSES, nodes=len(plants))
     deadline, gathering = time.monotonic() + 60, threading.Event()
 
     def late() -> bool:
@@ -140,7 +151,7 @@ def in_threads(endpoint: Endpoint, method: str, plants: dict[str, Path], folder:
             spec, name, images, endpoint, folder / name, telemetry=False, report=progress.ignore, stop=late
         )
 
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(1 + len(plants)) as pool:
         jobs = [pool.submit(coordinating), *(pool.submit(join, name) for name in plants)]
     assert all(job.exception() is None for job in jobs), [job.exception() for job in jobs]
 
@@ -156,6 +167,11 @@ def test_every_method_exchanges_the_same_bytes_over_a_broker_as_in_the_simulatio
 ) -> None:
     in_threads(Endpoint.parse(exchange), method, two, tmp_path)
     agree(on_disk(tmp_path), simulated(two, method))
+
+
+def test_so_does_a_rule_other_than_the_mean(exchange: str, plants: dict[str, Path], tmp_path: Path) -> None:
+    in_threads(Endpoint.parse(exchange), "afedcl", plants, tmp_path, rule="trimmed_mean")
+    agree(on_disk(tmp_path), simulated(plants, "afedcl", rule="trimmed_mean"))
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,9 @@
 """What a coordinator has on disk, and what it makes of it when it is started again. No broker here."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,14 +21,14 @@ SESSION = "5" * 16
 NODES = ("a", "b", "c")
 
 
-def drafted(seed: int = 1, **terms: int) -> tuple[Spec, Arrays]:
-    request = Request("fedavg", model="small", size=32, rounds=2, seed=seed)
+def drafted(seed: int = 1, rule: Any = "mean", **terms: int) -> tuple[Spec, Arrays]:
+    request = Request("fedavg", model="small", size=32, rounds=2, seed=seed, aggregate=rule)
     return draft(request, federation="steel", classes=("x", "y"), nodes=len(NODES), terms=Terms(**terms))
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture(params=[(1, "mean"), (2, "trimmed_mean")], ids=lambda param: param[1])
 def federation(request: pytest.FixtureRequest) -> tuple[Spec, Arrays]:
-    return drafted(request.param)
+    return drafted(*request.param)
 
 
 def begun(folder: Path, federation: tuple[Spec, Arrays]) -> Iterator[Ledger]:
@@ -50,8 +51,13 @@ def contribution(ledger: Ledger, node: str, round_: int, seed: int = 0) -> Contr
     return Contribution(session=SESSION, run=ledger.spec.run, round=round_, weight=float(len(node) + 3), blob=manifest)
 
 
-def play(folder: Path, federation: tuple[Spec, Arrays], *, stop_after: int) -> list[bytes]:
-    """Two rounds, with the ledger closed and taken up again after every `stop_after` steps; each round's broadcast."""
+def play(
+    folder: Path, federation: tuple[Spec, Arrays], *, stop_after: int, order: Sequence[str] = NODES
+) -> list[bytes]:
+    """Two rounds, with the ledger closed and taken up again after every `stop_after` steps; each round's broadcast.
+
+    Nodes contribute in this order.
+    """
     steps, broadcasts, done = 0, list[bytes](), 0
     while done < 2:
         with Ledger(folder) as ledger:
@@ -64,7 +70,7 @@ def play(folder: Path, federation: tuple[Spec, Arrays], *, stop_after: int) -> l
                 state = rounds.restore(state.plan, 1, NODES, (), ())
             for _ in range(stop_after):
                 steps += 1
-                left = sorted(set(NODES) - state.contributed)
+                left = [node for node in order if node not in state.contributed]
                 if left:
                     ledger.contribute(left[0], contribution(ledger, left[0], state.round))
                     state = state._replace(contributed=state.contributed | {left[0]})
@@ -89,6 +95,28 @@ def test_however_often_it_is_taken_up_again_the_averages_are_the_same_bytes(
     whole = play(tmp_path / "whole", federation, stop_after=100)
     assert play(tmp_path / "pieces", federation, stop_after=stop_after) == whole
     assert whole[0] != whole[1]
+
+
+def test_the_order_in_which_contributions_arrive_does_not_change_the_averages(
+    federation: tuple[Spec, Arrays], tmp_path: Path
+) -> None:
+    came = play(tmp_path / "came", federation, stop_after=2)
+    assert play(tmp_path / "otherwise", federation, stop_after=3, order=NODES[::-1]) == came
+
+
+def test_a_contribution_that_was_changed_on_disk_is_not_aggregated(tmp_path: Path) -> None:
+    """A robust rule reads it again when the round closes."""
+    for ledger in begun(tmp_path, drafted(rule="median")):
+        ledger.resume(SESSION)
+        ledger.open(1, ())
+        for node in NODES:
+            message = contribution(ledger, node, 1)
+            ledger.contribute(node, message)
+        assert message.blob is not None
+        path = ledger.store.path(message.blob.digest)
+        path.write_bytes(path.read_bytes()[:-1] + b"\0")
+        with pytest.raises(EdgeNodeError, match=message.blob.digest):
+            ledger.average()
 
 
 def test_of_tensors_only_the_open_rounds_are_kept(federation: tuple[Spec, Arrays], tmp_path: Path) -> None:
@@ -123,7 +151,9 @@ def test_what_a_kill_left_behind_is_removed_and_what_had_arrived_of_a_blob_is_no
         assert len(list(ledger.store.incoming.iterdir())) == 1
 
 
-def test_a_contribution_that_does_not_fit_changes_nothing(federation: tuple[Spec, Arrays], tmp_path: Path) -> None:
+def test_a_contribution_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
+    federation = drafted()
+
     def averaged(folder: Path, *, poisoned: bool) -> bytes:
         for ledger in begun(folder, federation):
             ledger.resume(SESSION)

@@ -71,6 +71,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     engine: str = "plain"  # what trained the nodes: plain or batched
     device: str = "cpu"
+    aggregate: str = "mean"  # the rule, and the liars that it reckoned with
+    liars: int = 0
     serving: Serving | None = None
 
     @staticmethod

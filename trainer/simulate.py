@@ -1,7 +1,7 @@
 """Many nodes in one process: the same methods, sums and random numbers as behind the broker, without it."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -11,14 +11,15 @@ from broker_config.errors import UsageError
 from broker_config.messages import Spec
 from trainer import batched, data, partition, personal, progress, report
 from trainer.data import Images
-from trainer.federation.aggregate import FixedPointSum
+from trainer.federation.gathering import Gathering
+from trainer.federation.robust import InMemory
 from trainer.federation.round import draw
 from trainer.federation.spec import Request, draft
 from trainer.methods import make
 from trainer.methods.base import Metrics
-from trainer.participant import Participant
+from trainer.participant import Contributed, Participant
 from trainer.personal import Personal
-from trainer.tree import Arrays, pick
+from trainer.tree import Arrays
 
 
 class Engine(NamedTuple):
@@ -29,6 +30,15 @@ class Engine(NamedTuple):
 
 
 PLAIN = Engine()
+
+
+Tamper = Callable[[str, int, Contributed, Arrays], Contributed]
+"""(node, round, its contribution, the round's broadcast) -> what it sends instead."""
+
+
+def honest(node: str, round_: int, contributed: Contributed, broadcast: Arrays) -> Contributed:  # noqa: ARG001
+    """Nodes that send what they have."""
+    return contributed
 
 
 class Simulated(NamedTuple):
@@ -44,8 +54,9 @@ def simulate(
     images: Mapping[str, Images],
     show: progress.Report = progress.ignore,
     engine: Engine = PLAIN,
+    tamper: Tamper = honest,
 ) -> Simulated:
-    """Run a federation of the nodes in `images`.
+    """Run a federation of the nodes in `images`; `tamper` stands between each node and the server.
 
     With the same spec, first broadcast and images, the tensors of the plain engine on the CPU equal those of processes
     over a broker bit for bit (same machine, same torch).
@@ -56,7 +67,6 @@ def simulate(
     if engine.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("there is no GPU here that torch can use", "leave out --device, or install a torch with CUDA")
     method = make(spec.method, spec.training, spec.options)
-    sent = pick(spec.tensors, spec.sends)
     participants = {name: Participant(spec, name, share, engine.device) for name, share in images.items()}
     most = batched.MOST if engine.kind == "batched" else 1
     everyone = batched.group([*participants.values()], most)
@@ -71,20 +81,21 @@ def simulate(
         drawn = draw(participants, spec.sample, spec.seed, round_)
         groups = batched.group([participants[name] for name in sorted(drawn)], most) if drawn else everyone
         rounds.open(round_)
-        sums = FixedPointSum(sent, spec.nodes, method.weight_cap)
+        gathering = Gathering(spec, method)
         for group in groups:
             for name in group.nodes:
                 show(progress.Activity(node=name, round=round_, what="training"))
             stage_1 = group.contribute([states[name] for name in group.nodes], received, round_)
-            for _, contributed, _ in stage_1:
-                sums.add(contributed.tensors.items(), method.weigh(contributed.weight))
+            for name, (_, contributed, _) in zip(group.nodes, stage_1, strict=True):
+                told = tamper(name, round_, contributed, received)
+                gathering.add(name, InMemory(told.tensors), told.weight)
             stage_2 = group.refine([state for state, _, _ in stage_1], received, round_)
             for name, (_, _, metrics), (states[name], refined) in zip(group.nodes, stage_1, stage_2, strict=True):
                 histories[name] += ({"round": float(round_), **metrics, **refined},)
                 trained_on[name] = round_, received
                 show(progress.Measured(node=name, round=round_, metrics={**metrics, **refined}))
                 show(progress.Activity(node=name, round=round_, what="waiting"))
-        broadcast = method.finish(broadcast, sums.mean(), sums.count / spec.nodes)
+        broadcast = gathering.close(broadcast)
         rounds.close(sorted(drawn or participants))
     models = {}
     for name, (last, received) in trained_on.items():
@@ -139,6 +150,8 @@ def simulate_folder(
         seconds=time.monotonic() - started,
         engine=engine.kind,
         device=engine.device,
+        aggregate=spec.aggregation.rule,
+        liars=spec.aggregation.liars,
     )
     if out is not None:
         for name, model in outcome.models.items():

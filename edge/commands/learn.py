@@ -9,6 +9,7 @@ import typer
 from broker_config.errors import UsageError
 from broker_config.topics import COORDINATOR
 from edge.commands.options import (
+    Aggregate,
     Broker,
     Ca,
     Cert,
@@ -19,6 +20,7 @@ from edge.commands.options import (
     Json,
     Key,
     KitFile,
+    Liars,
     Method,
     Model,
     Options,
@@ -104,6 +106,8 @@ def coordinate(
     seed: Seed = 0,
     threads: Threads = 1,
     evaluate_every: EvaluateEvery = 5,
+    aggregate: Aggregate = "mean",
+    liars: Liars = 0,
     chunk_size: Annotated[
         int, typer.Option(min=1, help="KiB a message; a broker's own limit is honoured anyway.")
     ] = 256,
@@ -137,7 +141,9 @@ def coordinate(
         if endpoint.seal is None:
             raise UsageError("the number of nodes is missing", "say with --nodes how many take part")
         nodes = len(endpoint.seal.charter.nodes)
-    request = make_request(method, option, model, weights, size, training, rounds, seed, threads, evaluate_every)
+    request = make_request(
+        method, option, model, weights, size, training, rounds, seed, threads, evaluate_every, aggregate, liars
+    )
     names = [name.strip() for name in classes.split(",") if name.strip()]
     terms = Terms(quorum, start, sample, deadline, min_wait)
     federation = agreed(federation, endpoint, "federation") or "default"

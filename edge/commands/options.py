@@ -62,6 +62,13 @@ Rounds = Annotated[int, typer.Option(min=1, help=ROUNDS)]
 Seed = Annotated[int, typer.Option(min=0, help="Of everything that is random.")]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each training process.")]
 EvaluateEvery = Annotated[int, typer.Option(min=1, help="Rounds between two looks at the held-out images.")]
+Aggregate = Annotated[
+    Literal["mean", "median", "trimmed_mean", "multi_krum", "norm_clip"],
+    typer.Option(help="How contributions become one model: weighted mean, or a rule that liars cannot spoil."),
+]
+Liars = Annotated[
+    int, typer.Option(min=0, help="Lying nodes that trimmed_mean and multi_krum reckon with.", show_default="1")
+]
 Nodes = Annotated[int, typer.Option(min=1, help="Nodes that take part.")]
 Json = Annotated[bool, typer.Option("--json", help="For machines: JSON on standard output.")]
 Kind = Annotated[
@@ -107,6 +114,8 @@ def make_request(
     seed: int,
     threads: int = 1,
     evaluate_every: int = 5,
+    aggregate: Literal["mean", "median", "trimmed_mean", "multi_krum", "norm_clip"] = "mean",
+    liars: int = 0,
 ) -> "Request":
     """What the options ask of a federation."""
     from trainer.federation.spec import Request, check_training
@@ -123,6 +132,8 @@ def make_request(
         seed=seed,
         threads=threads,
         evaluate_every=evaluate_every,
+        aggregate=aggregate,
+        liars=liars,
     )
     check_training(request)
     return request

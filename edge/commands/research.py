@@ -11,12 +11,14 @@ from edge.commands.options import (
     ROUNDS,
     SUITED_WEIGHTS,
     WEIGHTS,
+    Aggregate,
     ClassesPerNode,
     Device,
     EvaluateEvery,
     Events,
     Json,
     Kind,
+    Liars,
     Method,
     Model,
     Nodes,
@@ -70,6 +72,8 @@ def simulate(
     engine: Kind = "plain",
     device: Device = "cpu",
     evaluate_every: EvaluateEvery = 5,
+    aggregate: Aggregate = "mean",
+    liars: Liars = 0,
     pool: Annotated[str, typer.Option(help="report; tuning: images that no report uses; or all.")] = "report",
     out: Annotated[Path | None, typer.Option(help="Folder for the personal models and report.json.")] = None,
     quiet: Quiet = False,
@@ -84,7 +88,9 @@ def simulate(
     from trainer.simulate import Engine, simulate_folder
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
-    request = make_request(method, option, model, weights, size, training, rounds, seed, threads, evaluate_every)
+    request = make_request(
+        method, option, model, weights, size, training, rounds, seed, threads, evaluate_every, aggregate, liars
+    )
     scheme = Scheme(partition, nodes, samples, seed, classes_per_node, alpha, pool, test_samples)
     with progress.show(as_json=as_json, quiet=quiet) as show:
         tell_weights(request, weights, show)

@@ -21,6 +21,11 @@ def scale_for(initial: np.ndarray, nodes: int) -> int:
     return 62 - math.ceil(math.log2(nodes)) - (_HEADROOM + math.ceil(math.log2(largest)))
 
 
+def largest(tensor: TensorSpec, nodes: int) -> float:
+    """The largest value that one of `nodes` contributions to a tensor may hold."""
+    return float(2.0 ** (62 - tensor.scale) / 2 ** math.ceil(math.log2(nodes)))
+
+
 class FixedPointSum:
     """Sum of weight * tensor and of weights, in 64-bit integers.
 
@@ -43,7 +48,7 @@ class FixedPointSum:
             ValueError: a value is beyond the range that the federation's scales leave.
         """
         for name, values in tensors:
-            bound = 2.0 ** (62 - self._tensors[name].scale) / 2 ** math.ceil(math.log2(self._nodes))
+            bound = largest(self._tensors[name], self._nodes)
             if values.size and not float(np.abs(values).max()) <= bound:
                 raise ValueError(f"tensor {name} holds a value beyond +-{bound:g}; its training has diverged")
 

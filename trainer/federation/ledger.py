@@ -1,7 +1,8 @@
-"""The coordinator's durable half: facts in the journal, tensors in the store, the exact sums of the open round.
+"""The coordinator's durable half: facts in the journal, tensors in the store, what the open round has gathered.
 
 Of tensors there are: the broadcast that the open round started from, and what was contributed to it (so that the sums
-can be made again after a restart). The next broadcast replaces them all; what was left behind by a kill goes as well.
+can be made again after a restart, and robust rules can read it when the round closes). The next broadcast replaces them
+all; what was left behind by a kill goes as well.
 """
 
 from collections.abc import Collection
@@ -10,13 +11,14 @@ from pathlib import Path
 from typing import Self
 
 from broker_config import disk
-from broker_config.codec import DecodeError, encode_tensors, encoded_size, read_tensors
+from broker_config.codec import encode_tensors, encoded_size, read_tensors
 from broker_config.errors import EdgeNodeError, PeerError, UsageError
 from broker_config.messages import Contribution, Spec
 from broker_config.transfer import BlobStore
 from trainer.federation import round as rounds
-from trainer.federation.aggregate import FixedPointSum
+from trainer.federation.gathering import Gathering
 from trainer.federation.journal import Blob, Journal, Run, Tally
+from trainer.federation.robust import InMemory, OnDisk, Source
 from trainer.methods import make
 from trainer.tree import Arrays, pick
 
@@ -102,11 +104,11 @@ class Ledger:
             {run.broadcast.digest, *(each.digest for each in run.contributions if each.digest)}, arriving=True
         )
         self.broadcast = self._read(run.broadcast.digest)
-        self._clear_sums()
+        self._gathering = Gathering(spec, self._method)
         for each in run.contributions:
             if each.digest is not None:
                 self._verify(each.digest)
-            self._sum(each.digest, each.weight)
+            self._gathering.add(each.node, self._source(each.digest), each.weight)
         self._journal.claimed(spec.run, session)
         return rounds.restore(
             plan_of(spec), run.round, run.members, run.drawn, [each.node for each in run.contributions]
@@ -140,13 +142,13 @@ class Ledger:
     def contribute(self, node: str, message: Contribution) -> None:
         """Take in a checked contribution whose blob is in the store. PeerError if that does not fit."""
         digest = message.blob.digest if message.blob else None
-        if digest is not None:
-            try:
-                self._sums.check(read_tensors(self.store.path(digest), self._sent))
-            except (DecodeError, ValueError) as error:
-                raise PeerError(node, str(error), message.round) from error
+        source = self._source(digest)
+        try:
+            self._gathering.check(source)
+        except ValueError as error:  # DecodeError is one
+            raise PeerError(node, str(error), message.round) from error
         self._journal.contributed(self.spec.run, message.round, node, message.weight, message.blob)
-        self._sum(digest, message.weight)
+        self._gathering.add(node, source, message.weight)
 
     def has_counted(self, node: str, round_: int) -> bool:
         """Whether a closed round's mean holds a contribution of this node."""
@@ -157,14 +159,21 @@ class Ledger:
         return self._journal.tallies(self.spec.run)
 
     def average(self) -> None:
-        """Make the open round's mean the broadcast. Not yet a fact: `open` or `conclude` follow."""
-        self.broadcast = self._method.finish(self.broadcast, self._sums.mean(), self._sums.count / self.spec.nodes)
+        """Make what the open round has gathered the broadcast. Not yet a fact: `open` or `conclude` follow.
+
+        Raises:
+            EdgeNodeError: the disk fails, or a contribution that is read again is not what it was.
+        """
+        if self.spec.aggregation.rule != "mean":
+            for digest in self.store.digests():
+                self._verify(digest)
+        self.broadcast = self._gathering.close(self.broadcast)
         self.broadcast_blob = Blob(*self.store.put(encode_tensors(self.broadcast)))
 
     def open(self, round_: int, drawn: Collection[str]) -> None:
         """The round before is closed, and `round_` starts from the broadcast."""
         self._journal.opened(self.spec.run, round_, self.broadcast_blob, drawn)
-        self._clear_sums()
+        self._gathering = Gathering(self.spec, self._method)
         self.store.purge({self.broadcast_blob.digest})
 
     def conclude(self) -> None:
@@ -190,12 +199,8 @@ class Ledger:
         assert self.run is not None
         self._journal.aborted(self.run.spec.run)
 
-    def _clear_sums(self) -> None:
-        self._sums = FixedPointSum(self._sent, self.spec.nodes, self._method.weight_cap)
-
-    def _sum(self, digest: str | None, weight: float) -> None:
-        tensors = read_tensors(self.store.path(digest), self._sent) if digest else ()
-        self._sums.add(tensors, self._method.weigh(weight))
+    def _source(self, digest: str | None) -> Source:
+        return OnDisk(self.store.path(digest), self._sent) if digest else InMemory({})
 
     def _read(self, digest: str) -> Arrays:
         self._verify(digest)

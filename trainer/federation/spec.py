@@ -3,16 +3,18 @@
 import importlib.metadata
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from broker_config import topics
 from broker_config.codec import DecodeError, decode, encode
 from broker_config.errors import UsageError, nearest
-from broker_config.messages import Option, Preprocessing, Spec, TensorSpec, Training
+from broker_config.messages import Aggregation, Option, Preprocessing, Spec, TensorSpec, Training
 from trainer.federation.aggregate import scale_for
+from trainer.federation.robust import RULES
 from trainer.methods import allowed, complete_options, make
+from trainer.methods.base import Method
 from trainer.seeding import generator
 from trainer.tree import Arrays
 from trainer.weights import FEATURES, Shape, initial_encoder, suited_weights
@@ -31,6 +33,8 @@ class Request(NamedTuple):
     seed: int = 0
     threads: int = 1
     evaluate_every: int = 5
+    aggregate: Literal["mean", "median", "trimmed_mean", "multi_krum", "norm_clip"] = "mean"
+    liars: int = 0  # that trimmed_mean and multi_krum reckon with; by default 1
 
 
 class Terms(NamedTuple):
@@ -89,6 +93,8 @@ def draft(
     options = complete_options(request.method, request.options)
     method = make(request.method, training, options)
     shape = Shape(FEATURES[request.model], len(classes))
+    quorum = terms.quorum or terms.sample or nodes
+    aggregation = _aggregation(request, method, quorum)
     encoder = encoder or initial_encoder(request.model, weights, request.seed)
     broadcast = {**encoder, **method.init_server(encoder, shape, generator(request.seed, "server"))}
     spec = Spec(
@@ -103,7 +109,7 @@ def draft(
         training=training,
         rounds=request.rounds,
         nodes=nodes,
-        quorum=terms.quorum or terms.sample or nodes,
+        quorum=quorum,
         seed=request.seed,
         threads=request.threads,
         evaluate_every=request.evaluate_every,
@@ -113,6 +119,7 @@ def draft(
         sample=terms.sample,
         deadline=terms.deadline,
         min_wait=terms.min_wait,
+        aggregation=aggregation,
     )
     try:
         decode(encode(spec), Spec)  # as the nodes will: what they would refuse must not be published
@@ -135,6 +142,31 @@ def _check(federation: str, classes: Sequence[str], nodes: int, terms: Terms) ->
     ):
         if not 1 <= number <= most:
             raise UsageError(f"{what} {number} cannot be had from {most} nodes", f"take 1 to {most}")
+
+
+def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:
+    name, liars = request.aggregate, request.liars
+    rule = RULES.get(name)
+    if liars and not (rule and rule.counts_liars):
+        raise UsageError(
+            f"{name} does not count liars: there is nothing for --liars to act on",
+            "leave out --liars, or take --aggregate trimmed_mean or multi_krum",
+        )
+    if rule is None:
+        return Aggregation()
+    if method.only_mean:
+        raise UsageError(
+            f"{name} does not combine with {request.method}: {method.only_mean}",
+            "leave out --aggregate, or take another method",
+        )
+    liars = liars or int(rule.counts_liars)
+    if quorum < rule.least(liars):
+        against = f" against {liars} of them" if liars else ""
+        raise UsageError(
+            f"{name} needs {rule.least(liars)} contributions{against}, and a round here may close with {quorum}",
+            "take a larger --quorum (or --sample, or more --nodes), fewer --liars, or another rule",
+        )
+    return Aggregation(name, liars)
 
 
 def _training(weights: str, given: Mapping[str, Option | str]) -> Training:

@@ -116,6 +116,8 @@ class Method(NamedTuple):
     # The coordinator's reading of it: raw weight -> weight in (0, weight_cap]; ValueError if it cannot be honest.
     weigh: Callable[[float], float] = images_weight
     weight_cap: float = IMAGES_CAP
+    # Why no rule but the mean can aggregate what is sent; empty where that is the node's model, or a part of it.
+    only_mean: str = ""
     # The next broadcast: (broadcast, weighted mean of the contributions, share of the nodes that contributed).
     finish: Callable[[Arrays, Arrays, float], Arrays] = lambda broadcast, mean, share: {**broadcast, **mean}
     refine: tuple[Phase, ...] = ()  # stage 2, while the upload is under way; changes nothing of what was sent

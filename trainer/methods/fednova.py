@@ -42,6 +42,7 @@ def fednova(training: Training, options: Options) -> Method:
             "steps": np.full((), _RANGE, np.float32),
         },
         contribute=_normalised,
+        only_mean="what is sent are updates divided by steps, and the steps, which make no model together",
         finish=_finish,
     )
 

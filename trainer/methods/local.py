@@ -13,6 +13,7 @@ def local(training: Training, options: Options) -> Method:
     return Method(
         train=(plain_phase(training, options.epochs),),
         sends=share(),
+        only_mean="nothing leaves a node",
         init_node=private_classifier,
         receive=lambda own, received: own,
     )

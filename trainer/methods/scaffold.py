@@ -71,6 +71,7 @@ def scaffold(training: Training, options: Options) -> Method:
         measure=lambda metrics, images: 1.0,
         weigh=lambda raw: 1.0,
         weight_cap=1.0,
+        only_mean="the server's control variate must be the mean of the nodes' own, or their steps drift",
         finish=_finish,
     )
 
