@@ -67,7 +67,9 @@ class Link:
     the inbox is full, QoS 0 is dropped; QoS 1 waits, and the broker with it. A payload of more than `longest` bytes is
     cut to one byte more: enough to be refused for it, and too little to fill the memory while it waits.
 
-    With a seal in `endpoint` all that members of its federation say is signed and checked here, and nowhere else.
+    Nothing is heard on a topic that was not subscribed to, whatever the broker sends: what a process does with a message
+    hangs on its topic, and so does who must have signed it. What a broker has kept for a persistent link comes at once
+    when it opens, so that one subscribes before. With a seal in `endpoint` all that members of its federation say is signed and checked here, and nowhere else.
     """
 
     def __init__(
@@ -267,6 +269,9 @@ class Link:
     def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
         payload = bytes(message.payload[: self.longest + (HEAD if self.endpoint.seal else 0) + 1])
         delivery = Delivery(self, message.topic, payload, message.retain, message.mid, message.qos, self._connection)
+        if not self._asked_for(message.topic):
+            self.ack(delivery)
+            return
         if self.endpoint.seal:
             try:
                 delivery = delivery._replace(payload=self.endpoint.seal.open(message.topic, payload))
@@ -280,6 +285,9 @@ class Link:
                 self._inbox.put_nowait(delivery)
             except queue.Full:
                 log.debug("dropped a message on %s: the inbox is full", delivery.topic)
+
+    def _asked_for(self, topic: str) -> bool:
+        return topic in self._filters or any(paho.topic_matches_sub(each, topic) for each in list(self._filters))
 
     def _drop(self, delivery: Delivery, why: str) -> None:
         """Leave out a message that somebody else has written, as if it had never come."""
@@ -323,13 +331,8 @@ def probe(endpoint: Endpoint, filters: Sequence[str], wait: float) -> dict[str, 
                 if link._subscribed.is_set():
                     break
                 continue
-            if isinstance(event, Delivery) and event.retain and _matches(event.topic, filters):
+            if isinstance(event, Delivery) and event.retain:
                 found[event.topic] = event.payload
         if link._subscription_refused:
             raise refused(endpoint, link._subscription_refused)
     return found
-
-
-def _matches(topic: str, filters: Sequence[str]) -> bool:
-    """Amqtt sends new clients what others have subscribed to as well."""
-    return any(paho.topic_matches_sub(each, topic) for each in filters)

@@ -28,9 +28,11 @@ DAY = timedelta(days=1)
 NOW = datetime.now(UTC)
 
 
-def connect(endpoint: Endpoint, name: str = "") -> tuple[Link, Queue[Any]]:
+def connect(endpoint: Endpoint, name: str = "", *filters: str) -> tuple[Link, Queue[Any]]:
     inbox: Queue[Any] = Queue()
-    link = Link(endpoint, name or f"edge-node/{random.getrandbits(64):x}", inbox=inbox, persistent=bool(name)).open()
+    link = Link(endpoint, name or f"edge-node/{random.getrandbits(64):x}", inbox=inbox, persistent=bool(name))
+    link.subscribe(*filters)
+    link.open()
     assert isinstance(inbox.get(timeout=5), LinkUp)
     return link, inbox
 
@@ -157,7 +159,8 @@ def test_what_was_said_to_a_member_that_is_away_outlives_a_restart_of_the_broker
             if number % 500 == 499:
                 assert coordinator.flush(20)
     provisioned.restart()
-    node, inbox = connect(Endpoint.of_kit(provisioned.kits["plant-a"]), "edge-node/steel/plant-a")
+    endpoint = Endpoint.of_kit(provisioned.kits["plant-a"])
+    node, inbox = connect(endpoint, "edge-node/steel/plant-a", topics.down("steel", "plant-a"))
     with closing(node):
         for number in range(2000):
             received = inbox.get(timeout=10)

@@ -333,6 +333,16 @@ def test_the_backlog_is_what_is_published_and_not_yet_written(mosquitto: Embedde
             time.sleep(0.01)
 
 
+def test_what_nobody_has_subscribed_to_is_not_heard(mosquitto: EmbeddedBroker) -> None:
+    inbox: Inbox = queue.Queue()
+    with Proxy(mosquitto.port) as proxy, link_to(proxy.url, inbox=inbox) as link:
+        link.subscribe("a/+", "b/#")
+        expect(inbox, LinkUp)
+        for topic in ("", "a", "a/b/c", "+/+", "c", "b/is/asked/for"):
+            proxy.say(topic, b"said by the broker")
+        assert expect(inbox).topic == "b/is/asked/for"
+
+
 def test_a_session_keeps_what_comes_while_its_owner_is_away(broker: EmbeddedBroker) -> None:
     inbox: Inbox = queue.Queue()
     with link_to(broker.url, "owner", persistent=True) as owner:
@@ -342,16 +352,19 @@ def test_a_session_keeps_what_comes_while_its_owner_is_away(broker: EmbeddedBrok
     with link_to(broker.url, "sender") as sender:
         sender.publish("topic", b"while away")
         assert sender.flush(5)
-    with link_to(broker.url, "owner", persistent=True, inbox=inbox):
+    owner = link_to(broker.url, "owner", persistent=True, inbox=inbox)
+    owner.subscribe("topic")  # before it opens: what waits for it comes at once
+    with owner:
         assert expect(inbox).payload == b"while away"
 
 
 def test_what_is_not_acknowledged_comes_again_after_a_restart(mosquitto: EmbeddedBroker) -> None:
     inbox: Inbox = queue.Queue()
     for expected, acknowledge in [(b"1", False), (b"1", True), (b"2", True)]:
-        with link_to(mosquitto.url, "owner", persistent=True, inbox=inbox) as owner:
+        owner = link_to(mosquitto.url, "owner", persistent=True, inbox=inbox)
+        owner.subscribe("topic")
+        with owner:
             if not acknowledge:
-                owner.subscribe("topic")
                 owner.publish("topic", b"1")
                 owner.publish("topic", b"2")
             delivery = expect(inbox)

@@ -123,15 +123,15 @@ class _Node:
 
     def run(self, stop: Callable[[], bool]) -> Path | None:
         started, spec = time.monotonic(), self._spec
-        self._link.open()
-        self._courier.start()
         federation = spec.federation
-        self._report(events.Gathering(federation=federation, run=spec.run, nodes=spec.nodes, rounds=spec.rounds))
         self._link.subscribe(
             topics.down(federation, self._name),
             topics.round_state(federation),
             topics.presence(federation, topics.COORDINATOR),
         )
+        self._link.open()
+        self._courier.start()
+        self._report(events.Gathering(federation=federation, run=spec.run, nodes=spec.nodes, rounds=spec.rounds))
         self._timeline.begin("waiting", self._rounds_done() + 1)
         while self._model is None:
             if stop():

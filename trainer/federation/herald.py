@@ -38,8 +38,8 @@ class Herald:
 
     def open(self) -> None:
         """Connect, and hear all nodes. LinkError if the broker cannot be reached."""
-        self.link.open()
         self.link.subscribe(topics.presence(self._spec.federation, "+"), topics.up(self._spec.federation, "+"))
+        self.link.open()
 
     def close(self) -> None:
         """Say goodbye, if there is somebody to hear it, and disconnect."""
