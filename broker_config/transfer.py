@@ -296,7 +296,7 @@ class Courier:
         try:
             fetch.finish()
         except PeerError as error:
-            if fetch.resumed:  # a power cut may have torn what an earlier process left: all over again
+            if self._may_be_innocent(job, fetch):  # all over again
                 job.fetch = None
                 self._turns.leave(job)
                 self._turns.join(job)
@@ -307,6 +307,18 @@ class Courier:
         else:
             for each in list(self._jobs[job.blob.digest]):
                 self._end(each)
+
+    def _may_be_innocent(self, job: _Job, fetch: Fetch) -> bool:
+        """Whether others than the holder may have given a blob the wrong bytes.
+
+        A power cut may have torn what an earlier process left. And where members sign what they say, chunks are what a
+        broker can forge: it must not have their holder refused for that.
+        """
+        if fetch.resumed:
+            return True
+        if self._link.endpoint.seal and self._is_first(job.blob.node):
+            log.warning("what arrives from %s is not the blob that it has signed; asking for it again", job.blob.node)
+        return self._link.endpoint.seal is not None
 
     def _accept(self, manifest: Manifest) -> None:
         if manifest.digest in self._store:

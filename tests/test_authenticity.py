@@ -3,6 +3,7 @@
 import queue
 import secrets
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,7 +19,7 @@ from broker_config import topics
 from broker_config.charter import Charter, CharterError, Member
 from broker_config.charter import read as read_charter
 from broker_config.charter import seal as seal_charter
-from broker_config.codec import SEALED, decode_any, encode
+from broker_config.codec import SEALED, decode_any, encode, encode_chunk
 from broker_config.embedded import start_broker
 from broker_config.endpoint import Endpoint
 from broker_config.errors import EdgeNodeError, UsageError
@@ -28,6 +29,7 @@ from broker_config.messages import (
     Accepted,
     AnyMessage,
     Contribution,
+    Hello,
     Manifest,
     Presence,
     Refusal,
@@ -37,14 +39,16 @@ from broker_config.messages import (
 )
 from broker_config.seal import Seal, check_broadcast
 from broker_config.signing import HEAD, ForgedError, SigningKey, unseal
-from broker_config.transfer import BlobStore, Courier
+from broker_config.transfer import BlobStore, Courier, Fetched
 from export.signing import Signer
 from tests.foreign import ForeignNode
 from tests.plants import draw
+from tests.proxy import Proxy
 from tests.sessions import PLANTS, Federation, same
 from trainer import progress
 from trainer.enrol import discover
 from trainer.federation.coordinator import Outcome
+from trainer.federation.roster import MOST
 from trainer.federation.spec import Terms
 from trainer.network import to_arrays
 from trainer.personal import load
@@ -219,8 +223,8 @@ class Adversary:
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def say(self, topic: str, payload: bytes | AnyMessage, *, retain: bool = False) -> None:
-        self._link.publish(topic, payload if isinstance(payload, bytes) else encode(payload), retain=retain)
+    def say(self, topic: str, payload: bytes | AnyMessage, *, retain: bool = False, qos: int = 1) -> None:
+        self._link.publish(topic, payload if isinstance(payload, bytes) else encode(payload), retain=retain, qos=qos)
 
     def close(self) -> list[Delivery]:
         self._acts = False
@@ -348,6 +352,78 @@ def test_a_federation_that_is_played_back_trains_nobody(
     assert not any(isinstance(event, progress.Received | progress.Measured) for event in fooled.told)
     fooled.stop()
     player.close()
+
+
+def test_on_topics_that_nobody_signs_or_has_asked_for_nothing_is_heard(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """A broker may send what nobody has subscribed to: beside the topics that are signed, or where chunks belong."""
+    strays = ["x", "", "a/b/c/d/e/f/g/h", *(f"{topic}/x" for topic in (*TOPICS, topics.spec("steel")))]
+    strays += [topics.want("steel", name, "x") for name in ("coordinator", *PLANTS)]
+    with Proxy(broker.port) as proxy:
+        reached = Endpoint.parse(proxy.url)
+        federation = Federation(reached, plants, tmp_path, "steel", 2, Terms(), seals=Authority("steel").seals())
+        coordinator, node = federation.coordinator(), federation.node(PLANTS[0])
+        coordinator.wait_for(progress.NodeJoined)
+        run = federation.spec.run
+        for message in (
+            RoundState(run=run, round=1, status="aborted", reason="a lie"),
+            Hello(session="a" * 16, run=run, software=""),
+        ):
+            for topic in strays:
+                proxy.say(topic, encode(message))
+        sessions = [coordinator, node, *(federation.node(name) for name in PLANTS[1:])]
+        ends = [session.end() for session in sessions]
+    assert all(ends)
+    assert [event.node for event in coordinator.told if isinstance(event, progress.NodeJoined)] == [PLANTS[0]]
+
+
+def test_a_broker_cannot_have_a_member_refused_by_forging_its_chunks(
+    broker: Endpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Chunks bear no signature, so bytes that do not fit prove nothing about their holder."""
+    seals, news, data = Authority("steel").seals(), queue.Queue[object](), secrets.token_bytes(5000)
+    holder, asker = (
+        Courier(replace(broker, seal=seals[name]), "steel", name, BlobStore(tmp_path / name), news)
+        for name in ("plant-a", "coordinator")
+    )
+    digest, size = holder._store.put(data)
+    manifest = Manifest(
+        federation="steel", run="a" * 16, round=1, node="plant-a", digest=digest, size=size, chunk_size=8192
+    )
+    forger = Link(broker, "forger", inbox=queue.Queue(), persistent=False).open()
+    asker.start()
+    asker.fetch(manifest)
+    while not caplog.records:  # the asker may not listen yet
+        forger.publish(topics.chunks("steel", "plant-a", digest, 8192), encode_chunk(0, bytes(size)), qos=0)
+        time.sleep(0.01)
+    assert news.empty()
+    holder.start()
+    holder.offer(digest, 8192)
+    assert news.get(timeout=20) == Fetched(manifest)
+    for each in (forger, holder, asker):
+        each.close()
+    assert {record.getMessage() for record in caplog.records} == {
+        "what arrives from plant-a is not the blob that it has signed; asking for it again"
+    }
+
+
+def test_a_broker_cannot_have_a_member_refused_by_repeating_its_messages(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    federation = Federation(broker, plants, tmp_path, "repeated", 1, Terms(), seals=Authority("repeated").seals())
+    listener = Adversary(broker, "repeated")
+    coordinator, node = federation.coordinator(), federation.node(PLANTS[0])
+    coordinator.wait_for(progress.NodeJoined)
+    hello = next(each for each in listener.seen if each.topic == topics.up("repeated", PLANTS[0]))
+    for _ in range(MOST + 1):
+        listener.say(hello.topic, hello.payload, qos=0)
+    note = coordinator.wait_for(progress.Note)
+    assert f"ignoring {PLANTS[0]} for a while" in note.text  # type: ignore[union-attr]
+    assert node.stop() is None  # was not refused
+    coordinator.stop()
+    listener.close()
+    assert not any(isinstance(event, progress.NodeRefused) for event in coordinator.told)
 
 
 def test_with_a_kit_only_its_signed_federation_is_joined_and_without_one_none_that_is_signed(

@@ -254,7 +254,8 @@ class _Coordinator:
         try:
             if not topics.is_name(node):
                 raise PeerError(brief(node, 64), "no node can have this name", self._state.round)
-            self._count(node, 1)
+            if self._is_too_much(node, 1):
+                return
             if delivery.topic == topics.up(self._spec.federation, node):
                 self._observer.heard(node)
             self._dispatch(node, decode_any(delivery.payload))
@@ -263,9 +264,19 @@ class _Coordinator:
         except PeerError as error:
             self._refuse(error)
 
-    def _count(self, node: str, messages: int) -> None:
-        if self._roster.floods(node, time.monotonic(), messages):
-            raise PeerError(node, f"it sends more than {MOST} messages in {WINDOW:g} s", self._state.round)
+    def _is_too_much(self, node: str, messages: int) -> bool:
+        """Count what a node sends; whether to ignore it. PeerError if that is the node's fault for certain.
+
+        What it has signed the broker may have repeated, which must not have it refused.
+        """
+        if not self._roster.floods(node, time.monotonic(), messages):
+            return False
+        why = f"it sends more than {MOST} messages in {WINDOW:g} s"
+        if self._endpoint.seal is None:
+            raise PeerError(node, why, self._state.round)
+        if self._roster.is_news("floods", node):
+            self._report(progress.Note(text=f"ignoring {node} for a while: {why}, or the broker repeats them"))
+        return True
 
     def _check_own(self, delivery: Delivery) -> None:
         """Somebody speaks as the coordinator: an earlier process of ours, whose will comes late, or another one.
@@ -296,9 +307,9 @@ class _Coordinator:
             case Presence():
                 pass
             case Hello():
-                if message.session != self._roster.session(node):
-                    self._count(node, HELLO)
-                self._welcome(node, message)
+                another = message.session != self._roster.session(node)
+                if not (another and self._is_too_much(node, HELLO)):
+                    self._welcome(node, message)
             case Finished():
                 over = message.run == self._spec.run and self._state.status is rounds.Status.FINISHED
                 if over and node in self._ledger.identities:
