@@ -67,9 +67,11 @@ class Link:
     the inbox is full, QoS 0 is dropped; QoS 1 waits, and the broker with it. A payload of more than `longest` bytes is
     cut to one byte more: enough to be refused for it, and too little to fill the memory while it waits.
 
-    Nothing is heard on a topic that was not subscribed to, whatever the broker sends: what a process does with a message
-    hangs on its topic, and so does who must have signed it. What a broker has kept for a persistent link comes at once
-    when it opens, so that one subscribes before. With a seal in `endpoint` all that members of its federation say is signed and checked here, and nowhere else.
+    Nothing is heard on a topic that was not subscribed to, whatever the broker sends: what a process does with a
+    message hangs on its topic, and so does who must have signed it. What a broker has kept for a persistent link comes
+    as soon as that opens: subscribe before.
+
+    With a seal in `endpoint` all that members of its federation say is signed and checked here, and nowhere else.
     """
 
     def __init__(
