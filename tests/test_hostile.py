@@ -3,6 +3,7 @@
 import hashlib
 import queue
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,11 +17,11 @@ from paho.mqtt.enums import MQTTProtocolVersion
 from safetensors.numpy import save
 
 from broker_config import topics
-from broker_config.codec import encode
+from broker_config.codec import decode, encode, encode_chunk, encoded_size
 from broker_config.embedded import EmbeddedBroker, start_broker
 from broker_config.endpoint import Endpoint
-from broker_config.link import Link
-from broker_config.messages import Manifest, RoundState
+from broker_config.link import Delivery, Link
+from broker_config.messages import AnyMessage, Contribution, Hello, Manifest, RoundState, Want
 from tests.foreign import ForeignNode, Tensors
 from tests.plants import CLASSES, draw, run
 from tests.traffic import small_encoder
@@ -28,6 +29,7 @@ from trainer import progress
 from trainer.federation.coordinator import coordinate
 from trainer.federation.ledger import Ledger
 from trainer.federation.spec import Request, Terms, draft
+from trainer.tree import pick
 
 V5 = MQTTProtocolVersion.MQTTv5
 
@@ -219,3 +221,63 @@ def test_a_node_does_not_fetch_terabytes(broker: EmbeddedBroker, tmp_path: Path)
     done = run("join", broker.url, "--federation", "false", "--name", "a", "--data", images, "--state", tmp_path / "a")
     assert done.returncode == 1
     assert "promises 1099511627776 bytes" in done.stderr
+
+
+def test_a_node_that_offers_one_blob_after_the_other_fills_no_disk(mosquitto: EmbeddedBroker, tmp_path: Path) -> None:
+    """What has arrived when its node has offered another is of no use, and does not stay."""
+    spec, broadcast = draft(
+        Request("fedavg", {}, "small", size=32, training={"local_epochs": 1}, rounds=1),
+        federation="filled", classes=CLASSES, nodes=2, terms=Terms(start=1), encoder=small_encoder(),
+    )  # fmt: skip
+    size, chunk = encoded_size(pick(spec.tensors, spec.sends)), 1 << 20
+    inbox: queue.Queue[Any] = queue.Queue()
+    stopped = threading.Event()
+
+    def part() -> None:
+        endpoint = Endpoint.parse(mosquitto.url)
+        with Ledger(tmp_path) as ledger:
+            coordinate(ledger, spec, broadcast, endpoint, progress.ignore, stop=stopped.is_set)
+
+    with (
+        ThreadPoolExecutor(1) as pool,
+        Link(Endpoint.parse(mosquitto.url), "filler", inbox=inbox, persistent=False) as filler,
+    ):
+        ending = pool.submit(part)
+        filler.subscribe(topics.want("filled", "filler", "+"), topics.presence("filled", "coordinator"))
+        offered: dict[str, bytes] = {}
+
+        def say(message: AnyMessage) -> None:
+            filler.publish(topics.up("filled", "filler"), encode(message))
+
+        def offer(session: str) -> None:
+            digest = hashlib.sha256(data := secrets.token_bytes(size)).hexdigest()
+            offered[digest] = data
+            blob = Manifest(
+                federation="filled", run=spec.run, round=1, node="filler", digest=digest, size=size, chunk_size=chunk
+            )
+            say(Contribution(session=session, run=spec.run, round=1, weight=9, blob=blob))
+
+        def fill(session: str) -> None:
+            """Until one is looked at after all, which ends this session of ours."""
+            say(Hello(session=session, run=spec.run, software=""))
+            offer(session)
+            while True:
+                try:
+                    event = inbox.get(timeout=0.5)
+                except queue.Empty:
+                    return
+                if isinstance(event, Delivery) and "/want/" in event.topic:
+                    digest = decode(event.payload, Want).digest
+                    if len(offered) < 40 and (data := offered.get(digest, b"")):
+                        offered[digest] = b""
+                        filler.publish(topics.chunks("filled", "filler", digest, chunk), encode_chunk(0, data), qos=0)
+                        offer(session)
+
+        while not isinstance(inbox.get(timeout=20), Delivery):
+            pass
+        for session in ("a" * 16, "b" * 16, "c" * 16):
+            fill(session)
+        stopped.set()
+        ending.result(20)
+        kept = [path for path in (tmp_path / "blobs").iterdir() if path.is_file()]
+    assert len(kept) <= 3  # the broadcast, what counts or was refused last, and what was about to be looked at

@@ -394,6 +394,8 @@ class _Coordinator:
                 self._add(manifest.node, message)
             except PeerError as error:
                 self._refuse(error)
+        if all(each.digest != manifest.digest for each in self._arrivals):  # else a node could fill the disk
+            self._ledger.discard(manifest.digest)
 
     def _add(self, node: str, message: Contribution) -> None:
         """Validate a contribution that is here, write it down, sum it, tell its node."""

@@ -105,6 +105,7 @@ class Ledger:
         )
         self.broadcast = self._read(run.broadcast.digest)
         self._gathering = Gathering(spec, self._method)
+        self._contributed = {each.digest for each in run.contributions if each.digest}
         for each in run.contributions:
             if each.digest is not None:
                 self._verify(each.digest)
@@ -148,7 +149,13 @@ class Ledger:
         except ValueError as error:  # DecodeError is one
             raise PeerError(node, str(error), message.round) from error
         self._journal.contributed(self.spec.run, message.round, node, message.weight, message.blob)
+        self._contributed |= {digest} if digest else set()
         self._gathering.add(node, source, message.weight)
+
+    def discard(self, digest: str) -> None:
+        """Forget a blob that has arrived, unless it is part of the open round."""
+        if digest != self.broadcast_blob.digest and digest not in self._contributed:
+            self.store.remove(digest)
 
     def has_counted(self, node: str, round_: int) -> bool:
         """Whether a closed round's mean holds a contribution of this node."""
@@ -173,7 +180,7 @@ class Ledger:
     def open(self, round_: int, drawn: Collection[str]) -> None:
         """The round before is closed, and `round_` starts from the broadcast."""
         self._journal.opened(self.spec.run, round_, self.broadcast_blob, drawn)
-        self._gathering = Gathering(self.spec, self._method)
+        self._gathering, self._contributed = Gathering(self.spec, self._method), set()
         self.store.purge({self.broadcast_blob.digest})
 
     def conclude(self) -> None:
