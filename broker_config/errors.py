@@ -64,7 +64,12 @@ def brief(text: str, most: int = 300) -> str:
     """
     if len(text) > most:
         text = f"{text[: most // 2]} ... {text[-most // 2 :]}"
-    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
+    return printable(text, keep="")
+
+
+def printable(text: str, keep: str = "\n") -> str:
+    """A text that others may have written, as a terminal can show it: what it holds moves no cursor."""
+    return "".join(each if each.isprintable() or each in keep else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
 def explain(error: Exception) -> EdgeNodeError:

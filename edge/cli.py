@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from broker_config.errors import EdgeNodeError, explain
+from broker_config.errors import EdgeNodeError, explain, printable
 from edge.commands import learn, line, operate, research, trial, trust
 
 app = typer.Typer(
@@ -54,7 +54,7 @@ def main() -> None:
         if "--debug" in sys.argv:
             raise
         explained = explain(error)
-        print(f"edge-node: {explained}", file=sys.stderr)
+        print(printable(f"edge-node: {explained}"), file=sys.stderr)
         sys.exit(explained.exit_code)
 
 

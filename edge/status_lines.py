@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from broker_config import topics
+from broker_config.errors import printable
 from broker_config.messages import NodeState
 from edge.status import Picture, View
 from edge.terminal import Redrawn, Row, fit, table
@@ -59,7 +60,7 @@ def _brief(view: View, now: datetime, width: int) -> list[Text]:
 
 
 def _head(view: View, width: int) -> list[Text]:
-    title = Text(f"federation {view.federation}: {view.method}, {view.model}", style="bold")
+    title = Text(printable(f"federation {view.federation}: {view.method}, {view.model}"), style="bold")
     return [title, *_wrapped(_standing(view), width)]
 
 
@@ -72,7 +73,7 @@ def _standing(view: View) -> str:
         case "finished":
             return f"finished: {some(view.rounds, 'round')}"
         case "aborted":
-            return f"aborted in round {view.round} of {view.rounds}: {_printable(view.reason)}"
+            return f"aborted in round {view.round} of {view.rounds}: {printable(view.reason)}"
     came = "" if view.age is None else f": {some(view.contributions, 'contribution')} (quorum {view.quorum})"
     left = "" if view.left is None else f", {about(view.left)} to its deadline"
     return f"round {view.round} of {view.rounds}{came}{left}"
@@ -107,7 +108,7 @@ def _problems(picture: Picture) -> Iterator[str]:
     if picture.lost:
         yield f"connection lost ({picture.lost}); trying again"
     for topic, error in picture.unreadable.items():
-        yield f"ignored an unreadable message on {topic}: {_printable(error)}"
+        yield f"ignored an unreadable message on {topic}: {printable(error)}"
 
 
 def _row(node: NodeState) -> Row:
@@ -123,7 +124,7 @@ def _row(node: NodeState) -> Row:
 def _errors(nodes: Sequence[NodeState]) -> Iterator[Text]:
     failed = [node for node in nodes if node.error]
     for node in failed[:_ERRORS]:
-        yield Text(f"{node.node}: {_printable(node.error)}", style="red")
+        yield Text(f"{node.node}: {printable(node.error)}", style="red")
     if len(failed) > _ERRORS:
         yield Text(f"and {some(len(failed) - _ERRORS, 'error')} more", style="red")
 
@@ -140,8 +141,3 @@ def _names(names: Sequence[str]) -> str:
 
 def _wrapped(text: str, width: int, style: str = "") -> list[Text]:
     return [Text(line, style=style) for line in textwrap.wrap(text, width)]
-
-
-def _printable(text: str) -> str:
-    """What others wrote moves no cursor."""
-    return "".join(each if each.isprintable() else "?" for each in text)

@@ -3,8 +3,10 @@
 import ast
 import hashlib
 import inspect
+import io
 import os
 import pickle
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,22 +14,28 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from safetensors import SafetensorError
 from typer.main import get_command
 
-from broker_config import kit
-from broker_config.codec import DecodeError, decode_any, read_tensors
-from broker_config.errors import UsageError
+from broker_config import kit, topics
+from broker_config.codec import DecodeError, decode_any, encode, read_tensors
+from broker_config.errors import EdgeNodeError, UsageError
 from broker_config.messages import TensorSpec
 from edge import bundle
 from edge.bundle import BundleError
-from edge.cli import app
+from edge.cli import app, main
 from edge.daemon import serve
+from edge.doctor.check import Check
+from edge.doctor.show import _line
 from edge.images import ImageError
 from edge.predictor import Predictor
+from edge.status import Picture
+from edge.status_lines import lines
+from tests.test_overview import SPEC
 from tests.test_personal import FACTS
 from tests.tiny_bundle import tiny_bundle
-from trainer import personal
+from trainer import personal, progress
 from trainer.participant import State
 from trainer.weights import initial_encoder
 
@@ -237,3 +245,37 @@ def test_a_bundle_with_a_pickle_is_refused_even_if_its_hashes_fit(bomb: bytes, f
         manifest.write_text(manifest.read_text().replace(old, hashlib.sha256(bomb).hexdigest()))
     with pytest.raises((BundleError, ImageError)):
         Predictor(bundle.read(folder)).self_test()
+
+
+# What others wrote, in a terminal
+
+ESCAPE = "\x1b]0;owned\x07\x9b2J"
+
+
+def test_what_others_wrote_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A node's metrics, a coordinator's reasons and method, a broker's name: nothing of it is for the terminal."""
+    said = io.StringIO()
+    log = progress.plain(said)
+    board = Console(file=said, force_terminal=True, color_system=None)
+    told = progress.Note(text=ESCAPE), progress.Measured(node="a", round=1, metrics={ESCAPE: 1.0})
+    with progress.board.live(board) as live:
+        for event in (*told, progress.RoundClosed(round=1, contributors=[], seconds=1.0)):
+            log(event)
+            live(event)
+    board.print(_line(Check("version", "ok", f"MQTT 5, {ESCAPE}", ESCAPE, {})))
+    picture = Picture()
+    spec = msgspec.structs.replace(SPEC, method=ESCAPE, model=ESCAPE)
+    picture.take(topics.spec(spec.federation), encode(spec), retained=True)
+    for line in lines(picture, 80):
+        board.print(line)
+
+    def fail() -> None:
+        raise EdgeNodeError(f"it ended: {ESCAPE}\n  first\n  second", ESCAPE)
+
+    monkeypatch.setattr("edge.cli.app", fail)
+    with pytest.raises(SystemExit):
+        main()
+    text = said.getvalue() + (errors := capsys.readouterr().err)
+    assert "]0;owned" in text
+    assert "owned\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}2J\n  first\n  second\n" in errors
+    assert not re.search("\x1b\\]|\x07|\x9b", text)

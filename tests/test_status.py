@@ -210,7 +210,7 @@ plant-1   waiting               12 s      9   0.250  81.5 MB
 plant-2   training        2 min 10 s      8   0.500  72.5 MB
 plant-3   absent          1 h 10 min      7
 plant-10  sending 40%            1 s      8   0.693
-mallory: round 8: its message ?[2J cannot be read: JSON is …
+mallory: round 8: its message �[2J cannot be read: JSON is …
 plant-3: round 8: its connection ended
 last change 0 s ago"""
 
@@ -249,7 +249,7 @@ def test_of_two_hundred_nodes_those_beyond_the_screen_are_counted(width: int) ->
         (GATHERING, OVERVIEW, "waiting for its nodes: 3 of 5, 30 rounds"),
         (GATHERING, None, "waiting for its nodes: 5, 30 rounds"),
         (changed(OPEN, status="finished"), OVERVIEW, "finished: 30 rounds"),
-        (changed(OPEN, status="aborted", reason="no\x07more"), OVERVIEW, "aborted in round 9 of 30: no?more"),
+        (changed(OPEN, status="aborted", reason="no\x07more"), OVERVIEW, "aborted in round 9 of 30: no�more"),
         (OPEN, None, "round 9 of 30"),
     ],
 )  # fmt: skip

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from broker_config.errors import printable
 from edge.doctor.check import Check, Outcome
 from edge.doctor.examine import examine
 from edge.doctor.trial import Trial
@@ -43,9 +44,9 @@ def live(trial: Trial, console: Console) -> list[Check]:
 
 def _line(check: Check) -> Table:
     line = Table.grid(Column(width=8), Column(width=12), Column(overflow="fold"), padding=(0, 1))
-    told = Text(check.found)
+    told = Text(printable(check.found))
     if check.remedy:
-        told.append(f"\nWhat to do: {check.remedy}", style="dim")
+        told.append(printable(f"\nWhat to do: {check.remedy}"), style="dim")
     line.add_row(Text(check.outcome, _STYLES[check.outcome]), Text(check.name), told)
     return line
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.text import Text
 
+from broker_config.errors import printable
 from edge.terminal import Redrawn, Row, fit, naturally, table
 from edge.words import about, size, some, stopwatch, value
 from trainer.progress.events import (
@@ -55,7 +56,7 @@ def live(console: Console) -> Iterator[Report]:
         with lock:
             said = board.take(event)
         for line in said:
-            console.print(line, highlight=False, markup=False)
+            console.print(printable(line), highlight=False, markup=False)
 
     with Redrawn(console, draw):
         yield report
@@ -136,7 +137,7 @@ class Board:
             case Contribution():
                 row.up += event.bytes
             case Measured():
-                row.metrics |= {name: value(name, figure) for name, figure in event.metrics.items()}
+                row.metrics |= {printable(name, keep=""): value(name, figure) for name, figure in event.metrics.items()}
             case NodeJoined():
                 row.doing, row.part = "waiting", ""
                 return [describe(event)]

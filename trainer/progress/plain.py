@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from statistics import mean
 from typing import TextIO
 
+from broker_config.errors import printable
 from edge.words import about, size, values
 from trainer.progress.events import (
     Activity,
@@ -35,7 +36,7 @@ def plain(stream: TextIO, clock: Clock = time.monotonic) -> Report:
     def report(event: AnyEvent) -> None:
         line = log.line(event)
         if line:
-            print(f"{time.strftime('%H:%M:%S')} {line}", file=stream, flush=True)
+            print(f"{time.strftime('%H:%M:%S')} {printable(line)}", file=stream, flush=True)
 
     return report
 
