@@ -1,15 +1,22 @@
-"""The deployable model, a folder: `model.onnx`, `manifest.json`, `golden.png`. The reader owns the format."""
+"""The deployable model, a folder: `model.onnx`, `manifest.json`, `golden.png`. The reader owns the format.
+
+A signed one has two files more: `manifest.sig`, its node's signature under manifest.json, and `charter`, which says
+whose key that is. `verify` checks both.
+"""
 
 import hashlib
 import io
 import os
 import shutil
+import stat
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,14 +24,22 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 from PIL import Image
 
+from broker_config import messages
 from broker_config.disk import writing
 from broker_config.errors import UsageError
 from broker_config.messages import Digest, Name, Round
 
+if TYPE_CHECKING:
+    from broker_config.signing import SigningKey
+
 FORMAT = 1
-MANIFEST = "manifest.json"
+MANIFEST, SIGNATURE, CHARTER = "manifest.json", "manifest.sig", "charter"
 CLASSIFIER = "classifier"
+CONTEXT = "bundle"  # of the signature
+LARGEST = {MANIFEST: 1 << 20, SIGNATURE: 64, CHARTER: 1 << 24}  # bytes
+_LARGEST = 1 << 30  # bytes of any other file
 _NAMED = 5  # folders that an error proposes
+_COPY_AGAIN = "copy the whole bundle folder again"
 
 FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z", description="plain: no folders")]
 
@@ -84,6 +99,10 @@ class Manifest(Description, frozen=True, kw_only=True):
     created: str  # ISO 8601, UTC
     roles: dict[str, Graph]
     golden: Golden
+    # Of signed bundles alone:
+    broadcast: messages.Manifest | None = None  # that the model was made from, as its coordinator has signed it
+    version: Annotated[int, Meta(ge=0)] = 0  # grows with each export of a node: seconds since 1970, or more
+    expires: Annotated[datetime, Meta(tz=True)] | None = None  # nobody should start to serve it afterwards
 
     @property
     def id(self) -> str:
@@ -92,14 +111,28 @@ class Manifest(Description, frozen=True, kw_only=True):
 
 
 class Bundle(NamedTuple):
-    """A verified bundle on disk."""
+    """A bundle on disk, whose files are those of its manifest."""
 
     folder: Path
     manifest: Manifest
 
 
+class Signing(NamedTuple):
+    """What makes a bundle a signed one."""
+
+    key: "SigningKey"  # the node's
+    charter: bytes  # sealed
+    broadcast: messages.Manifest
+    expires: datetime
+
+
 def write(
-    folder: Path, description: Description, onnx: bytes, golden: NDArray[np.uint8], probabilities: Sequence[float]
+    folder: Path,
+    description: Description,
+    onnx: bytes,
+    golden: NDArray[np.uint8],
+    probabilities: Sequence[float],
+    signing: Signing | None = None,
 ) -> Manifest:
     """Write a bundle, in one step as others see it; a bundle that is there already is replaced.
 
@@ -123,19 +156,55 @@ def write(
         golden=Golden(
             file="golden.png", sha256=digests["golden.png"], probabilities=tuple(float(p) for p in probabilities)
         ),
+        broadcast=signing.broadcast if signing else None,
+        version=_next_version(folder) if signing else 0,
+        expires=signing.expires if signing else None,
     )
+    content = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+    files[MANIFEST] = content
+    if signing:
+        files |= {SIGNATURE: signing.key.sign(CONTEXT, content), CHARTER: signing.charter}
     with writing(folder):
-        _replace(folder, files | {MANIFEST: msgspec.json.format(msgspec.json.encode(manifest), indent=2)})
+        _replace(folder, files)
     return manifest
 
 
+def _next_version(folder: Path) -> int:
+    """The clock, unless it has gone back since the bundle that is there was written."""
+    there = 0
+    with suppress(BundleError):  # there is none, or it is damaged, which writing another one cures
+        there = parse(folder, load_manifest(folder)).version
+    return max(int(time.time()), there + 1)
+
+
 def read(folder: Path) -> Bundle:
-    """Read and verify a bundle; raises BundleError when its format, a file or a hash is not as the manifest says."""
-    manifest = _read_manifest(folder)
-    for graph in manifest.roles.values():
-        _verify(folder / graph.file, graph.sha256)
-    _verify(folder / manifest.golden.file, manifest.golden.sha256)
+    """Read a bundle; raises BundleError when its format, a file or a hash is not as the manifest says."""
+    return complete(folder, parse(folder, load_manifest(folder)))
+
+
+def complete(folder: Path, manifest: Manifest) -> Bundle:
+    """Return the bundle when its files are those of the manifest, by their hashes; else BundleError."""
+    parts: list[Graph | Golden] = [*manifest.roles.values(), manifest.golden]
+    for part in parts:
+        _verify(folder / part.file, part.sha256)
     return Bundle(folder, manifest)
+
+
+def load(folder: Path, name: str) -> bytes:
+    """Return the content of a small file, of at most LARGEST[name] bytes; BundleError if it is missing or larger."""
+    with _opened(folder / name, LARGEST[name]) as file:
+        return file.read(LARGEST[name])
+
+
+def load_manifest(folder: Path) -> bytes:
+    """Return the content of the manifest; BundleError when `folder` is no bundle."""
+    if (folder / MANIFEST).exists():
+        return load(folder, MANIFEST)
+    inside = sorted(str(found.parent) for found in folder.glob(f"*/{MANIFEST}"))
+    raise BundleError(
+        f"{folder} is not a bundle: {MANIFEST} is missing",
+        f"did you mean {' or '.join(inside[:_NAMED])}?" if inside else "name a folder that edge-node export wrote",
+    )
 
 
 class _Version(Struct):
@@ -144,16 +213,9 @@ class _Version(Struct):
     format: int
 
 
-def _read_manifest(folder: Path) -> Manifest:
+def parse(folder: Path, content: bytes) -> Manifest:
+    """Return the manifest whose bytes are `content`; BundleError if it is none that can be served."""
     path = folder / MANIFEST
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        inside = sorted(str(found.parent) for found in folder.glob(f"*/{MANIFEST}"))
-        raise BundleError(
-            f"{folder} is not a bundle: {MANIFEST}: {error.strerror}",
-            f"did you mean {' or '.join(inside[:_NAMED])}?" if inside else "name a folder that edge-node export wrote",
-        ) from error
     try:
         found = msgspec.json.decode(content, type=_Version).format
         if found != FORMAT:
@@ -173,16 +235,41 @@ def _read_manifest(folder: Path) -> Manifest:
 
 
 def _verify(path: Path, sha256: str) -> None:
-    try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise BundleError(f"the bundle lacks {path}: {error.strerror}", "copy the whole bundle folder again") from error
-    if digest != sha256:
+    with _opened(path, _LARGEST) as file:
+        _check_digest(path, hashlib.file_digest(file, "sha256").hexdigest(), sha256)
+
+
+@contextmanager
+def copied(folder: Path, part: Graph | Golden) -> Iterator[Path]:
+    """A file of the bundle in memory, where nobody changes it any more; BundleError unless it is the manifest's."""
+    path = folder / part.file
+    with _opened(path, _LARGEST) as file, os.fdopen(os.memfd_create(part.file), "w+b") as copy:
+        shutil.copyfileobj(file, copy)
+        copy.seek(0)
+        _check_digest(path, hashlib.file_digest(copy, "sha256").hexdigest(), part.sha256)
+        yield Path(f"/proc/self/fd/{copy.fileno()}")
+
+
+def _check_digest(path: Path, found: str, expected: str) -> None:
+    if found != expected:
         raise BundleError(
             f"{path} is not the file that was exported: its hash differs from {MANIFEST}",
-            "copy the whole bundle folder again, or export the model again",
+            f"{_COPY_AGAIN}, or export the model again",
         )
+
+
+@contextmanager
+def _opened(path: Path, largest: int) -> Iterator[io.BufferedReader]:
+    """A plain file of at most so many bytes, to be read; else BundleError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would make us wait
+    except OSError as error:
+        raise BundleError(f"the bundle lacks {path}: {error.strerror}", _COPY_AGAIN) from error
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > largest:
+            raise BundleError(f"{path} is not a plain file of at most {largest} bytes", _COPY_AGAIN)
+        yield file
 
 
 def _replace(folder: Path, files: dict[str, bytes]) -> None:

@@ -7,18 +7,21 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 
 from broker_config.errors import EdgeNodeError
 from broker_config.link import Endpoint
-from edge import bundle
+from edge import expiry
 from edge.http import App
-from edge.line import Line, Sink, Source
-from edge.predictor import Predictor
+from edge.line import Line, Sink, Source, load
 from edge.sinks.jsonl import JsonLines
 from edge.sinks.mqtt import Mqtt
 from edge.sources.folder import Folder
+
+if TYPE_CHECKING:
+    from edge.verify import Guard
 
 _DRAIN = 15  # seconds for requests in hand
 _KEEP_ALIVE = 300  # seconds between the images of a slow line, on one connection
@@ -34,8 +37,9 @@ def serve(
     mqtt: Endpoint | None = None,
     line: str,
     threads: int = 0,
+    guard: "Guard | None" = None,
 ) -> int:
-    """Serve a bundle over HTTP, and over the folder `watch`, until SIGTERM or SIGINT; returns 0.
+    """Serve a bundle that `guard` admits over HTTP, and over the folder `watch`, until SIGTERM or SIGINT; returns 0.
 
     Verdicts go to the file `output` as JSON lines (standard output when only `watch` is given) and to the broker
     `mqtt` on the topic of `line`. `port` 0 takes a free one; `ready URL` on standard error says when and where.
@@ -43,15 +47,14 @@ def serve(
     """
     with contextlib.ExitStack() as closing:
         listener = closing.enter_context(_listen(host, port))
-        predictor = Predictor(bundle.read(bundle_folder), threads)
-        predictor.self_test()
+        predictor, ends = load(bundle_folder, guard, threads)
         sources: list[Source] = [Folder(watch)] if watch else []
         sinks: list[Sink] = []
         if output or watch:
             sinks.append(closing.enter_context(contextlib.closing(JsonLines(output))))
         if mqtt:
             sinks.append(closing.enter_context(contextlib.closing(Mqtt(mqtt, line))))
-        judge = closing.enter_context(contextlib.closing(Line(predictor, sinks)))
+        judge = closing.enter_context(contextlib.closing(Line(predictor, sinks, ends)))
         asyncio.run(_run(judge, sources, listener))
     return 0
 
@@ -64,6 +67,7 @@ async def _run(line: Line, sources: Sequence[Source], listener: socket.socket) -
     server = _Server(App(line), lambda: _announce(listener))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     feeding = [asyncio.create_task(_feed(line, source, stop)) for source in sources]
+    reminding = asyncio.create_task(expiry.remind(line.ends, stop))
     stopped = asyncio.create_task(stop.wait())
 
     await asyncio.wait([stopped, serving, *feeding], return_when=asyncio.FIRST_COMPLETED)
@@ -71,6 +75,7 @@ async def _run(line: Line, sources: Sequence[Source], listener: socket.socket) -
     line.draining = server.should_exit = True
     stop.set()
     await serving
+    await reminding
     for feed in feeding:
         await feed
 

@@ -1,6 +1,7 @@
 """The line over HTTP: images in, verdicts out; health and metadata as in the Open Inference Protocol (v2)."""
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from broker_config.errors import EdgeNodeError
+from edge.expiry import warnings
 from edge.images import MAX_BYTES
 from edge.line import Failure, Image, Line
 
@@ -51,6 +53,9 @@ class App(Starlette):
             "classes": manifest.classes,
             "model": f"/v2/models/{manifest.node}",
             "classify": "POST an image file's bytes to /classify?name=NAME",
+            "verified": bool(self._line.ends),
+            "expires": dict(self._line.ends),
+            "warnings": warnings(self._line.ends, datetime.now(UTC)),
         }
         return _json(about)
 

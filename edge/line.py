@@ -7,14 +7,18 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from msgspec import Struct
 
 from broker_config.errors import EdgeNodeError
 from edge import bundle
+from edge.expiry import UNCHECKED, Ends, tell
 from edge.images import ImageError, decode
 from edge.predictor import Predictor
+
+if TYPE_CHECKING:
+    from edge.verify import Guard  # only a line with a guard takes the time to load cryptography
 
 _log = logging.getLogger(__name__)
 
@@ -67,8 +71,9 @@ class Sink(Protocol):
 class Line:
     """Judges images one after another; neither a bad image nor a failing sink stops it."""
 
-    def __init__(self, predictor: Predictor, sinks: Sequence[Sink]) -> None:
+    def __init__(self, predictor: Predictor, sinks: Sequence[Sink], ends: Ends = UNCHECKED) -> None:
         self.manifest = predictor.manifest
+        self.ends = ends
         self.draining = False  # no new work is taken; what is in hand is finished
         self._predictor = predictor
         self._sinks = sinks
@@ -110,11 +115,32 @@ class Line:
         )
 
 
-def judge_files(bundle_folder: Path, files: Iterable[Path], threads: int = 0) -> Iterator[Verdict | Failure]:
-    """Judge image files with a bundle, one after another; BundleError when the bundle cannot be used."""
-    predictor = Predictor(bundle.read(bundle_folder), threads)
+def load(folder: Path, guard: "Guard | None" = None, threads: int = 0) -> tuple[Predictor, Ends]:
+    """Load and try a bundle that `guard` admits, and tell when it ends; without a guard no signature is looked at.
+
+    Raises EdgeNodeError when the bundle cannot be used; with a guard, as `Guard.admitted` does.
+    """
+    if guard is None:
+        if (folder / bundle.SIGNATURE).exists():
+            _log.warning("%s is signed, but its signature is not checked without --trust", folder)
+        return _tried(bundle.read(folder), threads), UNCHECKED
+    with guard.admitted(folder) as found:
+        return _tried(found.bundle, threads), found.ends
+
+
+def _tried(found: bundle.Bundle, threads: int) -> Predictor:
+    predictor = Predictor(found, threads)
     predictor.self_test()
-    line = Line(predictor, [])
+    return predictor
+
+
+def judge_files(
+    bundle_folder: Path, files: Iterable[Path], guard: "Guard | None" = None, threads: int = 0
+) -> Iterator[Verdict | Failure]:
+    """Judge image files with a bundle, one after another; raises as `load` does."""
+    predictor, ends = load(bundle_folder, guard, threads)
+    tell(ends)
+    line = Line(predictor, [], ends)
     for file in files:
         yield line.judge_here(Image(str(file), file))
 

@@ -7,7 +7,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from edge.bundle import CLASSIFIER, Bundle, BundleError
+from edge.bundle import CLASSIFIER, Bundle, BundleError, copied
 from edge.images import decode
 
 
@@ -28,11 +28,14 @@ class Predictor:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads or min(2, os.cpu_count() or 1)
         options.inter_op_num_threads = 1
-        path = bundle.folder / self.manifest.roles[CLASSIFIER].file
-        try:
-            self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime has a dozen exceptions of its own, with no common base
-            raise BundleError(f"{path} cannot be loaded: {error}", "export the model again") from error
+        graph = self.manifest.roles[CLASSIFIER]
+        with copied(bundle.folder, graph) as path:
+            try:
+                self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            except Exception as error:  # onnxruntime has a dozen exceptions of its own, with no common base
+                raise BundleError(
+                    f"{bundle.folder / graph.file} cannot be loaded: {error}", "export the model again"
+                ) from error
 
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """uint8 [N, size, size, 3] RGB -> float32 [N, classes]; ValueError for any other shape or type."""
@@ -51,7 +54,8 @@ class Predictor:
     def self_test(self) -> None:
         """Raise BundleError unless the golden image gives the manifest's probabilities within its tolerance."""
         golden = self.manifest.golden
-        image = decode(self.bundle.folder / golden.file, self.manifest.input.size)
+        with copied(self.bundle.folder, golden) as path:
+            image = decode(path, self.manifest.input.size, golden.file)
         try:
             found = self.probabilities(image[None])
         except Exception as error:  # onnxruntime's own: other names or shapes than the manifest promises

@@ -18,6 +18,7 @@ from torch.fx.experimental.optimization import fuse
 from broker_config.errors import EdgeNodeError, UsageError
 from broker_config.messages import Preprocessing
 from edge import bundle
+from export.signing import Signer
 from trainer import backbones, personal, progress
 from trainer.network import Network, Tree
 from trainer.seeding import generator
@@ -49,11 +50,13 @@ class Exported(NamedTuple):
     difference: float
 
 
-def export(models: Sequence[Path], folder: Path, report: progress.Report) -> list[Exported]:
-    """Write a bundle `folder/NODE` for each model folder in `models`.
+def export(
+    models: Sequence[Path], folder: Path, report: progress.Report, signer: Signer | None = None
+) -> list[Exported]:
+    """Write a bundle `folder/NODE` for each model folder in `models`, signed if there is a `signer`.
 
     Raises:
-        UsageError: a folder holds no usable personal model, or two are of one node.
+        UsageError: a folder holds no usable personal model, two are of one node, or one cannot be signed.
         ParityError: a graph's probabilities differ from torch's; that bundle is not written.
     """
     _check_nodes([personal.load_facts(source).node for source in models])
@@ -61,6 +64,7 @@ def export(models: Sequence[Path], folder: Path, report: progress.Report) -> lis
     written = []
     for source in models:
         facts, tree, _ = personal.load(source)
+        signing = signer.check(facts, tree, source) if signer else None
         architecture = Architecture(facts.model, len(facts.classes), _encoders(tree), facts.preprocessing)
         module = _module(architecture, tree, source)
         if architecture not in graphs:
@@ -83,7 +87,7 @@ def export(models: Sequence[Path], folder: Path, report: progress.Report) -> lis
             metrics=facts.metrics,
         )
         target = folder / facts.node
-        bundle.write(target, description, content, golden[0], _run(content, golden)[0].tolist())
+        bundle.write(target, description, content, golden[0], _run(content, golden)[0].tolist(), signing)
         written.append(Exported(target, facts.node, difference))
         size = len(content)
         report(progress.Exported(node=facts.node, folder=str(target), bytes=size, difference=difference))

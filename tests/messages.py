@@ -21,6 +21,7 @@ _POSITIONS |= {"Finding": 2}  # what a look at a plant's images finds
 _LOGGED = ("warning", "error", "exception")  # what logging prints on standard error
 _REFUSALS = ("trainer/federation", "trainer/methods")  # whose ValueErrors a coordinator passes on to the node
 _TOLD = {  # functions that make messages
+    "edge/expiry.py": "_warning",
     "edge/status_lines.py": "notices",
     "trainer/intake/check.py": "brief",
     "trainer/progress/events.py": "describe",

@@ -38,6 +38,7 @@ from broker_config.messages import (
 from broker_config.seal import Seal, check_broadcast
 from broker_config.signing import HEAD, ForgedError, SigningKey, unseal
 from broker_config.transfer import BlobStore, Courier
+from export.signing import Signer
 from tests.foreign import ForeignNode
 from tests.plants import draw
 from tests.sessions import PLANTS, Federation, same
@@ -46,7 +47,7 @@ from trainer.enrol import discover
 from trainer.federation.coordinator import Outcome
 from trainer.federation.spec import Terms
 from trainer.network import to_arrays
-from trainer.personal import load_facts
+from trainer.personal import load
 from trainer.simulate import simulate
 
 LATER = datetime.now(UTC) + timedelta(days=9)
@@ -297,9 +298,9 @@ def test_a_meddling_broker_changes_no_byte_of_what_is_learnt(
     assert all(same(federation.personal(name), to_arrays(simulated.models[name].tree)) for name in PLANTS)
     kinds = {type(decode_any(seen.payload[HEAD:])) for seen in meddler.seen if seen.payload.startswith(SEALED)}
     assert {Spec, RoundState, Contribution, Welcome, Accepted, Presence} <= kinds
-    for name in PLANTS:  # and each model can show what it was made from
-        broadcast = load_facts(federation.folder / name / "model").broadcast
-        assert broadcast is not None
+    for name in PLANTS:  # and each model can show what it was made from, tensor by tensor
+        facts, tree, _ = load(source := federation.folder / name / "model")
+        broadcast = Signer(authority.kit(name), days=9).check(facts, tree, source).broadcast
         check_broadcast(broadcast, authority.charter.coordinator.key)
         assert (broadcast.run, broadcast.round) == (federation.spec.run, 3)
 

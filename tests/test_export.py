@@ -1,8 +1,11 @@
 """Personal models become bundles that compute what torch computes; otherwise nothing is written."""
 
+import hashlib
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -10,15 +13,20 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor
 
+from broker_config.codec import encode_tensors
 from broker_config.errors import UsageError
 from edge import bundle
+from edge.line import load
 from edge.predictor import Predictor
+from edge.verify import Guard
 from export import onnx as exporting
 from export.onnx import Exported, ParityError, export
+from export.signing import Signer
+from tests.signers import Signers
 from trainer import personal, progress
 from trainer.federation.spec import Request, draft
 from trainer.methods import METHODS, make
-from trainer.network import Network, Tree, to_tensors
+from trainer.network import Network, Tree, to_arrays, to_tensors
 from trainer.personal import Facts, Personal
 from trainer.seeding import generator
 
@@ -242,6 +250,57 @@ def test_a_model_whose_training_diverged_is_refused(run: Run, tmp_path: Path, mo
         export([tmp_path / "model"], tmp_path / "bundles", progress.ignore)
     assert "learning_rate" in caught.value.remedy
     assert not (tmp_path / "bundles").exists()
+
+
+# Signed
+
+
+def attested(signers: Signers, model: Personal, **changes: object) -> Personal:
+    """The model, made from a broadcast that the coordinator has signed; AFedCL's serves it as it came."""
+    received = {f"encoder.{name[9:]}": each for name, each in model.tree.items() if name.startswith("received.")}
+    facts = model.facts
+    content = {"digest": hashlib.sha256(encode_tensors(to_arrays(received))).hexdigest()} if received else {}
+    broadcast = signers.broadcast(**{"run": facts.run, "round": facts.round} | content | changes)
+    return model._replace(facts=msgspec.structs.replace(facts, node="plant-a", broadcast=broadcast))
+
+
+def test_a_model_that_was_exported_with_a_kit_is_served_where_its_node_is_trusted(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signers = Signers("steel")
+    model = attested(signers, run.models["plant-1"])
+    personal.save(model, tmp_path / "model")
+    graph = (run.exported[0].folder / "model.onnx").read_bytes()
+    monkeypatch.setattr(exporting, "_trace", lambda module, size: None)  # takes seconds, and was done for `run`
+    monkeypatch.setattr(exporting, "_with_values", lambda _, module: graph)
+    export([tmp_path / "model"], tmp_path / "bundles", progress.ignore, Signer(signers.kit("plant-a"), 9))
+    guard = Guard(signers.trust(), tmp_path / "memory")
+    predictor, ends = load(tmp_path / "bundles" / "plant-a", guard)
+    assert predictor.manifest.broadcast == model.facts.broadcast
+    assert predictor.manifest.metrics == METRICS
+    assert round((ends["bundle"] - datetime.now(UTC)).total_seconds() / 3600) == 9 * 24
+
+
+def test_only_a_nodes_own_kit_signs_its_model_and_only_one_made_from_what_its_coordinator_signed() -> None:
+    signers, others = Signers("steel"), Signers("steel")
+    fused, plain = (made(SMALL, "plant-a", method, 1) for method in ("afedcl", "fedavg"))
+    own = Signer(signers.kit("plant-a"), 9)
+    for good in (attested(signers, fused), attested(signers, plain), attested(signers, plain, round=9)):
+        own.check(good.facts, good.tree, Path("model"))
+    unsigned = plain._replace(facts=msgspec.structs.replace(attested(signers, plain).facts, broadcast=None))
+    for signer, model, reason in (
+        (Signer(signers.kit("plant-b"), 9), attested(signers, plain), "the kit of plant-b in 'steel'"),
+        (Signer(signers.kit("coordinator"), 9), attested(signers, plain), "the kit of coordinator in 'steel'"),
+        (Signer(Signers("copper").kit("plant-a"), 9), attested(signers, plain), "the kit of plant-a in 'copper'"),
+        (own, unsigned, "its coordinator has signed none"),
+        (own, attested(others, plain), "its signature does not fit"),
+        (own, attested(signers, plain, run="cd" * 8), "that is of another run"),
+        (own, attested(signers, plain, round=3), "that is of round 3, the model of round 4"),
+        (own, attested(signers, fused, digest="e" * 64), "its received encoder is another one"),
+    ):
+        with pytest.raises(UsageError, match=reason) as caught:
+            signer.check(model.facts, model.tree, Path("model"))
+        assert caught.value.remedy
 
 
 # The model that plants use

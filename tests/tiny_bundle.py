@@ -15,11 +15,20 @@ CLASSES = ("red", "green", "blue")
 SHARPNESS = 10.0
 
 
-def tiny_bundle(folder: Path, *, size: int = 16, node: str = "tiny", round_: int = 1) -> bundle.Bundle:
+def tiny_bundle(
+    folder: Path,
+    *,
+    size: int = 16,
+    node: str = "tiny",
+    round_: int = 1,
+    federation: str = "test",
+    run: str = "0" * 16,
+    signing: bundle.Signing | None = None,
+) -> bundle.Bundle:
     """Write and read back a bundle whose golden probabilities are computed in numpy, without onnxruntime."""
     description = bundle.Description(
-        federation="test",
-        run="0" * 16,
+        federation=federation,
+        run=run,
         node=node,
         method="none",
         model="mean-color",
@@ -28,7 +37,7 @@ def tiny_bundle(folder: Path, *, size: int = 16, node: str = "tiny", round_: int
         input=bundle.Input(size=size),
     )
     golden = np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
-    bundle.write(folder, description, tiny_onnx(size), golden, tuple(tiny_probabilities(golden[None])[0]))
+    bundle.write(folder, description, tiny_onnx(size), golden, tuple(tiny_probabilities(golden[None])[0]), signing)
     return bundle.read(folder)
 
 

@@ -1,40 +1,99 @@
 """Recognising alone: `export`, `serve`, `infer`."""
 
+import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from broker_config.errors import UsageError
-from edge.commands.options import Ca, Cert, Config, Events, Json, Key, Quiet, end_on_signals, make_endpoint
+from edge.commands.options import (
+    Ca,
+    Cert,
+    Config,
+    Events,
+    Json,
+    Key,
+    KitFile,
+    Quiet,
+    end_on_signals,
+    make_endpoint,
+    open_kit,
+)
+
+if TYPE_CHECKING:
+    from edge.verify import Guard
 
 app = typer.Typer()
 
+TrustFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--trust",
+        help="Load only what this trust file's node has signed, and nothing older than before.",
+        metavar="FILE",
+    ),
+]
+Memory = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder that remembers what was loaded; only the line should write there. With --trust.",
+        show_default="systemd's StateDirectory, else ~/.local/state/edge-node",
+    ),
+]
+AcceptOlder = Annotated[
+    bool, typer.Option("--accept-older", help="Go back to an older bundle on purpose: for one start.")
+]
 
-@app.command(epilog="Example: edge-node export edge-node-plant-a/model --out bundles")
+
+@app.command(epilog="Example: edge-node export edge-node-plant-a/model --out bundles --kit plant-a.kit")
 def export(
     models: Annotated[
         list[Path], typer.Argument(help="Personal models that join or simulate left.", show_default=False)
     ],
     out: Annotated[Path, typer.Option(help="Folder for the bundles, one a node.")] = Path("bundles"),
+    kit: KitFile = None,
+    days: Annotated[int, typer.Option(min=1, help="How long a signed bundle may be served.")] = 365,
     quiet: Quiet = False,
     as_json: Events = False,
 ) -> None:
-    """Turn personal models into bundles for the line: ONNX, checked against torch."""
+    """Turn personal models into bundles for the line: ONNX, checked against torch; signed with --kit."""
+    opened = open_kit(kit) if kit else None  # asks for the passphrase before torch takes its seconds
     from export.onnx import export as run
+    from export.signing import Signer
     from trainer import progress
 
+    signer = Signer(opened, days) if opened else None
     end_on_signals()
     with progress.show(as_json=as_json, quiet=quiet) as report:
-        written = run(models, out, report)
+        written = run(models, out, report, signer)
         report(progress.Result(result={"bundles": [str(each.folder) for each in written]}))
     if not as_json:
         print(f"bundles: {', '.join(str(each.folder) for each in written)}")
-        print(f"next: edge-node serve {written[0].folder}")
+        print(f"next: edge-node serve {written[0].folder}{f' --trust {written[0].node}.trust' if signer else ''}")
 
 
-@app.command(epilog="Example: edge-node serve bundles/plant-a --watch camera/ --output verdicts.jsonl")
+def _guard(trust: Path | None, memory: Path | None, accept_older: bool) -> "Guard | None":
+    """What the options insist on."""
+    if trust is None:
+        if memory or accept_older:
+            raise UsageError("--memory and --accept-older are of use with --trust only", "add --trust FILE")
+        return None
+    from broker_config.trust import read
+    from edge.verify import Guard
+
+    return Guard(read(trust), memory or _state_folder(), accept_older)
+
+
+def _state_folder() -> Path:
+    """Where the line may remember: systemd's StateDirectory (the first of them), else as freedesktop.org has it."""
+    if given := os.environ.get("STATE_DIRECTORY"):
+        return Path(given.partition(":")[0])
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "edge-node"
+
+
+@app.command(epilog="Example: edge-node serve bundles/plant-a --trust plant-a.trust --watch camera/")
 def serve(
     bundle: Annotated[Path, typer.Argument(help="A bundle folder.", show_default=False)],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -47,6 +106,9 @@ def serve(
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
+    trust: TrustFile = None,
+    memory: Memory = None,
+    accept_older: AcceptOlder = False,
     config: Config = None,
 ) -> None:
     """Judge images as they come: over HTTP and from a watched folder."""
@@ -54,7 +116,17 @@ def serve(
 
     endpoint = make_endpoint(mqtt, ca, cert, key) if mqtt else None
     raise typer.Exit(
-        run(bundle, host=host, port=port, watch=watch, output=output, mqtt=endpoint, line=line, threads=threads)
+        run(
+            bundle,
+            host=host,
+            port=port,
+            watch=watch,
+            output=output,
+            mqtt=endpoint,
+            line=line,
+            threads=threads,
+            guard=_guard(trust, memory, accept_older),
+        )
     )
 
 
@@ -63,6 +135,9 @@ def infer(
     bundle: Annotated[Path, typer.Argument(help="A bundle folder.", show_default=False)],
     images: Annotated[list[Path], typer.Argument(help="Image files.", show_default=False)],
     threads: Annotated[int, typer.Option(min=0, help="CPU threads.", show_default="2, or the cores there are")] = 0,
+    trust: TrustFile = None,
+    memory: Memory = None,
+    accept_older: AcceptOlder = False,
     as_json: Json = False,
 ) -> None:
     """Judge image files, once. Exit code 2 if one of them cannot be read."""
@@ -71,7 +146,7 @@ def infer(
     from edge.line import Failure, judge_files
 
     failed = False
-    for outcome in judge_files(bundle, images, threads):
+    for outcome in judge_files(bundle, images, _guard(trust, memory, accept_older), threads):
         failed |= isinstance(outcome, Failure)
         if as_json:
             print(msgspec.json.encode(outcome).decode())

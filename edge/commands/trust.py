@@ -106,6 +106,7 @@ def _lines(folder: Path, done: "Provisioned") -> list[str]:
         f"lines: {folder}/trust/NODE.trust until {register.charter_expires:%Y-%m-%d} (edge-node serve --trust)",
         f"offline, with a backup: {folder}/authority/ until {register.ca.expires:%Y-%m-%d}",
         f"next: mosquitto -c {register.broker_folder or (folder / 'broker').resolve()}/mosquitto.conf",
+        "      (started by root it becomes user mosquitto, who must be able to read this folder)",
         "      edge-node coordinate --kit coordinator.kit --classes ...",
         f"      edge-node join --kit {next(iter(register.nodes), 'NODE')}.kit --data images/",
     ]

@@ -1,0 +1,246 @@
+"""Whether a line may serve a bundle: it is what its own node has made, from what its own coordinator has sent.
+
+A trust file pins the authority. The newest charter that it has signed, of those in the trust file, in the bundle and
+remembered, says which keys count. A bundle's manifest is one signed list of hashes, so there is one role where TUF has
+four. The attacks that TUF (specification 1.5.2) and Uptane list, and the function that stops each:
+
+- arbitrary software, tampering: `_check_signature`, then the hashes in `bundle.complete`, and again for the very bytes
+  that are used in `bundle.copied`. Nothing is parsed before whoever must have signed it is known to have.
+- wrong software, wrong recipient (another node's or federation's bundle): `_check_recipient`.
+- mix-and-match: every file but the charter is in the signed list; a charter is a statement of its own, and never older
+  than the newest that is known (`_newest`).
+- rollback: `_check_age`, against what is remembered. Also of the charter (`_newest`).
+- freeze: `_check_age` for the bundle, `charter.check_expiry`; as good as this machine's clock.
+- fast-forward (a stolen key signs an enormous version, so that all later ones look old): versions count for one key,
+  and with the key that a charter puts in its place they begin anew (`_check_age`).
+- endless data, slow retrieval: `bundle.load` and `bundle.copied` read plain files of bounded size.
+- key compromise: a charter without the stolen key (`_newest`, `_check_signature`), in the next bundle or trust file.
+- a node that made its bundle from other broadcasts than its coordinator's: `check_broadcast`. It proves which broadcast
+  the node had, not what it did with it: its own bundle is the node's own responsibility.
+- extraneous dependencies, malicious mirrors, partial installation: a bundle is one folder from anywhere, and complete
+  or refused.
+
+Not stopped: who holds a bundle can read it, and who can keep bundles away from a line keeps it on the last one, which
+says so from 30 days before its end.
+"""
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from broker_config import charter as charters
+from broker_config import disk, messages, seal
+from broker_config.charter import Charter, PublicKey
+from broker_config.errors import UsageError
+from broker_config.messages import Digest
+from broker_config.signing import ForgedError, verify
+from broker_config.trust import Trust
+from edge import bundle
+from edge.bundle import Bundle, BundleError, Manifest
+from edge.expiry import Ends
+
+_ANOTHER = "get the bundle again from where it was exported"
+_LONG_AGO = datetime.fromtimestamp(0, UTC)
+
+
+class Admitted(NamedTuple):
+    """A bundle that may be served, and when that ends."""
+
+    bundle: Bundle
+    ends: Ends
+
+
+class Origin(Protocol):
+    """A model that says where it comes from: a bundle's manifest, or the facts of a personal model."""
+
+    @property
+    def federation(self) -> str: ...  # noqa: D102
+    @property
+    def run(self) -> str: ...  # noqa: D102
+    @property
+    def round(self) -> int: ...  # noqa: D102
+    @property
+    def broadcast(self) -> messages.Manifest | None: ...  # noqa: D102
+
+
+class _Accepted(Struct, frozen=True, kw_only=True):
+    """What is remembered of the last bundle that was served: one file for each node of each federation."""
+
+    authority: PublicKey
+    charter: bytes  # the newest, sealed
+    key: PublicKey  # of the node
+    version: int
+    manifest: Digest  # of its bytes
+
+
+class Guard(NamedTuple):
+    """What a line insists on."""
+
+    trust: Trust
+    memory: Path  # folder of what it has accepted before; only the line writes there
+    accept_older: bool = False  # than what it has accepted before
+
+    @contextmanager
+    def admitted(self, folder: Path) -> Iterator[Admitted]:
+        """Verify a bundle. When the block ends without an error, it is remembered as accepted.
+
+        Raises:
+            BundleError: it must not be served.
+            CharterError: there is no charter to go by.
+            EdgeNodeError: the memory cannot be used.
+        """
+        trust = self.trust
+        with _locked(self.memory):
+            path = self.memory / f"{trust.node}@{trust.federation}.json"  # no name holds an @
+            before = _recall(path, trust)
+            content = bundle.load_manifest(folder)
+            sealed, charter = _newest(folder, trust, before, path)
+            key = _check_signature(folder, content, charter, trust)
+            manifest = bundle.parse(folder, content)
+            _check_recipient(folder, manifest, trust)
+            _check_origin(folder, manifest, charter)
+            accepted = _Accepted(
+                authority=trust.authority,
+                charter=sealed,
+                key=key,
+                version=manifest.version,
+                manifest=hashlib.sha256(content).hexdigest(),
+            )
+            end = _check_age(folder, manifest, accepted, before, self.accept_older)
+            yield Admitted(bundle.complete(folder, manifest), {"bundle": end, "charter": charter.expires})
+            if accepted != before:
+                with disk.writing(self.memory):
+                    disk.replace_bytes(path, msgspec.json.encode(accepted), mode=0o600)
+
+
+def check_broadcast(model: Origin, charter: Charter) -> messages.Manifest:
+    """Return the broadcast of a model if the coordinator has made it, in that run and round; else ForgedError.
+
+    It may be of a later round: a method that serves the last average gives it to nodes that sat the last round out.
+    """
+    broadcast = model.broadcast
+    if broadcast is None:
+        raise ForgedError("its coordinator has signed none")
+    if (broadcast.federation, broadcast.run) != (model.federation, model.run):
+        raise ForgedError("that is of another run")
+    if broadcast.round < model.round:
+        raise ForgedError(f"that is of round {broadcast.round}, the model of round {model.round}")
+    seal.check_broadcast(broadcast, charter.coordinator.key)
+    return broadcast
+
+
+def _newest(folder: Path, trust: Trust, before: _Accepted | None, memory: Path) -> tuple[bytes, Charter]:
+    """The charter that counts, sealed and opened: the newest that the authority has signed."""
+    sources = {"the trust file": trust.charter, f"{folder / bundle.CHARTER}": _load(folder, bundle.CHARTER)}
+    if before:
+        sources[f"{memory}"] = before.charter
+    found = [(charters.opened(data, trust.authority, source), source, data) for source, data in sources.items()]
+    for charter, source, _ in found:
+        if charter.federation != trust.federation:
+            raise charters.CharterError(
+                f"the charter in {source} is of federation {charter.federation!r}, not {trust.federation!r}", _ANOTHER
+            )
+    charter, source, data = max(found, key=lambda each: each[0].version)
+    charters.check_expiry(charter, source)
+    return data, charter
+
+
+def _check_signature(folder: Path, content: bytes, charter: Charter, trust: Trust) -> PublicKey:
+    """The key of the node that has signed the manifest."""
+    member = charter.nodes.get(trust.node)
+    if member is None:
+        raise BundleError(
+            f"{trust.node} is no member of federation {trust.federation!r} any more, so its bundles are not served",
+            "ask whoever provisions the federation",
+        )
+    try:
+        verify(member.key, bundle.CONTEXT, content, _load(folder, bundle.SIGNATURE))
+    except ForgedError:
+        raise BundleError(
+            f"{folder / bundle.MANIFEST} is not signed by {trust.node}: {bundle.SIGNATURE} does not fit", _ANOTHER
+        ) from None
+    return member.key
+
+
+def _load(folder: Path, name: str) -> bytes:
+    if not (folder / name).exists():
+        raise BundleError(
+            f"{folder} is not signed: {name} is missing", "export it with the node's kit (edge-node export --kit)"
+        )
+    return bundle.load(folder, name)
+
+
+def _check_recipient(folder: Path, manifest: Manifest, trust: Trust) -> None:
+    if (manifest.node, manifest.federation) != (trust.node, trust.federation):
+        raise BundleError(
+            f"{folder} is of {manifest.node} in federation {manifest.federation!r}, "
+            f"this line serves {trust.node} in {trust.federation!r}",
+            "serve a bundle of that node, or pass the trust file of the other one",
+        )
+
+
+def _check_origin(folder: Path, manifest: Manifest, charter: Charter) -> None:
+    try:
+        check_broadcast(manifest, charter)
+    except ForgedError as error:
+        raise BundleError(
+            f"{folder} was not made from a broadcast of this federation's coordinator: {error}",
+            "export a model that was trained with the current coordinator",
+        ) from None
+
+
+def _check_age(
+    folder: Path, manifest: Manifest, found: _Accepted, before: _Accepted | None, accept_older: bool
+) -> datetime:
+    """When it ends, which is not yet. Nor is it older than what was accepted before, or another one of that version."""
+    end = manifest.expires or _LONG_AGO
+    if end < datetime.now(UTC):
+        raise BundleError(f"{folder} has expired on {end:%Y-%m-%d}", "let its model be exported again with a kit")
+    if before is None or before.key != found.key:
+        return end
+    if found.version < before.version and not accept_older:
+        raise BundleError(
+            f"{folder} is older (version {found.version}) than what this line has served (version {before.version})",
+            "serve the newer one; or go back to this one on purpose, with --accept-older",
+        )
+    if found.version == before.version and found.manifest != before.manifest:
+        raise BundleError(
+            f"{folder} is another bundle than this line has served, of the same version {found.version}",
+            "find out which one is right, and export it again",
+        )
+    return end
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The folder of what was accepted, made if need be; others wait meanwhile: loading a model takes a second."""
+    with disk.writing(folder):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _recall(path: Path, trust: Trust) -> _Accepted | None:
+    """What was accepted before under this authority, if anything was."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=_Accepted)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(
+            f"what this line has served before cannot be read from {path}: {error}",
+            "restore the file; without it, an older bundle would be accepted once",
+        ) from None
+    return found if found.authority == trust.authority else None

@@ -1,0 +1,63 @@
+"""Who may sign a bundle: the node whose model it is, for what its coordinator has sent it."""
+
+import hashlib
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from broker_config.codec import encode_tensors
+from broker_config.errors import UsageError
+from broker_config.kit import Kit
+from broker_config.messages import Manifest
+from broker_config.seal import Seal
+from broker_config.signing import ForgedError, SigningKey
+from edge.bundle import Signing
+from edge.verify import check_broadcast
+from trainer.network import Tree, to_arrays
+from trainer.personal import Facts
+
+
+class Signer:
+    """A node's kit, for bundles that may be served for so many days.
+
+    Raises:
+        UsageError: the kit has been replaced, or its charter has expired.
+    """
+
+    def __init__(self, kit: Kit, days: int):
+        self._kit = kit
+        self._charter = Seal(kit).charter
+        self._expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
+
+    def check(self, facts: Facts, tree: Tree, source: Path) -> Signing:
+        """What signs the bundle of this model.
+
+        Raises:
+            UsageError: it is another node's, or was not made from what the coordinator has signed.
+        """
+        kit = self._kit
+        if (facts.node, facts.federation) != (kit.name, kit.federation):
+            raise UsageError(
+                f"the model in {source} is of {facts.node} in federation {facts.federation!r}, "
+                f"the kit of {kit.name} in {kit.federation!r}",
+                "sign each model with the kit of its own node",
+            )
+        try:
+            broadcast = check_broadcast(facts, self._charter)
+            _check_received(tree, broadcast)
+        except ForgedError as error:
+            raise UsageError(
+                f"the model in {source} was not made from a broadcast of its coordinator: {error}",
+                "sign a model that was trained with kits, or export this one without --kit",
+            ) from None
+        return Signing(SigningKey(kit.signing), kit.charter, broadcast, self._expires)
+
+
+def _check_received(tree: Tree, broadcast: Manifest) -> None:
+    """Where a model serves the received encoder as it came, raise ForgedError unless it is the broadcast's."""
+    received = {
+        f"encoder.{name.removeprefix('received.')}": value
+        for name, value in tree.items()
+        if name.startswith("received.")
+    }
+    if received and hashlib.sha256(encode_tensors(to_arrays(received))).hexdigest() != broadcast.digest:
+        raise ForgedError("its received encoder is another one")
