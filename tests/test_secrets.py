@@ -105,7 +105,13 @@ def test_state_folders_are_their_owners_alone(trial: Trial):
 
 def test_a_broker_that_we_start_gets_no_secret_of_ours(tmp_path: Path):
     process = start(
-        "broker", "--port", 0, log=tmp_path / "log", **{PASSPHRASE: "opens a kit", PASSWORD: "opens a door"}
+        "broker",
+        "--port",
+        0,
+        "--folder",
+        tmp_path / "broker",
+        log=tmp_path / "log",
+        **{PASSPHRASE: "opens a kit", PASSWORD: "opens a door"},
     )
     ours, deadline = psutil.Process(process.pid), time.monotonic() + 60
     try:
