@@ -1,19 +1,24 @@
 """Small plants for tests: folders of images, and real `edge-node` processes that work on them."""
 
 import contextlib
+import functools
 import io
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import save_file
 
 from edge.cli import main
+from trainer.tree import take_from
+from trainer.weights import initial_encoder
 
 CLASSES = ("inclusion", "patches", "scratches")
 FEDERATION = ("--model", "small", "--size", "32", "--rounds", "2", "--evaluate-every", "1", "--seed", "7")
@@ -65,6 +70,14 @@ def here(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(words, end.value.code or 0, out.getvalue(), err.getvalue())
 
 
+@functools.cache
+def drawn_weights() -> Path:
+    """What FEDERATION's seed draws, as a file: with it a coordinator needs no torch, and starts at once."""
+    path = Path(tempfile.mkdtemp()) / "small.safetensors"
+    save_file(take_from("encoder", initial_encoder("small", "none", 7)), path)
+    return path
+
+
 def federate(url: str, plants: dict[str, Path], folder: Path, *flags: str, **join: Sequence[str]) -> None:
     """Run a federation of the plants' processes to its end; state folders are `folder/coordinator` and `folder/NAME`.
 
@@ -73,8 +86,8 @@ def federate(url: str, plants: dict[str, Path], folder: Path, *flags: str, **joi
     folder.mkdir(parents=True, exist_ok=True)
     processes = {
         "coordinator": start(
-            "coordinate", url, "--classes", ",".join(CLASSES), "--nodes", len(plants), *FEDERATION, *flags,
-            "--state", folder / "coordinator", log=folder / "coordinator.log",
+            "coordinate", url, "--classes", ",".join(CLASSES), "--nodes", len(plants), *FEDERATION,
+            "--weights", drawn_weights(), *flags, "--state", folder / "coordinator", log=folder / "coordinator.log",
         )
     }  # fmt: skip
     for name, images in plants.items():

@@ -322,7 +322,7 @@ def test_a_federation_runs_from_files_alone(mosquitto: EmbeddedBroker, tmp_path:
     coordinator = {"classes": ",".join(CLASSES), "nodes": 2, "model": "small", "size": 32, "rounds": 1}
     plants = ("plant-a", "plant-b")
     for number, name in enumerate(plants):
-        draw(tmp_path / name / "images", 4, number)
+        draw(tmp_path / name / "images", 8, number)
         assert init(tmp_path / name, "node", "--yes", broker=mosquitto.url, name=name).returncode == 0
     assert init(tmp_path, "coordinator", broker=mosquitto.url, **coordinator).returncode == 0
     files = {"coordinate": tmp_path / "coordinator.toml"} | {name: tmp_path / name / "node.toml" for name in plants}

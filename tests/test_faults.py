@@ -204,7 +204,7 @@ class Ends(NamedTuple):
 
 def with_a_node(folder: Path, state: Path, disk: Disk | None) -> Ends:
     """A federation of the light node b and a real one, a, whose disk may become full in the second round."""
-    images = draw(folder / "images", 4, seed=3)
+    images = draw(folder / "images", 8, seed=3)
     with (
         start_broker(folder / "broker", kind="mosquitto") as broker,
         closing(Federation(broker, folder, "b")) as federation,
@@ -229,10 +229,8 @@ def undisturbed_node(tmp_path_factory: pytest.TempPathFactory) -> Ends:
     return with_a_node(folder, folder / "a", None)
 
 
-def test_a_node_whose_disk_is_full_stops_and_goes_on_when_there_is_room(
-    disk: Disk, undisturbed_node: Ends, tmp_path: Path
-) -> None:
-    assert with_a_node(tmp_path, disk.folder / "a", disk).same(undisturbed_node)
+def test_a_node_whose_disk_is_full_stops_and_goes_on_when_there_is_room(undisturbed_node: Ends, tmp_path: Path) -> None:
+    assert with_a_node(tmp_path, tmp_path / "a", Disk(tmp_path)).same(undisturbed_node)
 
 
 @root
@@ -293,7 +291,7 @@ def test_a_second_coordinator_on_one_state_folder_names_the_first(federation: Fe
 def test_a_second_node_of_one_name_or_on_one_state_folder_is_refused_and_the_first_finishes(
     mosquitto: EmbeddedBroker, tmp_path: Path
 ) -> None:
-    images, state = draw(tmp_path / "images", 4, seed=3), tmp_path / "node"
+    images, state = draw(tmp_path / "images", 8, seed=3), tmp_path / "node"
     with closing(Federation(mosquitto, tmp_path, "b")) as federation:
         coordinator = federation.coordinator(tmp_path / "state", "log")
         first = federation.node("a", state, images, "first")

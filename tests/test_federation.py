@@ -24,7 +24,7 @@ from broker_config.link import Link, probe
 from broker_config.messages import RoundState
 from broker_config.transfer import CHUNK
 from tests.conftest import Secured
-from tests.plants import CLASSES, FEDERATION, draw, federate, here, start
+from tests.plants import CLASSES, FEDERATION, draw, drawn_weights, federate, here, start
 from trainer import progress, timeline
 from trainer.enrol import load_images
 from trainer.federation.coordinator import coordinate
@@ -47,13 +47,14 @@ def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: draw(folder / name, 10, seed, known[seed]) for seed, name in enumerate(PLANTS)}
 
 
-def request(method: str, rule: Any) -> Request:
-    return Request(method, model="small", size=32, rounds=2, seed=7, evaluate_every=1, aggregate=rule)
+def request(method: str, rule: Any, weights: str = "") -> Request:
+    return Request(method, model="small", weights=weights, size=32, rounds=2, seed=7, evaluate_every=1, aggregate=rule)
 
 
-def simulated(plants: dict[str, Path], method: str, rule: str = "mean") -> dict[str, bytes]:
+def simulated(plants: dict[str, Path], method: str, *, rule: str = "mean", weights: str = "") -> dict[str, bytes]:
     """The same federation in this process, without a broker: tensors by `who/name`."""
-    spec, broadcast = draft(request(method, rule), federation="default", classes=CLASSES, nodes=len(plants))
+    asked = request(method, rule, weights)
+    spec, broadcast = draft(asked, federation="default", classes=CLASSES, nodes=len(plants))
     outcome = simulate(spec, broadcast, {n: load_images(spec, folder, None, print) for n, folder in plants.items()})
     found = {f"global/{name}": value.tobytes() for name, value in outcome.broadcast.items()}
     for node, model in outcome.models.items():
@@ -87,7 +88,7 @@ def processes(plants: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
 def test_processes_over_a_broker_end_with_the_same_bytes_as_the_simulation(
     processes: Path, plants: dict[str, Path]
 ) -> None:
-    agree(on_disk(processes), simulated(plants, "afedcl"))
+    agree(on_disk(processes), simulated(plants, "afedcl", weights=str(drawn_weights())))
 
 
 def test_a_node_tells_its_rounds_as_events_and_its_model_as_the_last(processes: Path) -> None:
@@ -170,7 +171,7 @@ def test_every_method_exchanges_the_same_bytes_over_a_broker_as_in_the_simulatio
 
 def test_so_does_a_rule_other_than_the_mean(exchange: str, plants: dict[str, Path], tmp_path: Path) -> None:
     in_threads(Endpoint.parse(exchange), "afedcl", plants, tmp_path, rule="trimmed_mean")
-    agree(on_disk(tmp_path), simulated(plants, "afedcl", "trimmed_mean"))
+    agree(on_disk(tmp_path), simulated(plants, "afedcl", rule="trimmed_mean"))
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import inspect
 import os
 import pickle
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
+from typer.main import get_command
 
 from broker_config import kit
 from broker_config.codec import DecodeError, decode_any, read_tensors
@@ -19,6 +21,8 @@ from broker_config.errors import UsageError
 from broker_config.messages import TensorSpec
 from edge import bundle
 from edge.bundle import BundleError
+from edge.cli import app
+from edge.daemon import serve
 from edge.images import ImageError
 from edge.predictor import Predictor
 from tests.test_personal import FACTS
@@ -135,6 +139,12 @@ def test_each_danger_is_found_whatever_it_is_called(source: str, danger: str):
 
 def test_what_only_looks_like_one_is_not():
     assert dangers("import re\nre.compile(x)\nmodel.eval()\nself.load()\nsubprocess.run(x, shell=False)") == set()
+
+
+def test_the_line_listens_on_this_machine_only_unless_told_otherwise():
+    assert inspect.signature(serve).parameters["host"].default == "127.0.0.1"
+    (host,) = [each for each in get_command(app).commands["serve"].params if each.name == "host"]
+    assert host.default == "127.0.0.1"
 
 
 # Files that bite

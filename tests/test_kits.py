@@ -38,7 +38,7 @@ def test_a_kit_and_images_are_all_that_a_node_needs(guarded: members.Guarded, tm
         ),
     }  # fmt: skip
     for seed, name in enumerate(NODES):
-        images = draw(tmp_path / "images" / name, 4, seed)
+        images = draw(tmp_path / "images" / name, 8, seed)
         processes[name] = start(
             "join", "--kit", kit(guarded, name), "--data", images, "--state", tmp_path / name,
             log=tmp_path / f"{name}.log", **{SECRET: guarded.members.passphrase(name)},

@@ -70,7 +70,7 @@ def trial(secured: Secured, tmp_path_factory: pytest.TempPathFactory, usual_umas
     folder = tmp_path_factory.mktemp("trial")
     password, phrase = secrets.token_hex(12), kit.new_passphrase()
     hidden = make_kits(folder, secured, phrase) | {"password": password.encode(), "passphrase": phrase.encode()}
-    images = draw(tmp_path_factory.mktemp("images") / "plant-a", 4, seed=1)
+    images = draw(tmp_path_factory.mktemp("images") / "plant-a", 8, seed=1)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv(PASSPHRASE, phrase)
         environment.setenv(PASSWORD, password)

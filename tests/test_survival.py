@@ -22,7 +22,7 @@ from trainer.simulate import simulate
 @pytest.fixture(scope="module")
 def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("plants")
-    return {name: draw(folder / name, 6, seed) for seed, name in enumerate(PLANTS)}
+    return {name: draw(folder / name, 8, seed) for seed, name in enumerate(PLANTS)}
 
 
 @pytest.fixture(scope="module")
