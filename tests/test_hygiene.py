@@ -60,6 +60,7 @@ ALLOWED = {
     "trainer/experiments/grid.py": {"pickle", "concurrent.futures.ProcessPoolExecutor", "multiprocessing"},
     "trainer/experiments/cluster.py": {"ray"},
     "benchmarks/crowd.py": {"concurrent.futures.ProcessPoolExecutor", "multiprocessing"},
+    "benchmarks/robust.py": {"concurrent.futures.ProcessPoolExecutor", "multiprocessing"},
     "trainer/pretrain.py": {"torch.load"},
 }
 

@@ -4,31 +4,21 @@ import base64
 import os
 import secrets
 import stat
+import tempfile
 import time
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 import pytest
 
-from broker_config import charter, kit
-from broker_config.charter import Charter, Member
 from broker_config.environment import PASSPHRASE, PASSWORD
-from broker_config.signing import SigningKey
+from broker_config.kit import Kit
+from tests import members
 from tests.conftest import Secured
 from tests.plants import CLASSES, FEDERATION, draw, run, start
 
-pytestmark = pytest.mark.usefixtures("usual_umask")
-
-
-@pytest.fixture(scope="module")
-def usual_umask() -> Iterator[None]:
-    """Others may read what is made without thinking of them."""
-    before = os.umask(0o022)
-    yield
-    os.umask(before)
+SHARED = ("coordinator", "plant-a")
 
 
 class Trial(NamedTuple):
@@ -39,60 +29,52 @@ class Trial(NamedTuple):
     hidden: dict[str, bytes]  # by name
 
 
-def make_kits(folder: Path, broker: Secured, passphrase: str) -> dict[str, bytes]:
-    """Kits of a federation `plant` with one node; return their secrets by name."""
-    authority, keys = SigningKey.generate(), {name: SigningKey.generate() for name in ("coordinator", "plant-a")}
-    later = datetime.now(UTC) + timedelta(days=30)
-    members = {name: Member(key=key.public, expires=later) for name, key in keys.items()}
-    belonging = Charter(
-        federation="plant", version=1, issued=datetime.now(UTC), expires=later, coordinator=members["coordinator"],
-        nodes={"plant-a": members["plant-a"]},
-    )  # fmt: skip
-    hidden = {}
-    for name, key in keys.items():
-        certificate, private = broker.authority.issue(name)
-        opened = kit.Kit(
-            federation="plant", name=name, broker=f"mqtts://127.0.0.1:{broker.mutual}", authority=authority.public,
-            charter=charter.seal(belonging, authority), ca=broker.authority.ca.read_text(),
-            certificate=certificate.read_text(), key=private.read_text(), signing=key.raw,
-        )  # fmt: skip
-        kit.write(folder / f"{name}.kit", opened, passphrase)
-        hidden[f"certificate's key of {name}"] = private.read_bytes().splitlines()[1]
-        hidden[f"signing key of {name}"] = key.raw
-        hidden[f"signing key of {name}, hexadecimal"] = key.raw.hex().encode()
-        hidden[f"signing key of {name}, base64"] = base64.b64encode(key.raw)
-    return hidden
+def secrets_of(kit: Kit) -> dict[str, bytes]:
+    """In every form in which one might be written."""
+    forms = {"raw": kit.signing, "hexadecimal": kit.signing.hex().encode(), "base64": base64.b64encode(kit.signing)}
+    hidden = {f"signing key of {kit.name}, {form}": value for form, value in forms.items()}
+    return hidden | {f"certificate's key of {kit.name}": kit.key.encode().splitlines()[1]}
 
 
 @pytest.fixture(scope="module")
-def trial(secured: Secured, tmp_path_factory: pytest.TempPathFactory, usual_umask: None) -> Trial:
+def trial(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Trial:
     """A federation with kits, and commands that succeed and fail with kits and passwords, all with --debug."""
-    folder = tmp_path_factory.mktemp("trial")
-    password, phrase = secrets.token_hex(12), kit.new_passphrase()
-    hidden = make_kits(folder, secured, phrase) | {"password": password.encode(), "passphrase": phrase.encode()}
+    folder, password = tmp_path_factory.mktemp("trial"), secrets.token_hex(12)
     images = draw(tmp_path_factory.mktemp("images") / "plant-a", 8, seed=1)
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv(PASSPHRASE, phrase)
-        environment.setenv(PASSWORD, password)
-        coordinator, node = (
-            ("--debug", what, "--kit", folder / f"{who}.kit", "--state", folder / who)
-            for what, who in (("coordinate", "coordinator"), ("join", "plant-a"))
-        )
-        federation = ("--classes", ",".join(CLASSES), "--nodes", 1, *FEDERATION, "--rounds", 1)
+    umask = os.umask(0o022)  # the usual one: others may read what is made without a thought of them
+    with tempfile.TemporaryDirectory() as place, members.guarded(Path(place), nodes=SHARED[1:]) as broker:
+        phrases = {name: broker.members.passphrase(name) for name in SHARED}
+        hidden = {"password": password.encode()} | {
+            f"passphrase of {who}": each.encode() for who, each in phrases.items()
+        }
+        for name in SHARED:
+            hidden |= secrets_of(broker.kits[name])
+            (folder / f"{name}.kit").write_bytes((broker.folder / "kits" / f"{name}.kit").read_bytes())
+        flags = {who: ("--kit", folder / f"{who}.kit", "--state", folder / who) for who in SHARED}
+        federation = ("--classes", ",".join(CLASSES), *FEDERATION, "--rounds", 1)
         learning = {
-            "coordinate": start(*coordinator, *federation, log=folder / "coordinate.log"),
-            "join": start(*node, "--data", images, log=folder / "join.log"),
+            "coordinator": ("coordinate", *flags["coordinator"], *federation),
+            "plant-a": ("join", *flags["plant-a"], "--data", images),
         }
-        ends = {name: process.wait(100) for name, process in learning.items()}
+        processes = [
+            start("--debug", *words, log=folder / f"{who}.log", **{PASSPHRASE: phrases[who], PASSWORD: password})
+            for who, words in learning.items()
+        ]
+        ends = [process.wait(100) for process in processes]
+        known = {PASSWORD: password, PASSPHRASE: password}
         done = {
-            "let in": run("--debug", "status", f"mqtts://anna@127.0.0.1:{secured.tls}", "--ca", secured.authority.ca),
-            "refused": run("--debug", "status", f"mqtt://anna:{password}@127.0.0.1:{secured.closed}"),
-            "wrong passphrase": run("--debug", "status", "--kit", folder / "plant-a.kit", **{PASSPHRASE: password}),
+            "let in": run(
+                "--debug", "status", f"mqtts://a@127.0.0.1:{secured.tls}", "--ca", secured.authority.ca, **known
+            ),
+            "refused": run("--debug", "status", f"mqtt://a:{password}@127.0.0.1:{secured.closed}", **known),
+            "wrong passphrase": run("--debug", "status", "--kit", folder / "plant-a.kit", **known),
         }
+        (folder / "broker.log").write_bytes(broker.log.read_bytes())
+    os.umask(umask)
     said = {name: result.stdout + result.stderr for name, result in done.items()}
-    assert ends == {"coordinate": 0, "join": 0}, [path.read_text() for path in folder.glob("*.log")]
-    assert {name for name, result in done.items() if result.returncode == 0} == {"let in"}, said
-    (folder / "broker.log").write_bytes((secured.authority.ca.parent / "log").read_bytes())
+    assert ends == [0, 0], [path.read_text() for path in folder.glob("*.log")]
+    ended = {"let in": "there is no federation", "refused": "LinkError", "wrong passphrase": "does not open"}
+    assert [name for name, words in ended.items() if words not in said[name]] == [], said
     return Trial(folder, said, hidden)
 
 
@@ -108,7 +90,7 @@ def test_no_secret_is_said_not_even_with_a_traceback(trial: Trial):
 def test_no_secret_is_left_in_logs_state_folders_journals_or_kits(trial: Trial):
     files = [path for path in trial.folder.rglob("*") if path.is_file()]
     names = {path.name for path in files}
-    assert {"journal.sqlite", "personal.safetensors", "coordinate.log", "broker.log", "plant-a.kit"} <= names
+    assert {"journal.sqlite", "personal.safetensors", "coordinator.log", "broker.log", "plant-a.kit"} <= names
     assert {str(path): found for path in files if (found := leaks(path.read_bytes(), trial.hidden))} == {}
 
 
@@ -117,17 +99,20 @@ def test_what_leaks_is_found(trial: Trial):
         assert leaks(b"before " + secret + b" after", trial.hidden) == [name]
 
 
-def test_state_folders_and_kits_are_their_owners_alone(trial: Trial):
-    modes = {name: stat.S_IMODE((trial.folder / name).stat().st_mode) for name in ("coordinator", "plant-a")}
-    assert modes == {"coordinator": 0o700, "plant-a": 0o700}
-    assert {stat.S_IMODE(path.stat().st_mode) for path in trial.folder.glob("*.kit")} == {0o600}
+def test_state_folders_are_their_owners_alone(trial: Trial):
+    assert {name: stat.S_IMODE((trial.folder / name).stat().st_mode) for name in SHARED} == dict.fromkeys(SHARED, 0o700)
 
 
 def test_a_broker_that_we_start_gets_no_secret_of_ours(tmp_path: Path):
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv(PASSPHRASE, "opens a kit")
-        environment.setenv(PASSWORD, "opens a broker")
-        process = start("broker", "--port", 0, log=tmp_path / "broker.log")
+    process = start(
+        "broker",
+        "--port",
+        0,
+        "--folder",
+        tmp_path / "broker",
+        log=tmp_path / "log",
+        **{PASSPHRASE: "opens a kit", PASSWORD: "opens a door"},
+    )
     ours, deadline = psutil.Process(process.pid), time.monotonic() + 60
     try:
         while len(children := ours.children(recursive=True)) < 2:  # the keeper and mosquitto
