@@ -10,7 +10,7 @@ four. The attacks that TUF (specification 1.5.2) and Uptane list, and the functi
 - mix-and-match: every file but the charter is in the signed list; a charter is a statement of its own, and never older
   than the newest that is known (`_newest`).
 - rollback: `_check_age`, against what is remembered. Also of the charter (`_newest`).
-- freeze: `_check_age` for the bundle, `charter.check_expiry`; as good as this machine's clock.
+- freeze: `_check_expiry` for the bundle, `charter.check_expiry`; as good as this machine's clock.
 - fast-forward (a stolen key signs an enormous version, so that all later ones look old): versions count for one key,
   and with the key that a charter puts in its place they begin anew (`_check_age`).
 - endless data, slow retrieval: `bundle.load` and `bundle.copied` read plain files of bounded size.
@@ -28,7 +28,7 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -72,13 +72,14 @@ class Origin(Protocol):
 
 
 class _Accepted(Struct, frozen=True, kw_only=True):
-    """What is remembered of the last bundle that was served: one file for each node of each federation."""
+    """What is remembered of the newest bundle that was served: one file for each node of each federation."""
 
     authority: PublicKey
     charter: bytes  # the newest, sealed
     key: PublicKey  # of the node
     version: int
     manifest: Digest  # of its bytes
+    older: Digest | None = None  # likewise, of the one older bundle that somebody has gone back to on purpose
 
 
 class Guard(NamedTuple):
@@ -87,10 +88,11 @@ class Guard(NamedTuple):
     trust: Trust
     memory: Path  # folder of what it has accepted before; only the line writes there
     accept_older: bool = False  # than what it has accepted before
+    remembers: bool = True  # what it accepts; else the memory is only read
 
     @contextmanager
     def admitted(self, folder: Path) -> Iterator[Admitted]:
-        """Verify a bundle. When the block ends without an error, it is remembered as accepted.
+        """Verify a bundle. When the block ends without an error, a guard that remembers does so.
 
         Raises:
             BundleError: it must not be served.
@@ -98,7 +100,7 @@ class Guard(NamedTuple):
             EdgeNodeError: the memory cannot be used.
         """
         trust = self.trust
-        with _locked(self.memory):
+        with _locked(self.memory) if self.remembers else nullcontext():
             path = self.memory / f"{trust.node}@{trust.federation}.json"  # no name holds an @
             before = _recall(path, trust)
             content = bundle.load_manifest(folder)
@@ -107,16 +109,17 @@ class Guard(NamedTuple):
             manifest = bundle.parse(folder, content)
             _check_recipient(folder, manifest, trust)
             _check_origin(folder, manifest, charter)
-            accepted = _Accepted(
+            end = _check_expiry(folder, manifest)
+            found = _Accepted(
                 authority=trust.authority,
                 charter=sealed,
                 key=key,
                 version=manifest.version,
                 manifest=hashlib.sha256(content).hexdigest(),
             )
-            end = _check_age(folder, manifest, accepted, before, self.accept_older)
+            accepted = _check_age(folder, found, before, self.accept_older)
             yield Admitted(bundle.complete(folder, manifest), {"bundle": end, "charter": charter.expires})
-            if accepted != before:
+            if self.remembers and accepted != before:
                 with disk.writing(self.memory):
                     disk.replace_bytes(path, msgspec.json.encode(accepted), mode=0o600)
 
@@ -197,26 +200,42 @@ def _check_origin(folder: Path, manifest: Manifest, charter: Charter) -> None:
         ) from None
 
 
-def _check_age(
-    folder: Path, manifest: Manifest, found: _Accepted, before: _Accepted | None, accept_older: bool
-) -> datetime:
-    """When it ends, which is not yet. Nor is it older than what was accepted before, or another one of that version."""
+def _check_expiry(folder: Path, manifest: Manifest) -> datetime:
+    """When it ends, which is not yet."""
     end = manifest.expires or _LONG_AGO
     if end < datetime.now(UTC):
         raise BundleError(f"{folder} has expired on {end:%Y-%m-%d}", "let its model be exported again with a kit")
-    if before is None or before.key != found.key:
-        return end
-    if found.version < before.version and not accept_older:
+    return end
+
+
+def _check_age(folder: Path, found: _Accepted, before: _Accepted | None, accept_older: bool) -> _Accepted:
+    """What to remember of a bundle that is not older than what was accepted before, nor another one of that version.
+
+    The older one to which somebody goes back on purpose passes from then on, alone, until a newer one is accepted.
+    """
+    if before is None or before.key != found.key or found.version > before.version:
+        return found
+    if found.version == before.version:
+        if found.manifest != before.manifest:
+            raise BundleError(
+                f"{folder} is another bundle than this line has served, of the same version, {_made(found.version)}",
+                "find out which one is right, and export it again",
+            )
+        return found
+    if found.manifest != before.older and not accept_older:
         raise BundleError(
-            f"{folder} is older (version {found.version}) than what this line has served (version {before.version})",
+            f"{folder} is older ({_made(found.version)}) than what this line has served ({_made(before.version)})",
             "serve the newer one; or go back to this one on purpose, with --accept-older",
         )
-    if found.version == before.version and found.manifest != before.manifest:
-        raise BundleError(
-            f"{folder} is another bundle than this line has served, of the same version {found.version}",
-            "find out which one is right, and export it again",
-        )
-    return end
+    return msgspec.structs.replace(before, charter=found.charter, older=found.manifest)
+
+
+def _made(version: int) -> str:
+    """When a bundle was made, as far as its version says: seconds since 1970, or more."""
+    try:
+        return f"of {datetime.fromtimestamp(version, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):
+        return f"of version {version}"  # beyond the year 9999
 
 
 @contextmanager
