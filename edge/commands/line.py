@@ -66,14 +66,16 @@ def export(
     as_json: Events = False,
 ) -> None:
     """Turn personal models into bundles for the line: ONNX, checked against torch; signed with --kit."""
-    opened = open_kit(kit) if kit else None  # asks for the passphrase before torch takes its seconds
-    from export.onnx import export as run
-    from export.signing import Signer
     from trainer import progress
 
-    signer = Signer(opened, days) if opened else None
+    opened = open_kit(kit) if kit else None  # asks for the passphrase before torch takes its seconds
     end_on_signals()
     with progress.show(as_json=as_json, quiet=quiet) as report:
+        report(progress.Step(what="loading torch and the exporter: 2 to 20 s"))
+        from export.onnx import export as run
+        from export.signing import Signer
+
+        signer = Signer(opened, days) if opened else None
         written = run(models, out, report, signer)
         report(progress.Result(result={"bundles": [str(each.folder) for each in written]}))
     if not as_json:
