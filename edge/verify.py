@@ -5,11 +5,12 @@ remembered, says which keys count. A bundle's manifest is one signed list of has
 four. The attacks that TUF (specification 1.5.2) and Uptane list, and the function that stops each:
 
 - arbitrary software, tampering: `_check_signature`, then the hashes in `bundle.complete`, and again for the very bytes
-  that are used in `bundle.copied`. Nothing is parsed before whoever must have signed it is known to have.
+  that are used in `bundle.copied`. Nothing is parsed before whoever must have signed it is known to have, but for two
+  names in the words of a refusal (`_claimed`).
 - wrong software, wrong recipient (another node's or federation's bundle): `_check_recipient`.
 - mix-and-match: every file but the charter is in the signed list; a charter is a statement of its own, and never older
   than the newest that is known (`_newest`).
-- rollback: `_check_age`, against what is remembered. Also of the charter (`_newest`).
+- rollback: `_check_age`, against what is remembered, but for one bundle that is admitted on purpose. Also of the charter (`_newest`).
 - freeze: `_check_expiry` for the bundle, `charter.check_expiry`; as good as this machine's clock.
 - fast-forward (a stolen key signs an enormous version, so that all later ones look old): versions count for one key,
   and with the key that a charter puts in its place they begin anew (`_check_age`).
@@ -40,7 +41,7 @@ from broker_config import charter as charters
 from broker_config import disk, messages, seal
 from broker_config.charter import Charter, PublicKey
 from broker_config.errors import UsageError
-from broker_config.messages import Digest
+from broker_config.messages import Digest, Name
 from broker_config.signing import ForgedError, verify
 from broker_config.trust import Trust
 from edge import bundle
@@ -167,10 +168,32 @@ def _check_signature(folder: Path, content: bytes, charter: Charter, trust: Trus
     try:
         verify(member.key, bundle.CONTEXT, content, _load(folder, bundle.SIGNATURE))
     except ForgedError:
-        raise BundleError(
-            f"{folder / bundle.MANIFEST} is not signed by {trust.node}: {bundle.SIGNATURE} does not fit", _ANOTHER
-        ) from None
+        path, own, claimed = folder / bundle.MANIFEST, _Whose(trust.node, trust.federation), _claimed(content)
+        if claimed and claimed != own:
+            raise BundleError(
+                f"{path} says that this bundle is of {claimed}, the trust file is for {own}",
+                f"serve a bundle of {trust.node}, or pass the trust file of {claimed.node}",
+            ) from None
+        raise BundleError(f"{path} is not signed by {trust.node}: {bundle.SIGNATURE} does not fit", _ANOTHER) from None
     return member.key
+
+
+class _Whose(Struct, frozen=True):
+    """Whose a bundle is."""
+
+    node: Name
+    federation: Name
+
+    def __str__(self) -> str:
+        return f"{self.node} in federation {self.federation!r}"
+
+
+def _claimed(content: bytes) -> _Whose | None:
+    """Whose a bundle that nobody vouches for says it is: for an error's words and nothing else."""
+    try:
+        return msgspec.json.decode(content, type=_Whose)
+    except (ValueError, RecursionError):  # also of bytes that are no text, and of nests without end
+        return None
 
 
 def _load(folder: Path, name: str) -> bytes:

@@ -145,11 +145,17 @@ def test_a_file_that_changes_after_it_was_verified_is_not_used(ours, guard, tmp_
 # ---------------------------------------------------------------- signed by somebody else, or for somebody else
 
 
+OF_PLANT_B = (
+    "says that this bundle is of plant-b in federation 'test', the trust file is for plant-a in federation 'test'"
+)
+
+
 def test_bundles_of_others_are_refused(ours, guard, tmp_path):
     neighbour, theirs, stranger = ours.keys["plant-b"], Signers(), SigningKey.generate()
     for number, (folder, reason) in enumerate(
         [
-            (ours.bundle(tmp_path / "0", key=neighbour, node="plant-b"), "not signed by plant-a"),
+            (ours.bundle(tmp_path / "0", key=neighbour, node="plant-b"), OF_PLANT_B),
+            (ours.bundle(tmp_path / "9", key=neighbour, federation="copper"), "is of plant-a in federation 'copper'"),
             (ours.bundle(tmp_path / "1", key=neighbour), "not signed by plant-a"),
             (ours.bundle(tmp_path / "2", key=ours.keys["coordinator"]), "not signed by plant-a"),
             (ours.bundle(tmp_path / "3", key=stranger), "not signed by plant-a"),
@@ -161,6 +167,32 @@ def test_bundles_of_others_are_refused(ours, guard, tmp_path):
         ]
     ):
         assert reason in refusal(folder, guard), number
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"node": "plant-\\u001b[2J", "federation": "test"}',
+        b'{"node": "plant-b"}',
+        b'{"node": "\xff", "federation": "test"}',
+        b'{"x": ' + b"[" * 500_000,
+        b"\xff",
+    ],
+)
+def test_of_a_manifest_that_nobody_signed_no_more_than_two_plain_names_are_told(ours, guard, tmp_path, content):
+    folder = ours.bundle(tmp_path / "bundle")
+    (folder / "manifest.json").write_bytes(content)
+    assert refusal(folder, guard) == f"{folder}/manifest.json is not signed by plant-a: manifest.sig does not fit"
+
+
+def test_a_file_that_is_not_of_the_bundle_is_told_and_not_used(ours, guard, tmp_path, caplog):
+    folder = ours.bundle(tmp_path / "bundle")
+    served(folder, guard)
+    assert caplog.text == ""
+    (folder / "extra\n.pkl").write_bytes(b"x")
+    (folder / "more").mkdir()
+    served(folder, guard)
+    assert r"holds more than the bundle ('extra\n.pkl', 2 in all)" in caplog.text
 
 
 def test_a_charter_of_another_federation_under_the_same_authority_is_refused(ours, guard, tmp_path):
