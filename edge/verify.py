@@ -10,7 +10,8 @@ four. The attacks that TUF (specification 1.5.2) and Uptane list, and the functi
 - wrong software, wrong recipient (another node's or federation's bundle): `_check_recipient`.
 - mix-and-match: every file but the charter is in the signed list; a charter is a statement of its own, and never older
   than the newest that is known (`_newest`).
-- rollback: `_check_age`, against what is remembered, but for one bundle that is admitted on purpose. Also of the charter (`_newest`).
+- rollback: `_check_age`, against what is remembered, but for one bundle that is admitted on purpose. Also of the
+  charter (`_newest`).
 - freeze: `_check_expiry` for the bundle, `charter.check_expiry`; as good as this machine's clock.
 - fast-forward (a stolen key signs an enormous version, so that all later ones look old): versions count for one key,
   and with the key that a charter puts in its place they begin anew (`_check_age`).
