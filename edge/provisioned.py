@@ -85,7 +85,12 @@ def _news(folder: Path, done: Provisioned) -> Iterator[str]:
 
 def _founding(folder: Path, done: Provisioned) -> Iterator[str]:
     register = done.register
-    yield f"mosquitto -c {register.broker_folder or (folder / 'broker').resolve()}/mosquitto.conf"
+    if there := register.broker_folder:
+        yield f"mkdir -p {there} && cp -a {folder}/broker/. {there} && chown -R mosquitto: {there}"
+        yield f"mosquitto -c {there}/mosquitto.conf"
+    else:
+        hint = "not as root: it becomes user mosquitto, who cannot read this folder; see --broker-folder"
+        yield f"mosquitto -c {(folder / 'broker').resolve()}/mosquitto.conf  ({hint})"
     yield f"edge-node coordinate --kit {COORDINATOR}.kit --classes ..."
     yield f"edge-node join --kit {register.nodes[0]}.kit --data images/"
 
