@@ -27,6 +27,7 @@ class View(Struct, frozen=True, kw_only=True):
     run: str
     method: str
     model: str
+    rule: str  # of aggregation
     online: bool  # the coordinator
     status: Stage
     reason: str  # why it was aborted
@@ -129,6 +130,7 @@ def _view(known: _Known, now: float) -> View:
         run=spec.run,
         method=spec.method,
         model=spec.model,
+        rule=spec.aggregation.rule,
         online=presence is not None and presence.online,
         status=state.status if state else "gathering",
         reason=state.reason if state and state.status == "aborted" else "",

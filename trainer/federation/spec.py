@@ -162,9 +162,11 @@ def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:
     liars = liars or int(rule.counts_liars)
     if quorum < rule.least(liars):
         against = f" against {liars} of them" if liars else ""
+        others = [other for other, each in RULES.items() if quorum >= each.least(int(each.counts_liars))]
         raise UsageError(
             f"{name} needs {rule.least(liars)} contributions{against}, and a round here may close with {quorum}",
-            "take a larger --quorum (or --sample, or more --nodes), fewer --liars, or another rule",
+            "take a larger --quorum (or --sample, or more --nodes), fewer --liars, or "
+            + (f"a rule that needs fewer: {', '.join(others)}" if others else "mean"),
         )
     return Aggregation(name, liars)
 
