@@ -108,6 +108,8 @@ class Picture:
                 return known._replace(state=message)
             case Presence():
                 return known._replace(presence=message)
+            case Overview(run=run, time=time) if (old := known.overview) and old.run == run and time < old.time:
+                pass  # it was under way for long, or somebody says it again
             case Overview():
                 # Only of a message that has waited at the broker must the two clocks tell the age.
                 age = max(0.0, (self.now() - message.time).total_seconds()) if retained else 0.0
