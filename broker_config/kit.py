@@ -49,7 +49,7 @@ class Kit(Struct, frozen=True, kw_only=True):
         return x509.load_pem_x509_certificate(self.certificate.encode()).not_valid_after_utc
 
     def tls_context(self) -> ssl.SSLContext:
-        """The context that verifies the broker and shows our certificate. The private key never lies on a disk.
+        """The context that verifies the broker and shows our certificate. The private key is written to no file.
 
         Raises:
             UsageError: the certificate has expired.

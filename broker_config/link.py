@@ -105,6 +105,7 @@ class Link:
         self._disconnected = threading.Event()
         self._subscribed = threading.Event()
         self._subscription_refused = ""
+        self._outcast = False  # whether the broker has turned our certificate down since we were connected
 
     def open(self, timeout: float = 10.0) -> Self:
         """Connect, with MQTT 5 if the broker can; LinkError says why that fails or takes more than `timeout` s."""
@@ -251,6 +252,7 @@ class Link:
             if self._disconnected.is_set():  # else `open` raises
                 log.warning("%s refuses us: %s", self.endpoint, reason)
         else:
+            self._outcast = False
             self._disconnected.clear()
             self.max_packet = getattr(properties, "MaximumPacketSize", None)
             if self._filters:
@@ -261,8 +263,9 @@ class Link:
         self, _client: paho.Client, _data: object, flags: paho.DisconnectFlags, reason: ReasonCode, _properties: object
     ) -> None:
         alert, self._client.alert = self._client.alert, None
-        if self._disconnected.is_set() and alert and (fault := certificate_fault(alert)):
-            log.warning("%s does not accept our certificate any more: %s", self.endpoint, fault[0])
+        if self._disconnected.is_set() and alert and (fault := certificate_fault(alert)) and not self._outcast:
+            self._outcast = True  # said once, not with every attempt
+            log.warning("%s does not accept our certificate any more: %s; %s", self.endpoint, *fault)
         if self._disconnected.is_set() or self._client.answer != "Success":
             return  # was not up
         self._disconnected.set()

@@ -21,6 +21,7 @@ Seconds = Annotated[float, Meta(ge=0, le=1e7)]
 Option = bool | int | float | str
 Stage = Literal["gathering", "open", "finished", "aborted"]
 Work = Literal["waiting", "receiving", "training", "sending", "judging", "late", "finished", "absent", "refused"]
+Rule = Literal["mean", "median", "trimmed_mean", "multi_krum", "norm_clip"]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
@@ -73,7 +74,7 @@ class Training(Struct, frozen=True):
 class Aggregation(Struct, frozen=True):
     """How contributions become the next broadcast. `liars`: contributions that may be false without spoiling it."""
 
-    rule: Literal["mean", "median", "trimmed_mean", "multi_krum", "norm_clip"] = "mean"
+    rule: Rule = "mean"
     liars: Annotated[int, Meta(ge=0, le=100_000)] = 0  # trimmed_mean, multi_krum
 
 

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from broker_config import access, disk, kit, register, trust
+from broker_config.changes import Changes, compare
 from broker_config.errors import UsageError
 from broker_config.register import Register, Wish
 from broker_config.topics import check_federation
@@ -24,10 +25,21 @@ _SECRET, _PUBLIC = 0o600, 0o644
 
 
 class Provisioned(NamedTuple):
-    """The register as it is now, and the files that were written or removed: all kits, once anything has changed."""
+    """The register before and now, and the files that were written or removed: all kits, once anything has changed."""
 
+    before: Register | None  # None: the federation is new
     register: Register
     changed: list[Path]
+
+    @property
+    def changes(self) -> Changes:
+        """Of the members and the broker."""
+        return compare(self.before, self.register)
+
+    @property
+    def restored(self) -> list[Path]:
+        """The files that had been lost or damaged, if nothing but them has changed."""
+        return self.changed if self.before == self.register else []
 
 
 def provision(folder: Path, federation: str, wish: Wish, now: datetime) -> Provisioned:
@@ -50,7 +62,7 @@ def provision(folder: Path, federation: str, wish: Wish, now: datetime) -> Provi
         with disk.writing(folder):
             if new != old:
                 disk.replace_bytes(path, _encode(new), mode=_SECRET)
-            return Provisioned(new, list(_publish(folder, new, fresh=new != old)))
+            return Provisioned(old, new, list(_publish(folder, new, fresh=new != old)))
 
 
 def _check_empty(folder: Path) -> None:
@@ -122,13 +134,11 @@ def _publish(folder: Path, register: Register, *, fresh: bool) -> Iterator[Path]
 
 def kits(register: Register) -> Iterator[kit.Kit]:
     """Every member's kit, as it is now."""
-    host = register.hosts[0]
-    url = f"mqtts://{f'[{host}]' if ':' in host else host}:{register.port}"
     for name, holder in register.members.items():
         yield kit.Kit(
             federation=register.federation,
             name=name,
-            broker=url,
+            broker=register.url,
             authority=register.key.public,
             charter=register.charter,
             ca=register.ca.certificate,

@@ -14,9 +14,8 @@ from broker_config.errors import UsageError, nearest
 from broker_config.kit import new_passphrase
 from broker_config.messages import Name
 from broker_config.signing import SigningKey
-from broker_config.topics import COORDINATOR, check_name
+from broker_config.topics import COORDINATOR, MONITOR, check_name
 
-MONITOR = "monitor"
 BROKER = "broker"
 DUE = timedelta(days=90)  # before its end, a certificate is renewed by `renew_due`
 PORT = 8883
@@ -84,6 +83,17 @@ class Register(Struct, frozen=True, kw_only=True):
         return [name for name in self.members if name not in (COORDINATOR, MONITOR)]
 
     @property
+    def url(self) -> str:
+        """The broker's, as kits have it."""
+        host = self.hosts[0]
+        return f"mqtts://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def pairs(self) -> dict[str, Pair]:
+        """Every certificate in use, by member; the broker's too."""
+        return {BROKER: self.broker, **{name: holder.pair for name, holder in self.members.items()}}
+
+    @property
     def key(self) -> SigningKey:
         """Which signs the charter."""
         return SigningKey(self.charter_key)
@@ -138,15 +148,10 @@ def change(register: Register, wish: Wish, now: datetime) -> Register:
         if name not in new.nodes:
             new = _admit(new, _check_node(name), wish.days, now)
     new = _move(new, wish, now)
-    due = [name for name, pair in _pairs(new).items() if wish.renew_due and pair.expires < now + DUE]
+    due = [name for name, pair in new.pairs.items() if wish.renew_due and pair.expires < now + DUE]
     for name in dict.fromkeys([*wish.renew, *due]):
         new = _renew(new, name, wish.days, now)
     return new if new == register and register.version else _sign(new, now)
-
-
-def _pairs(register: Register) -> dict[str, Pair]:
-    """Every certificate in use."""
-    return {BROKER: register.broker, **{name: holder.pair for name, holder in register.members.items()}}
 
 
 def _check_node(name: str) -> str:
@@ -218,7 +223,7 @@ def _record(member: str, pair: Pair) -> Issued:
 
 
 def _unknown(register: Register, name: str) -> UsageError:
-    return UsageError(f"federation {register.federation!r} has no member {name!r}", nearest(name, _pairs(register)))
+    return UsageError(f"federation {register.federation!r} has no member {name!r}", nearest(name, register.pairs))
 
 
 def _sign(register: Register, now: datetime) -> Register:

@@ -27,6 +27,7 @@ class View(Struct, frozen=True, kw_only=True):
     run: str
     method: str
     model: str
+    rule: str  # of aggregation
     online: bool  # the coordinator
     status: Stage
     reason: str  # why it was aborted
@@ -107,6 +108,8 @@ class Picture:
                 return known._replace(state=message)
             case Presence():
                 return known._replace(presence=message)
+            case Overview(run=run, time=time) if (old := known.overview) and old.run == run and time < old.time:
+                pass  # it was under way for long, or somebody says it again
             case Overview():
                 # Only of a message that has waited at the broker must the two clocks tell the age.
                 age = max(0.0, (self.now() - message.time).total_seconds()) if retained else 0.0
@@ -129,6 +132,7 @@ def _view(known: _Known, now: float) -> View:
         run=spec.run,
         method=spec.method,
         model=spec.model,
+        rule=spec.aggregation.rule,
         online=presence is not None and presence.online,
         status=state.status if state else "gathering",
         reason=state.reason if state and state.status == "aborted" else "",

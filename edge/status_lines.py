@@ -60,7 +60,8 @@ def _brief(view: View, now: datetime, width: int) -> list[Text]:
 
 
 def _head(view: View, width: int) -> list[Text]:
-    title = Text(printable(f"federation {view.federation}: {view.method}, {view.model}"), style="bold")
+    rule = "" if view.rule == "mean" else f", {view.rule}"
+    title = Text(printable(f"federation {view.federation}: {view.method}, {view.model}{rule}"), style="bold")
     return [title, *_wrapped(_standing(view), width)]
 
 

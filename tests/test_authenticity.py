@@ -27,6 +27,7 @@ from broker_config.kit import Kit
 from broker_config.link import Delivery, Link
 from broker_config.messages import (
     Accepted,
+    Aggregation,
     AnyMessage,
     Contribution,
     Hello,
@@ -47,7 +48,8 @@ from tests.proxy import Proxy
 from tests.sessions import PLANTS, Federation, same
 from trainer import progress
 from trainer.enrol import discover
-from trainer.federation.coordinator import Outcome
+from trainer.federation.coordinator import Outcome, coordinate
+from trainer.federation.ledger import Ledger
 from trainer.federation.roster import MOST
 from trainer.federation.spec import Terms
 from trainer.network import to_arrays
@@ -472,6 +474,55 @@ def test_a_node_written_from_the_page_takes_part_in_a_signed_federation(
     assert isinstance(outcome, Outcome)
     assert all(same(outcome.broadcast, result) for result in results)
     assert federation.contributors() == [{*PLANTS}] * 2
+
+
+def test_who_is_revoked_in_a_run_has_no_part_in_it_any_more_and_the_others_go_on(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """Its contribution to the open round does not count either; the quorum follows the members that are left."""
+    authority = Authority("purged")
+    seals = authority.seals()
+    federation = Federation(broker, plants, tmp_path, "purged", 40, Terms(), seals=seals)
+    coordinator = federation.coordinator()
+    nodes = {name: federation.node(name) for name in PLANTS}
+    coordinator.wait_for(progress.RoundClosed)
+    nodes[PLANTS[0]].stop()
+    while coordinator.wait_for(progress.Contribution).node != PLANTS[2]:  # type: ignore[union-attr]
+        pass
+    coordinator.stop()
+    before = len(federation.contributors())
+    left = {name: member for name, member in authority.charter.nodes.items() if name != PLANTS[2]}
+    authority.charter = msgspec.structs.replace(authority.charter, version=2, nodes=left)
+    seals[topics.COORDINATOR] = Seal(authority.kit(topics.COORDINATOR))
+    coordinator = federation.coordinator()
+    said = coordinator.wait_for(progress.Note)
+    while "no member any more: plant-c; the others go on, 2 close a round" not in said.text:  # type: ignore[union-attr]
+        said = coordinator.wait_for(progress.Note)
+    nodes[PLANTS[0]] = federation.node(PLANTS[0])
+    assert isinstance(coordinator.end(), Outcome)
+    for name in PLANTS[:2]:
+        nodes[name].end()
+    nodes[PLANTS[2]].stop()
+    assert federation.contributors()[:before] == [{*PLANTS}] * before
+    assert federation.contributors()[before:] == [{*PLANTS[:2]}] * (40 - before)
+
+
+def test_a_run_that_has_lost_too_many_members_for_its_rule_is_not_gone_on_with(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    authority = Authority("few")
+    seals = authority.seals()
+    federation = Federation(broker, plants, tmp_path, "few", 40, Terms(), seals=seals)
+    federation.spec = msgspec.structs.replace(federation.spec, aggregation=Aggregation("median"))
+    sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
+    sessions[0].wait_for(progress.RoundClosed)
+    for session in sessions:
+        session.stop()
+    left = {name: member for name, member in authority.charter.nodes.items() if name != PLANTS[2]}
+    authority.charter = msgspec.structs.replace(authority.charter, version=2, nodes=left)
+    seals[topics.COORDINATOR] = Seal(authority.kit(topics.COORDINATOR))
+    with Ledger(tmp_path / "coordinator") as ledger, pytest.raises(UsageError, match="2 of 3 nodes are left"):
+        coordinate(ledger, federation.spec, federation.first, federation.endpoint(topics.COORDINATOR), print)
 
 
 def test_members_cannot_guess_each_others_client_ids() -> None:

@@ -199,7 +199,7 @@ def test_other_settings_neither_resume_nor_replace_a_run_unless_told_so(tmp_path
     for ledger in begun(tmp_path, first):
         ledger.resume(SESSION)
     with Ledger(tmp_path) as ledger:
-        with pytest.raises(UsageError, match="quorum, deadline differ"):
+        with pytest.raises(UsageError, match=r"quorum was 3, is 2, deadline was 0\.0, is 9"):
             ledger.take_up(*drafted(quorum=2, deadline=9), new=False)
         ledger.take_up(*drafted(), new=False)
         assert ledger.run is not None

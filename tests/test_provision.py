@@ -26,6 +26,7 @@ from broker_config.provision import provision
 from broker_config.register import Wish
 from broker_config.seal import Seal
 from broker_config.signing import SigningKey
+from edge.provisioned import facts, lines
 from tests.members import Members, make
 from tests.plants import run
 
@@ -503,7 +504,71 @@ def test_the_command_says_what_goes_to_whom_and_tells_machines_the_same(tmp_path
     assert [member["name"] for member in facts["members"]] == ["coordinator", "monitor", "plant-a"]
     assert "kits/plant-b.kit" in facts["changed"]
     assert facts["version"] == 2
+    assert (facts["added"], facts["renewed"], facts["revoked"], facts["restored"]) == ([], [], ["plant-b"], [])
     result = run(*words, "--renew", "plant-x")
     assert result.returncode == 2
     assert "no member 'plant-x'" in result.stderr
     assert "What to do:" in result.stderr
+
+
+BROKER_STEP, COORDINATOR_STEP = "copy steel/broker/", "give the coordinator steel/kits/coordinator.kit"
+OTHERS_GO_ON = "all other kits go on as they are"
+
+
+@pytest.mark.parametrize(
+    ("wish", "said", "unsaid"),
+    [
+        (Wish(nodes=["c"]), {"new: c", COORDINATOR_STEP, "give c steel/kits/c.kit and", OTHERS_GO_ON}, {BROKER_STEP}),
+        (
+            Wish(revoke=["plant-b"]),
+            {"revoked: plant-b; until mosquitto is restarted", f"1. {BROKER_STEP}", f"2. {COORDINATOR_STEP}"},
+            {"passphrase,", "give plant-b"},
+        ),
+        (
+            Wish(revoke=["plant-b"], nodes=["plant-b"]),
+            {
+                "new keys and a new passphrase: plant-b",
+                BROKER_STEP,
+                COORDINATOR_STEP,
+                "plant-b.kit and, by another way",
+            },
+            {"revoked: plant-b", "new: plant-b"},
+        ),
+        (
+            Wish(renew=["plant-b"]),
+            {"new certificate: plant-b; the old one holds until", "its passphrase is the same", OTHERS_GO_ON},
+            {BROKER_STEP, COORDINATOR_STEP},
+        ),
+        (Wish(renew=["broker"]), {BROKER_STEP, "reload mosquitto", OTHERS_GO_ON}, {COORDINATOR_STEP, "restart"}),
+        (
+            Wish(revoke=["coordinator"]),
+            {BROKER_STEP, "coordinator.kit and, by another way, its new passphrase, and start", "give all others"},
+            {OTHERS_GO_ON},
+        ),
+        (Wish(revoke=["monitor"]), {BROKER_STEP, "give monitor", OTHERS_GO_ON}, {COORDINATOR_STEP}),
+        (Wish(port=9999), {"address is mqtts://127.0.0.1:9999", BROKER_STEP, "give all others"}, {OTHERS_GO_ON}),
+        (Wish(broker_folder="/etc/x"), {"will lie in /etc/x", BROKER_STEP, OTHERS_GO_ON}, {COORDINATOR_STEP}),
+        (Wish(), {"nothing has changed, nothing is to be done"}, {"next:", OTHERS_GO_ON}),
+    ],
+)
+def test_a_run_says_what_it_has_changed_and_what_is_next_and_no_more(
+    wish: Wish, said: set[str], unsaid: set[str], steel: Members, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(steel.folder, folder := tmp_path / "steel")
+    provision(folder, "steel", Wish(), NOW)  # mosquitto.conf names the folder
+    monkeypatch.chdir(tmp_path)
+    text = "\n".join(lines(Path("steel"), provision(Path("steel"), "steel", wish, NOW)))
+    assert {words for words in said if words not in text} == set(), text
+    assert {words for words in unsaid if words in text} == set(), text
+
+
+def test_files_that_were_lost_are_named_and_nothing_else_is_asked_for(steel: Members, tmp_path: Path) -> None:
+    shutil.copytree(steel.folder, folder := tmp_path / "steel")
+    provision(folder, "steel", Wish(), NOW)
+    (folder / "kits" / "plant-a.kit").unlink()
+    (folder / "passphrases.txt").write_text("")
+    done = provision(folder, "steel", Wish(), NOW)
+    text = "\n".join(lines(folder, done))
+    assert "written again: passphrases.txt, kits/plant-a.kit" in text
+    assert "next:" not in text
+    assert facts(folder, done)["restored"] == ["passphrases.txt", "kits/plant-a.kit"]

@@ -78,6 +78,12 @@ def changed(message: AnyMessage, **fields: object) -> AnyMessage:
 # What is made of the messages
 
 
+def test_an_older_overview_of_the_run_that_comes_again_is_not_believed() -> None:
+    newer = changed(OVERVIEW, time=NOW + timedelta(seconds=9), contributions=3)
+    assert view(SPEC, OPEN, ONLINE, newer, OVERVIEW) == view(SPEC, OPEN, ONLINE, newer)
+    assert view(SPEC, OPEN, ONLINE, OVERVIEW, newer).contributions == 3
+
+
 def test_nothing_is_shown_of_a_federation_whose_spec_is_not_there() -> None:
     assert picture(OPEN, ONLINE, OVERVIEW).views() == []
 

@@ -69,7 +69,8 @@ def join(
     images = load_images(spec, folder, test, say)
     classes = sorted({spec.classes[label] for label in images.train.labels})
     say(
-        f"joining federation {spec.federation!r} ({spec.method}, {spec.model}, {spec.rounds} rounds) as {name}: "
+        f"joining federation {spec.federation!r} ({spec.method}, {spec.model}, {spec.rounds} rounds, "
+        f"aggregated by {spec.aggregation.rule}) as {name}: "
         f"{len(images.train.labels)} training images of {', '.join(classes)}, "
         + (f"{len(images.test.labels)} held out" if images.test else "too few to hold any out")
     )

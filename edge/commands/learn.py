@@ -73,6 +73,17 @@ def _check_coordinates(endpoint: "Endpoint") -> None:
         raise UsageError(f"this kit is that of {endpoint.kit.name}", f"take that of the {COORDINATOR}")
 
 
+def _places(endpoint: "Endpoint", state: Path, *, resume: bool) -> int:
+    """How many nodes take part if nobody says so: as many as before, or all that are in the charter."""
+    from trainer.federation.journal import has_run, newest_spec
+
+    if endpoint.seal is None:
+        raise UsageError("the number of nodes is missing", "say with --nodes how many take part")
+    if resume and has_run(state):
+        return newest_spec(state).nodes
+    return len(endpoint.seal.charter.nodes)
+
+
 @app.command(epilog="Example: edge-node coordinate mqtt://broker.local --nodes 5 --classes scratches,patches,inclusion")
 def coordinate(
     classes: Annotated[str, typer.Option(help="Class names, separated by commas.", show_default=False)],
@@ -138,9 +149,7 @@ def coordinate(
     endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
     _check_coordinates(endpoint)
     if nodes is None:
-        if endpoint.seal is None:
-            raise UsageError("the number of nodes is missing", "say with --nodes how many take part")
-        nodes = len(endpoint.seal.charter.nodes)
+        nodes = _places(endpoint, state, resume=resume)
     request = make_request(
         method, option, model, weights, size, training, rounds, seed, threads, evaluate_every, aggregate, liars
     )
@@ -282,6 +291,7 @@ def join(
         if model:
             report(progress.Result(result={"model": str(model)}))
     if model is None:
+        print("stopped; the same command goes on", file=sys.stderr)
         raise typer.Exit(130)
     if not as_json:
         signed = f" --kit {kit}" if kit else ""

@@ -62,8 +62,9 @@ Rounds = Annotated[int, typer.Option(min=1, help=ROUNDS)]
 Seed = Annotated[int, typer.Option(min=0, help="Of everything that is random.")]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each training process.")]
 EvaluateEvery = Annotated[int, typer.Option(min=1, help="Rounds between two looks at the held-out images.")]
+Rule = Literal["mean", "median", "trimmed_mean", "multi_krum", "norm_clip"]
 Aggregate = Annotated[
-    Literal["mean", "median", "trimmed_mean", "multi_krum", "norm_clip"],
+    Rule,
     typer.Option(help="How contributions become one model: weighted mean, or a rule that liars cannot spoil."),
 ]
 Liars = Annotated[
@@ -114,7 +115,7 @@ def make_request(
     seed: int,
     threads: int = 1,
     evaluate_every: int = 5,
-    aggregate: Literal["mean", "median", "trimmed_mean", "multi_krum", "norm_clip"] = "mean",
+    aggregate: Rule = "mean",
     liars: int = 0,
 ) -> "Request":
     """What the options ask of a federation."""

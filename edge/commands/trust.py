@@ -1,14 +1,11 @@
 """Who may join a federation: `provision`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from edge.commands.options import Json
-
-if TYPE_CHECKING:
-    from broker_config.provision import Provisioned
 
 app = typer.Typer()
 
@@ -45,7 +42,7 @@ def provision(
 ) -> None:
     """Make certificates, keys and the broker's configuration: an encrypted kit file for each member of a federation.
 
-    Run it again to add nodes, renew certificates or revoke them: then all kits are new.
+    Run it again to add nodes, renew certificates or revoke them: it says what has changed, and what to do next.
     """
     from datetime import UTC, datetime
 
@@ -53,6 +50,7 @@ def provision(
 
     from broker_config.provision import provision as run
     from broker_config.register import Wish
+    from edge.provisioned import facts, lines
 
     wish = Wish(
         nodes=[name.strip() for name in nodes.split(",") if name.strip()],
@@ -67,46 +65,6 @@ def provision(
     folder = out or Path(federation)
     done = run(folder, federation, wish, datetime.now(UTC))
     if as_json:
-        print(msgspec.json.encode(_facts(folder, done)).decode())
+        print(msgspec.json.encode(facts(folder, done)).decode())
     else:
-        print(*_lines(folder, done), sep="\n")
-
-
-def _facts(folder: Path, done: "Provisioned") -> dict[str, Any]:
-    """For machines."""
-    register = done.register
-    return {
-        "federation": register.federation,
-        "folder": str(folder),
-        "changed": [str(path.relative_to(folder)) for path in done.changed],
-        "version": register.version,
-        "charter_expires": register.charter_expires,
-        "authority_expires": register.ca.expires,
-        "broker_expires": register.broker.expires,
-        "members": [
-            {"name": name, "expires": holder.pair.expires, "kit": f"kits/{name}.kit"}
-            for name, holder in register.members.items()
-        ],
-    }
-
-
-def _lines(folder: Path, done: "Provisioned") -> list[str]:
-    """For people: what there is, and what is next."""
-    register = done.register
-    width = max(map(len, register.members))
-    news = "all kits are new, the coordinator's is needed first" if done.changed else "nothing to change"
-    return [
-        f"federation {register.federation}, version {register.version}: {news}",
-        *(
-            f"  {name:{width}}  until {holder.pair.expires:%Y-%m-%d}  {folder}/kits/{name}.kit"
-            for name, holder in register.members.items()
-        ),
-        f"  {'broker':{width}}  until {register.broker.expires:%Y-%m-%d}  {folder}/broker/",
-        f"passphrases: {folder}/passphrases.txt (send each by another way than its kit)",
-        f"lines: {folder}/trust/NODE.trust until {register.charter_expires:%Y-%m-%d} (edge-node serve --trust)",
-        f"offline, with a backup: {folder}/authority/ until {register.ca.expires:%Y-%m-%d}",
-        f"next: mosquitto -c {register.broker_folder or (folder / 'broker').resolve()}/mosquitto.conf",
-        "      (started by root it becomes user mosquitto, who must be able to read this folder)",
-        "      edge-node coordinate --kit coordinator.kit --classes ...",
-        f"      edge-node join --kit {next(iter(register.nodes), 'NODE')}.kit --data images/",
-    ]
+        print(*lines(folder, done), sep="\n")

@@ -111,14 +111,16 @@ class _Coordinator:
     def __init__(self, ledger: Ledger, endpoint: Endpoint, report: progress.Report, chunk_size: int, linger: float):
         self._ledger, self._endpoint, self._linger = ledger, endpoint, linger
         self._session = secrets.token_hex(8)
-        self._state = ledger.resume(self._session)
+        members, charter = ledger.run.members if ledger.run else {}, endpoint.seal.charter if endpoint.seal else None
+        gone = {node for node in members if charter and node not in charter.nodes}
+        self._state = ledger.resume(self._session, gone)
         self._spec = spec = ledger.spec
-        self._observer = Observer(spec, charter=endpoint.seal.charter if endpoint.seal else None)
+        self._observer = Observer(spec, charter=charter)
         self._report = report = self._observer.beside(report)
         for tally in ledger.tallies():
             self._observer.recall(*tally)
         self._roster = Roster(spec.nodes, ledger.identities)
-        self._expelled: set[str] = set()  # members that were refused and are not waited for at the end
+        self._expelled = gone  # and those that were refused: they are not waited for at the end
         self._started = self._opened = self._called = time.monotonic()
         self._heard_self = False
         self._alone_since: float | None = None  # when the last of those left who still want the result
@@ -169,6 +171,9 @@ class _Coordinator:
 
     def _take_up(self) -> None:
         """Show where an earlier process of this coordinator stopped."""
+        if (rule := self._spec.aggregation).rule != "mean":
+            against = f", against {rule.liars} liar(s)" if rule.liars else ""
+            self._report(progress.Note(text=f"contributions become one model by {rule.rule}, unweighted{against}"))
         if self._state.status is rounds.Status.GATHERING:
             return
         if self._state.status is rounds.Status.FINISHED:
@@ -176,6 +181,12 @@ class _Coordinator:
         else:
             self._report(progress.Note(text=f"going on with run {self._spec.run} in round {self._state.round}"))
             self._rounds.open(self._state.round)
+            if away := self._state.missing - self._expelled:
+                names = ", ".join(sorted(away))
+                self._report(progress.Note(text=f"{names}: {GRACE:.0f} s to come back, or the round may close without"))
+        if self._expelled:
+            names, quorum = ", ".join(sorted(self._expelled)), self._state.plan.quorum
+            self._report(progress.Note(text=f"no member any more: {names}; the others go on, {quorum} close a round"))
 
     def _is_over(self) -> bool:
         """Whether the last round is closed and nobody can be expected who has yet to fetch the result."""

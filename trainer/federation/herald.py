@@ -70,13 +70,13 @@ class Herald:
         )
         if self._seal:
             manifest = msgspec.structs.replace(manifest, signature=self._seal.attest(manifest))
-        here = len(state.missing | state.contributed)
+        here, needed = len(state.missing | state.contributed), state.plan.quorum
         message = RoundState(
             run=spec.run,
             round=state.round,
             status=_STAGES[state.status],
             broadcast=None if state.status is rounds.Status.GATHERING else manifest,
-            reason=f"paused: {here} of the {spec.quorum} nodes that a round needs are there" if state.paused else "",
+            reason=f"paused: {here} of the {needed} nodes that a round needs are there" if state.paused else "",
             participants=tuple(sorted(state.drawn)),
         )
         self.link.publish(topics.round_state(spec.federation), encode(message), retain=True)

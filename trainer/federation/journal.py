@@ -122,9 +122,16 @@ class Journal:
             ),
         )
 
-    def claimed(self, run: str, session: str) -> None:
-        """A coordinator's process goes on with the run under this session."""
-        self._commit("claimed", ("INSERT INTO claims VALUES (?, ?)", (run, session)))
+    def claimed(self, run: str, session: str, round_: int, gone: Collection[str] = ()) -> None:
+        """A coordinator's process goes on with the run under this session; nodes that are gone take no part in it."""
+        self._commit(
+            "claimed",
+            ("INSERT INTO claims VALUES (?, ?)", (run, session)),
+            *(
+                ("DELETE FROM contributions WHERE run = ? AND round = ? AND node = ?", (run, round_, node))
+                for node in sorted(gone)
+            ),
+        )
 
     def admitted(self, run: str, node: str, identity: str) -> None:
         """A node has a place, or a new state folder."""
@@ -220,6 +227,14 @@ class Journal:
                 f"the journal in {self._folder} cannot be written: {error}",
                 "free some space there, make it writable, and start again: nothing is lost",
             ) from error
+
+
+def has_run(folder: Path) -> bool:
+    """Whether a run was begun in a coordinator's state folder."""
+    if not (folder / "journal.sqlite").exists():
+        return False
+    with contextlib.closing(_open(folder)) as database:
+        return database.execute(_LATEST.format("run")).fetchone() is not None
 
 
 def newest_spec(folder: Path) -> Spec:

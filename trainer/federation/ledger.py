@@ -5,7 +5,7 @@ can be made again after a restart, and robust rules can read it when the round c
 all; what was left behind by a kill goes as well.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -18,7 +18,7 @@ from broker_config.transfer import BlobStore
 from trainer.federation import round as rounds
 from trainer.federation.gathering import Gathering
 from trainer.federation.journal import Blob, Journal, Run, Tally
-from trainer.federation.robust import InMemory, OnDisk, Source
+from trainer.federation.robust import RULES, InMemory, OnDisk, Source
 from trainer.methods import make
 from trainer.tree import Arrays, pick
 
@@ -68,15 +68,9 @@ class Ledger:
             return
         if run.outcome == "aborted":
             raise UsageError(f"the run in {self.folder} was aborted", "begin another one with --new")
-        own = ("run", "software")
-        differ = [
-            name
-            for name in spec.__struct_fields__
-            if name not in own and getattr(spec, name) != getattr(run.spec, name)
-        ]
-        if differ:
+        if differ := ", ".join(_differences(run.spec, spec)):
             raise UsageError(
-                f"the run in {self.folder} was begun with other settings: {', '.join(differ)} differ",
+                f"the run in {self.folder} was begun with other settings: {differ}",
                 "give those of its start, or choose another --state folder for another run",
             )
 
@@ -86,34 +80,37 @@ class Ledger:
         self._journal.begun(spec, blob)
         self.run = self._journal.latest()
 
-    def resume(self, session: str) -> rounds.Federation:
+    def resume(self, session: str, gone: Collection[str] = ()) -> rounds.Federation:
         """Go on with the newest run, under this session of the coordinator. Returns where it stands.
 
+        Nodes that are `gone` for good have no part in it any more: what they contributed to the open round does not
+        count, and a quorum need not be larger than what is left.
+
         Raises:
+            UsageError: too few nodes are left.
             EdgeNodeError: tensors that the journal names are not there or not what they were.
         """
         run = self.run
         assert run is not None
+        contributions = [each for each in run.contributions if each.node not in gone]
+        plan = plan_of(run.spec, len(gone))
         self.spec = spec = run.spec
         self.broadcast_blob = run.broadcast
         self.identities, self.finished, self.sessions = dict(run.members), set(run.finished), run.sessions
         self._method = make(spec.method, spec.training, spec.options)
         self._sent = pick(spec.tensors, spec.sends)
         self._largest = encoded_size(self._sent)  # bytes of a contribution's blob
-        self.store.purge(
-            {run.broadcast.digest, *(each.digest for each in run.contributions if each.digest)}, arriving=True
-        )
+        self.store.purge({run.broadcast.digest, *(each.digest for each in contributions if each.digest)}, arriving=True)
         self.broadcast = self._read(run.broadcast.digest)
         self._gathering = Gathering(spec, self._method)
-        self._contributed = {each.digest for each in run.contributions if each.digest}
-        for each in run.contributions:
+        self._contributed = {each.digest for each in contributions if each.digest}
+        for each in contributions:
             if each.digest is not None:
                 self._verify(each.digest)
             self._gathering.add(each.node, self._source(each.digest), each.weight)
-        self._journal.claimed(spec.run, session)
-        return rounds.restore(
-            plan_of(spec), run.round, run.members, run.drawn, [each.node for each in run.contributions]
-        )
+        self._journal.claimed(spec.run, session, run.round, gone)
+        members, drawn = run.members.keys() - {*gone}, {*run.drawn} - {*gone}
+        return rounds.restore(plan, run.round, members, drawn, [each.node for each in contributions])
 
     def admit(self, node: str, identity: str) -> None:
         """A node holds a place, under this identity."""
@@ -221,8 +218,36 @@ class Ledger:
             )
 
 
-def plan_of(spec: Spec) -> rounds.Plan:
-    """What the round's state machine must know of a spec."""
+def plan_of(spec: Spec, gone: int = 0) -> rounds.Plan:
+    """What the round's state machine must know of a spec whose nodes are `gone`, some of them.
+
+    Raises:
+        UsageError: too few are left.
+    """
+    left, rule = spec.nodes - gone, RULES.get(spec.aggregation.rule)
+    least = rule.least(spec.aggregation.liars) if rule else 1
+    if left < least:
+        raise UsageError(
+            f"{left} of {spec.nodes} nodes are left in the charter, and {spec.aggregation.rule} needs {least}",
+            "end this run with edge-node abort, and begin another one",
+        )
     return rounds.Plan(
-        spec.nodes, spec.quorum, spec.rounds, spec.start, spec.sample, spec.seed, waits=spec.min_wait > 0
+        left,
+        min(spec.quorum, left),
+        spec.rounds,
+        min(spec.start, left),
+        spec.sample,
+        spec.seed,
+        waits=spec.min_wait > 0,
     )
+
+
+def _differences(old: Spec, new: Spec) -> Iterator[str]:
+    """What was asked for then and is now, in words; what only follows from that is left out."""
+    for name in old.__struct_fields__:
+        was, now = getattr(old, name), getattr(new, name)
+        if was != now and name not in ("run", "software", "tensors"):
+            plain = isinstance(was, int | float | str)
+            yield f"{name} was {was}, is {now}" if plain else f"{name} differ"
+    if old.tensors != new.tensors and old.nodes == new.nodes:
+        yield "tensors differ"

@@ -140,7 +140,7 @@ class Observer:
             status=state.status.value,
             paused=state.paused,
             contributions=len(state.contributed),
-            quorum=self._spec.quorum,
+            quorum=state.plan.quorum,
             left=self._left(state),
             nodes=tuple(listed),
             more=len(nodes) - len(listed),

@@ -3,14 +3,14 @@
 import importlib.metadata
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from broker_config import topics
 from broker_config.codec import DecodeError, decode, encode
 from broker_config.errors import UsageError, nearest
-from broker_config.messages import Aggregation, Option, Preprocessing, Spec, TensorSpec, Training
+from broker_config.messages import Aggregation, Option, Preprocessing, Rule, Spec, TensorSpec, Training
 from trainer.federation.aggregate import scale_for
 from trainer.federation.robust import RULES
 from trainer.methods import allowed, complete_options, make
@@ -33,7 +33,7 @@ class Request(NamedTuple):
     seed: int = 0
     threads: int = 1
     evaluate_every: int = 5
-    aggregate: Literal["mean", "median", "trimmed_mean", "multi_krum", "norm_clip"] = "mean"
+    aggregate: Rule = "mean"
     liars: int = 0  # that trimmed_mean and multi_krum reckon with; by default 1
 
 
@@ -162,9 +162,11 @@ def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:
     liars = liars or int(rule.counts_liars)
     if quorum < rule.least(liars):
         against = f" against {liars} of them" if liars else ""
+        others = [other for other, each in RULES.items() if quorum >= each.least(int(each.counts_liars))]
         raise UsageError(
             f"{name} needs {rule.least(liars)} contributions{against}, and a round here may close with {quorum}",
-            "take a larger --quorum (or --sample, or more --nodes), fewer --liars, or another rule",
+            "take a larger --quorum (or --sample, or more --nodes), fewer --liars, or "
+            + (f"a rule that needs fewer: {', '.join(others)}" if others else "mean"),
         )
     return Aggregation(name, liars)
 
