@@ -190,6 +190,12 @@ def complete(folder: Path, manifest: Manifest) -> Bundle:
     return Bundle(folder, manifest)
 
 
+def unlisted(folder: Path, manifest: Manifest) -> list[str]:
+    """Names in the folder that are not of the bundle; nothing reads such a file."""
+    listed = {manifest.golden.file, *(graph.file for graph in manifest.roles.values()), *LARGEST}
+    return sorted({each.name for each in folder.iterdir()} - listed)
+
+
 def load(folder: Path, name: str) -> bytes:
     """Return the content of a small file, of at most LARGEST[name] bytes; BundleError if it is missing or larger."""
     with _opened(folder / name, LARGEST[name]) as file:

@@ -125,6 +125,13 @@ def load(folder: Path, guard: "Guard | None" = None, threads: int = 0) -> tuple[
             _log.warning("%s is signed, but its signature is not checked without --trust", folder)
         return _tried(bundle.read(folder), threads), UNCHECKED
     with guard.admitted(folder) as found:
+        if others := bundle.unlisted(folder, found.bundle.manifest):
+            _log.warning(
+                "%s holds more than the bundle (%r, %d in all): nobody signed that, nothing uses it",
+                folder,
+                others[0],
+                len(others),
+            )
         return _tried(found.bundle, threads), found.ends
 
 

@@ -5,12 +5,14 @@ remembered, says which keys count. A bundle's manifest is one signed list of has
 four. The attacks that TUF (specification 1.5.2) and Uptane list, and the function that stops each:
 
 - arbitrary software, tampering: `_check_signature`, then the hashes in `bundle.complete`, and again for the very bytes
-  that are used in `bundle.copied`. Nothing is parsed before whoever must have signed it is known to have.
+  that are used in `bundle.copied`. Nothing is parsed before whoever must have signed it is known to have, but for two
+  names in the words of a refusal (`_claimed`).
 - wrong software, wrong recipient (another node's or federation's bundle): `_check_recipient`.
 - mix-and-match: every file but the charter is in the signed list; a charter is a statement of its own, and never older
   than the newest that is known (`_newest`).
-- rollback: `_check_age`, against what is remembered. Also of the charter (`_newest`).
-- freeze: `_check_age` for the bundle, `charter.check_expiry`; as good as this machine's clock.
+- rollback: `_check_age`, against what is remembered, but for one bundle that is admitted on purpose. Also of the
+  charter (`_newest`).
+- freeze: `_check_expiry` for the bundle, `charter.check_expiry`; as good as this machine's clock.
 - fast-forward (a stolen key signs an enormous version, so that all later ones look old): versions count for one key,
   and with the key that a charter puts in its place they begin anew (`_check_age`).
 - endless data, slow retrieval: `bundle.load` and `bundle.copied` read plain files of bounded size.
@@ -28,7 +30,7 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -40,7 +42,7 @@ from broker_config import charter as charters
 from broker_config import disk, messages, seal
 from broker_config.charter import Charter, PublicKey
 from broker_config.errors import UsageError
-from broker_config.messages import Digest
+from broker_config.messages import Digest, Name
 from broker_config.signing import ForgedError, verify
 from broker_config.trust import Trust
 from edge import bundle
@@ -72,13 +74,14 @@ class Origin(Protocol):
 
 
 class _Accepted(Struct, frozen=True, kw_only=True):
-    """What is remembered of the last bundle that was served: one file for each node of each federation."""
+    """What is remembered of the newest bundle that was served: one file for each node of each federation."""
 
     authority: PublicKey
     charter: bytes  # the newest, sealed
     key: PublicKey  # of the node
     version: int
     manifest: Digest  # of its bytes
+    older: Digest | None = None  # likewise, of the one older bundle that somebody has gone back to on purpose
 
 
 class Guard(NamedTuple):
@@ -87,10 +90,11 @@ class Guard(NamedTuple):
     trust: Trust
     memory: Path  # folder of what it has accepted before; only the line writes there
     accept_older: bool = False  # than what it has accepted before
+    remembers: bool = True  # what it accepts; else the memory is only read
 
     @contextmanager
     def admitted(self, folder: Path) -> Iterator[Admitted]:
-        """Verify a bundle. When the block ends without an error, it is remembered as accepted.
+        """Verify a bundle. When the block ends without an error, a guard that remembers does so.
 
         Raises:
             BundleError: it must not be served.
@@ -98,7 +102,7 @@ class Guard(NamedTuple):
             EdgeNodeError: the memory cannot be used.
         """
         trust = self.trust
-        with _locked(self.memory):
+        with _locked(self.memory) if self.remembers else nullcontext():
             path = self.memory / f"{trust.node}@{trust.federation}.json"  # no name holds an @
             before = _recall(path, trust)
             content = bundle.load_manifest(folder)
@@ -107,16 +111,17 @@ class Guard(NamedTuple):
             manifest = bundle.parse(folder, content)
             _check_recipient(folder, manifest, trust)
             _check_origin(folder, manifest, charter)
-            accepted = _Accepted(
+            end = _check_expiry(folder, manifest)
+            found = _Accepted(
                 authority=trust.authority,
                 charter=sealed,
                 key=key,
                 version=manifest.version,
                 manifest=hashlib.sha256(content).hexdigest(),
             )
-            end = _check_age(folder, manifest, accepted, before, self.accept_older)
+            accepted = _check_age(folder, found, before, self.accept_older)
             yield Admitted(bundle.complete(folder, manifest), {"bundle": end, "charter": charter.expires})
-            if accepted != before:
+            if self.remembers and accepted != before:
                 with disk.writing(self.memory):
                     disk.replace_bytes(path, msgspec.json.encode(accepted), mode=0o600)
 
@@ -164,10 +169,32 @@ def _check_signature(folder: Path, content: bytes, charter: Charter, trust: Trus
     try:
         verify(member.key, bundle.CONTEXT, content, _load(folder, bundle.SIGNATURE))
     except ForgedError:
-        raise BundleError(
-            f"{folder / bundle.MANIFEST} is not signed by {trust.node}: {bundle.SIGNATURE} does not fit", _ANOTHER
-        ) from None
+        path, own, claimed = folder / bundle.MANIFEST, _Whose(trust.node, trust.federation), _claimed(content)
+        if claimed and claimed != own:
+            raise BundleError(
+                f"{path} says that this bundle is of {claimed}, the trust file is for {own}",
+                f"serve a bundle of {trust.node}, or pass the trust file of {claimed.node}",
+            ) from None
+        raise BundleError(f"{path} is not signed by {trust.node}: {bundle.SIGNATURE} does not fit", _ANOTHER) from None
     return member.key
+
+
+class _Whose(Struct, frozen=True):
+    """Whose a bundle is."""
+
+    node: Name
+    federation: Name
+
+    def __str__(self) -> str:
+        return f"{self.node} in federation {self.federation!r}"
+
+
+def _claimed(content: bytes) -> _Whose | None:
+    """Whose a bundle that nobody vouches for says it is: for an error's words and nothing else."""
+    try:
+        return msgspec.json.decode(content, type=_Whose)
+    except (ValueError, RecursionError):  # also of bytes that are no text, and of nests without end
+        return None
 
 
 def _load(folder: Path, name: str) -> bytes:
@@ -197,26 +224,42 @@ def _check_origin(folder: Path, manifest: Manifest, charter: Charter) -> None:
         ) from None
 
 
-def _check_age(
-    folder: Path, manifest: Manifest, found: _Accepted, before: _Accepted | None, accept_older: bool
-) -> datetime:
-    """When it ends, which is not yet. Nor is it older than what was accepted before, or another one of that version."""
+def _check_expiry(folder: Path, manifest: Manifest) -> datetime:
+    """When it ends, which is not yet."""
     end = manifest.expires or _LONG_AGO
     if end < datetime.now(UTC):
         raise BundleError(f"{folder} has expired on {end:%Y-%m-%d}", "let its model be exported again with a kit")
-    if before is None or before.key != found.key:
-        return end
-    if found.version < before.version and not accept_older:
+    return end
+
+
+def _check_age(folder: Path, found: _Accepted, before: _Accepted | None, accept_older: bool) -> _Accepted:
+    """What to remember of a bundle that is not older than what was accepted before, nor another one of that version.
+
+    The older one to which somebody goes back on purpose passes from then on, alone, until a newer one is accepted.
+    """
+    if before is None or before.key != found.key or found.version > before.version:
+        return found
+    if found.version == before.version:
+        if found.manifest != before.manifest:
+            raise BundleError(
+                f"{folder} is another bundle than this line has served, of the same version, {_made(found.version)}",
+                "find out which one is right, and export it again",
+            )
+        return found
+    if found.manifest != before.older and not accept_older:
         raise BundleError(
-            f"{folder} is older (version {found.version}) than what this line has served (version {before.version})",
+            f"{folder} is older ({_made(found.version)}) than what this line has served ({_made(before.version)})",
             "serve the newer one; or go back to this one on purpose, with --accept-older",
         )
-    if found.version == before.version and found.manifest != before.manifest:
-        raise BundleError(
-            f"{folder} is another bundle than this line has served, of the same version {found.version}",
-            "find out which one is right, and export it again",
-        )
-    return end
+    return msgspec.structs.replace(before, charter=found.charter, older=found.manifest)
+
+
+def _made(version: int) -> str:
+    """When a bundle was made, as far as its version says: seconds since 1970, or more."""
+    try:
+        return f"of {datetime.fromtimestamp(version, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):
+        return f"of version {version}"  # beyond the year 9999
 
 
 @contextmanager

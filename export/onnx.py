@@ -65,6 +65,9 @@ def export(
     for source in models:
         facts, tree, _ = personal.load(source)
         signing = signer.check(facts, tree, source) if signer else None
+        if facts.broadcast and not signer:
+            text = f"the bundle of {facts.node} will not be signed, and serve --trust refuses it: --kit FILE signs"
+            report(progress.Note(text=text))
         architecture = Architecture(facts.model, len(facts.classes), _encoders(tree), facts.preprocessing)
         module = _module(architecture, tree, source)
         if architecture not in graphs:

@@ -273,12 +273,18 @@ def test_a_model_that_was_exported_with_a_kit_is_served_where_its_node_is_truste
     graph = (run.exported[0].folder / "model.onnx").read_bytes()
     monkeypatch.setattr(exporting, "_trace", lambda module, size: None)  # takes seconds, and was done for `run`
     monkeypatch.setattr(exporting, "_with_values", lambda _, module: graph)
-    export([tmp_path / "model"], tmp_path / "bundles", progress.ignore, Signer(signers.kit("plant-a"), 9))
+    said: list[progress.AnyEvent] = []
+    export([tmp_path / "model"], tmp_path / "bundles", said.append, Signer(signers.kit("plant-a"), 9))
     guard = Guard(signers.trust(), tmp_path / "memory")
     predictor, ends = load(tmp_path / "bundles" / "plant-a", guard)
     assert predictor.manifest.broadcast == model.facts.broadcast
     assert predictor.manifest.metrics == METRICS
     assert round((ends["bundle"] - datetime.now(UTC)).total_seconds() / 3600) == 9 * 24
+
+    assert not any(isinstance(event, progress.Note) for event in said)
+    export([tmp_path / "model"], tmp_path / "unsigned", said.append)
+    [note] = [event for event in said if isinstance(event, progress.Note)]
+    assert "the bundle of plant-a will not be signed" in note.text
 
 
 def test_only_a_nodes_own_kit_signs_its_model_and_only_one_made_from_what_its_coordinator_signed() -> None:

@@ -53,7 +53,9 @@ def test_a_kit_and_images_are_all_that_a_node_needs(guarded: members.Guarded, tm
     logs = "\n".join(f"== {name}\n{(tmp_path / f'{name}.log').read_text()}" for name in processes)
     assert set(codes.values()) == {0}, logs
     for name in NODES:
-        facts = load_facts(tmp_path / name / "model")
+        facts = load_facts(model := tmp_path / name / "model")
+        next_step = f"next: edge-node export {model} --out bundles --kit {kit(guarded, name)}"
+        assert next_step in (tmp_path / f"{name}.log").read_text()
         assert facts.broadcast is not None
         check_broadcast(facts.broadcast, guarded.kits[name].members().coordinator.key)
     shown = run("status", "--kit", kit(guarded, "monitor"), "--json", "--once",

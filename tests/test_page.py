@@ -15,7 +15,7 @@ from broker_config.embedded import start_broker
 from broker_config.errors import UsageError
 from tests.browser import CHROMIUM, Page, browse
 from tests.plants import draw, federate, here, run
-from trainer import personal, progress
+from trainer import personal, progress, timeline
 from trainer.page import compose, figures
 from trainer.page.examine import Examined, Picture
 from trainer.page.gather import Node, gather
@@ -121,6 +121,22 @@ def test_a_nodes_report_is_its_own_and_shows_when_it_did_what(federation: Path, 
         assert of["receiving"].end <= of["training"].begin
         assert of["training"].end <= of["sending"].begin + 0.05
         assert of["sending"].begin < of["refining"].end  # the contribution travels while stage 2 trains
+
+
+def test_a_nodes_report_says_of_which_run_it_is_and_of_a_later_one_that_left_no_model(
+    federation: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(federation / "plant-b", tmp_path / "plant-b")
+    facts = gather(folder).nodes[0].facts
+    assert gather(folder).unfinished is None
+    (folder / timeline.FILE).write_bytes(msgspec.json.encode(Span("fe" * 8, 1, "receiving", 1.0, 2.0)))
+    said: list[progress.AnyEvent] = []
+    page = compose.write(folder, tmp_path / "page.html", said.append).read_text()
+    first, second = [event.text for event in said if isinstance(event, progress.Note)]
+    assert f"about run {facts.run} of federation {facts.federation}, finished" in first
+    assert f"Federation {facts.federation}, run {facts.run}." in page
+    for told in (second, page):
+        assert f"he node took part in run {'fe' * 8} later; it has left no model" in told
 
 
 def test_a_node_that_was_cross_validated_shows_its_verdicts_and_says_why_it_shows_no_image(

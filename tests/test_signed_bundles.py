@@ -145,11 +145,17 @@ def test_a_file_that_changes_after_it_was_verified_is_not_used(ours, guard, tmp_
 # ---------------------------------------------------------------- signed by somebody else, or for somebody else
 
 
+OF_PLANT_B = (
+    "says that this bundle is of plant-b in federation 'test', the trust file is for plant-a in federation 'test'"
+)
+
+
 def test_bundles_of_others_are_refused(ours, guard, tmp_path):
     neighbour, theirs, stranger = ours.keys["plant-b"], Signers(), SigningKey.generate()
     for number, (folder, reason) in enumerate(
         [
-            (ours.bundle(tmp_path / "0", key=neighbour, node="plant-b"), "not signed by plant-a"),
+            (ours.bundle(tmp_path / "0", key=neighbour, node="plant-b"), OF_PLANT_B),
+            (ours.bundle(tmp_path / "9", key=neighbour, federation="copper"), "is of plant-a in federation 'copper'"),
             (ours.bundle(tmp_path / "1", key=neighbour), "not signed by plant-a"),
             (ours.bundle(tmp_path / "2", key=ours.keys["coordinator"]), "not signed by plant-a"),
             (ours.bundle(tmp_path / "3", key=stranger), "not signed by plant-a"),
@@ -161,6 +167,32 @@ def test_bundles_of_others_are_refused(ours, guard, tmp_path):
         ]
     ):
         assert reason in refusal(folder, guard), number
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"node": "plant-\\u001b[2J", "federation": "test"}',
+        b'{"node": "plant-b"}',
+        b'{"node": "\xff", "federation": "test"}',
+        b'{"x": ' + b"[" * 500_000,
+        b"\xff",
+    ],
+)
+def test_of_a_manifest_that_nobody_signed_no_more_than_two_plain_names_are_told(ours, guard, tmp_path, content):
+    folder = ours.bundle(tmp_path / "bundle")
+    (folder / "manifest.json").write_bytes(content)
+    assert refusal(folder, guard) == f"{folder}/manifest.json is not signed by plant-a: manifest.sig does not fit"
+
+
+def test_a_file_that_is_not_of_the_bundle_is_told_and_not_used(ours, guard, tmp_path, caplog):
+    folder = ours.bundle(tmp_path / "bundle")
+    served(folder, guard)
+    assert caplog.text == ""
+    (folder / "extra\n.pkl").write_bytes(b"x")
+    (folder / "more").mkdir()
+    served(folder, guard)
+    assert r"holds more than the bundle ('extra\n.pkl', 2 in all)" in caplog.text
 
 
 def test_a_charter_of_another_federation_under_the_same_authority_is_refused(ours, guard, tmp_path):
@@ -210,21 +242,47 @@ def test_files_of_two_bundles_do_not_mix(ours, tmp_path):
 
 
 def test_an_older_bundle_is_refused_until_somebody_goes_back_on_purpose(ours, guard, tmp_path):
-    old, new = (ours.bundle(tmp_path / str(version), version=version) for version in (7, 8))
+    old, new = (ours.bundle(tmp_path / str(version), version=version) for version in (7, 1_795_302_993))
     served(old, guard)
     served(new, guard)
-    assert "is older (version 7) than what this line has served (version 8)" in refusal(old, guard)
+    assert (
+        "is older (of 1970-01-01 00:00:07 UTC) than what this line has served (of 2026-11-21 23:16:33 UTC)"
+        in refusal(old, guard)
+    )
     served(old, guard._replace(accept_older=True))
     served(old, guard)
     served(new, guard)
     assert "is older" in refusal(old, guard)
 
 
+def test_who_goes_back_to_one_bundle_lets_no_other_older_one_pass(ours, guard, tmp_path):
+    bundles = {version: ours.bundle(tmp_path / str(version), version=version) for version in range(3, 10)}
+    twin = ours.bundle(tmp_path / "twin", version=5, size=24)
+    on_purpose = guard._replace(accept_older=True)
+    served(bundles[8], guard)
+    served(bundles[5], on_purpose)
+    for _ in range(2):
+        for folder in (bundles[3], bundles[4], twin, bundles[6], bundles[7]):
+            assert "than what this line has served (of 1970-01-01 00:00:08 UTC)" in refusal(folder, guard)
+        served(bundles[5], guard)
+    served(bundles[4], on_purpose)
+    assert "is older" in refusal(bundles[5], guard)
+    served(bundles[4], guard)
+    served(bundles[9], guard)
+    for version in (4, 8):
+        assert "is older" in refusal(bundles[version], guard)
+
+
+def test_a_version_beyond_all_dates_is_told_as_it_is(ours, guard, tmp_path):
+    served(ours.bundle(tmp_path / "far", version=2**60), guard)
+    assert f"(of version {2**60})" in refusal(ours.bundle(tmp_path / "old", version=7), guard)
+
+
 def test_of_one_version_there_is_one_bundle(ours, guard, tmp_path):
     one, two = (ours.bundle(tmp_path / str(size), version=7, size=size) for size in (16, 24))
     served(one, guard)
     for each in (guard, guard._replace(accept_older=True)):
-        assert "of the same version 7" in refusal(two, each)
+        assert "of the same version, of 1970-01-01 00:00:07 UTC" in refusal(two, each)
 
 
 def test_each_nodes_versions_count_by_themselves(ours, guard, tmp_path):
@@ -360,12 +418,13 @@ def test_the_daemon_remembers_what_it_has_served_even_if_it_is_killed_at_once(ou
         process.send_signal(signal.SIGKILL)
         assert said == []
     assert "is older" in refused(old, *options)
-    with daemon(old, *options, "--accept-older") as process:
-        line, _ = ready(process)
-        with line.client:
-            about = line.client.get("/").json()
-            assert (about["verified"], about["warnings"]) == (True, [])
-            assert about["expires"].keys() == {"bundle", "charter"}
+    for back in (["--accept-older"], []):  # the next start of the service is without it
+        with daemon(old, *options, *back) as process:
+            line, _ = ready(process)
+            with line.client:
+                about = line.client.get("/").json()
+                assert (about["verified"], about["warnings"]) == (True, [])
+                assert about["expires"].keys() == {"bundle", "charter"}
 
 
 def test_a_running_line_outlives_its_bundle_and_says_so_every_day(ours, options, tmp_path):
@@ -394,29 +453,45 @@ def test_a_memory_that_cannot_be_written_is_said_clearly(ours, options, tmp_path
         assert f"cannot write to {memory}" in said
 
 
-def test_infer_verifies_as_the_daemon_does(ours, options, tmp_path):
-    (tmp_path / "red.png").write_bytes(RED)
-    arguments = [sys.executable, "-m", "edge.cli", "infer", tmp_path / "bundle", tmp_path / "red.png", *options]
-    ours.bundle(tmp_path / "bundle", expires=soon(29.9))
-    first = subprocess.run(arguments, capture_output=True, text=True, timeout=30, check=True)
-    assert "red" in first.stdout
-    assert "the bundle expires on" in first.stderr
-    ours.bundle(tmp_path / "bundle", version=1)
-    again = subprocess.run(arguments, capture_output=True, text=True, timeout=30, check=False)
-    assert (again.returncode, again.stdout) == (2, "")
-    assert "is older" in again.stderr
+def infer(folder: Path, *options: object) -> subprocess.CompletedProcess[str]:
+    """Judge a red image as a process."""
+    image = folder.parent / "red.png"
+    image.write_bytes(RED)
+    command = [sys.executable, "-m", "edge.cli", "infer", folder, image, *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 
-def test_the_memory_is_where_systemd_says_or_in_the_users_home(ours, options, tmp_path):
-    ours.bundle(tmp_path / "bundle")
-    (tmp_path / "red.png").write_bytes(RED)
-    arguments = [sys.executable, "-m", "edge.cli", "infer", tmp_path / "bundle", tmp_path / "red.png", *options[:2]]
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("STATE_DIRECTORY", "XDG_STATE_HOME")
-    }
-    for told, folder in (
-        ({"STATE_DIRECTORY": f"{tmp_path}/state:/other"}, "state"),
-        ({"HOME": str(tmp_path / "home")}, "home/.local/state/edge-node"),
+def test_infer_verifies_as_the_daemon_does(ours, guard, options, tmp_path):
+    served(ours.bundle(tmp_path / "new", expires=soon(29.9)), guard)
+    newest = infer(tmp_path / "new", *options)
+    assert (newest.returncode, "red" in newest.stdout) == (0, True)
+    assert "the bundle expires on" in newest.stderr
+    older = infer(ours.bundle(tmp_path / "old", version=1), *options)
+    assert (older.returncode, older.stdout) == (2, "")
+    assert "is older" in older.stderr
+
+
+def test_infer_changes_nothing_of_what_the_line_remembers(ours, guard, options, tmp_path):
+    old, new, newest = (ours.bundle(tmp_path / str(version), version=version) for version in (7, 8, 9))
+    assert infer(newest, *options).returncode == 0
+    assert not guard.memory.exists()
+    served(new, guard)
+    [path] = guard.memory.iterdir()
+    before = path.read_bytes()
+    assert [infer(old, *options, *back).returncode for back in (["--accept-older"], [])] == [0, 2]
+    assert infer(newest, *options).returncode == 0
+    assert path.read_bytes() == before
+
+
+def test_the_memory_is_where_systemd_says_or_in_the_users_home(ours, options, tmp_path, monkeypatch):
+    folder = ours.bundle(tmp_path / "bundle")
+    for name in ("STATE_DIRECTORY", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, told, memory in (
+        ("HOME", str(tmp_path / "home"), "home/.local/state/edge-node"),
+        ("STATE_DIRECTORY", f"{tmp_path}/state:/other", "state"),
     ):
-        subprocess.run(arguments, env=environment | told, timeout=30, check=True, capture_output=True)
-        assert [path.name for path in (tmp_path / folder).iterdir()] == ["plant-a@test.json"]
+        monkeypatch.setenv(name, told)
+        with daemon(folder, *options[:2]) as process:
+            ready(process)
+        assert [path.name for path in (tmp_path / memory).iterdir()] == ["plant-a@test.json"]

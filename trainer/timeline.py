@@ -76,6 +76,15 @@ class Timeline:
 
 def read(folder: Path, run: str) -> list[Span]:
     """A run's spans in a node's state folder, in the order of their ends; lines that were cut short are passed by."""
+    return [span for span in _all(folder) if span.run == run]
+
+
+def newest_run(folder: Path) -> str | None:
+    """The run that the node took part in last; None if it has not done so for long."""
+    return next((span.run for span in reversed(_all(folder))), None)
+
+
+def _all(folder: Path) -> list[Span]:
     try:
         lines = (folder / FILE).read_bytes().splitlines()
     except FileNotFoundError:
@@ -84,4 +93,4 @@ def read(folder: Path, run: str) -> list[Span]:
     for line in lines:
         with contextlib.suppress(msgspec.DecodeError):
             spans.append(msgspec.json.decode(line, type=Span))
-    return [span for span in spans if span.run == run and span.end >= span.begin]
+    return [span for span in spans if span.end >= span.begin]

@@ -294,7 +294,8 @@ def join(
         print("stopped; the same command goes on", file=sys.stderr)
         raise typer.Exit(130)
     if not as_json:
-        print(f"personal model: {model}\nnext: edge-node export {model} --out bundles")
+        signed = f" --kit {kit}" if kit else ""
+        print(f"personal model: {model}\nnext: edge-node export {model} --out bundles{signed}")
 
 
 @app.command(epilog="Example: edge-node rounds coordinator-state")

@@ -31,19 +31,26 @@ TrustFile = Annotated[
     Path | None,
     typer.Option(
         "--trust",
-        help="Load only what this trust file's node has signed, and nothing older than before.",
+        help="Load only what this trust file's node has signed, and nothing older than was served.",
         metavar="FILE",
     ),
 ]
 Memory = Annotated[
     Path | None,
     typer.Option(
-        help="Folder that remembers what was loaded; only the line should write there. With --trust.",
+        help="Folder that remembers what was served; only the line should write there. With --trust.",
         show_default="systemd's StateDirectory, else ~/.local/state/edge-node",
     ),
 ]
-AcceptOlder = Annotated[
-    bool, typer.Option("--accept-older", help="Go back to an older bundle on purpose: for one start.")
+ServeOlder = Annotated[
+    bool,
+    typer.Option(
+        "--accept-older",
+        help="Go back to this older bundle on purpose; it alone then passes without this too, until a newer is served.",
+    ),
+]
+InferOlder = Annotated[
+    bool, typer.Option("--accept-older", help="Judge with an older bundle on purpose, this once; nothing remembers it.")
 ]
 
 
@@ -59,14 +66,16 @@ def export(
     as_json: Events = False,
 ) -> None:
     """Turn personal models into bundles for the line: ONNX, checked against torch; signed with --kit."""
-    opened = open_kit(kit) if kit else None  # asks for the passphrase before torch takes its seconds
-    from export.onnx import export as run
-    from export.signing import Signer
     from trainer import progress
 
-    signer = Signer(opened, days) if opened else None
+    opened = open_kit(kit) if kit else None  # asks for the passphrase before torch takes its seconds
     end_on_signals()
     with progress.show(as_json=as_json, quiet=quiet) as report:
+        report(progress.Step(what="loading torch and the exporter: 2 to 20 s"))
+        from export.onnx import export as run
+        from export.signing import Signer
+
+        signer = Signer(opened, days) if opened else None
         written = run(models, out, report, signer)
         report(progress.Result(result={"bundles": [str(each.folder) for each in written]}))
     if not as_json:
@@ -74,7 +83,7 @@ def export(
         print(f"next: edge-node serve {written[0].folder}{f' --trust {written[0].node}.trust' if signer else ''}")
 
 
-def _guard(trust: Path | None, memory: Path | None, accept_older: bool) -> "Guard | None":
+def _guard(trust: Path | None, memory: Path | None, accept_older: bool, *, remembers: bool) -> "Guard | None":
     """What the options insist on."""
     if trust is None:
         if memory or accept_older:
@@ -83,7 +92,7 @@ def _guard(trust: Path | None, memory: Path | None, accept_older: bool) -> "Guar
     from broker_config.trust import read
     from edge.verify import Guard
 
-    return Guard(read(trust), memory or _state_folder(), accept_older)
+    return Guard(read(trust), memory or _state_folder(), accept_older, remembers)
 
 
 def _state_folder() -> Path:
@@ -108,7 +117,7 @@ def serve(
     key: Key = None,
     trust: TrustFile = None,
     memory: Memory = None,
-    accept_older: AcceptOlder = False,
+    accept_older: ServeOlder = False,
     config: Config = None,
 ) -> None:
     """Judge images as they come: over HTTP and from a watched folder."""
@@ -125,7 +134,7 @@ def serve(
             mqtt=endpoint,
             line=line,
             threads=threads,
-            guard=_guard(trust, memory, accept_older),
+            guard=_guard(trust, memory, accept_older, remembers=True),
         )
     )
 
@@ -137,7 +146,7 @@ def infer(
     threads: Annotated[int, typer.Option(min=0, help="CPU threads.", show_default="2, or the cores there are")] = 0,
     trust: TrustFile = None,
     memory: Memory = None,
-    accept_older: AcceptOlder = False,
+    accept_older: InferOlder = False,
     as_json: Json = False,
 ) -> None:
     """Judge image files, once. Exit code 2 if one of them cannot be read."""
@@ -146,7 +155,8 @@ def infer(
     from edge.line import Failure, judge_files
 
     failed = False
-    for outcome in judge_files(bundle, images, _guard(trust, memory, accept_older), threads):
+    guard = _guard(trust, memory, accept_older, remembers=False)
+    for outcome in judge_files(bundle, images, guard, threads):
         failed |= isinstance(outcome, Failure)
         if as_json:
             print(msgspec.json.encode(outcome).decode())

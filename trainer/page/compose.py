@@ -19,7 +19,7 @@ from trainer.page import figures
 from trainer.page.examine import Examined, examine
 from trainer.page.gather import Node, Run, gather
 from trainer.personal import Verdict
-from trainer.progress import Report, Step
+from trainer.progress import Note, Report, Step
 from trainer.timeline import Activity
 
 _PICTURED = 8  # nodes whose images are shown
@@ -38,6 +38,12 @@ def write(run: Path, out: Path, show: Report) -> Path:
         UsageError: `run` is no run's folder, or is damaged.
     """
     gathered = gather(run)
+    if gathered.kind == "node":
+        facts = gathered.nodes[0].facts
+        model = f"run {facts.run} of federation {facts.federation}, finished {_moment(facts.created)}"
+        show(Note(text=f"report: about {model}"))
+        if gathered.unfinished:
+            show(Note(text=f"the node took part in run {gathered.unfinished} later; it has left no model"))
     examined = {}
     for number, node in enumerate(gathered.nodes):
         if node.verdicts:

@@ -33,6 +33,7 @@ class Run(NamedTuple):
     classes: tuple[str, ...]
     nodes: list[Node]
     rounds: tuple[journal.ClosedRound, ...] = ()  # of a coordinator
+    unfinished: str | None = None  # run that a node has taken part in since, and that left no model
 
 
 def gather(folder: Path) -> Run:
@@ -72,7 +73,9 @@ def _whole(folder: Path) -> Run:
 def _single(folder: Path) -> Run:
     node = _node(folder, None)
     facts = node.facts
-    return Run("node", RunReport.of(facts, [node.figures]), facts.classes, [node])
+    newest = timeline.newest_run(folder)
+    unfinished = newest if newest != facts.run else None
+    return Run("node", RunReport.of(facts, [node.figures]), facts.classes, [node], unfinished=unfinished)
 
 
 def _node(folder: Path, figures: NodeReport | None) -> Node:
