@@ -1,11 +1,13 @@
 """Who belongs to a federation: its members' public keys, signed by its authority."""
 
+import contextlib
 from datetime import UTC, datetime
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
+from broker_config.codec import HEAD, SEALED
 from broker_config.errors import UsageError
 from broker_config.messages import Name
 from broker_config.signing import ForgedError, SigningKey, unseal
@@ -64,7 +66,16 @@ def opened(data: bytes, authority: str, source: str) -> Charter:
     try:
         return msgspec.json.decode(unseal(authority, _CONTEXT, data), type=Charter)
     except (ForgedError, msgspec.MsgspecError) as error:
-        raise CharterError(f"the charter in {source} cannot be relied on: {error}", _REMEDY) from None
+        foreign = ": it is of another authority (another federation of this name?), or damaged"
+        why = f"{error}{foreign if _is_whole(data) else ''}"
+        raise CharterError(f"the charter in {source} cannot be relied on: {why}", _REMEDY) from None
+
+
+def _is_whole(data: bytes) -> bool:
+    """Whether this is a charter, whoever has signed it; what is damaged most often is none."""
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+        return data.startswith(SEALED) and bool(msgspec.json.decode(data[HEAD:], type=Charter))
+    return False
 
 
 def check_expiry(charter: Charter, source: str) -> None:

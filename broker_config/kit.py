@@ -3,6 +3,7 @@
 import base64
 import getpass
 import os
+import re
 import secrets
 import ssl
 import sys
@@ -26,6 +27,11 @@ from broker_config.messages import Name
 _FORMAT = 1
 _COST = 2**15  # of scrypt, with blocks of 8 KB: 32 MB, about a tenth of a second
 _LARGEST = 1 << 24  # bytes of a kit
+_GENERATED = re.compile(r"[a-z2-7]{5}(-[a-z2-7]{5}){4}")
+
+
+class PassphraseError(UsageError):
+    """A kit that this passphrase does not open."""
 
 
 class Kit(Struct, frozen=True, kw_only=True):
@@ -98,7 +104,8 @@ def read(path: Path, passphrase: str) -> Kit:
     """Open a kit.
 
     Raises:
-        UsageError: it is none, was damaged, or the passphrase is wrong.
+        PassphraseError: the passphrase is wrong, or what it encrypts was damaged.
+        UsageError: it is no kit.
     """
     again = "copy the file again, or ask whoever provisions the federation for another"
     try:
@@ -107,7 +114,7 @@ def read(path: Path, passphrase: str) -> Kit:
         envelope = msgspec.json.decode(path.read_bytes(), type=_Envelope)
     except OSError as error:
         raise UsageError(f"the kit {path} cannot be read: {error.strerror}", "check the name of the file") from None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is no kit ({error})", again) from None
     if envelope.edge_node_kit != _FORMAT:
         raise UsageError(f"{path} is a kit of another version of edge-node", "upgrade edge-node here")
@@ -117,7 +124,10 @@ def read(path: Path, passphrase: str) -> Kit:
         )
         return msgspec.json.decode(content, type=Kit)
     except (InvalidTag, msgspec.MsgspecError):
-        raise UsageError(f"the passphrase does not open {path}, or the file is damaged", again) from None
+        raise PassphraseError(
+            f"the passphrase does not open {path}, or the file is damaged",
+            f"check the passphrase (passphrases.txt of whoever provisions); else {again}",
+        ) from None
 
 
 def ask(path: Path) -> str:
@@ -140,7 +150,10 @@ def new_passphrase() -> str:
 
 
 def _derive(passphrase: str, salt: bytes) -> bytes:
-    return Scrypt(salt=salt, length=32, n=_COST, r=8, p=1).derive(passphrase.strip().encode())
+    given = passphrase.strip()
+    if _GENERATED.fullmatch(given.lower()):  # these have no capital letters, whatever somebody types or dictates
+        given = given.lower()
+    return Scrypt(salt=salt, length=32, n=_COST, r=8, p=1).derive(given.encode())
 
 
 def _public(federation: str, name: str) -> bytes:

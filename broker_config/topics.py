@@ -28,7 +28,7 @@ def check_name(name: str, what: str) -> str:
 def check_node(name: str) -> str:
     """Return `name` if a node may have it, else raise UsageError."""
     if name in (COORDINATOR, MONITOR):
-        raise UsageError(f"a node cannot be named {name!r}", "choose another name")
+        raise UsageError(f"a node cannot be named {name!r}", "take a node's kit (--kit), or choose another name")
     return check_name(name, "the node's name")
 
 

@@ -48,5 +48,5 @@ def read(path: Path) -> Trust:
         raise UsageError(
             f"the trust file {path} cannot be read: {error.strerror}", "check the name of the file"
         ) from None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is no trust file ({error})", again) from None

@@ -119,7 +119,7 @@ _HEAD = """\
 # Each line sets an option of that command. One that begins with "#" right before its name sets
 # nothing, and shows the default; "" stands for "not given". The command line beats this file.
 # Relative paths start at this file's folder. No password belongs here: it comes from the
-# environment, as EDGE_NODE_PASSWORD."""
+# environment, as EDGE_NODE_PASSWORD, and a kit's passphrase as EDGE_NODE_PASSPHRASE."""
 
 
 def compose(command: Any, about: str, file: Path, values: Mapping[str, object]) -> str:

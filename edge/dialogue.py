@@ -67,6 +67,14 @@ def _classes(parent: Path) -> list[str]:
     return sorted({path.parent.name for path in files if path.suffix.lower() in SUFFIXES})
 
 
+def _kit(*, node: bool) -> str | None:
+    """The only kit in this folder, if it is a node's, or the coordinator's."""
+    found = list(Path().glob("*.kit"))
+    names = {path.stem for path in found}
+    fits = not names & {topics.COORDINATOR, topics.MONITOR} if node else names == {topics.COORDINATOR}
+    return str(found[0]) if len(found) == 1 and fits else None
+
+
 _IN_A_KIT = ("broker", "name", "nodes")
 _BROKER = Question("broker", "Address of the broker", lambda: "mqtt://localhost")
 ROLES = {
@@ -74,6 +82,7 @@ ROLES = {
         "coordinate",
         "The coordinator of a federation.",
         (
+            Question("kit", "Kit of the coordinator", partial(_kit, node=False)),
             _BROKER,
             Question(
                 "classes",
@@ -89,6 +98,7 @@ ROLES = {
         "join",
         "A node, which takes part in a federation with a plant's images.",
         (
+            Question("kit", "Kit of this node", partial(_kit, node=True)),
             _BROKER,
             Question("name", "Name of this node", _host, topics.check_node),
             Question("data", "Folder of labelled images, one folder a class", lambda: "images"),
@@ -140,7 +150,7 @@ def init(
     for question in chosen.questions:
         if question.key in answers:
             question.check(str(answers[question.key]))
-        elif question.key in _IN_A_KIT and answers.get("kit"):
+        elif _is_moot(question, answers):
             continue
         else:
             answers[question.key] = _ask(question, partial(_parse, known, context, question.key), yes=yes)
@@ -158,6 +168,13 @@ def init(
         raise UsageError(f"{target} cannot be written: {error.strerror}", "pass another --out FILE") from error
     run = f"edge-node {chosen.command} --config {shlex.quote(str(target))}"
     return [command for command in (before, run) if command]
+
+
+def _is_moot(question: Question, answers: Mapping[str, object]) -> bool:
+    """Whether it need not be asked: a kit says it, or it is for a kit and none is there."""
+    if question.key == "kit":
+        return question.propose() is None
+    return question.key in _IN_A_KIT and bool(answers.get("kit"))
 
 
 def _given(known: Mapping[str, Setting], given: Sequence[str], context: typer.Context) -> dict[str, object]:

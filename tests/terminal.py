@@ -40,6 +40,9 @@ class Terminal:
         self._set_size(columns, self.screen.lines)
         self.screen.resize(self.screen.lines, columns)
 
+    def type(self, line: str) -> None:
+        os.write(self._fd, f"{line}\n".encode())
+
     @property
     def text(self) -> str:
         return "\n".join(line.rstrip() for line in self.screen.display).rstrip()

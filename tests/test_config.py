@@ -89,6 +89,21 @@ class Terminal:
         return bool(read)
 
 
+@pytest.mark.parametrize(("role", "kit"), [("node", "plant-a.kit"), ("coordinator", "coordinator.kit")])
+def test_the_only_kit_in_the_folder_is_proposed_to_whom_it_fits(role: str, kit: str, tmp_path: Path) -> None:
+    (tmp_path / kit).touch()
+    result = init(tmp_path, role, "--yes", **({"classes": "a,b"} if role == "coordinator" else {}))
+    assert result.returncode == 0, result.stderr
+    written = tomllib.loads((tmp_path / f"{role}.toml").read_text())
+    assert written["kit"] == kit
+    assert not {"broker", "name", "nodes"} & written.keys(), "these stand in the kit"
+    assert "EDGE_NODE_PASSPHRASE" in (tmp_path / f"{role}.toml").read_text()
+    (tmp_path / "monitor.kit").touch()  # with two the choice is the user's
+    again = init(tmp_path, role, "--yes", "--force", **({"classes": "a,b"} if role == "coordinator" else {}))
+    assert again.returncode == 0
+    assert "kit" not in tomllib.loads((tmp_path / f"{role}.toml").read_text())
+
+
 def test_a_dialogue_of_four_questions_writes_the_file_and_says_what_to_type_next(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     terminal = Terminal("init", folder=tmp_path)

@@ -1,6 +1,7 @@
 """Kits in use: a federation of real processes that trust neither the broker nor each other's word for who they are."""
 
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from broker_config import kit as kits
 from broker_config.seal import check_broadcast
 from tests import members
 from tests.plants import CLASSES, FEDERATION, draw, run, start
+from tests.terminal import Terminal
 from trainer.personal import load_facts
 
 NODES = ("plant-a", "plant-b")
@@ -82,3 +84,20 @@ def test_what_contradicts_a_kit_or_is_missing_without_one_is_said(
     done = run(*words, **{SECRET: guarded.members.passphrase("plant-a")})
     assert done.returncode == 2
     assert said in done.stderr
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_passphrase_is_asked_for_up_to_three_times_and_a_kit_that_others_can_read_is_remarked_on(
+    known: bool, guarded: members.Guarded, tmp_path: Path
+) -> None:
+    path = shutil.copy(kit(guarded, "monitor"), tmp_path / "monitor.kit")
+    path.chmod(0o644)
+    terminal = Terminal(200, "status", "--kit", path, "--federation", "nothing", "--once")
+    last = guarded.members.passphrase("monitor").upper() if known else "wrong again"
+    for asked, answer in enumerate(("wrong", "wrong as well", last), start=1):
+        terminal.read_until(f"(?s)(passphrase of .*){{{asked}}}")
+        terminal.type(answer)
+    assert terminal.read_to_end() == 2
+    assert "can be read by others: chmod 600" in terminal.text
+    said = "the kit is for federation 'steel', not 'nothing'" if known else "edge-node: the passphrase does not open"
+    assert said in terminal.text, terminal.text

@@ -411,7 +411,16 @@ def test_a_wrong_passphrase_opens_nothing_but_spaces_around_it_do_no_harm(steel:
     for wrong in (steel.passphrase("plant-b"), steel.passphrase("plant-a")[:-1], ""):
         with pytest.raises(UsageError, match="passphrase does not open"):
             kit.read(path, wrong)
-    assert kit.read(path, f" {steel.passphrase('plant-a')}\n") == steel.kits["plant-a"]
+    for harmless in (f" {steel.passphrase('plant-a')}\n", steel.passphrase("plant-a").upper()):
+        assert kit.read(path, harmless) == steel.kits["plant-a"]
+
+
+def test_what_is_written_with_a_passphrase_of_ones_own_keeps_its_capitals(steel: Members, tmp_path: Path) -> None:
+    kit.write(tmp_path / "x.kit", steel.kits["plant-a"], "Correct Horse")
+    assert kit.read(tmp_path / "x.kit", "Correct Horse") == steel.kits["plant-a"]
+    with pytest.raises(kit.PassphraseError, match="passphrase does not open") as caught:
+        kit.read(tmp_path / "x.kit", "correct horse")
+    assert caught.value.remedy.startswith("check the passphrase")
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -446,6 +455,7 @@ def test_what_is_no_kit_is_refused_with_a_remedy(steel: Members, tmp_path: Path)
         (b"", "is no kit"),
         (b"{}", "is no kit"),
         (newer, "another version"),
+        (whole.replace(b"plant", b"pl\xe1nt"), "is no kit"),
         (bytes((1 << 24) + 1), "too large"),
     ):
         path.write_bytes(content)
@@ -469,8 +479,11 @@ def test_a_trust_file_names_the_node_and_whom_the_authority_vouches_for(steel: M
 def test_a_trust_file_of_another_authority_or_an_old_one_is_not_believed(steel: Members) -> None:
     believed = trust.read(steel.folder / "trust" / "plant-a.trust")
     foreign = msgspec.structs.replace(believed, authority=SigningKey.generate().public)
-    with pytest.raises(charter.CharterError, match="cannot be relied on: its signature does not fit"):
+    with pytest.raises(charter.CharterError, match=r"does not fit: it is of another authority \(another feder"):
         foreign.members()
+    torn = msgspec.structs.replace(believed, charter=believed.charter[:-5])
+    with pytest.raises(charter.CharterError, match="cannot be relied on: its signature does not fit\n"):
+        torn.members()
     ended = msgspec.structs.replace(believed.members(), expires=NOW - DAY)
     old = msgspec.structs.replace(believed, charter=charter.seal(ended, steel.register.key))
     with pytest.raises(charter.CharterError, match="has expired"):
@@ -479,7 +492,8 @@ def test_a_trust_file_of_another_authority_or_an_old_one_is_not_believed(steel: 
 
 def test_what_is_no_trust_file_is_refused_with_a_remedy(tmp_path: Path) -> None:
     path = tmp_path / "plant-a.trust"
-    for content, words in ((b"", "is no trust file"), (b"{}", "is no trust file"), (bytes((1 << 24) + 1), "too large")):
+    no = "is no trust file"
+    for content, words in ((b"", no), (b"{}", no), (b'{"\xe1"}', no), (bytes((1 << 24) + 1), "too large")):
         path.write_bytes(content)
         with pytest.raises(UsageError, match=words) as caught:
             trust.read(path)

@@ -1,6 +1,7 @@
 """What several commands share: their options, and what they make of them."""
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -87,6 +88,9 @@ ClassesPerNode = Annotated[int, typer.Option(min=1, help="disjoint: classes of e
 Samples = Annotated[int, typer.Option(min=2, help=SAMPLES)]
 
 
+_TRIES = 3  # of a passphrase
+
+
 def _read_config(context: typer.Context, file: Path | None) -> None:
     if file is not None:
         from edge.config import read
@@ -157,9 +161,17 @@ def pairs(given: list[str], flag: str) -> dict[str, str]:
 
 
 def open_kit(file: Path) -> "Kit":
-    """A kit, by its passphrase. Raises UsageError as `kit.read` does."""
+    """A kit, by its passphrase, which is asked for up to three times. Raises UsageError as `kit.read` does."""
     from broker_config import kit
+    from broker_config.environment import PASSPHRASE
 
+    if file.exists() and file.stat().st_mode & 0o077:
+        print(f"{file} can be read by others: chmod 600 {shlex.quote(str(file))}", file=sys.stderr)
+    for _ in range(0 if os.environ.get(PASSPHRASE) else _TRIES - 1):
+        try:
+            return kit.read(file, kit.ask(file))
+        except kit.PassphraseError as error:
+            print(f"{error.what}; try again", file=sys.stderr)
     return kit.read(file, kit.ask(file))
 
 

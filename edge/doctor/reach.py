@@ -14,7 +14,7 @@ from broker_config.link import probe
 from broker_config.messages import Spec
 from edge.doctor.check import Found
 from edge.doctor.trial import Trial
-from edge.words import SOON
+from edge.words import SOON, some
 
 PRODUCT = "$SYS/broker/version"
 PRODUCT_WAIT = 0.3  # seconds
@@ -73,7 +73,8 @@ def _lifetime(certificate: Mapping[str, object], context: ssl.SSLContext, secure
     issuers = [each for each in context.get_ca_certs() if each["subject"] == certificate["issuer"]]
     end = min(ssl.cert_time_to_seconds(str(each["notAfter"])) for each in (certificate, *issuers))
     days = (end - time.time()) / 86_400
-    told = f"{secure} for {host} until {time.strftime('%Y-%m-%d', time.gmtime(end))}: {days:.0f} days"
+    # Whole days, as `ending` counts them.
+    told = f"{secure} for {host} until {time.strftime('%Y-%m-%d', time.gmtime(end))}: {some(int(days), 'day')}"
     figures = {"days_left": round(days, 1)}
     if days < SOON.days:
         return Found("warning", told, "have it, or its authority, renewed before: afterwards nobody gets in", figures)
