@@ -230,7 +230,7 @@ def parse(folder: Path, content: bytes) -> Manifest:
                 "upgrade edge-node" if found > FORMAT else "export the model again",
             )
         manifest = msgspec.json.decode(content, type=Manifest)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BundleError(f"{path} is damaged: {error}", "export the model again") from error
     if CLASSIFIER not in manifest.roles or len(manifest.golden.probabilities) != len(manifest.classes):
         raise BundleError(

@@ -95,6 +95,14 @@ def test_a_newer_format_asks_for_an_upgrade(tmp_path):
     assert "upgrade" in caught.value.remedy
 
 
+def test_a_manifest_that_is_no_utf_8_is_damaged(tmp_path):
+    tiny_bundle(tmp_path / "b")
+    path = tmp_path / "b" / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b"classifier", b"classifi\xe1r"))
+    with pytest.raises(BundleError, match="damaged"):
+        bundle.read(tmp_path / "b")
+
+
 @pytest.mark.parametrize("file", ["../model.onnx", "/etc/passwd", "a/b", "..", "", "model.onnx\n"])
 def test_a_file_name_that_leaves_the_folder_is_refused(tmp_path, file):
     manifest = tiny_bundle(tmp_path / "b").manifest
