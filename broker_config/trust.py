@@ -6,7 +6,6 @@ import msgspec
 from msgspec import Struct
 
 from broker_config import charter as charters
-from broker_config import disk
 from broker_config.errors import UsageError
 from broker_config.messages import Name
 
@@ -21,24 +20,14 @@ class Trust(Struct, frozen=True, kw_only=True):
     authority: charters.PublicKey  # whose signature a charter must carry
     charter: bytes  # sealed
 
-    def members(self) -> charters.Charter:
-        """Who belongs to the federation. CharterError if that cannot be relied on."""
-        return charters.read(self.charter, self.authority, f"the trust file of {self.node}")
-
 
 def encode(trust: Trust) -> bytes:
     """A trust file's content."""
     return msgspec.json.format(msgspec.json.encode(trust)) + b"\n"
 
 
-def write(path: Path, trust: Trust) -> None:
-    """Write a trust file. EdgeNodeError if the disk does not take it."""
-    with disk.writing(path.parent):
-        disk.replace_bytes(path, encode(trust))
-
-
 def read(path: Path) -> Trust:
-    """Read a trust file; UsageError if it is none. What its charter is worth, only `members` says."""
+    """Read a trust file; UsageError if it is none. What its charter is worth, `charter.read` says."""
     again = "copy it again from the trust/ folder of whoever provisions the federation"
     try:
         if path.stat().st_size > _LARGEST:

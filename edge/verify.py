@@ -281,7 +281,7 @@ def _recall(path: Path, trust: Trust) -> _Accepted | None:
         found = msgspec.json.decode(path.read_bytes(), type=_Accepted)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(
             f"what this line has served before cannot be read from {path}: {error}",
             "restore the file; without it, an older bundle would be accepted once",

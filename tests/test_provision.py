@@ -470,24 +470,20 @@ def test_a_trust_file_names_the_node_and_whom_the_authority_vouches_for(steel: M
     path = steel.folder / "trust" / "plant-a.trust"
     believed = trust.read(path)
     assert (believed.federation, believed.node) == ("steel", "plant-a")
-    assert believed.members() == steel.kits["plant-a"].members()
+    assert charter.read(believed.charter, believed.authority, "here") == steel.kits["plant-a"].members()
     assert not any(secret.hex() in path.read_text() for secret in (steel.kits["plant-a"].signing,))
-    trust.write(tmp_path / "x", believed)
-    assert (tmp_path / "x").read_bytes() == path.read_bytes()
+    assert trust.encode(believed) == path.read_bytes()
 
 
-def test_a_trust_file_of_another_authority_or_an_old_one_is_not_believed(steel: Members) -> None:
-    believed = trust.read(steel.folder / "trust" / "plant-a.trust")
-    foreign = msgspec.structs.replace(believed, authority=SigningKey.generate().public)
+def test_a_charter_of_another_authority_or_an_old_one_is_not_believed(steel: Members) -> None:
+    data, authority = steel.kits["plant-a"].charter, steel.register.key
     with pytest.raises(charter.CharterError, match=r"does not fit: it is of another authority \(another feder"):
-        foreign.members()
-    torn = msgspec.structs.replace(believed, charter=believed.charter[:-5])
+        charter.read(data, SigningKey.generate().public, "here")
     with pytest.raises(charter.CharterError, match="cannot be relied on: its signature does not fit\n"):
-        torn.members()
-    ended = msgspec.structs.replace(believed.members(), expires=NOW - DAY)
-    old = msgspec.structs.replace(believed, charter=charter.seal(ended, steel.register.key))
+        charter.read(data[:-5], authority.public, "here")
+    ended = msgspec.structs.replace(steel.kits["plant-a"].members(), expires=NOW - DAY)
     with pytest.raises(charter.CharterError, match="has expired"):
-        old.members()
+        charter.read(charter.seal(ended, authority), authority.public, "here")
 
 
 def test_what_is_no_trust_file_is_refused_with_a_remedy(tmp_path: Path) -> None:

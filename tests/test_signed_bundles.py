@@ -385,7 +385,7 @@ def refused(folder: Path, *options: object, before: str = "") -> str:
 @pytest.fixture
 def options(ours, tmp_path) -> list[object]:
     """What plant-a's line is started with."""
-    trust.write(tmp_path / "plant-a.trust", ours.trust())
+    (tmp_path / "plant-a.trust").write_bytes(trust.encode(ours.trust()))
     return ["--trust", tmp_path / "plant-a.trust", "--memory", tmp_path / "memory"]
 
 

@@ -126,7 +126,7 @@ def load_facts(folder: Path) -> Facts:
             if inside
             else "pass the model folder that edge-node join or simulate left",
         ) from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"the personal model in {folder} is damaged ({error})", "copy the folder again") from error
 
 
@@ -138,7 +138,7 @@ def load_verdicts(folder: Path) -> tuple[Verdict, ...]:
     """
     try:
         return msgspec.json.decode((folder / _VERDICTS).read_bytes(), type=tuple[Verdict, ...])
-    except (FileNotFoundError, msgspec.DecodeError) as error:
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(
             f"the verdicts beside the personal model in {folder} cannot be read ({error})",
             "copy the folder again, or let the run be repeated with this version",

@@ -74,5 +74,5 @@ def _read(path: Path, expect: type[T]) -> T | None:
         return None
     try:
         return msgspec.json.decode(path.read_bytes(), type=expect)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise EdgeNodeError(f"{path} is damaged ({error})", "remove this state folder and join again") from error

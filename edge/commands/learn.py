@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from broker_config.errors import UsageError
-from broker_config.topics import COORDINATOR
+from broker_config.topics import COORDINATOR, MONITOR
 from edge.commands.options import (
     Aggregate,
     Broker,
@@ -271,6 +271,8 @@ def join(
     from trainer.enrol import join as run
 
     endpoint = make_endpoint(broker, ca, cert, key, kit)
+    if endpoint.kit and endpoint.kit.name in (COORDINATOR, MONITOR):
+        raise UsageError(f"this kit is that of {endpoint.kit.name}", "take a node's")
     name = agreed(name, endpoint, "name")
     if name is None:
         raise UsageError("this node's name is missing", "choose one with --name, or pass a kit: --kit FILE")

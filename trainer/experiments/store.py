@@ -68,7 +68,7 @@ class Store:
         for number, line in enumerate(lines[:-1], 1):  # what follows the last line break was torn off
             try:
                 yield msgspec.json.decode(line, type=kind)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise UsageError(f"{path} is damaged in line {number}: {error}", "remove that line") from error
 
 

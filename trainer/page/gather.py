@@ -64,7 +64,7 @@ def _whole(folder: Path) -> Run:
     path = folder / "report.json"
     try:
         report = msgspec.json.decode(path.read_bytes(), type=RunReport)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is damaged ({error})", "run the demo or the simulation again") from error
     nodes = [_node(folder / figures.name, figures) for figures in report.nodes]
     return Run("run", report, nodes[0].facts.classes if nodes else (), nodes)
