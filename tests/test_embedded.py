@@ -110,7 +110,9 @@ def test_mosquitto_does_not_drop_what_waits_for_a_client_that_is_away(mosquitto:
             if number % 500 == 499:
                 assert sender.flush(10)
     received = 0
-    with Link(endpoint, "away", inbox=inbox, persistent=True) as link:
+    link = Link(endpoint, "away", inbox=inbox, persistent=True)
+    link.subscribe("news")
+    with link:
         while received < 3000:
             if isinstance(event := inbox.get(timeout=5), Delivery):
                 assert event.payload == str(received).encode()

@@ -148,6 +148,14 @@ def test_a_contribution_is_remembered_with_its_round_its_weight_and_all_bytes_so
     assert (node.round, node.weight, node.bytes) == (2, 0.5, 20)
 
 
+def test_a_contribution_clears_an_error_but_not_that_its_node_has_gone_since() -> None:
+    lost = progress.NodeLost(node="a", round=1)
+    arrived = progress.Contribution(node="a", round=1, weight=0.5, bytes=10)
+    gone = seen(observer(lost, arrived), after(*THREE))["a"]
+    assert (gone.error, gone.weight) == ("round 1: its connection ended", 0.5)
+    assert seen(observer(lost, progress.NodeJoined(node="a"), arrived), after(*THREE))["a"].error == ""
+
+
 def test_after_a_restart_the_members_are_there_with_what_the_journal_knows() -> None:
     state = restore(Plan(3, 2, 5), 4, "abc", (), "b")
     nodes = seen(observer(nodes=""), state)

@@ -47,6 +47,7 @@ class _Noted:
     bytes: int = 0
     heard: float | None = None  # by our clock
     error: str = ""
+    lost: bool = False
     refused: bool = False
 
 
@@ -76,7 +77,8 @@ class Observer:
                 self._opened = self._clock()
             case NodeJoined(node=node):
                 noted = self._nodes.setdefault(node, _Noted())
-                noted.doing, noted.done, noted.total, noted.refused = "waiting", 0, 0, False
+                noted.doing, noted.done, noted.total = "waiting", 0, 0
+                noted.refused = noted.lost = False
                 self.heard(node)
             case Activity(node=node) if node in self._nodes:
                 noted = self._nodes[node]
@@ -86,11 +88,13 @@ class Observer:
             case Contribution(node=node) if node in self._nodes:
                 noted = self._nodes[node]
                 noted.round, noted.weight, noted.bytes = event.round, event.weight, noted.bytes + event.bytes
-                noted.error = ""
+                if not noted.lost:  # else it came from a node that has gone since
+                    noted.error = ""
             case Late(node=node) if node in self._nodes:
                 self._nodes[node].error = f"round {event.round}: it contributed too late, and was not counted"
             case NodeLost(node=node) if node in self._nodes:
-                self._nodes[node].error = f"round {event.round}: its connection ended"
+                noted = self._nodes[node]
+                noted.error, noted.lost = f"round {event.round}: its connection ended", True
             case NodeRefused(node=node) if topics.is_name(node):  # else the overview could not be read
                 noted = self._nodes.pop(node, _Noted())  # the newest come last
                 noted.error, noted.refused = f"round {event.round}: {event.reason}"[:_LONGEST_ERROR], True
