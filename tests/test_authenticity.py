@@ -78,6 +78,10 @@ class Authority:
         )  # fmt: skip
         return msgspec.structs.replace(kit, **changes)
 
+    def revoke(self, node: str) -> None:
+        left = {name: member for name, member in self.charter.nodes.items() if name != node}
+        self.charter = msgspec.structs.replace(self.charter, version=self.charter.version + 1, nodes=left)
+
     def seals(self) -> dict[str, Seal]:
         return {name: Seal(self.kit(name)) for name in self.keys}
 
@@ -179,8 +183,7 @@ def test_a_broadcast_is_attested_for_its_federation_run_round_and_tensors() -> N
 def test_who_is_no_longer_in_the_charter_cannot_use_its_kit() -> None:
     authority = Authority("steel")
     kit = authority.kit("plant-a")
-    nodes = {name: member for name, member in authority.charter.nodes.items() if name != "plant-a"}
-    authority.charter = msgspec.structs.replace(authority.charter, version=2, nodes=nodes)
+    authority.revoke("plant-a")
     with pytest.raises(UsageError, match="plant-a is no member"):
         Seal(msgspec.structs.replace(kit, charter=authority.kit("plant-b").charter))
     revoked = Seal(kit).close(topic := topics.up("steel", "plant-a"), b"{}")
@@ -491,8 +494,7 @@ def test_who_is_revoked_in_a_run_has_no_part_in_it_any_more_and_the_others_go_on
         pass
     coordinator.stop()
     before = len(federation.contributors())
-    left = {name: member for name, member in authority.charter.nodes.items() if name != PLANTS[2]}
-    authority.charter = msgspec.structs.replace(authority.charter, version=2, nodes=left)
+    authority.revoke(PLANTS[2])
     seals[topics.COORDINATOR] = Seal(authority.kit(topics.COORDINATOR))
     coordinator = federation.coordinator()
     said = coordinator.wait_for(progress.Note)
@@ -518,8 +520,7 @@ def test_a_run_that_has_lost_too_many_members_for_its_rule_is_not_gone_on_with(
     sessions[0].wait_for(progress.RoundClosed)
     for session in sessions:
         session.stop()
-    left = {name: member for name, member in authority.charter.nodes.items() if name != PLANTS[2]}
-    authority.charter = msgspec.structs.replace(authority.charter, version=2, nodes=left)
+    authority.revoke(PLANTS[2])
     seals[topics.COORDINATOR] = Seal(authority.kit(topics.COORDINATOR))
     with Ledger(tmp_path / "coordinator") as ledger, pytest.raises(UsageError, match="2 of 3 nodes are left"):
         coordinate(ledger, federation.spec, federation.first, federation.endpoint(topics.COORDINATOR), print)
