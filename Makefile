@@ -81,5 +81,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
 	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt $(TORCH)
-	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt --editable '.[train,experiments,dev]'
+	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt --editable '.[train,experiments,camera,sparkplug,dev]'
 	touch $@

@@ -24,16 +24,19 @@ from numpy.typing import NDArray
 from PIL import Image as Picture
 
 from edge import bundle
+from edge.daemon import Immediate
 from edge.images import decode
-from edge.line import Image, Line
+from edge.line import Frame, Line, Model
 from edge.predictor import Predictor
 
 WARM_UP = 10
 SERVE = """
 import sys
 from pathlib import Path
+from edge.assembly import Site
 from edge.daemon import serve
-serve(Path(sys.argv[1]), port=0, line="benchmark", threads=int(sys.argv[2]))
+from edge.settings import Settings
+serve(Path(sys.argv[1]), Settings(), Site("benchmark", Path(sys.argv[3])), port=0, threads=int(sys.argv[2]))
 """
 
 
@@ -60,7 +63,7 @@ def measure(model: bundle.Bundle, count: int, threads: int) -> dict[str, float]:
     files = {kind: encoded(pixels, kind) for kind in ("PNG", "JPEG")}
     predictor = Predictor(model, threads)
     found = {"session.run p50 ms": median(timed(bare(model, pixels[None], threads), count))}
-    found["Predictor p50 ms"] = median(timed(partial(predictor.predict, pixels[None]), count))
+    found["Predictor p50 ms"] = median(timed(partial(predictor.run, pixels[None]), count))
     for kind, data in files.items():
         found[f"decode {kind} p50 ms"] = median(timed(partial(decode, data, size), count))
         found[f"in process {kind} p50 ms"] = median(asyncio.run(judged(predictor, data, count)))
@@ -106,11 +109,11 @@ def timed(call: Callable[[], object], count: int) -> list[float]:
 
 async def judged(predictor: Predictor, data: bytes, count: int) -> list[float]:
     """Milliseconds of each image through the daemon's line, without HTTP."""
-    with contextlib.closing(Line(predictor, [])) as line:
+    with contextlib.closing(Line(Model(predictor), Immediate([]))) as line:
         times = []
         for _ in range(WARM_UP + count):
             start = time.perf_counter()
-            await line.judge(Image("benchmark", data))
+            await line.judge(Frame("benchmark", data))
             times.append(1000 * (time.perf_counter() - start))
     return times[WARM_UP:]
 
@@ -119,7 +122,7 @@ async def judged(predictor: Predictor, data: bytes, count: int) -> list[float]:
 def daemon(folder: Path, threads: int) -> Iterator[tuple[int, float, int]]:
     """Start the daemon; its port, the seconds until it was ready, and its process id."""
     start = time.perf_counter()
-    command = [sys.executable, "-c", SERVE, str(folder), str(threads)]
+    command = [sys.executable, "-c", SERVE, str(folder), str(threads), str(folder.parent)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr
         port = next(int(line.rpartition(":")[2]) for line in process.stderr if line.startswith("ready "))

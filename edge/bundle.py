@@ -73,6 +73,23 @@ class Golden(Struct, frozen=True, kw_only=True):
     tolerance: Annotated[float, Meta(gt=0, le=0.1)] = 1e-3
 
 
+class Confidence(Struct, frozen=True, kw_only=True):
+    """What held-out images of the node say about how sure the model may be."""
+
+    images: int  # that it was measured on
+    temperature: float = 1.0  # by which the graph divides its logits
+    coverage: float = 1.0  # share of them whose confidence reaches the threshold of its class
+    accuracy: float = 0.0  # of those
+    thresholds: dict[str, float] = {}  # least confidence of each class
+
+
+class Reference(Struct, frozen=True, kw_only=True):
+    """How the model saw held-out images: a safetensors file that drift and novelty are measured against."""
+
+    file: FileName
+    sha256: Digest
+
+
 class Description(Struct, frozen=True, kw_only=True):
     """What an exporter knows about a model: where it comes from, what it takes and gives."""
 
@@ -85,6 +102,10 @@ class Description(Struct, frozen=True, kw_only=True):
     classes: Annotated[tuple[str, ...], Meta(min_length=2)]
     input: Input
     output: str = "probabilities"  # float32 [N, classes]
+    extras: tuple[Literal["opinions", "features", "maps"], ...] = ()  # other outputs; edge.predictor.Outputs has shapes
+    encoders: tuple[Literal["received", "own"], ...] = ()  # in the order in which opinions and maps have them
+    precision: Literal["fp32", "int8"] = "fp32"
+    confidence: Confidence | None = None
     metrics: dict[str, float] = {}
 
 
@@ -99,6 +120,7 @@ class Manifest(Description, frozen=True, kw_only=True):
     created: str  # ISO 8601, UTC
     roles: dict[str, Graph]
     golden: Golden
+    reference: Reference | None = None
     # Of signed bundles alone:
     broadcast: messages.Manifest | None = None  # that the model was made from, as its coordinator has signed it
     version: Annotated[int, Meta(ge=0)] = 0  # grows with each export of a node: seconds since 1970, or more
@@ -115,6 +137,7 @@ class Bundle(NamedTuple):
 
     folder: Path
     manifest: Manifest
+    digest: str  # SHA-256 of the manifest's bytes, hexadecimal: one name for all that the bundle is
 
 
 class Signing(NamedTuple):
@@ -179,20 +202,25 @@ def _next_version(folder: Path) -> int:
 
 def read(folder: Path) -> Bundle:
     """Read a bundle; raises BundleError when its format, a file or a hash is not as the manifest says."""
-    return complete(folder, parse(folder, load_manifest(folder)))
+    content = load_manifest(folder)
+    return complete(folder, parse(folder, content), content)
 
 
-def complete(folder: Path, manifest: Manifest) -> Bundle:
+def complete(folder: Path, manifest: Manifest, content: bytes) -> Bundle:
     """Return the bundle when its files are those of the manifest, by their hashes; else BundleError."""
-    parts: list[Graph | Golden] = [*manifest.roles.values(), manifest.golden]
+    parts: list[Graph | Golden | Reference] = [*manifest.roles.values(), manifest.golden]
+    if manifest.reference:
+        parts.append(manifest.reference)
     for part in parts:
         _verify(folder / part.file, part.sha256)
-    return Bundle(folder, manifest)
+    return Bundle(folder, manifest, hashlib.sha256(content).hexdigest())
 
 
 def unlisted(folder: Path, manifest: Manifest) -> list[str]:
     """Names in the folder that are not of the bundle; nothing reads such a file."""
     listed = {manifest.golden.file, *(graph.file for graph in manifest.roles.values()), *LARGEST}
+    if manifest.reference:
+        listed.add(manifest.reference.file)
     return sorted({each.name for each in folder.iterdir()} - listed)
 
 
@@ -246,7 +274,7 @@ def _verify(path: Path, sha256: str) -> None:
 
 
 @contextmanager
-def copied(folder: Path, part: Graph | Golden) -> Iterator[Path]:
+def copied(folder: Path, part: Graph | Golden | Reference) -> Iterator[Path]:
     """A file of the bundle in memory, where nobody changes it any more; BundleError unless it is the manifest's."""
     path = folder / part.file
     with _opened(path, _LARGEST) as file, os.fdopen(os.memfd_create(part.file), "w+b") as copy:

@@ -70,9 +70,14 @@ def read(file: Path, context: typer.Context) -> dict[str, Any]:
     Raises:
         UsageError: the file cannot be read, has a key that the command has not, or a value that does not fit.
     """
+    return options(load(file), file, context)
+
+
+def options(given: Mapping[str, Any], file: Path, context: typer.Context) -> dict[str, Any]:
+    """As `read`, of a file's keys that were read already."""
     known = settings(context.command)
     values = {}
-    for key, value in _load(file).items():
+    for key, value in given.items():
         if key not in known:
             raise UsageError(
                 f"{file}: edge-node {context.info_name} has no option {key!r}",
@@ -96,7 +101,8 @@ def read(file: Path, context: typer.Context) -> dict[str, Any]:
     return values
 
 
-def _load(file: Path) -> dict[str, Any]:
+def load(file: Path) -> dict[str, Any]:
+    """What a TOML file says; UsageError when it cannot be read."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

@@ -2,23 +2,23 @@
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import uvicorn
 
 from broker_config.errors import EdgeNodeError
-from broker_config.link import Endpoint
-from edge import expiry
+from edge import assembly, expiry
+from edge.assembly import Site
 from edge.http import App
-from edge.line import Line, Sink, Source, load
-from edge.sinks.jsonl import JsonLines
-from edge.sinks.mqtt import Mqtt
-from edge.sources.folder import Folder
+from edge.line import Frame, Line, Prepared, Source, load
+from edge.settings import Settings
+from edge.verdict import Outcome
 
 if TYPE_CHECKING:
     from edge.verify import Guard
@@ -26,36 +26,57 @@ if TYPE_CHECKING:
 _DRAIN = 15  # seconds for requests in hand
 _KEEP_ALIVE = 300  # seconds between the images of a slow line, on one connection
 
+_log = logging.getLogger(__name__)
+
+
+class Sink(Protocol):
+    """Where outcomes go. Used by one thread at a time."""
+
+    def send(self, outcome: Outcome) -> None:
+        """Pass on an outcome without waiting for its receiver; OSError or EdgeNodeError when it is lost."""
+
+    def close(self) -> None:
+        """Pass on what is still held back, within seconds."""
+
+
+class Immediate:
+    """Hands each outcome to every sink at once."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = sinks
+
+    def put(self, outcome: Outcome) -> None:
+        """Tell them all, and go on when one fails."""
+        for sink in self._sinks:
+            try:
+                sink.send(outcome)
+            except (OSError, EdgeNodeError) as error:
+                _log.error("the outcome %s is lost: %s", outcome.id, error)
+
 
 def serve(
     bundle_folder: Path,
+    settings: Settings,
+    site: Site,
     *,
     host: str = "127.0.0.1",
     port: int = 8080,
-    watch: Path | None = None,
-    output: Path | None = None,
-    mqtt: Endpoint | None = None,
-    line: str,
     threads: int = 0,
     guard: "Guard | None" = None,
 ) -> int:
-    """Serve a bundle that `guard` admits over HTTP, and over the folder `watch`, until SIGTERM or SIGINT; returns 0.
+    """Serve a bundle that `guard` admits, until SIGTERM or SIGINT; returns 0.
 
-    Verdicts go to the file `output` as JSON lines (standard output when only `watch` is given) and to the broker
-    `mqtt` on the topic of `line`. `port` 0 takes a free one; `ready URL` on standard error says when and where.
-    Raises EdgeNodeError when the bundle, the port, a folder or the broker cannot be used.
+    It answers over HTTP, and judges what the sources of `settings` bring. `port` 0 takes a free one; `ready URL`
+    on standard error says when and where.
+    Raises EdgeNodeError when the bundle, the port, a source or a sink cannot be used.
     """
     with contextlib.ExitStack() as closing:
         listener = closing.enter_context(_listen(host, port))
-        predictor, ends = load(bundle_folder, guard, threads)
-        sources: list[Source] = [Folder(watch)] if watch else []
-        sinks: list[Sink] = []
-        if output or watch:
-            sinks.append(closing.enter_context(contextlib.closing(JsonLines(output))))
-        if mqtt:
-            sinks.append(closing.enter_context(contextlib.closing(Mqtt(mqtt, line))))
-        judge = closing.enter_context(contextlib.closing(Line(predictor, sinks, ends)))
-        asyncio.run(_run(judge, sources, listener))
+        model = load(bundle_folder, guard, threads)
+        sources = assembly.sources(settings.sources)
+        outbox = Immediate(assembly.sinks(settings.sinks, site, closing))
+        line = closing.enter_context(contextlib.closing(Line(model, outbox, settings.view)))
+        asyncio.run(_run(line, sources, listener))
     return 0
 
 
@@ -67,7 +88,7 @@ async def _run(line: Line, sources: Sequence[Source], listener: socket.socket) -
     server = _Server(App(line), lambda: _announce(listener))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     feeding = [asyncio.create_task(_feed(line, source, stop)) for source in sources]
-    reminding = asyncio.create_task(expiry.remind(line.ends, stop))
+    reminding = asyncio.create_task(expiry.remind(line.model.ends, stop))
     stopped = asyncio.create_task(stop.wait())
 
     await asyncio.wait([stopped, serving, *feeding], return_when=asyncio.FIRST_COMPLETED)
@@ -81,8 +102,19 @@ async def _run(line: Line, sources: Sequence[Source], listener: socket.socket) -
 
 
 async def _feed(line: Line, source: Source, stop: asyncio.Event) -> None:
-    async for image in source.images(stop):
-        await line.judge(image)
+    """Judge a source's frames in their order; the next one is decoded while one is judged."""
+    before: asyncio.Task[None] | None = None
+    async for frame in source.frames(stop):
+        prepared = await line.prepare(frame)
+        if before:
+            await before
+        before = asyncio.create_task(_conclude(line, source, frame, prepared))
+    if before:
+        await before
+
+
+async def _conclude(line: Line, source: Source, frame: Frame, prepared: Prepared) -> None:
+    source.done(frame, await line.conclude(prepared))
 
 
 class _Server(uvicorn.Server):

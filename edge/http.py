@@ -13,7 +13,8 @@ from starlette.routing import Route
 from broker_config.errors import EdgeNodeError
 from edge.expiry import warnings
 from edge.images import MAX_BYTES
-from edge.line import Failure, Image, Line
+from edge.line import Frame, Line
+from edge.verdict import Failure
 
 MAX_WAITING = 16  # images, together at most MAX_WAITING * MAX_BYTES
 UPLOAD = 10.0  # seconds that a client may take to send an image
@@ -45,7 +46,7 @@ class App(Starlette):
         self._waiting = 0
 
     async def _about(self, _request: Request) -> Response:
-        manifest = self._line.manifest
+        manifest = self._line.model.manifest
         about = {
             "bundle": manifest.id,
             "federation": manifest.federation,
@@ -53,9 +54,9 @@ class App(Starlette):
             "classes": manifest.classes,
             "model": f"/v2/models/{manifest.node}",
             "classify": "POST an image file's bytes to /classify?name=NAME",
-            "verified": bool(self._line.ends),
-            "expires": dict(self._line.ends),
-            "warnings": warnings(self._line.ends, datetime.now(UTC)),
+            "verified": bool(self._line.model.ends),
+            "expires": dict(self._line.model.ends),
+            "warnings": warnings(self._line.model.ends, datetime.now(UTC)),
         }
         return _json(about)
 
@@ -67,8 +68,8 @@ class App(Starlette):
             raise _RequestError(503, f"{self._waiting} images are waiting already", "send images more slowly")
         self._waiting += 1
         try:
-            image = Image(request.query_params.get("name", "the request's body"), await _body(request))
-            outcome = await self._line.judge(image)
+            frame = Frame(request.query_params.get("name", "the request's body"), await _body(request), "http")
+            outcome = await self._line.judge(frame)
         finally:
             self._waiting -= 1
         return _json(outcome, 400 if isinstance(outcome, Failure) else 200)
@@ -81,7 +82,7 @@ class App(Starlette):
         return _json({"ready": ready}, 200 if ready else 503)
 
     async def _model(self, request: Request) -> Response:
-        manifest = self._line.manifest
+        manifest = self._line.model.manifest
         if request.path_params["name"] != manifest.node:
             raise _RequestError(404, f"there is no model {request.path_params['name']}", f"ask for {manifest.node}")
         size = manifest.input.size

@@ -30,6 +30,13 @@ class Photo(NamedTuple):
     mode: str  # Pillow's name of the file's own colour mode
     camera: str  # maker and model as EXIF tells them, or nothing
 
+    @classmethod
+    def of(cls, pixels: NDArray[np.uint8]) -> "Photo":
+        """A camera's frame, uint8 [height, width, 3] RGB; ValueError for anything else."""
+        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
+            raise ValueError(f"expected uint8 [height, width, 3], got {pixels.dtype} {list(pixels.shape)}")
+        return cls(Image.fromarray(pixels), "", "RGB", "")
+
     def fit(self, size: int) -> NDArray[np.uint8]:
         """Its pixels, uint8 [size, size, 3]: resized (bilinear, antialiased, aspect ratio not kept) RGB."""
         return np.array(self.image.resize((size, size), Image.Resampling.BILINEAR).convert("RGB"))

@@ -1,129 +1,217 @@
-"""What happens to one image on the line: judged in one worker thread, the outcome told to every sink."""
+"""What happens to one frame on the line: decoded, judged in one worker thread, the outcome handed on."""
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from msgspec import Struct
+import numpy as np
+from numpy.typing import NDArray
 
-from broker_config.errors import EdgeNodeError
 from edge import bundle
 from edge.expiry import UNCHECKED, Ends, tell
-from edge.images import ImageError, decode
-from edge.predictor import Predictor
+from edge.images import ImageError, Photo, read
+from edge.predictor import Outputs, Predictor
+from edge.verdict import Failure, Outcome, Verdict, fresh_id, now
+from edge.view.cut import Cut, View, cut
+from edge.view.decide import decide
 
 if TYPE_CHECKING:
     from edge.verify import Guard  # only a line with a guard takes the time to load cryptography
 
+_DECODERS = 2  # threads; Pillow works without the interpreter's lock
+_EXTRAS = ("opinions", "features")  # what judging a frame needs besides probabilities
+
 _log = logging.getLogger(__name__)
 
 
-class Verdict(Struct, frozen=True, kw_only=True, tag_field="type"):
-    """An image was judged."""
-
-    image: str
-    label: str
-    confidence: float
-    probabilities: dict[str, float]
-    bundle: str  # NODE@ROUND
-    milliseconds: float  # decoding and predicting, without waiting
-    time: str  # ISO 8601, UTC
-
-
-class Failure(Struct, frozen=True, kw_only=True, tag_field="type"):
-    """An image could not be judged."""
-
-    image: str
-    error: str
-    remedy: str
-    time: str  # ISO 8601, UTC
-
-
-class Image(NamedTuple):
-    """An image to judge: the name by which people know it, and the file's bytes or path."""
+class Frame(NamedTuple):
+    """An image to judge: the name by which people know it, an image file's bytes or path, and where it came from."""
 
     name: str
-    data: bytes | Path
+    data: bytes | Path | NDArray[np.uint8]  # an array is a camera's frame, [height, width, 3] RGB
+    source: str = ""
 
 
 class Source(Protocol):
-    """Where images come from, besides HTTP."""
+    """Where frames come from, besides HTTP."""
 
-    def images(self, stop: asyncio.Event) -> AsyncIterator[Image]:
-        """Each new image once; ends soon after `stop` is set."""
+    name: str
+
+    def frames(self, stop: asyncio.Event) -> AsyncIterator[Frame]:
+        """Each new frame once, in order; ends soon after `stop` is set, or when there will be no more."""
+
+    def done(self, frame: Frame, outcome: Verdict | Failure) -> None:
+        """The outbox has the outcome of a frame: it need not be brought again."""
 
 
-class Sink(Protocol):
-    """Where verdicts go. Used by one thread at a time."""
+class Outbox(Protocol):
+    """Where outcomes go."""
 
-    def send(self, outcome: Verdict | Failure) -> None:
-        """Pass on an outcome without waiting for its receiver; OSError or EdgeNodeError when it is lost."""
+    def put(self, outcome: Outcome) -> None:
+        """Take an outcome over, within a millisecond; never raises."""
 
-    def close(self) -> None:
-        """Pass on what is still held back, within seconds."""
+
+class Model(NamedTuple):
+    """What a line serves at one moment. Exchanged as a whole, so no answer mixes two models."""
+
+    predictor: Predictor
+    ends: Ends = UNCHECKED
+    digest: str = ""  # of the manifest, the first 12 hexadecimal digits
+
+    @property
+    def manifest(self) -> bundle.Manifest:
+        """The bundle's manifest."""
+        return self.predictor.manifest
+
+
+class Seen(NamedTuple):
+    """A frame that was judged, as those who watch the line get it."""
+
+    model: Model
+    frame: Frame
+    cut: Cut
+    outputs: Outputs
+    verdict: Verdict
+
+
+class Watcher(Protocol):
+    """Has a say in a verdict before it is handed on: doubts it, keeps the image, counts. In the worker thread."""
+
+    def __call__(self, seen: Seen) -> Verdict:
+        """The verdict, or a changed copy of it; must not wait for anything."""
 
 
 class Line:
-    """Judges images one after another; neither a bad image nor a failing sink stops it."""
+    """Judges frames one after another; neither a bad frame nor a failing receiver stops it."""
 
-    def __init__(self, predictor: Predictor, sinks: Sequence[Sink], ends: Ends = UNCHECKED) -> None:
-        self.manifest = predictor.manifest
-        self.ends = ends
+    def __init__(
+        self, model: Model, outbox: Outbox, view: View | None = None, watchers: Sequence[Watcher] = ()
+    ) -> None:
+        self.model = model  # assign another one to serve it from the next frame on
+        self.view = view or View()
+        self.watchers = tuple(watchers)
+        self.outbox = outbox
         self.draining = False  # no new work is taken; what is in hand is finished
-        self._predictor = predictor
-        self._sinks = sinks
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="line")
+        self.broken: Callable[[Model, Exception], None] = _tell_broken  # told when a model cannot compute
+        self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decode")
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="line")
 
-    async def judge(self, image: Image) -> Verdict | Failure:
-        """Judge an image when those before it are done; the sinks have the outcome before the caller does."""
-        return await asyncio.get_running_loop().run_in_executor(self._worker, self.judge_here, image)
+    async def judge(self, frame: Frame) -> Verdict | Failure:
+        """Judge a frame; the outbox has the outcome before the caller does."""
+        return await self.conclude(await self.prepare(frame))
+
+    async def prepare(self, frame: Frame) -> "Prepared":
+        """Decode and cut a frame, while others are judged."""
+        return await asyncio.get_running_loop().run_in_executor(self._decoders, self._prepare, frame)
+
+    async def conclude(self, prepared: "Prepared") -> Verdict | Failure:
+        """Judge a decoded frame when those before it are done."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._conclude, prepared)
+
+    async def infer(self, images: NDArray[np.uint8], extras: Sequence[str] = ()) -> tuple[Model, Outputs]:
+        """Answer a program's question: uint8 [N, size, size, 3]. No part is judged, and nobody else hears of it.
+
+        ValueError for any other shape or type.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._infer, images, extras)
 
     def close(self) -> None:
         """Finish what is in hand."""
+        self._decoders.shutdown()
         self._worker.shutdown()
 
-    def judge_here(self, image: Image) -> Verdict | Failure:
-        """Judge an image in this thread."""
+    def judge_here(self, frame: Frame) -> Verdict | Failure:
+        """Judge a frame in this thread."""
+        return self._conclude(self._prepare(frame))
+
+    def _prepare(self, frame: Frame) -> "Prepared":
+        start = time.perf_counter()
+        model, view = self.model, self.view
         try:
-            outcome: Verdict | Failure = self._verdict(image)
+            found: Cut | ImageError = cut(_photo(frame), view, model.manifest.input.size)
         except ImageError as error:
-            outcome = Failure(image=image.name, error=error.what, remedy=error.remedy, time=_now())
-        for sink in self._sinks:
-            try:
-                sink.send(outcome)
-            except (OSError, EdgeNodeError) as error:
-                _log.error("the verdict on %s is lost: %s", image.name, error)
+            found = error
+        return Prepared(frame, found, model, view, time.perf_counter() - start)
+
+    def _conclude(self, prepared: "Prepared") -> Verdict | Failure:
+        outcome = self._outcome(prepared)
+        self.outbox.put(outcome)
         return outcome
 
-    def _verdict(self, image: Image) -> Verdict:
+    def _outcome(self, prepared: "Prepared") -> Verdict | Failure:
+        frame, found, model, view, seconds = prepared
+        if isinstance(found, ImageError):
+            return _failure(frame, found.what, found.remedy)
         start = time.perf_counter()
-        pixels = decode(image.data, self.manifest.input.size, image.name)
-        prediction = self._predictor.predict(pixels[None])[0]
-        return Verdict(
-            image=image.name,
-            label=prediction.label,
-            confidence=prediction.confidence,
-            probabilities=dict(zip(self.manifest.classes, prediction.probabilities, strict=True)),
-            bundle=self.manifest.id,
-            milliseconds=round(1000 * (time.perf_counter() - start), 3),
-            time=_now(),
+        try:
+            outputs = model.predictor.run(found.pixels, _EXTRAS)
+        except Exception as error:  # onnxruntime's own: out of memory, a broken kernel
+            self.broken(model, error)
+            return _failure(frame, f"the model failed on {frame.name}: {error}", "see the line's log")
+        manifest = model.manifest
+        decision = decide(outputs.probabilities, found.boxes, manifest.classes, view)
+        row = outputs.probabilities[decision.tile].tolist()
+        best = max(row)
+        verdict = Verdict(
+            image=frame.name,
+            label=manifest.classes[row.index(best)],
+            confidence=best,
+            probabilities=dict(zip(manifest.classes, row, strict=True)),
+            bundle=manifest.id,
+            milliseconds=round(1000 * (seconds + time.perf_counter() - start), 3),
+            time=now(),
+            source=frame.source,
+            model=model.digest,
+            defect=decision.defect,
+            tiles=decision.tiles,
+            id=fresh_id(),
         )
+        for watcher in self.watchers:
+            verdict = watcher(Seen(model, frame, found, outputs, verdict))
+        return verdict
+
+    def _infer(self, images: NDArray[np.uint8], extras: Sequence[str]) -> tuple[Model, Outputs]:
+        model = self.model
+        return model, model.predictor.run(images, extras)
 
 
-def load(folder: Path, guard: "Guard | None" = None, threads: int = 0) -> tuple[Predictor, Ends]:
-    """Load and try a bundle that `guard` admits, and tell when it ends; without a guard no signature is looked at.
+class Prepared(NamedTuple):
+    """A frame that was decoded, and what was in force then: it is judged by that, whatever comes in between."""
+
+    frame: Frame
+    found: Cut | ImageError
+    model: Model
+    view: View
+    seconds: float
+
+
+def _photo(frame: Frame) -> Photo:
+    if isinstance(frame.data, np.ndarray):
+        return Photo.of(frame.data)
+    return read(frame.data, frame.name)
+
+
+def _failure(frame: Frame, error: str, remedy: str) -> Failure:
+    return Failure(image=frame.name, error=error, remedy=remedy, time=now(), source=frame.source, id=fresh_id())
+
+
+def _tell_broken(model: Model, error: Exception) -> None:
+    _log.error("the model %s cannot compute: %s", model.manifest.id, error)
+
+
+def load(folder: Path, guard: "Guard | None" = None, threads: int = 0) -> Model:
+    """Load and try a bundle that `guard` admits; without a guard no signature is looked at.
 
     Raises EdgeNodeError when the bundle cannot be used; with a guard, as `Guard.admitted` does.
     """
     if guard is None:
         if (folder / bundle.SIGNATURE).exists():
             _log.warning("%s is signed, but its signature is not checked without --trust", folder)
-        return _tried(bundle.read(folder), threads), UNCHECKED
+        return _tried(bundle.read(folder), threads, UNCHECKED)
     with guard.admitted(folder) as found:
         if others := bundle.unlisted(folder, found.bundle.manifest):
             _log.warning(
@@ -132,25 +220,32 @@ def load(folder: Path, guard: "Guard | None" = None, threads: int = 0) -> tuple[
                 others[0],
                 len(others),
             )
-        return _tried(found.bundle, threads), found.ends
+        return _tried(found.bundle, threads, found.ends)
 
 
-def _tried(found: bundle.Bundle, threads: int) -> Predictor:
+def _tried(found: bundle.Bundle, threads: int, ends: Ends) -> Model:
     predictor = Predictor(found, threads)
     predictor.self_test()
-    return predictor
+    return Model(predictor, ends, found.digest[:12])
+
+
+class _Nowhere:
+    """The outbox of those who look at the outcomes themselves."""
+
+    def put(self, outcome: Outcome) -> None:
+        """Let it go."""
 
 
 def judge_files(
-    bundle_folder: Path, files: Iterable[Path], guard: "Guard | None" = None, threads: int = 0
+    bundle_folder: Path,
+    files: Iterable[Path],
+    guard: "Guard | None" = None,
+    threads: int = 0,
+    view: View | None = None,
 ) -> Iterator[Verdict | Failure]:
     """Judge image files with a bundle, one after another; raises as `load` does."""
-    predictor, ends = load(bundle_folder, guard, threads)
-    tell(ends)
-    line = Line(predictor, [], ends)
+    model = load(bundle_folder, guard, threads)
+    tell(model.ends)
+    line = Line(model, _Nowhere(), view)
     for file in files:
-        yield line.judge_here(Image(str(file), file))
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+        yield line.judge_here(Frame(str(file), file))

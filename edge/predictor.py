@@ -1,6 +1,7 @@
 """A bundle and image arrays -> predictions."""
 
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,16 +12,20 @@ from edge.bundle import CLASSIFIER, Bundle, BundleError, copied
 from edge.images import decode
 
 
-class Prediction(NamedTuple):
-    """What the model says about one image: the likeliest class, its probability, and those of all classes in order."""
+class Outputs(NamedTuple):
+    """What the graph gives for N images; None where it has no such output, or nobody asked for it."""
 
-    label: str
-    confidence: float
-    probabilities: tuple[float, ...]
+    probabilities: NDArray[np.float32]  # [N, classes]
+    opinions: NDArray[np.float32] | None = None  # [N, encoders, classes]: each encoder's own probabilities
+    features: NDArray[np.float32] | None = None  # [N, features]: what the classifier sees
+    maps: NDArray[np.float32] | None = None  # [N, encoders, classes, h, w]: class activation maps
 
 
 class Predictor:
-    """A bundle's classifier, loaded into onnxruntime on the CPU; `threads` 0 takes two, or the cores there are."""
+    """A bundle's classifier, loaded into onnxruntime on the CPU; `threads` 0 takes two, or the cores there are.
+
+    For one thread at a time. Threads do not spin while they wait: a line waits most of the time.
+    """
 
     def __init__(self, bundle: Bundle, threads: int = 0) -> None:
         self.bundle = bundle
@@ -37,19 +42,21 @@ class Predictor:
                     f"{bundle.folder / graph.file} cannot be loaded: {error}", "export the model again"
                 ) from error
 
-    def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """uint8 [N, size, size, 3] RGB -> float32 [N, classes]; ValueError for any other shape or type."""
+    def run(self, images: NDArray[np.uint8], extras: Sequence[str] = ()) -> Outputs:
+        """uint8 [N, size, size, 3] RGB -> probabilities, and those of `extras` (opinions, features, maps) there are.
+
+        ValueError for any other shape or type.
+        """
         size = self.manifest.input.size
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (size, size, 3):
             raise ValueError(f"expected uint8 [N, {size}, {size}, 3], got {images.dtype} {list(images.shape)}")
-        outputs: list[NDArray[np.float32]] = self._session.run(
-            [self.manifest.output], {self.manifest.input.name: images}
-        )
-        return outputs[0]
+        wanted = [name for name in extras if name in self.manifest.extras]
+        probabilities, *others = self._session.run([self.manifest.output, *wanted], {self.manifest.input.name: images})
+        return Outputs(probabilities, **dict(zip(wanted, others, strict=True)))
 
-    def predict(self, images: NDArray[np.uint8]) -> list[Prediction]:
-        """uint8 [N, size, size, 3] RGB -> N predictions; ValueError for any other shape or type."""
-        return [self._prediction(row) for row in self.probabilities(images).tolist()]
+    def labels(self, images: NDArray[np.uint8]) -> list[str]:
+        """uint8 [N, size, size, 3] RGB -> the likeliest class of each; ValueError for any other shape or type."""
+        return [self.manifest.classes[best] for best in self.run(images).probabilities.argmax(1)]
 
     def self_test(self) -> None:
         """Raise BundleError unless the golden image gives the manifest's probabilities within its tolerance."""
@@ -57,7 +64,7 @@ class Predictor:
         with copied(self.bundle.folder, golden) as path:
             image = decode(path, self.manifest.input.size, golden.file)
         try:
-            found = self.probabilities(image[None])
+            found = self.run(image[None]).probabilities
         except Exception as error:  # onnxruntime's own: other names or shapes than the manifest promises
             raise BundleError(f"{self.bundle.folder} does not compute: {error}", "export the model again") from error
         expected = np.array([golden.probabilities], np.float32)
@@ -67,7 +74,3 @@ class Predictor:
                 f"expected {expected.tolist()}",
                 "export the model again, or install the onnxruntime version it was exported with",
             )
-
-    def _prediction(self, row: list[float]) -> Prediction:
-        confidence = max(row)
-        return Prediction(self.manifest.classes[row.index(confidence)], confidence, tuple(row))

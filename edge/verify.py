@@ -120,7 +120,7 @@ class Guard(NamedTuple):
                 manifest=hashlib.sha256(content).hexdigest(),
             )
             accepted = _check_age(folder, found, before, self.accept_older)
-            yield Admitted(bundle.complete(folder, manifest), {"bundle": end, "charter": charter.expires})
+            yield Admitted(bundle.complete(folder, manifest, content), {"bundle": end, "charter": charter.expires})
             if self.remembers and accepted != before:
                 with disk.writing(self.memory):
                     disk.replace_bytes(path, msgspec.json.encode(accepted), mode=0o600)

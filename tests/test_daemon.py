@@ -28,13 +28,14 @@ RUNNER = """
 import json, sys
 from pathlib import Path
 from broker_config.errors import EdgeNodeError
-from broker_config.link import Endpoint
+from edge.assembly import Site
 from edge.daemon import serve
+from edge.settings import Settings, extended
 options = json.loads(sys.argv[1])
-options |= {name: Path(options[name]) for name in ("watch", "output") if name in options}
-options |= {name: Endpoint.parse(options[name]) for name in ("mqtt",) if name in options}
+bundle = Path(options.pop("bundle"))
+settings = extended(Settings(), *(options.pop(name, None) for name in ("watch", "output", "mqtt")))
 try:
-    sys.exit(serve(Path(options.pop("bundle")), line="line-1", **{"port": 0} | options))
+    sys.exit(serve(bundle, settings, Site("line-1", bundle.parent / "state"), **{"port": 0} | options))
 except EdgeNodeError as error:
     sys.exit(str(error))
 """
@@ -178,7 +179,7 @@ def test_a_full_disk_does_not_stop_the_line(bundle):
         assert line.classify(GREEN).json()["label"] == "green"
         code, _, err = line.end()
         assert code == 0
-        assert "verdict on part-9 is lost" in err
+        assert "is lost: [Errno 28]" in err
 
 
 # ---------------------------------------------------------------- verdicts over MQTT

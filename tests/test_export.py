@@ -144,13 +144,13 @@ def test_a_bundle_passes_its_own_self_test(run: Run, node: str) -> None:
 @NODES
 def test_a_bundles_probabilities_are_torchs_for_every_batch_size(run: Run, node: str, count: int) -> None:
     images = pictures(32, count)
-    found = Predictor(bundle.read(run.exported[0].folder.with_name(node))).probabilities(images)
+    found = Predictor(bundle.read(run.exported[0].folder.with_name(node))).run(images).probabilities
     assert np.abs(found - torch_probabilities(run.models[node], images)).max() < 1e-5
 
 
 def test_each_bundle_holds_its_own_nodes_values(run: Run) -> None:
     images = pictures(32, 5)
-    answers = [Predictor(bundle.read(written.folder)).probabilities(images) for written in run.exported]
+    answers = [Predictor(bundle.read(written.folder)).run(images).probabilities for written in run.exported]
     for number, one in enumerate(answers):
         assert all(np.abs(one - other).max() > 0.05 for other in answers[number + 1 :])
 
@@ -173,7 +173,7 @@ def test_a_model_of_every_method_answers_as_torch_does(of_all_methods: Run, meth
     images = pictures(32, 5)
     predictor = Predictor(bundle.read(of_all_methods.exported[0].folder.with_name(method)))
     predictor.self_test()
-    found = predictor.probabilities(images)
+    found = predictor.run(images).probabilities
     assert np.abs(found - torch_probabilities(of_all_methods.models[method], images)).max() < 1e-5
     assert np.ptp(found, axis=0).max() > 0.05  # it does not answer all images alike
 
@@ -276,7 +276,7 @@ def test_a_model_that_was_exported_with_a_kit_is_served_where_its_node_is_truste
     said: list[progress.AnyEvent] = []
     export([tmp_path / "model"], tmp_path / "bundles", said.append, Signer(signers.kit("plant-a"), 9))
     guard = Guard(signers.trust(), tmp_path / "memory")
-    predictor, ends = load(tmp_path / "bundles" / "plant-a", guard)
+    predictor, ends, _ = load(tmp_path / "bundles" / "plant-a", guard)
     assert predictor.manifest.broadcast == model.facts.broadcast
     assert predictor.manifest.metrics == METRICS
     assert round((ends["bundle"] - datetime.now(UTC)).total_seconds() / 3600) == 9 * 24
@@ -323,6 +323,6 @@ def test_two_fused_mobilenets_share_one_trace_and_compute_what_torch_computes(tm
     for node, model in run.models.items():
         predictor = Predictor(bundle.read(tmp_path / "bundles" / node))
         predictor.self_test()
-        answers.append(predictor.probabilities(images))
+        answers.append(predictor.run(images).probabilities)
         assert np.abs(answers[-1] - torch_probabilities(model, images)).max() < 1e-5
     assert np.abs(answers[0] - answers[1]).max() > 0.05

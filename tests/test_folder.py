@@ -23,7 +23,7 @@ async def brought(folder: Path, *steps: object) -> list[str]:
     """The names that a Folder brings: `steps` are counts of names to wait for, and actions to take then."""
     stop = asyncio.Event()
     found = []
-    async with contextlib.aclosing(Folder(folder).images(stop)) as images:
+    async with contextlib.aclosing(Folder(folder).frames(stop)) as images:
         for step in steps:
             if callable(step):
                 step()

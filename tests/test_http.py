@@ -11,7 +11,8 @@ import pytest
 
 from edge import http
 from edge.bundle import read
-from edge.line import Line
+from edge.daemon import Immediate
+from edge.line import Line, Model
 from edge.predictor import Predictor
 from tests.tiny_bundle import RED, tiny_bundle
 
@@ -24,7 +25,7 @@ def bundle(tmp_path_factory):
 @contextlib.asynccontextmanager
 async def client(bundle: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Line]]:
     """A client of the application itself, without a process or a socket."""
-    line = Line(Predictor(read(bundle)), [])
+    line = Line(Model(Predictor(read(bundle))), Immediate([]))
     with contextlib.closing(line):
         async with httpx.AsyncClient(transport=httpx.ASGITransport(http.App(line)), base_url="http://line") as found:
             yield found, line

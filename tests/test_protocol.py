@@ -24,7 +24,7 @@ from safetensors.numpy import load, load_file
 import broker_config
 from broker_config import access, codec, fetch, link, messages, sending, topics, transfer
 from broker_config.embedded import find_mosquitto
-from edge.line import Failure, Verdict
+from edge.verdict import Failure, Verdict
 from tests.foreign import ForeignNode, Tensors
 from tests.plants import CLASSES, FEDERATION, draw, run, start
 from trainer.federation.aggregate import FixedPointSum

@@ -42,7 +42,7 @@ def guard(ours, tmp_path) -> Guard:
 
 def served(folder: Path, guard: Guard) -> str:
     """Load a bundle as the line does, and remember it."""
-    return load(folder, guard)[0].manifest.id
+    return load(folder, guard).manifest.id
 
 
 def refusal(folder: Path, guard: Guard) -> str:
@@ -62,7 +62,7 @@ def test_a_bundle_of_the_lines_own_node_is_served_and_served_again(ours, guard, 
     folder = ours.bundle(tmp_path / "bundle")
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
     for _ in range(2):
-        predictor, ends = load(folder, guard)
+        predictor, ends, _ = load(folder, guard)
         assert predictor.manifest.id == "plant-a@30"
         assert {what: round((end - soon(0)).total_seconds() / 86400) for what, end in ends.items()} == {
             "bundle": 90,
@@ -82,7 +82,7 @@ def test_each_export_has_a_higher_version_whatever_the_clock_says(ours, guard, t
 
 def test_a_signed_bundle_is_served_without_trust_too_and_that_is_said(ours, tmp_path, caplog):
     folder = ours.bundle(tmp_path / "bundle")
-    assert load(folder)[1] == {}
+    assert load(folder).ends == {}
     assert "its signature is not checked" in caplog.text
 
 

@@ -203,11 +203,9 @@ def _node(share: Share, out: Path, spec: Spec) -> report.NodeReport:
     facts = personal.load_facts(out / share.node / "model")
     alone = personal.load_facts(out / "local" / share.node / "model")
     test = data.load(share.test, spec.classes, spec.preprocessing.size)
-    predictions = Predictor(bundle.read(out / "bundles" / share.node)).predict(test.images)
-    right = sum(
-        prediction.label == spec.classes[label] for prediction, label in zip(predictions, test.labels, strict=True)
-    )
-    return report.NodeReport.of(facts, local_accuracy=alone.metrics["accuracy"], onnx_accuracy=right / len(predictions))
+    found = Predictor(bundle.read(out / "bundles" / share.node)).labels(test.images)
+    right = sum(label == spec.classes[number] for label, number in zip(found, test.labels, strict=True))
+    return report.NodeReport.of(facts, local_accuracy=alone.metrics["accuracy"], onnx_accuracy=right / len(found))
 
 
 def _serve(processes: "_Processes", share: Share, out: Path, spec: Spec) -> report.Serving:
@@ -224,8 +222,8 @@ def _serve(processes: "_Processes", share: Share, out: Path, spec: Spec) -> repo
         connection.request("POST", "/classify", body=entry.path.read_bytes())
         answer = msgspec.json.decode(connection.getresponse().read())
         times.append(1000 * (time.perf_counter() - started))
-        directly = predictor.predict(decode(entry.path, spec.preprocessing.size)[None])[0]
-        agreeing += answer["label"] == directly.label
+        directly = predictor.labels(decode(entry.path, spec.preprocessing.size)[None])[0]
+        agreeing += answer["label"] == directly
         right += answer["label"] == entry.class_name
     connection.close()
     processes.end(daemon)

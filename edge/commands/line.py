@@ -11,14 +11,13 @@ from broker_config.errors import UsageError
 from edge.commands.options import (
     Ca,
     Cert,
-    Config,
     Events,
     Json,
     Key,
     KitFile,
+    LineConfig,
     Quiet,
     end_on_signals,
-    make_endpoint,
     open_kit,
 )
 
@@ -104,6 +103,7 @@ def _state_folder() -> Path:
 
 @app.command(epilog="Example: edge-node serve bundles/plant-a --trust plant-a.trust --watch camera/")
 def serve(
+    context: typer.Context,
     bundle: Annotated[Path, typer.Argument(help="A bundle folder.", show_default=False)],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8080,
@@ -118,25 +118,17 @@ def serve(
     trust: TrustFile = None,
     memory: Memory = None,
     accept_older: ServeOlder = False,
-    config: Config = None,
+    config: LineConfig = None,
 ) -> None:
     """Judge images as they come: over HTTP and from a watched folder."""
+    from edge.assembly import Site
     from edge.daemon import serve as run
+    from edge.settings import Settings, extended
 
-    endpoint = make_endpoint(mqtt, ca, cert, key) if mqtt else None
-    raise typer.Exit(
-        run(
-            bundle,
-            host=host,
-            port=port,
-            watch=watch,
-            output=output,
-            mqtt=endpoint,
-            line=line,
-            threads=threads,
-            guard=_guard(trust, memory, accept_older, remembers=True),
-        )
-    )
+    settings = extended(context.obj or Settings(), watch, output, mqtt, ca, cert, key)
+    guard = _guard(trust, memory, accept_older, remembers=True)
+    site = Site(line, memory or _state_folder())
+    raise typer.Exit(run(bundle, settings, site, host=host, port=port, threads=threads, guard=guard))
 
 
 @app.command(epilog="Example: edge-node infer bundles/plant-a image.jpg")
@@ -152,7 +144,8 @@ def infer(
     """Judge image files, once. Exit code 2 if one of them cannot be read."""
     import msgspec
 
-    from edge.line import Failure, judge_files
+    from edge.line import judge_files
+    from edge.verdict import Failure
 
     failed = False
     guard = _guard(trust, memory, accept_older, remembers=False)

@@ -98,12 +98,38 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
         context.default_map = read(file, context)
 
 
+def _read_line_config(context: typer.Context, file: Path | None) -> None:
+    """As `_read_config`; the file may have tables besides, which are left in the context's `obj` as Settings."""
+    if file is not None:
+        from edge.config import load, options
+        from edge.settings import parse
+
+        content = load(file)
+        tables = {key: value for key, value in content.items() if _is_table(value)}
+        context.default_map = options({key: content[key] for key in content.keys() - tables.keys()}, file, context)
+        context.obj = parse(tables, file)
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(each, dict) for each in value))
+
+
 Config = Annotated[
     Path | None,
     typer.Option(
         help="TOML file with options of this command, as edge-node init writes it; the command line beats it.",
         is_eager=True,
         callback=_read_config,
+    ),
+]
+
+
+LineConfig = Annotated[
+    Path | None,
+    typer.Option(
+        help="TOML file with options of this command, and tables for sources, sinks and the rest: docs/line.md.",
+        is_eager=True,
+        callback=_read_line_config,
     ),
 ]
 

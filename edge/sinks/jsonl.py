@@ -4,9 +4,16 @@ import sys
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from broker_config.errors import UsageError
-from edge.line import Failure, Verdict
+from edge.verdict import Outcome
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="jsonl"):
+    """`[[sinks]] kind = "jsonl"`: a JSON object a line."""
+
+    path: str = ""  # standard output
 
 
 class JsonLines:
@@ -21,7 +28,7 @@ class JsonLines:
                 f"cannot write verdicts to {path}: {error.strerror}", "name a file in a folder that exists"
             ) from error
 
-    def send(self, outcome: Verdict | Failure) -> None:
+    def send(self, outcome: Outcome) -> None:
         """Append an outcome; OSError when the disk or the reader refuses it."""
         self._file.write(msgspec.json.encode(outcome) + b"\n")
         self._file.flush()

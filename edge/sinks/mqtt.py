@@ -3,17 +3,34 @@
 import logging
 import queue
 import uuid
+from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from broker_config import topics
 from broker_config.link import Endpoint, Link, LinkDown, LinkUp
-from edge.line import Failure, Verdict
+from edge.verdict import Outcome
 
 _CONNECT = 10.0  # seconds
 _FLUSH = 5.0  # seconds
 
 _log = logging.getLogger(__name__)
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="mqtt"):
+    """`[[sinks]] kind = "mqtt"`: one JSON message an image."""
+
+    url: str
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+
+def endpoint(settings: Settings) -> Endpoint:
+    """The broker that they name; UsageError when they do not go together."""
+    ca, cert, key = (Path(each) if each else None for each in (settings.ca, settings.cert, settings.key))
+    return Endpoint.parse(settings.url, ca=ca, cert=cert, key=key)
 
 
 class Mqtt:
@@ -26,7 +43,7 @@ class Mqtt:
         client_id = f"edge-node-line-{uuid.uuid4().hex[:8]}"
         self._link = Link(endpoint, client_id, inbox=self._events, persistent=False).open(_CONNECT)
 
-    def send(self, outcome: Verdict | Failure) -> None:
+    def send(self, outcome: Outcome) -> None:
         """Hand an outcome to the connection's own thread; LinkError when too many wait for the broker already."""
         while not self._events.empty():
             _log.info("%s", self._events.get())

@@ -8,17 +8,25 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import Struct
 from watchfiles import awatch
 
 from broker_config.errors import UsageError
 from edge.images import SUFFIXES
-from edge.line import Image
+from edge.line import Frame
+from edge.verdict import Failure, Verdict
 
 QUIET = 0.5  # seconds without a change after which a file counts as completely written
 SWEEP = 5.0  # seconds between looks at the whole folder: network shares announce nothing, full kernel queues drop
 _TICK = 100  # milliseconds between looks at files that are still being written
 
 _log = logging.getLogger(__name__)
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="folder"):
+    """`[[sources]] kind = "folder"`: image files as they appear."""
+
+    path: str
 
 
 class _Stamp(NamedTuple):
@@ -39,13 +47,14 @@ class Folder:
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
             raise UsageError(f"there is no folder {folder} to watch", "make it, or name another")
+        self.name = f"folder {folder}"
         self._folder = folder
         self._brought: dict[Path, _Stamp] = {}
         self._growing: dict[Path, tuple[_Stamp, float]] = {}  # what the file was like, and since when
         self._swept = -SWEEP
         self._present = True
 
-    async def images(self, stop: asyncio.Event) -> AsyncIterator[Image]:
+    async def frames(self, stop: asyncio.Event) -> AsyncIterator[Frame]:
         """Each complete image once, oldest first, named by its file name; ends soon after `stop` is set."""
         ticks = awatch(
             self._folder,
@@ -62,7 +71,10 @@ class Folder:
             ):
                 if stop.is_set():
                     return
-                yield Image(path.name, path)
+                yield Frame(path.name, path, self.name)
+
+    def done(self, frame: Frame, outcome: Verdict | Failure) -> None:
+        """The file stays where it is."""
 
     def _complete(self, changed: set[Path]) -> list[Path]:
         """The files that have become complete, oldest first, given those that `changed` since the last call."""
