@@ -71,7 +71,7 @@ def test_a_file_that_is_no_graph_is_refused_when_loaded(tiny):
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_extras_are_given_only_to_those_who_ask(tmp_path, count):
-    predictor = Predictor(tiny_bundle(tmp_path, extras=True))
+    predictor = Predictor(tiny_bundle(tmp_path / "bundle", extras=True))
     images = IMAGES[:count]
     assert predictor.run(images)[1:] == (None, None, None)
     found = predictor.run(images, ("features", "opinions", "maps"))
