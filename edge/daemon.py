@@ -2,13 +2,12 @@
 
 import asyncio
 import contextlib
-import logging
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -18,40 +17,12 @@ from edge.assembly import Site
 from edge.http import App
 from edge.line import Frame, Line, Prepared, Source, load
 from edge.settings import Settings
-from edge.verdict import Outcome
 
 if TYPE_CHECKING:
     from edge.verify import Guard
 
 _DRAIN = 15  # seconds for requests in hand
 _KEEP_ALIVE = 300  # seconds between the images of a slow line, on one connection
-
-_log = logging.getLogger(__name__)
-
-
-class Sink(Protocol):
-    """Where outcomes go. Used by one thread at a time."""
-
-    def send(self, outcome: Outcome) -> None:
-        """Pass on an outcome without waiting for its receiver; OSError or EdgeNodeError when it is lost."""
-
-    def close(self) -> None:
-        """Pass on what is still held back, within seconds."""
-
-
-class Immediate:
-    """Hands each outcome to every sink at once."""
-
-    def __init__(self, sinks: Sequence[Sink]) -> None:
-        self._sinks = sinks
-
-    def put(self, outcome: Outcome) -> None:
-        """Tell them all, and go on when one fails."""
-        for sink in self._sinks:
-            try:
-                sink.send(outcome)
-            except (OSError, EdgeNodeError) as error:
-                _log.error("the outcome %s is lost: %s", outcome.id, error)
 
 
 def serve(
@@ -74,7 +45,7 @@ def serve(
         listener = closing.enter_context(_listen(host, port))
         model = load(bundle_folder, guard, threads)
         sources = assembly.sources(settings.sources)
-        outbox = Immediate(assembly.sinks(settings.sinks, site, closing))
+        outbox = closing.enter_context(assembly.outbox(settings, site))
         line = closing.enter_context(contextlib.closing(Line(model, outbox, settings.view)))
         asyncio.run(_run(line, sources, listener))
     return 0
