@@ -24,7 +24,10 @@ class Sink(Protocol):
     name: str  # unique on a line, the same after a restart: kind and target
 
     def deliver(self, items: Sequence[Item]) -> None:
-        """Return when the receiver has them all; SinkDown to be called again later, Refused to leave out the first."""
+        """Return when the receiver has them all; SinkDown to be called again later, Refused to leave out the first.
+
+        It comes with no items now and then: then it should see to it that the receiver is there.
+        """
 
     def close(self) -> None:
         """Let go of the receiver, within seconds."""
