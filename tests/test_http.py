@@ -9,10 +9,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from edge import http
 from edge.bundle import read
 from edge.daemon import Immediate
+from edge.http import request as intake
+from edge.http.app import App
 from edge.line import Line, Model
+from edge.metrics import Metrics
 from edge.predictor import Predictor
 from tests.tiny_bundle import RED, tiny_bundle
 
@@ -27,7 +29,9 @@ async def client(bundle: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Line]]:
     """A client of the application itself, without a process or a socket."""
     line = Line(Model(Predictor(read(bundle))), Immediate([]))
     with contextlib.closing(line):
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(http.App(line)), base_url="http://line") as found:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(App(line, Metrics())), base_url="http://line"
+        ) as found:
             yield found, line
 
 
@@ -40,7 +44,7 @@ def run(bundle: Path, request) -> httpx.Response:
 
 
 def test_an_image_beyond_the_size_limit_is_refused_while_it_streams(bundle, monkeypatch):
-    monkeypatch.setattr(http, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(intake, "MAX_BYTES", 1 << 20)
     sent = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -56,7 +60,7 @@ def test_an_image_beyond_the_size_limit_is_refused_while_it_streams(bundle, monk
 
 
 def test_an_image_that_does_not_arrive_in_time_is_refused(bundle, monkeypatch):
-    monkeypatch.setattr(http, "UPLOAD", 0.02)
+    monkeypatch.setattr(intake, "UPLOAD", 0.02)
 
     async def stalled() -> AsyncIterator[bytes]:
         yield RED[:10]
@@ -81,9 +85,9 @@ def test_more_images_than_may_wait_are_refused_and_the_others_judged(bundle):
     async def many(found: httpx.AsyncClient, line: Line) -> list[int]:
         busy = threading.Event()
         line._worker.submit(busy.wait)
-        requests = [asyncio.ensure_future(found.post("/classify", content=RED)) for _ in range(http.MAX_WAITING + 1)]
+        requests = [asyncio.ensure_future(found.post("/classify", content=RED)) for _ in range(intake.MAX_WAITING + 1)]
         refused, waiting = await asyncio.wait(requests, timeout=5, return_when=asyncio.FIRST_COMPLETED)
         busy.set()
         return [*(r.result().status_code for r in refused), *[(await w).status_code for w in waiting]]
 
-    assert run(bundle, many) == [503] + [200] * http.MAX_WAITING
+    assert run(bundle, many) == [503] + [200] * intake.MAX_WAITING
