@@ -24,7 +24,7 @@ PREFIX = "edge_node_"
 # Seconds. A small network takes 1 ms, a fused one 5 to 50, a frame of many tiles a second.
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
-disable_created_metrics()  # a series beside each counter and histogram that tells when it began
+disable_created_metrics()  # type: ignore[no-untyped-call] # a series beside each counter and histogram that tells when it began
 
 
 class Reading(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 MAX_CONNECTIONS = 256
 MAX_HEAD = 1 << 16  # bytes of a request besides its body
@@ -36,6 +36,7 @@ class Server(uvicorn.Server):
                 log_level="error",  # what a client does wrong is told to the client
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE,
                 timeout_graceful_shutdown=_DRAIN,
             )
@@ -64,6 +65,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._excess = 0  # bytes of the request that are not its body
         self._in_body = False
+        self._answering: RequestResponseCycle | None = None
         self._deadline: asyncio.TimerHandle | None = None  # for the client to say what it has begun to say
         self._reading: asyncio.TimerHandle | None = None  # for the client to read
 
@@ -77,10 +79,17 @@ class BoundedProtocol(HttpToolsProtocol):
         self._expect_within(HEAD_TIME)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget all timers."""
+        """Forget all timers; the request in hand learns that nobody waits for its answer."""
         self._expect_nothing()
         self._stop_waiting()
+        if self._answering:  # uvicorn tells the last one only, of several that were sent at once
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         """Read on, unless it is too much that is no body."""
