@@ -227,11 +227,11 @@ def test_a_broker_that_is_away_does_not_stop_the_line_and_gets_everything_when_i
     assert err.count("nothing listens") == 1
     assert "2 outcome(s) wait for mqtt:" in err
     broker.start()
-    with subscriber(broker.url, "edge-node/v1/lines/line-1/verdicts") as messages:
-        with daemon(bundle, mqtt=broker.url) as line:
-            assert line.classify(BLUE).json()["label"] == "blue"
-            assert [json.loads(messages.get(timeout=10).payload)["label"] for _ in range(3)] == ["red", "green", "blue"]
-            assert line.end() == (0, "", "")
+    watching = subscriber(broker.url, "edge-node/v1/lines/line-1/verdicts")
+    with watching as messages, daemon(bundle, mqtt=broker.url) as line:
+        assert line.classify(BLUE).json()["label"] == "blue"
+        assert [json.loads(messages.get(timeout=10).payload)["label"] for _ in range(3)] == ["red", "green", "blue"]
+        assert line.end() == (0, "", "")
     broker.kill()
 
 
