@@ -75,11 +75,14 @@ class Delivery:
         if self._closing.is_set() and not due:
             return False
         rows = self._spool.read(self.sink.name, _BATCH)
-        taken, down = self._attempt([Item(seq, _decode(data), seq <= self._old) for seq, data in rows])
+        items = list(self._items(rows))
+        taken, down = self._attempt(items)
         if self._abandoned:
             return False
-        if taken:
-            self._spool.move(self.sink.name, rows[taken - 1][0])
+        if rows and taken == len(items):
+            self._spool.move(self.sink.name, rows[-1][0])
+        elif taken:
+            self._spool.move(self.sink.name, items[taken - 1].seq)
         if not down:
             self._tell_up()
             return True
@@ -89,6 +92,16 @@ class Delivery:
         ended = self._closing.wait(max(pause, down.after))
         self._old = self._spool.newest
         return not ended
+
+    def _items(self, rows: Sequence[tuple[int, bytes]]) -> Iterator[Item]:
+        for seq, data in rows:
+            try:
+                yield Item(seq, _decode(data), seq <= self._old)
+            except msgspec.DecodeError as error:  # a damaged disk, or put by a newer edge-node
+                self.refused += 1
+                _log.error(
+                    "the outcome %d in the spool cannot be read, %s goes without it: %s", seq, self.sink.name, error
+                )
 
     def _attempt(self, items: Sequence[Item]) -> tuple[int, SinkDown | None]:
         """How many of the items are done with, and what is wrong with the receiver."""
