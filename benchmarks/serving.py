@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from PIL import Image as Picture
 
 from edge import bundle
-from edge.daemon import Immediate
 from edge.images import decode
 from edge.line import Frame, Line, Model
+from edge.operation.exchange import Immediate
 from edge.predictor import Predictor
 
 WARM_UP = 10

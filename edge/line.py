@@ -96,6 +96,7 @@ class Line:
         self.watchers = tuple(watchers)
         self.outbox = outbox
         self.draining = False  # no new work is taken; what is in hand is finished
+        self.judged = 0  # frames, also those that could not be
         self.broken: Callable[[Model, Exception], None] = _tell_broken  # told when a model cannot compute
         self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decode")
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="line")
@@ -119,6 +120,11 @@ class Line:
         """
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._infer, images, extras)
 
+    async def answer(self) -> None:
+        """Return when a decoder and the worker have taken up something new: they are alive, and done with what was."""
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(*(loop.run_in_executor(each, int) for each in (self._decoders, self._worker)))
+
     def close(self) -> None:
         """Finish what is in hand."""
         self._decoders.shutdown()
@@ -140,6 +146,7 @@ class Line:
     def _conclude(self, prepared: "Prepared") -> Verdict | Failure:
         outcome = self._outcome(prepared)
         self.outbox.put(outcome)
+        self.judged += 1
         return outcome
 
     def _outcome(self, prepared: "Prepared") -> Verdict | Failure:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from broker_config.errors import UsageError, nearest
+from edge.operation import logs
 from edge.sinks import jsonl, mqtt
 from edge.sources import folder
 from edge.view.cut import View
@@ -24,6 +25,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     view: View = View()
     sources: tuple[Source, ...] = ()
     sinks: tuple[Sink, ...] = ()
+    log: logs.Settings = logs.Settings()
 
 
 TABLES = Settings.__struct_fields__

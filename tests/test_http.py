@@ -11,8 +11,8 @@ import pytest
 
 from edge import http
 from edge.bundle import read
-from edge.daemon import Immediate
 from edge.line import Line, Model
+from edge.operation.exchange import Immediate
 from edge.predictor import Predictor
 from tests.tiny_bundle import RED, tiny_bundle
 

@@ -95,19 +95,22 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
     if file is not None:
         from edge.config import read
 
-        context.default_map = read(file, context)
+        context.default_map = {**read(file, context), **(context.default_map or {})}
 
 
 def _read_line_config(context: typer.Context, file: Path | None) -> None:
     """As `_read_config`; the file may have tables besides, which are left in the context's `obj` as Settings."""
     if file is not None:
         from edge.config import load, options
+        from edge.operation.exits import sysexits
         from edge.settings import parse
 
-        content = load(file)
-        tables = {key: value for key, value in content.items() if _is_table(value)}
-        context.default_map = options({key: content[key] for key in content.keys() - tables.keys()}, file, context)
-        context.obj = parse(tables, file)
+        with sysexits():
+            content = load(file)
+            tables = {key: value for key, value in content.items() if _is_table(value)}
+            given = options({key: content[key] for key in content.keys() - tables.keys()}, file, context)
+            context.default_map = {**given, **(context.default_map or {})}
+            context.obj = parse(tables, file)
 
 
 def _is_table(value: object) -> bool:
