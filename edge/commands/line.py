@@ -150,6 +150,16 @@ def _settings(context: typer.Context) -> "Settings":
     return extended(context.obj or Settings(), watch and Path(watch), output and Path(output), mqtt, *paths)
 
 
+def serve_with(config: Path) -> tuple[dict[str, Any], "Settings"]:
+    """What `serve --config` is given by the file alone: its options by name, and its tables."""
+    command: Any = typer.main.get_command(app)
+    try:
+        context = command.commands["serve"].make_context("serve", ["--config", str(config)])
+    except typer.BadParameter as error:
+        raise UsageError(f"{config}: {error.format_message()}", "see edge-node serve --help") from error
+    return context.params, _settings(context)
+
+
 def _settings_again(context: typer.Context) -> "Settings":
     """What `_settings` would be if the command were started now; says which other options were changed in vain.
 

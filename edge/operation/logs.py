@@ -1,5 +1,6 @@
 """The line's log: text or JSON lines, on standard error (which journald collects) or in files that rotate."""
 
+import contextlib
 import logging
 import logging.handlers
 import os
@@ -90,6 +91,11 @@ class _File(logging.handlers.RotatingFileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's name)
         """The disk is full, say."""
         print(self.format(record), file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """What the disk does not take at the end was told already."""
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 class _Formatter(logging.Formatter):
