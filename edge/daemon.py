@@ -15,8 +15,9 @@ import uvicorn
 from broker_config.errors import EdgeNodeError
 from edge import assembly, expiry
 from edge.assembly import Site
+from edge.feed import feed
 from edge.http import App
-from edge.line import Frame, Line, Prepared, Source, load
+from edge.line import Line, Source, load
 from edge.settings import Settings
 from edge.verdict import Outcome
 
@@ -73,7 +74,7 @@ def serve(
     with contextlib.ExitStack() as closing:
         listener = closing.enter_context(_listen(host, port))
         model = load(bundle_folder, guard, threads)
-        sources = assembly.sources(settings.sources)
+        sources = assembly.sources(settings.sources, site)
         outbox = Immediate(assembly.sinks(settings.sinks, site, closing))
         line = closing.enter_context(contextlib.closing(Line(model, outbox, settings.view)))
         asyncio.run(_run(line, sources, listener))
@@ -87,34 +88,22 @@ async def _run(line: Line, sources: Sequence[Source], listener: socket.socket) -
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     server = _Server(App(line), lambda: _announce(listener))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    feeding = [asyncio.create_task(_feed(line, source, stop)) for source in sources]
+    feeding = asyncio.create_task(_feed(line, sources, stop))
     reminding = asyncio.create_task(expiry.remind(line.model.ends, stop))
     stopped = asyncio.create_task(stop.wait())
 
-    await asyncio.wait([stopped, serving, *feeding], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([stopped, serving, feeding], return_when=asyncio.FIRST_COMPLETED)
 
     line.draining = server.should_exit = True
     stop.set()
     await serving
     await reminding
-    for feed in feeding:
-        await feed
+    await feeding
 
 
-async def _feed(line: Line, source: Source, stop: asyncio.Event) -> None:
-    """Judge a source's frames in their order; the next one is decoded while one is judged."""
-    before: asyncio.Task[None] | None = None
-    async for frame in source.frames(stop):
-        prepared = await line.prepare(frame)
-        if before:
-            await before
-        before = asyncio.create_task(_conclude(line, source, frame, prepared))
-    if before:
-        await before
-
-
-async def _conclude(line: Line, source: Source, frame: Frame, prepared: Prepared) -> None:
-    source.done(frame, await line.conclude(prepared))
+async def _feed(line: Line, sources: Sequence[Source], stop: asyncio.Event) -> None:
+    """Judge what the sources bring until `stop` is set: when all have ended HTTP goes on."""
+    await asyncio.gather(*(feed(line, source, stop) for source in sources), stop.wait())
 
 
 class _Server(uvicorn.Server):

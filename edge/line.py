@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -41,8 +41,11 @@ class Source(Protocol):
 
     name: str
 
-    def frames(self, stop: asyncio.Event) -> AsyncIterator[Frame]:
-        """Each new frame once, in order; ends soon after `stop` is set, or when there will be no more."""
+    def frames(self, stop: asyncio.Event) -> AsyncGenerator[Frame]:
+        """Each new frame once, in order; ends soon after `stop` is set, or when there will be no more.
+
+        OSError or EdgeNodeError when the source fails: it is called again after a while.
+        """
 
     def done(self, frame: Frame, outcome: Verdict | Failure) -> None:
         """The outbox has the outcome of a frame: it need not be brought again."""
