@@ -3,12 +3,18 @@
 import contextlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from broker_config.errors import UsageError
+from broker_config.link import Endpoint
 from edge import settings
 from edge.line import Source
 from edge.sinks import jsonl, mqtt
-from edge.sources import folder
+from edge.sources import folder, video
+from edge.sources import mqtt as mqtt_source
+
+if TYPE_CHECKING:
+    from edge.sources.memory import Memory
 
 
 class Site(NamedTuple):
@@ -18,14 +24,33 @@ class Site(NamedTuple):
     state: Path
 
 
-def sources(wanted: Iterable[settings.Source]) -> list[Source]:
-    """The sources, opened; EdgeNodeError when one cannot be."""
+def sources(wanted: Iterable[settings.Source], site: Site) -> list[Source]:
+    """The sources, opened; EdgeNodeError when one cannot be, UsageError when one is given twice."""
     found: list[Source] = []
     for each in wanted:
-        match each:
-            case folder.Settings():
-                found.append(folder.Folder(Path(each.path)))
+        source = _source(each, site)
+        if source.name in [other.name for other in found]:
+            raise UsageError(f"{source.name} is given twice as a source", "leave one of them out")
+        found.append(source)
     return found
+
+
+def _source(wanted: settings.Source, site: Site) -> Source:
+    match wanted:
+        case folder.Settings():
+            return folder.Folder(wanted, _memory(site, folder.name(wanted)))
+        case mqtt_source.Settings():
+            ca, cert, key = (Path(each) if each else None for each in (wanted.ca, wanted.cert, wanted.key))
+            endpoint = Endpoint.parse(wanted.url, ca=ca, cert=cert, key=key)
+            return mqtt_source.Mqtt(wanted, endpoint, site.line, _memory(site, mqtt_source.name(wanted)))
+        case video.Settings():
+            return video.Video(wanted)
+
+
+def _memory(site: Site, source: str) -> "Memory":
+    from edge.sources.memory import Memory  # noqa: PLC0415  (only some sources need SQLite)
+
+    return Memory(site.state, source)
 
 
 def sinks(

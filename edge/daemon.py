@@ -15,6 +15,7 @@ import uvicorn
 from broker_config.errors import EdgeNodeError, explain
 from edge import expiry
 from edge.assembly import Site
+from edge.feed import feed
 from edge.http import App
 from edge.line import Line, load
 from edge.operation.exchange import Immediate, Parts

@@ -12,10 +12,11 @@ from msgspec import Struct
 from broker_config.errors import UsageError, nearest
 from edge.operation import logs
 from edge.sinks import jsonl, mqtt
-from edge.sources import folder
+from edge.sources import folder, video
+from edge.sources import mqtt as mqtt_source
 from edge.view.cut import View
 
-Source = folder.Settings
+Source = folder.Settings | mqtt_source.Settings | video.Settings
 Sink = jsonl.Settings | mqtt.Settings
 
 
@@ -29,7 +30,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 TABLES = Settings.__struct_fields__
-_PATHS = ("path", "ca", "cert", "key")  # fields that name files, relative to the file of the settings
+_PATHS = ("path", "input", "ca", "cert", "key")  # fields that name files, relative to the file of the settings
 
 
 def parse(tables: dict[str, Any], file: Path) -> Settings:
@@ -75,6 +76,10 @@ def _located(value: Any, folder: Path) -> Any:
     if not isinstance(value, dict):
         return value
     return {
-        key: str(folder / each) if key in _PATHS and isinstance(each, str) and each else _located(each, folder)
+        key: str(folder / each) if key in _PATHS and _names_file(each) else _located(each, folder)
         for key, each in value.items()
     }
+
+
+def _names_file(value: Any) -> bool:
+    return isinstance(value, str) and bool(value) and "://" not in value
