@@ -2,26 +2,35 @@
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
 
-from broker_config.errors import EdgeNodeError
-from edge import assembly, expiry
+from broker_config.errors import EdgeNodeError, explain
+from edge import expiry
 from edge.assembly import Site
 from edge.http.app import App
 from edge.http.server import Server
-from edge.line import Frame, Line, Prepared, Source, load
-from edge.metrics import Counted, Metrics
+from edge.line import Line, Nowhere, load
+from edge.metrics import Metrics
+from edge.operation.exchange import Parts
+from edge.operation.heartbeat import beat, status
+from edge.operation.logs import Log
+from edge.operation.notify import Manager
 from edge.settings import Settings
 
 if TYPE_CHECKING:
     from edge.verify import Guard
+
+_ENDED = 0  # no signal: a part of the daemon has
+
+_log = logging.getLogger(__name__)
 
 
 def serve(
@@ -33,59 +42,68 @@ def serve(
     port: int = 8080,
     threads: int = 0,
     guard: "Guard | None" = None,
+    again: Callable[[], Settings] | None = None,
 ) -> int:
     """Serve a bundle that `guard` admits, until SIGTERM or SIGINT; returns 0.
 
     It answers over HTTP, and judges what the sources of `settings` bring. `port` 0 takes a free one; `ready URL`
-    on standard error says when and where.
+    on standard error says when and where. SIGHUP lets `again` read the settings again; without it, it is a SIGTERM.
     Raises EdgeNodeError when the bundle, the port, a source or a sink cannot be used.
     """
     with contextlib.ExitStack() as closing:
+        log = closing.enter_context(contextlib.closing(Log(settings.log)))
         listener = closing.enter_context(_listen(host, port))
-        model = load(bundle_folder, guard, threads)
-        sources = assembly.sources(settings.sources)
         metrics = Metrics()
-        outbox = Counted(metrics, closing.enter_context(assembly.outbox(settings, site)))
-        line = closing.enter_context(contextlib.closing(Line(model, outbox, settings.view, [metrics.saw])))
-        uvloop.run(_run(line, App(line, metrics), sources, listener))
+        line = Line(load(bundle_folder, guard, threads), Nowhere(), watchers=[metrics.saw])
+        events: asyncio.Queue[int] = asyncio.Queue()
+        parts = Parts(line, site, log, metrics, failed=lambda: events.put_nowait(_ENDED))
+        closing.callback(parts.close)
+        app = App(line, metrics)
+        uvloop.run(_run(line, app, parts, settings, listener, events, again))
     return 0
 
 
-async def _run(line: Line, app: App, sources: Sequence[Source], listener: socket.socket) -> None:
-    """Serve until a signal, or until a part of the daemon fails; then drain."""
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    server = Server(app, lambda: _announce(listener))
+async def _run(
+    line: Line,
+    app: App,
+    parts: Parts,
+    settings: Settings,
+    listener: socket.socket,
+    events: asyncio.Queue[int],
+    again: Callable[[], Settings] | None,
+) -> None:
+    """Serve until a signal, or until a part of the daemon ends or fails; then drain."""
+    manager, stop = Manager(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, number)
+    await parts.become(settings)
+    server = Server(app, lambda: _announce(listener, manager, line))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    feeding = [asyncio.create_task(_feed(line, source, stop)) for source in sources]
+    serving.add_done_callback(lambda _: events.put_nowait(_ENDED))
+    beating = asyncio.create_task(beat(line, manager, stop))
     reminding = asyncio.create_task(expiry.remind(line.model.ends, stop))
-    stopped = asyncio.create_task(stop.wait())
 
-    await asyncio.wait([stopped, serving, *feeding], return_when=asyncio.FIRST_COMPLETED)
+    while await events.get() == signal.SIGHUP and again:
+        await _reload(parts, manager, again)
 
+    manager.tell(STOPPING=1)
     line.draining = server.should_exit = True
     stop.set()
     await serving
-    await reminding
-    for feed in feeding:
-        await feed
+    await parts.end()
+    await asyncio.gather(beating, reminding)
 
 
-async def _feed(line: Line, source: Source, stop: asyncio.Event) -> None:
-    """Judge a source's frames in their order; the next one is decoded while one is judged."""
-    before: asyncio.Task[None] | None = None
-    async for frame in source.frames(stop):
-        prepared = await line.prepare(frame)
-        if before:
-            await before
-        before = asyncio.create_task(_conclude(line, source, frame, prepared))
-    if before:
-        await before
-
-
-async def _conclude(line: Line, source: Source, frame: Frame, prepared: Prepared) -> None:
-    source.done(frame, await line.conclude(prepared))
+async def _reload(parts: Parts, manager: Manager, again: Callable[[], Settings]) -> None:
+    """Become what the settings say now, if they can be used."""
+    manager.reloading()
+    try:
+        await parts.become(again())
+    except Exception as error:  # whatever it is, the line goes on
+        _log.error("the settings stay as they were: %s", explain(error))
+    else:
+        _log.info("the settings were read again")
+    manager.tell(READY=1)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -104,6 +122,7 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _announce(listener: socket.socket) -> None:
+def _announce(listener: socket.socket, manager: Manager, line: Line) -> None:
+    manager.tell(READY=1, STATUS=status(line))
     host, port = listener.getsockname()[:2]
     print(f"ready http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr, flush=True)

@@ -1,11 +1,9 @@
 """From the spool to the sinks: one thread each, in order, again until the receiver has it."""
 
-import contextlib
 import logging
 import random
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
 _BATCH = 256  # items that a sink gets at once
 _IDLE = 15.0  # seconds after which a sink without items looks after its receiver
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds between attempts
-_DRAIN = 5.0  # seconds for what is left when the line ends
 
 _decode = msgspec.json.Decoder(Outcome).decode
 _log = logging.getLogger(__name__)
@@ -117,17 +114,3 @@ class Delivery:
         if not self.up:
             _log.warning("%s takes outcomes again", self.sink.name)
         self.up, self._failures = True, 0
-
-
-@contextlib.contextmanager
-def delivering(spool: "Spool", sinks: Sequence[Sink]) -> Iterator[list[Delivery]]:
-    """Deliver to all sinks meanwhile; at the end a few seconds for what is left."""
-    deliveries = [Delivery(spool, sink) for sink in sinks]
-    try:
-        yield deliveries
-    finally:
-        for each in deliveries:
-            each.close()
-        deadline = time.monotonic() + _DRAIN
-        for each in deliveries:
-            each.join(max(0.0, deadline - time.monotonic()))

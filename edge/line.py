@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
@@ -49,8 +49,11 @@ class Source(Protocol):
 
     name: str
 
-    def frames(self, stop: asyncio.Event) -> AsyncIterator[Frame]:
-        """Each new frame once, in order; ends soon after `stop` is set, or when there will be no more."""
+    def frames(self, stop: asyncio.Event) -> AsyncGenerator[Frame]:
+        """Each new frame once, in order; ends soon after `stop` is set, or when there will be no more.
+
+        OSError or EdgeNodeError when the source fails: it is called again after a while.
+        """
 
     def done(self, frame: Frame, outcome: Verdict | Failure) -> None:
         """The outbox has the outcome of a frame: it need not be brought again."""
@@ -108,6 +111,7 @@ class Line:
         self.watchers = tuple(watchers)
         self.outbox = outbox
         self.draining = False  # no new work is taken; what is in hand is finished
+        self.judged = 0  # frames, also those that could not be
         self.broken: Callable[[Model, Exception], None] = _tell_broken  # told when a model cannot compute
         self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decode")
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="line")
@@ -138,6 +142,11 @@ class Line:
         """Call a function that takes long where frames are decoded."""
         return await asyncio.get_running_loop().run_in_executor(self._decoders, function, argument)
 
+    async def answer(self) -> None:
+        """Return when a decoder and the worker have taken up something new: they are alive, and done with what was."""
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(*(loop.run_in_executor(each, int) for each in (self._decoders, self._worker)))
+
     def close(self) -> None:
         """Finish what is in hand."""
         self._decoders.shutdown()
@@ -159,6 +168,7 @@ class Line:
     def _conclude(self, prepared: "Prepared") -> Verdict | Failure:
         outcome = self._outcome(prepared)
         self.outbox.put(outcome)
+        self.judged += 1
         return outcome
 
     def _outcome(self, prepared: "Prepared") -> Verdict | Failure:

@@ -11,12 +11,14 @@ from msgspec import Struct
 
 from broker_config.errors import UsageError, nearest
 from edge import delivery
+from edge.operation import logs
 from edge.sinks import csv, homeassistant, jsonl, mqtt, sqlite, webhook
 from edge.sinks import folder as folder_sink
-from edge.sources import folder
+from edge.sources import folder, video
+from edge.sources import mqtt as mqtt_source
 from edge.view.cut import View
 
-Source = folder.Settings
+Source = folder.Settings | mqtt_source.Settings | video.Settings
 Sink = (
     jsonl.Settings
     | csv.Settings
@@ -35,10 +37,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sources: tuple[Source, ...] = ()
     sinks: tuple[Sink, ...] = ()
     spool: delivery.Settings = delivery.Settings()
+    log: logs.Settings = logs.Settings()
 
 
 TABLES = Settings.__struct_fields__
-_PATHS = ("path", "ca", "cert", "key")  # fields that name files, relative to the file of the settings
+_PATHS = ("path", "input", "ca", "cert", "key")  # fields that name files, relative to the file of the settings
 
 
 def parse(tables: dict[str, Any], file: Path) -> Settings:
@@ -84,6 +87,10 @@ def _located(value: Any, folder: Path) -> Any:
     if not isinstance(value, dict):
         return value
     return {
-        key: str(folder / each) if key in _PATHS and isinstance(each, str) and each else _located(each, folder)
+        key: str(folder / each) if key in _PATHS and _names_file(each) else _located(each, folder)
         for key, each in value.items()
     }
+
+
+def _names_file(value: Any) -> bool:
+    return isinstance(value, str) and bool(value) and "://" not in value

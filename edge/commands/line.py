@@ -1,9 +1,11 @@
 """Recognising alone: `export`, `serve`, `infer`."""
 
+import logging
 import os
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,7 +24,10 @@ from edge.commands.options import (
 )
 
 if TYPE_CHECKING:
+    from edge.settings import Settings
     from edge.verify import Guard
+
+_log = logging.getLogger(__name__)
 
 app = typer.Typer()
 
@@ -123,12 +128,66 @@ def serve(
     """Judge images as they come: over HTTP and from a watched folder."""
     from edge.assembly import Site
     from edge.daemon import serve as run
+    from edge.operation.exits import sysexits
+
+    with sysexits():
+        guard = _guard(trust, memory, accept_older, remembers=True)
+        site = Site(line, memory or _state_folder())
+        again = partial(_settings_again, context) if config else None
+        code = run(bundle, _settings(context), site, host=host, port=port, threads=threads, guard=guard, again=again)
+    raise typer.Exit(code)
+
+
+_EXCHANGEABLE = ("watch", "output", "mqtt", "ca", "cert", "key")  # options that only add to the tables
+
+
+def _settings(context: typer.Context) -> "Settings":
+    """The tables of the file, and what the options add to them."""
     from edge.settings import Settings, extended
 
-    settings = extended(context.obj or Settings(), watch, output, mqtt, ca, cert, key)
-    guard = _guard(trust, memory, accept_older, remembers=True)
-    site = Site(line, memory or _state_folder())
-    raise typer.Exit(run(bundle, settings, site, host=host, port=port, threads=threads, guard=guard))
+    watch, output, mqtt, *files = (context.params[name] for name in _EXCHANGEABLE)
+    paths = (Path(each) if each else None for each in files)
+    return extended(context.obj or Settings(), watch and Path(watch), output and Path(output), mqtt, *paths)
+
+
+def serve_with(config: Path) -> tuple[dict[str, Any], "Settings"]:
+    """What `serve --config` is given by the file alone: its options by name, and its tables."""
+    command: Any = typer.main.get_command(app)
+    try:
+        context = command.commands["serve"].make_context("serve", ["--config", str(config)])
+    except typer.BadParameter as error:
+        raise UsageError(f"{config}: {error.format_message()}", "see edge-node serve --help") from error
+    return context.params, _settings(context)
+
+
+def _settings_again(context: typer.Context) -> "Settings":
+    """What `_settings` would be if the command were started now; says which other options were changed in vain.
+
+    UsageError when the file cannot be used.
+    """
+    typed = {name: value for name, value in context.params.items() if _is_typed(context, name)}
+    given = {**_environment(context), **typed}
+    try:
+        fresh: Any = context.command.make_context(context.info_name, [], parent=context.parent, default_map=given)
+    except typer.BadParameter as error:
+        raise UsageError(
+            f"{context.params['config']}: {error.format_message()}", "see edge-node serve --help"
+        ) from error
+    for name, value in fresh.params.items():
+        if name not in _EXCHANGEABLE and value != context.params[name]:
+            _log.warning("%s was changed in the settings: that needs a restart", name.replace("_", "-"))
+    return _settings(fresh)
+
+
+def _environment(context: Any) -> dict[str, Any]:
+    """What the environment says about the options."""
+    found: dict[str, Any] = ((context.parent and context.parent.default_map) or {}).get(context.info_name, {})
+    return found
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 @app.command(epilog="Example: edge-node infer bundles/plant-a image.jpg")
