@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,13 +16,13 @@ import uvicorn
 from broker_config.errors import EdgeNodeError, explain
 from edge import expiry
 from edge.assembly import Site
-from edge.feed import feed
 from edge.http import App
 from edge.line import Line, load
-from edge.operation.exchange import Immediate, Parts
+from edge.operation.exchange import Parts
 from edge.operation.heartbeat import beat, status
 from edge.operation.logs import Log
 from edge.operation.notify import Manager
+from edge.operation.receivers import Receivers
 from edge.settings import Settings
 
 if TYPE_CHECKING:
@@ -54,10 +55,11 @@ def serve(
     with contextlib.ExitStack() as closing:
         log = closing.enter_context(contextlib.closing(Log(settings.log)))
         listener = closing.enter_context(_listen(host, port))
-        line = Line(load(bundle_folder, guard, threads), Immediate([]))
-        events: asyncio.Queue[int] = asyncio.Queue()
-        parts = closing.enter_context(contextlib.closing(Parts(line, site, log, lambda: events.put_nowait(_ENDED))))
-        asyncio.run(_run(line, parts, settings, listener, events, again))
+        model = load(bundle_folder, guard, threads)
+        receivers = closing.enter_context(contextlib.closing(Receivers(site, settings.spool)))
+        line = closing.enter_context(contextlib.closing(Line(model, receivers, settings.view)))
+        parts = Parts(line, receivers, site, log)
+        asyncio.run(_run(line, parts, settings, listener, again))
     return 0
 
 
@@ -66,13 +68,14 @@ async def _run(
     parts: Parts,
     settings: Settings,
     listener: socket.socket,
-    events: asyncio.Queue[int],
     again: Callable[[], Settings] | None,
 ) -> None:
     """Serve until a signal, or until a part of the daemon ends or fails; then drain."""
     manager, stop = Manager(), asyncio.Event()
+    events: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, number)
+    parts.failed = partial(events.put_nowait, _ENDED)
     await parts.become(settings)
     server = _Server(App(line), lambda: _announce(listener, manager, line))
     serving = asyncio.create_task(server.serve(sockets=[listener]))

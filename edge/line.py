@@ -239,7 +239,7 @@ def _tried(found: bundle.Bundle, threads: int, ends: Ends) -> Model:
     return Model(predictor, ends, found.digest[:12])
 
 
-class _Nowhere:
+class Nowhere:
     """The outbox of those who look at the outcomes themselves."""
 
     def put(self, outcome: Outcome) -> None:
@@ -256,6 +256,6 @@ def judge_files(
     """Judge image files with a bundle, one after another; raises as `load` does."""
     model = load(bundle_folder, guard, threads)
     tell(model.ends)
-    line = Line(model, _Nowhere(), view)
+    line = Line(model, Nowhere(), view)
     for file in files:
         yield line.judge_here(Frame(str(file), file))

@@ -11,8 +11,7 @@ import pytest
 
 from edge import http
 from edge.bundle import read
-from edge.line import Line, Model
-from edge.operation.exchange import Immediate
+from edge.line import Line, Model, Nowhere
 from edge.predictor import Predictor
 from tests.tiny_bundle import RED, tiny_bundle
 
@@ -25,7 +24,7 @@ def bundle(tmp_path_factory):
 @contextlib.asynccontextmanager
 async def client(bundle: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Line]]:
     """A client of the application itself, without a process or a socket."""
-    line = Line(Model(Predictor(read(bundle))), Immediate([]))
+    line = Line(Model(Predictor(read(bundle))), Nowhere())
     with contextlib.closing(line):
         async with httpx.AsyncClient(transport=httpx.ASGITransport(http.App(line)), base_url="http://line") as found:
             yield found, line
