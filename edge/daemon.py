@@ -6,18 +6,20 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import uvicorn
+import uvloop
 
 from broker_config.errors import EdgeNodeError, explain
 from edge import expiry
 from edge.assembly import Site
-from edge.http import App
+from edge.http.app import App
+from edge.http.server import Server
 from edge.line import Line, load
+from edge.metrics import Counted, Metrics
 from edge.operation.exchange import Parts
 from edge.operation.heartbeat import beat, status
 from edge.operation.logs import Log
@@ -28,8 +30,6 @@ from edge.settings import Settings
 if TYPE_CHECKING:
     from edge.verify import Guard
 
-_DRAIN = 15  # seconds for requests in hand
-_KEEP_ALIVE = 300  # seconds between the images of a slow line, on one connection
 _ENDED = 0  # no signal: a part of the daemon has
 
 _log = logging.getLogger(__name__)
@@ -56,14 +56,17 @@ def serve(
         log = closing.enter_context(contextlib.closing(Log(settings.log)))
         listener = closing.enter_context(_listen(host, port))
         model = load(bundle_folder, guard, threads)
+        metrics = Metrics()
         receivers = closing.enter_context(contextlib.closing(Receivers(site, settings.spool)))
-        line = closing.enter_context(contextlib.closing(Line(model, receivers, settings.view)))
+        outbox = Counted(metrics, receivers)
+        line = closing.enter_context(contextlib.closing(Line(model, outbox, settings.view, [metrics.saw])))
         parts = Parts(line, receivers, site, log)
-        asyncio.run(_run(line, parts, settings, listener, again))
+        uvloop.run(_run(App(line, metrics), line, parts, settings, listener, again))
     return 0
 
 
 async def _run(
+    app: App,
     line: Line,
     parts: Parts,
     settings: Settings,
@@ -77,7 +80,7 @@ async def _run(
         asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, number)
     parts.failed = partial(events.put_nowait, _ENDED)
     await parts.become(settings)
-    server = _Server(App(line), lambda: _announce(listener, manager, line))
+    server = Server(app, lambda: _announce(listener, manager, line))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     serving.add_done_callback(lambda _: events.put_nowait(_ENDED))
     beating = asyncio.create_task(beat(line, manager, stop))
@@ -104,35 +107,6 @@ async def _reload(parts: Parts, manager: Manager, again: Callable[[], Settings])
     else:
         _log.info("the settings were read again")
     manager.tell(READY=1)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn, without its signal handling: when to stop is the daemon's decision."""
-
-    def __init__(self, app: App, started: Callable[[], None]) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                lifespan="off",
-                ws="none",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=_KEEP_ALIVE,
-                timeout_graceful_shutdown=_DRAIN,
-            )
-        )
-        self._on_started = started
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Tell when requests are answered."""
-        await super().startup(sockets)
-        self._on_started()
 
 
 def _listen(host: str, port: int) -> socket.socket:
