@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,13 @@ from edge import expiry
 from edge.assembly import Site
 from edge.http.app import App
 from edge.http.server import Server
-from edge.line import Line, Nowhere, load
-from edge.metrics import Metrics
+from edge.line import Line, load
+from edge.metrics import Counted, Metrics
 from edge.operation.exchange import Parts
 from edge.operation.heartbeat import beat, status
 from edge.operation.logs import Log
 from edge.operation.notify import Manager
+from edge.operation.receivers import Receivers
 from edge.settings import Settings
 
 if TYPE_CHECKING:
@@ -53,29 +55,31 @@ def serve(
     with contextlib.ExitStack() as closing:
         log = closing.enter_context(contextlib.closing(Log(settings.log)))
         listener = closing.enter_context(_listen(host, port))
+        model = load(bundle_folder, guard, threads)
         metrics = Metrics()
-        line = Line(load(bundle_folder, guard, threads), Nowhere(), watchers=[metrics.saw])
-        events: asyncio.Queue[int] = asyncio.Queue()
-        parts = Parts(line, site, log, metrics, failed=lambda: events.put_nowait(_ENDED))
-        closing.callback(parts.close)
-        app = App(line, metrics)
-        uvloop.run(_run(line, app, parts, settings, listener, events, again))
+        receivers = closing.enter_context(contextlib.closing(Receivers(site, settings.spool)))
+        metrics.ask(receivers.readings)
+        outbox = Counted(metrics, receivers)
+        line = closing.enter_context(contextlib.closing(Line(model, outbox, settings.view, [metrics.saw])))
+        parts = Parts(line, receivers, site, log)
+        uvloop.run(_run(App(line, metrics), line, parts, settings, listener, again))
     return 0
 
 
 async def _run(
-    line: Line,
     app: App,
+    line: Line,
     parts: Parts,
     settings: Settings,
     listener: socket.socket,
-    events: asyncio.Queue[int],
     again: Callable[[], Settings] | None,
 ) -> None:
     """Serve until a signal, or until a part of the daemon ends or fails; then drain."""
     manager, stop = Manager(), asyncio.Event()
+    events: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, number)
+    parts.failed = partial(events.put_nowait, _ENDED)
     await parts.become(settings)
     server = Server(app, lambda: _announce(listener, manager, line))
     serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -3,6 +3,7 @@
 import logging
 import random
 import threading
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from edge.verdict import Outcome
 if TYPE_CHECKING:
     from edge.spool import Spool  # loads sqlite3: only a line with a sink needs it
 
+_DRAIN = 5.0  # seconds for what is left when a sink ends
 _BATCH = 256  # items that a sink gets at once
 _IDLE = 15.0  # seconds after which a sink without items looks after its receiver
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds between attempts
@@ -127,3 +129,12 @@ class Delivery:
         if not self.up:
             _log.warning("%s takes outcomes again", self.sink.name)
         self.up, self._pause = True, 0.0
+
+
+def end(deliveries: Sequence[Delivery]) -> None:
+    """A few seconds for what is left."""
+    for each in deliveries:
+        each.close()
+    deadline = time.monotonic() + _DRAIN
+    for each in deliveries:
+        each.join(max(0.0, deadline - time.monotonic()))

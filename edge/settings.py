@@ -36,8 +36,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     view: View = View()
     sources: tuple[Source, ...] = ()
     sinks: tuple[Sink, ...] = ()
-    spool: delivery.Settings = delivery.Settings()
     log: logs.Settings = logs.Settings()
+    spool: delivery.Settings = delivery.Settings()
 
 
 TABLES = Settings.__struct_fields__

@@ -1,16 +1,22 @@
 """What of a line is exchanged while it runs: view, sources, sinks, log. No frame and no outcome is lost by it."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
 
 from edge import assembly, settings
 from edge.feed import feed
 from edge.line import Line, Source
-from edge.metrics import Counted, Metrics
+from edge.operation.compare import compared
 from edge.operation.logs import Log
-from edge.operation.outlets import Outlets
+from edge.operation.receivers import Receivers
 from edge.settings import Settings
+from edge.view.decide import check
+
+_FIXED = ("spool",)  # tables that are looked at when the daemon starts
+
+_log = logging.getLogger(__name__)
 
 
 class _Feed(NamedTuple):
@@ -27,35 +33,31 @@ class _Feed(NamedTuple):
 
 
 class Parts:
-    """A line's parts, as its settings want them. `failed` is told when one of them ends by a bug."""
+    """A line's parts, as its settings want them."""
 
-    def __init__(
-        self, line: Line, site: assembly.Site, log: Log, metrics: Metrics, failed: Callable[[], object]
-    ) -> None:
-        self._line, self._site, self._log, self._failed = line, site, log, failed
-        self._outlets = Outlets(site)
+    def __init__(self, line: Line, receivers: Receivers, site: assembly.Site, log: Log) -> None:
+        self._line, self._receivers, self._site, self._log = line, receivers, site, log
         self._feeds: list[_Feed] = []
-        line.outbox = Counted(metrics, self._outlets)
-        metrics.ask(self._outlets.readings)
+        self._now: Settings | None = None
+        self.failed: Callable[[], None] = lambda: None  # told when a source fails for good: that is a bug
 
     async def become(self, wanted: Settings) -> None:
         """Open what is new, then exchange it; what is wanted as before goes on undisturbed.
 
-        EdgeNodeError when something cannot be opened; all is then as it was.
+        EdgeNodeError when something cannot be used; all is then as it was.
         """
-        feeds, missing, old = _compared(self._feeds, wanted.sources)
-        sources = assembly.sources(missing, self._site)
-        before = self._log.settings
+        check(wanted.view, self._line.model.manifest.classes)
+        assembly.sources(wanted.sources, self._site)  # for trial: the old ones have to end before the new ones begin
+        change = self._receivers.prepare(wanted.sinks)
         self._log.become(wanted.log)
-        try:
-            await asyncio.to_thread(self._outlets.become, wanted.sinks, wanted.spool)
-        except Exception:
-            self._log.become(before)
-            raise
         self._line.view = wanted.view
+        await asyncio.to_thread(self._receivers.exchange, change)
+        kept, missing, old = compared(self._feeds, wanted.sources)
         for each in old:
             await each.end()
-        self._feeds = feeds + [self._begun(*each) for each in zip(missing, sources, strict=True)]
+        sources = assembly.sources(missing, self._site)
+        self._feeds = kept + [self._begun(*each) for each in zip(missing, sources, strict=True)]
+        self._tell_fixed(wanted)
 
     async def end(self) -> None:
         """Judge what the sources have brought; raises what ended one of them."""
@@ -64,38 +66,14 @@ class Parts:
         for each in self._feeds:
             await each.task
 
-    def close(self) -> None:
-        """Finish what is in hand, and close the sinks."""
-        self._line.close()
-        self._outlets.close()
-
     def _begun(self, wanted: settings.Source, source: Source) -> _Feed:
         stop = asyncio.Event()
         task = asyncio.create_task(feed(self._line, source, stop))
-        task.add_done_callback(lambda ended: self._failed() if ended.exception() else None)
+        task.add_done_callback(lambda _: self.failed() if task.exception() else None)
         return _Feed(wanted, stop, task)
 
-
-class _Part(Protocol):
-    """Something that was made as `wanted` says."""
-
-    @property
-    def wanted(self) -> Any:
-        """Its settings."""
-
-
-_P = TypeVar("_P", bound=_Part)
-_W = TypeVar("_W")
-
-
-def _compared(there: Sequence[_P], wanted: Sequence[_W]) -> tuple[list[_P], list[_W], list[_P]]:
-    """What stays of what is there, what of what is wanted is missing, and what is wanted no more."""
-    old, kept, missing = list(there), [], []
-    for each in wanted:
-        found = next((part for part in old if part.wanted == each), None)
-        if found is None:
-            missing.append(each)
-        else:
-            old.remove(found)
-            kept.append(found)
-    return kept, missing, old
+    def _tell_fixed(self, wanted: Settings) -> None:
+        for name in _FIXED:
+            if self._now and getattr(wanted, name) != getattr(self._now, name):
+                _log.warning("[%s] was changed in the settings: that needs a restart", name)
+        self._now = self._now or wanted
