@@ -19,11 +19,12 @@ from broker_config.errors import EdgeNodeError, brief
 from edge.sinks.sink import Item, SinkDown
 from edge.sinks.sparkplug.connection import Connection
 from edge.sinks.sparkplug.memory import Memory
-from edge.sinks.sparkplug.node import EdgeNode, Heard, Identity
+from edge.sinks.sparkplug.node import EdgeNode, Heard, Identity, Message
 
 _ECHO = 10.0  # seconds in which what was published comes back
 _PATIENCE = 5.0  # seconds for the first connection
-_CLOSE = 15.0  # seconds
+_STATE = 1.0  # seconds in which the broker says what the primary host has said last
+_CLOSE = 5.0  # seconds
 _DELAYS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # seconds between attempts to connect
 _WINDOW = 100  # outcomes that are under way at once; fewer than there are sequence numbers, so no two are the same
 
@@ -53,7 +54,7 @@ class Sparkplug:
 
     def deliver(self, items: Sequence[Item]) -> None:
         """Publish outcomes and see them come back; SinkDown with the number of those before the first that has not."""
-        for start in range(0, len(items), _WINDOW):
+        for start in range(0, max(len(items), 1), _WINDOW):
             self._deliver(items[start : start + _WINDOW], start)
 
     def close(self) -> None:
@@ -100,10 +101,9 @@ class Sparkplug:
             self._births.clear()
             self._unborn.clear()
             self._leaving = self._deaf = False
-            will = self._node.will(self._memory.next())
         try:
             connection = Connection(
-                self._endpoint, self._memory.client, will, self._identity.filters, self._hear, self._notify
+                self._endpoint, self._memory.client, self._certify, self._identity.filters, self._hear, self._notify
             )
         except EdgeNodeError as error:
             self._fail(error.what)
@@ -112,8 +112,6 @@ class Sparkplug:
             self._connection = connection
             if self._node.host_online:
                 self._bear(connection)
-            else:
-                self._fail(f"the primary host {self._identity.host} is not online")
             lived = self._live(connection)
             self._alive, self._connection = False, None
             self._changed.notify_all()
@@ -121,12 +119,18 @@ class Sparkplug:
         connection.close(last)
         return lived
 
+    def _certify(self) -> Message:
+        with self._changed:
+            return self._node.will(self._memory.next())
+
     def _live(self, connection: Connection) -> bool:
         """Wait until a connection has ended or is to be ended; whether it came to life."""
 
         def over() -> bool:
             return connection.lost.is_set() or self._leaving or self._closing
 
+        if not self._changed.wait_for(lambda: self._births or over(), _STATE):
+            self._fail(f"the primary host {self._identity.host} is not online")
         self._changed.wait_for(lambda: self._births or over())
         self._changed.wait_for(lambda: self._alive or over(), _ECHO)
         lived = self._alive
