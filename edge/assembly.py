@@ -11,7 +11,7 @@ from edge import settings
 from edge.delivery import delivering
 from edge.line import Nowhere, Outbox, Source
 from edge.settings import Settings
-from edge.sinks import csv, homeassistant, jsonl, mqtt, sqlite, webhook
+from edge.sinks import csv, homeassistant, jsonl, mqtt, sparkplug, sqlite, webhook
 from edge.sinks import folder as folder_sink
 from edge.sinks.sink import Sink
 from edge.sources import folder
@@ -74,3 +74,7 @@ def _sink(wanted: settings.Sink, site: Site, spool: "Spool") -> Sink:
             return homeassistant.HomeAssistant(mqtt.broker(wanted, site.line, spool.id), wanted.prefix)
         case webhook.Settings():
             return webhook.Webhook(wanted)
+        case sparkplug.Settings():
+            from edge.sinks.sparkplug.sink import opened as edge_node  # noqa: PLC0415  (loads protobuf)
+
+            return edge_node(wanted, site.line, site.state / "sparkplug")

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from broker_config.errors import UsageError, nearest
 from edge import delivery
-from edge.sinks import csv, homeassistant, jsonl, mqtt, sqlite, webhook
+from edge.sinks import csv, homeassistant, jsonl, mqtt, sparkplug, sqlite, webhook
 from edge.sinks import folder as folder_sink
 from edge.sources import folder
 from edge.view.cut import View
@@ -25,6 +25,7 @@ Sink = (
     | mqtt.Settings
     | homeassistant.Settings
     | webhook.Settings
+    | sparkplug.Settings
 )
 
 

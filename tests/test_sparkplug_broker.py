@@ -3,7 +3,6 @@
 import contextlib
 import random
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,55 +13,24 @@ from pathlib import Path
 
 import pytest
 
-from broker_config.embedded import find_mosquitto
 from broker_config.endpoint import Endpoint
 from edge.sinks.sink import Item, SinkDown
 from edge.sinks.sparkplug.memory import Memory
 from edge.sinks.sparkplug.node import Identity
 from edge.sinks.sparkplug.sink import Sparkplug
+from tests.mosquitto import Mosquitto
 from tests.proxy import Proxy
 from tests.sparkplug_host import Checker, Host
 from tests.test_sparkplug import failure, verdict
 
-CONFIG = """
-listener {port} 127.0.0.1
-allow_anonymous true
-persistence false
-user root
-log_type all
-log_dest file {log}
-{more}
-"""
-
-
-class Broker:
-    """A mosquitto that can be killed and started again at the same port; its log has every packet."""
-
-    def __init__(self, folder: Path, port: int, more: str = "") -> None:
-        self.port, self.log = port, folder / "log"
-        self._config = folder / "mosquitto.conf"
-        self._config.write_text(CONFIG.format(port=port, log=self.log, more=more))
-        self.start()
-
-    def start(self) -> None:
-        known = self.said().count("running")
-        self.process = subprocess.Popen([str(find_mosquitto()), "-c", str(self._config)], stderr=subprocess.DEVNULL)
-        while self.said().count("running") == known:
-            assert self.process.poll() is None, self.said()
-            time.sleep(0.01)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def said(self) -> str:
-        return self.log.read_text() if self.log.exists() else ""
+ALL = "log_type all"  # every packet
 
 
 @contextlib.contextmanager
-def running(port: int, more: str = "") -> Iterator[Broker]:
+def running(more: str = "") -> Iterator[Mosquitto]:
     with tempfile.TemporaryDirectory() as folder:
-        broker = Broker(Path(folder), port, more)
+        broker = Mosquitto(Path(folder) / "broker", persistence=False, more=more)
+        broker.start()
         try:
             yield broker
         finally:
@@ -70,20 +38,9 @@ def running(port: int, more: str = "") -> Iterator[Broker]:
 
 
 @pytest.fixture(scope="module")
-def broker(free_port: int) -> Iterator[Broker]:
-    with running(free_port) as started:
+def broker() -> Iterator[Mosquitto]:
+    with running(ALL) as started:
         yield started
-
-
-@pytest.fixture(scope="module")
-def free_port() -> int:
-    return port_of_nobody()
-
-
-def port_of_nobody() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return int(trial.getsockname()[1])
 
 
 def identity(request: pytest.FixtureRequest, host: str = "") -> Identity:
@@ -139,7 +96,7 @@ def test_an_edge_node_is_born_tells_its_outcomes_in_order_and_dies(broker, reque
     assert host.checker.kinds[:3] == ["NBIRTH", "DBIRTH", "NDATA"]
     assert host.checker.kinds[-2:] == ["DDEATH", "NDEATH"]
     assert not any(any(each.historical.values()) for each in host.checker.told)
-    said = broker.said()
+    said = broker.log.read_text()
     client = re.search(r"as (edge-node-[0-9a-f]{16}) \(p2, c1, k20\)", said)
     assert client, "MQTT 3.1.1, clean session"
     assert re.search(r"Will message specified \(\d+ bytes\) \(r0, q1\)", said)
@@ -247,7 +204,7 @@ def test_with_the_broker_killed_what_it_had_not_sent_on_comes_again(request, tmp
     """The host keeps up, so that the broker has nothing in its memory that it has shown to us alone."""
     who, chance = identity(request, host="scada"), random.Random(seed)
     seen = checker(who)
-    with running(port_of_nobody()) as broker:
+    with running() as broker:
         host = Host(broker.port, seen, "scada")
         host.online(True, 1)
         with sink(broker.port, who, tmp_path) as edge_node:
@@ -297,14 +254,16 @@ def test_of_a_killed_line_the_broker_tells_the_death_and_the_next_one_has_the_ne
 
 
 def test_a_broker_that_comes_later_is_found(request, tmp_path):
-    who, port = identity(request), port_of_nobody()
-    with sink(port, who, tmp_path) as edge_node:
+    who = identity(request)
+    broker = Mosquitto(tmp_path / "broker", persistence=False)
+    with sink(broker.port, who, tmp_path) as edge_node:
         with pytest.raises(SinkDown, match="nothing listens"):
             edge_node.deliver(items(1))
         with pytest.raises(SinkDown):
             edge_node.deliver([])
-        with running(port):
-            deliver(edge_node, items(3))
+        broker.start()
+        deliver(edge_node, items(3))
+    broker.kill()
 
 
 @pytest.mark.parametrize("may", ["write", "read"])
@@ -313,7 +272,7 @@ def test_an_access_list_that_drops_what_it_says_is_noticed(request, tmp_path, ma
     acl = tmp_path / "acl"
     acl.write_text(f"topic {may} spBv1.0/#\n")
     with (
-        running(port_of_nobody(), f"acl_file {acl}") as broker,
+        running(f"acl_file {acl}") as broker,
         sink(broker.port, identity(request), tmp_path) as node,
         pytest.raises(SinkDown, match="its access list may not let this user"),
     ):

@@ -11,12 +11,14 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 
 import msgspec
 
 from broker_config.endpoint import Endpoint
 from broker_config.errors import EdgeNodeError, brief
 from edge.sinks.sink import Item, SinkDown
+from edge.sinks.sparkplug import Settings
 from edge.sinks.sparkplug.connection import Connection
 from edge.sinks.sparkplug.memory import Memory
 from edge.sinks.sparkplug.node import EdgeNode, Heard, Identity, Message
@@ -31,11 +33,21 @@ _WINDOW = 100  # outcomes that are under way at once; fewer than there are seque
 _log = logging.getLogger(__name__)
 
 
+def opened(settings: Settings, line: str, folder: Path) -> "Sparkplug":
+    """The sink that they describe; UsageError when a name or a file cannot be used. `folder` is for its memory."""
+    ca, cert, key = (Path(each) if each else None for each in (settings.ca, settings.cert, settings.key))
+    endpoint = Endpoint.parse(settings.url, ca=ca, cert=cert, key=key)
+    if endpoint.tls:
+        endpoint.tls_context()  # unusable files are found now
+    identity = Identity(settings.group, settings.node or line, settings.device, settings.host).check()
+    return Sparkplug(endpoint, identity, Memory(folder, endpoint, identity))
+
+
 class Sparkplug:
     """Publishes outcomes as DDATA. Its connection is kept in a thread of its own, whether there are outcomes or not."""
 
     def __init__(self, endpoint: Endpoint, identity: Identity, memory: Memory) -> None:
-        self.name = f"sparkplug {endpoint.host}:{endpoint.port} {identity.group}/{identity.node}/{identity.device}"
+        self.name = f"sparkplug:{endpoint.host}:{endpoint.port}/{identity.group}/{identity.node}/{identity.device}"
         self._endpoint, self._identity, self._memory = endpoint, identity, memory
         self._node = EdgeNode(identity, version("edge-node"), lambda: time.time_ns() // 1_000_000)
         self._changed = threading.Condition()  # guards all below, and the node
@@ -136,15 +148,15 @@ class Sparkplug:
         lived = self._alive
         if lived:
             self._changed.wait_for(over)
-        if connection.lost.is_set():
-            self._fail(f"the connection to {self._endpoint} is lost")
-        elif self._leaving:
+        if self._leaving:
             self._fail(f"the primary host {self._identity.host} has gone offline")
-        elif not lived and not self._closing:
+        elif self._births and not lived and not self._closing:
             self._fail(
                 f"{self._endpoint} does not send back the births of {self._identity.group}/{self._identity.node}: "
                 "its access list may not let this user write and read them"
             )
+        elif connection.lost.is_set():
+            self._fail(f"the connection to {self._endpoint} is lost")
         return lived
 
     def _bear(self, connection: Connection) -> None:
