@@ -19,6 +19,7 @@ from edge.sinks.sparkplug.memory import Memory
 from edge.sinks.sparkplug.node import Identity
 from edge.sinks.sparkplug.sink import Sparkplug
 from tests.mosquitto import Mosquitto
+from tests.outcomes import Putting
 from tests.proxy import Proxy
 from tests.sparkplug_host import Checker, Host
 from tests.test_sparkplug import failure, verdict
@@ -269,14 +270,50 @@ def test_a_broker_that_comes_later_is_found(request, tmp_path):
 @pytest.mark.parametrize("may", ["write", "read"])
 def test_an_access_list_that_drops_what_it_says_is_noticed(request, tmp_path, may, monkeypatch):
     monkeypatch.setattr("edge.sinks.sparkplug.sink._ECHO", 0.5)
-    acl = tmp_path / "acl"
-    acl.write_text(f"topic {may} spBv1.0/#\n")
+    (tmp_path / "acl").write_text(f"topic {may} spBv1.0/#")
     with (
-        running(f"acl_file {acl}") as broker,
+        running(f"acl_file {tmp_path}/acl") as broker,
         sink(broker.port, identity(request), tmp_path) as node,
         pytest.raises(SinkDown, match="its access list may not let this user"),
     ):
         deliver(node, items(1), seconds=1)
+
+
+def test_the_access_list_in_the_documentation_is_all_that_it_needs(tmp_path):
+    page = (Path(__file__).parent.parent / "docs" / "line.md").read_text()
+    (tmp_path / "acl").write_text("\n".join(re.findall(r"^    (topic .* spBv1\.0/.*)$", page, re.MULTILINE)))
+    (tmp_path / "all").write_text((tmp_path / "acl").read_text() + "\ntopic write spBv1.0/STATE/scada\n")
+    who = Identity("Werk 2", "press-3", "inspection", "scada")
+    with running(f"acl_file {tmp_path}/all") as broker:
+        host = Host(broker.port, checker(who), "scada")
+        host.online(True, 1)
+        with sink(broker.port, who, tmp_path) as node:
+            deliver(node, items(3))
+            host.rebirth()
+            host.wait(lambda seen: len(seen.births) == 2 and seen.kinds[-1] == "DBIRTH")
+        host.close()
+
+
+def test_a_line_that_is_killed_goes_on_with_what_it_had_not_delivered(broker, request, tmp_path):
+    who = identity(request)
+    host = Host(broker.port, checker(who))
+    sinks = [{"kind": "sparkplug", "url": f"mqtt://127.0.0.1:{broker.port}", "group": who.group}]
+    line = Putting(sinks, tmp_path, count=2000)
+    host.wait(lambda seen: len(told(seen)) > 200)
+    put = line.kill()
+    line = Putting(sinks, tmp_path, first=len(put), count=20).until()
+    put += line.put
+    host.wait(lambda seen: seen.told[-1].values.get("Verdict/Image") == str(put[-1]))
+    line.end()
+    host.wait(lambda seen: seen.deaths == [0, 1])
+    host.close()
+    first, last = told(host.checker)[0], told(host.checker)[-1]
+    assert sorted(set(told(host.checker))) == list(range(first, last + 1))
+    assert [int(name) for name in dict.fromkeys(seen_images(host.checker))] == put
+
+
+def seen_images(seen: Checker) -> list[str]:
+    return [each.values["Verdict/Image"] for each in seen.told if "Verdict/Image" in each.values]
 
 
 def test_a_second_edge_node_of_the_same_name_is_noticed(broker, request, tmp_path, caplog):

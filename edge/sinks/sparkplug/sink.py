@@ -201,7 +201,5 @@ class Sparkplug:
     def _fail(self, why: str) -> None:
         """Nothing can be delivered, and why."""
         with self._changed:
-            if why != self._why:
-                _log.warning("%s: %s", self.name, why)
             self._why = why
             self._changed.notify_all()
