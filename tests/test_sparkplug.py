@@ -103,6 +103,7 @@ def test_a_payload_is_byte_by_byte_what_the_specification_says():
         (Type.STRING, "", ""),
         (Type.STRING, "Kratzer äöü 傷", "Kratzer äöü 傷"),
         (Type.STRING, "half \udce9", "half ?"),
+        (Type.STRING, "ä" * 2000, "ä" * 1000),
         (Type.STRING, None, None),
         (Type.DOUBLE, None, None),
     ],
