@@ -8,7 +8,7 @@ from broker_config.errors import UsageError
 from broker_config.link import Endpoint
 from edge import settings
 from edge.line import Source
-from edge.sinks import csv, homeassistant, jsonl, mqtt, sqlite, webhook
+from edge.sinks import csv, homeassistant, jsonl, mqtt, sparkplug, sqlite, webhook
 from edge.sinks import folder as folder_sink
 from edge.sinks.sink import Sink
 from edge.sources import folder, video
@@ -74,3 +74,7 @@ def sink(wanted: settings.Sink, site: Site, spool: "Spool") -> Sink:
             return homeassistant.HomeAssistant(mqtt.broker(wanted, site.line, spool.id), wanted.prefix)
         case webhook.Settings():
             return webhook.Webhook(wanted)
+        case sparkplug.Settings():
+            from edge.sinks.sparkplug.sink import opened as edge_node  # noqa: PLC0415  (loads protobuf)
+
+            return edge_node(wanted, site.line, site.state / "sparkplug")

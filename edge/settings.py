@@ -12,7 +12,7 @@ from msgspec import Struct
 from broker_config.errors import UsageError, nearest
 from edge import delivery
 from edge.operation import logs
-from edge.sinks import csv, homeassistant, jsonl, mqtt, sqlite, webhook
+from edge.sinks import csv, homeassistant, jsonl, mqtt, sparkplug, sqlite, webhook
 from edge.sinks import folder as folder_sink
 from edge.sources import folder, video
 from edge.sources import mqtt as mqtt_source
@@ -27,6 +27,7 @@ Sink = (
     | mqtt.Settings
     | homeassistant.Settings
     | webhook.Settings
+    | sparkplug.Settings
 )
 
 
