@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge import bundle
-from edge.expiry import UNCHECKED, Ends, tell
+from edge.expiry import UNCHECKED, Ends
 from edge.images import ImageError, Photo, read
 from edge.predictor import Outputs, Predictor
 from edge.verdict import Failure, Outcome, Verdict, fresh_id, now
 from edge.view.cut import Cut, View, cut
 from edge.view.decide import check, decide
+from edge.view.look import look
 
 if TYPE_CHECKING:
     from edge.verify import Guard  # only a line with a guard takes the time to load cryptography
@@ -116,6 +117,11 @@ class Line:
         """Judge a decoded frame when those before it are done."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._conclude, prepared)
 
+    async def see(self, frame: Frame) -> Seen | Failure:
+        """As `judge`, for those who want to draw what was judged."""
+        prepared = await self.prepare(frame)
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._see, prepared)
+
     async def infer(self, images: NDArray[np.uint8], extras: Sequence[str] = ()) -> tuple[Model, Outputs]:
         """Answer a program's question: uint8 [N, size, size, 3]. No part is judged, and nobody else hears of it.
 
@@ -128,9 +134,9 @@ class Line:
         self._decoders.shutdown()
         self._worker.shutdown()
 
-    def judge_here(self, frame: Frame) -> Verdict | Failure:
+    def see_here(self, frame: Frame) -> Seen | Failure:
         """Judge a frame in this thread."""
-        return self._conclude(self._prepare(frame))
+        return self._see(self._prepare(frame))
 
     def _prepare(self, frame: Frame) -> "Prepared":
         start = time.perf_counter()
@@ -142,17 +148,21 @@ class Line:
         return Prepared(frame, found, model, view, time.perf_counter() - start)
 
     def _conclude(self, prepared: "Prepared") -> Verdict | Failure:
-        outcome = self._outcome(prepared)
-        self.outbox.put(outcome)
-        return outcome
+        found = self._see(prepared)
+        return found if isinstance(found, Failure) else found.verdict
 
-    def _outcome(self, prepared: "Prepared") -> Verdict | Failure:
+    def _see(self, prepared: "Prepared") -> Seen | Failure:
+        found = self._look(prepared)
+        self.outbox.put(found if isinstance(found, Failure) else found.verdict)
+        return found
+
+    def _look(self, prepared: "Prepared") -> Seen | Failure:
         frame, found, model, view, seconds = prepared
         if isinstance(found, ImageError):
             return _failure(frame, found.what, found.remedy)
         start = time.perf_counter()
         try:
-            outputs = model.predictor.run(found.pixels, _EXTRAS)
+            outputs = look(model.predictor, found.pixels, _EXTRAS)
         except Exception as error:  # onnxruntime's own: out of memory, a broken kernel
             self.broken(model, error)
             return _failure(frame, f"the model failed on {frame.name}: {error}", "see the line's log")
@@ -173,9 +183,10 @@ class Line:
             tiles=decision.tiles,
             id=fresh_id(),
         )
+        seen = Seen(model, frame, found, outputs, verdict)
         for watcher in self.watchers:
-            verdict = watcher(Seen(model, frame, found, outputs, verdict))
-        return verdict
+            seen = seen._replace(verdict=watcher(seen))
+        return seen
 
     def _infer(self, images: NDArray[np.uint8], extras: Sequence[str]) -> tuple[Model, Outputs]:
         model = self.model
@@ -230,25 +241,3 @@ def _tried(found: bundle.Bundle, threads: int, ends: Ends) -> Model:
     predictor = Predictor(found, threads)
     predictor.self_test()
     return Model(predictor, ends, found.digest[:12])
-
-
-class _Nowhere:
-    """The outbox of those who look at the outcomes themselves."""
-
-    def put(self, outcome: Outcome) -> None:
-        """Let it go."""
-
-
-def judge_files(
-    bundle_folder: Path,
-    files: Iterable[Path],
-    guard: "Guard | None" = None,
-    threads: int = 0,
-    view: View | None = None,
-) -> Iterator[Verdict | Failure]:
-    """Judge image files with a bundle, one after another; raises as `load` does."""
-    model = load(bundle_folder, guard, threads)
-    tell(model.ends)
-    line = Line(model, _Nowhere(), view)
-    for file in files:
-        yield line.judge_here(Frame(str(file), file))

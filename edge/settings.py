@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from broker_config.errors import UsageError, nearest
+from edge.config import load
 from edge.sinks import jsonl, mqtt
 from edge.sources import folder, video
 from edge.sources import mqtt as mqtt_source
@@ -39,6 +40,11 @@ def parse(tables: dict[str, Any], file: Path) -> Settings:
         return msgspec.convert(_located(tables, file.parent), Settings)
     except msgspec.ValidationError as error:
         raise UsageError(f"{file}: {error}", "see docs/line.md for what each table may hold") from error
+
+
+def view(file: Path) -> View:
+    """Table `[view]` of a line's TOML file, the rest of it left alone; UsageError as `config.load` and `parse` do."""
+    return parse({key: table for key, table in load(file).items() if key == "view"}, file).view
 
 
 def extended(
