@@ -12,9 +12,9 @@ from msgspec import Struct
 
 from broker_config.errors import EdgeNodeError, UsageError, printable
 from edge.images import SUFFIXES
-from edge.line import Frame, Line, Model, Seen
+from edge.line import Frame, Line, Model, Nowhere, Seen
 from edge.terminal import naturally
-from edge.verdict import Failure, Outcome, Verdict
+from edge.verdict import Failure, Verdict
 from edge.view.cut import View
 
 COLUMNS = ("image", "label", "confidence", "defect", "doubts", "bundle", "model", "time", "error")
@@ -58,16 +58,9 @@ def _name(path: Path) -> str:
 
 def judge(model: Model, images: Sequence[Image], view: View | None = None) -> Iterator[Seen | Failure]:
     """Judge images one after another; UsageError when the view does not suit the model."""
-    line = Line(model, _Nowhere(), view)
+    line = Line(model, Nowhere(), view)
     for name, path in images:
         yield line.see_here(Frame(name, path))
-
-
-class _Nowhere:
-    """The outbox of those who look at the outcomes themselves."""
-
-    def put(self, outcome: Outcome) -> None:
-        """Let it go."""
 
 
 class _Row(Struct):

@@ -6,11 +6,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from broker_config.errors import EdgeNodeError
 from edge import bundle
 from edge.expiry import UNCHECKED, Ends
 from edge.images import ImageError, Photo, read
@@ -27,6 +28,13 @@ _DECODERS = 2  # threads; Pillow works without the interpreter's lock
 _EXTRAS = ("opinions", "features")  # what judging a frame needs besides probabilities
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class BrokenModelError(EdgeNodeError):
+    """The model cannot compute."""
 
 
 class Frame(NamedTuple):
@@ -80,6 +88,9 @@ class Seen(NamedTuple):
     cut: Cut
     outputs: Outputs
     verdict: Verdict
+    arrival: float  # when the frame came, by time.perf_counter
+    decoding: float  # seconds
+    inference: float  # seconds
 
 
 class Watcher(Protocol):
@@ -111,7 +122,9 @@ class Line:
 
     async def prepare(self, frame: Frame) -> "Prepared":
         """Decode and cut a frame, while others are judged."""
-        return await asyncio.get_running_loop().run_in_executor(self._decoders, self._prepare, frame)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._decoders, self._prepare, frame, time.perf_counter()
+        )
 
     async def conclude(self, prepared: "Prepared") -> Verdict | Failure:
         """Judge a decoded frame when those before it are done."""
@@ -122,12 +135,17 @@ class Line:
         prepared = await self.prepare(frame)
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._see, prepared)
 
-    async def infer(self, images: NDArray[np.uint8], extras: Sequence[str] = ()) -> tuple[Model, Outputs]:
+    async def infer(self, model: Model, images: NDArray[np.uint8], extras: Sequence[str] = ()) -> Outputs:
         """Answer a program's question: uint8 [N, size, size, 3]. No part is judged, and nobody else hears of it.
 
-        ValueError for any other shape or type.
+        `model` is one that this line serves, or served when the question was asked. ValueError for any other shape
+        or type, BrokenModelError when the model cannot compute.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._worker, self._infer, images, extras)
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._infer, model, images, extras)
+
+    async def decoding(self, function: Callable[[T], R], argument: T) -> R:
+        """Call a function that takes long where frames are decoded."""
+        return await asyncio.get_running_loop().run_in_executor(self._decoders, function, argument)
 
     def close(self) -> None:
         """Finish what is in hand."""
@@ -136,16 +154,16 @@ class Line:
 
     def see_here(self, frame: Frame) -> Seen | Failure:
         """Judge a frame in this thread."""
-        return self._see(self._prepare(frame))
+        return self._see(self._prepare(frame, time.perf_counter()))
 
-    def _prepare(self, frame: Frame) -> "Prepared":
+    def _prepare(self, frame: Frame, arrival: float) -> "Prepared":
         start = time.perf_counter()
         model, view = self.model, self.view
         try:
             found: Cut | ImageError = cut(_photo(frame), view, model.manifest.input.size, frame.name)
         except ImageError as error:
             found = error
-        return Prepared(frame, found, model, view, time.perf_counter() - start)
+        return Prepared(frame, found, model, view, arrival, time.perf_counter() - start)
 
     def _conclude(self, prepared: "Prepared") -> Verdict | Failure:
         found = self._see(prepared)
@@ -157,7 +175,7 @@ class Line:
         return found
 
     def _look(self, prepared: "Prepared") -> Seen | Failure:
-        frame, found, model, view, seconds = prepared
+        frame, found, model, view, arrival, seconds = prepared
         if isinstance(found, ImageError):
             return _failure(frame, found.what, found.remedy)
         start = time.perf_counter()
@@ -166,6 +184,7 @@ class Line:
         except Exception as error:  # onnxruntime's own: out of memory, a broken kernel
             self.broken(model, error)
             return _failure(frame, f"the model failed on {frame.name}: {error}", "see the line's log")
+        inference = time.perf_counter() - start
         manifest = model.manifest
         decision = decide(outputs.probabilities, found.boxes, manifest.classes, view)
         row = outputs.probabilities[decision.tile].tolist()
@@ -183,14 +202,19 @@ class Line:
             tiles=decision.tiles,
             id=fresh_id(),
         )
-        seen = Seen(model, frame, found, outputs, verdict)
+        seen = Seen(model, frame, found, outputs, verdict, arrival, seconds, inference)
         for watcher in self.watchers:
             seen = seen._replace(verdict=watcher(seen))
         return seen
 
-    def _infer(self, images: NDArray[np.uint8], extras: Sequence[str]) -> tuple[Model, Outputs]:
-        model = self.model
-        return model, model.predictor.run(images, extras)
+    def _infer(self, model: Model, images: NDArray[np.uint8], extras: Sequence[str]) -> Outputs:
+        try:
+            return model.predictor.run(images, extras)
+        except ValueError:
+            raise
+        except Exception as error:  # as in _look
+            self.broken(model, error)
+            raise BrokenModelError(f"the model failed: {error}", "see the line's log") from error
 
 
 class Prepared(NamedTuple):
@@ -200,6 +224,7 @@ class Prepared(NamedTuple):
     found: Cut | ImageError
     model: Model
     view: View
+    arrival: float  # by time.perf_counter
     seconds: float
 
 
@@ -241,3 +266,10 @@ def _tried(found: bundle.Bundle, threads: int, ends: Ends) -> Model:
     predictor = Predictor(found, threads)
     predictor.self_test()
     return Model(predictor, ends, found.digest[:12])
+
+
+class Nowhere:
+    """The outbox of those who look at the outcomes themselves."""
+
+    def put(self, outcome: Outcome) -> None:
+        """Let it go."""

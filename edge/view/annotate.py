@@ -210,7 +210,7 @@ def _fitted(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
     text = printable(text[:1000], keep="")
     if font.getlength(text) <= width:
         return text
-    most = bisect.bisect_right(range(len(text)), width, key=lambda count: font.getlength(f"{text[:count]}…"))
+    most = bisect.bisect_right(range(len(text)), width, key=lambda count: round(font.getlength(f"{text[:count]}…")))
     return f"{text[: most - 1]}…" if most else ""
 
 
