@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from broker_config.errors import UsageError, nearest
 from edge import delivery
+from edge.config import load
 from edge.operation import logs
 from edge.sinks import csv, homeassistant, jsonl, mqtt, sparkplug, sqlite, webhook
 from edge.sinks import folder as folder_sink
@@ -53,6 +54,11 @@ def parse(tables: dict[str, Any], file: Path) -> Settings:
         return msgspec.convert(_located(tables, file.parent), Settings)
     except msgspec.ValidationError as error:
         raise UsageError(f"{file}: {error}", "see docs/line.md for what each table may hold") from error
+
+
+def view(file: Path) -> View:
+    """Table `[view]` of a line's TOML file, the rest of it left alone; UsageError as `config.load` and `parse` do."""
+    return parse({key: table for key, table in load(file).items() if key == "view"}, file).view
 
 
 def extended(

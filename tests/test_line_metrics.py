@@ -9,7 +9,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
-from edge.line import Frame, Line, load
+from edge.line import Frame, Line, Seen, load
 from edge.metrics import Counted, Metrics, Reading
 from edge.verdict import Notice, Outcome
 from tests.test_daemon import Daemon, daemon
@@ -124,7 +124,9 @@ def test_counting_changes_no_outcome_and_costs_less_than_twenty_microseconds(bun
     metrics, kept = Metrics(), Kept()
     counted = Counted(metrics, kept)
     line = Line(load(bundle), counted, watchers=[metrics.saw])
-    verdict = line.judge_here(Frame("part", RED))
+    seen = line.see_here(Frame("part", RED))
+    assert isinstance(seen, Seen)
+    verdict = seen.verdict
     notice = Notice(kind="drift", text="", time="")
     counted.put(notice)
     assert kept.outcomes == [verdict, notice]

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -190,30 +189,44 @@ def _is_typed(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-@app.command(epilog="Example: edge-node infer bundles/plant-a image.jpg")
+@app.command(epilog="Example: edge-node infer bundles/plant-a images/ --out results.csv --annotate seen --heat")
 def infer(
     bundle: Annotated[Path, typer.Argument(help="A bundle folder.", show_default=False)],
-    images: Annotated[list[Path], typer.Argument(help="Image files.", show_default=False)],
+    images: Annotated[
+        list[Path], typer.Argument(help="Image files, and folders: all images in them and below.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Results as FILE.jsonl or FILE.csv; what stands there is not judged again."),
+    ] = None,
+    annotate: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Also draw each image with its tiles and verdict.")
+    ] = None,
+    heat: Annotated[
+        bool, typer.Option("--heat", help="With --annotate: where each encoder looked, if the bundle tells.")
+    ] = False,
+    view: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A line's TOML file: region, tiles and thresholds of its table [view]."),
+    ] = None,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads.", show_default="2, or the cores there are")] = 0,
     trust: TrustFile = None,
     memory: Memory = None,
     accept_older: InferOlder = False,
     as_json: Json = False,
 ) -> None:
-    """Judge image files, once. Exit code 2 if one of them cannot be read."""
-    import msgspec
+    """Judge image files or whole folders, once. Exit code 2 if one of them cannot be read."""
+    from edge import batch, settings
+    from edge.commands.judging import judge
+    from edge.expiry import tell
+    from edge.line import load
 
-    from edge.line import judge_files
-    from edge.verdict import Failure
-
-    failed = False
-    guard = _guard(trust, memory, accept_older, remembers=False)
-    for outcome in judge_files(bundle, images, guard, threads):
-        failed |= isinstance(outcome, Failure)
-        if as_json:
-            print(msgspec.json.encode(outcome).decode())
-        elif isinstance(outcome, Failure):
-            print(f"{outcome.error}\n  What to do: {outcome.remedy}", file=sys.stderr)
-        else:
-            print(f"{outcome.image}: {outcome.label} ({outcome.confidence:.1%})")
-    raise typer.Exit(UsageError.exit_code if failed else 0)
+    if heat and not annotate:
+        raise UsageError("--heat is of use with --annotate only", "add --annotate FOLDER")
+    wanted = settings.view(view) if view else None
+    found = batch.find(images)
+    model = load(bundle, _guard(trust, memory, accept_older, remembers=False), threads)
+    tell(model.ends)
+    results = batch.Results(out, model) if out else None
+    whole = judge(model, found, wanted, results, annotate, heat=heat, as_json=as_json)
+    raise typer.Exit(0 if whole else UsageError.exit_code)
