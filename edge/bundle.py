@@ -216,12 +216,15 @@ def complete(folder: Path, manifest: Manifest, content: bytes) -> Bundle:
     return Bundle(folder, manifest, hashlib.sha256(content).hexdigest())
 
 
+def files(manifest: Manifest) -> set[str]:
+    """Names of the files that a bundle may have."""
+    named = {manifest.golden.file, *(graph.file for graph in manifest.roles.values()), *LARGEST}
+    return named | ({manifest.reference.file} if manifest.reference else set())
+
+
 def unlisted(folder: Path, manifest: Manifest) -> list[str]:
     """Names in the folder that are not of the bundle; nothing reads such a file."""
-    listed = {manifest.golden.file, *(graph.file for graph in manifest.roles.values()), *LARGEST}
-    if manifest.reference:
-        listed.add(manifest.reference.file)
-    return sorted({each.name for each in folder.iterdir()} - listed)
+    return sorted({each.name for each in folder.iterdir()} - files(manifest))
 
 
 def load(folder: Path, name: str) -> bytes:

@@ -76,6 +76,7 @@ class Seen(NamedTuple):
     cut: Cut
     outputs: Outputs
     verdict: Verdict
+    seconds: float = 0.0  # that the model took
 
 
 class Watcher(Protocol):
@@ -148,10 +149,10 @@ class Line:
             return _failure(frame, found.what, found.remedy)
         start = time.perf_counter()
         try:
-            outputs = model.predictor.run(found.pixels, _EXTRAS)
-        except Exception as error:  # onnxruntime's own: out of memory, a broken kernel
-            self.broken(model, error)
+            outputs = self._run(model, found.pixels, _EXTRAS)
+        except Exception as error:
             return _failure(frame, f"the model failed on {frame.name}: {error}", "see the line's log")
+        computed = time.perf_counter()
         manifest = model.manifest
         decision = decide(outputs.probabilities, found.boxes, manifest.classes, view)
         row = outputs.probabilities[decision.tile].tolist()
@@ -171,12 +172,24 @@ class Line:
             id=fresh_id(),
         )
         for watcher in self.watchers:
-            verdict = watcher(Seen(model, frame, found, outputs, verdict))
+            verdict = watcher(Seen(model, frame, found, outputs, verdict, computed - start))
         return verdict
 
     def _infer(self, images: NDArray[np.uint8], extras: Sequence[str]) -> tuple[Model, Outputs]:
         model = self.model
-        return model, model.predictor.run(images, extras)
+        return model, self._run(model, images, extras)
+
+    def _run(self, model: Model, images: NDArray[np.uint8], extras: Sequence[str]) -> Outputs:
+        try:
+            outputs = model.predictor.run(images, extras)
+            if not np.isfinite(outputs.probabilities).all():
+                raise ArithmeticError("its probabilities are no numbers")
+        except ValueError:  # images that no model can take
+            raise
+        except Exception as error:  # onnxruntime's own: out of memory, a broken kernel
+            self.broken(model, error)
+            raise
+        return outputs
 
 
 class Prepared(NamedTuple):
@@ -211,7 +224,7 @@ def load(folder: Path, guard: "Guard | None" = None, threads: int = 0) -> Model:
     if guard is None:
         if (folder / bundle.SIGNATURE).exists():
             _log.warning("%s is signed, but its signature is not checked without --trust", folder)
-        return _tried(bundle.read(folder), threads, UNCHECKED)
+        return tried(bundle.read(folder), threads)
     with guard.admitted(folder) as found:
         if others := bundle.unlisted(folder, found.bundle.manifest):
             _log.warning(
@@ -220,10 +233,11 @@ def load(folder: Path, guard: "Guard | None" = None, threads: int = 0) -> Model:
                 others[0],
                 len(others),
             )
-        return _tried(found.bundle, threads, found.ends)
+        return tried(found.bundle, threads, found.ends)
 
 
-def _tried(found: bundle.Bundle, threads: int, ends: Ends) -> Model:
+def tried(found: bundle.Bundle, threads: int, ends: Ends = UNCHECKED) -> Model:
+    """Load a bundle that was admitted; BundleError when it does not do what it promises."""
     predictor = Predictor(found, threads)
     predictor.self_test()
     return Model(predictor, ends, found.digest[:12])
