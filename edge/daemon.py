@@ -16,14 +16,17 @@ from broker_config.errors import EdgeNodeError
 from edge import assembly, expiry
 from edge.assembly import Site
 from edge.http import App
-from edge.line import Frame, Line, Prepared, Source, load
+from edge.line import Frame, Line, Prepared, Source
 from edge.settings import Settings
+from edge.store.life import Life
+from edge.store.store import Store
 from edge.verdict import Outcome
 
 if TYPE_CHECKING:
     from edge.verify import Guard
 
 _DRAIN = 15  # seconds for requests in hand
+_PATIENCE = 2.0  # seconds for a command that uses the store
 _KEEP_ALIVE = 300  # seconds between the images of a slow line, on one connection
 
 _log = logging.getLogger(__name__)
@@ -55,7 +58,7 @@ class Immediate:
 
 
 def serve(
-    bundle_folder: Path,
+    bundle_folder: Path | None,
     settings: Settings,
     site: Site,
     *,
@@ -64,7 +67,7 @@ def serve(
     threads: int = 0,
     guard: "Guard | None" = None,
 ) -> int:
-    """Serve a bundle that `guard` admits, until SIGTERM or SIGINT; returns 0.
+    """Serve a bundle that `guard` admits, or without one the store's active one, until SIGTERM or SIGINT; returns 0.
 
     It answers over HTTP, and judges what the sources of `settings` bring. `port` 0 takes a free one; `ready URL`
     on standard error says when and where.
@@ -72,10 +75,14 @@ def serve(
     """
     with contextlib.ExitStack() as closing:
         listener = closing.enter_context(_listen(host, port))
-        model = load(bundle_folder, guard, threads)
+        store = Store(site.state / "bundles")
+        closing.enter_context(store.claimed(_PATIENCE))
+        life = Life(store, settings.gate, guard, threads)
+        model = life.begin(bundle_folder)
         sources = assembly.sources(settings.sources)
         outbox = Immediate(assembly.sinks(settings.sinks, site, closing))
-        line = closing.enter_context(contextlib.closing(Line(model, outbox, settings.view)))
+        line = closing.enter_context(contextlib.closing(Line(model, outbox, settings.view, [life])))
+        closing.enter_context(life.of(line))
         asyncio.run(_run(line, sources, listener))
     return 0
 
@@ -88,7 +95,7 @@ async def _run(line: Line, sources: Sequence[Source], listener: socket.socket) -
     server = _Server(App(line), lambda: _announce(listener))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     feeding = [asyncio.create_task(_feed(line, source, stop)) for source in sources]
-    reminding = asyncio.create_task(expiry.remind(line.model.ends, stop))
+    reminding = asyncio.create_task(expiry.remind(lambda: line.model.ends, stop))
     stopped = asyncio.create_task(stop.wait())
 
     await asyncio.wait([stopped, serving, *feeding], return_when=asyncio.FIRST_COMPLETED)

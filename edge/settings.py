@@ -12,6 +12,7 @@ from msgspec import Struct
 from broker_config.errors import UsageError, nearest
 from edge.sinks import jsonl, mqtt
 from edge.sources import folder
+from edge.store.gate import Gate
 from edge.view.cut import View
 
 Source = folder.Settings
@@ -24,6 +25,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     view: View = View()
     sources: tuple[Source, ...] = ()
     sinks: tuple[Sink, ...] = ()
+    gate: Gate = Gate()
 
 
 TABLES = Settings.__struct_fields__

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from broker_config.errors import EdgeNodeError, UsageError, explain
 from edge import bundle
@@ -17,6 +17,7 @@ from edge.store.gate import Finding, Gate, Sample, examine
 from edge.store.probation import Doubts, Probation
 from edge.store.store import Store
 from edge.verdict import Notice, Verdict, fresh_id, now
+from edge.view.decide import check
 
 if TYPE_CHECKING:
     from edge.verify import Guard
@@ -94,22 +95,20 @@ class Life:
             self._probation = Probation(self._gate, None)
         return model
 
-    def watch(self, line: Line) -> None:
-        """Change the model of this line; it has us among its watchers."""
+    @contextmanager
+    def of(self, line: Line) -> Iterator[None]:
+        """Look after the model of this line, which has us as its last watcher."""
         self._line = line
         line.broken = self._broken
-
-    def __enter__(self) -> Self:
-        desk = Desk(self.store.folder)
-        self._thread = threading.Thread(target=self._run, args=(desk,), name="life", daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        if self._probation:
-            self.store.started(1)  # it has not died
+        thread = threading.Thread(target=self._run, args=(Desk(self.store.folder),), name="life", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            thread.join()
+            if self._probation:
+                self.store.started(1)  # it has not died
 
     # ------------------------------------------------------------ in the line's worker thread
 
@@ -170,6 +169,7 @@ class Life:
         with self._admitted(digest, accept_older=accept_older) as (found, ends):
             model = tried(found, self._threads, ends)
             findings = [_signed(ends), *examine(model, running, self._sample.of(running), self._gate)]
+            check(self._line.view, model.manifest.classes)
             texts = [each.text for each in findings]
             if against := [each.text for each in findings if not each.good and not force]:
                 raise RefusedError(
@@ -205,7 +205,7 @@ class Life:
             with self._swap:
                 self._serve(model)
             self._tell(f"{model.manifest.id} ({model.digest}) is served again", model.digest, by)
-            return [f"{model.manifest.id} ({model.digest}) is served again"]
+            return [_signed(ends).text]
 
     def check_bad(self, digest: str, *, force: bool = False) -> None:
         """RefusedError for a bundle that has failed in service."""
