@@ -3,12 +3,18 @@
 import contextlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from edge import settings
 from edge.line import Source
 from edge.sinks import jsonl, mqtt
 from edge.sources import folder
+from edge.store import wire
+
+if TYPE_CHECKING:
+    from edge.store.arrival import Arrival
+    from edge.store.life import Life
+    from edge.verify import Guard
 
 
 class Site(NamedTuple):
@@ -41,3 +47,10 @@ def sinks(
                 found.append(mqtt.Mqtt(mqtt.endpoint(each), site.line))
         closing.enter_context(contextlib.closing(found[-1]))
     return found
+
+
+def arrival(wanted: wire.Settings, site: Site, life: "Life", guard: "Guard | None") -> "Arrival":
+    """What takes bundles from the plant's broker; UsageError when the settings or the lack of a guard forbid it."""
+    from edge.store.arrival import Arrival  # noqa: PLC0415  (only such a line takes the time to load it)
+
+    return Arrival(wanted, site.line, life, guard)

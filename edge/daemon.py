@@ -83,6 +83,8 @@ def serve(
         outbox = Immediate(assembly.sinks(settings.sinks, site, closing))
         line = closing.enter_context(contextlib.closing(Line(model, outbox, settings.view, [life])))
         closing.enter_context(life.of(line))
+        if settings.arrival:
+            closing.enter_context(assembly.arrival(settings.arrival, site, life, guard).taking())
         asyncio.run(_run(line, sources, listener))
     return 0
 

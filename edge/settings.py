@@ -12,6 +12,7 @@ from msgspec import Struct
 from broker_config.errors import UsageError, nearest
 from edge.sinks import jsonl, mqtt
 from edge.sources import folder
+from edge.store import wire
 from edge.store.gate import Gate
 from edge.view.cut import View
 
@@ -26,6 +27,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sources: tuple[Source, ...] = ()
     sinks: tuple[Sink, ...] = ()
     gate: Gate = Gate()
+    arrival: wire.Settings | None = None
 
 
 TABLES = Settings.__struct_fields__

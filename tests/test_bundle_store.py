@@ -110,7 +110,7 @@ def test_a_state_that_cannot_be_read_is_said_and_not_overwritten(tmp_path):
 
 
 def test_a_full_disk_leaves_the_store_as_it_was(tmp_path):
-    store, (digest,) = stored(tmp_path / "bundles", tiny(tmp_path / "a"))
+    store, _ = stored(tmp_path / "bundles", tiny(tmp_path / "a"))
     before = store.state()
     (store.folder / "state.json.tmp").mkdir()
     with pytest.raises(EdgeNodeError, match="cannot write to"):

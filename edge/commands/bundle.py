@@ -1,12 +1,13 @@
 """A line's bundles: `bundle list`, `add`, `activate`, `rollback`, `send`."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edge.commands.line import Memory, TrustFile, make_guard, state_folder
-from edge.commands.options import Json
+from edge.commands.options import Ca, Cert, Json, Key
 
 if TYPE_CHECKING:
     from edge.store.desk import Answer, Request
@@ -81,6 +82,29 @@ def rollback(trust: TrustFile = None, memory: Memory = None, as_json: Json = Fal
     from edge.store.desk import Request
 
     _tell(_done(_store(memory), Request(action="rollback", by=_me()), trust, memory), as_json=as_json)
+
+
+@group.command(epilog="Example: edge-node bundle send bundles/plant-a mqtt://line-box.local --line line-1")
+def send(
+    bundle: Bundle,
+    broker: Annotated[str, typer.Argument(metavar="BROKER_URL", help="The plant's own broker.", show_default=False)],
+    line: Annotated[str, typer.Option(help="Name of the line.")] = "line-1",
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    as_json: Json = False,
+) -> None:
+    """Send a signed bundle to a line over the plant's own broker. A federation's broker is refused."""
+    from broker_config.endpoint import Endpoint
+    from edge.store import dispatch
+    from edge.store.desk import Answer
+
+    def show(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    said = dispatch.send(bundle, Endpoint.parse(broker, ca=ca, cert=cert, key=key), line, show)
+    done = said.state in ("active", "stored")
+    _tell(Answer(done=done, text=said.text, remedy=said.remedy, findings=said.findings), as_json=as_json)
 
 
 def _store(memory: Path | None) -> "Store":
