@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _WAITING = 64  # events, of a message each
 _RETRY = 5.0  # seconds between two attempts to reach the broker
 _TELL = 2.0  # seconds between two words to a sender that is being fetched from
-_SILENCE = 20.0  # seconds without a byte after which a sender is given up
+_SILENCE = 10.0  # seconds without a byte after which a sender is given up
 _COMPLAINTS = 100  # offers that are told in the log
 _SIGNED = (bundle.MANIFEST, bundle.SIGNATURE, bundle.CHARTER)
 
