@@ -10,14 +10,24 @@ import msgspec
 from msgspec import Struct
 
 from broker_config.errors import UsageError, nearest
-from edge.sinks import jsonl, mqtt
+from edge import delivery
+from edge.sinks import csv, homeassistant, jsonl, mqtt, sqlite, webhook
+from edge.sinks import folder as folder_sink
 from edge.sources import folder
 from edge.store import wire
 from edge.store.gate import Gate
 from edge.view.cut import View
 
 Source = folder.Settings
-Sink = jsonl.Settings | mqtt.Settings
+Sink = (
+    jsonl.Settings
+    | csv.Settings
+    | sqlite.Settings
+    | folder_sink.Settings
+    | mqtt.Settings
+    | homeassistant.Settings
+    | webhook.Settings
+)
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,6 +36,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     view: View = View()
     sources: tuple[Source, ...] = ()
     sinks: tuple[Sink, ...] = ()
+    spool: delivery.Settings = delivery.Settings()
     gate: Gate = Gate()
     arrival: wire.Settings | None = None
 

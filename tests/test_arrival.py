@@ -26,7 +26,7 @@ from edge.settings import Settings, parse
 from edge.store import arrival, dispatch, wire
 from edge.store.arrival import Arrival
 from edge.store.gate import Gate
-from edge.store.store import Store
+from edge.store.store import of_line
 from edge.store.wire import Answer, File, Offer
 from edge.verify import Guard
 from tests.plants import here
@@ -387,7 +387,7 @@ def test_send_reaches_a_daemon_and_its_exit_code_says_what_became_of_it(ours, pl
         sent = here("bundle", "send", next_, plant, "--line", "press-3")
         assert sent.returncode == 0, sent.stderr
         assert "plant-a@30" in sent.stdout
-        assert running_.classify(RED).json()["model"] == Store(tmp_path / "memory" / "bundles").state().active
+        assert running_.classify(RED).json()["model"] == of_line(tmp_path / "memory", "press-3").state().active
         refused = here("bundle", "send", first, plant, "--line", "press-3", "--json")
         assert refused.returncode == 1
         assert "is older" in json.loads(refused.stdout)["text"]

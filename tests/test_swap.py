@@ -20,7 +20,7 @@ from broker_config import trust
 from edge.store.desk import Answer, Request, ask
 from edge.store.gate import Gate
 from edge.store.life import Life
-from edge.store.store import Store
+from edge.store.store import Store, of_line
 from edge.verify import Guard
 from tests.plants import here
 from tests.signers import Signers
@@ -66,7 +66,7 @@ def lenient(tmp_path) -> Path:
 
 
 def test_under_load_every_answer_is_that_of_the_model_that_it_names(tmp_path, lenient):
-    store, digests = stored(tmp_path / "bundles", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2, OTHERS))
+    store, digests = stored(tmp_path / "bundles" / "line-1", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2, OTHERS))
     meaning = dict(zip(digests, (CLASSES, OTHERS), strict=True))
     stop = threading.Event()
     answers: Counter[tuple[str, str]] = Counter()
@@ -115,7 +115,7 @@ def test_the_command_lists_adds_activates_and_goes_back_with_and_without_a_daemo
         return {"active": found["active"], "previous": found["previous"]}
 
     with daemon(tmp_path, one) as line:
-        first = Store(tmp_path / "bundles").state().active
+        first = of_line(tmp_path, "line-1").state().active
         second = bundle("add", two).split()[0]
         assert "tiny@2 is served" in bundle("activate", second[:6])
         assert listed() == {"active": second, "previous": first}
@@ -136,7 +136,7 @@ def test_the_command_lists_adds_activates_and_goes_back_with_and_without_a_daemo
 
 
 def test_a_request_that_nobody_answers_or_can_read_does_no_harm(tmp_path):
-    store, digests = stored(tmp_path / "bundles", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
+    store, digests = stored(tmp_path / "bundles" / "line-1", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
     requests = store.folder / "requests"
     requests.mkdir()
     stale = {"action": "activate", "by": "somebody, last week", "bundle": digests[1]}
@@ -160,7 +160,7 @@ from broker_config import disk, trust
 from edge.line import Line
 from edge.store.gate import Gate
 from edge.store.life import Life
-from edge.store.store import Store
+from edge.store.store import Store, of_line
 from edge.verify import Guard
 
 memory, file, left, newer = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]

@@ -24,17 +24,18 @@ app.add_typer(
 
 _PATIENCE = 120.0  # seconds for a daemon to try a bundle out
 
+Line = Annotated[str, typer.Option(help="Name of the line.")]
 Bundle = Annotated[Path, typer.Argument(help="A bundle folder.", show_default=False)]
 
 
 @group.command("list", epilog="Example: edge-node bundle list")
-def list_(memory: Memory = None, as_json: Json = False) -> None:
+def list_(line: Line = "line-1", memory: Memory = None, as_json: Json = False) -> None:
     """Show what a line has, what it serves, and what it would go back to."""
     import msgspec
 
     from edge.store.show import facts, lines
 
-    store = _store(memory)
+    store = _store(memory, line)
     if as_json:
         print(msgspec.json.encode(facts(store)).decode())
     else:
@@ -42,11 +43,11 @@ def list_(memory: Memory = None, as_json: Json = False) -> None:
 
 
 @group.command(epilog="Example: edge-node bundle add bundles/plant-a")
-def add(bundle: Bundle, memory: Memory = None, as_json: Json = False) -> None:
+def add(bundle: Bundle, line: Line = "line-1", memory: Memory = None, as_json: Json = False) -> None:
     """Put a bundle into a line's store, and serve nothing else than before."""
     from edge.store.desk import Answer
 
-    digest = _store(memory).add(bundle, _me())
+    digest = _store(memory, line).add(bundle, _me())
     _tell(
         Answer(done=True, text=f"{digest} is in the store; next: edge-node bundle activate {digest}"), as_json=as_json
     )
@@ -61,6 +62,7 @@ def activate(
     accept_older: Annotated[
         bool, typer.Option("--accept-older", help="Though it is older than what was served; this one only.")
     ] = False,
+    line: Line = "line-1",
     trust: TrustFile = None,
     memory: Memory = None,
     as_json: Json = False,
@@ -71,24 +73,24 @@ def activate(
     """
     from edge.store.desk import Request
 
-    store = _store(memory)
+    store = _store(memory, line)
     request = Request(action="activate", by=_me(), bundle=store.find(digest), force=force, accept_older=accept_older)
     _tell(_done(store, request, trust, memory), as_json=as_json)
 
 
 @group.command(epilog="Example: edge-node bundle rollback")
-def rollback(trust: TrustFile = None, memory: Memory = None, as_json: Json = False) -> None:
+def rollback(line: Line = "line-1", trust: TrustFile = None, memory: Memory = None, as_json: Json = False) -> None:
     """Serve the bundle that was served before."""
     from edge.store.desk import Request
 
-    _tell(_done(_store(memory), Request(action="rollback", by=_me()), trust, memory), as_json=as_json)
+    _tell(_done(_store(memory, line), Request(action="rollback", by=_me()), trust, memory), as_json=as_json)
 
 
 @group.command(epilog="Example: edge-node bundle send bundles/plant-a mqtt://line-box.local --line line-1")
 def send(
     bundle: Bundle,
     broker: Annotated[str, typer.Argument(metavar="BROKER_URL", help="The plant's own broker.", show_default=False)],
-    line: Annotated[str, typer.Option(help="Name of the line.")] = "line-1",
+    line: Line = "line-1",
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
@@ -107,10 +109,10 @@ def send(
     _tell(Answer(done=done, text=said.text, remedy=said.remedy, findings=said.findings), as_json=as_json)
 
 
-def _store(memory: Path | None) -> "Store":
-    from edge.store.store import Store
+def _store(memory: Path | None, line: str) -> "Store":
+    from edge.store.store import of_line
 
-    store = Store((memory or state_folder()) / "bundles")
+    store = of_line(memory or state_folder(), line)
     store.check_owner()
     return store
 

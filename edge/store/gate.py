@@ -56,7 +56,7 @@ class Sample:
         pixels, classes = seen.cut.pixels, seen.model.manifest.classes
         labels = seen.outputs.probabilities.argmax(1)
         for tile in np.linspace(0, len(pixels) - 1, min(len(pixels), _OF_A_FRAME)).astype(int):
-            self._shadows.append(Shadow(pixels[tile].copy(), classes[labels[tile]], seen.seconds / len(pixels)))
+            self._shadows.append(Shadow(pixels[tile].copy(), classes[labels[tile]], seen.inference / len(pixels)))
 
     def of(self, model: Model) -> list[Shadow]:
         """What this model has judged last."""

@@ -47,7 +47,7 @@ class Probation:
         """Count a verdict; why the model must go, or an empty text."""
         self._frames += 1
         self.doubts.see(seen)
-        self._seconds.append(seen.seconds / len(seen.cut.pixels))
+        self._seconds.append(seen.inference / len(seen.cut.pixels))
         return self._slow() or self._doubtful()
 
     @property

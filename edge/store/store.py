@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from broker_config import disk
 from broker_config.errors import UsageError
+from broker_config.topics import check_name
 from edge import bundle
 from edge.bundle import BundleError, Manifest
 from edge.verdict import now
@@ -254,6 +255,11 @@ class Store:
             yield apply
         finally:
             os.close(descriptor)
+
+
+def of_line(state: Path, line: str) -> Store:
+    """The store of a line, in its state folder; UsageError for a name that no line can have."""
+    return Store(state / "bundles" / check_name(line, "the line's name"))
 
 
 def _lock(descriptor: int) -> bool:
