@@ -13,10 +13,14 @@ from edge.sinks import folder as folder_sink
 from edge.sinks.sink import Sink
 from edge.sources import folder, video
 from edge.sources import mqtt as mqtt_source
+from edge.store import wire
 
 if TYPE_CHECKING:
     from edge.sources.memory import Memory
     from edge.spool import Spool
+    from edge.store.arrival import Arrival
+    from edge.store.life import Life
+    from edge.verify import Guard
 
 
 class Site(NamedTuple):
@@ -78,3 +82,10 @@ def sink(wanted: settings.Sink, site: Site, spool: "Spool") -> Sink:
             from edge.sinks.sparkplug.sink import opened as edge_node  # noqa: PLC0415  (loads protobuf)
 
             return edge_node(wanted, site.line, site.state / "sparkplug")
+
+
+def arrival(wanted: wire.Settings, site: Site, life: "Life", guard: "Guard | None") -> "Arrival":
+    """What takes bundles from the plant's broker; UsageError when the settings or the lack of a guard forbid it."""
+    from edge.store.arrival import Arrival  # noqa: PLC0415  (only such a line takes the time to load it)
+
+    return Arrival(wanted, site.line, life, guard)

@@ -17,6 +17,8 @@ from edge.sinks import csv, homeassistant, jsonl, mqtt, sparkplug, sqlite, webho
 from edge.sinks import folder as folder_sink
 from edge.sources import folder, video
 from edge.sources import mqtt as mqtt_source
+from edge.store import wire
+from edge.store.gate import Gate
 from edge.view.cut import View
 
 Source = folder.Settings | mqtt_source.Settings | video.Settings
@@ -40,6 +42,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sinks: tuple[Sink, ...] = ()
     log: logs.Settings = logs.Settings()
     spool: delivery.Settings = delivery.Settings()
+    gate: Gate = Gate()
+    arrival: wire.Settings | None = None
 
 
 TABLES = Settings.__struct_fields__

@@ -41,7 +41,7 @@ TrustFile = Annotated[
 Memory = Annotated[
     Path | None,
     typer.Option(
-        help="Folder that remembers what was served; only the line should write there. With --trust.",
+        help="Folder of what the line remembers and of its bundles; only the line should write there.",
         show_default="systemd's StateDirectory, else ~/.local/state/edge-node",
     ),
 ]
@@ -86,19 +86,19 @@ def export(
         print(f"next: edge-node serve {written[0].folder}{f' --trust {written[0].node}.trust' if signer else ''}")
 
 
-def _guard(trust: Path | None, memory: Path | None, accept_older: bool, *, remembers: bool) -> "Guard | None":
+def make_guard(trust: Path | None, memory: Path | None, accept_older: bool, *, remembers: bool) -> "Guard | None":
     """What the options insist on."""
     if trust is None:
-        if memory or accept_older:
+        if accept_older or (memory and not remembers):
             raise UsageError("--memory and --accept-older are of use with --trust only", "add --trust FILE")
         return None
     from broker_config.trust import read
     from edge.verify import Guard
 
-    return Guard(read(trust), memory or _state_folder(), accept_older, remembers)
+    return Guard(read(trust), memory or state_folder(), accept_older, remembers)
 
 
-def _state_folder() -> Path:
+def state_folder() -> Path:
     """Where the line may remember: systemd's StateDirectory (the first of them), else as freedesktop.org has it."""
     if given := os.environ.get("STATE_DIRECTORY"):
         return Path(given.partition(":")[0])
@@ -108,7 +108,9 @@ def _state_folder() -> Path:
 @app.command(epilog="Example: edge-node serve bundles/plant-a --trust plant-a.trust --watch camera/")
 def serve(
     context: typer.Context,
-    bundle: Annotated[Path, typer.Argument(help="A bundle folder.", show_default=False)],
+    bundle: Annotated[
+        Path | None, typer.Argument(help="A bundle folder.", show_default="the one that was served last")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8080,
     watch: Annotated[Path | None, typer.Option(help="Folder in which new images appear.")] = None,
@@ -130,8 +132,8 @@ def serve(
     from edge.operation.exits import sysexits
 
     with sysexits():
-        guard = _guard(trust, memory, accept_older, remembers=True)
-        site = Site(line, memory or _state_folder())
+        guard = make_guard(trust, memory, accept_older, remembers=True)
+        site = Site(line, memory or state_folder())
         again = partial(_settings_again, context) if config else None
         code = run(bundle, _settings(context), site, host=host, port=port, threads=threads, guard=guard, again=again)
     raise typer.Exit(code)
@@ -225,7 +227,7 @@ def infer(
         raise UsageError("--heat is of use with --annotate only", "add --annotate FOLDER")
     wanted = settings.view(view) if view else None
     found = batch.find(images)
-    model = load(bundle, _guard(trust, memory, accept_older, remembers=False), threads)
+    model = load(bundle, make_guard(trust, memory, accept_older, remembers=False), threads)
     tell(model.ends)
     results = batch.Results(out, model) if out else None
     whole = judge(model, found, wanted, results, annotate, heat=heat, as_json=as_json)

@@ -14,7 +14,7 @@ from edge.operation.receivers import Receivers
 from edge.settings import Settings
 from edge.view.decide import check
 
-_FIXED = ("spool",)  # tables that are looked at when the daemon starts
+_FIXED = ("spool", "gate", "arrival")  # tables that are looked at when the daemon starts
 
 _log = logging.getLogger(__name__)
 
