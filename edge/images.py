@@ -11,6 +11,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.ExifTags import Base
 
 from broker_config.errors import UsageError
+from edge.verdict import Box
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 MAX_PIXELS = 64_000_000
@@ -36,6 +37,13 @@ class Photo(NamedTuple):
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
             raise ValueError(f"expected uint8 [height, width, 3], got {pixels.dtype} {list(pixels.shape)}")
         return cls(Image.fromarray(pixels), "", "RGB", "")
+
+    def part(self, box: Box) -> "Photo":
+        """What lies in a rectangle of it."""
+        left, top, width, height = box
+        if (width, height) == self.image.size:
+            return self
+        return self._replace(image=self.image.crop((left, top, left + width, top + height)))
 
     def fit(self, size: int) -> NDArray[np.uint8]:
         """Its pixels, uint8 [size, size, 3]: resized (bilinear, antialiased, aspect ratio not kept) RGB."""

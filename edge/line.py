@@ -17,7 +17,7 @@ from edge.images import ImageError, Photo, read
 from edge.predictor import Outputs, Predictor
 from edge.verdict import Failure, Outcome, Verdict, fresh_id, now
 from edge.view.cut import Cut, View, cut
-from edge.view.decide import decide
+from edge.view.decide import check, decide
 
 if TYPE_CHECKING:
     from edge.verify import Guard  # only a line with a guard takes the time to load cryptography
@@ -93,6 +93,7 @@ class Line:
     ) -> None:
         self.model = model  # assign another one to serve it from the next frame on
         self.view = view or View()
+        check(self.view, model.manifest.classes)
         self.watchers = tuple(watchers)
         self.outbox = outbox
         self.draining = False  # no new work is taken; what is in hand is finished
@@ -132,7 +133,7 @@ class Line:
         start = time.perf_counter()
         model, view = self.model, self.view
         try:
-            found: Cut | ImageError = cut(_photo(frame), view, model.manifest.input.size)
+            found: Cut | ImageError = cut(_photo(frame), view, model.manifest.input.size, frame.name)
         except ImageError as error:
             found = error
         return Prepared(frame, found, model, view, time.perf_counter() - start)
@@ -155,11 +156,10 @@ class Line:
         manifest = model.manifest
         decision = decide(outputs.probabilities, found.boxes, manifest.classes, view)
         row = outputs.probabilities[decision.tile].tolist()
-        best = max(row)
         verdict = Verdict(
             image=frame.name,
-            label=manifest.classes[row.index(best)],
-            confidence=best,
+            label=decision.label,
+            confidence=row[manifest.classes.index(decision.label)],
             probabilities=dict(zip(manifest.classes, row, strict=True)),
             bundle=manifest.id,
             milliseconds=round(1000 * (seconds + time.perf_counter() - start), 3),

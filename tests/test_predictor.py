@@ -67,3 +67,19 @@ def test_the_self_test_finds_a_graph_with_other_names_than_the_manifest(tiny, ch
 def test_a_file_that_is_no_graph_is_refused_when_loaded(tiny):
     with pytest.raises(BundleError, match=r"model\.onnx cannot be loaded"):
         Predictor(rewritten(tiny, b"not a graph"))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_extras_are_given_only_to_those_who_ask(tmp_path, count):
+    predictor = Predictor(tiny_bundle(tmp_path / "bundle", extras=True))
+    images = IMAGES[:count]
+    assert predictor.run(images)[1:] == (None, None, None)
+    found = predictor.run(images, ("features", "opinions", "maps"))
+    assert np.allclose(found.features, images.mean((1, 2)), atol=1e-3)
+    halves = [tiny_probabilities(half) for half in np.split(images, 2, axis=2)]
+    assert np.allclose(found.opinions, np.stack(halves, 1), atol=1e-5)
+    assert np.allclose(found.maps.mean((1, 3, 4)), images.mean((1, 2)) * 10 / 255, atol=1e-5)
+
+
+def test_a_bundle_without_extras_has_none_to_give(tiny):
+    assert Predictor(tiny).run(IMAGES, ("features", "maps"))[1:] == (None, None, None)
