@@ -17,10 +17,11 @@ from broker_config.codec import encode_tensors
 from broker_config.errors import UsageError
 from edge import bundle
 from edge.line import load
-from edge.predictor import Predictor
+from edge.predictor import Outputs, Predictor
 from edge.verify import Guard
 from export import onnx as exporting
-from export.onnx import Exported, ParityError, export
+from export.graph import ParityError
+from export.onnx import Exported, export
 from export.signing import Signer
 from tests.signers import Signers
 from trainer import personal, progress
@@ -183,6 +184,64 @@ def test_there_is_one_trace_for_each_way_of_using_encoders(of_all_methods: Run) 
     assert sum(line.startswith("tracing") for line in of_all_methods.said) == 3
 
 
+# What the line sees besides
+
+
+def asked(predictor: Predictor, model: Personal, images: np.ndarray) -> tuple[Outputs, dict[str, np.ndarray]]:
+    """All outputs, and what torch says: features and logits of the whole, and of each encoder with its own weights."""
+    facts, tree = model.facts, model.tree
+    mean, std = torch.tensor(facts.preprocessing.mean), torch.tensor(facts.preprocessing.std)
+    pixels = ((torch.from_numpy(images).float() / 255 - mean) / std).permute(0, 3, 1, 2)
+    network = Network(facts.model, len(facts.classes))
+    with torch.no_grad():
+        told = {"features": network.see(tree, pixels), "logits": network.judge(tree, pixels)}
+        for name in predictor.manifest.encoders:
+            told[name] = network.encode(tree, pixels, prefix={"own": "encoder"}.get(name, name))
+    return predictor.run(images, ("opinions", "features", "maps")), {name: each.numpy() for name, each in told.items()}
+
+
+def served(run: Run, node: str) -> Predictor:
+    return Predictor(bundle.read(run.exported[0].folder.with_name(node)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_maps_of_all_encoders_averaged_over_space_and_the_bias_are_the_logits(
+    of_all_methods: Run, method: str
+) -> None:
+    model, images = of_all_methods.models[method], pictures(32, 5)
+    found, told = asked(served(of_all_methods, method), model, images)
+    assert found.maps is not None
+    assert found.maps.shape == (5, len(served(of_all_methods, method).manifest.encoders), 3, 2, 2)
+    logits = found.maps.mean((3, 4)).sum(1) + model.tree["classifier.bias"].numpy()
+    assert np.abs(logits - told["logits"]).max() < 1e-4
+    assert np.ptp(found.maps, axis=(3, 4)).min() > 1e-3  # it does matter where one looks
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_features_and_each_encoders_opinion_are_torchs(of_all_methods: Run, method: str) -> None:
+    model, images = of_all_methods.models[method], pictures(32, 5)
+    predictor = served(of_all_methods, method)
+    found, told = asked(predictor, model, images)
+    assert found.features is not None and found.opinions is not None
+    assert np.abs(found.features - told["features"]).max() < 1e-4
+    encoders = predictor.manifest.encoders
+    heads = dict.fromkeys(encoders, model.tree["classifier.weight"])
+    if method == "fenda":
+        heads = dict(zip(encoders, model.tree["classifier.weight"].chunk(2, 1), strict=True))
+    for place, name in enumerate(encoders):
+        logits = torch.from_numpy(told[name]) @ heads[name].T + model.tree["classifier.bias"]
+        assert np.abs(found.opinions[:, place] - torch.softmax(logits, 1).numpy()).max() < 1e-5
+    if encoders == ("own",):
+        assert np.allclose(found.opinions[:, 0], found.probabilities, atol=1e-6)
+
+
+def test_encoders_are_named_in_the_order_of_their_opinions(of_all_methods: Run) -> None:
+    encoders = {method: served(of_all_methods, method).manifest.encoders for method in METHODS}
+    assert {method for method in METHODS if len(encoders[method]) == 2} == {"afedcl", "fenda"}
+    assert encoders["afedcl"] == encoders["fenda"] == ("received", "own")
+    assert encoders["fedavg"] == ("own",)
+
+
 # What is refused
 
 
@@ -203,8 +262,8 @@ def corrupted(folder: Path) -> bytes:
 
 def test_a_graph_with_one_wrong_value_is_not_written(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = corrupted(run.exported[0].folder)
-    monkeypatch.setattr(exporting, "_trace", lambda module, size: None)  # would take seconds, and is not needed
-    monkeypatch.setattr(exporting, "_with_values", lambda graph, module: wrong)
+    monkeypatch.setattr(exporting, "trace", lambda module, size: None)  # would take seconds, and is not needed
+    monkeypatch.setattr(exporting, "with_values", lambda graph, module: wrong)
     source = run.sources["plant-1"]
     with pytest.raises(ParityError, match="differs from torch by") as caught:
         export([source], tmp_path / "bundles", progress.ignore)
@@ -231,7 +290,7 @@ def test_two_models_of_one_node_are_refused_before_anything_is_traced(run: Run, 
 def test_tensors_that_are_not_the_models_are_refused_before_anything_is_traced(
     run: Run, tmp_path: Path, damage: str
 ) -> None:
-    facts, tree, _ = run.models["plant-3"]
+    facts, tree, *_ = run.models["plant-3"]
     tree = {name: value for name, value in tree.items() if name != "classifier.bias"}
     if damage == "another shape":
         tree["classifier.bias"] = torch.zeros(4)
@@ -242,10 +301,10 @@ def test_tensors_that_are_not_the_models_are_refused_before_anything_is_traced(
 
 
 def test_a_model_whose_training_diverged_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts, tree, _ = run.models["plant-3"]
+    facts, tree, *_ = run.models["plant-3"]
     personal.save(Personal(facts, {**tree, "classifier.bias": torch.full((3,), torch.nan)}), tmp_path / "model")
-    monkeypatch.setattr(exporting, "_trace", lambda module, size: None)  # would take seconds, and is not needed
-    monkeypatch.setattr(exporting, "_with_values", lambda graph, module: b"")
+    monkeypatch.setattr(exporting, "trace", lambda module, size: None)  # would take seconds, and is not needed
+    monkeypatch.setattr(exporting, "with_values", lambda graph, module: b"")
     with pytest.raises(UsageError, match="has diverged") as caught:
         export([tmp_path / "model"], tmp_path / "bundles", progress.ignore)
     assert "learning_rate" in caught.value.remedy
@@ -271,8 +330,8 @@ def test_a_model_that_was_exported_with_a_kit_is_served_where_its_node_is_truste
     model = attested(signers, run.models["plant-1"])
     personal.save(model, tmp_path / "model")
     graph = (run.exported[0].folder / "model.onnx").read_bytes()
-    monkeypatch.setattr(exporting, "_trace", lambda module, size: None)  # takes seconds, and was done for `run`
-    monkeypatch.setattr(exporting, "_with_values", lambda _, module: graph)
+    monkeypatch.setattr(exporting, "trace", lambda module, size: None)  # takes seconds, and was done for `run`
+    monkeypatch.setattr(exporting, "with_values", lambda _, module: graph)
     said: list[progress.AnyEvent] = []
     export([tmp_path / "model"], tmp_path / "bundles", said.append, Signer(signers.kit("plant-a"), 9))
     guard = Guard(signers.trust(), tmp_path / "memory")

@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_tensors_and_facts_are_read_back_exactly(folder: Path) -> None:
-    facts, tree, _ = personal.load(folder)
+    facts, tree, *_ = personal.load(folder)
     assert facts == FACTS
     assert tree.keys() == TREE.keys()
     assert all(torch.equal(tree[name], value) for name, value in TREE.items())

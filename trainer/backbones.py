@@ -93,6 +93,17 @@ def build(model: str) -> nn.Module:
     return encoder
 
 
+def feature_map(encoder: nn.Module, images: Tensor) -> Tensor:
+    """[n, 3, S, S] -> what the last convolution gives, [n, features, h, w]; its mean is the encoder's features."""
+    if isinstance(encoder, PooledFeatures):
+        return cast(Tensor, encoder.features(images))
+    for name, layer in encoder.named_children():  # of a residual network, in the order in which they run
+        if name == "avgpool":
+            break
+        images = layer(images)
+    return images
+
+
 def draw(model: str, seed: int) -> Arrays:
     """Random initial weights, the same for the same seed."""
     with torch.random.fork_rng(devices=[]):

@@ -17,7 +17,7 @@ from trainer.methods import complete_options, make
 from trainer.methods.base import Metrics, Phase
 from trainer.metrics import accuracy, macro_f1, wilson
 from trainer.network import Network, Tree, to_arrays, to_tensors
-from trainer.personal import Facts, Personal, Verdict
+from trainer.personal import Facts, Personal, Sample, Verdict
 from trainer.seeding import generator, key_to_seed
 from trainer.tree import Arrays, pick, put_under, take_from
 
@@ -143,9 +143,10 @@ class Participant:
             "images": float(len(labels)),
             "cross_validated": float(test is None),
         }
-        trained = Counter(classes[label] for label in self._images.train.labels)
+        training = _samples(self._images.train, classes)
+        trained = Counter(sample.label for sample in training)
         facts = Facts.of(self.spec, self.node, round_, dict(sorted(trained.items())), metrics, history)
-        return Personal(facts, tree, _verdicts(judged, logits, classes))
+        return Personal(facts, tree, _verdicts(judged, logits, classes), training)
 
     def _cross_validate(self, deployed: Tree, final: Arrays) -> tuple[LabelledImages, np.ndarray]:
         """The training images, and logits [n, classes], each row by a model that was not trained on the image."""
@@ -210,4 +211,11 @@ def _verdicts(images: LabelledImages, logits: np.ndarray, classes: Sequence[str]
         for path, digest, label, predicted, confidence in zip(
             images.paths, images.digests, images.labels, logits.argmax(1), confidences, strict=True
         )
+    )
+
+
+def _samples(images: LabelledImages, classes: Sequence[str]) -> tuple[Sample, ...]:
+    return tuple(
+        Sample(path=str(path.resolve()), digest=digest, label=classes[label])
+        for path, digest, label in zip(images.paths, images.digests, images.labels, strict=True)
     )

@@ -4,7 +4,7 @@ import importlib.metadata
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 from safetensors import SafetensorError
@@ -16,7 +16,9 @@ from broker_config.messages import Digest, Manifest, Option, Preprocessing, Roun
 from trainer.network import Tree
 
 _NAMED = 5  # folders that an error proposes
-_TENSORS, _FACTS, _VERDICTS = "personal.safetensors", "personal.json", "verdicts.json"
+_TENSORS, _FACTS = "personal.safetensors", "personal.json"
+_VERDICTS, _TRAINING = "verdicts.json", "training.json"
+_List = TypeVar("_List")
 _SOFTWARE = ("edge-node", "torch", "onnxruntime")
 
 
@@ -83,12 +85,21 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     confidence: float  # probability of the verdict
 
 
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """An image that trained the model. Stays on this disk, as the image does."""
+
+    path: str  # absolute
+    digest: Digest  # of the file's bytes
+    label: str
+
+
 class Personal(NamedTuple):
     """A personal model."""
 
     facts: Facts
     tree: Tree
     verdicts: tuple[Verdict, ...] = ()
+    training: tuple[Sample, ...] = ()
 
 
 def save(personal: Personal, folder: Path) -> None:
@@ -97,12 +108,12 @@ def save(personal: Personal, folder: Path) -> None:
     with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         disk.replace(folder / _TENSORS, partial(save_file, tensors))
-        for name, told in ((_VERDICTS, personal.verdicts), (_FACTS, personal.facts)):
+        for name, told in ((_VERDICTS, personal.verdicts), (_TRAINING, personal.training), (_FACTS, personal.facts)):
             disk.replace_bytes(folder / name, msgspec.json.format(msgspec.json.encode(told)))
 
 
 def load(folder: Path) -> Personal:
-    """Read a personal model; its verdicts, which only a report wants, are left to `load_verdicts`.
+    """Read a personal model, without the lists of its images: `load_verdicts` and `load_training` read those.
 
     Raises:
         UsageError: there is none, or it is damaged.
@@ -136,11 +147,24 @@ def load_verdicts(folder: Path) -> tuple[Verdict, ...]:
     Raises:
         UsageError: they are missing or damaged.
     """
+    return _load_list(folder, _VERDICTS, tuple[Verdict, ...])
+
+
+def load_training(folder: Path) -> tuple[Sample, ...]:
+    """Read which images trained a personal model.
+
+    Raises:
+        UsageError: the list is missing or damaged.
+    """
+    return _load_list(folder, _TRAINING, tuple[Sample, ...])
+
+
+def _load_list(folder: Path, name: str, kind: type[_List]) -> _List:
     try:
-        return msgspec.json.decode((folder / _VERDICTS).read_bytes(), type=tuple[Verdict, ...])
+        return msgspec.json.decode((folder / name).read_bytes(), type=kind)
     except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"the verdicts beside the personal model in {folder} cannot be read ({error})",
+            f"{name} beside the personal model in {folder} cannot be read ({error})",
             "copy the folder again, or let the run be repeated with this version",
         ) from error
 

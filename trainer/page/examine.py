@@ -64,7 +64,7 @@ def examine(node: Node, *, pictures: bool) -> Examined | None:
         return None
     seen = dict(found)
     verdicts = list(seen)
-    facts, tree, _ = personal.load(node.model)
+    facts, tree, *_ = personal.load(node.model)
     network = Network(facts.model, len(facts.classes))
     with torch.no_grad():
         features = np.concatenate([network.see(tree, batch).numpy() for batch in _inputs(node, list(seen.values()))])

@@ -141,7 +141,7 @@ class Exported(Event, frozen=True, kw_only=True):
     node: str
     folder: str
     bytes: int  # of its graph
-    difference: float  # the largest of a probability
+    difference: float  # the largest of an output
 
 
 class CellFinished(Event, frozen=True, kw_only=True):

@@ -1,0 +1,157 @@
+"""Networks -> ONNX: the module that is served, traced once an architecture, each node's values put into the graph."""
+
+import io
+import logging
+import warnings
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import onnx
+import onnxscript.optimizer
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.optimization import fuse
+from torch.nn.functional import conv2d, linear
+
+from broker_config.errors import EdgeNodeError, UsageError
+from broker_config.messages import Preprocessing
+from trainer import backbones
+from trainer.network import Network, Tree
+from trainer.weights import FEATURES
+
+EXTRAS: tuple[Literal["opinions", "features", "maps"], ...] = ("opinions", "features", "maps")
+OUTPUTS = ("probabilities", *EXTRAS)
+REMEDY = "install the torch, onnx and onnxscript versions of constraints.txt; report it if it stays"
+_OPSET = 20
+_OURS = ("temperature", "channel_mean", "channel_std")  # values that no personal model holds
+
+
+class ParityError(EdgeNodeError):
+    """onnxruntime does not compute what torch computes: nothing was written."""
+
+
+class Architecture(NamedTuple):
+    """What two models must share to share a graph."""
+
+    model: str
+    classes: int
+    encoders: Literal["one", "fused", "joined"]
+    preprocessing: Preprocessing
+
+
+def encoders(tree: Tree) -> Literal["one", "fused", "joined"]:
+    """How a model comes to its features; `Network.see` says what the words mean."""
+    if not any(name.startswith("received.") for name in tree):
+        return "one"
+    return "fused" if "fusion" in tree else "joined"
+
+
+class _Served(nn.Module):
+    """uint8 images [n, S, S, 3] -> probabilities [n, classes] and EXTRAS, preprocessing included.
+
+    The maps of all encoders, averaged over space and added up, plus the classifier's bias, are the logits (before they
+    are divided by the temperature): a map says what each place of the image adds to each class.
+    """
+
+    fusion: Tensor
+    temperature: Tensor
+    channel_mean: Tensor
+    channel_std: Tensor
+
+    def __init__(self, architecture: Architecture):
+        super().__init__()
+        self.encoder = backbones.build(architecture.model)
+        self.received = None if architecture.encoders == "one" else backbones.build(architecture.model)
+        self.kind = architecture.encoders
+        features = FEATURES[architecture.model] * (2 if self.kind == "joined" else 1)
+        self.classifier = nn.Linear(features, architecture.classes)
+        if self.kind == "fused":
+            self.register_buffer("fusion", torch.zeros(()))
+        self.register_buffer("temperature", torch.ones(()))
+        self.register_buffer("channel_mean", torch.tensor(architecture.preprocessing.mean))
+        self.register_buffer("channel_std", torch.tensor(architecture.preprocessing.std))
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        pixels = ((image.float() / 255 - self.channel_mean) / self.channel_std).permute(0, 3, 1, 2)
+        own = backbones.feature_map(self.encoder, pixels)
+        weight, bias = self.classifier.weight, self.classifier.bias
+        if self.received is None:
+            means = [own.mean((2, 3))]
+            features, heads = means[0], [weight]
+            maps = [_map(own, weight)]
+        else:
+            received = backbones.feature_map(self.received, pixels)
+            means = [received.mean((2, 3)), own.mean((2, 3))]
+            if self.kind == "joined":
+                width = self.classifier.in_features // 2
+                features, heads = Network.join(*means), [weight[:, :width], weight[:, width:]]
+                maps = [_map(received, heads[0]), _map(own, heads[1])]
+            else:
+                features, heads = Network.fuse(self.fusion, *means), [weight, weight]
+                maps = [_map(received, self.fusion * weight), _map(own, (1 - self.fusion) * weight)]
+        opinions = torch.stack([linear(mean, head, bias) for mean, head in zip(means, heads, strict=True)], 1)
+        return (
+            torch.softmax(self.classifier(features) / self.temperature, 1),
+            torch.softmax(opinions / self.temperature, 2),
+            features,
+            torch.stack(maps, 1),
+        )
+
+
+def _map(seen: Tensor, head: Tensor) -> Tensor:
+    """What each place of a feature map [n, F, h, w] adds to each class, [n, classes, h, w] (Zhou et al. 2016)."""
+    return conv2d(seen, head[:, :, None, None])
+
+
+def module(architecture: Architecture, tree: Tree, source: Path) -> nn.Module:
+    """The served model with these values, BatchNorm folded into the convolutions."""
+    served = _Served(architecture).eval()
+    state = served.state_dict()
+    expected = {name: value.shape for name, value in state.items() if name not in _OURS}
+    if expected != {name: value.shape for name, value in tree.items()}:
+        raise UsageError(
+            f"the personal model in {source} does not hold the tensors of {architecture.model}", "copy the folder again"
+        )
+    for name, value in tree.items():
+        state[name].copy_(value)
+    return fuse(served)
+
+
+def trace(module: nn.Module, size: int) -> onnx.ModelProto:
+    """The graph of `module` with a dynamic batch; its initialisers carry the names of the module's tensors."""
+    example = torch.zeros((2, size, size, 3), dtype=torch.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations inside the exporter, of no use to a user
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        program: Any = torch.onnx.export(
+            module,
+            (example,),
+            dynamo=True,
+            opset_version=_OPSET,
+            input_names=["image"],
+            output_names=OUTPUTS,
+            dynamic_shapes={"image": {0: torch.export.Dim("batch")}},
+            verbose=False,
+            optimize=False,
+        )
+    return program.model_proto
+
+
+def with_values(graph: onnx.ModelProto, module: nn.Module) -> bytes:
+    """The graph as bytes, its initialisers set to the module's values, then simplified.
+
+    Only in this order: simplifying folds values into new ones, which no longer carry a tensor's name.
+    """
+    filled = onnx.ModelProto()
+    filled.CopyFrom(graph)
+    values = module.state_dict()
+    for initialiser in filled.graph.initializer:
+        if initialiser.name in values:
+            array = np.ascontiguousarray(values.pop(initialiser.name).numpy())
+            initialiser.CopyFrom(onnx.numpy_helper.from_array(array, initialiser.name))
+    if values:
+        raise ParityError(f"the traced graph has no place for {', '.join(sorted(values))}", REMEDY)
+    buffer = io.BytesIO()
+    onnx.save(onnxscript.optimizer.optimize(filled), buffer)
+    return buffer.getvalue()

@@ -1,0 +1,85 @@
+"""Whether a graph computes what the network computed when it was trained."""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import torch
+from torch import Tensor
+from torch.nn.functional import softmax
+
+from broker_config.errors import UsageError
+from export.graph import OUTPUTS, REMEDY, Architecture, ParityError
+from trainer.network import Network, Tree
+from trainer.seeding import generator
+
+TOLERANCE = 1e-4  # largest difference between torch and onnxruntime, relative to the largest value or to 1
+BATCHES = (1, 2, 5)
+
+
+def check_parity(content: bytes, architecture: Architecture, tree: Tree, temperature: float, source: Path) -> float:
+    """The largest difference of an output between the graph and the network, over several batch sizes.
+
+    Of a map it is its mean over space that is compared, which torch knows another way.
+
+    Raises:
+        ParityError: an output differs by more than TOLERANCE, or is not there.
+        UsageError: the network itself gives no finite values.
+    """
+    largest = 0.0
+    for count in BATCHES:
+        images = pictures(architecture.preprocessing.size, count)
+        expected = _expected(architecture, tree, images, temperature)
+        if not all(np.isfinite(value).all() for value in expected.values()):
+            raise UsageError(
+                f"the personal model in {source} gives no finite probabilities: its training has diverged",
+                "train again with a smaller --training learning_rate",
+            )
+        found = dict(zip(OUTPUTS, session(content).run(OUTPUTS, {"image": images}), strict=True))
+        found["maps"] = found["maps"].mean((3, 4))
+        for name, value in expected.items():
+            if found[name].shape != value.shape or not np.isfinite(found[name]).all():
+                raise ParityError(f"the graph of {source} gives {found[name].shape} {name} for {count} images", REMEDY)
+            largest = max(largest, float(np.abs(found[name] - value).max() / max(1, np.abs(value).max())))
+    if largest > TOLERANCE:
+        raise ParityError(
+            f"the graph of {source} differs from torch by {largest:.1e}, more than {TOLERANCE:.0e}", REMEDY
+        )
+    return largest
+
+
+def _expected(architecture: Architecture, tree: Tree, images: np.ndarray, temperature: float) -> dict[str, np.ndarray]:
+    """What the network as it was trained gives for images uint8 [n, S, S, 3], by the names of the outputs."""
+    network = Network(architecture.model, architecture.classes)
+    mean, std = (torch.tensor(values) for values in (architecture.preprocessing.mean, architecture.preprocessing.std))
+    with torch.no_grad():
+        pixels = ((torch.from_numpy(images).float() / 255 - mean) / std).permute(0, 3, 1, 2)
+        logits = network.judge(tree, pixels)
+        features = network.see(tree, pixels)
+        prefixes = ("encoder",) if architecture.encoders == "one" else ("received", "encoder")
+        alone = [network.encode(tree, pixels, prefix=prefix) for prefix in prefixes]
+    weight, bias = tree["classifier.weight"], tree["classifier.bias"]
+    heads = weight.chunk(2, 1) if architecture.encoders == "joined" else [weight] * len(alone)
+    share = tree.get("fusion")
+    shares = [torch.ones(())] * len(alone) if share is None else [share, 1 - share]
+    added = [each @ head.T for each, head in zip(alone, heads, strict=True)]
+    outputs: dict[str, Tensor] = {
+        "probabilities": softmax(logits / temperature, 1),
+        "opinions": softmax((torch.stack(added, 1) + bias) / temperature, 2),
+        "features": features,
+        "maps": torch.stack([share * each for share, each in zip(shares, added, strict=True)], 1),
+    }
+    return {name: value.numpy() for name, value in outputs.items()}
+
+
+def session(content: bytes) -> onnxruntime.InferenceSession:
+    """The graph, ready to run on the CPU."""
+    return onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+
+
+def pictures(size: int, count: int) -> np.ndarray:
+    """Smooth random images uint8 [count, size, size, 3]: no plant's image may leave it inside a bundle."""
+    random = generator(0, "golden", count)
+    coarse = random.uniform(0, 255, (count, -(-size // 8), -(-size // 8), 3))
+    fine = coarse.repeat(8, 1).repeat(8, 2)[:, :size, :size] + random.normal(0, 8, (count, size, size, 3))
+    return fine.clip(0, 255).astype(np.uint8)
