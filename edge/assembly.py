@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge import settings
-from edge.line import Source
+from edge.doubt.doubts import Doubts
+from edge.doubt.drift import Drift
+from edge.doubt.keep import Keep
+from edge.line import Outbox, Source, Watcher
 from edge.sinks import jsonl, mqtt
 from edge.sources import folder
 
@@ -40,4 +43,14 @@ def sinks(
             case mqtt.Settings():
                 found.append(mqtt.Mqtt(mqtt.endpoint(each), site.line))
         closing.enter_context(contextlib.closing(found[-1]))
+    return found
+
+
+def watchers(wanted: settings.Settings, outbox: Outbox, closing: contextlib.ExitStack) -> list[Watcher]:
+    """Those who have a say in verdicts, in their order; EdgeNodeError when the folder for images cannot be used."""
+    found: list[Watcher] = [Doubts(wanted.doubt)]
+    if wanted.drift.window:
+        found.append(Drift(wanted.drift, min(1, wanted.doubt.novelty + wanted.doubt.disagreement), outbox))
+    if wanted.keep:
+        found.append(closing.enter_context(contextlib.closing(Keep(wanted.keep))))
     return found

@@ -75,7 +75,8 @@ def serve(
         model = load(bundle_folder, guard, threads)
         sources = assembly.sources(settings.sources)
         outbox = Immediate(assembly.sinks(settings.sinks, site, closing))
-        line = closing.enter_context(contextlib.closing(Line(model, outbox, settings.view)))
+        watchers = assembly.watchers(settings, outbox, closing)
+        line = closing.enter_context(contextlib.closing(Line(model, outbox, settings.view, watchers)))
         asyncio.run(_run(line, sources, listener))
     return 0
 

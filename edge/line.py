@@ -76,6 +76,7 @@ class Seen(NamedTuple):
     cut: Cut
     outputs: Outputs
     verdict: Verdict
+    tile: int = 0  # of `cut` and `outputs`: the one that decided
 
 
 class Watcher(Protocol):
@@ -171,7 +172,7 @@ class Line:
             id=fresh_id(),
         )
         for watcher in self.watchers:
-            verdict = watcher(Seen(model, frame, found, outputs, verdict))
+            verdict = watcher(Seen(model, frame, found, outputs, verdict, decision.tile))
         return verdict
 
     def _infer(self, images: NDArray[np.uint8], extras: Sequence[str]) -> tuple[Model, Outputs]:

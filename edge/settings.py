@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from broker_config.errors import UsageError, nearest
+from edge.doubt import doubts, drift, keep
 from edge.sinks import jsonl, mqtt
 from edge.sources import folder
 from edge.view.cut import View
@@ -22,6 +23,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a line looks at and how, and where its outcomes go."""
 
     view: View = View()
+    doubt: doubts.Settings = doubts.Settings()
+    drift: drift.Settings = drift.Settings()
+    keep: keep.Settings | None = None
     sources: tuple[Source, ...] = ()
     sinks: tuple[Sink, ...] = ()
 

@@ -68,9 +68,7 @@ def test_moving_the_region_moves_its_tiles(area, view, right, down):
     moved = there(area._replace(left=area.left + right, top=area.top + down))
     found = there(area)
     assert moved == (
-        found
-        if isinstance(found, str)
-        else {box._replace(left=box.left + right, top=box.top + down) for box in found}
+        found if isinstance(found, str) else {box._replace(left=box.left + right, top=box.top + down) for box in found}
     )
 
 

@@ -5,11 +5,15 @@ scores that `benchmarks/novelty.py` compares. For drift an image is compared wit
 class, so that a line whose classes come in other shares than the held-out images has not drifted for that.
 """
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load as read
+from safetensors.numpy import save
+
+from edge.bundle import Bundle, BundleError, copied
 
 Floats = NDArray[np.float32]
 
@@ -70,15 +74,26 @@ class Reference(NamedTuple):
         own = self.counts >= LEAST
         return float((shares[own] ** 2 / self.counts[own]).sum() + shares[~own].sum() ** 2 / self.counts.sum())
 
-    def tensors(self) -> dict[str, NDArray[np.generic]]:
-        """As a file holds them."""
-        return {name: np.ascontiguousarray(value) for name, value in self._asdict().items()}
+    def encode(self) -> bytes:
+        """As a bundle's file holds them."""
+        return bytes(save({name: np.ascontiguousarray(value) for name, value in self._asdict().items()}))
 
-    @staticmethod
-    def read(tensors: Mapping[str, NDArray[np.generic]]) -> "Reference":
-        """From what a file holds; KeyError when a tensor is missing."""
-        found = {name: np.asarray(tensors[name]) for name in Reference._fields}
-        return Reference(**{**found, "freedom": float(found["freedom"])})  # type: ignore[arg-type]
+
+def load(found: Bundle) -> Reference | None:
+    """The reference of a bundle that has one; BundleError when its file is not what the manifest says."""
+    part, manifest = found.manifest.reference, found.manifest
+    if part is None or "features" not in manifest.extras:
+        return None
+    with copied(found.folder, part) as path:
+        content = path.read_bytes()
+    try:
+        tensors = read(content)
+        reference = Reference(**{name: tensors[name] for name in Reference._fields})
+    except (SafetensorError, KeyError) as error:
+        raise BundleError(f"{found.folder / part.file} is damaged: {error}", "export the model again") from error
+    if len(reference.means) != len(manifest.classes) or not len(reference.features):
+        raise BundleError(f"{found.folder / part.file} is of another model", "export the model again")
+    return reference._replace(freedom=tensors["freedom"].item())
 
 
 def disagreement(opinions: Floats) -> Floats:
