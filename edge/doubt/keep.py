@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from broker_config import disk
-from broker_config.errors import EdgeNodeError
 from edge.line import Seen
 from edge.verdict import Verdict
 
@@ -100,8 +99,10 @@ class Keep:
         while order := self._queue.get():
             try:
                 self._write(order)
-            except (OSError, EdgeNodeError) as error:  # a full disk: the next image may find room again
+            except OSError as error:  # a full disk: the next image may find room again
                 self._lose(order.verdict, error)
+            finally:
+                self._queue.task_done()
 
     def _write(self, order: _Order) -> None:
         contents = _bytes(order.data), msgspec.json.format(msgspec.json.encode(order.verdict))
