@@ -17,7 +17,7 @@ from edge.doubt.reference import Floats, Reference
 from edge.line import Model, Outbox, Seen
 from edge.verdict import Notice, Verdict, fresh_id, now
 
-_SIGMAS = 4.5  # of the control limits: one false alarm in hundreds of thousands of windows, were all as it is assumed
+_SIGMAS = 6.0  # of the control limits: on tuning images 4.5 gave false alarms, features and doubts have heavy tails
 _CLEAR = 0.6  # of the limit, below which an alarm ends
 _FEWEST = 0.02  # share of doubts that is always expected
 
@@ -71,7 +71,7 @@ class Drift:
         variance = average.squares / average.weight**2  # of an average of independent values of variance 1
         shares = average.classes / average.weight
         strayed = float(average.features @ average.features) / len(average.features) / average.weight**2
-        limit = (variance + reference.uncertainty(shares)) * _upper(reference.freedom)
+        limit = reference.expected(shares, variance) * _upper(reference.freedom)
         self.level = strayed / limit / self._settings.tolerance
         self.shares = dict(zip(manifest.classes, shares.tolist(), strict=True))
         self.doubtful = average.doubts / average.weight

@@ -31,6 +31,7 @@ class Reference(NamedTuple):
     means: Floats  # [classes, features], of the images taken for each class
     counts: NDArray[np.int64]  # [classes]: how many that were; the mean of all stands where they were fewer than LEAST
     deviation: Floats  # [features], standard, of images of one class
+    spread: Floats  # [classes]: mean square of the standardised features of images that were not in the reference
     freedom: float  # independent directions that the features amount to (Satterthwaite)
 
     @staticmethod
@@ -48,8 +49,12 @@ class Reference(NamedTuple):
             means[label] = features[labels == label].mean(0)
         residuals = features - means[labels]
         of_mean = np.where(own, counts, len(features))[labels][:, None]
-        variance = (residuals**2 * (of_mean / (of_mean - 1))).mean(0)
-        deviation = np.sqrt(np.maximum(variance, _FLOOR**2 * variance.mean()) + 1e-12)
+        squares = residuals**2 * (of_mean / (of_mean - 1))
+        variance = squares.mean(0)
+        others = (variance * len(features) - squares) / (len(features) - 1)  # what each image's own is measured with
+        strayed = (squares / _floored(others)).mean(1)
+        deviation = np.sqrt(_floored(variance))
+        spread = [strayed[labels == label if own[label] else slice(None)].mean() for label in range(classes)]
         kept = _unit(features)[np.linspace(0, len(features) - 1, min(len(features), MOST)).astype(int)]
         return Reference(
             features=kept.astype(np.float32),
@@ -58,6 +63,7 @@ class Reference(NamedTuple):
             means=means.astype(np.float32),
             counts=counts.astype(np.int64),
             deviation=deviation.astype(np.float32),
+            spread=np.array(spread, np.float32),
             freedom=_freedom(residuals / deviation),
         )
 
@@ -69,10 +75,16 @@ class Reference(NamedTuple):
         """[..., F]: how far features are from the mean of their class, in standard deviations."""
         return np.asarray((features - self.means[label]) / self.deviation)
 
-    def uncertainty(self, shares: Floats) -> float:
-        """Variance of the means, in standard deviations, with which images in these shares [classes] are compared."""
-        own = self.counts >= LEAST
-        return float((shares[own] ** 2 / self.counts[own]).sum() + shares[~own].sum() ** 2 / self.counts.sum())
+    def expected(self, shares: Floats, variance: float) -> float:
+        """The mean square of averages of standardised features, of ordinary images of the classes in these shares [C].
+
+        `variance`: of an average of independent values of variance 1. What is left comes from the means themselves,
+        which were taken from few images.
+        """
+        own, spread = self.counts >= LEAST, shares * self.spread
+        of_means = (shares * spread)[own] / self.counts[own]
+        of_all = shares[~own].sum() * spread[~own].sum() / self.counts.sum()
+        return float(variance * spread.sum() + of_means.sum() + of_all)
 
     def encode(self) -> bytes:
         """As a bundle's file holds them."""
@@ -112,6 +124,11 @@ def quantile(ordered: Floats, share: float) -> float:
     """
     rank = int(np.ceil((len(ordered) + 1) * share))
     return float(ordered[min(rank, len(ordered)) - 1])
+
+
+def _floored(variance: Floats) -> Floats:
+    """[..., F], none much less than their mean."""
+    return np.asarray(np.maximum(variance, _FLOOR**2 * variance.mean(-1, keepdims=True)) + 1e-12)
 
 
 def _unit(features: Floats) -> Floats:
