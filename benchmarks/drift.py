@@ -134,7 +134,7 @@ def stream(node: Node, kinds: Sequence[str], window: int, seed: int) -> tuple[To
     for count, kind in enumerate(kinds):
         seen = node.kinds[kind]
         chosen = int(random.integers(len(seen.probabilities)))
-        shown = Shown(node.model, cast(Any, None), cast(Any, None), seen, _verdict(node, seen, chosen), chosen)
+        shown = Shown(node.model, cast(Any, None), cast(Any, None), seen, _verdict(node, seen, chosen), chosen, 0, 0, 0)
         for watcher in watchers:
             shown = shown._replace(verdict=watcher(shown))
         if told.alarms and kind != "ordinary":

@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 from PIL import Image as Picture
 
 from edge import bundle
-from edge.daemon import Immediate
 from edge.images import decode
-from edge.line import Frame, Line, Model
+from edge.line import Frame, Line, Model, Nowhere
 from edge.predictor import Predictor
 
 WARM_UP = 10
@@ -109,7 +108,7 @@ def timed(call: Callable[[], object], count: int) -> list[float]:
 
 async def judged(predictor: Predictor, data: bytes, count: int) -> list[float]:
     """Milliseconds of each image through the daemon's line, without HTTP."""
-    with contextlib.closing(Line(Model(predictor), Immediate([]))) as line:
+    with contextlib.closing(Line(Model(predictor), Nowhere())) as line:
         times = []
         for _ in range(WARM_UP + count):
             start = time.perf_counter()

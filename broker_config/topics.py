@@ -85,8 +85,13 @@ def status(federation: str) -> str:
 
 
 def verdicts(line: str) -> str:
-    """Line daemon -> whoever watches the line: one JSON verdict per image."""
+    """Line daemon -> whoever watches the line, the last one retained: one JSON object for each outcome."""
     return f"{ROOT}/lines/{line}/verdicts"
+
+
+def home_assistant(line: str) -> str:
+    """Line daemon -> Home Assistant, retained: the root of its state and of its availability."""
+    return f"{ROOT}/lines/{line}/homeassistant"
 
 
 def signer(topic: str) -> str | None:

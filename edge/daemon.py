@@ -2,56 +2,26 @@
 
 import asyncio
 import contextlib
-import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-import uvicorn
+import uvloop
 
 from broker_config.errors import EdgeNodeError
 from edge import assembly, expiry
 from edge.assembly import Site
-from edge.http import App
+from edge.http.app import App
+from edge.http.server import Server
 from edge.line import Frame, Line, Prepared, Source, load
+from edge.metrics import Counted, Metrics
 from edge.settings import Settings
-from edge.verdict import Outcome
 
 if TYPE_CHECKING:
     from edge.verify import Guard
-
-_DRAIN = 15  # seconds for requests in hand
-_KEEP_ALIVE = 300  # seconds between the images of a slow line, on one connection
-
-_log = logging.getLogger(__name__)
-
-
-class Sink(Protocol):
-    """Where outcomes go. Used by one thread at a time."""
-
-    def send(self, outcome: Outcome) -> None:
-        """Pass on an outcome without waiting for its receiver; OSError or EdgeNodeError when it is lost."""
-
-    def close(self) -> None:
-        """Pass on what is still held back, within seconds."""
-
-
-class Immediate:
-    """Hands each outcome to every sink at once."""
-
-    def __init__(self, sinks: Sequence[Sink]) -> None:
-        self._sinks = sinks
-
-    def put(self, outcome: Outcome) -> None:
-        """Tell them all, and go on when one fails."""
-        for sink in self._sinks:
-            try:
-                sink.send(outcome)
-            except (OSError, EdgeNodeError) as error:
-                _log.error("the outcome %s is lost: %s", outcome.id, error)
 
 
 def serve(
@@ -74,19 +44,20 @@ def serve(
         listener = closing.enter_context(_listen(host, port))
         model = load(bundle_folder, guard, threads)
         sources = assembly.sources(settings.sources)
-        outbox = Immediate(assembly.sinks(settings.sinks, site, closing))
-        watchers = assembly.watchers(settings, outbox, closing)
+        metrics = Metrics()
+        outbox = Counted(metrics, closing.enter_context(assembly.outbox(settings, site)))
+        watchers = [*assembly.watchers(settings, outbox, metrics, closing), metrics.saw]
         line = closing.enter_context(contextlib.closing(Line(model, outbox, settings.view, watchers)))
-        asyncio.run(_run(line, sources, listener))
+        uvloop.run(_run(line, App(line, metrics), sources, listener))
     return 0
 
 
-async def _run(line: Line, sources: Sequence[Source], listener: socket.socket) -> None:
+async def _run(line: Line, app: App, sources: Sequence[Source], listener: socket.socket) -> None:
     """Serve until a signal, or until a part of the daemon fails; then drain."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    server = _Server(App(line), lambda: _announce(listener))
+    server = Server(app, lambda: _announce(listener))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     feeding = [asyncio.create_task(_feed(line, source, stop)) for source in sources]
     reminding = asyncio.create_task(expiry.remind(line.model.ends, stop))
@@ -116,35 +87,6 @@ async def _feed(line: Line, source: Source, stop: asyncio.Event) -> None:
 
 async def _conclude(line: Line, source: Source, frame: Frame, prepared: Prepared) -> None:
     source.done(frame, await line.conclude(prepared))
-
-
-class _Server(uvicorn.Server):
-    """uvicorn, without its signal handling: when to stop is the daemon's decision."""
-
-    def __init__(self, app: App, started: Callable[[], None]) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                lifespan="off",
-                ws="none",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=_KEEP_ALIVE,
-                timeout_graceful_shutdown=_DRAIN,
-            )
-        )
-        self._on_started = started
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Tell when requests are answered."""
-        await super().startup(sockets)
-        self._on_started()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -6,11 +6,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from broker_config.errors import EdgeNodeError
 from edge import bundle
 from edge.expiry import UNCHECKED, Ends, tell
 from edge.images import ImageError, Photo, read
@@ -26,6 +27,13 @@ _DECODERS = 2  # threads; Pillow works without the interpreter's lock
 _EXTRAS = ("opinions", "features")  # what judging a frame needs besides probabilities
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class BrokenModelError(EdgeNodeError):
+    """The model cannot compute."""
 
 
 class Frame(NamedTuple):
@@ -76,7 +84,10 @@ class Seen(NamedTuple):
     cut: Cut
     outputs: Outputs
     verdict: Verdict
-    tile: int = 0  # of `cut` and `outputs`: the one that decided
+    tile: int  # of `cut` and `outputs`: the one that decided
+    arrival: float  # when the frame came, by time.perf_counter
+    decoding: float  # seconds
+    inference: float  # seconds
 
 
 class Watcher(Protocol):
@@ -108,18 +119,25 @@ class Line:
 
     async def prepare(self, frame: Frame) -> "Prepared":
         """Decode and cut a frame, while others are judged."""
-        return await asyncio.get_running_loop().run_in_executor(self._decoders, self._prepare, frame)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._decoders, self._prepare, frame, time.perf_counter()
+        )
 
     async def conclude(self, prepared: "Prepared") -> Verdict | Failure:
         """Judge a decoded frame when those before it are done."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._conclude, prepared)
 
-    async def infer(self, images: NDArray[np.uint8], extras: Sequence[str] = ()) -> tuple[Model, Outputs]:
+    async def infer(self, model: Model, images: NDArray[np.uint8], extras: Sequence[str] = ()) -> Outputs:
         """Answer a program's question: uint8 [N, size, size, 3]. No part is judged, and nobody else hears of it.
 
-        ValueError for any other shape or type.
+        `model` is one that this line serves, or served when the question was asked. ValueError for any other shape
+        or type, BrokenModelError when the model cannot compute.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._worker, self._infer, images, extras)
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._infer, model, images, extras)
+
+    async def decoding(self, function: Callable[[T], R], argument: T) -> R:
+        """Call a function that takes long where frames are decoded."""
+        return await asyncio.get_running_loop().run_in_executor(self._decoders, function, argument)
 
     def close(self) -> None:
         """Finish what is in hand."""
@@ -128,16 +146,16 @@ class Line:
 
     def judge_here(self, frame: Frame) -> Verdict | Failure:
         """Judge a frame in this thread."""
-        return self._conclude(self._prepare(frame))
+        return self._conclude(self._prepare(frame, time.perf_counter()))
 
-    def _prepare(self, frame: Frame) -> "Prepared":
+    def _prepare(self, frame: Frame, arrival: float) -> "Prepared":
         start = time.perf_counter()
         model, view = self.model, self.view
         try:
             found: Cut | ImageError = cut(_photo(frame), view, model.manifest.input.size, frame.name)
         except ImageError as error:
             found = error
-        return Prepared(frame, found, model, view, time.perf_counter() - start)
+        return Prepared(frame, found, model, view, arrival, time.perf_counter() - start)
 
     def _conclude(self, prepared: "Prepared") -> Verdict | Failure:
         outcome = self._outcome(prepared)
@@ -145,7 +163,7 @@ class Line:
         return outcome
 
     def _outcome(self, prepared: "Prepared") -> Verdict | Failure:
-        frame, found, model, view, seconds = prepared
+        frame, found, model, view, arrival, seconds = prepared
         if isinstance(found, ImageError):
             return _failure(frame, found.what, found.remedy)
         start = time.perf_counter()
@@ -154,6 +172,7 @@ class Line:
         except Exception as error:  # onnxruntime's own: out of memory, a broken kernel
             self.broken(model, error)
             return _failure(frame, f"the model failed on {frame.name}: {error}", "see the line's log")
+        inference = time.perf_counter() - start
         manifest = model.manifest
         decision = decide(outputs.probabilities, found.boxes, manifest.classes, view)
         row = outputs.probabilities[decision.tile].tolist()
@@ -172,12 +191,17 @@ class Line:
             id=fresh_id(),
         )
         for watcher in self.watchers:
-            verdict = watcher(Seen(model, frame, found, outputs, verdict, decision.tile))
+            verdict = watcher(Seen(model, frame, found, outputs, verdict, decision.tile, arrival, seconds, inference))
         return verdict
 
-    def _infer(self, images: NDArray[np.uint8], extras: Sequence[str]) -> tuple[Model, Outputs]:
-        model = self.model
-        return model, model.predictor.run(images, extras)
+    def _infer(self, model: Model, images: NDArray[np.uint8], extras: Sequence[str]) -> Outputs:
+        try:
+            return model.predictor.run(images, extras)
+        except ValueError:
+            raise
+        except Exception as error:  # as in _outcome
+            self.broken(model, error)
+            raise BrokenModelError(f"the model failed: {error}", "see the line's log") from error
 
 
 class Prepared(NamedTuple):
@@ -187,6 +211,7 @@ class Prepared(NamedTuple):
     found: Cut | ImageError
     model: Model
     view: View
+    arrival: float  # by time.perf_counter
     seconds: float
 
 
@@ -230,7 +255,7 @@ def _tried(found: bundle.Bundle, threads: int, ends: Ends) -> Model:
     return Model(predictor, ends, found.digest[:12])
 
 
-class _Nowhere:
+class Nowhere:
     """The outbox of those who look at the outcomes themselves."""
 
     def put(self, outcome: Outcome) -> None:
@@ -247,6 +272,6 @@ def judge_files(
     """Judge image files with a bundle, one after another; raises as `load` does."""
     model = load(bundle_folder, guard, threads)
     tell(model.ends)
-    line = Line(model, _Nowhere(), view)
+    line = Line(model, Nowhere(), view)
     for file in files:
         yield line.judge_here(Frame(str(file), file))

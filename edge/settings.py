@@ -10,13 +10,23 @@ import msgspec
 from msgspec import Struct
 
 from broker_config.errors import UsageError, nearest
+from edge import delivery
 from edge.doubt import doubts, drift, keep
-from edge.sinks import jsonl, mqtt
+from edge.sinks import csv, homeassistant, jsonl, mqtt, sqlite, webhook
+from edge.sinks import folder as folder_sink
 from edge.sources import folder
 from edge.view.cut import View
 
 Source = folder.Settings
-Sink = jsonl.Settings | mqtt.Settings
+Sink = (
+    jsonl.Settings
+    | csv.Settings
+    | sqlite.Settings
+    | folder_sink.Settings
+    | mqtt.Settings
+    | homeassistant.Settings
+    | webhook.Settings
+)
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,6 +38,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     keep: keep.Settings | None = None
     sources: tuple[Source, ...] = ()
     sinks: tuple[Sink, ...] = ()
+    spool: delivery.Settings = delivery.Settings()
 
 
 TABLES = Settings.__struct_fields__
