@@ -1,6 +1,5 @@
 """From the spool to the sinks: one thread each, in order, again until the receiver has it."""
 
-import contextlib
 import logging
 import random
 import threading
@@ -17,10 +16,10 @@ from edge.verdict import Outcome
 if TYPE_CHECKING:
     from edge.spool import Spool  # loads sqlite3: only a line with a sink needs it
 
+_DRAIN = 5.0  # seconds for what is left when a sink ends
 _BATCH = 256  # items that a sink gets at once
 _IDLE = 15.0  # seconds after which a sink without items looks after its receiver
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds between attempts
-_DRAIN = 5.0  # seconds for what is left when the line ends
 
 _decode = msgspec.json.Decoder(Outcome).decode
 _log = logging.getLogger(__name__)
@@ -132,15 +131,10 @@ class Delivery:
         self.up, self._pause = True, 0.0
 
 
-@contextlib.contextmanager
-def delivering(spool: "Spool", sinks: Sequence[Sink]) -> Iterator[list[Delivery]]:
-    """Deliver to all sinks meanwhile; at the end a few seconds for what is left."""
-    deliveries = [Delivery(spool, sink) for sink in sinks]
-    try:
-        yield deliveries
-    finally:
-        for each in deliveries:
-            each.close()
-        deadline = time.monotonic() + _DRAIN
-        for each in deliveries:
-            each.join(max(0.0, deadline - time.monotonic()))
+def end(deliveries: Sequence[Delivery]) -> None:
+    """A few seconds for what is left."""
+    for each in deliveries:
+        each.close()
+    deadline = time.monotonic() + _DRAIN
+    for each in deliveries:
+        each.join(max(0.0, deadline - time.monotonic()))

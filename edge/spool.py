@@ -85,11 +85,13 @@ class Spool:
         self._tender = threading.Thread(target=self._tend, name="spool", daemon=True)
 
     def begin(self, names: Sequence[str]) -> None:
-        """Serve the sinks of these names: a new one begins at the present, one that is gone is forgotten."""
-        self._cursors = {name: self._cursors.get(name, self.newest) for name in names}
-        self._execute("DELETE FROM cursors")
-        self._save_cursors()
-        self._tender.start()
+        """Serve these sinks from now on: a new name begins at the present, one that is gone is forgotten."""
+        with self._lock:
+            self._cursors = {name: self._cursors.get(name, self.newest) for name in names}
+            self._execute("DELETE FROM cursors")
+            self._save_cursors()
+        if not self._tender.ident:
+            self._tender.start()
 
     def put(self, outcome: Outcome) -> None:
         """Take an outcome over; never raises."""

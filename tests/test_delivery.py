@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge import delivery
-from edge.delivery import Delivery, Settings, delivering
+from edge.delivery import Delivery, Settings, end
 from edge.sinks.sink import Item, Refused, SinkDown
 from edge.spool import Spool, opened
 from tests.outcomes import verdict
@@ -62,8 +62,11 @@ def impatient(monkeypatch):
 def line(folder: Path, *receivers: Receiver):
     with opened(folder, Settings()) as spool:
         spool.begin([each.name for each in receivers])
-        with delivering(spool, receivers) as deliveries:
+        deliveries = [Delivery(spool, each) for each in receivers]
+        try:
             yield spool, deliveries
+        finally:
+            end(deliveries)
 
 
 def put(spool: Spool, *numbers: int) -> None:
