@@ -108,8 +108,9 @@ def test_a_broker_that_is_killed_and_comes_back_takes_up_where_it_was(persistenc
     broker.start()
     watcher = Subscriber(broker.url)
     process = Putting([{"kind": "mqtt", "url": broker.url}], tmp_path / "state", count=2000, pause=0.001)
-    process.until(700)
-    process.process.send_signal(signal.SIGSTOP)  # what the broker takes while the watcher is away is lost to that
+    watcher.until(700, moment=0)
+    process.process.send_signal(signal.SIGSTOP)  # what a broker has taken and not handed on dies with it
+    watcher.until(700)
     watcher.subscribed.clear()
     broker.kill()
     broker.start()
