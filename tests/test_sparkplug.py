@@ -389,8 +389,7 @@ from broker_config.errors import explain
 from edge import assembly, daemon, settings
 found = settings.parse({"sinks": [{"kind": "sparkplug", "url": "mqtt://broker", "group": "g"}]}, Path("line.toml"))
 try:
-    with assembly.outbox(found, assembly.Site("line-1", Path(sys.argv[1]))):
-        pass
+    assembly.sink(found.sinks[0], assembly.Site("line-1", Path(sys.argv[1])), None)
 except ImportError as error:
     print(explain(error))
 """
