@@ -48,4 +48,6 @@ class Api(litserve.LitAPI):  # type: ignore[misc]
 if __name__ == "__main__":
     folder, count, port = sys.argv[1:]
     server = litserve.LitServer(Api(Path(folder), int(count)), accelerator="cpu", workers_per_device=1)
-    server.run(port=int(port), log_level="warning", generate_client_file=False, num_api_servers=1)
+    server.run(
+        port=int(port), log_level="warning", generate_client_file=False, num_api_servers=1, timeout_keep_alive=300
+    )

@@ -42,4 +42,5 @@ def application(model: Bare) -> FastAPI:
 
 if __name__ == "__main__":
     bundle, threads, port = sys.argv[1:]
-    uvicorn.run(application(Bare(Path(bundle), int(threads))), port=int(port), access_log=False, log_level="warning")
+    app = application(Bare(Path(bundle), int(threads)))
+    uvicorn.run(app, port=int(port), access_log=False, log_level="warning", timeout_keep_alive=300)

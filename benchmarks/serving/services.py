@@ -42,14 +42,19 @@ class Service:
     def ask(self, question: bytes) -> None:
         """One answer, which must be a success."""
         self._socket.sendall(question)
-        answer = self._socket.recv(1 << 16)
+        answer = self._more()
         while (end := answer.find(b"\r\n\r\n")) < 0:
-            answer += self._socket.recv(1 << 16)
+            answer += self._more()
         assert answer.startswith(b"HTTP/1.1 200"), answer
         _, _, rest = answer[:end].lower().partition(b"content-length:")
         left = end + 4 + int(rest.split(b"\r\n")[0]) - len(answer)
         while left > 0:
-            left -= len(self._socket.recv(left))
+            left -= len(self._more())
+
+    def _more(self) -> bytes:
+        data = self._socket.recv(1 << 16)
+        assert data, "the service has hung up"
+        return data
 
     def processor(self) -> float:
         """Seconds of processor time, of all its processes."""
