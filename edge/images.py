@@ -66,6 +66,8 @@ def read(data: bytes | Path, name: str = "") -> Photo:
     name = name or (str(data) if isinstance(data, Path) else "the image")
     # Never Pillow's own reading of paths: it maps the file, and one cut short under our feet would end the process.
     content = _read(data, name) if isinstance(data, Path) else data
+    if len(content) > MAX_BYTES:
+        raise _too_large(name)
     if not content:
         raise ImageError(f"{name} is empty", "check that the camera or the copy finished writing it")
     try:
@@ -94,12 +96,16 @@ def _camera(image: Image.Image) -> str:
 def _read(path: Path, name: str) -> bytes:
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise ImageError(f"{name} is larger than {MAX_BYTES >> 20} MiB", "crop it or save it compressed")
+            raise _too_large(name)
         return path.read_bytes()
     except OSError as error:
         raise ImageError(
             f"{name} cannot be read: {error.strerror}", "check that the file is there and may be read"
         ) from error
+
+
+def _too_large(name: str) -> ImageError:
+    return ImageError(f"{name} is larger than {MAX_BYTES >> 20} MiB", "crop it or save it compressed")
 
 
 def _check_pixels(image: Image.Image, name: str) -> None:
