@@ -36,7 +36,7 @@ class Parts:
     """A line's parts, as its settings want them."""
 
     def __init__(self, line: Line, receivers: Receivers, site: assembly.Site, log: Log) -> None:
-        self._line, self._receivers, self._site, self._log = line, receivers, site, log
+        self._line, self.receivers, self._site, self._log = line, receivers, site, log
         self._feeds: list[_Feed] = []
         self._now: Settings | None = None
         self.failed: Callable[[], None] = lambda: None  # told when a source fails for good: that is a bug
@@ -48,10 +48,10 @@ class Parts:
         """
         check(wanted.view, self._line.model.manifest.classes)
         assembly.sources(wanted.sources, self._site)  # for trial: the old ones have to end before the new ones begin
-        change = self._receivers.prepare(wanted.sinks)
+        change = self.receivers.prepare(wanted.sinks)
         self._log.become(wanted.log)
         self._line.view = wanted.view
-        await asyncio.to_thread(self._receivers.exchange, change)
+        await asyncio.to_thread(self.receivers.exchange, change)
         kept, missing, old = compared(self._feeds, wanted.sources)
         for each in old:
             await each.end()
