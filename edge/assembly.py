@@ -8,15 +8,19 @@ from broker_config.errors import UsageError
 from broker_config.link import Endpoint
 from edge import settings
 from edge.line import Source
-from edge.sinks import csv, homeassistant, jsonl, mqtt, sqlite, webhook
+from edge.sinks import csv, homeassistant, jsonl, mqtt, sparkplug, sqlite, webhook
 from edge.sinks import folder as folder_sink
 from edge.sinks.sink import Sink
 from edge.sources import folder, video
 from edge.sources import mqtt as mqtt_source
+from edge.store import wire
 
 if TYPE_CHECKING:
     from edge.sources.memory import Memory
     from edge.spool import Spool
+    from edge.store.arrival import Arrival
+    from edge.store.life import Life
+    from edge.verify import Guard
 
 
 class Site(NamedTuple):
@@ -56,7 +60,7 @@ def _memory(site: Site, source: str) -> "Memory":
 
 
 def sink(wanted: settings.Sink, site: Site, spool: "Spool") -> Sink:
-    """The sink, for outcomes of this spool; EdgeNodeError when it cannot be opened."""
+    """A sink that takes from `spool`, opened; EdgeNodeError when it cannot be."""
     match wanted:
         case jsonl.Settings(path=""):
             return jsonl.StandardOutput()
@@ -74,3 +78,14 @@ def sink(wanted: settings.Sink, site: Site, spool: "Spool") -> Sink:
             return homeassistant.HomeAssistant(mqtt.broker(wanted, site.line, spool.id), wanted.prefix)
         case webhook.Settings():
             return webhook.Webhook(wanted)
+        case sparkplug.Settings():
+            from edge.sinks.sparkplug.sink import opened as edge_node  # noqa: PLC0415  (loads protobuf)
+
+            return edge_node(wanted, site.line, site.state / "sparkplug")
+
+
+def arrival(wanted: wire.Settings, site: Site, life: "Life", guard: "Guard | None") -> "Arrival":
+    """What takes bundles from the plant's broker; UsageError when the settings or the lack of a guard forbid it."""
+    from edge.store.arrival import Arrival  # noqa: PLC0415  (only such a line takes the time to load it)
+
+    return Arrival(wanted, site.line, life, guard)

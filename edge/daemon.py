@@ -15,29 +15,33 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from broker_config.errors import EdgeNodeError, explain
-from edge import expiry
+from edge import assembly, expiry
 from edge.assembly import Site
 from edge.http.app import App
 from edge.http.server import Server
-from edge.line import Line, load
+from edge.line import Line
 from edge.metrics import Counted, Metrics
 from edge.operation.exchange import Parts
 from edge.operation.heartbeat import beat, status
 from edge.operation.logs import Log
 from edge.operation.notify import Manager
 from edge.operation.receivers import Receivers
+from edge.operation.watching import Watching
 from edge.settings import Settings
+from edge.store.life import Life
+from edge.store.store import of_line
 
 if TYPE_CHECKING:
     from edge.verify import Guard
 
 _ENDED = 0  # no signal: a part of the daemon has
+_PATIENCE = 2.0  # seconds for a command that uses the store
 
 _log = logging.getLogger(__name__)
 
 
 def serve(
-    bundle_folder: Path,
+    bundle_folder: Path | None,
     settings: Settings,
     site: Site,
     *,
@@ -47,7 +51,7 @@ def serve(
     guard: "Guard | None" = None,
     again: Callable[[], Settings] | None = None,
 ) -> int:
-    """Serve a bundle that `guard` admits, until SIGTERM or SIGINT; returns 0.
+    """Serve a bundle that `guard` admits, or without one the store's active one, until SIGTERM or SIGINT; returns 0.
 
     It answers over HTTP, and judges what the sources of `settings` bring. `port` 0 takes a free one; `ready URL`
     on standard error says when and where. SIGHUP lets `again` read the settings again; without it, it is a SIGTERM.
@@ -57,12 +61,21 @@ def serve(
     with contextlib.ExitStack() as closing:
         log = closing.enter_context(contextlib.closing(Log(settings.log)))
         listener = closing.enter_context(_listen(host, port))
-        model = load(bundle_folder, guard, threads)
+        store = of_line(site.state, site.line)
+        closing.enter_context(store.claimed(_PATIENCE))
+        life = Life(store, settings.gate, guard, threads)
+        model = life.begin(bundle_folder)
         metrics = Metrics()
         receivers = closing.enter_context(contextlib.closing(Receivers(site, settings.spool)))
+        metrics.ask(receivers.readings)
         outbox = Counted(metrics, receivers)
-        line = closing.enter_context(contextlib.closing(Line(model, outbox, settings.view, [metrics.saw])))
-        parts = Parts(line, receivers, site, log)
+        line = closing.enter_context(contextlib.closing(Line(model, outbox, settings.view, [metrics.saw, life])))
+        closing.enter_context(life.of(line))
+        if settings.arrival:
+            closing.enter_context(assembly.arrival(settings.arrival, site, life, guard).taking())
+        watching = closing.enter_context(contextlib.closing(Watching(line)))
+        metrics.ask(watching.readings)
+        parts = Parts(line, receivers, watching, site, log)
         uvloop.run(_run(App(line, metrics), line, parts, settings, listener, again))
     return 0
 
@@ -86,7 +99,7 @@ async def _run(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     serving.add_done_callback(lambda _: events.put_nowait(_ENDED))
     beating = asyncio.create_task(beat(line, parts.receivers, manager, stop))
-    reminding = asyncio.create_task(expiry.remind(line.model.ends, stop))
+    reminding = asyncio.create_task(expiry.remind(lambda: line.model.ends, stop))
 
     while await events.get() == signal.SIGHUP and again:
         await _reload(parts, manager, again)

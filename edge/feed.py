@@ -62,9 +62,10 @@ class _Outage:
         """It has failed again."""
         if self._told:
             self.wait = min(2 * self.wait, LONGEST)
-        if self._told != str(error):
-            self._told = str(error)
-            self._say("%s brings no images, and is tried again: %s", self._source.name, error)
+        reason = f"{error.what}; {error.remedy}" if isinstance(error, EdgeNodeError) else str(error)
+        if self._told != reason:
+            self._told = reason
+            self._say("%s brings no images, and is tried again: %s", self._source.name, reason)
 
     def ends(self) -> None:
         """It has brought a frame."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from broker_config.errors import EdgeNodeError
 from edge import bundle
-from edge.expiry import UNCHECKED, Ends, tell
+from edge.expiry import UNCHECKED, Ends
 from edge.images import ImageError, Photo, read
 from edge.predictor import Outputs, Predictor
 from edge.verdict import Failure, Outcome, Verdict, fresh_id, now
 from edge.view.cut import Cut, View, cut
 from edge.view.decide import check, decide
+from edge.view.look import look
 
 if TYPE_CHECKING:
     from edge.verify import Guard  # only a line with a guard takes the time to load cryptography
@@ -87,6 +88,7 @@ class Seen(NamedTuple):
     cut: Cut
     outputs: Outputs
     verdict: Verdict
+    tile: int  # of `cut` and `outputs`: the one that decided
     arrival: float  # when the frame came, by time.perf_counter
     decoding: float  # seconds
     inference: float  # seconds
@@ -130,6 +132,11 @@ class Line:
         """Judge a decoded frame when those before it are done."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._conclude, prepared)
 
+    async def see(self, frame: Frame) -> Seen | Failure:
+        """As `judge`, for those who want to draw what was judged."""
+        prepared = await self.prepare(frame)
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._see, prepared)
+
     async def infer(self, model: Model, images: NDArray[np.uint8], extras: Sequence[str] = ()) -> Outputs:
         """Answer a program's question: uint8 [N, size, size, 3]. No part is judged, and nobody else hears of it.
 
@@ -152,9 +159,9 @@ class Line:
         self._decoders.shutdown()
         self._worker.shutdown()
 
-    def judge_here(self, frame: Frame) -> Verdict | Failure:
+    def see_here(self, frame: Frame) -> Seen | Failure:
         """Judge a frame in this thread."""
-        return self._conclude(self._prepare(frame, time.perf_counter()))
+        return self._see(self._prepare(frame, time.perf_counter()))
 
     def _prepare(self, frame: Frame, arrival: float) -> "Prepared":
         start = time.perf_counter()
@@ -166,20 +173,23 @@ class Line:
         return Prepared(frame, found, model, view, arrival, time.perf_counter() - start)
 
     def _conclude(self, prepared: "Prepared") -> Verdict | Failure:
-        outcome = self._outcome(prepared)
-        self.outbox.put(outcome)
-        self.judged += 1
-        return outcome
+        found = self._see(prepared)
+        return found if isinstance(found, Failure) else found.verdict
 
-    def _outcome(self, prepared: "Prepared") -> Verdict | Failure:
+    def _see(self, prepared: "Prepared") -> Seen | Failure:
+        found = self._look(prepared)
+        self.outbox.put(found if isinstance(found, Failure) else found.verdict)
+        self.judged += 1
+        return found
+
+    def _look(self, prepared: "Prepared") -> Seen | Failure:
         frame, found, model, view, arrival, seconds = prepared
         if isinstance(found, ImageError):
             return _failure(frame, found.what, found.remedy)
         start = time.perf_counter()
         try:
-            outputs = model.predictor.run(found.pixels, _EXTRAS)
-        except Exception as error:  # onnxruntime's own: out of memory, a broken kernel
-            self.broken(model, error)
+            outputs = self._run(model, found.pixels, _EXTRAS)
+        except Exception as error:
             return _failure(frame, f"the model failed on {frame.name}: {error}", "see the line's log")
         inference = time.perf_counter() - start
         manifest = model.manifest
@@ -199,18 +209,30 @@ class Line:
             tiles=decision.tiles,
             id=fresh_id(),
         )
+        seen = Seen(model, frame, found, outputs, verdict, decision.tile, arrival, seconds, inference)
         for watcher in self.watchers:
-            verdict = watcher(Seen(model, frame, found, outputs, verdict, arrival, seconds, inference))
-        return verdict
+            seen = seen._replace(verdict=watcher(seen))
+        return seen
 
     def _infer(self, model: Model, images: NDArray[np.uint8], extras: Sequence[str]) -> Outputs:
         try:
-            return model.predictor.run(images, extras)
+            return self._run(model, images, extras)
         except ValueError:
             raise
-        except Exception as error:  # as in _outcome
-            self.broken(model, error)
+        except Exception as error:
             raise BrokenModelError(f"the model failed: {error}", "see the line's log") from error
+
+    def _run(self, model: Model, images: NDArray[np.uint8], extras: Sequence[str]) -> Outputs:
+        try:
+            outputs = look(model.predictor, images, extras)
+            if not np.isfinite(outputs.probabilities).all():
+                raise ArithmeticError("its probabilities are no numbers")
+        except ValueError:  # images that no model can take
+            raise
+        except Exception as error:  # onnxruntime's own: out of memory, a broken kernel
+            self.broken(model, error)
+            raise
+        return outputs
 
 
 class Prepared(NamedTuple):
@@ -246,7 +268,7 @@ def load(folder: Path, guard: "Guard | None" = None, threads: int = 0) -> Model:
     if guard is None:
         if (folder / bundle.SIGNATURE).exists():
             _log.warning("%s is signed, but its signature is not checked without --trust", folder)
-        return _tried(bundle.read(folder), threads, UNCHECKED)
+        return tried(bundle.read(folder), threads)
     with guard.admitted(folder) as found:
         if others := bundle.unlisted(folder, found.bundle.manifest):
             _log.warning(
@@ -255,10 +277,11 @@ def load(folder: Path, guard: "Guard | None" = None, threads: int = 0) -> Model:
                 others[0],
                 len(others),
             )
-        return _tried(found.bundle, threads, found.ends)
+        return tried(found.bundle, threads, found.ends)
 
 
-def _tried(found: bundle.Bundle, threads: int, ends: Ends) -> Model:
+def tried(found: bundle.Bundle, threads: int, ends: Ends = UNCHECKED) -> Model:
+    """Load a bundle that was admitted; BundleError when it does not do what it promises."""
     predictor = Predictor(found, threads)
     predictor.self_test()
     return Model(predictor, ends, found.digest[:12])
@@ -269,18 +292,3 @@ class Nowhere:
 
     def put(self, outcome: Outcome) -> None:
         """Let it go."""
-
-
-def judge_files(
-    bundle_folder: Path,
-    files: Iterable[Path],
-    guard: "Guard | None" = None,
-    threads: int = 0,
-    view: View | None = None,
-) -> Iterator[Verdict | Failure]:
-    """Judge image files with a bundle, one after another; raises as `load` does."""
-    model = load(bundle_folder, guard, threads)
-    tell(model.ends)
-    line = Line(model, Nowhere(), view)
-    for file in files:
-        yield line.judge_here(Frame(str(file), file))

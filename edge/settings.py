@@ -11,11 +11,17 @@ from msgspec import Struct
 
 from broker_config.errors import UsageError, nearest
 from edge import delivery
+from edge.config import load
+from edge.doubt import doubts
+from edge.doubt import drift as drifting
+from edge.doubt import keep as keeping
 from edge.operation import logs
-from edge.sinks import csv, homeassistant, jsonl, mqtt, sqlite, webhook
+from edge.sinks import csv, homeassistant, jsonl, mqtt, sparkplug, sqlite, webhook
 from edge.sinks import folder as folder_sink
 from edge.sources import folder, video
 from edge.sources import mqtt as mqtt_source
+from edge.store import wire
+from edge.store.gate import Gate
 from edge.view.cut import View
 
 Source = folder.Settings | mqtt_source.Settings | video.Settings
@@ -27,6 +33,7 @@ Sink = (
     | mqtt.Settings
     | homeassistant.Settings
     | webhook.Settings
+    | sparkplug.Settings
 )
 
 
@@ -34,10 +41,15 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a line looks at and how, and where its outcomes go."""
 
     view: View = View()
+    doubt: doubts.Settings = doubts.Settings()
+    drift: drifting.Settings = drifting.Settings()
+    keep: keeping.Settings | None = None
     sources: tuple[Source, ...] = ()
     sinks: tuple[Sink, ...] = ()
     log: logs.Settings = logs.Settings()
     spool: delivery.Settings = delivery.Settings()
+    gate: Gate = Gate()
+    arrival: wire.Settings | None = None
 
 
 TABLES = Settings.__struct_fields__
@@ -52,6 +64,11 @@ def parse(tables: dict[str, Any], file: Path) -> Settings:
         return msgspec.convert(_located(tables, file.parent), Settings)
     except msgspec.ValidationError as error:
         raise UsageError(f"{file}: {error}", "see docs/line.md for what each table may hold") from error
+
+
+def view(file: Path) -> View:
+    """Table `[view]` of a line's TOML file, the rest of it left alone; UsageError as `config.load` and `parse` do."""
+    return parse({key: table for key, table in load(file).items() if key == "view"}, file).view
 
 
 def extended(

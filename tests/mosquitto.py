@@ -22,6 +22,7 @@ persistence {persistence}
 persistence_location {folder}/
 autosave_interval 1
 log_dest file {folder}/broker.log
+{more}
 """
 
 
@@ -30,14 +31,14 @@ class Mosquitto:
 
     name = BROKER
 
-    def __init__(self, folder: Path, *, persistence: bool):
+    def __init__(self, folder: Path, *, persistence: bool, more: str = ""):
         folder.mkdir()
+        self.log = folder / "broker.log"
         self.port = _port()
         self.url = f"mqtt://127.0.0.1:{self.port}"
-        self._folder, self._config = folder, folder / "mosquitto.conf"
-        self._config.write_text(
-            _CONFIG.format(port=self.port, folder=folder, persistence=str(persistence).lower()), encoding="ascii"
-        )
+        self._config = folder / "mosquitto.conf"
+        settings = {"port": self.port, "folder": folder, "persistence": str(persistence).lower(), "more": more}
+        self._config.write_text(_CONFIG.format(**settings), encoding="ascii")
 
     def start(self) -> None:
         """Start it; return when it listens."""
@@ -46,7 +47,7 @@ class Mosquitto:
         while True:
             with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", self.port)):
                 return
-            assert self._process.poll() is None, (self._folder / "broker.log").read_text()
+            assert self._process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline
             time.sleep(0.01)
 

@@ -253,7 +253,8 @@ def test_serve_ends_with_the_code_of_sysexits_that_fits(error: Exception, expect
     try:
         raise error
     except Exception as raised:
-        assert code(raised) == expected
+        found = code(raised)
+    assert found == expected
 
 
 def test_what_only_a_person_can_cure_is_not_started_again(tmp_path: Path) -> None:

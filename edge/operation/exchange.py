@@ -5,16 +5,18 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
+from broker_config.errors import EdgeNodeError
 from edge import assembly, settings
 from edge.feed import feed
 from edge.line import Line, Source
 from edge.operation.compare import compared
 from edge.operation.logs import Log
 from edge.operation.receivers import Receivers
+from edge.operation.watching import Watching
 from edge.settings import Settings
 from edge.view.decide import check
 
-_FIXED = ("spool",)  # tables that are looked at when the daemon starts
+_FIXED = ("spool", "gate", "arrival")  # tables that are looked at when the daemon starts
 
 _log = logging.getLogger(__name__)
 
@@ -35,8 +37,8 @@ class _Feed(NamedTuple):
 class Parts:
     """A line's parts, as its settings want them."""
 
-    def __init__(self, line: Line, receivers: Receivers, site: assembly.Site, log: Log) -> None:
-        self._line, self.receivers, self._site, self._log = line, receivers, site, log
+    def __init__(self, line: Line, receivers: Receivers, watching: Watching, site: assembly.Site, log: Log) -> None:
+        self._line, self.receivers, self._watching, self._site, self._log = line, receivers, watching, site, log
         self._feeds: list[_Feed] = []
         self._now: Settings | None = None
         self.failed: Callable[[], None] = lambda: None  # told when a source fails for good: that is a bug
@@ -48,9 +50,15 @@ class Parts:
         """
         check(wanted.view, self._line.model.manifest.classes)
         assembly.sources(wanted.sources, self._site)  # for trial: the old ones have to end before the new ones begin
+        keep = self._watching.prepare(wanted)
         change = self.receivers.prepare(wanted.sinks)
-        self._log.become(wanted.log)
+        try:
+            self._log.become(wanted.log)
+        except EdgeNodeError:
+            self.receivers.abandon(change)
+            raise
         self._line.view = wanted.view
+        await self._watching.exchange(wanted, keep)
         await asyncio.to_thread(self.receivers.exchange, change)
         kept, missing, old = compared(self._feeds, wanted.sources)
         for each in old:

@@ -43,6 +43,7 @@ class Log:
     def become(self, settings: Settings) -> None:
         """Go on as the settings want it, in a file opened anew; UsageError, and as before, when it cannot be."""
         handler = _Limited(_opened(settings))
+        self.settings = settings
         root = logging.getLogger()
         self.close()
         self._handler = handler

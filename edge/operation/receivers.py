@@ -1,13 +1,16 @@
 """A line's outbox: the spool and the sinks, of which each can be exchanged while the others go on."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from broker_config.errors import UsageError
 from broker_config.topics import check_name
 from edge import assembly, delivery, settings
 from edge.delivery import Delivery
+from edge.metrics import Reading
 from edge.operation.compare import compared
 from edge.sinks.sink import Sink
 from edge.verdict import Outcome
@@ -50,10 +53,11 @@ class Receivers:
     def prepare(self, wanted: Sequence[settings.Sink]) -> Change:
         """Open the sinks that are not there yet; EdgeNodeError, and nothing has changed, when one cannot be."""
         kept, missing, old = compared(self._there, wanted)
-        if missing and not self._spool:
-            self._open_spool()
         new: list[tuple[settings.Sink, Sink]] = []
         with contextlib.ExitStack() as undo:
+            undo.callback(self._close_unused)
+            if missing and not self._spool:
+                self._open_spool()
             for each in missing:
                 assert self._spool
                 sink = assembly.sink(each, self._site, self._spool)
@@ -67,6 +71,12 @@ class Receivers:
             undo.pop_all()
         return Change(kept, new, old)
 
+    def abandon(self, change: Change) -> None:
+        """Let go of what was prepared."""
+        for _, sink in change.new:
+            sink.close()
+        self._close_unused()
+
     def exchange(self, change: Change) -> None:
         """Use them. Each outcome reaches the old sinks, the new ones or both; takes seconds when one is slow."""
         if not self._spool:
@@ -76,12 +86,25 @@ class Receivers:
         delivery.end([each.delivery for each in change.old])
         self._there = change.kept + [_Receiver(wanted, Delivery(self._spool, sink)) for wanted, sink in change.new]
         self._spool.begin(names)
-        if not names:
-            self._close_spool()
+        self._close_unused()
 
     def waiting(self) -> int:
         """Outcomes that the slowest sink has not had yet."""
         return max((self._spool.waiting(each.name) for each in self._there if self._spool), default=0)
+
+    def readings(self) -> Iterator[Reading]:
+        """How it goes, for Prometheus."""
+        spool, there = self._spool, self._there
+        if spool is None:
+            return
+        text = "Outcomes that some receiver never got: it was away for too long"
+        yield Reading(CounterMetricFamily, "spool_dropped", text, spool.dropped)
+        for _, each in there:
+            of = {"sink": each.sink.name}
+            yield Reading(GaugeMetricFamily, "sink_waiting", "Outcomes that wait", spool.waiting(each.sink.name), of)
+            yield Reading(GaugeMetricFamily, "sink_up", "1: the receiver takes outcomes", each.up, of)
+            yield Reading(CounterMetricFamily, "sink_delivered", "Outcomes that the receiver has", each.taken, of)
+            yield Reading(CounterMetricFamily, "sink_refused", "Outcomes that the receiver refused", each.refused, of)
 
     def close(self) -> None:
         """Bring the sinks what they take within seconds; the rest waits for the next start."""
@@ -93,6 +116,11 @@ class Receivers:
 
         check_name(self._site.line, "the line's name")
         self._spool = self._closing.enter_context(opened(self._site.state / "spool" / self._site.line, self._limits))
+
+    def _close_unused(self) -> None:
+        """A spool without sinks would grow, and nobody would read it."""
+        if not self._there:
+            self._close_spool()
 
     def _close_spool(self) -> None:
         self._spool = None

@@ -1,6 +1,7 @@
 """A watched folder: the image files that lie in it, and those that arrive."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import stat
@@ -99,24 +100,34 @@ class Folder:
 
         EdgeNodeError when the folder is out of reach; it may be called again then.
         """
-        ticks = awatch(
-            self._folder,
-            watch_filter=None,
-            recursive=self._recursive,
-            debounce=_TICK,
-            rust_timeout=_TICK,
-            yield_on_timeout=True,
-            stop_event=stop,
-        )
-        if not self._folder.is_dir():
-            raise self._out_of_reach("there is no such folder")
-        async for changes in ticks:
-            for path, stamp in await asyncio.to_thread(self._complete, {Path(path) for _, path in changes}):
+        async for changed in self._changes(stop):
+            for path, stamp in await asyncio.to_thread(self._complete, changed):
                 if stop.is_set():
                     return
                 self._brought[path] = stamp
                 self._in_hand.append((path, stamp))
                 yield Frame(self._name_of(path), path, self.name)
+
+    async def _changes(self, stop: asyncio.Event) -> AsyncGenerator[set[Path]]:
+        """What has changed since the last tick, as far as the system tells."""
+        while not stop.is_set():
+            try:
+                async for changes in awatch(
+                    self._folder,
+                    watch_filter=None,
+                    recursive=self._recursive,
+                    debounce=_TICK,
+                    rust_timeout=_TICK,
+                    yield_on_timeout=True,
+                    stop_event=stop,
+                ):
+                    yield {Path(path) for _, path in changes}
+            except Exception as error:  # a group of its own ones: names that are no UTF-8, no more watches to be had
+                _log.debug("cannot be told of changes in %s: %s", self._folder, error)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), QUIET)
+                self._swept = -SWEEP
+                yield set()
 
     def done(self, frame: Frame, outcome: Verdict | Failure) -> None:  # noqa: ARG002  (they come in order)
         """Remember that the file was judged, and put it away."""
