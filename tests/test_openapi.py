@@ -9,9 +9,8 @@ import pytest
 from openapi_schema_validator import OAS31Validator
 from openapi_spec_validator import validate
 
-from edge.daemon import Immediate
 from edge.http.app import App
-from edge.line import Line, load
+from edge.line import Line, Nowhere, load
 from edge.metrics import Metrics
 from tests.test_daemon import Daemon, daemon
 from tests.tiny_bundle import RED, tiny_bundle
@@ -44,7 +43,7 @@ def test_it_is_a_valid_document(document: dict[str, Any]) -> None:
 
 
 def test_its_paths_are_those_that_are_served(document: dict[str, Any], bundle: Path) -> None:
-    line = Line(load(bundle), Immediate([]))
+    line = Line(load(bundle), Nowhere())
     line.close()
     served = {(route.template, route.method.lower()) for route in App(line, Metrics()).routes}
     assert {(path, method) for path, methods in document["paths"].items() for method in methods} == served
