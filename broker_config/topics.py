@@ -94,6 +94,21 @@ def home_assistant(line: str) -> str:
     return f"{ROOT}/lines/{line}/homeassistant"
 
 
+def line(name: str) -> str:
+    """Where bundles travel to a line, as a federation's blobs do (`want`, `chunks`). On the plant's own broker only."""
+    return f"lines/{name}"
+
+
+def bundle_offers(name: str) -> str:
+    """Whoever has a bundle for a line -> its daemon."""
+    return f"{ROOT}/{line(name)}/bundles/offer"
+
+
+def bundle_answers(name: str) -> str:
+    """Line daemon -> whoever offers it a bundle."""
+    return f"{ROOT}/{line(name)}/bundles/answer"
+
+
 def signer(topic: str) -> str | None:
     """Who alone may speak on a topic of a federation; None for chunks and requests for them, which nobody signs."""
     match topic.split("/")[3:]:
@@ -107,7 +122,7 @@ def signer(topic: str) -> str | None:
 def sender(topic: str) -> str:
     """The node that publishes on an `up`, `presence` or `want` topic."""
     parts = topic.split("/")
-    return parts[6] if parts[3] == "blobs" else parts[4]
+    return parts[-1] if len(parts) > 6 else parts[4]
 
 
 def blob(topic: str) -> str:

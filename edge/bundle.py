@@ -208,20 +208,24 @@ def read(folder: Path) -> Bundle:
 
 def complete(folder: Path, manifest: Manifest, content: bytes) -> Bundle:
     """Return the bundle when its files are those of the manifest, by their hashes; else BundleError."""
-    parts: list[Graph | Golden | Reference] = [*manifest.roles.values(), manifest.golden]
-    if manifest.reference:
-        parts.append(manifest.reference)
-    for part in parts:
+    for part in parts(manifest):
         _verify(folder / part.file, part.sha256)
     return Bundle(folder, manifest, hashlib.sha256(content).hexdigest())
 
 
+def parts(manifest: Manifest) -> list[Graph | Golden | Reference]:
+    """The files that a manifest lists by their hashes."""
+    return [*manifest.roles.values(), manifest.golden, *([manifest.reference] if manifest.reference else [])]
+
+
+def files(manifest: Manifest) -> set[str]:
+    """Names of the files that a bundle may have."""
+    return {*LARGEST, *(part.file for part in parts(manifest))}
+
+
 def unlisted(folder: Path, manifest: Manifest) -> list[str]:
     """Names in the folder that are not of the bundle; nothing reads such a file."""
-    listed = {manifest.golden.file, *(graph.file for graph in manifest.roles.values()), *LARGEST}
-    if manifest.reference:
-        listed.add(manifest.reference.file)
-    return sorted({each.name for each in folder.iterdir()} - listed)
+    return sorted({each.name for each in folder.iterdir()} - files(manifest))
 
 
 def load(folder: Path, name: str) -> bytes:

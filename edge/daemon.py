@@ -2,31 +2,44 @@
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
 
-from broker_config.errors import EdgeNodeError
+from broker_config.errors import EdgeNodeError, explain
 from edge import assembly, expiry
 from edge.assembly import Site
-from edge.feed import feed
 from edge.http.app import App
 from edge.http.server import Server
-from edge.line import Line, Source, load
+from edge.line import Line
 from edge.metrics import Counted, Metrics
+from edge.operation.exchange import Parts
+from edge.operation.heartbeat import beat, status
+from edge.operation.logs import Log
+from edge.operation.notify import Manager
+from edge.operation.receivers import Receivers
 from edge.settings import Settings
+from edge.store.life import Life
+from edge.store.store import of_line
 
 if TYPE_CHECKING:
     from edge.verify import Guard
 
+_ENDED = 0  # no signal: a part of the daemon has
+_PATIENCE = 2.0  # seconds for a command that uses the store
+
+_log = logging.getLogger(__name__)
+
 
 def serve(
-    bundle_folder: Path,
+    bundle_folder: Path | None,
     settings: Settings,
     site: Site,
     *,
@@ -34,47 +47,76 @@ def serve(
     port: int = 8080,
     threads: int = 0,
     guard: "Guard | None" = None,
+    again: Callable[[], Settings] | None = None,
 ) -> int:
-    """Serve a bundle that `guard` admits, until SIGTERM or SIGINT; returns 0.
+    """Serve a bundle that `guard` admits, or without one the store's active one, until SIGTERM or SIGINT; returns 0.
 
     It answers over HTTP, and judges what the sources of `settings` bring. `port` 0 takes a free one; `ready URL`
-    on standard error says when and where.
+    on standard error says when and where. SIGHUP lets `again` read the settings again; without it, it is a SIGTERM.
     Raises EdgeNodeError when the bundle, the port, a source or a sink cannot be used.
     """
     with contextlib.ExitStack() as closing:
+        log = closing.enter_context(contextlib.closing(Log(settings.log)))
         listener = closing.enter_context(_listen(host, port))
-        model = load(bundle_folder, guard, threads)
-        sources = assembly.sources(settings.sources, site)
+        store = of_line(site.state, site.line)
+        closing.enter_context(store.claimed(_PATIENCE))
+        life = Life(store, settings.gate, guard, threads)
+        model = life.begin(bundle_folder)
         metrics = Metrics()
-        outbox = Counted(metrics, closing.enter_context(assembly.outbox(settings, site)))
-        line = closing.enter_context(contextlib.closing(Line(model, outbox, settings.view, [metrics.saw])))
-        uvloop.run(_run(line, App(line, metrics), sources, listener))
+        receivers = closing.enter_context(contextlib.closing(Receivers(site, settings.spool)))
+        metrics.ask(receivers.readings)
+        outbox = Counted(metrics, receivers)
+        line = closing.enter_context(contextlib.closing(Line(model, outbox, settings.view, [metrics.saw, life])))
+        closing.enter_context(life.of(line))
+        if settings.arrival:
+            closing.enter_context(assembly.arrival(settings.arrival, site, life, guard).taking())
+        parts = Parts(line, receivers, site, log)
+        uvloop.run(_run(App(line, metrics), line, parts, settings, listener, again))
     return 0
 
 
-async def _run(line: Line, app: App, sources: Sequence[Source], listener: socket.socket) -> None:
-    """Serve until a signal, or until a part of the daemon fails; then drain."""
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    server = Server(app, lambda: _announce(listener))
+async def _run(
+    app: App,
+    line: Line,
+    parts: Parts,
+    settings: Settings,
+    listener: socket.socket,
+    again: Callable[[], Settings] | None,
+) -> None:
+    """Serve until a signal, or until a part of the daemon ends or fails; then drain."""
+    manager, stop = Manager(), asyncio.Event()
+    events: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, number)
+    parts.failed = partial(events.put_nowait, _ENDED)
+    await parts.become(settings)
+    server = Server(app, lambda: _announce(listener, manager, line))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    feeding = asyncio.create_task(_feed(line, sources, stop))
-    reminding = asyncio.create_task(expiry.remind(line.model.ends, stop))
-    stopped = asyncio.create_task(stop.wait())
+    serving.add_done_callback(lambda _: events.put_nowait(_ENDED))
+    beating = asyncio.create_task(beat(line, manager, stop))
+    reminding = asyncio.create_task(expiry.remind(lambda: line.model.ends, stop))
 
-    await asyncio.wait([stopped, serving, feeding], return_when=asyncio.FIRST_COMPLETED)
+    while await events.get() == signal.SIGHUP and again:
+        await _reload(parts, manager, again)
 
+    manager.tell(STOPPING=1)
     line.draining = server.should_exit = True
     stop.set()
     await serving
-    await reminding
-    await feeding
+    await parts.end()
+    await asyncio.gather(beating, reminding)
 
 
-async def _feed(line: Line, sources: Sequence[Source], stop: asyncio.Event) -> None:
-    """Judge what the sources bring until `stop` is set: when all have ended HTTP goes on."""
-    await asyncio.gather(*(feed(line, source, stop) for source in sources), stop.wait())
+async def _reload(parts: Parts, manager: Manager, again: Callable[[], Settings]) -> None:
+    """Become what the settings say now, if they can be used."""
+    manager.reloading()
+    try:
+        await parts.become(again())
+    except Exception as error:  # whatever it is, the line goes on
+        _log.error("the settings stay as they were: %s", explain(error))
+    else:
+        _log.info("the settings were read again")
+    manager.tell(READY=1)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -93,6 +135,7 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _announce(listener: socket.socket) -> None:
+def _announce(listener: socket.socket, manager: Manager, line: Line) -> None:
+    manager.tell(READY=1, STATUS=status(line))
     host, port = listener.getsockname()[:2]
     print(f"ready http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr, flush=True)

@@ -1,6 +1,5 @@
 """From the spool to the sinks: one thread each, in order, again until the receiver has it."""
 
-import contextlib
 import logging
 import random
 import threading
@@ -17,10 +16,10 @@ from edge.verdict import Outcome
 if TYPE_CHECKING:
     from edge.spool import Spool  # loads sqlite3: only a line with a sink needs it
 
+_DRAIN = 5.0  # seconds for what is left when a sink ends
 _BATCH = 256  # items that a sink gets at once
 _IDLE = 15.0  # seconds after which a sink without items looks after its receiver
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds between attempts
-_DRAIN = 5.0  # seconds for what is left when the line ends
 
 _decode = msgspec.json.Decoder(Outcome).decode
 _log = logging.getLogger(__name__)
@@ -45,7 +44,7 @@ class Delivery:
         self._old = spool.newest  # what was put until then is replayed
         self._closing = threading.Event()
         self._abandoned = False
-        self._failures = 0  # in a row
+        self._pause = 0.0  # seconds before this attempt; 0 while all is well
         self._thread = threading.Thread(target=self._run, name=f"sink {sink.name}", daemon=True)
         self._thread.start()
 
@@ -63,32 +62,45 @@ class Delivery:
 
     def _run(self) -> None:
         try:
-            while not self._abandoned and self._step():
+            while self._bring() and self._has_work():
                 pass
         finally:
             if not self._abandoned:
                 self.sink.close()
 
-    def _step(self) -> bool:
+    def _has_work(self) -> bool:
+        """Wait until there is something to do; False when it is time to end."""
+        return self._pause > 0 or self._spool.wait(self.sink.name, _IDLE, self._closing) or not self._closing.is_set()
+
+    def _bring(self) -> bool:
         """Deliver once what there is, or nothing; False when it is time to end."""
-        due = self._failures or self._spool.wait(self.sink.name, _IDLE, self._closing)
-        if self._closing.is_set() and not due:
-            return False
         rows = self._spool.read(self.sink.name, _BATCH)
-        taken, down = self._attempt([Item(seq, _decode(data), seq <= self._old) for seq, data in rows])
+        items = list(self._items(rows))
+        taken, down = self._attempt(items)
         if self._abandoned:
             return False
-        if taken:
-            self._spool.move(self.sink.name, rows[taken - 1][0])
+        if rows and taken == len(items):
+            self._spool.move(self.sink.name, rows[-1][0])
+        elif taken:
+            self._spool.move(self.sink.name, items[taken - 1].seq)
         if not down:
             self._tell_up()
             return True
         self._tell_down(down)
-        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self._failures) * random.uniform(0.5, 1.0)
-        self._failures += 1
-        ended = self._closing.wait(max(pause, down.after))
+        self._pause = min(_LONGEST_PAUSE, 2 * self._pause or _FIRST_PAUSE)
+        ended = self._closing.wait(max(self._pause * random.uniform(0.5, 1.0), down.after))
         self._old = self._spool.newest
         return not ended
+
+    def _items(self, rows: Sequence[tuple[int, bytes]]) -> Iterator[Item]:
+        for seq, data in rows:
+            try:
+                yield Item(seq, _decode(data), seq <= self._old)
+            except msgspec.DecodeError as error:  # a damaged disk, or put by a newer edge-node
+                self.refused += 1
+                _log.error(
+                    "the outcome %d in the spool cannot be read, %s goes without it: %s", seq, self.sink.name, error
+                )
 
     def _attempt(self, items: Sequence[Item]) -> tuple[int, SinkDown | None]:
         """How many of the items are done with, and what is wrong with the receiver."""
@@ -116,18 +128,13 @@ class Delivery:
     def _tell_up(self) -> None:
         if not self.up:
             _log.warning("%s takes outcomes again", self.sink.name)
-        self.up, self._failures = True, 0
+        self.up, self._pause = True, 0.0
 
 
-@contextlib.contextmanager
-def delivering(spool: "Spool", sinks: Sequence[Sink]) -> Iterator[list[Delivery]]:
-    """Deliver to all sinks meanwhile; at the end a few seconds for what is left."""
-    deliveries = [Delivery(spool, sink) for sink in sinks]
-    try:
-        yield deliveries
-    finally:
-        for each in deliveries:
-            each.close()
-        deadline = time.monotonic() + _DRAIN
-        for each in deliveries:
-            each.join(max(0.0, deadline - time.monotonic()))
+def end(deliveries: Sequence[Delivery]) -> None:
+    """A few seconds for what is left."""
+    for each in deliveries:
+        each.close()
+    deadline = time.monotonic() + _DRAIN
+    for each in deliveries:
+        each.join(max(0.0, deadline - time.monotonic()))

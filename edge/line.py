@@ -112,6 +112,7 @@ class Line:
         self.watchers = tuple(watchers)
         self.outbox = outbox
         self.draining = False  # no new work is taken; what is in hand is finished
+        self.judged = 0  # frames, also those that could not be
         self.broken: Callable[[Model, Exception], None] = _tell_broken  # told when a model cannot compute
         self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decode")
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="line")
@@ -147,6 +148,11 @@ class Line:
         """Call a function that takes long where frames are decoded."""
         return await asyncio.get_running_loop().run_in_executor(self._decoders, function, argument)
 
+    async def answer(self) -> None:
+        """Return when a decoder and the worker have taken up something new: they are alive, and done with what was."""
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(*(loop.run_in_executor(each, int) for each in (self._decoders, self._worker)))
+
     def close(self) -> None:
         """Finish what is in hand."""
         self._decoders.shutdown()
@@ -172,6 +178,7 @@ class Line:
     def _see(self, prepared: "Prepared") -> Seen | Failure:
         found = self._look(prepared)
         self.outbox.put(found if isinstance(found, Failure) else found.verdict)
+        self.judged += 1
         return found
 
     def _look(self, prepared: "Prepared") -> Seen | Failure:
@@ -180,9 +187,8 @@ class Line:
             return _failure(frame, found.what, found.remedy)
         start = time.perf_counter()
         try:
-            outputs = look(model.predictor, found.pixels, _EXTRAS)
-        except Exception as error:  # onnxruntime's own: out of memory, a broken kernel
-            self.broken(model, error)
+            outputs = self._run(model, found.pixels, _EXTRAS)
+        except Exception as error:
             return _failure(frame, f"the model failed on {frame.name}: {error}", "see the line's log")
         inference = time.perf_counter() - start
         manifest = model.manifest
@@ -209,12 +215,23 @@ class Line:
 
     def _infer(self, model: Model, images: NDArray[np.uint8], extras: Sequence[str]) -> Outputs:
         try:
-            return model.predictor.run(images, extras)
+            return self._run(model, images, extras)
         except ValueError:
             raise
-        except Exception as error:  # as in _look
-            self.broken(model, error)
+        except Exception as error:
             raise BrokenModelError(f"the model failed: {error}", "see the line's log") from error
+
+    def _run(self, model: Model, images: NDArray[np.uint8], extras: Sequence[str]) -> Outputs:
+        try:
+            outputs = look(model.predictor, images, extras)
+            if not np.isfinite(outputs.probabilities).all():
+                raise ArithmeticError("its probabilities are no numbers")
+        except ValueError:  # images that no model can take
+            raise
+        except Exception as error:  # onnxruntime's own: out of memory, a broken kernel
+            self.broken(model, error)
+            raise
+        return outputs
 
 
 class Prepared(NamedTuple):
@@ -250,7 +267,7 @@ def load(folder: Path, guard: "Guard | None" = None, threads: int = 0) -> Model:
     if guard is None:
         if (folder / bundle.SIGNATURE).exists():
             _log.warning("%s is signed, but its signature is not checked without --trust", folder)
-        return _tried(bundle.read(folder), threads, UNCHECKED)
+        return tried(bundle.read(folder), threads)
     with guard.admitted(folder) as found:
         if others := bundle.unlisted(folder, found.bundle.manifest):
             _log.warning(
@@ -259,10 +276,11 @@ def load(folder: Path, guard: "Guard | None" = None, threads: int = 0) -> Model:
                 others[0],
                 len(others),
             )
-        return _tried(found.bundle, threads, found.ends)
+        return tried(found.bundle, threads, found.ends)
 
 
-def _tried(found: bundle.Bundle, threads: int, ends: Ends) -> Model:
+def tried(found: bundle.Bundle, threads: int, ends: Ends = UNCHECKED) -> Model:
+    """Load a bundle that was admitted; BundleError when it does not do what it promises."""
     predictor = Predictor(found, threads)
     predictor.self_test()
     return Model(predictor, ends, found.digest[:12])

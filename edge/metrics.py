@@ -1,7 +1,9 @@
 """What the line tells Prometheus: base units, one registry for each line."""
 
+import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from prometheus_client import (
@@ -28,13 +30,16 @@ disable_created_metrics()  # type: ignore[no-untyped-call] # a series beside eac
 
 
 class Reading(NamedTuple):
-    """A value that is asked for when Prometheus asks."""
+    """A value at the moment at which Prometheus asks; several may share a name, told apart by their labels."""
 
     kind: type[GaugeMetricFamily] | type[CounterMetricFamily]
-    name: str
+    name: str  # without PREFIX; a counter only grows
     help: str
-    labels: dict[str, str]
-    function: Callable[[], float]
+    value: float
+    labels: Mapping[str, str] = MappingProxyType({})
+
+
+Readings = Callable[[], Iterable[Reading]]
 
 
 class Metrics(Collector):
@@ -42,7 +47,7 @@ class Metrics(Collector):
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._readings: list[Reading] = []
+        self._readings: list[Readings] = []
         self._model = Info(f"{PREFIX}model", "The model that is served", registry=self._registry)
         self._decoding = self._histogram("decoding", "From an image's bytes to the network's pixels")
         self._inference = self._histogram("inference", "The network, for all tiles of an image")
@@ -55,13 +60,9 @@ class Metrics(Collector):
         ProcessCollector(registry=self._registry)
         self._registry.register(self)
 
-    def gauge(self, name: str, text: str, function: Callable[[], float], **labels: str) -> None:
-        """Tell what `function` returns as edge_node_NAME; several may share a name, with other labels."""
-        self._readings.append(Reading(GaugeMetricFamily, PREFIX + name, text, labels, function))
-
-    def counter(self, name: str, text: str, function: Callable[[], float], **labels: str) -> None:
-        """Tell what `function` returns, which only grows, as edge_node_NAME_total."""
-        self._readings.append(Reading(CounterMetricFamily, PREFIX + name, text, labels, function))
+    def ask(self, readings: Readings) -> None:
+        """Tell what `readings` returns, each time that Prometheus asks."""
+        self._readings.append(readings)
 
     def saw(self, seen: Seen) -> Verdict:
         """Count how long an image took; its verdict stays as it is."""
@@ -95,9 +96,9 @@ class Metrics(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """Ask for every reading."""
         families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
-        for kind, name, text, labels, function in self._readings:
-            family = families.setdefault(name, kind(name, text, labels=tuple(labels)))
-            family.add_metric(tuple(labels.values()), function())
+        for kind, name, text, value, labels in itertools.chain.from_iterable(ask() for ask in self._readings):
+            family = families.setdefault(name, kind(PREFIX + name, text, labels=tuple(labels)))
+            family.add_metric(tuple(labels.values()), value)
         yield from families.values()
 
     def _histogram(self, what: str, text: str, *labels: str) -> Histogram:

@@ -12,10 +12,13 @@ from msgspec import Struct
 from broker_config.errors import UsageError, nearest
 from edge import delivery
 from edge.config import load
-from edge.sinks import csv, homeassistant, jsonl, mqtt, sqlite, webhook
+from edge.operation import logs
+from edge.sinks import csv, homeassistant, jsonl, mqtt, sparkplug, sqlite, webhook
 from edge.sinks import folder as folder_sink
 from edge.sources import folder, video
 from edge.sources import mqtt as mqtt_source
+from edge.store import wire
+from edge.store.gate import Gate
 from edge.view.cut import View
 
 Source = folder.Settings | mqtt_source.Settings | video.Settings
@@ -27,6 +30,7 @@ Sink = (
     | mqtt.Settings
     | homeassistant.Settings
     | webhook.Settings
+    | sparkplug.Settings
 )
 
 
@@ -36,7 +40,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     view: View = View()
     sources: tuple[Source, ...] = ()
     sinks: tuple[Sink, ...] = ()
+    log: logs.Settings = logs.Settings()
     spool: delivery.Settings = delivery.Settings()
+    gate: Gate = Gate()
+    arrival: wire.Settings | None = None
 
 
 TABLES = Settings.__struct_fields__

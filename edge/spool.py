@@ -85,11 +85,13 @@ class Spool:
         self._tender = threading.Thread(target=self._tend, name="spool", daemon=True)
 
     def begin(self, names: Sequence[str]) -> None:
-        """Serve the sinks of these names: a new one begins at the present, one that is gone is forgotten."""
-        self._cursors = {name: self._cursors.get(name, self.newest) for name in names}
-        self._execute("DELETE FROM cursors")
-        self._save_cursors()
-        self._tender.start()
+        """Serve these sinks from now on: a new name begins at the present, one that is gone is forgotten."""
+        with self._lock:
+            self._cursors = {name: self._cursors.get(name, self.newest) for name in names}
+            self._execute("DELETE FROM cursors")
+            self._save_cursors()
+        if not self._tender.ident:
+            self._tender.start()
 
     def put(self, outcome: Outcome) -> None:
         """Take an outcome over; never raises."""
@@ -160,6 +162,13 @@ class Spool:
 
     def _open(self) -> None:
         self._db = _connect(self.path)
+        try:
+            self._load()
+        except sqlite3.Error:
+            self._db.close()
+            raise
+
+    def _load(self) -> None:
         self._db.executescript(_TABLES)
         boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
         self._cursors = dict(self._db.execute("SELECT name, seq FROM cursors"))
@@ -180,7 +189,6 @@ class Spool:
         """A spool that nobody can read must not keep the line from starting."""
         kept = self.path.with_name(f"damaged-{int(time.time())}.sqlite")
         _log.error("the spool %s is damaged (%s): a new one begins, the old one is kept as %s", self.path, error, kept)
-        self._db.close()
         for tail in ("-wal", "-shm", ""):
             with contextlib.suppress(FileNotFoundError):
                 self.path.with_name(_FILE + tail).rename(kept.with_name(kept.name + tail))
@@ -301,9 +309,13 @@ class Spool:
 
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = NORMAL")
-    connection.execute("PRAGMA wal_autocheckpoint = 0")  # that waits for the disk: done once a second, by a thread
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")  # that waits for the disk: done by a thread
+    except sqlite3.Error:
+        connection.close()
+        raise
     return connection
 
 

@@ -3,6 +3,7 @@
 import io
 import logging
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +25,7 @@ EXTRAS: tuple[Literal["opinions", "features", "maps"], ...] = ("opinions", "feat
 OUTPUTS = ("probabilities", *EXTRAS)
 REMEDY = "install the torch, onnx and onnxscript versions of constraints.txt; report it if it stays"
 _OPSET = 20
-_OURS = ("temperature", "channel_mean", "channel_std")  # values that no personal model holds
+_OURS = ("temperature", "channel_mean")  # values that no personal model holds
 
 
 class ParityError(EdgeNodeError):
@@ -48,7 +49,7 @@ def encoders(tree: Tree) -> Literal["one", "fused", "joined"]:
 
 
 class _Served(nn.Module):
-    """uint8 images [n, S, S, 3] -> probabilities [n, classes] and EXTRAS, preprocessing included.
+    """uint8 images [n, S, S, 3] -> probabilities [n, classes] and EXTRAS; `module` folds the preprocessing in.
 
     The maps of all encoders, averaged over space and added up, plus the classifier's bias, are the logits (before they
     are divided by the temperature): a map says what each place of the image adds to each class.
@@ -57,7 +58,6 @@ class _Served(nn.Module):
     fusion: Tensor
     temperature: Tensor
     channel_mean: Tensor
-    channel_std: Tensor
 
     def __init__(self, architecture: Architecture):
         super().__init__()
@@ -69,11 +69,10 @@ class _Served(nn.Module):
         if self.kind == "fused":
             self.register_buffer("fusion", torch.zeros(()))
         self.register_buffer("temperature", torch.ones(()))
-        self.register_buffer("channel_mean", torch.tensor(architecture.preprocessing.mean))
-        self.register_buffer("channel_std", torch.tensor(architecture.preprocessing.std))
+        self.register_buffer("channel_mean", 255 * torch.tensor(architecture.preprocessing.mean)[:, None, None])
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        pixels = ((image.float() / 255 - self.channel_mean) / self.channel_std).permute(0, 3, 1, 2)
+        pixels = image.permute(0, 3, 1, 2).float() - self.channel_mean
         own = backbones.feature_map(self.encoder, pixels)
         weight, bias = self.classifier.weight, self.classifier.bias
         if self.received is None:
@@ -105,7 +104,7 @@ def _map(seen: Tensor, head: Tensor) -> Tensor:
 
 
 def module(architecture: Architecture, tree: Tree, source: Path) -> nn.Module:
-    """The served model with these values, BatchNorm folded into the convolutions."""
+    """The served model with these values; BatchNorm and preprocessing are folded into convolutions."""
     served = _Served(architecture).eval()
     state = served.state_dict()
     expected = {name: value.shape for name, value in state.items() if name not in _OURS}
@@ -115,7 +114,16 @@ def module(architecture: Architecture, tree: Tree, source: Path) -> nn.Module:
         )
     for name, value in tree.items():
         state[name].copy_(value)
-    return fuse(served)
+    folded = fuse(served)
+    for prefix in ("encoder",) if served.received is None else ("received", "encoder"):
+        _fold_scale(folded.get_submodule(prefix), architecture.preprocessing.std)
+    return folded
+
+
+def _fold_scale(encoder: nn.Module, std: Sequence[float]) -> None:
+    """Let the first convolution take pixels 0..255, their mean subtracted: zeros, which pad them, mean the same."""
+    convolution = next(each for each in encoder.modules() if isinstance(each, nn.Conv2d))
+    convolution.weight.data /= 255 * torch.tensor(std)[:, None, None]
 
 
 def trace(module: nn.Module, size: int) -> onnx.ModelProto:

@@ -257,6 +257,8 @@ class Host:
         self._client = paho.Client(paho.CallbackAPIVersion.VERSION2, f"host-{name}-{time.time_ns()}")
         self._client.on_message = self._on_message
         self._client.on_connect = lambda client, *_: client.subscribe(f"spBv1.0/{checker.group}/#", 1)
+        self._lost = threading.Event()
+        self._client.on_disconnect = lambda *_: self._lost.set()
         subscribed = threading.Event()
         self._client.on_subscribe = lambda *_: subscribed.set()
         self._client.connect("127.0.0.1", port)
@@ -287,6 +289,11 @@ class Host:
 
     def say(self, topic: str, payload: bytes, qos: int = 0, retain: bool = False) -> None:
         self._client.publish(topic, payload, qos, retain).wait_for_publish(10)
+
+    def gone(self) -> None:
+        """Once everything has been read of a broker that is dead."""
+        assert self._lost.wait(10)
+        self.close()
 
     def close(self) -> None:
         self._client.disconnect()

@@ -222,7 +222,8 @@ def test_features_and_each_encoders_opinion_are_torchs(of_all_methods: Run, meth
     model, images = of_all_methods.models[method], pictures(32, 5)
     predictor = served(of_all_methods, method)
     found, told = asked(predictor, model, images)
-    assert found.features is not None and found.opinions is not None
+    assert found.features is not None
+    assert found.opinions is not None
     assert np.abs(found.features - told["features"]).max() < 1e-4
     encoders = predictor.manifest.encoders
     heads = dict.fromkeys(encoders, model.tree["classifier.weight"])

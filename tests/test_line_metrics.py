@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from edge.line import Frame, Line, Seen, load
-from edge.metrics import Counted, Metrics
+from edge.metrics import Counted, Metrics, Reading
 from edge.verdict import Notice, Outcome
 from tests.test_daemon import Daemon, daemon
 from tests.tiny_bundle import BLUE, RED, tiny_bundle
@@ -97,9 +98,13 @@ def test_the_model_and_the_process_are_told(line: Daemon, families: dict[str, Me
 
 def test_other_parts_add_readings_of_their_own() -> None:
     metrics, waiting = Metrics(), [1, 2, 3]
-    metrics.gauge("spool_items", "Outcomes that wait", lambda: len(waiting), sink="mqtt")
-    metrics.gauge("spool_items", "Outcomes that wait", lambda: 0, sink="jsonl")
-    metrics.counter("dropped", "Outcomes that were dropped", lambda: 7, sink="jsonl")
+    metrics.ask(
+        lambda: [
+            Reading(GaugeMetricFamily, "spool_items", "Outcomes that wait", len(waiting), {"sink": "mqtt"}),
+            Reading(GaugeMetricFamily, "spool_items", "Outcomes that wait", 0, {"sink": "jsonl"}),
+            Reading(CounterMetricFamily, "dropped", "Outcomes that were dropped", 7, {"sink": "jsonl"}),
+        ]
+    )
     waiting.append(4)
     families = {family.name: family for family in metrics.collect()}
     assert value(families, "edge_node_spool_items", sink="mqtt") == 4

@@ -103,6 +103,7 @@ def test_a_payload_is_byte_by_byte_what_the_specification_says():
         (Type.STRING, "", ""),
         (Type.STRING, "Kratzer äöü 傷", "Kratzer äöü 傷"),
         (Type.STRING, "half \udce9", "half ?"),
+        (Type.STRING, "ä" * 2000, "ä" * 1000),
         (Type.STRING, None, None),
         (Type.DOUBLE, None, None),
     ],
@@ -380,6 +381,22 @@ def test_a_damaged_memory_or_a_full_disk_does_not_keep_the_node_from_connecting(
 # ---------------------------------------------------------------- the install
 
 
-def test_neither_the_settings_nor_the_assembly_need_protobuf():
-    code = "import sys; sys.modules['google.protobuf'] = None; import edge.settings, edge.assembly, edge.daemon"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+WITHOUT_PROTOBUF = """
+import sys
+from pathlib import Path
+sys.modules["google.protobuf"] = None
+from broker_config.errors import explain
+from edge import assembly, daemon, settings
+found = settings.parse({"sinks": [{"kind": "sparkplug", "url": "mqtt://broker", "group": "g"}]}, Path("line.toml"))
+try:
+    with assembly.outbox(found, assembly.Site("line-1", Path(sys.argv[1]))):
+        pass
+except ImportError as error:
+    print(explain(error))
+"""
+
+
+def test_nothing_but_a_sparkplug_sink_needs_protobuf_and_that_says_what_to_install(tmp_path):
+    command = [sys.executable, "-c", WITHOUT_PROTOBUF, tmp_path]
+    found = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+    assert "pip install 'edge-node[sparkplug]'" in found.stdout

@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client.core import GaugeMetricFamily
 
 from edge.expiry import warnings
 from edge.http import tensors
@@ -18,7 +19,7 @@ from edge.http.request import Answer, Intake, Receive, Request, RequestError
 from edge.images import ImageError, decode
 from edge.line import BrokenModelError, Frame, Line, Model
 from edge.metrics import CONTENT_TYPE as METRICS_TYPE
-from edge.metrics import Metrics
+from edge.metrics import Metrics, Reading
 from edge.predictor import Outputs
 from edge.verdict import Failure
 
@@ -50,7 +51,7 @@ class App:
         self._line = line
         self._metrics = metrics
         self._intake = Intake(line)
-        metrics.gauge("http_waiting", "Requests with a body that are in hand", lambda: self._intake.waiting)
+        metrics.ask(self._readings)
         self.routes = (
             Route("/", "GET", self._about),
             Route("/classify", "POST", self._classify),
@@ -111,6 +112,9 @@ class App:
             allowed = "GET, HEAD" if route.method == "GET" else route.method
             raise RequestError("this path takes another method", f"use {allowed}", 405, {b"allow": allowed.encode()})
         return await route.handler(request)
+
+    def _readings(self) -> Iterator[Reading]:
+        yield Reading(GaugeMetricFamily, "http_waiting", "Requests with a body that are in hand", self._intake.waiting)
 
     async def _about(self, _request: Request) -> Answer:
         model = self._line.model

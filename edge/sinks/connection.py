@@ -18,7 +18,7 @@ _CONNECT = 10.0  # seconds
 _ACKNOWLEDGED = 20.0  # seconds without an acknowledgement after which a connection counts as dead
 _RETAINED = 1.0  # seconds for a retained message, after the broker has taken the subscription
 _KEEPALIVE = 15  # seconds
-_IN_FLIGHT = 20  # messages that wait for their acknowledgement; the rest waits in paho
+IN_FLIGHT = 20  # messages that wait for their acknowledgement; the rest waits in paho
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Connection:
         client = Client(self._endpoint, client_id, version, persistent=False, reconnects=False)
         client.suppress_exceptions = True
         client.username_pw_set(self._endpoint.username, self._endpoint.password)
-        client.max_inflight_messages_set(_IN_FLIGHT)
+        client.max_inflight_messages_set(IN_FLIGHT)
         if will:
             client.will_set(*will, qos=1, retain=True)
         client.on_connect = self._on_connect

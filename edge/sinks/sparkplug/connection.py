@@ -17,7 +17,7 @@ from broker_config.handshake import MQTT311, Client, handshake, refused
 from edge.sinks.sparkplug.node import Message
 
 _CONNECT = 10.0  # seconds
-_FLUSH = 5.0  # seconds
+_FLUSH = 2.0  # seconds
 _KEEP_ALIVE = 20  # seconds
 
 
@@ -31,12 +31,15 @@ class Connection:
         self,
         endpoint: Endpoint,
         client_id: str,
-        will: Message,
+        certify: Callable[[], Message],
         filters: Sequence[tuple[str, int]],
         hear: Callable[["Connection", str, bytes], None],
         told: Callable[[], None],
     ) -> None:
-        """LinkError when the broker cannot be reached, or lets us not in or not subscribe."""
+        """`certify` gives the will of the CONNECT packet that is about to be sent.
+
+        LinkError when the broker cannot be reached, or lets us not in or not subscribe.
+        """
         self.lost = threading.Event()
         self._hear, self._told = hear, told
         self._subscribed = threading.Event()
@@ -44,7 +47,8 @@ class Connection:
         self._client = client = Client(endpoint, client_id, MQTT311, persistent=False, reconnects=False)
         client.suppress_exceptions = True  # a topic that is not UTF-8 must not end paho's thread
         client.username_pw_set(endpoint.username, endpoint.password)
-        client.will_set(will.topic, will.payload, qos=will.qos, retain=False)
+        self._certify, self._opened = certify, client.on_socket_open
+        client.on_socket_open = self._on_socket_open
         client.on_message = self._on_message
         client.on_subscribe = self._on_subscribe
         client.on_disconnect = self._on_disconnect
@@ -74,6 +78,12 @@ class Connection:
         if self._client.disconnect() == MQTTErrorCode.MQTT_ERR_SUCCESS:
             self.lost.wait(_FLUSH)
         self.lost.set()
+
+    def _on_socket_open(self, client: paho.Client, data: object, socket: Any) -> None:
+        if self._opened:
+            self._opened(client, data, socket)
+        will = self._certify()
+        client.will_set(will.topic, will.payload, will.qos, retain=False)
 
     def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
         self._hear(self, message.topic, bytes(message.payload))

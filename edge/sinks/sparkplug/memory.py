@@ -38,7 +38,7 @@ class Memory:
         return self._facts.client
 
     def next(self) -> int:
-        """The bdSeq of a connection that is about to be made: one more than the latest; 0 at first and after 255."""
+        """The bdSeq of the CONNECT packet that is sent next: one more than the latest; 0 at first and after 255."""
         self._facts.birth_death = (self._facts.birth_death + 1) % SEQUENCES
         try:
             with writing(self._path.parent):

@@ -16,6 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 PACKAGE = "org.eclipse.tahu.protobuf"
 LARGEST = 1 << 16  # bytes of a payload that is read
+_LONGEST = 1000  # characters of a text: a broker that takes no larger message would end the connection, every time
 _WRAP = 1 << 64
 _METRIC = f".{PACKAGE}.Payload.Metric"
 
@@ -68,7 +69,8 @@ class Metric(NamedTuple):
 def encode(metrics: Iterable[Metric], timestamp: int, seq: int | None) -> bytes:
     """The payload's bytes; `timestamp` is when it is sent, in milliseconds since 1970, `seq` 0..255.
 
-    TypeError for a value that is not of its metric's type. A number that is none (NaN, infinite) is sent as null.
+    TypeError for a value that is not of its metric's type. What is no number (NaN, infinite) is sent as null, a text
+    up to its 1000th character.
     """
     payload = _PAYLOAD(timestamp=timestamp)
     if seq is not None:
@@ -109,7 +111,9 @@ def _fill(wire: Any, metric: Metric) -> None:
         case Type.BOOLEAN, bool(value):
             wire.boolean_value = value
         case Type.STRING, str(value):
-            wire.string_value = value.encode(errors="replace").decode()  # file names may hold half characters
+            wire.string_value = (
+                value[:_LONGEST].encode(errors="replace").decode()
+            )  # file names may hold half characters
         case _:
             raise TypeError(f"{metric.value!r} is no {metric.type.name}")
 

@@ -11,30 +11,43 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 
 import msgspec
 
 from broker_config.endpoint import Endpoint
 from broker_config.errors import EdgeNodeError, brief
 from edge.sinks.sink import Item, SinkDown
+from edge.sinks.sparkplug import Settings
 from edge.sinks.sparkplug.connection import Connection
 from edge.sinks.sparkplug.memory import Memory
-from edge.sinks.sparkplug.node import EdgeNode, Heard, Identity
+from edge.sinks.sparkplug.node import EdgeNode, Heard, Identity, Message
 
 _ECHO = 10.0  # seconds in which what was published comes back
 _PATIENCE = 5.0  # seconds for the first connection
-_CLOSE = 15.0  # seconds
+_STATE = 1.0  # seconds in which the broker says what the primary host has said last
+_CLOSE = 5.0  # seconds
 _DELAYS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # seconds between attempts to connect
 _WINDOW = 100  # outcomes that are under way at once; fewer than there are sequence numbers, so no two are the same
 
 _log = logging.getLogger(__name__)
 
 
+def opened(settings: Settings, line: str, folder: Path) -> "Sparkplug":
+    """The sink that they describe; UsageError when a name or a file cannot be used. `folder` is for its memory."""
+    ca, cert, key = (Path(each) if each else None for each in (settings.ca, settings.cert, settings.key))
+    endpoint = Endpoint.parse(settings.url, ca=ca, cert=cert, key=key)
+    if endpoint.tls:
+        endpoint.tls_context()  # unusable files are found now
+    identity = Identity(settings.group, settings.node or line, settings.device, settings.host).check()
+    return Sparkplug(endpoint, identity, Memory(folder, endpoint, identity))
+
+
 class Sparkplug:
     """Publishes outcomes as DDATA. Its connection is kept in a thread of its own, whether there are outcomes or not."""
 
     def __init__(self, endpoint: Endpoint, identity: Identity, memory: Memory) -> None:
-        self.name = f"sparkplug {endpoint.host}:{endpoint.port} {identity.group}/{identity.node}/{identity.device}"
+        self.name = f"sparkplug:{endpoint.host}:{endpoint.port}/{identity.group}/{identity.node}/{identity.device}"
         self._endpoint, self._identity, self._memory = endpoint, identity, memory
         self._node = EdgeNode(identity, version("edge-node"), lambda: time.time_ns() // 1_000_000)
         self._changed = threading.Condition()  # guards all below, and the node
@@ -53,7 +66,7 @@ class Sparkplug:
 
     def deliver(self, items: Sequence[Item]) -> None:
         """Publish outcomes and see them come back; SinkDown with the number of those before the first that has not."""
-        for start in range(0, len(items), _WINDOW):
+        for start in range(0, max(len(items), 1), _WINDOW):
             self._deliver(items[start : start + _WINDOW], start)
 
     def close(self) -> None:
@@ -100,10 +113,9 @@ class Sparkplug:
             self._births.clear()
             self._unborn.clear()
             self._leaving = self._deaf = False
-            will = self._node.will(self._memory.next())
         try:
             connection = Connection(
-                self._endpoint, self._memory.client, will, self._identity.filters, self._hear, self._notify
+                self._endpoint, self._memory.client, self._certify, self._identity.filters, self._hear, self._notify
             )
         except EdgeNodeError as error:
             self._fail(error.what)
@@ -112,8 +124,6 @@ class Sparkplug:
             self._connection = connection
             if self._node.host_online:
                 self._bear(connection)
-            else:
-                self._fail(f"the primary host {self._identity.host} is not online")
             lived = self._live(connection)
             self._alive, self._connection = False, None
             self._changed.notify_all()
@@ -121,26 +131,32 @@ class Sparkplug:
         connection.close(last)
         return lived
 
+    def _certify(self) -> Message:
+        with self._changed:
+            return self._node.will(self._memory.next())
+
     def _live(self, connection: Connection) -> bool:
         """Wait until a connection has ended or is to be ended; whether it came to life."""
 
         def over() -> bool:
             return connection.lost.is_set() or self._leaving or self._closing
 
+        if not self._changed.wait_for(lambda: self._births or over(), _STATE):
+            self._fail(f"the primary host {self._identity.host} is not online")
         self._changed.wait_for(lambda: self._births or over())
         self._changed.wait_for(lambda: self._alive or over(), _ECHO)
         lived = self._alive
         if lived:
             self._changed.wait_for(over)
-        if connection.lost.is_set():
-            self._fail(f"the connection to {self._endpoint} is lost")
-        elif self._leaving:
+        if self._leaving:
             self._fail(f"the primary host {self._identity.host} has gone offline")
-        elif not lived and not self._closing:
+        elif self._births and not lived and not self._closing:
             self._fail(
                 f"{self._endpoint} does not send back the births of {self._identity.group}/{self._identity.node}: "
                 "its access list may not let this user write and read them"
             )
+        elif connection.lost.is_set():
+            self._fail(f"the connection to {self._endpoint} is lost")
         return lived
 
     def _bear(self, connection: Connection) -> None:
@@ -185,7 +201,5 @@ class Sparkplug:
     def _fail(self, why: str) -> None:
         """Nothing can be delivered, and why."""
         with self._changed:
-            if why != self._why:
-                _log.warning("%s: %s", self.name, why)
             self._why = why
             self._changed.notify_all()
