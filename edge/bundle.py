@@ -156,11 +156,12 @@ def write(
     golden: NDArray[np.uint8],
     probabilities: Sequence[float],
     signing: Signing | None = None,
+    reference: bytes | None = None,
 ) -> Manifest:
     """Write a bundle, in one step as others see it; a bundle that is there already is replaced.
 
-    `golden` is uint8 [size, size, 3]; `probabilities` is what `onnx` gives for it, one for each class. Raises
-    UsageError when `folder` exists and is no bundle.
+    `golden` is uint8 [size, size, 3]; `probabilities` is what `onnx` gives for it, one for each class. `reference` is
+    what `edge.doubt.reference.Reference.encode` gives. Raises UsageError when `folder` exists and is no bundle.
     """
     size, classes = description.input.size, description.classes
     if golden.shape != (size, size, 3) or golden.dtype != np.uint8 or len(probabilities) != len(classes):
@@ -170,6 +171,8 @@ def write(
     png = io.BytesIO()
     Image.fromarray(golden).save(png, "PNG")
     files = {"model.onnx": onnx, "golden.png": png.getvalue()}
+    if reference is not None:
+        files["reference.safetensors"] = reference
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     manifest = Manifest(
         **{name: getattr(description, name) for name in Description.__struct_fields__},
@@ -179,6 +182,9 @@ def write(
         golden=Golden(
             file="golden.png", sha256=digests["golden.png"], probabilities=tuple(float(p) for p in probabilities)
         ),
+        reference=Reference(file="reference.safetensors", sha256=digests["reference.safetensors"])
+        if reference is not None
+        else None,
         broadcast=signing.broadcast if signing else None,
         version=_next_version(folder) if signing else 0,
         expires=signing.expires if signing else None,

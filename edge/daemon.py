@@ -25,6 +25,7 @@ from edge.operation.heartbeat import beat, status
 from edge.operation.logs import Log
 from edge.operation.notify import Manager
 from edge.operation.receivers import Receivers
+from edge.operation.watching import Watching
 from edge.settings import Settings
 from edge.store.life import Life
 from edge.store.store import of_line
@@ -70,7 +71,9 @@ def serve(
         closing.enter_context(life.of(line))
         if settings.arrival:
             closing.enter_context(assembly.arrival(settings.arrival, site, life, guard).taking())
-        parts = Parts(line, receivers, site, log)
+        watching = closing.enter_context(contextlib.closing(Watching(line)))
+        metrics.ask(watching.readings)
+        parts = Parts(line, receivers, watching, site, log)
         uvloop.run(_run(App(line, metrics), line, parts, settings, listener, again))
     return 0
 

@@ -88,6 +88,7 @@ class Seen(NamedTuple):
     cut: Cut
     outputs: Outputs
     verdict: Verdict
+    tile: int  # of `cut` and `outputs`: the one that decided
     arrival: float  # when the frame came, by time.perf_counter
     decoding: float  # seconds
     inference: float  # seconds
@@ -208,7 +209,7 @@ class Line:
             tiles=decision.tiles,
             id=fresh_id(),
         )
-        seen = Seen(model, frame, found, outputs, verdict, arrival, seconds, inference)
+        seen = Seen(model, frame, found, outputs, verdict, decision.tile, arrival, seconds, inference)
         for watcher in self.watchers:
             seen = seen._replace(verdict=watcher(seen))
         return seen

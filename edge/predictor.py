@@ -9,6 +9,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from edge.bundle import CLASSIFIER, Bundle, BundleError, copied
+from edge.doubt import reference
 from edge.images import decode
 
 
@@ -30,6 +31,7 @@ class Predictor:
     def __init__(self, bundle: Bundle, threads: int = 0) -> None:
         self.bundle = bundle
         self.manifest = bundle.manifest
+        self.reference = reference.load(bundle)  # how the model saw its held-out images, if the bundle says
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads or min(2, os.cpu_count() or 1)
         options.inter_op_num_threads = 1

@@ -12,6 +12,7 @@ from msgspec import Struct
 from broker_config.errors import UsageError, nearest
 from edge import delivery
 from edge.config import load
+from edge.doubt import doubts, drift, keep
 from edge.operation import logs
 from edge.sinks import csv, homeassistant, jsonl, mqtt, sparkplug, sqlite, webhook
 from edge.sinks import folder as folder_sink
@@ -38,6 +39,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a line looks at and how, and where its outcomes go."""
 
     view: View = View()
+    doubt: doubts.Settings = doubts.Settings()
+    drift: drift.Settings = drift.Settings()
+    keep: keep.Settings | None = None
     sources: tuple[Source, ...] = ()
     sinks: tuple[Sink, ...] = ()
     log: logs.Settings = logs.Settings()

@@ -8,6 +8,7 @@ import onnx
 
 from broker_config.errors import UsageError
 from edge import bundle
+from export import held_out
 from export.graph import EXTRAS, Architecture, encoders, module, trace, with_values
 from export.parity import check_parity, pictures, session
 from export.signing import Signer
@@ -48,7 +49,14 @@ def export(
             graphs[architecture] = trace(served, facts.preprocessing.size)
             report(progress.Step(what="checking models against torch and writing their bundles"))
         content = with_values(graphs[architecture], served)
-        difference = check_parity(content, architecture, tree, 1.0, source)
+        found, sure = held_out.find(source, facts), None
+        if isinstance(found, str):
+            report(progress.Note(text=f"{facts.node} gets no calibration, so it sees no novelty or drift: {found}"))
+        else:
+            sure = held_out.confidence(content, found, facts)
+            served.get_buffer("temperature").fill_(sure.temperature)
+            content = with_values(graphs[architecture], served)
+        difference = check_parity(content, architecture, tree, sure.temperature if sure else 1.0, source)
         golden = pictures(facts.preprocessing.size, 1)
         [probabilities] = session(content).run(["probabilities"], {"image": golden})[0].tolist()
         description = bundle.Description(
@@ -62,10 +70,12 @@ def export(
             input=bundle.Input(size=facts.preprocessing.size),
             extras=EXTRAS,
             encoders=("own",) if architecture.encoders == "one" else ("received", "own"),
+            confidence=sure,
             metrics=facts.metrics,
         )
         target = folder / facts.node
-        bundle.write(target, description, content, golden[0], probabilities, signing)
+        reference = None if isinstance(found, str) else held_out.reference(content, found)
+        bundle.write(target, description, content, golden[0], probabilities, signing, reference)
         written.append(Exported(target, facts.node, difference))
         size = len(content)
         report(progress.Exported(node=facts.node, folder=str(target), bytes=size, difference=difference))

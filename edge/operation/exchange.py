@@ -11,6 +11,7 @@ from edge.line import Line, Source
 from edge.operation.compare import compared
 from edge.operation.logs import Log
 from edge.operation.receivers import Receivers
+from edge.operation.watching import Watching
 from edge.settings import Settings
 from edge.view.decide import check
 
@@ -35,8 +36,8 @@ class _Feed(NamedTuple):
 class Parts:
     """A line's parts, as its settings want them."""
 
-    def __init__(self, line: Line, receivers: Receivers, site: assembly.Site, log: Log) -> None:
-        self._line, self._receivers, self._site, self._log = line, receivers, site, log
+    def __init__(self, line: Line, receivers: Receivers, watching: Watching, site: assembly.Site, log: Log) -> None:
+        self._line, self._receivers, self._watching, self._site, self._log = line, receivers, watching, site, log
         self._feeds: list[_Feed] = []
         self._now: Settings | None = None
         self.failed: Callable[[], None] = lambda: None  # told when a source fails for good: that is a bug
@@ -48,9 +49,11 @@ class Parts:
         """
         check(wanted.view, self._line.model.manifest.classes)
         assembly.sources(wanted.sources, self._site)  # for trial: the old ones have to end before the new ones begin
+        keep = self._watching.prepare(wanted)
         change = self._receivers.prepare(wanted.sinks)
         self._log.become(wanted.log)
         self._line.view = wanted.view
+        await self._watching.exchange(wanted, keep)
         await asyncio.to_thread(self._receivers.exchange, change)
         kept, missing, old = compared(self._feeds, wanted.sources)
         for each in old:
