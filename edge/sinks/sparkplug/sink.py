@@ -44,7 +44,10 @@ def opened(settings: Settings, line: str, folder: Path) -> "Sparkplug":
 
 
 class Sparkplug:
-    """Publishes outcomes as DDATA. Its connection is kept in a thread of its own, whether there are outcomes or not."""
+    """Publishes outcomes as DDATA.
+
+    From the first `deliver` on the connection is kept in a thread of its own, whether there are outcomes or not.
+    """
 
     def __init__(self, endpoint: Endpoint, identity: Identity, memory: Memory) -> None:
         self.name = f"sparkplug:{endpoint.host}:{endpoint.port}/{identity.group}/{identity.node}/{identity.device}"
@@ -62,10 +65,11 @@ class Sparkplug:
         self._published = -1  # the latest outcome
         self._unseen: dict[bytes, int] = {}  # messages that have not come back -> the outcome that each is of
         self._keeper = threading.Thread(target=self._keep, name="sparkplug", daemon=True)
-        self._keeper.start()
 
     def deliver(self, items: Sequence[Item]) -> None:
         """Publish outcomes and see them come back; SinkDown with the number of those before the first that has not."""
+        if not self._keeper.ident:
+            self._keeper.start()
         for start in range(0, max(len(items), 1), _WINDOW):
             self._deliver(items[start : start + _WINDOW], start)
 
@@ -74,7 +78,8 @@ class Sparkplug:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._keeper.join(_CLOSE)
+        if self._keeper.ident:
+            self._keeper.join(_CLOSE)
 
     def _deliver(self, items: Sequence[Item], before: int) -> None:
         with self._changed:
