@@ -58,6 +58,7 @@ class Sparkplug:
         self._why = ""  # nothing can be delivered; empty while the first attempt to connect is under way
         self._births: deque[bytes] = deque(maxlen=100)  # NBIRTHs of this connection
         self._unborn: set[bytes] = set()  # births that have not come back
+        self._due = 0.0  # when they should have, by the monotonic clock
         self._alive = False  # the births have come back: data may follow
         self._leaving = False  # the primary host has gone: this connection is to be ended
         self._deaf = False  # a message on this connection could not be read
@@ -116,7 +117,7 @@ class Sparkplug:
         """One connection from its beginning to its end; whether it came to life."""
         with self._changed:
             self._births.clear()
-            self._unborn.clear()
+            self._unborn = set()
             self._leaving = self._deaf = False
         try:
             connection = Connection(
@@ -167,7 +168,8 @@ class Sparkplug:
     def _bear(self, connection: Connection) -> None:
         node, device = self._node.births()
         self._births.append(node.payload)
-        self._unborn |= {node.payload, device.payload}
+        self._unborn = {node.payload, device.payload}
+        self._due = time.monotonic() + _ECHO
         connection.publish(node)
         connection.publish(device)
 
@@ -196,8 +198,12 @@ class Sparkplug:
             return  # not begun yet: the beginning looks at the host's state itself
         if heard is Heard.OFFLINE:
             self._alive, self._leaving = False, True
-        elif heard is Heard.ONLINE or (heard is Heard.REBIRTH and self._births):
+        elif heard is Heard.ONLINE or (heard is Heard.REBIRTH and self._births and not self._is_bearing()):
             self._bear(connection)
+
+    def _is_bearing(self) -> bool:
+        """Whether births are under way: they answer all who have asked until then."""
+        return bool(self._unborn) and time.monotonic() < self._due
 
     def _notify(self) -> None:
         with self._changed:
