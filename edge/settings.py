@@ -13,7 +13,7 @@ from broker_config.errors import UsageError, nearest
 from edge import delivery
 from edge.config import load
 from edge.doubt import doubts
-from edge.doubt import drift as drifts
+from edge.doubt import drift as drifting
 from edge.doubt import keep as keeping
 from edge.operation import logs
 from edge.sinks import csv, homeassistant, jsonl, mqtt, sparkplug, sqlite, webhook
@@ -42,7 +42,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     view: View = View()
     doubt: doubts.Settings = doubts.Settings()
-    drift: drifts.Settings = drifts.Settings()
+    drift: drifting.Settings = drifting.Settings()
     keep: keeping.Settings | None = None
     sources: tuple[Source, ...] = ()
     sinks: tuple[Sink, ...] = ()
