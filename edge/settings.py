@@ -12,7 +12,9 @@ from msgspec import Struct
 from broker_config.errors import UsageError, nearest
 from edge import delivery
 from edge.config import load
-from edge.doubt import doubts, drift, keep
+from edge.doubt import doubts
+from edge.doubt import drift as drifting
+from edge.doubt import keep as keeping
 from edge.operation import logs
 from edge.sinks import csv, homeassistant, jsonl, mqtt, sparkplug, sqlite, webhook
 from edge.sinks import folder as folder_sink
@@ -40,8 +42,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     view: View = View()
     doubt: doubts.Settings = doubts.Settings()
-    drift: drift.Settings = drift.Settings()
-    keep: keep.Settings | None = None
+    drift: drifting.Settings = drifting.Settings()
+    keep: keeping.Settings | None = None
     sources: tuple[Source, ...] = ()
     sinks: tuple[Sink, ...] = ()
     log: logs.Settings = logs.Settings()
