@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from broker_config.errors import EdgeNodeError, UsageError, explain
 from edge import bundle
 from edge.expiry import UNCHECKED, Ends
-from edge.line import Line, Model, Seen, load, tried
+from edge.line import Line, Model, Seen, load, tidy_memory, tried
 from edge.store.desk import Answer, Desk, Request
 from edge.store.gate import Finding, Gate, Sample, examine
 from edge.store.probation import Doubts, Probation
@@ -259,6 +259,7 @@ class Life:
                 return
             self._probation, self._before, self._doubts = None, None, probation.doubts
         self.store.confirmed(_SELF)
+        tidy_memory()  # the model before has gone
 
     def _settle(self) -> None:
         """Go back from a model that has failed."""
