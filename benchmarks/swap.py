@@ -2,8 +2,9 @@
 
     python -m benchmarks.swap bundles/plant-1
 
-A steady load of one image every 50 ms; then the bundle and a copy of it under another digest are activated in turn. Shown
-are milliseconds of a request in peace and while a gate was at work, how long that took, and the daemon's memory (VmRSS).
+A steady load of one image every 50 ms; then the bundle and a copy of it under another digest are activated in turn.
+Shown are milliseconds of a request in peace and while a gate was at work, how long that took, and the daemon's memory
+(VmRSS).
 """
 
 import argparse
@@ -25,7 +26,7 @@ from edge.store.store import Store, of_line
 
 PERIOD = 0.05  # seconds
 PEACE = 20.0  # seconds
-SWAPS = 6
+SWAPS = 7  # odd: one is on probation at the end
 
 
 class Load(threading.Thread):
