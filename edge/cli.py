@@ -42,7 +42,7 @@ def settings(
     """Options of every command."""
     if name := context.invoked_subcommand:
         command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
-        context.default_map = {name: from_environment(os.environ, command, context)}
+        context.default_map = {name: from_environment(os.environ, name, command, context)}
 
 
 def main() -> None:
