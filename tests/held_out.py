@@ -1,5 +1,6 @@
 """Images of three colours, a tiny bundle that has judged some of them, and a line that serves it."""
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from edge.bundle import Confidence
 from edge.doubt.reference import Reference
 from edge.line import Frame, Line, Watcher, load
 from edge.predictor import Predictor
-from edge.verdict import Notice, Outcome, Verdict
+from edge.verdict import Failure, Notice, Outcome, Verdict
 from tests.tiny_bundle import CLASSES, tiny_bundle
 
 SIZE = 16
@@ -62,8 +63,17 @@ def a_line(folder: Path, told: Told, *watchers: Watcher) -> Line:
     return Line(load(folder), told, watchers=watchers)
 
 
+def judge(line: Line, *frames: Frame) -> list[Verdict | Failure]:
+    """What the line makes of frames, one after another."""
+
+    async def judged() -> list[Verdict | Failure]:
+        return [await line.judge(frame) for frame in frames]
+
+    return asyncio.run(judged())
+
+
 def shown(line: Line, images: Sequence[NDArray[np.uint8]]) -> list[Verdict]:
     """The verdicts on frames of a camera."""
-    found = [line.judge_here(Frame(f"frame-{number}", image, "camera")) for number, image in enumerate(images)]
+    found = judge(line, *(Frame(f"frame-{number}", image, "camera") for number, image in enumerate(images)))
     assert all(isinstance(each, Verdict) for each in found), found
     return [each for each in found if isinstance(each, Verdict)]

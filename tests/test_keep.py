@@ -20,9 +20,9 @@ from edge.doubt.doubts import Doubts
 from edge.doubt.doubts import Settings as DoubtSettings
 from edge.doubt.keep import Keep, Settings
 from edge.line import Frame, Line
-from edge.verdict import Verdict
+from edge.verdict import Failure
 from edge.view.cut import View
-from tests.held_out import CONFIDENCE, Told, a_line, judged_bundle, picture, shown
+from tests.held_out import CONFIDENCE, Told, a_line, judge, judged_bundle, picture, shown
 from tests.tiny_bundle import BLUE, RED
 
 RANDOM = np.random.default_rng(4)
@@ -70,17 +70,25 @@ def test_what_is_kept_is_a_matter_of_settings(judged, tmp_path, what):
 def test_an_image_file_is_kept_byte_for_byte(judged, tmp_path, format_, suffix):
     Image.fromarray(UNSURE).save(content := io.BytesIO(), format_)
     with keeping(judged, tmp_path, what="all") as (line, _):
-        line.judge_here(Frame("posted", content.getvalue()))
+        judge(line, Frame("posted", content.getvalue()))
     [name] = kept(tmp_path)
     assert name.endswith(f".{suffix}")
     assert (tmp_path / name).read_bytes() == content.getvalue()
+
+
+def test_a_picture_of_what_was_seen_stands_beside_it_where_one_is_wanted_and_goes_with_it(judged, tmp_path):
+    with keeping(judged, tmp_path, annotate=True, images=1) as (line, _):
+        _, last = shown(line, [UNSURE, UNSURE])
+    stem = str(last.kept).removesuffix(".png")
+    assert {path.name for path in tmp_path.iterdir()} == {f"{stem}{end}" for end in (".png", ".json", ".annotated.jpg")}
+    assert Image.open(tmp_path / f"{stem}.annotated.jpg").size > UNSURE.shape[:2]
 
 
 def test_a_file_that_its_source_removes_at_once_is_kept_all_the_same(judged, tmp_path):
     (tmp_path / "part.png").write_bytes(RED)
     (tmp_path / "kept").mkdir()
     with keeping(judged, tmp_path / "kept", what="all") as (line, keep), hindered(keep):
-        line.judge_here(Frame("part.png", tmp_path / "part.png"))
+        judge(line, Frame("part.png", tmp_path / "part.png"))
         (tmp_path / "part.png").unlink()
     [name] = kept(tmp_path / "kept")
     assert (tmp_path / "kept" / name).read_bytes() == RED
@@ -177,5 +185,6 @@ def drained(keep: Keep) -> None:
 
 def test_a_frame_that_cannot_be_judged_is_not_kept(judged, tmp_path):
     with keeping(judged, tmp_path, what="all") as (line, _):
-        assert not isinstance(line.judge_here(Frame("bad", BLUE[:40])), Verdict)
+        [failure] = judge(line, Frame("bad", BLUE[:40]))
+    assert isinstance(failure, Failure)
     assert kept(tmp_path) == []

@@ -37,6 +37,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     what: Literal["doubtful", "defects", "all"] = "doubtful"
     megabytes: Annotated[int, Meta(ge=1)] = 1000
     images: Annotated[int, Meta(ge=1)] = 10_000
+    annotate: bool = False  # put a picture of what was seen beside each
 
 
 class _Order(NamedTuple):
@@ -45,6 +46,7 @@ class _Order(NamedTuple):
     stem: str
     data: bytes | BinaryIO | NDArray[np.uint8]
     verdict: Verdict
+    seen: Seen | None  # for the picture, where one is wanted
 
 
 class _Kept(NamedTuple):
@@ -83,7 +85,8 @@ class Keep:
         try:
             data = seen.frame.data.open("rb") if isinstance(seen.frame.data, Path) else seen.frame.data
             told = msgspec.structs.replace(verdict, kept=f"{stem}.{_SUFFIXES[seen.cut.photo.format]}")
-            self._queue.put_nowait(_Order(stem, data, told))
+            drawn = seen._replace(verdict=told) if self._settings.annotate else None
+            self._queue.put_nowait(_Order(stem, data, told, drawn))
         except (OSError, queue.Full) as error:
             self._lose(verdict, "too many wait for the disk" if isinstance(error, queue.Full) else error)
             return verdict
@@ -99,26 +102,32 @@ class Keep:
         while order := self._queue.get():
             try:
                 self._write(order)
-            except OSError as error:  # a full disk: the next image may find room again
+            except Exception as error:  # a full disk, a broken library: it may be better with the next image
                 self._lose(order.verdict, error)
             finally:
                 self._queue.task_done()
 
     def _write(self, order: _Order) -> None:
-        contents = _bytes(order.data), msgspec.json.format(msgspec.json.encode(order.verdict))
-        names = self._folder / str(order.verdict.kept), self._folder / f"{order.stem}.json"
-        fresh, most = _Kept(names, sum(map(len, contents))), self._settings.megabytes * 1_000_000
+        files = {
+            self._folder / str(order.verdict.kept): _bytes(order.data),
+            self._folder / f"{order.stem}.json": msgspec.json.format(msgspec.json.encode(order.verdict)),
+        }
+        if order.seen:
+            from edge.view.annotate import annotate  # noqa: PLC0415  (only some lines draw)
+
+            files[self._folder / f"{order.stem}.annotated.jpg"] = _encoded(annotate(order.seen), "JPEG", quality=90)
+        fresh, most = _Kept(tuple(files), sum(map(len, files.values()))), self._settings.megabytes * 1_000_000
         if fresh.bytes > most:
             raise OSError(f"it is larger than megabytes = {self._settings.megabytes}")
         while self._kept and (len(self._kept) >= self._settings.images or self._bytes + fresh.bytes > most):
             self._delete(self._kept[0])
             self._bytes -= self._kept.popleft().bytes
         try:
-            for path, content in zip(names, contents, strict=True):
+            for path, content in files.items():
                 disk.replace_bytes(path, content)
         except OSError:
             with contextlib.suppress(OSError):  # nor may what was begun take up room
-                self._delete(_Kept((*names, *(path.with_name(f"{path.name}.tmp") for path in names)), 0))
+                self._delete(_Kept((*files, *(path.with_name(f"{path.name}.tmp") for path in files)), 0))
             raise
         self._kept.append(fresh)
         self._bytes += fresh.bytes
@@ -137,10 +146,14 @@ def _bytes(data: bytes | BinaryIO | NDArray[np.uint8]) -> bytes:
     if isinstance(data, bytes):
         return data
     if isinstance(data, np.ndarray):
-        Image.fromarray(data).save(out := io.BytesIO(), "PNG", compress_level=1)
-        return out.getvalue()
+        return _encoded(Image.fromarray(data), "PNG", compress_level=1)
     with data:
         return data.read()
+
+
+def _encoded(image: Image.Image, format_: str, **options: int) -> bytes:
+    image.save(out := io.BytesIO(), format_, **options)
+    return out.getvalue()
 
 
 def _kept(folder: Path) -> Iterator[_Kept]:
