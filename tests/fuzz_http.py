@@ -243,8 +243,9 @@ class Gunner:
 class Battle:
     """Requests against one daemon, and what came of them."""
 
-    def __init__(self, line: Daemon, seed: int) -> None:
+    def __init__(self, line: Daemon, seed: int, *, busy: bool = False) -> None:
         self.line = line
+        self.busy = busy  # others send to it too: a 503 is then no fault
         self.gunner = Gunner(Random(seed))
         self.statuses: Counter[str] = Counter()
         self.kinds: Counter[str] = Counter()
@@ -285,7 +286,8 @@ class Battle:
             writer.close()
         statuses = [status.decode() for status in STATUS.findall(answer)]
         self.statuses.update(statuses or ["none"])
-        assert not any(status >= "500" for status in statuses), (kind, shot.data[:3000], answer[:3000])
+        faults = [status for status in statuses if status >= "500" and not (self.busy and status == "503")]
+        assert not faults, (kind, shot.data[:3000], answer[:3000])
         assert statuses or not shot.whole, (kind, shot.data[:3000], answer)
 
 
