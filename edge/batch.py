@@ -18,6 +18,7 @@ from edge.verdict import Failure, Verdict
 from edge.view.cut import View
 
 COLUMNS = ("image", "label", "confidence", "defect", "doubts", "bundle", "model", "time", "error")
+_HEADER = ",".join(COLUMNS) + "\n"
 
 
 class Image(NamedTuple):
@@ -84,13 +85,14 @@ class Results:
             raise UsageError(f"{path} is neither .jsonl nor .csv", "name the results so")
         try:
             self._file: BinaryIO = path.open("r+b" if path.exists() else "w+b")
-            before = self._whole_lines()
+            content = self._file.read()
         except OSError as error:
             raise EdgeNodeError(
                 f"cannot write results to {path}: {error.strerror}", "name a file in a folder that can be written"
             ) from error
+        whole = content[: content.rfind(b"\n") + 1]  # the last line may have been cut off
         try:
-            rows = self._rows(before)
+            rows = self._rows(whole)
         except (ValueError, msgspec.MsgspecError) as error:
             raise UsageError(f"{path} holds something else than results", "name another file") from error
         if others := {row.model for row in rows if row.model} - {model.digest}:
@@ -99,21 +101,18 @@ class Results:
                 "name another file",
             )
         self.judged = {row.image for row in rows if row.model}
-
-    def _whole_lines(self) -> bytes:
-        """What is there, without a last line that was cut off."""
-        content = self._file.read()
-        whole = content[: content.rfind(b"\n") + 1]
         self._file.truncate(len(whole))
         self._file.seek(len(whole))
         if not whole and self._kind == "csv":
-            self._write(",".join(COLUMNS) + "\n")
-        return whole
+            self._write(_HEADER)
 
     def _rows(self, content: bytes) -> list[_Row]:
         if self._kind == "jsonl":
             return [msgspec.json.decode(line, type=_Row) for line in content.splitlines()]
-        return [msgspec.convert(row, _Row) for row in csv.DictReader(io.StringIO(content.decode()))]
+        text = content.decode()
+        if text and not text.startswith(_HEADER):
+            raise ValueError("other columns")
+        return [msgspec.convert(row, _Row) for row in csv.DictReader(io.StringIO(text))]
 
     def add(self, outcome: Verdict | Failure) -> None:
         """Append an outcome; EdgeNodeError when the disk does not take it."""

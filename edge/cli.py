@@ -42,7 +42,8 @@ def settings(
     """Options of every command."""
     if name := context.invoked_subcommand:
         command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
-        context.default_map = {name: from_environment(os.environ, command, context)}
+        if command.callback:  # a group of commands has no options of its own
+            context.default_map = {name: from_environment(os.environ, command, context)}
 
 
 def main() -> None:

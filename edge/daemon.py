@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import signal
 import socket
@@ -56,6 +57,7 @@ def serve(
     on standard error says when and where. SIGHUP lets `again` read the settings again; without it, it is a SIGTERM.
     Raises EdgeNodeError when the bundle, the port, a source or a sink cannot be used.
     """
+    faulthandler.enable(2)  # a watchdog's SIGABRT shows where each thread was
     with contextlib.ExitStack() as closing:
         log = closing.enter_context(contextlib.closing(Log(settings.log)))
         listener = closing.enter_context(_listen(host, port))
@@ -93,10 +95,10 @@ async def _run(
         asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, number)
     parts.failed = partial(events.put_nowait, _ENDED)
     await parts.become(settings)
-    server = Server(app, lambda: _announce(listener, manager, line))
+    server = Server(app, lambda: _announce(listener, manager, status(line, parts.receivers)))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     serving.add_done_callback(lambda _: events.put_nowait(_ENDED))
-    beating = asyncio.create_task(beat(line, manager, stop))
+    beating = asyncio.create_task(beat(line, parts.receivers, manager, stop))
     reminding = asyncio.create_task(expiry.remind(lambda: line.model.ends, stop))
 
     while await events.get() == signal.SIGHUP and again:
@@ -138,7 +140,7 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _announce(listener: socket.socket, manager: Manager, line: Line) -> None:
-    manager.tell(READY=1, STATUS=status(line))
+def _announce(listener: socket.socket, manager: Manager, state: str) -> None:
+    manager.tell(READY=1, STATUS=state)
     host, port = listener.getsockname()[:2]
     print(f"ready http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr, flush=True)

@@ -1,6 +1,8 @@
 """What happens to one frame on the line: decoded, judged in one worker thread, the outcome handed on."""
 
 import asyncio
+import contextlib
+import ctypes
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -284,7 +286,14 @@ def tried(found: bundle.Bundle, threads: int, ends: Ends = UNCHECKED) -> Model:
     """Load a bundle that was admitted; BundleError when it does not do what it promises."""
     predictor = Predictor(found, threads)
     predictor.self_test()
+    _tidy_memory()
     return Model(predictor, ends, found.digest[:12])
+
+
+def _tidy_memory() -> None:
+    """Give back what loading a model took, which is more than the model: 28 MB of 82, of two fused MobileNetV2."""
+    with contextlib.suppress(AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class Nowhere:

@@ -13,7 +13,7 @@ from broker_config.errors import UsageError, nearest
 from edge import delivery
 from edge.config import load
 from edge.doubt import doubts
-from edge.doubt import drift as drifting  # tables have the modules' own names
+from edge.doubt import drift as drifting
 from edge.doubt import keep as keeping
 from edge.operation import logs
 from edge.sinks import csv, homeassistant, jsonl, mqtt, sparkplug, sqlite, webhook

@@ -129,6 +129,8 @@ class Spool:
     def move(self, name: str, seq: int) -> None:
         """A sink is done with all outcomes up to `seq`."""
         with self._lock:
+            if name not in self._cursors:
+                return  # it is gone, and was slow
             self._cursors[name] = seq
             self._changed = True
             if not self._full:
@@ -185,6 +187,10 @@ class Spool:
         rows = list(self._cursors.items())
         return all(self._execute("INSERT OR REPLACE INTO cursors VALUES (?, ?)", row) for row in rows)
 
+    def _least(self) -> int:
+        """The number up to which all sinks are done."""
+        return min(self._cursors.values(), default=self.newest)
+
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:
         """A spool that nobody can read must not keep the line from starting."""
         kept = self.path.with_name(f"damaged-{int(time.time())}.sqlite")
@@ -238,7 +244,7 @@ class Spool:
         if self._full:
             self._write_held()
         with self._lock:
-            done = min(self._cursors.values())
+            done = self._least()
         self._delete("seq <= ?", done)
         self._limit(own)
         own.execute("PRAGMA wal_checkpoint(PASSIVE)")
@@ -249,7 +255,7 @@ class Spool:
         """Bring to disk what waited in memory for space."""
         while True:
             with self._lock:
-                least = min(self._cursors.values())
+                least = self._least()
                 for seq, data in list(islice(self._held, _CHUNK)):
                     if seq > least and not self._insert(seq, data):
                         self._changed = True

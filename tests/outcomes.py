@@ -9,14 +9,17 @@ from typing import Any, Self
 from edge.verdict import Verdict, fresh_id, now
 
 _PROCESS = """
-import json, logging, sys, time
+import contextlib, json, logging, sys, time
 from pathlib import Path
-from edge.assembly import Site, outbox
+from edge.assembly import Site
+from edge.operation.receivers import Receivers
 from edge.settings import parse
 from tests.outcomes import verdict
 logging.basicConfig(format="%(message)s")
 tables, state, first, count, pause = json.loads(sys.argv[1])
-with outbox(parse(tables, Path(state) / "line.toml"), Site("line-1", Path(state))) as box:
+settings = parse(tables, Path(state) / "line.toml")
+with contextlib.closing(Receivers(Site("line-1", Path(state)), settings.spool)) as box:
+    box.exchange(box.prepare(settings.sinks))
     for number in range(first, first + count):
         box.put(verdict(number))
         sys.stdout.write(f"{number}\\n")

@@ -1,7 +1,10 @@
 """Annotated pictures show the region, the tiles, the verdict and, for each encoder, where it looked."""
 
+import asyncio
 import contextlib
+import io
 
+import httpx
 import msgspec
 import numpy as np
 import pytest
@@ -9,21 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from edge.line import Frame, Line, Model, Seen, load
-from edge.verdict import Box, Outcome
+from edge.http.app import App
+from edge.line import Frame, Line, Model, Nowhere, Seen, load
+from edge.metrics import Metrics
+from edge.verdict import Box
 from edge.view import annotate as drawing
 from edge.view import heat as heating
 from edge.view.annotate import annotate
 from edge.view.cut import View
 from edge.view.look import look
+from tests.tiny_bundle import RED as RED_FILE
 from tests.tiny_bundle import tiny_bundle
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
-
-
-class Nowhere:
-    def put(self, outcome: Outcome) -> None:
-        """Let it go."""
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +134,19 @@ def test_more_is_said_of_a_verdict_in_doubt(model):
     plain_, more = annotate(found), annotate(doubted)
     assert more.width == plain_.width
     assert more.height > plain_.height + 40
+
+
+def test_over_http_the_answer_is_the_picture_when_it_is_asked_for(model):
+    async def ask(*queries: str) -> list[httpx.Response]:
+        with contextlib.closing(Line(model, Nowhere())) as line:
+            transport = httpx.ASGITransport(App(line, Metrics()))
+            async with httpx.AsyncClient(transport=transport, base_url="http://line") as client:
+                return [await client.post(f"/classify{query}", content=RED_FILE) for query in queries]
+
+    plain_, hot, wrong = asyncio.run(ask("?annotate=1", "?annotate=heat", "?annotate=yes"))
+    assert (plain_.headers["content-type"], plain_.headers["x-model"]) == ("image/jpeg", model.digest)
+    assert Image.open(io.BytesIO(hot.content)).width > 2 * Image.open(io.BytesIO(plain_.content)).width
+    assert wrong.status_code == 400
 
 
 def _changed(found: Seen, **changes: object) -> object:

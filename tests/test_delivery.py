@@ -16,6 +16,8 @@ from edge.sinks.sink import Item, Refused, SinkDown
 from edge.spool import Spool, opened
 from tests.outcomes import verdict
 
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+
 
 class Receiver:
     """A sink whose receiver is in the test's hands: `rule` raises what it has against a number."""
@@ -180,14 +182,17 @@ def test_a_receiver_that_never_answers_is_left_behind_at_the_end(tmp_path, caplo
         free.wait(20)
 
     stuck, fine = Receiver("stuck", rule), Receiver("fine")
-    with line(tmp_path, stuck, fine) as (spool, _):
+    with line(tmp_path, stuck, fine) as (spool, deliveries):
         put(spool, 0)
         assert hanging.wait(20)
         begun = time.monotonic()
     assert time.monotonic() - begun < 3
     assert fine.numbers() == [0]
     assert "1 outcome(s) wait for stuck" in caplog.text
+    thread = deliveries[0]._thread
     free.set()  # too late: it will come again
+    thread.join(5)
+    assert "cannot be written" not in caplog.text
     back = Receiver("stuck")
     with line(tmp_path, back, Receiver("fine")):
         assert back.until(0) == [0]

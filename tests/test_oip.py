@@ -6,6 +6,7 @@ import io
 import json
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from random import getrandbits
 from typing import Any
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image as Picture
 
 from edge.images import MAX_BYTES, decode
+from edge.line import load
 from tests.test_daemon import Daemon, daemon
 from tests.tiny_bundle import BLUE, CLASSES, GREEN, RED, tiny_bundle, tiny_probabilities
 
@@ -255,3 +257,28 @@ def test_faults_of_http_have_their_own_status(line: Daemon) -> None:
     assert "image 0" in post(INFER, json=no_image).json()["error"]
     assert post(f"/classify?name={'x' * 201}", content=RED).status_code == 400
     assert post(INFER, content=body).status_code == 200
+
+
+# ---------------------------------------------------------------- what else the model says
+
+
+def test_every_output_of_the_model_can_be_had(tmp_path: Path) -> None:
+    folder = tiny_bundle(tmp_path / "bundle", size=SIZE, extras=True).folder
+    images = pictures(11)
+    expected = load(folder).predictor.run(images, ("opinions", "features", "maps"))
+    with daemon(folder) as line, triton.InferenceServerClient(f"127.0.0.1:{line.url.port}") as client:
+        model = client.get_model_metadata("tiny")
+        answer = client.infer("tiny", [tensor(images)])
+        in_json = client.infer(
+            "tiny",
+            [tensor(images)],
+            outputs=[triton.InferRequestedOutput(name, binary_data=False) for name in ("maps", "opinions")],
+        )
+    assert [each["name"] for each in model["outputs"]] == ["probabilities", "opinions", "features", "maps"]
+    assert [each["name"] for each in in_json.get_response()["outputs"]] == ["maps", "opinions"]
+    for each in model["outputs"]:
+        values = getattr(expected, each["name"])
+        assert all(said in (-1, there) for said, there in zip(each["shape"], values.shape, strict=True))
+        assert np.array_equal(answer.as_numpy(each["name"]), values)
+    for name in ("maps", "opinions"):
+        assert in_json.as_numpy(name) == pytest.approx(getattr(expected, name))

@@ -387,10 +387,10 @@ from pathlib import Path
 sys.modules["google.protobuf"] = None
 from broker_config.errors import explain
 from edge import assembly, daemon, settings
+from edge.operation.receivers import Receivers
 found = settings.parse({"sinks": [{"kind": "sparkplug", "url": "mqtt://broker", "group": "g"}]}, Path("line.toml"))
 try:
-    with assembly.outbox(found, assembly.Site("line-1", Path(sys.argv[1]))):
-        pass
+    Receivers(assembly.Site("line-1", Path(sys.argv[1])), found.spool).prepare(found.sinks)
 except ImportError as error:
     print(explain(error))
 """

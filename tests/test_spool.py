@@ -167,6 +167,7 @@ with opened(folder, Settings()) as spool:
     found["delivered"] = images("a")
     resource.setrlimit(resource.RLIMIT_FSIZE, most)
     spool.put(verdict(12_000))
+    found["meanwhile"] = images("a")
     while spool._full:
         time.sleep(0.01)
     found["again"] = images("a")
@@ -186,6 +187,7 @@ def test_while_the_disk_is_full_outcomes_wait_in_memory_and_then_go_to_disk(tmp_
     assert numbers["full"] == [*range(gap), *range(12_000 - len(numbers["full"]) + gap, 12_000)]
     assert 9_990 <= len(numbers["full"]) - gap <= 10_000
     assert numbers["delivered"] == list(range(11_000, 12_000))
+    assert numbers["meanwhile"] == list(range(11_000, 12_001))
     assert numbers["again"] == list(range(11_000, 12_001))
     assert numbers["b"][:gap] == list(range(gap))
     assert numbers["b"][-9_000:] == list(range(3_001, 12_001))

@@ -55,11 +55,11 @@ def _tell(outcome: Verdict | Failure, *, as_json: bool, quiet: bool) -> None:
 
 
 def _draw(seen: Seen, folder: Path, *, heat: bool) -> None:
-    from edge.view.annotate import annotate
+    from edge.view.annotate import jpeg
 
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        annotate(seen, heat=heat).save(batch.picture_of(seen.verdict.image, folder), quality=90)
+        batch.picture_of(seen.verdict.image, folder).write_bytes(jpeg(seen, heat=heat))
 
 
 def _summary(before: int, counts: Counter[str], failed: int) -> str:

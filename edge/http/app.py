@@ -134,17 +134,29 @@ class App:
         return Answer.json(about)
 
     async def _classify(self, request: Request) -> Answer:
-        """Judge the image file in the body, any content type; `?name=` is how the verdict calls it."""
+        """Judge the image file in the body, any content type; `?name=` is how the verdict calls it.
+
+        With `?annotate=1` or `?annotate=heat` the answer is an annotated picture.
+        """
         name = request.query("name", "the request's body")
         if len(name) > _LONGEST_NAME:
             raise RequestError(f"the image's name has more than {_LONGEST_NAME} characters", "give it a shorter one")
         if request.headers.get(b"content-type", b"").startswith(b"multipart/"):
             raise RequestError("the body is a form", "send the file alone: curl --data-binary @FILE", 415)
+        annotate = request.query("annotate", "")
+        if annotate not in ("", "1", "heat"):
+            raise RequestError("annotate is neither 1 nor heat", "leave it out for the verdict as JSON")
         async with self._intake.body(request) as body:
-            outcome = await self._line.judge(Frame(name, body, "http"))
-        if isinstance(outcome, Failure):
-            return Answer.json(outcome, 400)
-        return Answer.json(outcome, headers={b"x-model": outcome.model.encode()})
+            found = await self._line.see(Frame(name, body, "http"))
+            if isinstance(found, Failure):
+                return Answer.json(found, 400)
+            headers = {b"x-model": found.verdict.model.encode()}
+            if not annotate:
+                return Answer.json(found.verdict, headers=headers)
+            from edge.view.annotate import jpeg  # noqa: PLC0415  (few ask for pictures)
+
+            picture = await self._line.decoding(lambda seen: jpeg(seen, heat=annotate == "heat"), found)
+        return Answer(picture, kind=b"image/jpeg", headers=headers)
 
     async def _measure(self, _request: Request) -> Answer:
         return Answer(self._metrics.exposition(self._line.model), kind=METRICS_TYPE)

@@ -76,7 +76,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(503, "too many connections", "close some, or keep one for all images")
             return
         super().connection_made(transport)
-        self._expect_within(HEAD_TIME)
+        # As between two requests: until it says something it is idle.
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget all timers; the request in hand learns that nobody waits for its answer."""

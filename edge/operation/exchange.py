@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
+from broker_config.errors import EdgeNodeError
 from edge import assembly, settings
 from edge.feed import feed
 from edge.line import Line, Source
@@ -37,7 +38,7 @@ class Parts:
     """A line's parts, as its settings want them."""
 
     def __init__(self, line: Line, receivers: Receivers, watching: Watching, site: assembly.Site, log: Log) -> None:
-        self._line, self._receivers, self._watching, self._site, self._log = line, receivers, watching, site, log
+        self._line, self.receivers, self._watching, self._site, self._log = line, receivers, watching, site, log
         self._feeds: list[_Feed] = []
         self._now: Settings | None = None
         self.failed: Callable[[], None] = lambda: None  # told when a source fails for good: that is a bug
@@ -50,11 +51,15 @@ class Parts:
         check(wanted.view, self._line.model.manifest.classes)
         assembly.sources(wanted.sources, self._site)  # for trial: the old ones have to end before the new ones begin
         keep = self._watching.prepare(wanted)
-        change = self._receivers.prepare(wanted.sinks)
-        self._log.become(wanted.log)
+        change = self.receivers.prepare(wanted.sinks)
+        try:
+            self._log.become(wanted.log)
+        except EdgeNodeError:
+            self.receivers.abandon(change)
+            raise
         self._line.view = wanted.view
         await self._watching.exchange(wanted, keep)
-        await asyncio.to_thread(self._receivers.exchange, change)
+        await asyncio.to_thread(self.receivers.exchange, change)
         kept, missing, old = compared(self._feeds, wanted.sources)
         for each in old:
             await each.end()

@@ -53,10 +53,11 @@ class Receivers:
     def prepare(self, wanted: Sequence[settings.Sink]) -> Change:
         """Open the sinks that are not there yet; EdgeNodeError, and nothing has changed, when one cannot be."""
         kept, missing, old = compared(self._there, wanted)
-        if missing and not self._spool:
-            self._open_spool()
         new: list[tuple[settings.Sink, Sink]] = []
         with contextlib.ExitStack() as undo:
+            undo.callback(self._close_unused)
+            if missing and not self._spool:
+                self._open_spool()
             for each in missing:
                 assert self._spool
                 sink = assembly.sink(each, self._site, self._spool)
@@ -70,6 +71,12 @@ class Receivers:
             undo.pop_all()
         return Change(kept, new, old)
 
+    def abandon(self, change: Change) -> None:
+        """Let go of what was prepared."""
+        for _, sink in change.new:
+            sink.close()
+        self._close_unused()
+
     def exchange(self, change: Change) -> None:
         """Use them. Each outcome reaches the old sinks, the new ones or both; takes seconds when one is slow."""
         if not self._spool:
@@ -79,8 +86,7 @@ class Receivers:
         delivery.end([each.delivery for each in change.old])
         self._there = change.kept + [_Receiver(wanted, Delivery(self._spool, sink)) for wanted, sink in change.new]
         self._spool.begin(names)
-        if not names:
-            self._close_spool()
+        self._close_unused()
 
     def waiting(self) -> int:
         """Outcomes that the slowest sink has not had yet."""
@@ -110,6 +116,11 @@ class Receivers:
 
         check_name(self._site.line, "the line's name")
         self._spool = self._closing.enter_context(opened(self._site.state / "spool" / self._site.line, self._limits))
+
+    def _close_unused(self) -> None:
+        """A spool without sinks would grow, and nobody would read it."""
+        if not self._there:
+            self._close_spool()
 
     def _close_spool(self) -> None:
         self._spool = None

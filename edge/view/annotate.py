@@ -1,6 +1,7 @@
 """A judged frame -> a picture that shows what was looked at, what was found, and which places spoke for it."""
 
 import bisect
+import io
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -47,6 +48,13 @@ def annotate(seen: "Seen", *, heat: bool = False) -> Image.Image:
     frame, scale = _shown(seen.cut.photo.image, _LARGE_BESIDE if with_heat else _LARGE)
     panels = [_Panel(_view(seen), _marked(frame, scale, seen))]
     return _page(seen, panels + (_heated(frame, scale, seen) if with_heat else []))
+
+
+def jpeg(seen: "Seen", *, heat: bool = False) -> bytes:
+    """The annotated picture as a JPEG file."""
+    out = io.BytesIO()
+    annotate(seen, heat=heat).save(out, "JPEG", quality=90)
+    return out.getvalue()
 
 
 def _shown(image: Image.Image, most: int) -> tuple[Image.Image, float]:
