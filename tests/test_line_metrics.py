@@ -17,6 +17,7 @@ from tests.tiny_bundle import BLUE, RED, tiny_bundle
 
 UNITS = ("_seconds", "_bytes", "_info", "_total", "_ratio")
 PLAIN = {  # counts of what is there now, which need no unit
+    "edge_node_drifted",
     "edge_node_http_waiting",
     "process_open_fds",
     "process_max_fds",
