@@ -380,7 +380,7 @@ def attack(line: Line, options: argparse.Namespace, failures: list[str]) -> None
     """Malformed requests."""
     try:
         if options.malformed:
-            Battle(Daemon(line.process, str(line.url)), options.seed, busy=True).fight(options.malformed)  # type: ignore[arg-type]
+            Battle(Daemon(line.process, str(line.url)), options.seed).fight(options.malformed)  # type: ignore[arg-type]
     except BaseExceptionGroup as group:
         failures += [f"malformed requests: {type(each).__name__}: {str(each)[:500]}" for each in group.exceptions]
 
