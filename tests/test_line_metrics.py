@@ -17,9 +17,7 @@ from tests.test_daemon import Daemon, daemon
 from tests.tiny_bundle import BLUE, RED, tiny_bundle
 
 UNITS = ("_seconds", "_bytes", "_info", "_total", "_ratio")
-PLAIN = {  # counts of what is there now, yes or no, and multiples of a limit, which have no unit
-    "edge_node_doubt_level",
-    "edge_node_drift_level",
+PLAIN = {  # counts of what is there now, which need no unit
     "edge_node_drifted",
     "edge_node_http_waiting",
     "process_open_fds",
