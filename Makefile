@@ -40,6 +40,10 @@ chaos: $(INSTALLED)
 soak: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz_http 10000
 
+# One daemon under everything at once: swaps, restarts of the broker, bad images, full disks, malformed requests.
+soak: $(INSTALLED)
+	$(BIN)/python -m tests.soak
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
