@@ -36,6 +36,7 @@ FORMAT = 1
 MANIFEST, SIGNATURE, CHARTER = "manifest.json", "manifest.sig", "charter"
 CLASSIFIER = "classifier"
 CONTEXT = "bundle"  # of the signature
+TOLERANCE = 1e-3  # of golden probabilities, in fp32
 LARGEST = {MANIFEST: 1 << 20, SIGNATURE: 64, CHARTER: 1 << 24}  # bytes
 _LARGEST = 1 << 30  # bytes of any other file
 _NAMED = 5  # folders that an error proposes
@@ -70,7 +71,7 @@ class Golden(Struct, frozen=True, kw_only=True):
     file: FileName
     sha256: Digest
     probabilities: tuple[float, ...]
-    tolerance: Annotated[float, Meta(gt=0, le=0.1)] = 1e-3
+    tolerance: Annotated[float, Meta(gt=0, le=0.1)] = TOLERANCE
 
 
 class Confidence(Struct, frozen=True, kw_only=True):
@@ -156,11 +157,12 @@ def write(
     golden: NDArray[np.uint8],
     probabilities: Sequence[float],
     signing: Signing | None = None,
+    tolerance: float = TOLERANCE,
 ) -> Manifest:
     """Write a bundle, in one step as others see it; a bundle that is there already is replaced.
 
-    `golden` is uint8 [size, size, 3]; `probabilities` is what `onnx` gives for it, one for each class. Raises
-    UsageError when `folder` exists and is no bundle.
+    `golden` is uint8 [size, size, 3]; `probabilities` is what `onnx` gives for it, one for each class, within
+    `tolerance`. Raises UsageError when `folder` exists and is no bundle.
     """
     size, classes = description.input.size, description.classes
     if golden.shape != (size, size, 3) or golden.dtype != np.uint8 or len(probabilities) != len(classes):
@@ -177,7 +179,10 @@ def write(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         roles={CLASSIFIER: Graph(file="model.onnx", sha256=digests["model.onnx"])},
         golden=Golden(
-            file="golden.png", sha256=digests["golden.png"], probabilities=tuple(float(p) for p in probabilities)
+            file="golden.png",
+            sha256=digests["golden.png"],
+            probabilities=tuple(float(p) for p in probabilities),
+            tolerance=tolerance,
         ),
         broadcast=signing.broadcast if signing else None,
         version=_next_version(folder) if signing else 0,

@@ -41,7 +41,12 @@ class Architecture(NamedTuple):
     preprocessing: Preprocessing
 
 
-def encoders(tree: Tree) -> Literal["one", "fused", "joined"]:
+def encoders(tree: Tree) -> tuple[Literal["received", "own"], ...]:
+    """A model's encoders, in the order of its opinions and maps."""
+    return ("own",) if kind(tree) == "one" else ("received", "own")
+
+
+def kind(tree: Tree) -> Literal["one", "fused", "joined"]:
     """How a model comes to its features; `Network.see` says what the words mean."""
     if not any(name.startswith("received.") for name in tree):
         return "one"
