@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -24,15 +26,24 @@ class Outputs(NamedTuple):
 def session_options(threads: int = 0) -> onnxruntime.SessionOptions:
     """How onnxruntime runs a graph on the line; `threads` 0 takes two, or the cores there are.
 
-    Threads do not spin while they wait: a line waits most of the time. int8 products are added up exactly also where a
-    processor has no instruction for it (no VNNI), if slower.
+    Threads do not spin while they wait: a line waits most of the time. Where an x86 processor has no instruction for
+    int8 products (VNNI), onnxruntime's usual kernels would let their sums overflow; it takes slower ones that do not.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or min(2, os.cpu_count() or 1)
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry("session.x64quantprecision", "1")
+    options.add_session_config_entry("session.x64quantprecision", "0" if _vnni() else "1")
     return options
+
+
+@cache
+def _vnni() -> bool:
+    """Whether the processor is known to add up int8 products exactly."""
+    try:
+        return "vnni" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
 
 
 class Predictor:

@@ -65,8 +65,8 @@ class _Images(CalibrationDataReader):  # type: ignore[misc]
 def _stays(node: NodeProto) -> bool:
     """Whether a node stays in fp32: in a sensitive block, or behind the encoders (fused features, maps)."""
     if node.op_type != "Conv":
-        return node.output[0] == "features"
-    weight = node.input[1]
+        return bool(node.output[0] == "features")
+    weight: str = node.input[1]
     return _SENSITIVE in weight or not weight.startswith(("encoder.", "received."))
 
 
