@@ -18,7 +18,8 @@ class Leaner(NamedTuple):
 
     tree: Tree
     kept: Literal["received", "own"]
-    text: str  # what was found
+    dropped: Literal["received", "own"]
+    share: float  # of the features, of the dropped one
 
 
 def drop(facts: Facts, tree: Tree, held_out: LabelledImages) -> Leaner | None:
@@ -39,9 +40,4 @@ def drop(facts: Facts, tree: Tree, held_out: LabelledImages) -> Leaner | None:
         both, one = (judge(network, each, images).argmax(1) for each in (tree, lean))
     if not np.array_equal(both, one):
         return None
-    dropped = "own" if kept == "received" else "received"
-    text = (
-        f"the {dropped} encoder of {facts.node} has {share:.1%} of its features, and changes no verdict "
-        f"on {len(one)} held-out images: it is left out"
-    )
-    return Leaner(lean, kept, text)
+    return Leaner(lean, kept, "own" if kept == "received" else "received", share)

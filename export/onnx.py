@@ -15,9 +15,10 @@ from export.lean import drop
 from export.parity import check_parity, pictures, session
 from export.quantise import MOST, TOLERANCE, quantise
 from export.signing import Signer
+from export.student import average, teach
 from trainer import personal, progress
 from trainer.data import LabelledImages
-from trainer.network import Tree
+from trainer.network import Network, Tree
 from trainer.personal import Facts
 
 
@@ -33,7 +34,7 @@ class Wish(NamedTuple):
     """What may make bundles faster, where measurement allows it."""
 
     int8: bool = False
-    student: bool = False  # one encoder, taught by the fused two
+    student: bool = False  # one encoder in place of the fused two
     data: Path | None = None  # class folders with a model's images, if they are not where it says
 
 
@@ -84,6 +85,8 @@ def export(
             report(progress.Note(text=text))
         model = _leaner(_Model(source, facts, tree, encoders(tree), album.held_out(source, facts)), report)
         graph = tracer.graph(model)
+        if wish.student and kind(model.tree) == "fused":
+            graph = _student(model, graph, tracer, album.training(source, facts), report)
         if wish.int8:
             graph = _in_int8(model, graph, album.training(source, facts), report)
         target = folder / facts.node
@@ -121,10 +124,41 @@ class _Tracer:
 def _leaner(model: _Model, report: progress.Report) -> _Model:
     """The model without an encoder that changes no verdict."""
     found = drop(model.facts, model.tree, model.held_out) if model.held_out else None
-    if found is None:
+    if found is None or model.held_out is None:
         return model
-    report(progress.Note(text=found.text))
+    node, images = model.facts.node, len(model.held_out.labels)
+    text = (
+        f"the bundle of {node} has one encoder: the {found.dropped} one, with {found.share:.1%} of the features, "
+        f"changes no verdict on {images} held-out images"
+    )
+    report(progress.Note(text=text))
     return model._replace(tree=found.tree, encoders=(found.kept,))
+
+
+def _student(model: _Model, graph: _Graph, tracer: _Tracer, images: LabelledImages, report: progress.Report) -> _Graph:
+    """The graph of one encoder in place of two, or of two if one is not as right: the average, else a taught one."""
+    facts, node = model.facts, model.facts.node
+    if model.held_out is None:
+        text = f"the bundle of {node} keeps both encoders: there are no held-out images to measure one on"
+        report(progress.Note(text=text))
+        return graph
+    held_out = model.held_out
+
+    def tried(how: str, tree: Tree) -> _Graph | None:
+        single = tracer.graph(model._replace(tree=tree, encoders=("own",)))
+        found = compare(graph.content, single.content, held_out)
+        if found.passed:
+            report(progress.Note(text=f"the bundle of {node} has one encoder, {how}: {found}"))
+            return single
+        report(progress.Note(text=f"the bundle of {node} keeps both encoders; with {how}: {found}"))
+        return None
+
+    mean = tried("the average of both", average(model.tree))
+    if mean is not None:
+        return mean
+    network = Network(facts.model, len(facts.classes))
+    taught = teach(network, model.tree, images, facts.preprocessing, report)
+    return tried("one that both have taught", taught) or graph
 
 
 def _in_int8(model: _Model, graph: _Graph, images: LabelledImages, report: progress.Report) -> _Graph:

@@ -64,6 +64,9 @@ def export(
     int8: Annotated[
         bool, typer.Option("--int8", help="Serve integers where held-out images and a clock allow it; else fp32 stays.")
     ] = False,
+    student: Annotated[
+        bool, typer.Option("--student", help="Serve one encoder in place of a fused two where that is as right.")
+    ] = False,
     data: Annotated[
         Path | None, typer.Option(help="Class folders with a model's images, if they are not where it says.")
     ] = None,
@@ -82,7 +85,7 @@ def export(
         from export.signing import Signer
 
         signer = Signer(opened, days) if opened else None
-        written = run(models, out, report, signer, Wish(int8, data=data))
+        written = run(models, out, report, signer, Wish(int8, student, data))
         report(progress.Result(result={"bundles": [str(each.folder) for each in written]}))
     if not as_json:
         print(f"bundles: {', '.join(str(each.folder) for each in written)}")
