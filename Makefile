@@ -21,7 +21,7 @@ COLLECT = build/pip/bin/pip download $(QUIET) --only-binary :all: $(TARGET) --co
 # pip shows its progress to people only.
 QUIET := $$(test -t 2 || echo --quiet)
 
-.PHONY: demo test chaos lint audit format wheelhouse offline aarch64
+.PHONY: demo test chaos soak lint audit format wheelhouse offline aarch64
 
 demo: $(INSTALLED)
 	$(BIN)/edge-node demo
@@ -35,6 +35,10 @@ chaos: $(INSTALLED)
 	$(BIN)/python -m tests.chaos --kills 100 --rounds 20 --nodes 5 --seed 4 --no-persistence
 	$(BIN)/python -m tests.chaos --kills 20 --rounds 20 --nodes 5 --seed 5 --storm
 	$(BIN)/python -m tests.fuzz --frames 100000 --live 20000
+
+# What a line must bear for months, in minutes.
+soak: $(INSTALLED)
+	$(BIN)/python -m tests.fuzz_http 10000
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -17,6 +17,7 @@ import onnx
 import onnxruntime
 
 from edge.predictor import session_options
+from export import held_out
 from export.gate import verdicts_of
 from export.graph import Architecture, kind, module, trace, with_values
 from export.images import Album
@@ -53,12 +54,12 @@ class Tracer:
             facts, preprocessing=msgspec.structs.replace(facts.preprocessing, size=self._size)
         )
         album = Album()
-        held_out, training = album.held_out(source, facts), album.training(source, facts)
-        if held_out is None:
-            raise SystemExit(f"{source}: its held-out images are gone")
+        judging, training = held_out.find(source, facts, album), album.training(source, facts)
+        if isinstance(judging, str):
+            raise SystemExit(f"{source}: {judging}")
         graphs = {_FUSED: self._graph(facts, tree, source), _ONE: self._graph(facts, average(tree), source)}
         graphs |= {_QUANTISED[name]: quantise(graph, training.images) for name, graph in graphs.items()}
-        return Node(facts.node, graphs, held_out)
+        return Node(facts.node, graphs, judging)
 
     def _graph(self, facts: personal.Facts, tree: Tree, source: Path) -> bytes:
         architecture = Architecture(facts.model, len(facts.classes), kind(tree), facts.preprocessing)
@@ -81,7 +82,8 @@ def latencies(graphs: dict[str, bytes], images: np.ndarray, threads: int, *, spi
     sessions = {}
     for name, graph in graphs.items():
         options = session_options(threads)
-        options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spin)))
+        if spin:
+            options.add_session_config_entry("session.intra_op.allow_spinning", "1")
         sessions[name] = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     wall: dict[str, list[float]] = {name: [] for name in graphs}
     cpu: dict[str, list[float]] = {name: [] for name in graphs}

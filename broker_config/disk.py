@@ -58,7 +58,7 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[None]:
+def claimed(folder: Path, remedy: str = "stop that process, or choose another --state folder") -> Iterator[None]:
     """A state folder, made for its owner alone if need be, that no other process uses meanwhile.
 
     Raises:
@@ -74,8 +74,7 @@ def claimed(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             lock.seek(0)
             raise UsageError(
-                f"the state folder {folder} is used by process {lock.read().strip() or '?'}",
-                "stop that process, or choose another --state folder",
+                f"the state folder {folder} is used by process {lock.read().strip() or '?'}", remedy
             ) from None
         with writing(folder):
             lock.truncate(0)

@@ -2,14 +2,13 @@
 
 import difflib
 import logging
-import os
 import ssl
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from broker_config.environment import PASSWORD
+from broker_config.environment import PASSWORD, secret
 from broker_config.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class Endpoint:
             port=parts.port or PORTS[scheme],
             path=parts.path if parts.path not in ("", "/") else "/mqtt",
             username=username,
-            password=password or (os.environ.get(PASSWORD) if username else None),
+            password=password or (secret(PASSWORD) if username else None),
             ca=Path(ca) if ca else None,
             cert=Path(cert) if cert else None,
             key=Path(key) if key else None,

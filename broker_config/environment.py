@@ -1,9 +1,20 @@
-"""The environment variables that hold secrets, and an environment without them."""
+"""Secrets that a command is given: environment variables, or credentials of systemd's under the same names."""
 
 import os
+from pathlib import Path
 
 PASSWORD = "EDGE_NODE_PASSWORD"  # noqa: S105  (its name)
 PASSPHRASE = "EDGE_NODE_PASSPHRASE"  # noqa: S105
+
+
+def secret(name: str) -> str | None:
+    """A secret by its variable's name; systemd (LoadCredential=NAME:FILE) keeps it from other processes' eyes."""
+    if found := os.environ.get(name):
+        return found
+    try:
+        return (Path(os.environ["CREDENTIALS_DIRECTORY"]) / name).read_text().rstrip("\n") or None
+    except (KeyError, FileNotFoundError):
+        return None
 
 
 def without_secrets() -> dict[str, str]:

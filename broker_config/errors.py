@@ -92,6 +92,11 @@ def explain(error: Exception) -> EdgeNodeError:
                 f"this needs {name}, which is not installed here",
                 "install what experiments need: pip install 'edge-node[train,experiments]'",
             )
+        case ModuleNotFoundError(name=str(name)) if name.partition(".")[0] == "google":
+            return EdgeNodeError(
+                "this needs protobuf, which is not installed here",
+                "install what Sparkplug needs: pip install 'edge-node[sparkplug]'",
+            )
     place = traceback.extract_tb(error.__traceback__)[-1]
     what = " ".join(f"{type(error).__name__}: {error}".split())
     return BugError(

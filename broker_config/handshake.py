@@ -45,7 +45,15 @@ class Client(paho.Client):
     answer = ""  # of the broker to the latest CONNECT, in MQTT's words
     alert: ssl.SSLError | None = None  # with which the broker ended the connection instead
 
-    def __init__(self, endpoint: Endpoint, client_id: str, version: MQTTProtocolVersion, persistent: bool):
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        client_id: str,
+        version: MQTTProtocolVersion,
+        persistent: bool,
+        *,
+        reconnects: bool = True,
+    ):
         super().__init__(
             CallbackAPIVersion.VERSION2,
             client_id,
@@ -53,6 +61,7 @@ class Client(paho.Client):
             protocol=version,
             transport="websockets" if endpoint.websocket else "tcp",
             manual_ack=persistent,
+            reconnect_on_failure=reconnects,
         )
         if endpoint.tls:
             self.tls_set_context(endpoint.tls_context())

@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 
 from broker_config import charter as charters
 from broker_config import disk
-from broker_config.environment import PASSPHRASE
+from broker_config.environment import PASSPHRASE, secret
 from broker_config.errors import UsageError
 from broker_config.messages import Name
 
@@ -136,7 +136,7 @@ def ask(path: Path) -> str:
     Raises:
         UsageError: there is neither.
     """
-    if found := os.environ.get(PASSPHRASE):
+    if found := secret(PASSPHRASE):
         return found
     if not sys.stdin.isatty():
         raise UsageError(f"the kit {path} needs its passphrase", f"set {PASSPHRASE}, or start in a terminal")

@@ -45,6 +45,8 @@ class Delivery(NamedTuple):
     mid: int
     qos: int
     connection: int = 0
+    repeated: bool = False  # the broker may have sent it before, since it had no acknowledgement
+    user: tuple[tuple[str, str], ...] = ()  # its user properties (MQTT 5)
 
 
 class LinkUp(NamedTuple):
@@ -87,6 +89,7 @@ class Link:
         self.endpoint = endpoint
         self.max_packet: int | None = None  # bytes, as far as the broker tells (MQTT 5)
         self.longest = MAX_MESSAGE
+        self.window: int | None = None  # QoS 1 messages that may wait for our acknowledgement (MQTT 5)
         self.version: Literal[5, 4] = 4  # of MQTT; 4 is 3.1.1
         seal = endpoint.seal
         # Whoever connects under our client id cuts us off: members cannot guess each other's.
@@ -115,7 +118,9 @@ class Link:
             self.version = 5
             options["clean_start"] = not self._persistent
             options["properties"] = properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-            properties.MaximumPacketSize = LARGEST_PACKET
+            properties.MaximumPacketSize = max(LARGEST_PACKET, self.longest + MAX_MESSAGE)
+            if self.window:
+                properties.ReceiveMaximum = self.window
             if self._persistent:
                 properties.SessionExpiryInterval = SESSION_EXPIRY
         self._client = self._make_client(version)
@@ -273,7 +278,10 @@ class Link:
 
     def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
         payload = bytes(message.payload[: self.longest + (HEAD if self.endpoint.seal else 0) + 1])
-        delivery = Delivery(self, message.topic, payload, message.retain, message.mid, message.qos, self._connection)
+        user = tuple(getattr(message.properties, "UserProperty", ()))
+        delivery = Delivery(
+            self, message.topic, payload, message.retain, message.mid, message.qos, self._connection, message.dup, user
+        )
         if not self._asked_for(message.topic):
             self.ack(delivery)
             return

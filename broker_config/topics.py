@@ -85,8 +85,28 @@ def status(federation: str) -> str:
 
 
 def verdicts(line: str) -> str:
-    """Line daemon -> whoever watches the line: one JSON verdict per image."""
+    """Line daemon -> whoever watches the line, the last one retained: one JSON object for each outcome."""
     return f"{ROOT}/lines/{line}/verdicts"
+
+
+def home_assistant(line: str) -> str:
+    """Line daemon -> Home Assistant, retained: the root of its state and of its availability."""
+    return f"{ROOT}/lines/{line}/homeassistant"
+
+
+def line(name: str) -> str:
+    """Where bundles travel to a line, as a federation's blobs do (`want`, `chunks`). On the plant's own broker only."""
+    return f"lines/{name}"
+
+
+def bundle_offers(name: str) -> str:
+    """Whoever has a bundle for a line -> its daemon."""
+    return f"{ROOT}/{line(name)}/bundles/offer"
+
+
+def bundle_answers(name: str) -> str:
+    """Line daemon -> whoever offers it a bundle."""
+    return f"{ROOT}/{line(name)}/bundles/answer"
 
 
 def signer(topic: str) -> str | None:
@@ -102,7 +122,7 @@ def signer(topic: str) -> str | None:
 def sender(topic: str) -> str:
     """The node that publishes on an `up`, `presence` or `want` topic."""
     parts = topic.split("/")
-    return parts[6] if parts[3] == "blobs" else parts[4]
+    return parts[-1] if len(parts) > 6 else parts[4]
 
 
 def blob(topic: str) -> str:

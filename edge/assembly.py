@@ -1,14 +1,26 @@
 """A line's settings -> its sources, sinks and the rest; the one place that knows every kind of them."""
 
-import contextlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from broker_config.errors import UsageError
+from broker_config.link import Endpoint
 from edge import settings
 from edge.line import Source
-from edge.sinks import jsonl, mqtt
-from edge.sources import folder
+from edge.sinks import csv, homeassistant, jsonl, mqtt, sparkplug, sqlite, webhook
+from edge.sinks import folder as folder_sink
+from edge.sinks.sink import Sink
+from edge.sources import folder, video
+from edge.sources import mqtt as mqtt_source
+from edge.store import wire
+
+if TYPE_CHECKING:
+    from edge.sources.memory import Memory
+    from edge.spool import Spool
+    from edge.store.arrival import Arrival
+    from edge.store.life import Life
+    from edge.verify import Guard
 
 
 class Site(NamedTuple):
@@ -18,26 +30,62 @@ class Site(NamedTuple):
     state: Path
 
 
-def sources(wanted: Iterable[settings.Source]) -> list[Source]:
-    """The sources, opened; EdgeNodeError when one cannot be."""
+def sources(wanted: Iterable[settings.Source], site: Site) -> list[Source]:
+    """The sources, opened; EdgeNodeError when one cannot be, UsageError when one is given twice."""
     found: list[Source] = []
     for each in wanted:
-        match each:
-            case folder.Settings():
-                found.append(folder.Folder(Path(each.path)))
+        source = _source(each, site)
+        if source.name in [other.name for other in found]:
+            raise UsageError(f"{source.name} is given twice as a source", "leave one of them out")
+        found.append(source)
     return found
 
 
-def sinks(
-    wanted: Iterable[settings.Sink], site: Site, closing: contextlib.ExitStack
-) -> list[jsonl.JsonLines | mqtt.Mqtt]:
-    """The sinks, opened, and closed with `closing`; EdgeNodeError when one cannot be."""
-    found: list[jsonl.JsonLines | mqtt.Mqtt] = []
-    for each in wanted:
-        match each:
-            case jsonl.Settings():
-                found.append(jsonl.JsonLines(Path(each.path) if each.path else None))
-            case mqtt.Settings():
-                found.append(mqtt.Mqtt(mqtt.endpoint(each), site.line))
-        closing.enter_context(contextlib.closing(found[-1]))
-    return found
+def _source(wanted: settings.Source, site: Site) -> Source:
+    match wanted:
+        case folder.Settings():
+            return folder.Folder(wanted, _memory(site, folder.name(wanted)))
+        case mqtt_source.Settings():
+            ca, cert, key = (Path(each) if each else None for each in (wanted.ca, wanted.cert, wanted.key))
+            endpoint = Endpoint.parse(wanted.url, ca=ca, cert=cert, key=key)
+            return mqtt_source.Mqtt(wanted, endpoint, site.line, _memory(site, mqtt_source.name(wanted)))
+        case video.Settings():
+            return video.Video(wanted)
+
+
+def _memory(site: Site, source: str) -> "Memory":
+    from edge.sources.memory import Memory  # noqa: PLC0415  (only some sources need SQLite)
+
+    return Memory(site.state, source)
+
+
+def sink(wanted: settings.Sink, site: Site, spool: "Spool") -> Sink:
+    """A sink that takes from `spool`, opened; EdgeNodeError when it cannot be."""
+    match wanted:
+        case jsonl.Settings(path=""):
+            return jsonl.StandardOutput()
+        case jsonl.Settings():
+            return jsonl.JsonLines(Path(wanted.path), spool.holds)
+        case csv.Settings():
+            return csv.Csv(Path(wanted.path), spool.holds)
+        case sqlite.Settings():
+            return sqlite.Sqlite(Path(wanted.path))
+        case folder_sink.Settings():
+            return folder_sink.Folder(Path(wanted.path), wanted.most)
+        case mqtt.Settings():
+            return mqtt.Mqtt(mqtt.broker(wanted, site.line, spool.id), spool.holds)
+        case homeassistant.Settings():
+            return homeassistant.HomeAssistant(mqtt.broker(wanted, site.line, spool.id), wanted.prefix)
+        case webhook.Settings():
+            return webhook.Webhook(wanted)
+        case sparkplug.Settings():
+            from edge.sinks.sparkplug.sink import opened as edge_node  # noqa: PLC0415  (loads protobuf)
+
+            return edge_node(wanted, site.line, site.state / "sparkplug")
+
+
+def arrival(wanted: wire.Settings, site: Site, life: "Life", guard: "Guard | None") -> "Arrival":
+    """What takes bundles from the plant's broker; UsageError when the settings or the lack of a guard forbid it."""
+    from edge.store.arrival import Arrival  # noqa: PLC0415  (only such a line takes the time to load it)
+
+    return Arrival(wanted, site.line, life, guard)

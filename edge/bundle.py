@@ -157,12 +157,14 @@ def write(
     golden: NDArray[np.uint8],
     probabilities: Sequence[float],
     signing: Signing | None = None,
+    reference: bytes | None = None,
     tolerance: float = TOLERANCE,
 ) -> Manifest:
     """Write a bundle, in one step as others see it; a bundle that is there already is replaced.
 
     `golden` is uint8 [size, size, 3]; `probabilities` is what `onnx` gives for it, one for each class, within
-    `tolerance`. Raises UsageError when `folder` exists and is no bundle.
+    `tolerance`. `reference` is what `edge.doubt.reference.Reference.encode` gives. Raises UsageError when `folder`
+    exists and is no bundle.
     """
     size, classes = description.input.size, description.classes
     if golden.shape != (size, size, 3) or golden.dtype != np.uint8 or len(probabilities) != len(classes):
@@ -172,6 +174,8 @@ def write(
     png = io.BytesIO()
     Image.fromarray(golden).save(png, "PNG")
     files = {"model.onnx": onnx, "golden.png": png.getvalue()}
+    if reference is not None:
+        files["reference.safetensors"] = reference
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     manifest = Manifest(
         **{name: getattr(description, name) for name in Description.__struct_fields__},
@@ -184,6 +188,9 @@ def write(
             probabilities=tuple(float(p) for p in probabilities),
             tolerance=tolerance,
         ),
+        reference=Reference(file="reference.safetensors", sha256=digests["reference.safetensors"])
+        if reference is not None
+        else None,
         broadcast=signing.broadcast if signing else None,
         version=_next_version(folder) if signing else 0,
         expires=signing.expires if signing else None,
@@ -213,20 +220,24 @@ def read(folder: Path) -> Bundle:
 
 def complete(folder: Path, manifest: Manifest, content: bytes) -> Bundle:
     """Return the bundle when its files are those of the manifest, by their hashes; else BundleError."""
-    parts: list[Graph | Golden | Reference] = [*manifest.roles.values(), manifest.golden]
-    if manifest.reference:
-        parts.append(manifest.reference)
-    for part in parts:
+    for part in parts(manifest):
         _verify(folder / part.file, part.sha256)
     return Bundle(folder, manifest, hashlib.sha256(content).hexdigest())
 
 
+def parts(manifest: Manifest) -> list[Graph | Golden | Reference]:
+    """The files that a manifest lists by their hashes."""
+    return [*manifest.roles.values(), manifest.golden, *([manifest.reference] if manifest.reference else [])]
+
+
+def files(manifest: Manifest) -> set[str]:
+    """Names of the files that a bundle may have."""
+    return {*LARGEST, *(part.file for part in parts(manifest))}
+
+
 def unlisted(folder: Path, manifest: Manifest) -> list[str]:
     """Names in the folder that are not of the bundle; nothing reads such a file."""
-    listed = {manifest.golden.file, *(graph.file for graph in manifest.roles.values()), *LARGEST}
-    if manifest.reference:
-        listed.add(manifest.reference.file)
-    return sorted({each.name for each in folder.iterdir()} - listed)
+    return sorted({each.name for each in folder.iterdir()} - files(manifest))
 
 
 def load(folder: Path, name: str) -> bytes:

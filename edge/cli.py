@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from broker_config.errors import EdgeNodeError, explain, printable
-from edge.commands import learn, line, operate, research, trial, trust
+from edge.commands import bundle, learn, line, operate, research, trial, trust
+from edge.config import from_environment
 
 app = typer.Typer(
     name="edge-node",
@@ -20,7 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for group in (trial, trust, learn, operate, line, research):
+for group in (trial, trust, learn, operate, line, bundle, research):
     app.add_typer(group.app)
 
 
@@ -32,12 +33,17 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def settings(
+    context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     """Options of every command."""
+    if name := context.invoked_subcommand:
+        command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+        if command.callback:  # a group of commands has no options of its own
+            context.default_map = {name: from_environment(os.environ, command, context)}
 
 
 def main() -> None:

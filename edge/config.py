@@ -1,10 +1,12 @@
-"""A command's options in a TOML file: reading them, and writing a file in which each is explained.
+"""A command's options in a TOML file or the environment: reading them, and writing a file in which each is explained.
 
 What there is to set, its type, default and explanation come from the command itself. Keys are the long options without
-their dashes, and the names of arguments.
+their dashes, and the names of arguments; variables of the environment are EDGE_NODE_COMMAND_KEY. What is typed beats
+the environment, which beats the file.
 """
 
 import json
+import shlex
 import textwrap
 import tomllib
 import types
@@ -45,13 +47,16 @@ class Setting(NamedTuple):
 
 
 def settings(command: Any) -> dict[str, Setting]:
-    """What can be set of a command of typer's, by key, in its order."""
+    """What a file can set of a command of typer's, by key, in its order."""
+    return {key: setting for key, setting in _parameters(command).items() if key != "config"}
+
+
+def _parameters(command: Any) -> dict[str, Setting]:
     hints = get_type_hints(command.callback)
     found = {}
     for parameter in command.params:
         key = parameter.name if parameter.param_type_name == "argument" else parameter.opts[0].lstrip("-")
-        if key != "config":
-            found[key] = Setting(parameter, _kind(hints[parameter.name]))
+        found[key] = Setting(parameter, _kind(hints[parameter.name]))
     return found
 
 
@@ -96,6 +101,37 @@ def options(given: Mapping[str, Any], file: Path, context: typer.Context) -> dic
         except typer.BadParameter as error:
             raise UsageError(
                 f"{file}: {key} = {json.dumps(value)} cannot be: {error.message}", f"write another {key}"
+            ) from error
+        values[setting.parameter.name] = value
+    return values
+
+
+def variable(command: str, key: str) -> str:
+    """The variable of the environment that sets an option: serve, accept-older -> EDGE_NODE_SERVE_ACCEPT_OLDER."""
+    return f"EDGE_NODE_{command}_{key}".upper().replace("-", "_")
+
+
+def from_environment(environment: Mapping[str, str], command: Any, context: typer.Context) -> dict[str, Any]:
+    """The options of a command in the environment, by typer's names; lists are split as a shell does.
+
+    An empty text stands for an option not given; UsageError names a variable that does not fit.
+    """
+    known = {variable(command.name, key): setting for key, setting in _parameters(command).items()}
+    prefix = variable(command.name, "")
+    values: dict[str, Any] = {}
+    for name, text in environment.items():
+        if not name.startswith(prefix) or text == "":
+            continue
+        if name not in known:
+            raise UsageError(f"{name} sets no option of edge-node {command.name}", nearest(name, known))
+        setting = known[name]
+        value = shlex.split(text) if setting.kind is list else text
+        try:
+            if not setting.parameter.is_eager:  # as --config, which reads its file when its turn comes
+                setting.parameter.process_value(context, value)
+        except typer.BadParameter as error:
+            raise UsageError(
+                f"{name}={text} cannot be: {error.message}", f"write another {name}, or unset it"
             ) from error
         values[setting.parameter.name] = value
     return values

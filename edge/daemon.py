@@ -2,60 +2,46 @@
 
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-import uvicorn
+import uvloop
 
-from broker_config.errors import EdgeNodeError
+from broker_config.errors import EdgeNodeError, explain
 from edge import assembly, expiry
 from edge.assembly import Site
-from edge.http import App
-from edge.line import Frame, Line, Prepared, Source, load
+from edge.http.app import App
+from edge.http.server import Server
+from edge.line import Line
+from edge.metrics import Counted, Metrics
+from edge.operation.exchange import Parts
+from edge.operation.heartbeat import beat, status
+from edge.operation.logs import Log
+from edge.operation.notify import Manager
+from edge.operation.receivers import Receivers
+from edge.operation.watching import Watching
 from edge.settings import Settings
-from edge.verdict import Outcome
+from edge.store.life import Life
+from edge.store.store import of_line
 
 if TYPE_CHECKING:
     from edge.verify import Guard
 
-_DRAIN = 15  # seconds for requests in hand
-_KEEP_ALIVE = 300  # seconds between the images of a slow line, on one connection
+_ENDED = 0  # no signal: a part of the daemon has
+_PATIENCE = 2.0  # seconds for a command that uses the store
 
 _log = logging.getLogger(__name__)
 
 
-class Sink(Protocol):
-    """Where outcomes go. Used by one thread at a time."""
-
-    def send(self, outcome: Outcome) -> None:
-        """Pass on an outcome without waiting for its receiver; OSError or EdgeNodeError when it is lost."""
-
-    def close(self) -> None:
-        """Pass on what is still held back, within seconds."""
-
-
-class Immediate:
-    """Hands each outcome to every sink at once."""
-
-    def __init__(self, sinks: Sequence[Sink]) -> None:
-        self._sinks = sinks
-
-    def put(self, outcome: Outcome) -> None:
-        """Tell them all, and go on when one fails."""
-        for sink in self._sinks:
-            try:
-                sink.send(outcome)
-            except (OSError, EdgeNodeError) as error:
-                _log.error("the outcome %s is lost: %s", outcome.id, error)
-
-
 def serve(
-    bundle_folder: Path,
+    bundle_folder: Path | None,
     settings: Settings,
     site: Site,
     *,
@@ -63,87 +49,79 @@ def serve(
     port: int = 8080,
     threads: int = 0,
     guard: "Guard | None" = None,
+    again: Callable[[], Settings] | None = None,
 ) -> int:
-    """Serve a bundle that `guard` admits, until SIGTERM or SIGINT; returns 0.
+    """Serve a bundle that `guard` admits, or without one the store's active one, until SIGTERM or SIGINT; returns 0.
 
     It answers over HTTP, and judges what the sources of `settings` bring. `port` 0 takes a free one; `ready URL`
-    on standard error says when and where.
+    on standard error says when and where. SIGHUP lets `again` read the settings again; without it, it is a SIGTERM.
     Raises EdgeNodeError when the bundle, the port, a source or a sink cannot be used.
     """
+    faulthandler.enable(2)  # a watchdog's SIGABRT shows where each thread was
     with contextlib.ExitStack() as closing:
+        log = closing.enter_context(contextlib.closing(Log(settings.log)))
         listener = closing.enter_context(_listen(host, port))
-        model = load(bundle_folder, guard, threads)
-        sources = assembly.sources(settings.sources)
-        outbox = Immediate(assembly.sinks(settings.sinks, site, closing))
-        line = closing.enter_context(contextlib.closing(Line(model, outbox, settings.view)))
-        asyncio.run(_run(line, sources, listener))
+        store = of_line(site.state, site.line)
+        closing.enter_context(store.claimed(_PATIENCE))
+        life = Life(store, settings.gate, guard, threads)
+        model = life.begin(bundle_folder)
+        metrics = Metrics()
+        receivers = closing.enter_context(contextlib.closing(Receivers(site, settings.spool)))
+        metrics.ask(receivers.readings)
+        outbox = Counted(metrics, receivers)
+        line = closing.enter_context(contextlib.closing(Line(model, outbox, settings.view, [metrics.saw, life])))
+        closing.enter_context(life.of(line))
+        if settings.arrival:
+            closing.enter_context(assembly.arrival(settings.arrival, site, life, guard).taking())
+        watching = closing.enter_context(contextlib.closing(Watching(line)))
+        metrics.ask(watching.readings)
+        parts = Parts(line, receivers, watching, site, log)
+        uvloop.run(_run(App(line, metrics), line, parts, settings, listener, again))
     return 0
 
 
-async def _run(line: Line, sources: Sequence[Source], listener: socket.socket) -> None:
-    """Serve until a signal, or until a part of the daemon fails; then drain."""
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    server = _Server(App(line), lambda: _announce(listener))
+async def _run(
+    app: App,
+    line: Line,
+    parts: Parts,
+    settings: Settings,
+    listener: socket.socket,
+    again: Callable[[], Settings] | None,
+) -> None:
+    """Serve until a signal, or until a part of the daemon ends or fails; then drain."""
+    manager, stop = Manager(), asyncio.Event()
+    events: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, number)
+    parts.failed = partial(events.put_nowait, _ENDED)
+    await parts.become(settings)
+    server = Server(app, lambda: _announce(listener, manager, status(line, parts.receivers)))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    feeding = [asyncio.create_task(_feed(line, source, stop)) for source in sources]
-    reminding = asyncio.create_task(expiry.remind(line.model.ends, stop))
-    stopped = asyncio.create_task(stop.wait())
+    serving.add_done_callback(lambda _: events.put_nowait(_ENDED))
+    beating = asyncio.create_task(beat(line, parts.receivers, manager, stop))
+    reminding = asyncio.create_task(expiry.remind(lambda: line.model.ends, stop))
 
-    await asyncio.wait([stopped, serving, *feeding], return_when=asyncio.FIRST_COMPLETED)
+    while await events.get() == signal.SIGHUP and again:
+        await _reload(parts, manager, again)
 
+    manager.tell(STOPPING=1)
     line.draining = server.should_exit = True
     stop.set()
     await serving
-    await reminding
-    for feed in feeding:
-        await feed
+    await parts.end()
+    await asyncio.gather(beating, reminding)
 
 
-async def _feed(line: Line, source: Source, stop: asyncio.Event) -> None:
-    """Judge a source's frames in their order; the next one is decoded while one is judged."""
-    before: asyncio.Task[None] | None = None
-    async for frame in source.frames(stop):
-        prepared = await line.prepare(frame)
-        if before:
-            await before
-        before = asyncio.create_task(_conclude(line, source, frame, prepared))
-    if before:
-        await before
-
-
-async def _conclude(line: Line, source: Source, frame: Frame, prepared: Prepared) -> None:
-    source.done(frame, await line.conclude(prepared))
-
-
-class _Server(uvicorn.Server):
-    """uvicorn, without its signal handling: when to stop is the daemon's decision."""
-
-    def __init__(self, app: App, started: Callable[[], None]) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                lifespan="off",
-                ws="none",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=_KEEP_ALIVE,
-                timeout_graceful_shutdown=_DRAIN,
-            )
-        )
-        self._on_started = started
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Tell when requests are answered."""
-        await super().startup(sockets)
-        self._on_started()
+async def _reload(parts: Parts, manager: Manager, again: Callable[[], Settings]) -> None:
+    """Become what the settings say now, if they can be used."""
+    manager.reloading()
+    try:
+        await parts.become(again())
+    except Exception as error:  # whatever it is, the line goes on
+        _log.error("the settings stay as they were: %s", explain(error))
+    else:
+        _log.info("the settings were read again")
+    manager.tell(READY=1)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -162,6 +140,7 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _announce(listener: socket.socket) -> None:
+def _announce(listener: socket.socket, manager: Manager, state: str) -> None:
+    manager.tell(READY=1, STATUS=state)
     host, port = listener.getsockname()[:2]
     print(f"ready http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr, flush=True)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 
@@ -36,9 +36,9 @@ def tell(ends: Ends) -> None:
         _log.warning(text)
 
 
-async def remind(ends: Ends, stop: asyncio.Event) -> None:
-    """Log the warnings now, and once a day until `stop` is set."""
+async def remind(ends: Callable[[], Ends], stop: asyncio.Event) -> None:
+    """Log the warnings of what is served now, and once a day until `stop` is set."""
     while not stop.is_set():
-        tell(ends)
+        tell(ends())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _DAY)

@@ -11,6 +11,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.ExifTags import Base
 
 from broker_config.errors import UsageError
+from edge.verdict import Box
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 MAX_PIXELS = 64_000_000
@@ -37,6 +38,13 @@ class Photo(NamedTuple):
             raise ValueError(f"expected uint8 [height, width, 3], got {pixels.dtype} {list(pixels.shape)}")
         return cls(Image.fromarray(pixels), "", "RGB", "")
 
+    def part(self, box: Box) -> "Photo":
+        """What lies in a rectangle of it."""
+        left, top, width, height = box
+        if (width, height) == self.image.size:
+            return self
+        return self._replace(image=self.image.crop((left, top, left + width, top + height)))
+
     def fit(self, size: int) -> NDArray[np.uint8]:
         """Its pixels, uint8 [size, size, 3]: resized (bilinear, antialiased, aspect ratio not kept) RGB."""
         return np.array(self.image.resize((size, size), Image.Resampling.BILINEAR).convert("RGB"))
@@ -58,6 +66,8 @@ def read(data: bytes | Path, name: str = "") -> Photo:
     name = name or (str(data) if isinstance(data, Path) else "the image")
     # Never Pillow's own reading of paths: it maps the file, and one cut short under our feet would end the process.
     content = _read(data, name) if isinstance(data, Path) else data
+    if len(content) > MAX_BYTES:
+        raise _too_large(name)
     if not content:
         raise ImageError(f"{name} is empty", "check that the camera or the copy finished writing it")
     try:
@@ -86,12 +96,16 @@ def _camera(image: Image.Image) -> str:
 def _read(path: Path, name: str) -> bytes:
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise ImageError(f"{name} is larger than {MAX_BYTES >> 20} MiB", "crop it or save it compressed")
+            raise _too_large(name)
         return path.read_bytes()
     except OSError as error:
         raise ImageError(
             f"{name} cannot be read: {error.strerror}", "check that the file is there and may be read"
         ) from error
+
+
+def _too_large(name: str) -> ImageError:
+    return ImageError(f"{name} is larger than {MAX_BYTES >> 20} MiB", "crop it or save it compressed")
 
 
 def _check_pixels(image: Image.Image, name: str) -> None:

@@ -1,23 +1,27 @@
 """What happens to one frame on the line: decoded, judged in one worker thread, the outcome handed on."""
 
 import asyncio
+import contextlib
+import ctypes
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from broker_config.errors import EdgeNodeError
 from edge import bundle
-from edge.expiry import UNCHECKED, Ends, tell
+from edge.expiry import UNCHECKED, Ends
 from edge.images import ImageError, Photo, read
 from edge.predictor import Outputs, Predictor
 from edge.verdict import Failure, Outcome, Verdict, fresh_id, now
 from edge.view.cut import Cut, View, cut
-from edge.view.decide import decide
+from edge.view.decide import check, decide
+from edge.view.look import look
 
 if TYPE_CHECKING:
     from edge.verify import Guard  # only a line with a guard takes the time to load cryptography
@@ -26,6 +30,13 @@ _DECODERS = 2  # threads; Pillow works without the interpreter's lock
 _EXTRAS = ("opinions", "features")  # what judging a frame needs besides probabilities
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class BrokenModelError(EdgeNodeError):
+    """The model cannot compute."""
 
 
 class Frame(NamedTuple):
@@ -41,8 +52,11 @@ class Source(Protocol):
 
     name: str
 
-    def frames(self, stop: asyncio.Event) -> AsyncIterator[Frame]:
-        """Each new frame once, in order; ends soon after `stop` is set, or when there will be no more."""
+    def frames(self, stop: asyncio.Event) -> AsyncGenerator[Frame]:
+        """Each new frame once, in order; ends soon after `stop` is set, or when there will be no more.
+
+        OSError or EdgeNodeError when the source fails: it is called again after a while.
+        """
 
     def done(self, frame: Frame, outcome: Verdict | Failure) -> None:
         """The outbox has the outcome of a frame: it need not be brought again."""
@@ -76,6 +90,10 @@ class Seen(NamedTuple):
     cut: Cut
     outputs: Outputs
     verdict: Verdict
+    tile: int  # of `cut` and `outputs`: the one that decided
+    arrival: float  # when the frame came, by time.perf_counter
+    decoding: float  # seconds
+    inference: float  # seconds
 
 
 class Watcher(Protocol):
@@ -93,9 +111,11 @@ class Line:
     ) -> None:
         self.model = model  # assign another one to serve it from the next frame on
         self.view = view or View()
+        check(self.view, model.manifest.classes)
         self.watchers = tuple(watchers)
         self.outbox = outbox
         self.draining = False  # no new work is taken; what is in hand is finished
+        self.judged = 0  # frames, also those that could not be
         self.broken: Callable[[Model, Exception], None] = _tell_broken  # told when a model cannot compute
         self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decode")
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="line")
@@ -106,60 +126,81 @@ class Line:
 
     async def prepare(self, frame: Frame) -> "Prepared":
         """Decode and cut a frame, while others are judged."""
-        return await asyncio.get_running_loop().run_in_executor(self._decoders, self._prepare, frame)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._decoders, self._prepare, frame, time.perf_counter()
+        )
 
     async def conclude(self, prepared: "Prepared") -> Verdict | Failure:
         """Judge a decoded frame when those before it are done."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._conclude, prepared)
 
-    async def infer(self, images: NDArray[np.uint8], extras: Sequence[str] = ()) -> tuple[Model, Outputs]:
+    async def see(self, frame: Frame) -> Seen | Failure:
+        """As `judge`, for those who want to draw what was judged."""
+        prepared = await self.prepare(frame)
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._see, prepared)
+
+    async def infer(self, model: Model, images: NDArray[np.uint8], extras: Sequence[str] = ()) -> Outputs:
         """Answer a program's question: uint8 [N, size, size, 3]. No part is judged, and nobody else hears of it.
 
-        ValueError for any other shape or type.
+        `model` is one that this line serves, or served when the question was asked. ValueError for any other shape
+        or type, BrokenModelError when the model cannot compute.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._worker, self._infer, images, extras)
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._infer, model, images, extras)
+
+    async def decoding(self, function: Callable[[T], R], argument: T) -> R:
+        """Call a function that takes long where frames are decoded."""
+        return await asyncio.get_running_loop().run_in_executor(self._decoders, function, argument)
+
+    async def answer(self) -> None:
+        """Return when a decoder and the worker have taken up something new: they are alive, and done with what was."""
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(*(loop.run_in_executor(each, int) for each in (self._decoders, self._worker)))
 
     def close(self) -> None:
         """Finish what is in hand."""
         self._decoders.shutdown()
         self._worker.shutdown()
 
-    def judge_here(self, frame: Frame) -> Verdict | Failure:
+    def see_here(self, frame: Frame) -> Seen | Failure:
         """Judge a frame in this thread."""
-        return self._conclude(self._prepare(frame))
+        return self._see(self._prepare(frame, time.perf_counter()))
 
-    def _prepare(self, frame: Frame) -> "Prepared":
+    def _prepare(self, frame: Frame, arrival: float) -> "Prepared":
         start = time.perf_counter()
         model, view = self.model, self.view
         try:
-            found: Cut | ImageError = cut(_photo(frame), view, model.manifest.input.size)
+            found: Cut | ImageError = cut(_photo(frame), view, model.manifest.input.size, frame.name)
         except ImageError as error:
             found = error
-        return Prepared(frame, found, model, view, time.perf_counter() - start)
+        return Prepared(frame, found, model, view, arrival, time.perf_counter() - start)
 
     def _conclude(self, prepared: "Prepared") -> Verdict | Failure:
-        outcome = self._outcome(prepared)
-        self.outbox.put(outcome)
-        return outcome
+        found = self._see(prepared)
+        return found if isinstance(found, Failure) else found.verdict
 
-    def _outcome(self, prepared: "Prepared") -> Verdict | Failure:
-        frame, found, model, view, seconds = prepared
+    def _see(self, prepared: "Prepared") -> Seen | Failure:
+        found = self._look(prepared)
+        self.outbox.put(found if isinstance(found, Failure) else found.verdict)
+        self.judged += 1
+        return found
+
+    def _look(self, prepared: "Prepared") -> Seen | Failure:
+        frame, found, model, view, arrival, seconds = prepared
         if isinstance(found, ImageError):
             return _failure(frame, found.what, found.remedy)
         start = time.perf_counter()
         try:
-            outputs = model.predictor.run(found.pixels, _EXTRAS)
-        except Exception as error:  # onnxruntime's own: out of memory, a broken kernel
-            self.broken(model, error)
+            outputs = self._run(model, found.pixels, _EXTRAS)
+        except Exception as error:
             return _failure(frame, f"the model failed on {frame.name}: {error}", "see the line's log")
+        inference = time.perf_counter() - start
         manifest = model.manifest
         decision = decide(outputs.probabilities, found.boxes, manifest.classes, view)
         row = outputs.probabilities[decision.tile].tolist()
-        best = max(row)
         verdict = Verdict(
             image=frame.name,
-            label=manifest.classes[row.index(best)],
-            confidence=best,
+            label=decision.label,
+            confidence=row[manifest.classes.index(decision.label)],
             probabilities=dict(zip(manifest.classes, row, strict=True)),
             bundle=manifest.id,
             milliseconds=round(1000 * (seconds + time.perf_counter() - start), 3),
@@ -170,13 +211,30 @@ class Line:
             tiles=decision.tiles,
             id=fresh_id(),
         )
+        seen = Seen(model, frame, found, outputs, verdict, decision.tile, arrival, seconds, inference)
         for watcher in self.watchers:
-            verdict = watcher(Seen(model, frame, found, outputs, verdict))
-        return verdict
+            seen = seen._replace(verdict=watcher(seen))
+        return seen
 
-    def _infer(self, images: NDArray[np.uint8], extras: Sequence[str]) -> tuple[Model, Outputs]:
-        model = self.model
-        return model, model.predictor.run(images, extras)
+    def _infer(self, model: Model, images: NDArray[np.uint8], extras: Sequence[str]) -> Outputs:
+        try:
+            return self._run(model, images, extras)
+        except ValueError:
+            raise
+        except Exception as error:
+            raise BrokenModelError(f"the model failed: {error}", "see the line's log") from error
+
+    def _run(self, model: Model, images: NDArray[np.uint8], extras: Sequence[str]) -> Outputs:
+        try:
+            outputs = look(model.predictor, images, extras)
+            if not np.isfinite(outputs.probabilities).all():
+                raise ArithmeticError("its probabilities are no numbers")
+        except ValueError:  # images that no model can take
+            raise
+        except Exception as error:  # onnxruntime's own: out of memory, a broken kernel
+            self.broken(model, error)
+            raise
+        return outputs
 
 
 class Prepared(NamedTuple):
@@ -186,6 +244,7 @@ class Prepared(NamedTuple):
     found: Cut | ImageError
     model: Model
     view: View
+    arrival: float  # by time.perf_counter
     seconds: float
 
 
@@ -211,7 +270,7 @@ def load(folder: Path, guard: "Guard | None" = None, threads: int = 0) -> Model:
     if guard is None:
         if (folder / bundle.SIGNATURE).exists():
             _log.warning("%s is signed, but its signature is not checked without --trust", folder)
-        return _tried(bundle.read(folder), threads, UNCHECKED)
+        return tried(bundle.read(folder), threads)
     with guard.admitted(folder) as found:
         if others := bundle.unlisted(folder, found.bundle.manifest):
             _log.warning(
@@ -220,32 +279,25 @@ def load(folder: Path, guard: "Guard | None" = None, threads: int = 0) -> Model:
                 others[0],
                 len(others),
             )
-        return _tried(found.bundle, threads, found.ends)
+        return tried(found.bundle, threads, found.ends)
 
 
-def _tried(found: bundle.Bundle, threads: int, ends: Ends) -> Model:
+def tried(found: bundle.Bundle, threads: int, ends: Ends = UNCHECKED) -> Model:
+    """Load a bundle that was admitted; BundleError when it does not do what it promises."""
     predictor = Predictor(found, threads)
     predictor.self_test()
+    _tidy_memory()
     return Model(predictor, ends, found.digest[:12])
 
 
-class _Nowhere:
+def _tidy_memory() -> None:
+    """Give back what loading a model took, which is more than the model: 28 MB of 82, of two fused MobileNetV2."""
+    with contextlib.suppress(AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+class Nowhere:
     """The outbox of those who look at the outcomes themselves."""
 
     def put(self, outcome: Outcome) -> None:
         """Let it go."""
-
-
-def judge_files(
-    bundle_folder: Path,
-    files: Iterable[Path],
-    guard: "Guard | None" = None,
-    threads: int = 0,
-    view: View | None = None,
-) -> Iterator[Verdict | Failure]:
-    """Judge image files with a bundle, one after another; raises as `load` does."""
-    model = load(bundle_folder, guard, threads)
-    tell(model.ends)
-    line = Line(model, _Nowhere(), view)
-    for file in files:
-        yield line.judge_here(Frame(str(file), file))

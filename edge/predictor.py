@@ -11,6 +11,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from edge.bundle import CLASSIFIER, Bundle, BundleError, copied
+from edge.doubt import reference
 from edge.images import decode
 
 
@@ -52,6 +53,7 @@ class Predictor:
     def __init__(self, bundle: Bundle, threads: int = 0) -> None:
         self.bundle = bundle
         self.manifest = bundle.manifest
+        self.reference = reference.load(bundle)  # how the model saw its held-out images, if the bundle says
         graph = self.manifest.roles[CLASSIFIER]
         with copied(bundle.folder, graph) as path:
             try:

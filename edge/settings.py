@@ -10,24 +10,50 @@ import msgspec
 from msgspec import Struct
 
 from broker_config.errors import UsageError, nearest
-from edge.sinks import jsonl, mqtt
-from edge.sources import folder
+from edge import delivery
+from edge.config import load
+from edge.doubt import doubts
+from edge.doubt import drift as drifting
+from edge.doubt import keep as keeping
+from edge.operation import logs
+from edge.sinks import csv, homeassistant, jsonl, mqtt, sparkplug, sqlite, webhook
+from edge.sinks import folder as folder_sink
+from edge.sources import folder, video
+from edge.sources import mqtt as mqtt_source
+from edge.store import wire
+from edge.store.gate import Gate
 from edge.view.cut import View
 
-Source = folder.Settings
-Sink = jsonl.Settings | mqtt.Settings
+Source = folder.Settings | mqtt_source.Settings | video.Settings
+Sink = (
+    jsonl.Settings
+    | csv.Settings
+    | sqlite.Settings
+    | folder_sink.Settings
+    | mqtt.Settings
+    | homeassistant.Settings
+    | webhook.Settings
+    | sparkplug.Settings
+)
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a line looks at and how, and where its outcomes go."""
 
     view: View = View()
+    doubt: doubts.Settings = doubts.Settings()
+    drift: drifting.Settings = drifting.Settings()
+    keep: keeping.Settings | None = None
     sources: tuple[Source, ...] = ()
     sinks: tuple[Sink, ...] = ()
+    log: logs.Settings = logs.Settings()
+    spool: delivery.Settings = delivery.Settings()
+    gate: Gate = Gate()
+    arrival: wire.Settings | None = None
 
 
 TABLES = Settings.__struct_fields__
-_PATHS = ("path", "ca", "cert", "key")  # fields that name files, relative to the file of the settings
+_PATHS = ("path", "input", "ca", "cert", "key")  # fields that name files, relative to the file of the settings
 
 
 def parse(tables: dict[str, Any], file: Path) -> Settings:
@@ -38,6 +64,11 @@ def parse(tables: dict[str, Any], file: Path) -> Settings:
         return msgspec.convert(_located(tables, file.parent), Settings)
     except msgspec.ValidationError as error:
         raise UsageError(f"{file}: {error}", "see docs/line.md for what each table may hold") from error
+
+
+def view(file: Path) -> View:
+    """Table `[view]` of a line's TOML file, the rest of it left alone; UsageError as `config.load` and `parse` do."""
+    return parse({key: table for key, table in load(file).items() if key == "view"}, file).view
 
 
 def extended(
@@ -73,6 +104,10 @@ def _located(value: Any, folder: Path) -> Any:
     if not isinstance(value, dict):
         return value
     return {
-        key: str(folder / each) if key in _PATHS and isinstance(each, str) and each else _located(each, folder)
+        key: str(folder / each) if key in _PATHS and _names_file(each) else _located(each, folder)
         for key, each in value.items()
     }
+
+
+def _names_file(value: Any) -> bool:
+    return isinstance(value, str) and bool(value) and "://" not in value

@@ -40,6 +40,7 @@ class Verdict(Struct, frozen=True, kw_only=True, tag_field="type"):
     defect: bool = True  # False when the label is the class that means no defect
     doubts: tuple[str, ...] = ()  # why somebody should look at the image; empty when the verdict is accepted
     disagreement: float | None = None  # of the model's encoders, 0..1
+    novelty: float | None = None  # distance from the nearest image that judged the model, 0..2
     tiles: tuple[Tile, ...] = ()  # when the frame was cut into several
     kept: str | None = None  # the file in which the image was kept
     id: str = ""  # of this judgement, unique

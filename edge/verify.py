@@ -101,29 +101,50 @@ class Guard(NamedTuple):
             CharterError: there is no charter to go by.
             EdgeNodeError: the memory cannot be used.
         """
-        trust = self.trust
         with _locked(self.memory) if self.remembers else nullcontext():
-            path = self.memory / f"{trust.node}@{trust.federation}.json"  # no name holds an @
-            before = _recall(path, trust)
-            content = bundle.load_manifest(folder)
-            sealed, charter = _newest(folder, trust, before, path)
-            key = _check_signature(folder, content, charter, trust)
-            manifest = bundle.parse(folder, content)
-            _check_recipient(folder, manifest, trust)
-            _check_origin(folder, manifest, charter)
-            end = _check_expiry(folder, manifest)
-            found = _Accepted(
-                authority=trust.authority,
-                charter=sealed,
-                key=key,
-                version=manifest.version,
-                manifest=hashlib.sha256(content).hexdigest(),
-            )
-            accepted = _check_age(folder, found, before, self.accept_older)
-            yield Admitted(bundle.complete(folder, manifest, content), {"bundle": end, "charter": charter.expires})
-            if self.remembers and accepted != before:
+            before = _recall(self._file, self.trust)
+            found = self._examined(folder, before)
+            yield Admitted(bundle.complete(folder, found.manifest, found.content), found.ends)
+            if self.remembers and found.accepted != before:
                 with disk.writing(self.memory):
-                    disk.replace_bytes(path, msgspec.json.encode(accepted), mode=0o600)
+                    disk.replace_bytes(self._file, msgspec.json.encode(found.accepted), mode=0o600)
+
+    def vouched(self, folder: Path) -> Manifest:
+        """The manifest of a bundle of which manifest, signature and charter are there; raises as `admitted` does."""
+        return self._examined(folder, _recall(self._file, self.trust)).manifest
+
+    @property
+    def _file(self) -> Path:
+        return self.memory / f"{self.trust.node}@{self.trust.federation}.json"  # no name holds an @
+
+    def _examined(self, folder: Path, before: _Accepted | None) -> "_Examined":
+        """All that can be known of a bundle without its other files, given what was accepted before."""
+        trust = self.trust
+        content = bundle.load_manifest(folder)
+        sealed, charter = _newest(folder, trust, before, self._file)
+        key = _check_signature(folder, content, charter, trust)
+        manifest = bundle.parse(folder, content)
+        _check_recipient(folder, manifest, trust)
+        _check_origin(folder, manifest, charter)
+        end = _check_expiry(folder, manifest)
+        found = _Accepted(
+            authority=trust.authority,
+            charter=sealed,
+            key=key,
+            version=manifest.version,
+            manifest=hashlib.sha256(content).hexdigest(),
+        )
+        accepted = _check_age(folder, found, before, self.accept_older)
+        return _Examined(content, manifest, {"bundle": end, "charter": charter.expires}, accepted)
+
+
+class _Examined(NamedTuple):
+    """A bundle whose signature is right."""
+
+    content: bytes  # of the manifest
+    manifest: Manifest
+    ends: Ends
+    accepted: _Accepted  # what is to be remembered when it is served
 
 
 def check_broadcast(model: Origin, charter: Charter) -> messages.Manifest:

@@ -168,3 +168,11 @@ def with_values(graph: onnx.ModelProto, module: nn.Module) -> bytes:
     buffer = io.BytesIO()
     onnx.save(onnxscript.optimizer.optimize(filled), buffer)
     return buffer.getvalue()
+
+
+def with_temperature(graph: bytes, temperature: float) -> bytes:
+    """The graph, dividing its logits by another temperature."""
+    model = onnx.load_from_string(graph)
+    (value,) = [value for value in model.graph.initializer if value.name == "temperature"]
+    value.CopyFrom(onnx.numpy_helper.from_array(np.array(temperature, np.float32), value.name))
+    return bytes(model.SerializeToString())

@@ -1,10 +1,12 @@
 """The images behind a personal model: those that trained it, and those that judged it."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from broker_config.errors import UsageError
 from edge.images import decode
@@ -26,7 +28,7 @@ class Album:
         Raises:
             UsageError: none is there any more, or the model does not say which they are.
         """
-        found = self._find(personal.load_training(source), facts)
+        found = self.find(personal.load_training(source), facts)
         if found is None:
             raise UsageError(
                 f"none of the images that trained the model in {source} is where it was",
@@ -34,28 +36,22 @@ class Album:
             )
         return found
 
-    def held_out(self, source: Path, facts: Facts) -> LabelledImages | None:
-        """The images that judged the model in `source` and have not trained it; None when there are none any more."""
-        if facts.metrics.get("cross_validated", 1):
-            return None
-        return self._find(personal.load_verdicts(source), facts)
-
-    def _find(self, listed: Sequence[Sample | Verdict], facts: Facts) -> LabelledImages | None:
-        found = [(each, path) for each in listed if (path := self._path(each))]
+    def find(self, listed: Sequence[Sample | Verdict], facts: Facts) -> LabelledImages | None:
+        """Those images that are still there, the same byte for byte; None if none is."""
+        found = [(each, path, pixels) for each in listed for path, pixels in self._read(each, facts)]
         if not found:
             return None
         return LabelledImages(
-            np.stack([decode(path, facts.preprocessing.size) for _, path in found]),
-            np.array([facts.classes.index(each.label) for each, _ in found], np.int64),
-            tuple(each.digest for each, _ in found),
-            tuple(path for _, path in found),
+            np.stack([pixels for _, _, pixels in found]),
+            np.array([facts.classes.index(each.label) for each, _, _ in found], np.int64),
+            tuple(each.digest for each, _, _ in found),
+            tuple(path for _, path, _ in found),
         )
 
-    def _path(self, image: Sample | Verdict) -> Path | None:
-        path = Path(image.path)
-        try:
-            if hashlib.sha256(path.read_bytes()).hexdigest() == image.digest:
-                return path
-        except OSError:
-            pass  # it has been moved, perhaps to the album's folder
-        return self._elsewhere.get(image.digest)
+    def _read(self, image: Sample | Verdict, facts: Facts) -> Iterator[tuple[Path, NDArray[np.uint8]]]:
+        for path in filter(None, (Path(image.path), self._elsewhere.get(image.digest))):
+            with suppress(OSError, UsageError):  # it has been moved, perhaps to the album's folder
+                content = path.read_bytes()
+                if hashlib.sha256(content).hexdigest() == image.digest:
+                    yield path, decode(content, facts.preprocessing.size)
+                    return

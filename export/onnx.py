@@ -8,8 +8,9 @@ import onnx
 
 from broker_config.errors import UsageError
 from edge import bundle
+from export import held_out
 from export.gate import compare
-from export.graph import EXTRAS, Architecture, encoders, kind, module, trace, with_values
+from export.graph import EXTRAS, Architecture, encoders, kind, module, trace, with_temperature, with_values
 from export.images import Album
 from export.lean import drop
 from export.parity import check_parity, pictures, session
@@ -48,7 +49,7 @@ class _Model(NamedTuple):
     facts: Facts
     tree: Tree
     encoders: tuple[Literal["received", "own"], ...]
-    held_out: LabelledImages | None
+    held_out: LabelledImages | str  # or why there are too few
 
 
 class _Graph(NamedTuple):
@@ -83,13 +84,15 @@ def export(
         if facts.broadcast and not signer:
             text = f"the bundle of {facts.node} will not be signed, and serve --trust refuses it: --kit FILE signs"
             report(progress.Note(text=text))
-        model = _leaner(_Model(source, facts, tree, encoders(tree), album.held_out(source, facts)), report)
+        model = _leaner(_Model(source, facts, tree, encoders(tree), held_out.find(source, facts, album)), report)
         graph = tracer.graph(model)
         if wish.student and kind(model.tree) == "fused":
             graph = _student(model, graph, tracer, album.training(source, facts), report)
         if wish.int8:
             graph = _in_int8(model, graph, album.training(source, facts), report)
         target = folder / facts.node
+        if isinstance(found := model.held_out, str):
+            report(progress.Note(text=f"{facts.node} gets no calibration, so it sees no novelty or drift: {found}"))
         _write(target, model, graph, signing)
         written.append(Exported(target, facts.node, graph.difference))
         report(
@@ -123,8 +126,10 @@ class _Tracer:
 
 def _leaner(model: _Model, report: progress.Report) -> _Model:
     """The model without an encoder that changes no verdict."""
-    found = drop(model.facts, model.tree, model.held_out) if model.held_out else None
-    if found is None or model.held_out is None:
+    if isinstance(model.held_out, str):
+        return model
+    found = drop(model.facts, model.tree, model.held_out)
+    if found is None:
         return model
     node, images = model.facts.node, len(model.held_out.labels)
     text = (
@@ -135,18 +140,19 @@ def _leaner(model: _Model, report: progress.Report) -> _Model:
     return model._replace(tree=found.tree, encoders=(found.kept,))
 
 
-def _student(model: _Model, graph: _Graph, tracer: _Tracer, images: LabelledImages, report: progress.Report) -> _Graph:
+def _student(
+    model: _Model, graph: _Graph, tracer: _Tracer, training: LabelledImages, report: progress.Report
+) -> _Graph:
     """The graph of one encoder in place of two, or of two if one is not as right: the average, else a taught one."""
     facts, node = model.facts, model.facts.node
-    if model.held_out is None:
-        text = f"the bundle of {node} keeps both encoders: there are no held-out images to measure one on"
-        report(progress.Note(text=text))
+    images = model.held_out
+    if isinstance(images, str):
+        report(progress.Note(text=f"the bundle of {node} keeps both encoders, one cannot be measured: {images}"))
         return graph
-    held_out = model.held_out
 
     def tried(how: str, tree: Tree) -> _Graph | None:
         single = tracer.graph(model._replace(tree=tree, encoders=("own",)))
-        found = compare(graph.content, single.content, held_out)
+        found = compare(graph.content, single.content, images)
         if found.passed:
             report(progress.Note(text=f"the bundle of {node} has one encoder, {how}: {found}"))
             return single
@@ -157,19 +163,20 @@ def _student(model: _Model, graph: _Graph, tracer: _Tracer, images: LabelledImag
     if mean is not None:
         return mean
     network = Network(facts.model, len(facts.classes))
-    taught = teach(network, model.tree, images, facts.preprocessing, report)
+    taught = teach(network, model.tree, training, facts.preprocessing, report)
     return tried("one that both have taught", taught) or graph
 
 
-def _in_int8(model: _Model, graph: _Graph, images: LabelledImages, report: progress.Report) -> _Graph:
+def _in_int8(model: _Model, graph: _Graph, training: LabelledImages, report: progress.Report) -> _Graph:
     """The graph in int8, or as it is if that is not as right, or not faster, here."""
     node = model.facts.node
-    if model.held_out is None:
-        report(progress.Note(text=f"the bundle of {node} stays fp32: there are no held-out images to measure int8 on"))
+    images = model.held_out
+    if isinstance(images, str):
+        report(progress.Note(text=f"the bundle of {node} stays fp32, int8 cannot be measured: {images}"))
         return graph
-    report(progress.Step(what=f"quantising the model of {node} on {min(len(images.labels), MOST)} training images"))
-    content = quantise(graph.content, images.images)
-    found = compare(graph.content, content, model.held_out)
+    report(progress.Step(what=f"quantising the model of {node} on {min(len(training.labels), MOST)} training images"))
+    content = quantise(graph.content, training.images)
+    found = compare(graph.content, content, images)
     if not found.passed:
         report(progress.Note(text=f"the bundle of {node} stays fp32; in int8: {found}"))
         return graph
@@ -178,7 +185,11 @@ def _in_int8(model: _Model, graph: _Graph, images: LabelledImages, report: progr
 
 
 def _write(folder: Path, model: _Model, graph: _Graph, signing: bundle.Signing | None) -> None:
-    facts = model.facts
+    facts, content, sure, reference = model.facts, graph.content, None, None
+    if not isinstance(model.held_out, str):
+        sure = held_out.confidence(content, model.held_out, facts)
+        content = with_temperature(content, sure.temperature)
+        reference = held_out.reference(content, model.held_out)
     description = bundle.Description(
         federation=facts.federation,
         run=facts.run,
@@ -191,12 +202,13 @@ def _write(folder: Path, model: _Model, graph: _Graph, signing: bundle.Signing |
         extras=EXTRAS,
         encoders=graph.encoders,
         precision=graph.precision,
+        confidence=sure,
         metrics=facts.metrics,
     )
     golden = pictures(facts.preprocessing.size, 1)
-    [probabilities] = session(graph.content).run(["probabilities"], {"image": golden})[0].tolist()
+    [probabilities] = session(content).run(["probabilities"], {"image": golden})[0].tolist()
     tolerance = TOLERANCE if graph.precision == "int8" else bundle.TOLERANCE
-    bundle.write(folder, description, graph.content, golden[0], probabilities, signing, tolerance)
+    bundle.write(folder, description, content, golden[0], probabilities, signing, reference, tolerance)
 
 
 def _check_nodes(names: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ PAGE = HOUSE / "docs" / "troubleshooting.md"
 ROOMS = ("broker_config", "edge", "export", "trainer")
 
 # Which argument of a call is the message; errors that derive from these are found by themselves.
-_POSITIONS = {"EdgeNodeError": 0, "DecodeError": 0, "_RequestError": 1, "PeerError": 1, "refusal": 0}
+_POSITIONS = {"EdgeNodeError": 0, "DecodeError": 0, "PeerError": 1, "refusal": 0}
 _POSITIONS |= dict.fromkeys(("say", "_say", "say_once"), 0)  # what a node says on its way
 _POSITIONS |= {"Finding": 2}  # what a look at a plant's images finds
 _LOGGED = ("warning", "error", "exception")  # what logging prints on standard error
@@ -38,7 +38,7 @@ class Message(NamedTuple):
 def messages() -> list[Message]:
     """All of them, in the order of the source."""
     sources = {path: ast.parse(path.read_text()) for room in ROOMS for path in sorted((HOUSE / room).rglob("*.py"))}
-    positions = _POSITIONS | dict.fromkeys(_errors(list(sources.values())), 0) | {"_RequestError": 1}
+    positions = _POSITIONS | dict.fromkeys(_errors(list(sources.values())), 0)
     found = []
     for path, tree in sources.items():
         name = str(path.relative_to(HOUSE))

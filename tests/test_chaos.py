@@ -12,9 +12,9 @@ from safetensors.numpy import load_file, save_file
 
 from tests.chaos import evidence, schedule
 from tests.chaos.campaign import Campaign, Federation, prepare
-from tests.chaos.processes import BROKER
 from tests.chaos.schedule import COORDINATOR
 from tests.chaos.witness import Moment
+from tests.mosquitto import BROKER
 from tests.storm import STORM
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from edge.sources import folder as folder_source
-from edge.sources.folder import Folder
+from edge.sources.folder import Folder, Settings
+from edge.sources.memory import Memory
 from tests.tiny_bundle import GREEN, RED
 
 
@@ -23,7 +24,8 @@ async def brought(folder: Path, *steps: object) -> list[str]:
     """The names that a Folder brings: `steps` are counts of names to wait for, and actions to take then."""
     stop = asyncio.Event()
     found = []
-    async with contextlib.aclosing(Folder(folder).frames(stop)) as images:
+    source = Folder(Settings(path=str(folder)), Memory(folder.parent / "state", str(folder)))
+    async with contextlib.aclosing(source.frames(stop)) as images:
         for step in steps:
             if callable(step):
                 step()

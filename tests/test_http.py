@@ -1,19 +1,23 @@
-"""The limits of HTTP: what is too large, too slow, too much or too late is refused, and says so."""
+"""The limits of HTTP: what is too large, too slow, too much, too late or no HTTP is refused, and says so."""
 
 import asyncio
 import contextlib
+import socket
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from edge import http
 from edge.bundle import read
-from edge.daemon import Immediate
-from edge.line import Line, Model
+from edge.http import request as intake
+from edge.http.app import App
+from edge.line import Line, Model, Nowhere
+from edge.metrics import Metrics
 from edge.predictor import Predictor
+from tests.test_daemon import Daemon, daemon
 from tests.tiny_bundle import RED, tiny_bundle
 
 
@@ -25,9 +29,11 @@ def bundle(tmp_path_factory):
 @contextlib.asynccontextmanager
 async def client(bundle: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Line]]:
     """A client of the application itself, without a process or a socket."""
-    line = Line(Model(Predictor(read(bundle))), Immediate([]))
+    line = Line(Model(Predictor(read(bundle))), Nowhere())
     with contextlib.closing(line):
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(http.App(line)), base_url="http://line") as found:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(App(line, Metrics())), base_url="http://line"
+        ) as found:
             yield found, line
 
 
@@ -40,7 +46,7 @@ def run(bundle: Path, request) -> httpx.Response:
 
 
 def test_an_image_beyond_the_size_limit_is_refused_while_it_streams(bundle, monkeypatch):
-    monkeypatch.setattr(http, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(intake, "MAX_BYTES", 1 << 20)
     sent = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -56,7 +62,7 @@ def test_an_image_beyond_the_size_limit_is_refused_while_it_streams(bundle, monk
 
 
 def test_an_image_that_does_not_arrive_in_time_is_refused(bundle, monkeypatch):
-    monkeypatch.setattr(http, "UPLOAD", 0.02)
+    monkeypatch.setattr(intake, "UPLOAD", 0.02)
 
     async def stalled() -> AsyncIterator[bytes]:
         yield RED[:10]
@@ -81,9 +87,113 @@ def test_more_images_than_may_wait_are_refused_and_the_others_judged(bundle):
     async def many(found: httpx.AsyncClient, line: Line) -> list[int]:
         busy = threading.Event()
         line._worker.submit(busy.wait)
-        requests = [asyncio.ensure_future(found.post("/classify", content=RED)) for _ in range(http.MAX_WAITING + 1)]
+        requests = [asyncio.ensure_future(found.post("/classify", content=RED)) for _ in range(intake.MAX_WAITING + 1)]
         refused, waiting = await asyncio.wait(requests, timeout=5, return_when=asyncio.FIRST_COMPLETED)
         busy.set()
         return [*(r.result().status_code for r in refused), *[(await w).status_code for w in waiting]]
 
-    assert run(bundle, many) == [503] + [200] * http.MAX_WAITING
+    assert run(bundle, many) == [503] + [200] * intake.MAX_WAITING
+
+
+# ---------------------------------------------------------------- connections
+
+BOUNDS = """
+import edge.http.server as server
+server.MAX_CONNECTIONS, server.HEAD_TIME, server.LINGER, server.SEND_TIME = 20, 0.3, 0.3, 0.3
+"""
+
+
+@pytest.fixture(scope="module")
+def bounded(bundle: Path) -> Iterator[Daemon]:
+    """A daemon with little patience."""
+    with daemon(bundle, before=BOUNDS) as line:
+        yield line
+
+
+def connect(line: Daemon) -> socket.socket:
+    return socket.create_connection((line.url.host, line.url.port), timeout=5)
+
+
+def to_the_end(connection: socket.socket) -> bytes:
+    """All that is said until the connection ends, however it ends."""
+    found = b""
+    with connection, contextlib.suppress(ConnectionError):
+        while piece := connection.recv(1 << 16):
+            found += piece
+    return found
+
+
+def until(connection: socket.socket, end: bytes) -> None:
+    """Read up to what a successful answer ends with."""
+    found = b""
+    while not found.endswith(end):
+        found += connection.recv(1 << 16)
+    assert found.startswith(b"HTTP/1.1 200 "), found
+
+
+@pytest.mark.parametrize("begun", [b"GET / HT", b"POST /classify HTTP/1.1\r\nHost: x\r\nX: "])
+def test_a_request_whose_head_does_not_end_ends_its_connection(bounded: Daemon, begun: bytes) -> None:
+    slow = connect(bounded)
+    slow.sendall(begun)
+    assert to_the_end(slow).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_client_that_drips_does_not_hold_its_connection(bounded: Daemon) -> None:
+    slow = connect(bounded)
+    slow.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+    assert slow.recv(1000).startswith(b"HTTP/1.1 405 ")
+    with slow, contextlib.suppress(ConnectionError):
+        for _ in range(500):
+            slow.sendall(b"x")
+            time.sleep(0.01)
+        pytest.fail("it drips for five seconds")
+
+
+def test_a_client_that_does_not_read_does_not_hold_its_connection(bounded: Daemon) -> None:
+    with connect(bounded) as deaf, contextlib.suppress(ConnectionError):
+        for _ in range(100_000):
+            deaf.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+        pytest.fail("it took all requests")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"X: " + b"x" * 500_000, b"X: x\r\n" * 100_000, b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: " + b"x" * 500_000],
+)
+def test_a_head_or_a_trailer_without_end_is_refused(bounded: Daemon, head: bytes) -> None:
+    endless = connect(bounded)
+    with contextlib.suppress(ConnectionError):
+        endless.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n" + head)
+    assert to_the_end(endless)[:13] in (b"HTTP/1.1 431 ", b"HTTP/1.1 200 ", b"")
+
+
+def test_what_is_no_http_is_told_so_in_json(bounded: Daemon) -> None:
+    stranger = connect(bounded)
+    stranger.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+    answer = to_the_end(stranger)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b'"remedy"' in answer
+
+
+def test_chunks_of_one_byte_are_a_body_like_any_other(bounded: Daemon) -> None:
+    answer = bounded.client.post("/classify", content=(RED[at : at + 1] for at in range(len(RED))))
+    assert answer.json()["label"] == "red"
+
+
+def test_new_connections_take_the_place_of_idle_ones_and_there_are_never_more(bounded: Daemon) -> None:
+    with contextlib.ExitStack() as closing:
+        idle = []
+        for number in range(19):
+            idle.append(closing.enter_context(connect(bounded)))
+            if number % 2:  # the others have not said anything yet
+                idle[-1].sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+                until(idle[-1], b"}")
+        busy = []
+        for _ in range(20):
+            busy.append(closing.enter_context(connect(bounded)))
+            busy[-1].sendall(b"GET / HT")
+        refused = connect(bounded)
+        assert to_the_end(refused).startswith(b"HTTP/1.1 503 ")
+        assert [each.recv(1) for each in idle] == [b""] * 19
+        assert all(each.recv(13) == b"HTTP/1.1 408 " for each in busy)
+    assert bounded.classify(RED).json()["label"] == "red"

@@ -24,7 +24,7 @@ from safetensors.numpy import load, load_file
 import broker_config
 from broker_config import access, codec, fetch, link, messages, sending, topics, transfer
 from broker_config.embedded import find_mosquitto
-from edge.verdict import Failure, Verdict
+from edge.verdict import Failure, Notice, Verdict
 from tests.foreign import ForeignNode, Tensors
 from tests.plants import CLASSES, FEDERATION, draw, run, start
 from trainer.federation.aggregate import FixedPointSum
@@ -77,7 +77,7 @@ def test_every_field_and_its_default_are_on_the_page(kind: type[msgspec.Struct])
 @pytest.mark.parametrize(
     ("kind", "section"),
     [(kind, kind.__name__) for kind in messages.AnyMessage.__args__]
-    + [(kind, "Verdicts of a line") for kind in (Verdict, Failure)],
+    + [(kind, "Verdicts of a line") for kind in (Verdict, Failure, Notice)],
 )
 def test_every_message_has_an_example_with_all_its_fields(kind: type[msgspec.Struct], section: str) -> None:
     examples = re.findall(r"```json\n(.+?)```", SECTIONS[section], re.DOTALL)

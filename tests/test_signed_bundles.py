@@ -494,4 +494,4 @@ def test_the_memory_is_where_systemd_says_or_in_the_users_home(ours, options, tm
         monkeypatch.setenv(name, told)
         with daemon(folder, *options[:2]) as process:
             ready(process)
-        assert [path.name for path in (tmp_path / memory).iterdir()] == ["plant-a@test.json"]
+        assert (tmp_path / memory / "plant-a@test.json").exists()

@@ -29,7 +29,7 @@ def test_messages_of_every_kind_are_found() -> None:
     assert {
         "{folder} is not a folder",  # one of two that a condition chooses from
         "nothing listens at {place}: connection refused",  # assigned before it is raised
-        "the image is larger than {bytes} MiB",  # of an error that derives from ours
+        "the request is larger than {bytes} MiB",  # of an error that derives from ours
         "that run of the federation is over",  # a refusal
         "a discrimination loss cannot be {raw}",  # passed on to a node
         "{} refuses a subscription: {}",  # logged

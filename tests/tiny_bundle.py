@@ -29,6 +29,8 @@ def tiny_bundle(
     run: str = "0" * 16,
     signing: bundle.Signing | None = None,
     extras: bool = False,
+    confidence: bundle.Confidence | None = None,
+    reference: bytes | None = None,
 ) -> bundle.Bundle:
     """Write and read back a bundle whose golden probabilities are computed in numpy, without onnxruntime.
 
@@ -45,11 +47,11 @@ def tiny_bundle(
         input=bundle.Input(size=size),
         extras=("opinions", "features", "maps") if extras else (),
         encoders=("received", "own") if extras else (),
+        confidence=confidence,
     )
     golden = np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
-    bundle.write(
-        folder, description, tiny_onnx(size, extras), golden, tuple(tiny_probabilities(golden[None])[0]), signing
-    )
+    probabilities = tuple(tiny_probabilities(golden[None])[0])
+    bundle.write(folder, description, tiny_onnx(size, extras), golden, probabilities, signing, reference)
     return bundle.read(folder)
 
 

@@ -211,7 +211,7 @@ def _node(share: Share, out: Path, spec: Spec) -> report.NodeReport:
 def _serve(processes: "_Processes", share: Share, out: Path, spec: Spec) -> report.Serving:
     """Start the daemon on one bundle and send it held-out images over HTTP."""
     folder = out / "bundles" / share.node
-    daemon = processes.start("daemon", "serve", str(folder), "--port", "0")
+    daemon = processes.start("daemon", "serve", str(folder), "--port", "0", "--memory", str(out / "line"))
     address = urlsplit(processes.ready(daemon))
     predictor = Predictor(bundle.read(folder))
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=_GRACE)

@@ -1,9 +1,10 @@
 """Recognising alone: `export`, `serve`, `infer`."""
 
+import logging
 import os
-import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,7 +23,10 @@ from edge.commands.options import (
 )
 
 if TYPE_CHECKING:
+    from edge.settings import Settings
     from edge.verify import Guard
+
+_log = logging.getLogger(__name__)
 
 app = typer.Typer()
 
@@ -37,7 +41,7 @@ TrustFile = Annotated[
 Memory = Annotated[
     Path | None,
     typer.Option(
-        help="Folder that remembers what was served; only the line should write there. With --trust.",
+        help="Folder of what the line remembers and of its bundles; only the line should write there.",
         show_default="systemd's StateDirectory, else ~/.local/state/edge-node",
     ),
 ]
@@ -92,19 +96,19 @@ def export(
         print(f"next: edge-node serve {written[0].folder}{f' --trust {written[0].node}.trust' if signer else ''}")
 
 
-def _guard(trust: Path | None, memory: Path | None, accept_older: bool, *, remembers: bool) -> "Guard | None":
+def make_guard(trust: Path | None, memory: Path | None, accept_older: bool, *, remembers: bool) -> "Guard | None":
     """What the options insist on."""
     if trust is None:
-        if memory or accept_older:
+        if accept_older or (memory and not remembers):
             raise UsageError("--memory and --accept-older are of use with --trust only", "add --trust FILE")
         return None
     from broker_config.trust import read
     from edge.verify import Guard
 
-    return Guard(read(trust), memory or _state_folder(), accept_older, remembers)
+    return Guard(read(trust), memory or state_folder(), accept_older, remembers)
 
 
-def _state_folder() -> Path:
+def state_folder() -> Path:
     """Where the line may remember: systemd's StateDirectory (the first of them), else as freedesktop.org has it."""
     if given := os.environ.get("STATE_DIRECTORY"):
         return Path(given.partition(":")[0])
@@ -114,7 +118,9 @@ def _state_folder() -> Path:
 @app.command(epilog="Example: edge-node serve bundles/plant-a --trust plant-a.trust --watch camera/")
 def serve(
     context: typer.Context,
-    bundle: Annotated[Path, typer.Argument(help="A bundle folder.", show_default=False)],
+    bundle: Annotated[
+        Path | None, typer.Argument(help="A bundle folder.", show_default="the one that was served last")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8080,
     watch: Annotated[Path | None, typer.Option(help="Folder in which new images appear.")] = None,
@@ -133,38 +139,106 @@ def serve(
     """Judge images as they come: over HTTP and from a watched folder."""
     from edge.assembly import Site
     from edge.daemon import serve as run
+    from edge.operation.exits import sysexits
+
+    with sysexits():
+        guard = make_guard(trust, memory, accept_older, remembers=True)
+        site = Site(line, memory or state_folder())
+        again = partial(_settings_again, context) if config else None
+        code = run(bundle, _settings(context), site, host=host, port=port, threads=threads, guard=guard, again=again)
+    raise typer.Exit(code)
+
+
+_EXCHANGEABLE = ("watch", "output", "mqtt", "ca", "cert", "key")  # options that only add to the tables
+
+
+def _settings(context: typer.Context) -> "Settings":
+    """The tables of the file, and what the options add to them."""
     from edge.settings import Settings, extended
 
-    settings = extended(context.obj or Settings(), watch, output, mqtt, ca, cert, key)
-    guard = _guard(trust, memory, accept_older, remembers=True)
-    site = Site(line, memory or _state_folder())
-    raise typer.Exit(run(bundle, settings, site, host=host, port=port, threads=threads, guard=guard))
+    watch, output, mqtt, *files = (context.params[name] for name in _EXCHANGEABLE)
+    paths = (Path(each) if each else None for each in files)
+    return extended(context.obj or Settings(), watch and Path(watch), output and Path(output), mqtt, *paths)
 
 
-@app.command(epilog="Example: edge-node infer bundles/plant-a image.jpg")
+def serve_with(config: Path) -> tuple[dict[str, Any], "Settings"]:
+    """What `serve --config` is given by the file alone: its options by name, and its tables."""
+    command: Any = typer.main.get_command(app)
+    try:
+        context = command.commands["serve"].make_context("serve", ["--config", str(config)])
+    except typer.BadParameter as error:
+        raise UsageError(f"{config}: {error.format_message()}", "see edge-node serve --help") from error
+    return context.params, _settings(context)
+
+
+def _settings_again(context: typer.Context) -> "Settings":
+    """What `_settings` would be if the command were started now; says which other options were changed in vain.
+
+    UsageError when the file cannot be used.
+    """
+    typed = {name: value for name, value in context.params.items() if _is_typed(context, name)}
+    given = {**_environment(context), **typed}
+    try:
+        fresh: Any = context.command.make_context(context.info_name, [], parent=context.parent, default_map=given)
+    except typer.BadParameter as error:
+        raise UsageError(
+            f"{context.params['config']}: {error.format_message()}", "see edge-node serve --help"
+        ) from error
+    for name, value in fresh.params.items():
+        if name not in _EXCHANGEABLE and value != context.params[name]:
+            _log.warning("%s was changed in the settings: that needs a restart", name.replace("_", "-"))
+    return _settings(fresh)
+
+
+def _environment(context: Any) -> dict[str, Any]:
+    """What the environment says about the options."""
+    found: dict[str, Any] = ((context.parent and context.parent.default_map) or {}).get(context.info_name, {})
+    return found
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+@app.command(epilog="Example: edge-node infer bundles/plant-a images/ --out results.csv --annotate seen --heat")
 def infer(
     bundle: Annotated[Path, typer.Argument(help="A bundle folder.", show_default=False)],
-    images: Annotated[list[Path], typer.Argument(help="Image files.", show_default=False)],
+    images: Annotated[
+        list[Path], typer.Argument(help="Image files, and folders: all images in them and below.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Results as FILE.jsonl or FILE.csv; what stands there is not judged again."),
+    ] = None,
+    annotate: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Also draw each image with its tiles and verdict.")
+    ] = None,
+    heat: Annotated[
+        bool, typer.Option("--heat", help="With --annotate: where each encoder looked, if the bundle tells.")
+    ] = False,
+    view: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A line's TOML file: region, tiles and thresholds of its table [view]."),
+    ] = None,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads.", show_default="2, or the cores there are")] = 0,
     trust: TrustFile = None,
     memory: Memory = None,
     accept_older: InferOlder = False,
     as_json: Json = False,
 ) -> None:
-    """Judge image files, once. Exit code 2 if one of them cannot be read."""
-    import msgspec
+    """Judge image files or whole folders, once. Exit code 2 if one of them cannot be read."""
+    from edge import batch, settings
+    from edge.commands.judging import judge
+    from edge.expiry import tell
+    from edge.line import load
 
-    from edge.line import judge_files
-    from edge.verdict import Failure
-
-    failed = False
-    guard = _guard(trust, memory, accept_older, remembers=False)
-    for outcome in judge_files(bundle, images, guard, threads):
-        failed |= isinstance(outcome, Failure)
-        if as_json:
-            print(msgspec.json.encode(outcome).decode())
-        elif isinstance(outcome, Failure):
-            print(f"{outcome.error}\n  What to do: {outcome.remedy}", file=sys.stderr)
-        else:
-            print(f"{outcome.image}: {outcome.label} ({outcome.confidence:.1%})")
-    raise typer.Exit(UsageError.exit_code if failed else 0)
+    if heat and not annotate:
+        raise UsageError("--heat is of use with --annotate only", "add --annotate FOLDER")
+    wanted = settings.view(view) if view else None
+    found = batch.find(images)
+    model = load(bundle, make_guard(trust, memory, accept_older, remembers=False), threads)
+    tell(model.ends)
+    results = batch.Results(out, model) if out else None
+    whole = judge(model, found, wanted, results, annotate, heat=heat, as_json=as_json)
+    raise typer.Exit(0 if whole else UsageError.exit_code)

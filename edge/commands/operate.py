@@ -1,11 +1,12 @@
-"""Looking after federations: `doctor`, `status`."""
+"""Looking after federations and lines: `doctor`, `status`, `install-service`."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from edge.commands.options import Broker, Ca, Cert, Json, Key, KitFile, agreed, make_endpoint, stop_on_signals
+from broker_config.errors import UsageError
+from edge.commands.options import Broker, Ca, Cert, Json, Key, KitFile, agreed, make_endpoint, pairs, stop_on_signals
 
 app = typer.Typer()
 
@@ -104,3 +105,46 @@ def status(
                 console.print(*lines(picture, console.width), sep="\n")
     if stop():
         raise typer.Exit(130)
+
+
+@app.command(epilog="Example: edge-node install-service --config /etc/edge-node/line.toml")
+def install_service(
+    config: Annotated[Path, typer.Option(help="The line's settings, as for serve.", show_default=False)],
+    name: Annotated[str, typer.Option(help="The service's name.")] = "edge-node",
+    user: Annotated[str, typer.Option(help="Unprivileged user that it runs as.")] = "edge-node",
+    secret: Annotated[
+        list[str],
+        typer.Option(
+            metavar="VARIABLE=FILE", help="Secret to hand over, e.g. EDGE_NODE_PASSWORD=/etc/edge-node/password."
+        ),
+    ] = [],
+    out: Annotated[
+        Path | None, typer.Option(help="The unit file.", show_default="/etc/systemd/system/NAME.service")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the unit file instead.")] = False,
+) -> None:
+    """Let systemd run the line: checks its settings, and writes a unit file with the rights that they need."""
+    from broker_config.topics import check_name
+    from edge import bundle
+    from edge.commands.line import serve_with
+    from edge.operation import install, unit
+
+    check_name(name, "the service's name (--name)")
+    config = config.absolute()
+    given, settings = serve_with(config)
+    needs = install.needs(config, given, settings, pairs(secret, "--secret"))
+    install.check(user, needs)
+    bundle.read(needs.bundle)
+    text = unit.compose(name, user, install.program(), needs)
+    if dry_run:
+        print(text, end="")
+        return
+    out = out or Path("/etc/systemd/system") / f"{name}.service"
+    try:
+        out.write_text(text)
+    except OSError as error:
+        raise UsageError(
+            f"{out} cannot be written: {error.strerror}", "run it with sudo, or pass another --out FILE"
+        ) from error
+    print(f"wrote {out}")
+    print(f"next: systemctl daemon-reload && systemctl enable --now {name}; then systemctl status {name}")

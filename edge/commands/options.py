@@ -95,19 +95,23 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
     if file is not None:
         from edge.config import read
 
-        context.default_map = read(file, context)
+        context.default_map = {**read(file, context), **(context.default_map or {})}
 
 
-def _read_line_config(context: typer.Context, file: Path | None) -> None:
+def _read_line_config(context: typer.Context, file: Path | None) -> Path | None:
     """As `_read_config`; the file may have tables besides, which are left in the context's `obj` as Settings."""
     if file is not None:
         from edge.config import load, options
+        from edge.operation.exits import sysexits
         from edge.settings import parse
 
-        content = load(file)
-        tables = {key: value for key, value in content.items() if _is_table(value)}
-        context.default_map = options({key: content[key] for key in content.keys() - tables.keys()}, file, context)
-        context.obj = parse(tables, file)
+        with sysexits():
+            content = load(file)
+            tables = {key: value for key, value in content.items() if _is_table(value)}
+            given = options({key: content[key] for key in content.keys() - tables.keys()}, file, context)
+            context.default_map = {**given, **(context.default_map or {})}
+            context.obj = parse(tables, file)
+    return file
 
 
 def _is_table(value: object) -> bool:
@@ -189,11 +193,11 @@ def pairs(given: list[str], flag: str) -> dict[str, str]:
 def open_kit(file: Path) -> "Kit":
     """A kit, by its passphrase, which is asked for up to three times. Raises UsageError as `kit.read` does."""
     from broker_config import kit
-    from broker_config.environment import PASSPHRASE
+    from broker_config.environment import PASSPHRASE, secret
 
     if file.exists() and file.stat().st_mode & 0o077:
         print(f"{file} can be read by others: chmod 600 {shlex.quote(str(file))}", file=sys.stderr)
-    for _ in range(0 if os.environ.get(PASSPHRASE) else _TRIES - 1):
+    for _ in range(0 if secret(PASSPHRASE) else _TRIES - 1):
         try:
             return kit.read(file, kit.ask(file))
         except kit.PassphraseError as error:

@@ -1,13 +1,15 @@
-"""Verdicts as JSON lines, in a file or on standard output."""
+"""Outcomes as JSON lines, in a file or on standard output."""
 
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from broker_config.errors import UsageError
-from edge.verdict import Outcome
+from edge.sinks.appending import Appending, Ours, write_all
+from edge.sinks.sink import Item, SinkDown, wire
+
+_BEGINNING = b'{"seq":'
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="jsonl"):
@@ -16,24 +18,46 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
     path: str = ""  # standard output
 
 
-class JsonLines:
-    """Appends one JSON object a line to `path`, or to standard output; each line is handed to the system at once."""
+class _Line(Struct):
+    seq: int
+    id: str
 
-    def __init__(self, path: Path | None) -> None:
+
+class JsonLines(Appending):
+    """A JSON object a line."""
+
+    def __init__(self, path: Path, ours: Ours) -> None:
+        self.name = f"jsonl:{path.absolute()}"
+        super().__init__(path, ours)
+
+    def line(self, item: Item) -> bytes:
+        """The outcome as JSON."""
+        return wire(item) + b"\n"
+
+    def read(self, line: bytes) -> tuple[int, str]:
+        """Number and id; ValueError for other JSON."""
+        found = msgspec.json.decode(line, type=_Line)
+        return found.seq, found.id
+
+    def begins(self, half: bytes) -> bool:
+        """Whether it begins as ours do."""
+        return half.startswith(_BEGINNING) or _BEGINNING.startswith(half)
+
+
+class StandardOutput:
+    """A JSON object a line. Nobody remembers what was read there: after a kill the last outcomes may come again."""
+
+    name = "jsonl:-"
+
+    def __init__(self) -> None:
+        self._file = open(1, "wb", buffering=0, closefd=False)  # noqa: SIM115  (stays open)
+
+    def deliver(self, items: Sequence[Item]) -> None:
+        """Write the lines."""
         try:
-            # Unbuffered: a line is one write, so a kill leaves no half line and other writers do not mix with it.
-            self._file = path.open("ab", buffering=0) if path else sys.stdout.buffer
+            write_all(self._file, b"".join(wire(item) + b"\n" for item in items))
         except OSError as error:
-            raise UsageError(
-                f"cannot write verdicts to {path}: {error.strerror}", "name a file in a folder that exists"
-            ) from error
-
-    def send(self, outcome: Outcome) -> None:
-        """Append an outcome; OSError when the disk or the reader refuses it."""
-        self._file.write(msgspec.json.encode(outcome) + b"\n")
-        self._file.flush()
+            raise SinkDown(f"cannot write to standard output: {error.strerror}") from error
 
     def close(self) -> None:
-        """Close the file; standard output stays open."""
-        if self._file is not sys.stdout.buffer:
-            self._file.close()
+        """Leave it open."""

@@ -1,25 +1,24 @@
-"""Verdicts to an MQTT broker, one JSON message an image."""
+"""Outcomes to an MQTT broker, one JSON message each: none lost, none twice, in order."""
 
-import logging
-import queue
-import uuid
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 
 from broker_config import topics
-from broker_config.link import Endpoint, Link, LinkDown, LinkUp
-from edge.verdict import Outcome
+from broker_config.endpoint import Endpoint
+from edge.sinks.appending import Ours
+from edge.sinks.sink import Item, Refused, SinkDown, wire
 
-_CONNECT = 10.0  # seconds
-_FLUSH = 5.0  # seconds
-
-_log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from edge.sinks import homeassistant
+    from edge.sinks.connection import Connection  # loads paho: only a line with a broker needs it
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="mqtt"):
-    """`[[sinks]] kind = "mqtt"`: one JSON message an image."""
+    """`[[sinks]] kind = "mqtt"`: one JSON message each."""
 
     url: str
     ca: str | None = None
@@ -27,30 +26,78 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
     key: str | None = None
 
 
-def endpoint(settings: Settings) -> Endpoint:
+class Broker(Struct, frozen=True):
+    """Where a sink publishes, and as whom: the same after a kill, so that the broker ends what is left of before."""
+
+    endpoint: Endpoint
+    line: str
+    client_id: str
+
+
+def broker(settings: "Settings | homeassistant.Settings", line: str, spool_id: str) -> Broker:
     """The broker that they name; UsageError when they do not go together."""
     ca, cert, key = (Path(each) if each else None for each in (settings.ca, settings.cert, settings.key))
-    return Endpoint.parse(settings.url, ca=ca, cert=cert, key=key)
+    endpoint = Endpoint.parse(settings.url, ca=ca, cert=cert, key=key)
+    if endpoint.tls:
+        endpoint.tls_context()  # unusable files are found now
+    return Broker(endpoint, line, f"edge-node-{line}-{spool_id}-{settings.__struct_config__.tag}")
+
+
+class _Last(Struct):
+    seq: int = 0
+    id: str = ""
 
 
 class Mqtt:
-    """Publishes to `topics.verdicts(line)`, QoS 1. While the broker is away, a bounded number of verdicts waits."""
+    """Publishes to `topics.verdicts(line)`, QoS 1, each outcome retained.
 
-    def __init__(self, endpoint: Endpoint, line: str) -> None:
-        """Connect; LinkError when the broker does not let us in, UsageError for a name that no topic can hold."""
-        self._topic = topics.verdicts(topics.check_name(line, "the line's name"))
-        self._events: queue.Queue[LinkUp | LinkDown] = queue.Queue()
-        client_id = f"edge-node-line-{uuid.uuid4().hex[:8]}"
-        self._link = Link(endpoint, client_id, inbox=self._events, persistent=False).open(_CONNECT)
+    So the broker itself remembers which it has accepted last, and after a lost connection or a kill we go on with the
+    next. One that loses its retained messages gets those again that it had not acknowledged, at most 20.
+    """
 
-    def send(self, outcome: Outcome) -> None:
-        """Hand an outcome to the connection's own thread; LinkError when too many wait for the broker already."""
-        while not self._events.empty():
-            _log.info("%s", self._events.get())
-        self._link.publish(self._topic, msgspec.json.encode(outcome), qos=1)
+    def __init__(self, broker: Broker, ours: Ours) -> None:
+        self._broker = broker
+        self._topic = topics.verdicts(broker.line)
+        self._ours = ours
+        self._connection: Connection | None = None
+        self._accepted = 0  # the last outcome that the broker has, as far as it is known when a connection begins
+        self.name = f"mqtt:{broker.endpoint}"
+
+    def deliver(self, items: Sequence[Item]) -> None:
+        """Publish what the broker has not accepted yet, and wait for its acknowledgements."""
+        connection = self._connected()
+        fresh = [item for item in items if item.seq > self._accepted]
+        known = len(items) - len(fresh)
+        payloads = [wire(item) for item in fresh]
+        fit = next((n for n, each in enumerate(payloads) if not connection.fits(self._topic, each)), len(payloads))
+        taken = known + connection.publish(self._topic, payloads[:fit])
+        if connection.lost:
+            raise SinkDown(connection.lost, taken)
+        if taken < len(items):
+            raise Refused(f"{len(payloads[fit])} bytes are more than the broker takes", taken)
 
     def close(self) -> None:
-        """Wait for the broker to acknowledge what it has not yet, unless it is away; then disconnect."""
-        if not (self._link.connected and self._link.flush(_FLUSH)):
-            _log.error("the broker is away: the last verdicts may not have reached it")
-        self._link.close()
+        """Disconnect."""
+        if self._connection:
+            self._connection.close()
+
+    def _connected(self) -> "Connection":
+        from edge.sinks.connection import Connection  # noqa: PLC0415
+
+        if self._connection and not self._connection.lost:
+            return self._connection
+        if self._connection:
+            self._connection.close()
+        self._connection = Connection(self._broker.endpoint, self._broker.client_id)
+        last = _last(self._connection.retained(self._topic))
+        if self._connection.lost:
+            raise SinkDown(self._connection.lost)
+        self._accepted = last.seq if self._ours(last.seq, last.id) else 0
+        return self._connection
+
+
+def _last(payload: bytes | None) -> _Last:
+    try:
+        return msgspec.json.decode(payload or b"{}", type=_Last)
+    except msgspec.DecodeError:  # not ours
+        return _Last()

@@ -1,24 +1,31 @@
 """A watched folder: the image files that lie in it, and those that arrive."""
 
 import asyncio
+import contextlib
 import logging
+import os
 import stat
 import time
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from watchfiles import awatch
 
-from broker_config.errors import UsageError
+from broker_config.errors import EdgeNodeError, UsageError
 from edge.images import SUFFIXES
 from edge.line import Frame
 from edge.verdict import Failure, Verdict
 
+if TYPE_CHECKING:
+    from edge.sources.memory import Memory
+
 QUIET = 0.5  # seconds without a change after which a file counts as completely written
 SWEEP = 5.0  # seconds between looks at the whole folder: network shares announce nothing, full kernel queues drop
 _TICK = 100  # milliseconds between looks at files that are still being written
+_MOVE = "move:"
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +34,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
     """`[[sources]] kind = "folder"`: image files as they appear."""
 
     path: str
+    recursive: bool = False  # also those in its sub-folders
+    after: Annotated[str, Meta(pattern="^(keep|delete|move:.+)$")] = "keep"  # what becomes of a file that was judged
 
 
 class _Stamp(NamedTuple):
@@ -35,81 +44,170 @@ class _Stamp(NamedTuple):
     modified: int  # nanoseconds
     size: int  # bytes
 
+    def to_bytes(self) -> bytes:
+        """As it is remembered."""
+        return f"{self.modified} {self.size}".encode()
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> "_Stamp":
+        """The stamp that was remembered."""
+        return cls(*map(int, data.split()))
+
 
 class Folder:
-    """Brings each image file in `folder` once it is complete; the files stay where they are.
+    """Brings each image file in a folder once it is complete.
 
     Complete means: neither size nor modification time changed for QUIET seconds, however the file came (written, copied
-    or renamed into place). A file whose size or time changes later is brought again. Sub-folders and names that
-    begin with a dot are left alone. Nothing is remembered across a restart: all files in the folder are brought anew.
+    or renamed into place). A file whose size or time changes later is brought again. Names that begin with a dot are
+    left alone, also those of sub-folders. Which files were judged is remembered across a restart; one is
+    judged twice only when the process is killed in the moment between its outcome and the memory of it.
     """
 
-    def __init__(self, folder: Path) -> None:
-        if not folder.is_dir():
-            raise UsageError(f"there is no folder {folder} to watch", "make it, or name another")
-        self.name = f"folder {folder}"
-        self._folder = folder
-        self._brought: dict[Path, _Stamp] = {}
+    def __init__(self, settings: Settings, memory: "Memory") -> None:
+        """UsageError when there is no such folder, or judged files cannot be moved to where they should."""
+        self._folder = Path(settings.path).resolve()
+        if not self._folder.is_dir():
+            raise UsageError(f"there is no folder {settings.path} to watch", "make it, or name another")
+        self.name = name(settings)
+        self._memory = memory
+        self._recursive = settings.recursive
+        self._delete = settings.after == "delete"
+        self._judged = self._place_for_judged(settings.after)
+        self._brought = {self._folder / os.fsdecode(key): _Stamp.of_bytes(value) for key, value in memory.all().items()}
         self._growing: dict[Path, tuple[_Stamp, float]] = {}  # what the file was like, and since when
+        self._in_hand: deque[tuple[Path, _Stamp]] = deque()
         self._swept = -SWEEP
-        self._present = True
+        for path, stamp in self._brought.items():  # the last ones before a kill
+            self._put_away(path, stamp)
 
-    async def frames(self, stop: asyncio.Event) -> AsyncIterator[Frame]:
-        """Each complete image once, oldest first, named by its file name; ends soon after `stop` is set."""
-        ticks = awatch(
-            self._folder,
-            watch_filter=None,
-            recursive=False,
-            debounce=_TICK,
-            rust_timeout=_TICK,
-            yield_on_timeout=True,
-            stop_event=stop,
+    def _place_for_judged(self, after: str) -> Path | None:
+        if not after.startswith(_MOVE):
+            return None
+        place = self._folder / after.removeprefix(_MOVE)
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            if place.stat().st_dev == self._folder.stat().st_dev:
+                return place
+            reason = "it is on another disk"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        raise UsageError(
+            f"judged files cannot be moved to {place}: {reason}", f"name another folder on the disk of {self._folder}"
         )
-        async for changes in ticks:
-            for path in await asyncio.to_thread(
-                self._complete, {self._folder / Path(path).name for _, path in changes}
-            ):
+
+    async def frames(self, stop: asyncio.Event) -> AsyncGenerator[Frame]:
+        """Each complete image once, oldest first, named by its path in the folder; ends soon after `stop` is set.
+
+        EdgeNodeError when the folder is out of reach; it may be called again then.
+        """
+        async for changed in self._changes(stop):
+            for path, stamp in await asyncio.to_thread(self._complete, changed):
                 if stop.is_set():
                     return
-                yield Frame(path.name, path, self.name)
+                self._brought[path] = stamp
+                self._in_hand.append((path, stamp))
+                yield Frame(self._name_of(path), path, self.name)
 
-    def done(self, frame: Frame, outcome: Verdict | Failure) -> None:
-        """The file stays where it is."""
+    async def _changes(self, stop: asyncio.Event) -> AsyncGenerator[set[Path]]:
+        """What has changed since the last tick, as far as the system tells."""
+        while not stop.is_set():
+            try:
+                async for changes in awatch(
+                    self._folder,
+                    watch_filter=None,
+                    recursive=self._recursive,
+                    debounce=_TICK,
+                    rust_timeout=_TICK,
+                    yield_on_timeout=True,
+                    stop_event=stop,
+                ):
+                    yield {Path(path) for _, path in changes}
+            except Exception as error:  # a group of its own ones: names that are no UTF-8, no more watches to be had
+                _log.debug("cannot be told of changes in %s: %s", self._folder, error)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), QUIET)
+                self._swept = -SWEEP
+                yield set()
 
-    def _complete(self, changed: set[Path]) -> list[Path]:
+    def done(self, frame: Frame, outcome: Verdict | Failure) -> None:  # noqa: ARG002  (they come in order)
+        """Remember that the file was judged, and put it away."""
+        path, stamp = self._in_hand.popleft()
+        self._memory.keep(self._key(path), stamp.to_bytes())
+        self._put_away(path, stamp)
+
+    def _put_away(self, path: Path, stamp: _Stamp) -> None:
+        """Move or delete a judged file, if that is wanted and it is still what was judged."""
+        if not (self._delete or self._judged) or _stamp(path) != stamp:
+            return
+        try:
+            if self._judged:
+                path.rename(_free(self._judged / path.name))
+            else:
+                path.unlink()
+        except OSError as error:
+            _log.error("cannot put away %s: %s; it stays where it is", path, error.strerror)
+
+    def _complete(self, changed: set[Path]) -> list[tuple[Path, _Stamp]]:
         """The files that have become complete, oldest first, given those that `changed` since the last call."""
         now = time.monotonic()
         if now - self._swept >= SWEEP:
             self._swept = now
-            changed |= self._sweep()
+            changed = changed | self._sweep()
         for path in changed | self._growing.keys():
             self._look(path, now)
-        complete = [(stamp, path) for path, (stamp, since) in self._growing.items() if now - since >= QUIET]
-        for stamp, path in complete:
-            self._brought[path] = stamp
+        complete = [(path, stamp) for path, (stamp, since) in self._growing.items() if now - since >= QUIET]
+        for path, _ in complete:
             del self._growing[path]
-        return [path for _, path in sorted(complete)]
+        return sorted(complete, key=lambda each: (each[1].modified, each[0]))
 
     def _look(self, path: Path, now: float) -> None:
         """Note how `path` grows, unless it was brought as it is, is no image, or is gone."""
-        stamp = _stamp(path)
+        stamp = _stamp(path) if self._concerns_us(path) else None
         if stamp is None or stamp == self._brought.get(path):
             self._growing.pop(path, None)
         elif path not in self._growing or self._growing[path][0] != stamp:
             self._growing[path] = (stamp, now)
 
+    def _concerns_us(self, path: Path) -> bool:
+        if self._judged and path.is_relative_to(self._judged):
+            return False
+        inside = path.relative_to(self._folder).parts
+        return len(inside) == 1 or (self._recursive and not any(part.startswith(".") for part in inside))
+
     def _sweep(self) -> set[Path]:
-        """All files in the folder; forgets those that are gone. A folder out of reach is waited for."""
+        """All files in the folder; forgets those that are gone. EdgeNodeError when it is out of reach."""
         try:
-            present = set(self._folder.iterdir())
+            present = set(self._files())
         except OSError as error:
-            if self._present:
-                _log.error("cannot look into %s: %s; still trying", self._folder, error.strerror)
-            self._present = False
-            return set()
-        self._present = True
-        self._brought = {path: stamp for path, stamp in self._brought.items() if path in present}
+            raise self._out_of_reach(error.strerror or str(error)) from error
+        # An empty folder may be a network share that is not mounted.
+        if present and (gone := self._brought.keys() - present):
+            self._memory.forget(self._key(path) for path in gone)
+            for path in gone:
+                del self._brought[path]
         return present
+
+    def _files(self) -> Iterator[Path]:
+        if not self._recursive:
+            yield from self._folder.iterdir()
+            return
+        for place, folders, files in os.walk(self._folder, onerror=_fail):
+            folders[:] = [each for each in folders if not each.startswith(".")]
+            yield from (Path(place) / each for each in files)
+
+    def _out_of_reach(self, reason: str) -> EdgeNodeError:
+        return EdgeNodeError(f"cannot look into {self._folder}: {reason}", "check the disk or the network share")
+
+    def _key(self, path: Path) -> bytes:
+        return os.fsencode(path.relative_to(self._folder))
+
+    def _name_of(self, path: Path) -> str:
+        return self._key(path).decode(errors="replace")  # a name that is no UTF-8 could not be told to anybody
+
+
+def name(settings: Settings) -> str:
+    """How the source is called."""
+    return f"folder {settings.path}"
 
 
 def _stamp(path: Path) -> _Stamp | None:
@@ -121,3 +219,15 @@ def _stamp(path: Path) -> _Stamp | None:
     except OSError:
         return None
     return _Stamp(found.st_mtime_ns, found.st_size) if stat.S_ISREG(found.st_mode) else None
+
+
+def _free(path: Path) -> Path:
+    """This path, or one like it that nothing has yet."""
+    found, number = path, 1
+    while found.exists():
+        found, number = path.with_stem(f"{path.stem}-{number}"), number + 1
+    return found
+
+
+def _fail(error: OSError) -> None:
+    raise error

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.chaos import witness
-from tests.chaos.processes import EdgeNode, Mosquitto
+from tests.chaos.processes import EdgeNode
 from tests.chaos.schedule import COORDINATOR, Strike
+from tests.mosquitto import Mosquitto
 from tests.plants import CLASSES, draw
 from tests.storm import Storm, Weather
 

@@ -10,8 +10,8 @@ from safetensors.numpy import load_file
 
 from tests.chaos import witness
 from tests.chaos.campaign import Federation, Kill, Outcome
-from tests.chaos.processes import BROKER
 from tests.chaos.schedule import COORDINATOR, Strike
+from tests.mosquitto import BROKER
 from tests.plants import CLASSES
 from trainer import timeline
 from trainer.enrol import load_images

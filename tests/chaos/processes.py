@@ -1,35 +1,14 @@
-"""What can be killed: `edge-node` processes, which a fork server starts in milliseconds, and a mosquitto."""
+"""`edge-node` processes that can be killed; a fork server starts them in milliseconds."""
 
 import multiprocessing
-import random
-import socket
-import subprocess
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from broker_config.embedded import find_mosquitto
 from tests.chaos import witness
 
 CONTEXT: Any = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.chaos.witness"])  # torch and all else is imported once
-
-BROKER = "broker"
-
-_CONFIG = """
-listener {port} 127.0.0.1
-allow_anonymous true
-max_queued_messages 0
-set_tcp_nodelay true
-user root
-sys_interval 0
-persistence {persistence}
-persistence_location {folder}/
-autosave_interval 1
-log_dest file {folder}/broker.log
-"""
 
 
 class EdgeNode:
@@ -60,47 +39,3 @@ class EdgeNode:
         """Kill -9, and wait until it is dead."""
         self._process.kill()
         self._process.join()
-
-
-class Mosquitto:
-    """A mosquitto that comes back on the same port; with persistence it comes back up to a second behind."""
-
-    name = BROKER
-
-    def __init__(self, folder: Path, *, persistence: bool):
-        folder.mkdir()
-        self.port = _port()
-        self.url = f"mqtt://127.0.0.1:{self.port}"
-        self._folder, self._config = folder, folder / "mosquitto.conf"
-        self._config.write_text(
-            _CONFIG.format(port=self.port, folder=folder, persistence=str(persistence).lower()), encoding="ascii"
-        )
-
-    def start(self) -> None:
-        """Start it; return when it listens."""
-        self._process = subprocess.Popen([str(find_mosquitto()), "-c", self._config], stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 20
-        while True:
-            with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", self.port)):
-                return
-            assert self._process.poll() is None, (self._folder / "broker.log").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-    @property
-    def ended(self) -> int | None:
-        """The exit code; minus the signal that ended it."""
-        return self._process.poll()
-
-    def kill(self) -> None:
-        """Kill -9, and wait until it is dead."""
-        self._process.kill()
-        self._process.wait()
-
-
-def _port() -> int:
-    """A free port below those that connections are given: nobody takes it while the broker is dead."""
-    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise AssertionError("no port is free")

@@ -4,8 +4,8 @@ import itertools
 import random
 from typing import NamedTuple
 
-from tests.chaos.processes import BROKER
 from tests.chaos.witness import When
+from tests.mosquitto import BROKER
 from trainer.federation.journal import TRANSITIONS
 
 KINDS = tuple(kind for kind in TRANSITIONS if kind != "aborted")  # the operator's own, of a coordinator that is down

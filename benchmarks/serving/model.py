@@ -1,0 +1,42 @@
+"""The model that is served: two MobileNetV2 encoders, fused, with the weights that come with edge-node."""
+
+from pathlib import Path
+
+import numpy as np
+
+from edge.bundle import MANIFEST
+from export.onnx import export
+from trainer import personal, progress
+from trainer.federation.spec import Request, draft
+from trainer.methods import make
+from trainer.network import Network, to_arrays, to_tensors
+from trainer.personal import Facts, Personal
+from trainer.seeding import generator
+from trainer.surfaces import CLASSES
+
+SIZE = 224  # pixels
+NODE = "press-3"
+
+
+def fused(folder: Path) -> Path:
+    """The bundle, which is exported into `folder` unless it is there; that takes half a minute."""
+    bundle = folder / NODE
+    if (bundle / MANIFEST).exists():
+        return bundle
+    request = Request(method="afedcl", model="mobilenet_v2", weights="surface", size=SIZE)
+    spec, start = draft(request, federation="benchmark", classes=CLASSES, nodes=2)
+    method = make("afedcl", spec.training, spec.options)
+    network = Network(spec.model, len(CLASSES))
+    tree = to_tensors({**start, **method.init_node(start, network.shape, generator(0, NODE))})
+    received = to_tensors(start)
+    tree = method.deploy(method.receive(tree, received), received)
+    # The own encoder has learnt a little: not the received one again.
+    noise = np.random.default_rng(0)
+    varied = {
+        name: value * (1 + 0.01 * noise.standard_normal(value.shape)).astype(np.float32)
+        for name, value in to_arrays(tree).items()
+    }
+    personal.save(Personal(Facts.of(spec, NODE, 1, {}, {}, ()), to_tensors(varied)), folder / "model")
+    with progress.show(as_json=False, quiet=False) as report:
+        export([folder / "model"], folder, report)
+    return bundle

@@ -1,0 +1,1 @@
+"""The line over HTTP: Open Inference Protocol (v2) for programs, `POST /classify` for people, metrics, OpenAPI."""

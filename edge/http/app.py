@@ -1,0 +1,250 @@
+"""What the line answers over HTTP: an ASGI application with a table of routes."""
+
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client.core import GaugeMetricFamily
+
+from edge.expiry import warnings
+from edge.http import tensors
+from edge.http.request import Answer, Intake, Receive, Request, RequestError
+from edge.images import ImageError, decode
+from edge.line import BrokenModelError, Frame, Line, Model
+from edge.metrics import CONTENT_TYPE as METRICS_TYPE
+from edge.metrics import Metrics, Reading
+from edge.predictor import Outputs
+from edge.verdict import Failure
+
+BATCH = 8  # images of a request that are computed at a time: others have their turn in between
+_INLINE = 1 << 16  # bytes of JSON that are read where all requests wait for it; it takes less than a millisecond
+_LONGEST_NAME = 200  # characters
+_OPENAPI = Path(__file__).with_name("openapi.json")
+
+_BINARY, _HEAD_LENGTH = b"application/octet-stream", b"inference-header-content-length"
+
+_log = logging.getLogger(__name__)
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Handler = Callable[[Request], Awaitable[Answer]]
+
+
+class Route(NamedTuple):
+    """A path, and what answers there."""
+
+    template: str
+    method: str
+    handler: Handler
+
+
+class App:
+    """The application that serves a line."""
+
+    def __init__(self, line: Line, metrics: Metrics) -> None:
+        self._line = line
+        self._metrics = metrics
+        self._intake = Intake(line)
+        metrics.ask(self._readings)
+        self.routes = (
+            Route("/", "GET", self._about),
+            Route("/classify", "POST", self._classify),
+            Route("/metrics", "GET", self._measure),
+            Route("/openapi.json", "GET", self._openapi),
+            Route("/v2", "GET", self._server),
+            Route("/v2/health/live", "GET", self._live),
+            Route("/v2/health/ready", "GET", self._ready),
+            *(
+                Route(f"/v2/models/{{name}}{version}{what}", method, handler)
+                for version in ("", "/versions/{version}")
+                for what, method, handler in (
+                    ("", "GET", self._model),
+                    ("/ready", "GET", self._model_ready),
+                    ("/infer", "POST", self._infer),
+                )
+            ),
+        )
+        self._fixed = {route.template: route for route in self.routes if "{" not in route.template}
+        self._patterns = [
+            (re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", route.template)), route)
+            for route in self.routes
+            if "{" in route.template
+        ]
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer a request, whatever happens."""
+        start = time.perf_counter()
+        request = Request(scope, receive)
+        route = self._route(request)
+        try:
+            answer = await self._answered(route, request)
+        except RequestError as error:
+            answer = Answer.refusal(error)
+        except Exception:
+            _log.exception("the request for %s failed", request.path)
+            answer = Answer.json({"error": "the line failed", "remedy": "see its log, and report it"}, 500)
+        headers = [(b"content-type", answer.kind), (b"content-length", b"%d" % len(answer.body))]
+        headers += answer.headers.items()
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.body})
+        self._metrics.answered(route.template if route else "other", answer.status, time.perf_counter() - start)
+
+    def _route(self, request: Request) -> Route | None:
+        """Who answers; what the path names is put into the request."""
+        if found := self._fixed.get(request.path):
+            return found
+        for pattern, route in self._patterns:
+            if match := pattern.fullmatch(request.path):
+                request.names = match.groupdict()
+                return route
+        return None
+
+    async def _answered(self, route: Route | None, request: Request) -> Answer:
+        if route is None:
+            raise RequestError("there is nothing at this path", "GET /openapi.json lists all paths", 404)
+        if request.method != route.method and (request.method, route.method) != ("HEAD", "GET"):
+            allowed = "GET, HEAD" if route.method == "GET" else route.method
+            raise RequestError("this path takes another method", f"use {allowed}", 405, {b"allow": allowed.encode()})
+        return await route.handler(request)
+
+    def _readings(self) -> Iterator[Reading]:
+        yield Reading(GaugeMetricFamily, "http_waiting", "Requests with a body that are in hand", self._intake.waiting)
+
+    async def _about(self, _request: Request) -> Answer:
+        model = self._line.model
+        manifest = model.manifest
+        about = {
+            "bundle": manifest.id,
+            "digest": model.digest,
+            "federation": manifest.federation,
+            "method": manifest.method,
+            "classes": manifest.classes,
+            "model": f"/v2/models/{manifest.node}",
+            "classify": "POST an image file's bytes to /classify?name=NAME",
+            "verified": bool(model.ends),
+            "expires": dict(model.ends),
+            "warnings": warnings(model.ends, datetime.now(UTC)),
+        }
+        return Answer.json(about)
+
+    async def _classify(self, request: Request) -> Answer:
+        """Judge the image file in the body, any content type; `?name=` is how the verdict calls it.
+
+        With `?annotate=1` or `?annotate=heat` the answer is an annotated picture.
+        """
+        name = request.query("name", "the request's body")
+        if len(name) > _LONGEST_NAME:
+            raise RequestError(f"the image's name has more than {_LONGEST_NAME} characters", "give it a shorter one")
+        if request.headers.get(b"content-type", b"").startswith(b"multipart/"):
+            raise RequestError("the body is a form", "send the file alone: curl --data-binary @FILE", 415)
+        annotate = request.query("annotate", "")
+        if annotate not in ("", "1", "heat"):
+            raise RequestError("annotate is neither 1 nor heat", "leave it out for the verdict as JSON")
+        async with self._intake.body(request) as body:
+            found = await self._line.see(Frame(name, body, "http"))
+            if isinstance(found, Failure):
+                return Answer.json(found, 400)
+            headers = {b"x-model": found.verdict.model.encode()}
+            if not annotate:
+                return Answer.json(found.verdict, headers=headers)
+            from edge.view.annotate import jpeg  # noqa: PLC0415  (few ask for pictures)
+
+            picture = await self._line.decoding(lambda seen: jpeg(seen, heat=annotate == "heat"), found)
+        return Answer(picture, kind=b"image/jpeg", headers=headers)
+
+    async def _measure(self, _request: Request) -> Answer:
+        return Answer(self._metrics.exposition(self._line.model), kind=METRICS_TYPE)
+
+    async def _openapi(self, _request: Request) -> Answer:
+        return Answer(_OPENAPI.read_bytes())
+
+    async def _server(self, _request: Request) -> Answer:
+        extensions = ["binary_tensor_data", "classification"]
+        return Answer.json({"name": "edge-node", "version": version("edge-node"), "extensions": extensions})
+
+    async def _live(self, _request: Request) -> Answer:
+        return Answer.json({"live": True})
+
+    async def _ready(self, _request: Request) -> Answer:
+        return self._readiness({"ready": not self._line.draining})
+
+    async def _model_ready(self, request: Request) -> Answer:
+        self._served(request)
+        return self._readiness({"name": request.names["name"], "ready": not self._line.draining})
+
+    def _readiness(self, content: dict[str, Any]) -> Answer:
+        return Answer.json(content, 200 if content["ready"] else 503)
+
+    async def _model(self, request: Request) -> Answer:
+        return Answer.json(tensors.metadata(self._served(request)))
+
+    def _served(self, request: Request) -> Model:
+        """The model that the path names."""
+        model = self._line.model
+        if request.names["name"] != model.manifest.node:
+            raise RequestError("there is no model of that name", f"ask for {model.manifest.node}", 404)
+        if request.names.get("version", tensors.version(model)) != tensors.version(model):
+            raise RequestError(
+                "that version of the model is not served", f"ask for version {tensors.version(model)}, or for none", 404
+            )
+        return model
+
+    async def _infer(self, request: Request) -> Answer:
+        """Answer a program; everything in the answer is of the one model that was served when the request was read."""
+        async with self._intake.body(request) as body:
+            model = self._served(request)
+            try:
+                inquiry = await self._inquiry(request, body, model)
+            except tensors.Unfit as error:
+                raise RequestError(
+                    f"the inference request does not fit: {error}", "compare it with the model's metadata"
+                ) from error
+            outputs = await self._outputs(inquiry, model)
+        content, head = tensors.reply(inquiry, model, outputs)
+        named = {b"x-model": model.digest.encode()}
+        if head is None:
+            return Answer(content, headers=named)
+        return Answer(content, 200, _BINARY, named | {_HEAD_LENGTH: b"%d" % head})
+
+    async def _inquiry(self, request: Request, body: bytes, model: Model) -> tensors.Inquiry:
+        given = request.headers.get(_HEAD_LENGTH)
+        if given is not None and not (given.isdigit() and len(given) < 10):
+            raise tensors.Unfit("its Inference-Header-Content-Length is no number of bytes")
+        head = None if given is None else int(given)
+
+        def parse(content: bytes) -> tensors.Inquiry:
+            return tensors.parse(content, head, model.manifest)
+
+        if (len(body) if head is None else head) <= _INLINE:
+            return parse(body)
+        return await self._line.decoding(parse, body)
+
+    async def _outputs(self, inquiry: tensors.Inquiry, model: Model) -> Outputs:
+        """What the model gives for all images, a few at a time."""
+        extras = [wanted.name for wanted in inquiry.outputs if wanted.name != model.manifest.output]
+        parts = []
+        try:
+            for first in range(0, inquiry.amount, BATCH):
+                images = await self._images(inquiry, model, slice(first, first + BATCH))
+                parts.append(await self._line.infer(model, images, extras))
+        except ImageError as error:
+            raise RequestError(error.what, error.remedy, 422) from error
+        except BrokenModelError as error:
+            raise RequestError(error.what, error.remedy, 500) from error
+        return parts[0] if len(parts) == 1 else tensors.joined(parts)
+
+    async def _images(self, inquiry: tensors.Inquiry, model: Model, some: slice) -> NDArray[np.uint8]:
+        if inquiry.images is not None:
+            return inquiry.images[some]
+
+        def decoded(numbered: tuple[int, bytes]) -> NDArray[np.uint8]:
+            return decode(numbered[1], model.manifest.input.size, f"image {numbered[0]}")
+
+        files = list(enumerate(inquiry.files))[some]
+        return np.stack([await self._line.decoding(decoded, each) for each in files])

@@ -1,0 +1,162 @@
+"""One HTTP request and its answer; how much of what clients send is held at a time."""
+
+import asyncio
+import contextlib
+import zlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs
+
+import msgspec
+
+from broker_config.errors import EdgeNodeError
+from edge.images import MAX_BYTES
+from edge.line import Line
+
+MAX_WAITING = 16  # requests with a body
+MAX_HELD = 2 * MAX_BYTES  # bytes of all their bodies together
+UPLOAD = 10.0  # seconds that a client may take to send a body
+
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
+_JSON = b"application/json"
+_SLOWLY, _LATER = "send them more slowly", {b"retry-after": b"1"}
+
+Receive = Callable[[], Any]
+
+
+class RequestError(EdgeNodeError):
+    """A request that is not served, with the HTTP status that says so."""
+
+    def __init__(self, what: str, remedy: str, status: int = 400, headers: Mapping[bytes, bytes] | None = None) -> None:
+        super().__init__(what, remedy)
+        self.status = status
+        self.headers = headers or {}
+
+
+class Answer(NamedTuple):
+    """What a client gets."""
+
+    body: bytes
+    status: int = 200
+    kind: bytes = _JSON
+    headers: Mapping[bytes, bytes] = {}
+
+    @classmethod
+    def json(cls, content: Any, status: int = 200, headers: Mapping[bytes, bytes] | None = None) -> "Answer":
+        """Anything that msgspec encodes."""
+        return cls(msgspec.json.encode(content), status, headers=headers or {})
+
+    @classmethod
+    def refusal(cls, error: RequestError) -> "Answer":
+        """What was wrong, and what to do."""
+        return cls.json({"error": error.what, "remedy": error.remedy}, error.status, error.headers)
+
+
+class Request:
+    """A request as ASGI gives it."""
+
+    def __init__(self, scope: Mapping[str, Any], receive: Receive) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.names: dict[str, str] = {}  # what the path names
+        self._scope = scope
+        self._receive = receive
+
+    @cached_property
+    def headers(self) -> dict[bytes, bytes]:
+        """By their names in lower case; of a repeated one the last."""
+        return dict(self._scope["headers"])
+
+    def query(self, name: str, default: str) -> str:
+        """The first value of a parameter in the URL."""
+        query: bytes = self._scope["query_string"]
+        return parse_qs(query.decode("latin-1")).get(name, [default])[0]
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body, as it arrives; RequestError when the client goes away."""
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise RequestError("the connection ended before the request's body did", "send it again")
+            yield message.get("body", b"")
+            more = message.get("more_body", False)
+
+
+class Intake:
+    """Takes in the bodies of a bounded number of requests, of bounded size and in bounded time."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self.waiting = 0  # requests
+        self._held = 0  # bytes
+
+    @contextlib.asynccontextmanager
+    async def body(self, request: Request) -> AsyncIterator[bytes]:
+        """A request's body, unpacked, held until the context is left; RequestError when there is no place for it."""
+        if self._line.draining:
+            raise RequestError("this line is shutting down", "send the request again when it is back", 503)
+        if self.waiting >= MAX_WAITING:
+            raise RequestError(f"{self.waiting} requests are waiting already", _SLOWLY, 503, _LATER)
+        self.waiting += 1
+        held: list[bytes] = []
+        try:
+            await self._receive(request, held)
+            await self._unpack(request.headers.get(b"content-encoding", b"identity").lower(), held)
+            yield held[0]
+        finally:
+            self._held -= sum(map(len, held))
+            self.waiting -= 1
+
+    async def _receive(self, request: Request, into: list[bytes]) -> None:
+        """Fill `into` with the body, in one piece in the end."""
+        if int(request.headers.get(b"content-length", b"0")) > MAX_BYTES:
+            raise _too_large()
+        try:
+            async with asyncio.timeout(UPLOAD):
+                size = 0
+                async for chunk in request.chunks():
+                    self._hold(into, chunk)
+                    size += len(chunk)
+                    if size > MAX_BYTES:
+                        raise _too_large()
+        except TimeoutError as error:
+            raise RequestError(
+                f"the request's body did not arrive within {UPLOAD:g} s", "check the network, or send less", 408
+            ) from error
+        into[:] = [b"".join(into)]
+
+    async def _unpack(self, encoding: bytes, held: list[bytes]) -> None:
+        if encoding == b"identity":
+            return
+        if encoding not in (b"gzip", b"deflate"):
+            raise RequestError("the body's Content-Encoding is not known", "use gzip, deflate or none", 415)
+        self._hold(held, await self._line.decoding(_unpacked, held[0]))
+        self._held -= len(held.pop(0))
+
+    def _hold(self, into: list[bytes], data: bytes) -> None:
+        self._held += len(data)
+        into.append(data)
+        if self._held > MAX_HELD:
+            raise RequestError(f"{MAX_HELD >> 20} MiB of requests are waiting already", _SLOWLY, 503, _LATER)
+
+
+def _unpacked(packed: bytes) -> bytes:
+    """What was gzip or zlib, and at most MAX_BYTES of it."""
+    unpacker = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        plain = unpacker.decompress(packed, MAX_BYTES + 1)
+    except zlib.error as error:
+        raise RequestError(f"the body cannot be unpacked: {error}", "send it again, or without compression") from error
+    if len(plain) > MAX_BYTES:
+        raise _too_large()
+    if not unpacker.eof or unpacker.unused_data:
+        raise RequestError("the body is not one whole compressed stream", "send it again, or without compression")
+    return plain
+
+
+def _too_large() -> RequestError:
+    return RequestError(
+        f"the request is larger than {MAX_BYTES >> 20} MiB", "crop the image or save it compressed", 413
+    )

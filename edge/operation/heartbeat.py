@@ -1,0 +1,34 @@
+"""Saying again and again that the line is alive, as long as it is."""
+
+import asyncio
+import contextlib
+import logging
+
+from edge.line import Line
+from edge.operation.notify import Manager
+from edge.operation.receivers import Receivers
+
+_PAUSE = 10.0  # seconds between two looks, where no watchdog wants more
+
+_log = logging.getLogger(__name__)
+
+
+async def beat(line: Line, receivers: Receivers, manager: Manager, stop: asyncio.Event) -> None:
+    """Keep the service manager's watchdog content while event loop, decoders and worker all answer, until `stop`."""
+    pause = manager.watchdog / 2 if manager.watchdog else _PAUSE
+    while not stop.is_set():
+        try:
+            async with asyncio.timeout(pause):
+                await line.answer()
+        except TimeoutError:
+            _log.error("nothing was judged for %s s: a thread of the line does not answer", pause)
+            continue
+        manager.tell(WATCHDOG=1, STATUS=status(line, receivers))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), pause)
+
+
+def status(line: Line, receivers: Receivers) -> str:
+    """A line's state in a line of text."""
+    found = f"{line.model.manifest.id}: {line.judged} images judged"
+    return f"{found}, {waiting} outcomes wait" if (waiting := receivers.waiting()) else found

@@ -1,0 +1,62 @@
+"""Those who have a say in a line's verdicts, as its settings want them: doubts, drift, and the images that are kept."""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from edge.doubt.doubts import Doubts
+from edge.doubt.drift import Drift
+from edge.doubt.keep import Keep
+from edge.line import Line, Watcher
+from edge.metrics import Reading
+from edge.settings import Settings
+
+
+class Watching:
+    """Puts its watchers around those that the line has when this is made: doubts come first, keeping comes last."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._others = line.watchers
+        self._now: Settings | None = None
+        self._drift: Drift | None = None
+        self._keep: Keep | None = None
+
+    def prepare(self, wanted: Settings) -> Keep | None:
+        """What will keep images; EdgeNodeError, and nothing has changed, when its folder cannot be used."""
+        if self._now and wanted.keep == self._now.keep:
+            return self._keep
+        return Keep(wanted.keep) if wanted.keep else None
+
+    async def exchange(self, wanted: Settings, keep: Keep | None) -> None:
+        """Use them, for the frames to come."""
+        now, old = self._now, self._keep
+        if now is None or (now.doubt, now.drift) != (wanted.doubt, wanted.drift):
+            share = min(1, wanted.doubt.novelty + wanted.doubt.disagreement)
+            self._drift = Drift(wanted.drift, share, self._line.outbox) if wanted.drift.window else None
+        self._keep, self._now = keep, wanted
+        before: list[Watcher] = [Doubts(wanted.doubt)]
+        if self._drift:
+            before.append(self._drift)
+        self._line.watchers = (*before, *self._others, *([keep] if keep else []))
+        if old and old is not keep:
+            await self._line.answer()  # the worker has let go of it
+            old.close()
+
+    def close(self) -> None:
+        """Write what is still to be kept."""
+        if self._keep:
+            self._keep.close()
+
+    def readings(self) -> Iterator[Reading]:
+        """How it goes, for Prometheus."""
+        if drift := self._drift:
+            gauge = GaugeMetricFamily
+            yield Reading(gauge, "drifted", "1 while there is an alarm about drift", drift.drifted)
+            yield Reading(gauge, "drift_level", "How far features have strayed, in control limits", drift.level)
+            text = "How many more are in doubt than expected, in control limits"
+            yield Reading(gauge, "doubt_level", text, drift.excess)
+            yield Reading(gauge, "doubtful_ratio", "Share of images in doubt of late", drift.doubtful)
+        if keep := self._keep:
+            text = "Images that should have been kept and were not"
+            yield Reading(CounterMetricFamily, "images_lost", text, keep.lost)

@@ -1,0 +1,67 @@
+"""Outcomes as a CSV file, for spreadsheets: the main columns only."""
+
+import csv
+import io
+from pathlib import Path
+
+from msgspec import Struct
+
+from broker_config.errors import printable
+from edge.sinks.appending import Appending, Ours
+from edge.sinks.sink import Item
+from edge.verdict import Failure, Notice, Outcome, Verdict
+
+COLUMNS = (
+    "seq", "id", "type", "time", "source", "image", "label", "confidence", "defect", "doubts", "bundle", "model",
+    "milliseconds", "text",
+)  # fmt: skip
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="csv"):
+    """`[[sinks]] kind = "csv"`: a row each."""
+
+    path: str
+
+
+class Csv(Appending):
+    """A row each, after a row with the columns' names. Line ends in names are replaced: a row is a line."""
+
+    header = (",".join(COLUMNS) + "\n").encode()
+
+    def __init__(self, path: Path, ours: Ours) -> None:
+        self.name = f"csv:{path.absolute()}"
+        super().__init__(path, ours)
+
+    def line(self, item: Item) -> bytes:
+        """The outcome's row."""
+        row = {"seq": item.seq, "type": type(item.outcome).__name__} | _cells(item.outcome)
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerow(printable(str(row.get(name, "")), keep="") for name in COLUMNS)
+        return text.getvalue().encode(errors="replace")
+
+    def read(self, line: bytes) -> tuple[int, str]:
+        """Number and id; ValueError for the header and others' rows."""
+        seq, id_, *_ = [*line.decode().split(",", 2), ""]
+        return int(seq), id_
+
+    def begins(self, half: bytes) -> bool:
+        """Whether it begins with a number."""
+        return half.partition(b",")[0].isdigit()
+
+
+def _cells(outcome: Outcome) -> dict[str, object]:
+    match outcome:
+        case Verdict():
+            cells: dict[str, object] = {name: getattr(outcome, name) for name in COLUMNS if hasattr(outcome, name)}
+            return cells | {"doubts": " ".join(outcome.doubts), "defect": int(outcome.defect)}
+        case Failure():
+            text = f"{outcome.error}; {outcome.remedy}"
+            return {
+                "id": outcome.id,
+                "time": outcome.time,
+                "source": outcome.source,
+                "image": outcome.image,
+                "text": text,
+            }
+        case Notice():
+            return {"id": outcome.id, "time": outcome.time, "text": f"{outcome.kind}: {outcome.text}"}

@@ -1,0 +1,148 @@
+"""The line as a device in Home Assistant, found by itself: https://www.home-assistant.io/integrations/mqtt/#mqtt-discovery."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from broker_config import topics
+from edge.sinks.mqtt import Broker
+from edge.sinks.sink import Item, SinkDown
+from edge.verdict import Failure, Notice, Outcome, Verdict
+
+if TYPE_CHECKING:
+    from edge.sinks.connection import Connection
+
+_ONLINE, _OFFLINE = b"online", b"offline"  # what Home Assistant expects, if not told otherwise
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="homeassistant"):
+    """`[[sinks]] kind = "homeassistant"`: the broker that Home Assistant uses."""
+
+    url: str
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    prefix: str = "homeassistant"  # Home Assistant's discovery prefix
+
+
+class State(Struct):
+    """What Home Assistant shows of a line; counted since the daemon's start."""
+
+    label: str | None = None
+    confidence: float | None = None  # per cent
+    defect: str = "OFF"
+    problem: str = "OFF"  # whether the latest frame could not be judged, or somebody should look at it
+    message: str | None = None  # the latest failure or notice; Home Assistant takes up to 255 characters
+    parts: int = 0
+    defects: int = 0
+    failures: int = 0
+
+    def after(self, outcome: Outcome) -> "State":
+        """The state when an outcome is known too."""
+        match outcome:
+            case Verdict():
+                return msgspec.structs.replace(
+                    self,
+                    label=outcome.label,
+                    confidence=round(100 * outcome.confidence, 1),
+                    defect=_switch(outcome.defect),
+                    problem=_switch(bool(outcome.doubts)),
+                    parts=self.parts + 1,
+                    defects=self.defects + outcome.defect,
+                )
+            case Failure():
+                return msgspec.structs.replace(
+                    self, problem="ON", message=outcome.error[:255], failures=self.failures + 1
+                )
+            case Notice():
+                return msgspec.structs.replace(self, message=outcome.text[:255])
+
+
+class HomeAssistant:
+    """Announces the line when it connects, then publishes its state; the will tells when the line is gone.
+
+    Only the present counts there: of outcomes that are replayed, the last state is shown.
+    """
+
+    def __init__(self, broker: Broker, prefix: str) -> None:
+        self.name = f"homeassistant:{broker.endpoint}"
+        self._broker = broker
+        self._prefix = prefix
+        self._base = topics.home_assistant(broker.line)
+        self._state = State()
+        self._connection: Connection | None = None
+
+    def deliver(self, items: Sequence[Item]) -> None:
+        """Publish the state after each item."""
+        connection = self._connected()
+        states, state = [], self._state
+        for item in items:
+            state = state.after(item.outcome)
+            states.append(state)
+        shown = [each for each, item in zip(states, items, strict=True) if not item.replayed or item is items[-1]]
+        connection.publish(f"{self._base}/state", [msgspec.json.encode(each) for each in shown])
+        if connection.lost:
+            raise SinkDown(connection.lost)
+        self._state = state
+
+    def close(self) -> None:
+        """Tell that the line is gone, and disconnect."""
+        if self._connection and not self._connection.lost:
+            self._connection.publish(f"{self._base}/availability", [_OFFLINE])
+            self._connection.close()
+
+    def _connected(self) -> "Connection":
+        from edge.sinks.connection import Connection  # noqa: PLC0415
+
+        if self._connection and not self._connection.lost:
+            return self._connection
+        if self._connection:
+            self._connection.close()
+        self._connection = Connection(
+            self._broker.endpoint, self._broker.client_id, will=(f"{self._base}/availability", _OFFLINE)
+        )
+        device = f"edge-node-{self._broker.line}".replace(".", "-")
+        for topic, payload in (
+            (f"{self._prefix}/device/{device}/config", msgspec.json.encode(discovery(device, self._broker.line))),
+            (f"{self._base}/state", msgspec.json.encode(self._state)),
+            (f"{self._base}/availability", _ONLINE),
+        ):
+            self._connection.publish(topic, [payload])
+        return self._connection
+
+
+def discovery(device: str, line: str) -> dict[str, Any]:
+    """What Home Assistant is told about a line: the device, and an entity for each thing to show."""
+    components = {
+        "label": {"platform": "sensor", "name": "Label", "icon": "mdi:tag"},
+        "confidence": {
+            "platform": "sensor",
+            "name": "Confidence",
+            "unit_of_measurement": "%",
+            "state_class": "measurement",
+        },
+        "defect": {"platform": "binary_sensor", "name": "Defect", "icon": "mdi:alert-decagram"},
+        "problem": {"platform": "binary_sensor", "name": "Problem", "device_class": "problem"},
+        "message": {"platform": "sensor", "name": "Message", "entity_category": "diagnostic"},
+        "parts": {"platform": "sensor", "name": "Parts", "state_class": "total_increasing"},
+        "defects": {"platform": "sensor", "name": "Defects", "state_class": "total_increasing"},
+        "failures": {"platform": "sensor", "name": "Failures", "state_class": "total_increasing"},
+    }
+    base = topics.home_assistant(line)
+    return {
+        "device": {"identifiers": [device], "name": line, "manufacturer": "edge-node", "model": "inspection line"},
+        "origin": {"name": "edge-node"},
+        "components": {
+            name: each | {"unique_id": f"{device}-{name}", "value_template": f"{{{{ value_json.{name} }}}}"}
+            for name, each in components.items()
+        },
+        "state_topic": f"{base}/state",
+        "availability_topic": f"{base}/availability",
+        "qos": 1,
+    }
+
+
+def _switch(on: bool) -> str:
+    return "ON" if on else "OFF"

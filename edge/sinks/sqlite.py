@@ -1,0 +1,63 @@
+"""Outcomes in an SQLite database, to be asked questions."""
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from broker_config.errors import UsageError
+from edge.sinks.sink import Item, SinkDown, wire
+
+_TABLE = """
+CREATE TABLE IF NOT EXISTS outcomes (
+    id TEXT PRIMARY KEY, seq INTEGER NOT NULL, type TEXT NOT NULL, time TEXT NOT NULL, image TEXT, label TEXT,
+    confidence REAL, defect INTEGER, json TEXT NOT NULL
+)
+"""
+_INSERT = "INSERT OR IGNORE INTO outcomes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="sqlite"):
+    """`[[sinks]] kind = "sqlite"`: a row each in the table `outcomes`."""
+
+    path: str
+
+
+class Sqlite:
+    """A row each, once: the outcome's id is the key."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the database, beginning one if need be; UsageError when it cannot be used."""
+        import sqlite3  # noqa: PLC0415  (only who has this sink takes the time)
+
+        self.name = f"sqlite:{path.absolute()}"
+        self._path = path
+        self._fault = sqlite3.Error
+        try:
+            self._db = sqlite3.connect(path, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode = WAL")  # readers and we do not wait for each other
+            self._db.execute(_TABLE)
+        except sqlite3.Error as error:
+            raise UsageError(
+                f"cannot write verdicts to {path}: {error}", "name a file in a folder that exists"
+            ) from error
+
+    def deliver(self, items: Sequence[Item]) -> None:
+        """Insert them in one transaction."""
+        try:
+            with self._db:
+                self._db.executemany(_INSERT, map(_row, items))
+        except self._fault as error:
+            raise SinkDown(f"cannot write {self._path}: {error}") from error
+
+    def close(self) -> None:
+        """Close the database."""
+        with contextlib.suppress(self._fault):
+            self._db.close()
+
+
+def _row(item: Item) -> tuple[object, ...]:
+    outcome = item.outcome
+    cells = (getattr(outcome, name, None) for name in ("image", "label", "confidence", "defect"))
+    return outcome.id, item.seq, type(outcome).__name__, outcome.time, *cells, wire(item).decode()

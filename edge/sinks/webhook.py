@@ -1,0 +1,123 @@
+"""Outcomes to a web server, by POST."""
+
+import http.client
+import os
+import ssl
+from collections.abc import Sequence
+from typing import Annotated
+from urllib.parse import SplitResult, urlsplit
+
+from msgspec import Meta, Struct
+
+from broker_config.errors import UsageError
+from edge.sinks.sink import Item, Refused, SinkDown, wire
+
+_UNFIT = (400, 406, 413, 415, 422)  # answers that are about this outcome, and will be the same the next time
+_LONGEST_ANSWER = 1 << 16  # bytes that we read; nothing in them matters
+_LONGEST_AFTER = 300.0  # seconds of a Retry-After that we heed
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="webhook"):
+    """`[[sinks]] kind = "webhook"`: a JSON object each, or an array of up to `batch`."""
+
+    url: str
+    batch: Annotated[int, Meta(ge=1, le=256)] = 1
+    timeout: Annotated[float, Meta(gt=0)] = 10.0  # seconds
+    secret: str | None = None  # the environment variable whose value is sent as Authorization
+    ca: str | None = None  # PEM file of the authority that signed the server's certificate
+
+
+class Webhook:
+    """Posts outcomes in order, again until the server answers with success; each request has its own Idempotency-Key.
+
+    Redirects are not followed: what an image shows goes to the address in the settings only.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """UsageError when the address, the secret or the certificate cannot be used."""
+        self.name = f"webhook:{settings.url.partition('?')[0]}"
+        self._url = _split(settings.url)
+        self._settings = settings
+        self._headers = {"Content-Type": "application/json", "User-Agent": "edge-node"}
+        if settings.secret:
+            self._headers["Authorization"] = _secret(settings.secret)
+        self._context = _context(settings.ca) if self._url.scheme == "https" else None
+
+    def deliver(self, items: Sequence[Item]) -> None:
+        """Post them over one connection."""
+        taken = 0
+        connection = self._connection()
+        try:
+            while taken < len(items):
+                taken += self._post(connection, items[taken : taken + self._settings.batch])
+        except Refused as refused:
+            raise Refused(str(refused), taken) from refused
+        except SinkDown as down:
+            raise SinkDown(str(down), taken, down.after) from down
+        except (OSError, http.client.HTTPException) as error:
+            raise SinkDown(f"{type(error).__name__}: {error}", taken) from error
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _connection(self) -> http.client.HTTPConnection:
+        host, port, timeout = self._url.hostname or "", self._url.port, self._settings.timeout
+        if self._context:
+            return http.client.HTTPSConnection(host, port, timeout=timeout, context=self._context)
+        return http.client.HTTPConnection(host, port, timeout=timeout)
+
+    def _post(self, connection: http.client.HTTPConnection, items: Sequence[Item]) -> int:
+        """How many the server has taken: all, or the first when it does not like them together."""
+        bodies = [wire(item) for item in items]
+        body = bodies[0] if self._settings.batch == 1 else b"[%b]" % b",".join(bodies)
+        key = "-".join(dict.fromkeys((items[0].outcome.id, items[-1].outcome.id)))
+        target = self._url._replace(scheme="", netloc="", fragment="").geturl() or "/"
+        connection.request("POST", target, body, self._headers | {"Idempotency-Key": key})
+        answer = connection.getresponse()
+        if len(answer.read(_LONGEST_ANSWER)) == _LONGEST_ANSWER:
+            connection.close()  # the next request opens another
+        if answer.status // 100 == 2:
+            return len(items)
+        why = f"{answer.status} {answer.reason}"
+        if answer.status not in _UNFIT:
+            raise SinkDown(why, after=_after(answer.headers.get("Retry-After", "")))
+        if len(items) == 1:
+            raise Refused(why)
+        return self._post(connection, items[:1])
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not parts.username
+    except ValueError:
+        usable = False
+    if not usable:
+        raise UsageError(
+            f"a webhook cannot go to {url.rpartition('@')[2]!r}",
+            "write it as https://HOST/PATH; a secret belongs into an environment variable that `secret` names",
+        )
+    return parts
+
+
+def _secret(variable: str) -> str:
+    if not (value := os.environ.get(variable)):
+        raise UsageError(
+            f"the webhook's secret is missing: there is no {variable} in the environment",
+            f"set {variable} to what the server expects as Authorization, such as 'Bearer ...'",
+        )
+    return value
+
+
+def _context(ca: str | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        raise UsageError(f"cannot use {ca}: {error}", "check that it is a readable PEM file") from error
+
+
+def _after(text: str) -> float:
+    """Seconds; a date, which few servers send, counts for nothing."""
+    return min(float(text), _LONGEST_AFTER) if text.isdigit() else 0.0

@@ -1,0 +1,140 @@
+"""Images that arrive on an MQTT topic, one a message."""
+
+import asyncio
+import hashlib
+import logging
+import queue
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from broker_config.errors import UsageError, brief
+from broker_config.link import Delivery, Endpoint, Link, LinkDown
+from edge.images import MAX_BYTES
+from edge.line import Frame
+from edge.sources.bell import bell
+from edge.verdict import Failure, Verdict
+
+if TYPE_CHECKING:
+    from edge.sources.memory import Memory
+
+WINDOW = 8  # images that the broker sends before the first of them is judged
+_REMEMBERED = 1000  # images; more than the broker can send again
+_CONNECT = 10.0  # seconds
+_LAST = 5.0  # seconds for the images in hand at the end
+
+_log = logging.getLogger(__name__)
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="mqtt"):
+    """`[[sources]] kind = "mqtt"`: image files as payloads."""
+
+    url: str
+    topic: str  # a filter: + and # are allowed
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+
+class Mqtt:
+    """Brings the image files that are published on a topic, at most MAX_BYTES each.
+
+    The broker keeps for a day what comes while the line is away (QoS 1, a session that lasts). An image is acknowledged
+    when it was judged; one that the broker repeats although it was is left out. Retained messages are too:
+    each connection would bring the same one again.
+    """
+
+    def __init__(self, settings: Settings, endpoint: Endpoint, line: str, memory: "Memory") -> None:
+        """UsageError when there can be no such topic."""
+        if not _is_filter(settings.topic):
+            raise UsageError(
+                f"the topic {settings.topic!r} cannot be subscribed to",
+                "write levels between slashes; + is any, # the rest",
+            )
+        self.name = name(settings)
+        self._endpoint = endpoint
+        self._topic = settings.topic
+        self._client_id = f"edge-node-{line}-{hashlib.sha256(self.name.encode()).hexdigest()[:8]}"
+        self._memory = memory
+        self._in_hand: deque[tuple[Delivery, bytes]] = deque()
+        self._finished = asyncio.Event()
+
+    async def frames(self, stop: asyncio.Event) -> AsyncGenerator[Frame]:
+        """Each image once, in the broker's order; ends soon after `stop` is set. LinkError when we cannot connect.
+
+        An image is called by its user property `name`, else by its topic.
+        """
+        with bell(stop) as news:
+            inbox = _Inbox(2 * WINDOW, news.ring)
+            link = Link(self._endpoint, self._client_id, inbox=inbox, persistent=True)
+            link.longest, link.window = MAX_BYTES, WINDOW
+            link.subscribe(self._topic)
+            await asyncio.to_thread(link.open, _CONNECT)
+            try:
+                while not stop.is_set():
+                    await news.wait()
+                    news.clear()
+                    while not (stop.is_set() or inbox.empty()):
+                        if frame := self._frame(inbox.get_nowait()):
+                            yield frame
+                await self._until_all_are_judged()
+            finally:
+                await asyncio.to_thread(link.close)
+
+    def done(self, frame: Frame, outcome: Verdict | Failure) -> None:  # noqa: ARG002  (they come in order)
+        """Acknowledge the image."""
+        delivery, key = self._in_hand.popleft()
+        self._memory.keep(key)
+        delivery.link.ack(delivery)
+        self._finished.set()
+
+    def _frame(self, event: Any) -> Frame | None:
+        """What an event of the link brings, if it is a new image."""
+        if isinstance(event, LinkDown):
+            _log.warning("%s: the broker is away (%s); trying again", self.name, event.reason)
+        if not isinstance(event, Delivery):
+            return None
+        key = hashlib.sha256(event.topic.encode() + b"\0" + event.payload).digest()
+        if event.retain or (event.repeated and key in self._memory):
+            event.link.ack(event)
+            return None
+        if not event.repeated and key in self._memory:  # the same picture, sent anew
+            self._memory.forget([key])
+        self._in_hand.append((event, key))
+        return Frame(brief(dict(event.user).get("name", event.topic)), event.payload, self.name)
+
+    async def _until_all_are_judged(self) -> None:
+        self._memory.forget_but(_REMEMBERED)
+        while self._in_hand:
+            self._finished.clear()
+            try:
+                await asyncio.wait_for(self._finished.wait(), _LAST)
+            except TimeoutError:
+                return
+
+
+class _Inbox(queue.Queue[Any]):
+    """Tells when something is put in."""
+
+    def __init__(self, room: int, ring: Callable[[], None]) -> None:
+        super().__init__(room)
+        self._ring = ring
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """As a queue does."""
+        super().put(item, block, timeout)
+        self._ring()
+
+
+def name(settings: Settings) -> str:
+    """How the source is called."""
+    return f"mqtt {settings.topic}"
+
+
+def _is_filter(topic: str) -> bool:
+    """Whether MQTT has such topic filters."""
+    levels = topic.split("/")
+    whole = all(level in ("+", "#") or not set(level) & set("+#\0") for level in levels)
+    return bool(topic) and whole and "#" not in levels[:-1] and len(topic.encode()) <= 1000

@@ -1,0 +1,107 @@
+"""How sure a model may be, from held-out images: temperature, reject thresholds, what they are worth. numpy alone."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.bundle import Confidence
+
+Floats = NDArray[np.floating[Any]]
+Labels = NDArray[np.int64]
+
+FEWEST = 10  # held-out images, below which nothing is said
+WRONG = 0.01  # largest share of a class's verdicts that may be accepted and wrong
+_OF_A_CLASS = 5  # images taken for a class, below which it has no threshold of its own
+_FOLDS = 5
+_COLDEST, _HOTTEST = 0.05, 20.0  # temperatures
+
+
+def calibrate(logits: Floats, labels: Labels, classes: Sequence[str]) -> Confidence:
+    """What logits [n, C] of n >= FEWEST held-out images say of the model's confidence.
+
+    Temperature and thresholds come from all of the images. Coverage and accuracy are cross-fitted: each image is
+    accepted or not by thresholds that the others gave. Logits are as good as log-probabilities.
+
+    ValueError for fewer images.
+    """
+    if len(labels) < FEWEST:
+        raise ValueError(f"a calibration takes at least {FEWEST} images")
+    divisor, least = _fit(logits, labels)
+    accepted = np.zeros(len(labels), bool)
+    fold = np.argsort(np.argsort(labels, kind="stable")) % _FOLDS  # each has its share of every class
+    for number in range(_FOLDS):
+        judged = fold == number
+        scale, limits = _fit(logits[~judged], labels[~judged])
+        accepted[judged] = softmax(logits[judged] / scale).max(1) >= limits[logits[judged].argmax(1)]
+    right = logits.argmax(1) == labels
+    return Confidence(
+        images=len(labels),
+        temperature=divisor,
+        coverage=float(accepted.mean()),
+        accuracy=float(right[accepted].mean()) if accepted.any() else 0.0,
+        thresholds=dict(zip(classes, least.tolist(), strict=True)),
+    )
+
+
+def _fit(logits: Floats, labels: Labels) -> tuple[float, Floats]:
+    """The temperature, and the least confidence of each class [C] that is accepted."""
+    divisor = temperature(logits, labels)
+    taken = logits.argmax(1)
+    confidence, right = softmax(logits / divisor).max(1), taken == labels
+    common = threshold(confidence, right)
+    return divisor, np.array(
+        [
+            threshold(confidence[of], right[of]) if (of := taken == label).sum() >= _OF_A_CLASS else common
+            for label in range(logits.shape[1])
+        ]
+    )
+
+
+def threshold(confidence: Floats, right: NDArray[np.bool_]) -> float:
+    """The least confidence from which on verdicts [n] are accepted; 1 when none are.
+
+    Wrong ones that are accepted, and one more, must be at most WRONG of n + 1: then at most WRONG of future verdicts
+    like these are (conformal risk control, Angelopoulos et al. 2022). Where n is too small for that, none may be. And
+    no verdict is accepted that is less sure than each that was right.
+    """
+    allowed = max(0, int(WRONG * (len(right) + 1)) - 1)
+    wrong = np.sort(confidence[~right])[::-1]
+    barred = wrong[allowed] if len(wrong) > allowed else -1.0
+    return float(min(confidence[right & (confidence > barred)], default=1.0))
+
+
+def softmax(logits: Floats) -> Floats:
+    """Probabilities of logits [..., C]."""
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return np.asarray(powers / powers.sum(-1, keepdims=True))
+
+
+def temperature(logits: Floats, labels: Labels) -> float:
+    """The divisor of logits [n, C] under which the labels are likeliest (Guo et al. 2017).
+
+    The labels are softened as if another image of each class had been found in every one's place once (Platt 1999):
+    a few images that are all right do not make a model infallible.
+    """
+    count, classes = logits.shape
+    targets = (np.eye(classes)[labels] * count + 1) / (count + classes)
+
+    def loss(log_divisor: float) -> float:
+        scaled = logits.astype(np.float64) / np.exp(log_divisor)
+        scaled -= scaled.max(1, keepdims=True)
+        return float((np.log(np.exp(scaled).sum(1)) - (targets * scaled).sum(1)).mean())
+
+    return float(np.exp(_least(loss, np.log(_COLDEST), np.log(_HOTTEST))))
+
+
+def _least(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function of one valley is least, by golden section."""
+    ratio = (np.sqrt(5) - 1) / 2
+    for _ in range(60):
+        left, right = high - ratio * (high - low), low + ratio * (high - low)
+        if function(left) < function(right):
+            high = right
+        else:
+            low = left
+    return float((low + high) / 2)

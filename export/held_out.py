@@ -1,0 +1,63 @@
+"""What a graph makes of the images that judged the model: they calibrate it, and later ones are compared with them."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from broker_config.errors import UsageError
+from edge.bundle import Confidence
+from edge.doubt.reference import Reference
+from export.calibration import FEWEST, calibrate
+from export.images import Album
+from export.parity import session
+from trainer import personal
+from trainer.data import LabelledImages
+from trainer.personal import Facts
+
+_BATCH = 32
+
+
+class Seen(NamedTuple):
+    """What a graph gives for them."""
+
+    probabilities: np.ndarray  # [n, C]
+    opinions: np.ndarray  # [n, E, C]
+    features: np.ndarray  # [n, F]
+
+
+def find(source: Path, facts: Facts, album: Album) -> LabelledImages | str:
+    """The held-out images of the model in `source`; or why there are too few of them, as words."""
+    if facts.metrics.get("cross_validated"):
+        return "all of its images trained it"
+    try:
+        verdicts = personal.load_verdicts(source)
+    except UsageError as error:
+        return str(error)
+    found = album.find(verdicts, facts)
+    count = 0 if found is None else len(found.labels)
+    if found is None or count < FEWEST:
+        return f"{count} of {len(verdicts)} held-out images are where they were, at least {FEWEST} are needed"
+    return found
+
+
+def look(content: bytes, images: np.ndarray) -> Seen:
+    """Show images uint8 [n, S, S, 3] to a graph that gives opinions and features."""
+    running = session(content)
+    parts = [
+        running.run(Seen._fields, {"image": images[start : start + _BATCH]}) for start in range(0, len(images), _BATCH)
+    ]
+    return Seen(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+
+
+def confidence(content: bytes, held_out: LabelledImages, facts: Facts) -> Confidence:
+    """How sure a model may be whose graph, at temperature 1, is `content`."""
+    probabilities = look(content, held_out.images).probabilities
+    return calibrate(np.log(np.maximum(probabilities, 1e-30)), held_out.labels, facts.classes)
+
+
+def reference(content: bytes, held_out: LabelledImages) -> bytes:
+    """How the graph that is served sees the images, for the bundle."""
+    seen = look(content, held_out.images)
+    taken = seen.probabilities.argmax(1)
+    return Reference.of(seen.features, taken, seen.probabilities.shape[1], seen.opinions).encode()

@@ -1,0 +1,90 @@
+"""Temperature, thresholds, and whether what is stated of them holds on images that nobody has seen."""
+
+import numpy as np
+import pytest
+
+from export.calibration import FEWEST, WRONG, calibrate, softmax, temperature, threshold
+
+CLASSES = ("a", "b", "c", "d")
+
+
+def judged(count: int, seed: int, *, scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Logits whose softmax is the true distribution of the labels, times `scale`: 1 is a calibrated model."""
+    random = np.random.default_rng(seed)
+    logits = random.normal(0, 2.5, (count, len(CLASSES)))
+    drawn = [random.choice(len(CLASSES), p=row) for row in softmax(logits)]
+    return logits * scale, np.array(drawn)
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0, 4.0])
+def test_the_temperature_undoes_what_makes_a_model_too_sure_or_not_sure_enough(scale):
+    logits, labels = judged(4000, 1, scale=scale)
+    assert temperature(logits, labels) == pytest.approx(scale, rel=0.1)
+
+
+def test_a_few_images_that_are_all_right_do_not_make_a_model_infallible():
+    labels = np.arange(20) % 4
+    logits = 3.0 * np.eye(4)[labels]
+    assert 0.3 < temperature(logits, labels) < 2
+    assert softmax(logits / temperature(logits, labels)).max() < 0.99
+
+
+def test_log_probabilities_are_as_good_as_logits():
+    logits, labels = judged(60, 2, scale=3)
+    assert temperature(np.log(softmax(logits)), labels) == pytest.approx(temperature(logits, labels), rel=1e-3)
+
+
+def test_with_few_images_no_mistake_is_accepted_nor_a_verdict_less_sure_than_each_that_was_right():
+    confidence = np.array([0.5, 0.6, 0.7, 0.8, 0.9])
+    assert threshold(confidence, np.array([True, True, False, True, True])) == 0.8
+    assert threshold(confidence, np.ones(5, bool)) == 0.5
+    assert threshold(confidence, np.array([True, True, True, True, False])) == 1.0
+
+
+def test_with_many_images_the_surest_mistakes_within_the_share_are_accepted():
+    confidence = np.linspace(0.001, 0.999, 499)
+    right = np.ones(499, bool)
+    right[[100, 200, 300, 400, 450]] = False  # allowed: 1 % of 500, less one
+    assert confidence[100] < threshold(confidence, right) <= confidence[101]
+
+
+@pytest.mark.parametrize("count", [60, 300])
+def test_no_more_is_wrong_and_accepted_than_was_promised(count):
+    fresh, truth = judged(20_000, 99, scale=2)
+    mistakes = []
+    for seed in range(40):
+        found = calibrate(*judged(count, seed, scale=2), CLASSES)
+        sure = softmax(fresh / found.temperature).max(1)
+        accepted = sure >= np.array(list(found.thresholds.values()))[fresh.argmax(1)]
+        mistakes.append((accepted & (fresh.argmax(1) != truth)).mean())
+    of_a_class = count / len(CLASSES)
+    assert np.mean(mistakes) < max(WRONG, 1 / (of_a_class + 1))
+
+
+@pytest.mark.parametrize("count", [40, 200])
+def test_the_stated_coverage_and_accuracy_are_those_on_images_that_nobody_has_seen(count):
+    fresh, truth = judged(20_000, 99)
+    stated, found = [], []
+    for seed in range(40):
+        confidence = calibrate(*judged(count, 1000 + seed), CLASSES)
+        sure = softmax(fresh / confidence.temperature).max(1)
+        accepted = sure >= np.array(list(confidence.thresholds.values()))[fresh.argmax(1)]
+        if confidence.coverage:
+            stated.append((confidence.coverage, confidence.accuracy))
+            found.append((accepted.mean(), (fresh.argmax(1) == truth)[accepted].mean()))
+    coverage, accuracy = np.mean(stated, 0) - np.mean(found, 0)
+    assert abs(coverage) < 0.06
+    assert -0.06 < accuracy < 0.02  # the rule was made from fewer images than the one that is stated
+
+
+def test_a_class_that_was_hardly_ever_predicted_has_the_threshold_of_all():
+    logits, labels = judged(80, 5)
+    logits[:, 3] = -20
+    found = calibrate(logits, labels, CLASSES)
+    sure = softmax(logits / found.temperature).max(1)
+    assert found.thresholds["d"] == pytest.approx(threshold(sure, logits.argmax(1) == labels))
+
+
+def test_too_few_images_say_nothing():
+    with pytest.raises(ValueError, match="at least"):
+        calibrate(*judged(FEWEST - 1, 0), CLASSES)

@@ -1,0 +1,155 @@
+"""Verdicts over MQTT: none lost, none twice, in order, whoever is killed. Real brokers, real kills."""
+
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import paho.mqtt.client as paho
+import pytest
+from paho.mqtt import publish
+
+from broker_config import topics
+from broker_config.link import Endpoint, probe
+from edge.sinks.connection import IN_FLIGHT
+from tests.mosquitto import Mosquitto
+from tests.outcomes import Putting, numbers
+from tests.proxy import Proxy
+
+TOPIC = topics.verdicts("line-1")
+
+
+class Subscriber:
+    """Another program's client, with a session that the broker keeps; `messages` is all that came, in order."""
+
+    def __init__(self, url: str) -> None:
+        self.messages: list[Any] = []
+        self.subscribed = threading.Event()
+        self._news = threading.Condition()
+        self._client = paho.Client(paho.CallbackAPIVersion.VERSION2, "watcher", clean_session=False)
+        self._client.on_message = self._on_message
+        self._client.on_connect = lambda client, *_: client.subscribe(TOPIC, qos=1)
+        self._client.on_subscribe = lambda *_: self.subscribed.set()
+        self._client.reconnect_delay_set(1, 1)
+        broker = httpx.URL(url)
+        self._client.connect(broker.host, broker.port)
+        self._client.loop_start()
+        assert self.subscribed.wait(20)
+
+    def _on_message(self, _client: object, _data: object, message: paho.MQTTMessage) -> None:
+        with self._news:
+            with suppress(ValueError):
+                self.messages.append(json.loads(message.payload))
+            self._news.notify_all()
+
+    def until(self, number: int, moment: float = 0.2) -> list[dict[str, Any]]:
+        """What came until an outcome of this number or a later one, and a moment (seconds) after it."""
+        with self._news:
+            assert self._news.wait_for(lambda: any(int(each["image"]) >= number for each in self.messages[-1:]), 60)
+            self._news.wait_for(lambda: False, moment)
+        return list(self.messages)
+
+    def close(self) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
+
+
+def once(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a receiver keeps that drops what it has seen: each number it has not had yet."""
+    return list({each["seq"]: each for each in messages}.values())
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Mosquitto]:
+    running = Mosquitto(tmp_path / "broker", persistence=True)
+    running.start()
+    yield running
+    running.kill()
+
+
+def test_a_daemon_that_is_killed_again_and_again_loses_nothing_and_says_nothing_twice(broker, tmp_path):
+    watcher = Subscriber(broker.url)
+    sink = {"kind": "mqtt", "url": broker.url}
+    put: list[int] = []
+    for start in range(3):
+        process = Putting([sink], tmp_path / "state", first=2000 * start, count=2000).until()
+        watcher.until(2000 * start + 300 * start + 50, moment=0)  # the rest is under way
+        put += process.kill()
+    assert len(watcher.messages) < 6000
+    last = Putting([sink], tmp_path / "state", first=6000, count=10).until()
+    found = watcher.until(6009)
+    last.end()
+    watcher.close()
+    received = numbers(found)
+    assert received == sorted(set(received))
+    assert set(put) <= set(received)
+
+
+def test_a_connection_that_breaks_again_and_again_loses_nothing_and_says_nothing_twice(broker, tmp_path):
+    watcher = Subscriber(broker.url)
+    with Proxy(broker.port) as proxy:
+        process = Putting([{"kind": "mqtt", "url": proxy.url}], tmp_path / "state", count=3000).until()
+        for number in (100, 700, 1300, 1900):
+            watcher.until(number, moment=0)
+            proxy.cut()
+        assert numbers(watcher.until(2999)) == list(range(3000))
+        log = process.end()
+    watcher.close()
+    assert log.count("takes no outcomes: connection lost") == log.count("takes outcomes again") > 0
+
+
+@pytest.mark.parametrize("persistence", [True, False])
+def test_a_broker_that_is_killed_and_comes_back_takes_up_where_it_was(persistence, tmp_path):
+    broker = Mosquitto(tmp_path / "broker", persistence=persistence)
+    broker.start()
+    watcher = Subscriber(broker.url)
+    process = Putting([{"kind": "mqtt", "url": broker.url}], tmp_path / "state", count=2000, pause=0.001)
+    process.until(700)
+    process.process.send_signal(signal.SIGSTOP)  # what the broker takes while the watcher is away is lost to that
+    watcher.subscribed.clear()
+    broker.kill()
+    broker.start()
+    assert watcher.subscribed.wait(20)
+    process.process.send_signal(signal.SIGCONT)
+    process.until()
+    found = watcher.until(1999)
+    process.end()
+    watcher.close()
+    broker.kill()
+    assert numbers(once(found)) == list(range(2000))
+    assert len(found) - 2000 <= IN_FLIGHT
+
+
+def test_a_broker_that_ends_in_order_and_a_daemon_that_is_killed_meanwhile_lose_nothing(broker, tmp_path):
+    watcher = Subscriber(broker.url)
+    sink = {"kind": "mqtt", "url": broker.url}
+    process = Putting([sink], tmp_path / "state", count=5000, pause=0.001).until(500)
+    broker.end()
+    put = process.until(300).kill()
+    again = Putting([sink], tmp_path / "state", first=5000, count=500).until()
+    broker.start()
+    received = numbers(once(watcher.until(5499)))
+    log = again.end()
+    watcher.close()
+    assert set(put) | set(range(5000, 5500)) <= set(received)
+    assert received == sorted(received)
+    assert "nothing listens" in log
+
+
+def test_the_broker_keeps_the_last_verdict_for_those_who_come_later(broker, tmp_path):
+    Putting([{"kind": "mqtt", "url": broker.url}], tmp_path / "state", count=30).until().end()
+    kept = probe(Endpoint.parse(broker.url), [TOPIC], 5)
+    assert json.loads(kept[TOPIC])["image"] == "29"
+
+
+def test_what_somebody_else_has_published_there_holds_nothing_up(broker, tmp_path):
+    watcher = Subscriber(broker.url)
+    for foreign in (b"no JSON", b'{"seq":9999999999999999,"id":"another line"}'):
+        publish.single(TOPIC, foreign, retain=True, hostname="127.0.0.1", port=broker.port)
+        Putting([{"kind": "mqtt", "url": broker.url}], tmp_path / "state", count=3).until().end()
+    watcher.close()
+    assert [each["image"] for each in watcher.messages if "image" in each] == ["0", "1", "2"] * 2
