@@ -92,7 +92,11 @@ def export(
             graph = _in_int8(model, graph, album.training(source, facts), report)
         target = folder / facts.node
         if isinstance(found := model.held_out, str):
-            report(progress.Note(text=f"{facts.node} gets no calibration, so it sees no novelty or drift: {found}"))
+            report(
+                progress.Note(
+                    text=f"{facts.node} gets no calibration, and will notice neither novelty nor drift: {found}"
+                )
+            )
         _write(target, model, graph, signing)
         written.append(Exported(target, facts.node, graph.difference))
         report(
