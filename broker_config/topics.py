@@ -94,19 +94,19 @@ def home_assistant(line: str) -> str:
     return f"{ROOT}/lines/{line}/homeassistant"
 
 
-def line(name: str) -> str:
+def of_line(name: str) -> str:
     """Where bundles travel to a line, as a federation's blobs do (`want`, `chunks`). On the plant's own broker only."""
     return f"lines/{name}"
 
 
-def bundle_offers(name: str) -> str:
+def bundle_offers(line: str) -> str:
     """Whoever has a bundle for a line -> its daemon."""
-    return f"{ROOT}/{line(name)}/bundles/offer"
+    return f"{ROOT}/{of_line(line)}/bundles/offer"
 
 
-def bundle_answers(name: str) -> str:
+def bundle_answers(line: str) -> str:
     """Line daemon -> whoever offers it a bundle."""
-    return f"{ROOT}/{line(name)}/bundles/answer"
+    return f"{ROOT}/{of_line(line)}/bundles/answer"
 
 
 def signer(topic: str) -> str | None:

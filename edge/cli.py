@@ -42,8 +42,7 @@ def settings(
     """Options of every command."""
     if name := context.invoked_subcommand:
         command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
-        if command.callback:  # a group of commands has no options of its own
-            context.default_map = {name: from_environment(os.environ, command, context)}
+        context.default_map = {name: from_environment(os.environ, name, command, context)}
 
 
 def main() -> None:

@@ -106,24 +106,31 @@ def options(given: Mapping[str, Any], file: Path, context: typer.Context) -> dic
     return values
 
 
-def variable(command: str, key: str) -> str:
-    """The variable of the environment that sets an option: serve, accept-older -> EDGE_NODE_SERVE_ACCEPT_OLDER."""
-    return f"EDGE_NODE_{command}_{key}".upper().replace("-", "_")
+def variable(words: str, key: str) -> str:
+    """The variable that sets a command's option: serve, accept-older -> EDGE_NODE_SERVE_ACCEPT_OLDER."""
+    return f"EDGE_NODE_{words}_{key}".upper().replace("-", "_").replace(" ", "_")
 
 
-def from_environment(environment: Mapping[str, str], command: Any, context: typer.Context) -> dict[str, Any]:
-    """The options of a command in the environment, by typer's names; lists are split as a shell does.
+def from_environment(
+    environment: Mapping[str, str], words: str, command: Any, context: typer.Context
+) -> dict[str, Any]:
+    """The options of a command (`words`) in the environment, by typer's names; lists are split as a shell does.
 
-    An empty text stands for an option not given; UsageError names a variable that does not fit.
+    Those of a group of commands are by the commands' names. An empty text stands for an option not given; UsageError
+    names a variable that does not fit.
     """
-    known = {variable(command.name, key): setting for key, setting in _parameters(command).items()}
-    prefix = variable(command.name, "")
+    if commands := getattr(command, "commands", None):
+        return {
+            name: from_environment(environment, f"{words} {name}", each, context) for name, each in commands.items()
+        }
+    known = {variable(words, key): setting for key, setting in _parameters(command).items()}
+    prefix = variable(words, "")
     values: dict[str, Any] = {}
     for name, text in environment.items():
         if not name.startswith(prefix) or text == "":
             continue
         if name not in known:
-            raise UsageError(f"{name} sets no option of edge-node {command.name}", nearest(name, known))
+            raise UsageError(f"{name} sets no option of edge-node {words}", nearest(name, known))
         setting = known[name]
         value = shlex.split(text) if setting.kind is list else text
         try:

@@ -16,6 +16,7 @@ from edge.verdict import Box
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 MAX_PIXELS = 64_000_000
 MAX_BYTES = 64 << 20
+_BAND = 256  # rows
 _FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP")
 
 
@@ -118,14 +119,25 @@ def _check_pixels(image: Image.Image, name: str) -> None:
 
 
 def _plain(image: Image.Image, name: str) -> Image.Image:
-    """The same picture in mode L or RGB, with full-range 8-bit channels."""
+    """The same picture in mode L or RGB, with full-range 8-bit channels.
+
+    A band after another: what lies between would take several times the memory of a large image.
+    """
     if image.mode in ("L", "RGB"):
         return image
-    if image.mode.startswith("I;16"):
-        return Image.fromarray((np.asarray(image, np.float32) / 257 + 0.5).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise ImageError(f"{name} has 32-bit pixels, whose range is not known", "save it with 8 or 16 bits a channel")
+    plain = Image.new("L" if image.mode == "1" or image.mode.startswith("I;16") else "RGB", image.size)
+    for top in range(0, image.height, _BAND):
+        band = image.crop((0, top, image.width, min(top + _BAND, image.height)))
+        plain.paste(_plain_band(band, plain.mode), (0, top))
+    return plain
+
+
+def _plain_band(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(image, np.float32) / 257 + 0.5).astype(np.uint8))
     if image.has_transparency_data:
         black = Image.new("RGBA", image.size, (0, 0, 0, 255))
-        return Image.alpha_composite(black, image.convert("RGBA")).convert("RGB")
-    return image.convert("RGB")
+        return Image.alpha_composite(black, image.convert("RGBA")).convert(mode)
+    return image.convert(mode)

@@ -286,11 +286,11 @@ def tried(found: bundle.Bundle, threads: int, ends: Ends = UNCHECKED) -> Model:
     """Load a bundle that was admitted; BundleError when it does not do what it promises."""
     predictor = Predictor(found, threads)
     predictor.self_test()
-    _tidy_memory()
+    tidy_memory()
     return Model(predictor, ends, found.digest[:12])
 
 
-def _tidy_memory() -> None:
+def tidy_memory() -> None:
     """Give back what loading a model took, which is more than the model: 28 MB of 82, of two fused MobileNetV2."""
     with contextlib.suppress(AttributeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,5 +1,6 @@
 """Brokers for all tests: real ones, one for each test."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -17,6 +18,12 @@ from tests.members import Guarded, guarded
 
 # A shell that starts the tests in the background lets them, and all that they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What a line remembers by default is no business of the user's who tests."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture(params=["mosquitto", "amqtt"])

@@ -71,6 +71,7 @@ class Daemon:
         self.process = process
         self.url = httpx.URL(url)
         self.client = httpx.Client(base_url=url, timeout=10)
+        self.said = ""  # on standard error, before it was ready
 
     def classify(self, data: bytes, name: str = "part") -> httpx.Response:
         return self.client.post("/classify", params={"name": name}, content=data)
@@ -92,9 +93,12 @@ def daemon(bundle: Path, before: str = "", **options: object) -> Iterator[Daemon
     with start(bundle, before, **options) as process:
         try:
             assert process.stderr
-            url = next((line.split()[1] for line in process.stderr if line.startswith("ready ")), "")
-            assert url, "the daemon ended before it was ready"
-            running = Daemon(process, url)
+            said = []
+            while not (line := process.stderr.readline()).startswith("ready "):
+                said.append(line)
+                assert line, "the daemon ended before it was ready"
+            running = Daemon(process, line.split()[1])
+            running.said = "".join(said)
             with running.client:
                 yield running
         finally:
@@ -224,7 +228,7 @@ def test_a_broker_that_is_away_does_not_stop_the_line_and_gets_everything_when_i
         assert [line.classify(image).json()["label"] for image in (RED, GREEN)] == ["red", "green"]
         code, _, err = line.end()
     assert code == 0
-    assert err.count("nothing listens") == 1
+    assert (line.said + err).count("nothing listens") == 1
     assert "2 outcome(s) wait for mqtt:" in err
     broker.start()
     watching = subscriber(broker.url, "edge-node/v1/lines/line-1/verdicts")

@@ -4,15 +4,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
+from broker_config.errors import UsageError
 from edge import bundle
 from edge.bundle import BundleError
-from edge.doubt.doubts import Doubts, Limits, Settings
+from edge.doubt.doubts import Doubts, Settings
 from edge.doubt.reference import Reference, disagreement, load, quantile
 from edge.line import load as load_model
+from edge.settings import parse
 from tests.held_out import SIZE, Told, a_line, judged_bundle, picture, pictures, shown
 from tests.tiny_bundle import tiny_bundle
 
@@ -151,7 +152,11 @@ def test_doubting_a_real_models_verdict_takes_less_than_50_microseconds(judged, 
     assert np.median(took) < 100e-6  # 50 on a quiet machine
 
 
-def test_the_settings_admit_no_other_key():
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.convert({"novelity": 0.1}, Settings)
-    assert Limits.of.__doc__
+def test_a_lines_settings_have_tables_for_doubt_drift_and_kept_images_whose_folder_is_beside_the_file():
+    tables = {"doubt": {"novelty": 0.1}, "drift": {"window": 50}, "keep": {"path": "kept", "what": "all"}}
+    found = parse(tables, Path("/etc/line.toml"))
+    assert (found.doubt.novelty, found.drift.window) == (0.1, 50)
+    assert found.keep is not None
+    assert found.keep.path == "/etc/kept"
+    with pytest.raises(UsageError, match="novelity"):
+        parse({"doubt": {"novelity": 0.1}}, Path("/etc/line.toml"))

@@ -43,7 +43,8 @@ class Running:
         self.store = life.store
 
     def judge(self, frames: int = 1) -> list[Verdict | Failure]:
-        return [self.line.judge_here(Frame(str(number), COLORS[number % 3])) for number in range(frames)]
+        seen = [self.line.see_here(Frame(str(number), COLORS[number % 3])) for number in range(frames)]
+        return [each if isinstance(each, Failure) else each.verdict for each in seen]
 
     def until(self, digest: str) -> None:
         """Wait until this bundle is served, and the store says so."""

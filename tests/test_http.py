@@ -167,6 +167,13 @@ def test_a_head_or_a_trailer_without_end_is_refused(bounded: Daemon, head: bytes
     assert to_the_end(endless)[:13] in (b"HTTP/1.1 431 ", b"HTTP/1.1 200 ", b"")
 
 
+def test_a_client_that_has_said_all_is_answered(bounded: Daemon) -> None:
+    two = connect(bounded)
+    two.sendall(b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(RED), RED) * 2 + b"GET")
+    two.shutdown(socket.SHUT_WR)
+    assert to_the_end(two).count(b'"label":"red"') == 2
+
+
 def test_what_is_no_http_is_told_so_in_json(bounded: Daemon) -> None:
     stranger = connect(bounded)
     stranger.sendall(b"\x16\x03\x01 hello\r\n\r\n")

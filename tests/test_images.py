@@ -2,13 +2,15 @@
 
 import contextlib
 import io
+import subprocess
+import sys
 import zlib
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image, ImageFile
+from PIL import Image, ImageCms, ImageFile
 
 from edge import images
 from edge.images import ImageError, decode
@@ -153,6 +155,50 @@ def test_a_file_beyond_the_size_limit_is_not_even_opened(tmp_path):
 
 
 WHOLE = [encoded(Image.fromarray(GRAY), kind) for kind in ("JPEG", "PNG", "BMP", "TIFF", "WEBP")]
+
+
+def test_of_several_pictures_in_a_file_the_first_counts():
+    pages = [plain((200, 100, 50)), plain((0, 0, 0))]
+    for kind in ("TIFF", "WEBP", "PNG"):
+        data = encoded(pages[0], kind, save_all=True, append_images=pages[1:])
+        assert np.abs(decode(data, SIZE).astype(int) - (200, 100, 50)).max() <= 3
+
+
+def test_a_colour_profile_is_ignored():
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
+    assert np.array_equal(decode(encoded(plain((200, 100, 50)), icc_profile=profile), SIZE)[0, 0], (200, 100, 50))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16"])
+def test_what_a_large_image_becomes_does_not_depend_on_the_bands_in_which_it_is_unpacked(mode, monkeypatch):
+    pixels = np.random.default_rng(7).integers(0, 256, (70, 50, 4), np.uint8)
+    image = Image.fromarray(pixels.view(np.uint16)[..., 0]) if mode == "I;16" else Image.fromarray(pixels).convert(mode)
+    data = encoded(image, "TIFF")
+    whole = np.asarray(images.read(data).image)
+    monkeypatch.setattr(images, "_BAND", 9)
+    assert np.array_equal(np.asarray(images.read(data).image), whole)
+
+
+MEASURE = """
+import resource, struct, zlib
+from edge.images import read
+from edge.view.cut import View, cut
+chunk = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+packing = zlib.compressobj(1)
+rows = b"".join(packing.compress(bytes(1 + 4 * 4000)) for _ in range(4000)) + packing.flush()
+head = struct.pack(">IIBBBBB", 4000, 4000, 8, 6, 0, 0, 0)
+png = b"\\x89PNG\\r\\n\\x1a\\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+assert len(png) < 500_000
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+cut(read(png), View(tile=500, overlap=0), 64)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def test_a_small_file_of_large_dimensions_takes_little_more_memory_than_its_pixels():
+    """Megabytes; 16 million pixels with and without their transparency are 122."""
+    measured = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True)
+    assert int(measured.stdout) < 150
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow grumbles about broken TIFF tags

@@ -1,5 +1,6 @@
 """What the line tells Prometheus: names and types as its conventions ask, counts that are true."""
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.tiny_bundle import BLUE, RED, tiny_bundle
 
 UNITS = ("_seconds", "_bytes", "_info", "_total", "_ratio")
 PLAIN = {  # counts of what is there now, which need no unit
+    "edge_node_drifted",
     "edge_node_http_waiting",
     "process_open_fds",
     "process_max_fds",
@@ -63,6 +65,18 @@ def test_names_end_in_base_units_and_everything_is_explained(families: dict[str,
         written = f"{name}_total" if family.type == "counter" else name
         assert written in PLAIN or written.endswith(UNITS), name
         assert ("_total" in written) == (family.type == "counter"), name
+
+
+def test_every_metric_stands_in_the_documentation(families: dict[str, Metric]) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "line.md").read_text()
+    rows = re.findall(r"^\| `(edge_node_\w+)` \| (\w+) \|", page, re.MULTILINE)
+    served = {
+        (f"{name}_total" if family.type == "counter" else name, family.type)
+        for name, family in families.items()
+        if name.startswith("edge_node_")
+    }
+    assert served <= set(rows), served - set(rows)
+    assert len(rows) == len(set(rows))
 
 
 def test_outcomes_are_counted_by_what_they_are(families: dict[str, Metric]) -> None:

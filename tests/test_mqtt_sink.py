@@ -64,16 +64,16 @@ def once(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Mosquitto]:
+def lasting(tmp_path: Path) -> Iterator[Mosquitto]:
     running = Mosquitto(tmp_path / "broker", persistence=True)
     running.start()
     yield running
     running.kill()
 
 
-def test_a_daemon_that_is_killed_again_and_again_loses_nothing_and_says_nothing_twice(broker, tmp_path):
-    watcher = Subscriber(broker.url)
-    sink = {"kind": "mqtt", "url": broker.url}
+def test_a_daemon_that_is_killed_again_and_again_loses_nothing_and_says_nothing_twice(lasting, tmp_path):
+    watcher = Subscriber(lasting.url)
+    sink = {"kind": "mqtt", "url": lasting.url}
     put: list[int] = []
     for start in range(3):
         process = Putting([sink], tmp_path / "state", first=2000 * start, count=2000).until()
@@ -89,9 +89,9 @@ def test_a_daemon_that_is_killed_again_and_again_loses_nothing_and_says_nothing_
     assert set(put) <= set(received)
 
 
-def test_a_connection_that_breaks_again_and_again_loses_nothing_and_says_nothing_twice(broker, tmp_path):
-    watcher = Subscriber(broker.url)
-    with Proxy(broker.port) as proxy:
+def test_a_connection_that_breaks_again_and_again_loses_nothing_and_says_nothing_twice(lasting, tmp_path):
+    watcher = Subscriber(lasting.url)
+    with Proxy(lasting.port) as proxy:
         process = Putting([{"kind": "mqtt", "url": proxy.url}], tmp_path / "state", count=3000).until()
         for number in (100, 700, 1300, 1900):
             watcher.until(number, moment=0)
@@ -108,8 +108,9 @@ def test_a_broker_that_is_killed_and_comes_back_takes_up_where_it_was(persistenc
     broker.start()
     watcher = Subscriber(broker.url)
     process = Putting([{"kind": "mqtt", "url": broker.url}], tmp_path / "state", count=2000, pause=0.001)
-    process.until(700)
-    process.process.send_signal(signal.SIGSTOP)  # what the broker takes while the watcher is away is lost to that
+    watcher.until(700, moment=0)
+    process.process.send_signal(signal.SIGSTOP)  # what a broker has taken and not handed on dies with it
+    watcher.until(700)
     watcher.subscribed.clear()
     broker.kill()
     broker.start()
@@ -124,20 +125,19 @@ def test_a_broker_that_is_killed_and_comes_back_takes_up_where_it_was(persistenc
     assert len(found) - 2000 <= IN_FLIGHT
 
 
-def test_a_broker_that_ends_in_order_and_a_daemon_that_is_killed_meanwhile_lose_nothing(broker, tmp_path):
-    watcher = Subscriber(broker.url)
-    sink = {"kind": "mqtt", "url": broker.url}
+def test_a_broker_that_ends_in_order_and_a_daemon_that_is_killed_meanwhile_lose_nothing(lasting, tmp_path):
+    watcher = Subscriber(lasting.url)
+    sink = {"kind": "mqtt", "url": lasting.url}
     process = Putting([sink], tmp_path / "state", count=5000, pause=0.001).until(500)
-    broker.end()
+    lasting.end()
     put = process.until(300).kill()
     again = Putting([sink], tmp_path / "state", first=5000, count=500).until()
-    broker.start()
+    lasting.start()
     received = numbers(once(watcher.until(5499)))
-    log = again.end()
+    again.end()
     watcher.close()
     assert set(put) | set(range(5000, 5500)) <= set(received)
     assert received == sorted(received)
-    assert "nothing listens" in log
 
 
 def test_the_broker_keeps_the_last_verdict_for_those_who_come_later(broker, tmp_path):
@@ -146,10 +146,10 @@ def test_the_broker_keeps_the_last_verdict_for_those_who_come_later(broker, tmp_
     assert json.loads(kept[TOPIC])["image"] == "29"
 
 
-def test_what_somebody_else_has_published_there_holds_nothing_up(broker, tmp_path):
-    watcher = Subscriber(broker.url)
+def test_what_somebody_else_has_published_there_holds_nothing_up(mosquitto, tmp_path):
+    watcher = Subscriber(mosquitto.url)
     for foreign in (b"no JSON", b'{"seq":9999999999999999,"id":"another line"}'):
-        publish.single(TOPIC, foreign, retain=True, hostname="127.0.0.1", port=broker.port)
-        Putting([{"kind": "mqtt", "url": broker.url}], tmp_path / "state", count=3).until().end()
+        publish.single(TOPIC, foreign, retain=True, hostname="127.0.0.1", port=mosquitto.port)
+        Putting([{"kind": "mqtt", "url": mosquitto.url}], tmp_path / "state", count=3).until().end()
     watcher.close()
     assert [each["image"] for each in watcher.messages if "image" in each] == ["0", "1", "2"] * 2

@@ -209,7 +209,12 @@ def test_lists_and_switches_can_be_set_too(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_no_option_has_the_variable_of_a_secret_and_no_two_options_the_same() -> None:
-    names = [variable(name, key) for name, command in COMMANDS.items() for key in settings(command)]
+    commands = dict(COMMANDS)
+    for name, group in COMMANDS.items():
+        for each, command in getattr(group, "commands", {}).items():
+            commands.pop(name, None)
+            commands[f"{name} {each}"] = command
+    names = [variable(name, key) for name, command in commands.items() for key in settings(command)]
     assert not {environment.PASSWORD, environment.PASSPHRASE} & set(names)
     assert len(names) == len(set(names)) > 100
 

@@ -73,9 +73,7 @@ def test_a_daemon_that_is_killed_again_and_again_writes_every_outcome_once_into_
     put = []
     for start in range(3):
         put += (
-            Putting(sinks, tmp_path / "state", first=1000 * start, count=1000, pause=0.001)
-            .until(100 * start + 90)
-            .kill()
+            Putting(sinks, tmp_path / "state", first=1000 * start, count=1000, pause=0.01).until(50 * start + 60).kill()
         )
     Putting(sinks, tmp_path / "state", first=9999, count=1).until().end()
     for kind, read in readers.items():

@@ -51,7 +51,7 @@ def targets(report: Report) -> list[tuple[str, float, float]]:
     """What is asked of the daemon: what, how much it is, and how much it may be."""
     calls, steady, ours = report.calls, report.steady, report.services["edge-node"]
     bare, http = calls["session.run"], steady["edge-node, tensor"]
-    assert http.processor
+    assert http.processor is not None
     assert steady["session.run"].processor
     return [
         ("Line.infer, p50, of bare", calls["Line.infer"].p50 / bare.p50, 1.1),

@@ -134,7 +134,8 @@ def install_service(
     given, settings = serve_with(config)
     needs = install.needs(config, given, settings, pairs(secret, "--secret"))
     install.check(user, needs)
-    bundle.read(needs.bundle)
+    if given["bundle"]:
+        bundle.read(Path(given["bundle"]))
     text = unit.compose(name, user, install.program(), needs)
     if dry_run:
         print(text, end="")

@@ -101,6 +101,13 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self._excess > 0 and not self._in_body and not self._deadline:
             self._expect_within(HEAD_TIME)
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Answer a client that will say no more what it has asked; True while there is something to answer."""
+        asked = self._answering is not None and not self._answering.response_complete and not self._in_body
+        if asked:
+            self.cycle.keep_alive = False  # the last one, of several that were sent at once
+        return asked
+
     def on_message_begin(self) -> None:
         """Count requests that wait; an exception in here refuses the connection."""
         if len(self.pipeline) >= MAX_PIPELINED:

@@ -14,23 +14,26 @@ from msgspec import Struct
 from broker_config.errors import EdgeNodeError, UsageError
 from edge.operation.unit import Needs
 from edge.settings import Settings
+from edge.sources import folder, video
 
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108  (where nothing of ours may lie)
 
 
 def needs(config: Path, given: Mapping[str, Any], settings: Settings, secrets: Mapping[str, str]) -> Needs:
     """What `serve` with these options (by name) and tables must reach."""
-    reads = [Path(given[name]) for name in ("trust", "watch", "ca", "cert", "key") if given[name]]
+    reads = [Path(given[name]) for name in ("bundle", "trust", "watch", "ca", "cert", "key") if given[name]]
     writes = [Path(given["output"])] if given["output"] else []
-    for each in settings.sources:
-        (writes if getattr(each, "after", "keep") != "keep" else reads).extend(_places(each, ("path",)))
+    for source in settings.sources:
+        untouched = isinstance(source, folder.Settings) and source.after == "keep"
+        (reads if untouched else writes).extend(_places(source, ("path",)))
+        if isinstance(source, folder.Settings) and source.after.startswith("move:"):
+            writes.append(Path(source.path) / source.after.removeprefix("move:"))
     for table in (getattr(settings, name) for name in settings.__struct_fields__ if name != "sources"):
         writes += _places(table, ("path",))
-    reads += _places(settings, ("ca", "cert", "key"))
+    reads += [*_places(settings, ("ca", "cert", "key")), *_videos(settings)]
     memory = [Path(given["memory"])] if given["memory"] else []
     return Needs(
         config=config,
-        bundle=Path(given["bundle"]),
         reads=tuple(reads),
         writes=tuple(dict.fromkeys([*memory, *(each if each.is_dir() else each.parent for each in writes)])),
         cameras=tuple(_cameras(settings)),
@@ -56,11 +59,19 @@ def _places(part: object, fields: tuple[str, ...]) -> Iterator[Path]:
 def _cameras(settings: Settings) -> Iterator[str]:
     """The device files of cameras that hang on this machine."""
     for each in settings.sources:
-        found = getattr(each, "input", "")
-        if isinstance(found, int):
-            yield f"/dev/video{found}"
-        elif found.startswith("/dev/"):
-            yield found
+        match each:
+            case video.Settings(input=int(number)):
+                yield f"/dev/video{number}"
+            case video.Settings(input=str(path)) if path.startswith("/dev/"):
+                yield path
+
+
+def _videos(settings: Settings) -> Iterator[Path]:
+    """The files that are judged instead of a camera."""
+    for each in settings.sources:
+        match each:
+            case video.Settings(input=str(path)) if "://" not in path and not path.startswith("/dev/"):
+                yield Path(path)
 
 
 def program() -> tuple[str, ...]:
@@ -79,14 +90,14 @@ def check(user: str, needs: Needs) -> None:
             f"make one: useradd --system --shell /usr/sbin/nologin {user}, or name another with --user",
         ) from None
     command = Path(program()[0])
-    for path in (command, needs.config, needs.bundle, *needs.reads, *needs.writes):
+    for path in (command, needs.config, *needs.reads, *needs.writes):
         for hidden in _HIDDEN:
             if path.is_relative_to(hidden):
                 raise UsageError(
                     f"{path} lies in {hidden}, which the service does not see",
                     "put it below /etc, /opt, /srv or /var/lib, and write that into the settings",
                 )
-    for path in (command, needs.config, needs.bundle, *needs.reads):
+    for path in (command, needs.config, *needs.reads):
         _demand(account, "read", path)
     for path in needs.writes:
         _demand(account, "write", path)

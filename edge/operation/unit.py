@@ -72,8 +72,7 @@ class Needs(NamedTuple):
     """What a line must reach, by its settings."""
 
     config: Path
-    bundle: Path
-    reads: tuple[Path, ...]  # files and folders
+    reads: tuple[Path, ...]  # files and folders, the bundle among them
     writes: tuple[Path, ...]  # folders
     cameras: tuple[str, ...]  # device files
     port: int

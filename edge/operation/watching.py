@@ -53,9 +53,9 @@ class Watching:
         if drift := self._drift:
             gauge = GaugeMetricFamily
             yield Reading(gauge, "drifted", "1 while there is an alarm about drift", drift.drifted)
-            yield Reading(gauge, "drift_level", "How far features have strayed, in control limits", drift.level)
+            yield Reading(gauge, "drift_limit_ratio", "How far features have strayed, in control limits", drift.level)
             text = "How many more are in doubt than expected, in control limits"
-            yield Reading(gauge, "doubt_level", text, drift.excess)
+            yield Reading(gauge, "doubt_limit_ratio", text, drift.excess)
             yield Reading(gauge, "doubtful_ratio", "Share of images in doubt of late", drift.doubtful)
         if keep := self._keep:
             text = "Images that should have been kept and were not"

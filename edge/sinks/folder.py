@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from broker_config.disk import replace_bytes, writing
+from broker_config.disk import sync, writing
 from broker_config.errors import EdgeNodeError
 from edge.sinks.sink import Item, SinkDown, wire
 from edge.verdict import Outcome, Verdict
@@ -35,15 +35,16 @@ class Folder:
 
     def deliver(self, items: Sequence[Item]) -> None:
         """Write the files, and remove the oldest when there are too many."""
-        taken = 0
         try:
             with writing(self._path):
                 if not self._files:
                     self._files.extend(sorted(self._path.glob("*/*.json"), key=_number))
-                for taken, item in enumerate(items):  # noqa: B007  (for the error)
+                for item in items:
                     self._write(item)
+                for label in {_label(item.outcome) for item in items}:
+                    sync(self._path / label)
         except EdgeNodeError as error:
-            raise SinkDown(error.what, taken) from error
+            raise SinkDown(error.what) from error
 
     def close(self) -> None:
         """Nothing is held."""
@@ -53,7 +54,10 @@ class Folder:
         folder.mkdir(exist_ok=True)
         file = folder / f"{item.seq}-{item.outcome.id[:8]}.json"
         known = file.exists()  # after a kill it may come again
-        replace_bytes(file, wire(item))
+        scratch = file.with_suffix(".tmp")
+        scratch.write_bytes(wire(item))
+        sync(scratch)
+        scratch.replace(file)
         if not known:
             self._files.append(file)
         while len(self._files) > self._most:

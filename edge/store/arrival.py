@@ -141,7 +141,7 @@ class Arrival:
         blobs_ = BlobStore(self._folder)
         blobs_.purge({each.digest for each in offer.files})  # what came of this bundle before is of use
         me = f"line-{uuid.uuid4().hex[:16]}"
-        courier = Courier(self._endpoint, topics.line(self._line), me, blobs_, self._events)
+        courier = Courier(self._endpoint, topics.of_line(self._line), me, blobs_, self._events)
         courier.start()
         try:
             manifest = self._vouched(link, courier, offer, blobs_)

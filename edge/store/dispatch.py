@@ -55,7 +55,7 @@ def _offered(
     sender, events = f"sender-{secrets.token_hex(8)}", queue.Queue[Any]()
     names = sorted(name for name in bundle.files(found.manifest) if (found.folder / name).exists())
     files = tuple(File(name, *blobs.put((found.folder / name).read_bytes())) for name in names)
-    courier = Courier(endpoint, topics.line(line), sender, blobs, events)
+    courier = Courier(endpoint, topics.of_line(line), sender, blobs, events)
     courier.start()
     try:
         offer = Offer(sender=sender, chunk_size=courier.chunk_size(), files=files)

@@ -18,7 +18,7 @@ SAMPLE = 64  # of the network's inputs
 ENOUGH = 16  # of them, to compare two models by
 _OF_A_FRAME = 4  # tiles that a frame adds, so that the sample spans several
 _RUNS = 15  # at least, whose median is a model's latency
-_REST = 2.0  # times as long as it has computed the gate leaves the processor to the line
+_REST = 4.0  # times as long as it has computed the gate leaves the processor to the line
 
 
 class Gate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from broker_config.errors import EdgeNodeError, UsageError, explain
 from edge import bundle
 from edge.expiry import UNCHECKED, Ends
-from edge.line import Line, Model, Seen, load, tried
+from edge.line import Line, Model, Seen, load, tidy_memory, tried
 from edge.store.desk import Answer, Desk, Request
 from edge.store.gate import Finding, Gate, Sample, examine
 from edge.store.probation import Doubts, Probation
@@ -51,6 +51,7 @@ class Life:
         self._probation: Probation | None = None
         self._before: Model | None = None  # the one to go back to, loaded while the new one is on probation
         self._errors = 0
+        self._untidy = False  # a model has gone, or is about to
         self._failures: deque[tuple[Model, str]] = deque()  # models that failed, to be written down
         self._turn = threading.Lock()  # of whoever changes what is served, which takes seconds
         self._swap = threading.Lock()  # of the assignment itself
@@ -140,6 +141,7 @@ class Life:
 
     def _serve(self, model: Model, probation: Probation | None = None, before: Model | None = None) -> None:
         self._line.model, self._probation, self._before, self._errors = model, probation, before, 0
+        self._untidy = True
         if probation is None:
             self._doubts = Doubts()
 
@@ -229,6 +231,9 @@ class Life:
 
     def _run(self, desk: Desk) -> None:
         while not self._stop.wait(_TICK):
+            if self._untidy:
+                self._untidy = False
+                tidy_memory()
             try:
                 with self._turn:
                     self._settle()
@@ -259,6 +264,7 @@ class Life:
                 return
             self._probation, self._before, self._doubts = None, None, probation.doubts
         self.store.confirmed(_SELF)
+        self._untidy = True
 
     def _settle(self) -> None:
         """Go back from a model that has failed."""

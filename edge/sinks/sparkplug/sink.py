@@ -44,7 +44,10 @@ def opened(settings: Settings, line: str, folder: Path) -> "Sparkplug":
 
 
 class Sparkplug:
-    """Publishes outcomes as DDATA. Its connection is kept in a thread of its own, whether there are outcomes or not."""
+    """Publishes outcomes as DDATA.
+
+    From the first `deliver` on the connection is kept in a thread of its own, whether there are outcomes or not.
+    """
 
     def __init__(self, endpoint: Endpoint, identity: Identity, memory: Memory) -> None:
         self.name = f"sparkplug:{endpoint.host}:{endpoint.port}/{identity.group}/{identity.node}/{identity.device}"
@@ -55,6 +58,7 @@ class Sparkplug:
         self._why = ""  # nothing can be delivered; empty while the first attempt to connect is under way
         self._births: deque[bytes] = deque(maxlen=100)  # NBIRTHs of this connection
         self._unborn: set[bytes] = set()  # births that have not come back
+        self._due = 0.0  # when they should have, by the monotonic clock
         self._alive = False  # the births have come back: data may follow
         self._leaving = False  # the primary host has gone: this connection is to be ended
         self._deaf = False  # a message on this connection could not be read
@@ -62,10 +66,11 @@ class Sparkplug:
         self._published = -1  # the latest outcome
         self._unseen: dict[bytes, int] = {}  # messages that have not come back -> the outcome that each is of
         self._keeper = threading.Thread(target=self._keep, name="sparkplug", daemon=True)
-        self._keeper.start()
 
     def deliver(self, items: Sequence[Item]) -> None:
         """Publish outcomes and see them come back; SinkDown with the number of those before the first that has not."""
+        if not self._keeper.ident:
+            self._keeper.start()
         for start in range(0, max(len(items), 1), _WINDOW):
             self._deliver(items[start : start + _WINDOW], start)
 
@@ -74,7 +79,8 @@ class Sparkplug:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._keeper.join(_CLOSE)
+        if self._keeper.ident:
+            self._keeper.join(_CLOSE)
 
     def _deliver(self, items: Sequence[Item], before: int) -> None:
         with self._changed:
@@ -111,7 +117,7 @@ class Sparkplug:
         """One connection from its beginning to its end; whether it came to life."""
         with self._changed:
             self._births.clear()
-            self._unborn.clear()
+            self._unborn = set()
             self._leaving = self._deaf = False
         try:
             connection = Connection(
@@ -162,7 +168,8 @@ class Sparkplug:
     def _bear(self, connection: Connection) -> None:
         node, device = self._node.births()
         self._births.append(node.payload)
-        self._unborn |= {node.payload, device.payload}
+        self._unborn = {node.payload, device.payload}
+        self._due = time.monotonic() + _ECHO
         connection.publish(node)
         connection.publish(device)
 
@@ -191,8 +198,12 @@ class Sparkplug:
             return  # not begun yet: the beginning looks at the host's state itself
         if heard is Heard.OFFLINE:
             self._alive, self._leaving = False, True
-        elif heard is Heard.ONLINE or (heard is Heard.REBIRTH and self._births):
+        elif heard is Heard.ONLINE or (heard is Heard.REBIRTH and self._births and not self._is_bearing()):
             self._bear(connection)
+
+    def _is_bearing(self) -> bool:
+        """Whether births are under way: they answer all who have asked until then."""
+        return bool(self._unborn) and time.monotonic() < self._due
 
     def _notify(self) -> None:
         with self._changed:
