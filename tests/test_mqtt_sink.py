@@ -2,7 +2,9 @@
 
 import json
 import signal
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,9 +17,13 @@ from paho.mqtt import publish
 
 from broker_config import topics
 from broker_config.link import Endpoint, probe
+from edge import delivery
+from edge.assembly import Site, sink
+from edge.settings import parse
 from edge.sinks.connection import IN_FLIGHT
+from edge.spool import opened
 from tests.mosquitto import Mosquitto
-from tests.outcomes import Putting, numbers
+from tests.outcomes import Putting, numbers, verdict
 from tests.proxy import Proxy
 
 TOPIC = topics.verdicts("line-1")
@@ -138,6 +144,68 @@ def test_a_broker_that_ends_in_order_and_a_daemon_that_is_killed_meanwhile_lose_
     watcher.close()
     assert set(put) | set(range(5000, 5500)) <= set(received)
     assert received == sorted(received)
+
+
+class Refusing(Proxy):
+    """Has a broker refuse the verdicts on these images, by sending them to a topic that it closes."""
+
+    refused: frozenset[int] = frozenset()
+
+    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                for number in self.refused:
+                    at = data.rfind(TOPIC.encode(), 0, max(0, data.find(b'"image":"%d"' % number)))
+                    if at > 0:
+                        data = data[:at] + b"x" * len(TOPIC) + data[at + len(TOPIC) :]
+                sink.sendall(data)
+
+
+@pytest.mark.parametrize("refused", [{3}, {0, 4, 9}, set(range(40))])
+def test_what_a_broker_refuses_while_it_takes_later_ones_is_told_and_counted(refused, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(delivery, "_FIRST_PAUSE", 0.01)
+    (tmp_path / "acl").write_text("topic readwrite edge-node/#\n")
+    closed = Mosquitto(tmp_path / "broker", persistence=False, more=f"acl_file {tmp_path / 'acl'}")
+    closed.start()
+    watcher = Subscriber(closed.url)
+    with Refusing(closed.port) as proxy, opened(tmp_path / "spool", delivery.Settings()) as spool:
+        proxy.refused = frozenset(refused)
+        wanted = parse({"sinks": [{"kind": "mqtt", "url": proxy.url}]}, tmp_path / "line.toml").sinks[0]
+        mqtt = sink(wanted, Site("line-1", tmp_path), spool)
+        spool.begin([mqtt.name])
+        for number in range(41):
+            spool.put(verdict(number))
+        bringing = delivery.Delivery(spool, mqtt)
+        try:
+            if len(refused) == 40:  # all that are under way: the broker is closed to us, and they wait
+                deadline = time.monotonic() + 20
+                while bringing.up and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                assert "takes no outcomes: refused: Not authorized" in caplog.text
+                assert bringing.refused == 0
+                proxy.refused = refused = frozenset()
+            found = watcher.until(40)
+        finally:
+            delivery.end([bringing])
+        assert numbers_of(found) == [number for number in range(41) if number not in refused]
+        assert caplog.text.count("refuses the outcome") == bringing.refused == len(refused)
+        assert spool.waiting(mqtt.name) == 0
+    watcher.close()
+    closed.kill()
+
+
+def numbers_of(messages: list[dict[str, Any]]) -> list[int]:
+    return [int(each["image"]) for each in messages]
+
+
+def test_another_user_of_the_same_broker_is_the_same_sink(tmp_path):
+    with opened(tmp_path / "spool", delivery.Settings()) as spool:
+        names = set()
+        for url in ("mqtt://broker", "mqtt://line:secret@broker:1883"):
+            for kind in ("mqtt", "homeassistant"):
+                (wanted,) = parse({"sinks": [{"kind": kind, "url": url}]}, tmp_path / "line.toml").sinks
+                names.add(sink(wanted, Site("line-1", tmp_path), spool).name)
+    assert names == {"mqtt:mqtt://broker:1883", "homeassistant:mqtt://broker:1883"}
 
 
 def test_the_broker_keeps_the_last_verdict_for_those_who_come_later(broker, tmp_path):
