@@ -252,7 +252,7 @@ def test_a_kill_between_writing_and_naming_a_file_loses_none_and_gives_none_twic
     else:
         file.rename(file.with_suffix(".tmp"))
     Folder(tmp_path, 9, ours).deliver([last, item(4)])
-    assert sorted(path.name[:1] for path in tmp_path.glob("*/*")) == (["1", "2", "4"] if renamed else list("1234"))
+    assert sorted(path.name[:1] for path in tmp_path.glob("*/*.json")) == (["1", "2", "4"] if renamed else list("1234"))
 
 
 def test_the_folder_has_a_file_for_each_outcome_by_label_and_not_more_than_it_may(tmp_path):
