@@ -36,13 +36,10 @@ chaos: $(INSTALLED)
 	$(BIN)/python -m tests.chaos --kills 20 --rounds 20 --nodes 5 --seed 5 --storm
 	$(BIN)/python -m tests.fuzz --frames 100000 --live 20000
 
-# What a line must bear for months, in minutes.
-soak: $(INSTALLED)
-	$(BIN)/python -m tests.fuzz_http 10000
-
 # One daemon under everything at once: swaps, restarts of the broker, bad images, full disks, malformed requests.
 soak: $(INSTALLED)
 	$(BIN)/python -m tests.soak
+	$(BIN)/python -m tests.fuzz_http 10000
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -36,6 +36,7 @@ FORMAT = 1
 MANIFEST, SIGNATURE, CHARTER = "manifest.json", "manifest.sig", "charter"
 CLASSIFIER = "classifier"
 CONTEXT = "bundle"  # of the signature
+TOLERANCE = 1e-3  # of golden probabilities, in fp32
 LARGEST = {MANIFEST: 1 << 20, SIGNATURE: 64, CHARTER: 1 << 24}  # bytes
 _LARGEST = 1 << 30  # bytes of any other file
 _NAMED = 5  # folders that an error proposes
@@ -70,7 +71,7 @@ class Golden(Struct, frozen=True, kw_only=True):
     file: FileName
     sha256: Digest
     probabilities: tuple[float, ...]
-    tolerance: Annotated[float, Meta(gt=0, le=0.1)] = 1e-3
+    tolerance: Annotated[float, Meta(gt=0, le=0.1)] = TOLERANCE
 
 
 class Confidence(Struct, frozen=True, kw_only=True):
@@ -157,11 +158,13 @@ def write(
     probabilities: Sequence[float],
     signing: Signing | None = None,
     reference: bytes | None = None,
+    tolerance: float = TOLERANCE,
 ) -> Manifest:
     """Write a bundle, in one step as others see it; a bundle that is there already is replaced.
 
-    `golden` is uint8 [size, size, 3]; `probabilities` is what `onnx` gives for it, one for each class. `reference` is
-    what `edge.doubt.reference.Reference.encode` gives. Raises UsageError when `folder` exists and is no bundle.
+    `golden` is uint8 [size, size, 3]; `probabilities` is what `onnx` gives for it, one for each class, within
+    `tolerance`. `reference` is what `edge.doubt.reference.Reference.encode` gives. Raises UsageError when `folder`
+    exists and is no bundle.
     """
     size, classes = description.input.size, description.classes
     if golden.shape != (size, size, 3) or golden.dtype != np.uint8 or len(probabilities) != len(classes):
@@ -180,7 +183,10 @@ def write(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         roles={CLASSIFIER: Graph(file="model.onnx", sha256=digests["model.onnx"])},
         golden=Golden(
-            file="golden.png", sha256=digests["golden.png"], probabilities=tuple(float(p) for p in probabilities)
+            file="golden.png",
+            sha256=digests["golden.png"],
+            probabilities=tuple(float(p) for p in probabilities),
+            tolerance=tolerance,
         ),
         reference=Reference(file="reference.safetensors", sha256=digests["reference.safetensors"])
         if reference is not None

@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -22,23 +24,42 @@ class Outputs(NamedTuple):
     maps: NDArray[np.float32] | None = None  # [N, encoders, classes, h, w]: class activation maps
 
 
-class Predictor:
-    """A bundle's classifier, loaded into onnxruntime on the CPU; `threads` 0 takes two, or the cores there are.
+def session_options(threads: int = 0) -> onnxruntime.SessionOptions:
+    """How onnxruntime runs a graph on the line; `threads` 0 takes two, or the cores there are.
 
-    For one thread at a time. Threads do not spin while they wait: a line waits most of the time.
+    Threads do not spin while they wait: a line waits most of the time. Where an x86 processor has no instruction for
+    int8 products (VNNI), onnxruntime's usual kernels would let their sums overflow; it takes slower ones that do not.
     """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or min(2, os.cpu_count() or 1)
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.x64quantprecision", "0" if _vnni() else "1")
+    return options
+
+
+@cache
+def _vnni() -> bool:
+    """Whether the processor is known to add up int8 products exactly."""
+    try:
+        return "vnni" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+
+
+class Predictor:
+    """A bundle's classifier, loaded into onnxruntime on the CPU as `session_options` says. For one thread at a time."""
 
     def __init__(self, bundle: Bundle, threads: int = 0) -> None:
         self.bundle = bundle
         self.manifest = bundle.manifest
         self.reference = reference.load(bundle)  # how the model saw its held-out images, if the bundle says
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads or min(2, os.cpu_count() or 1)
-        options.inter_op_num_threads = 1
         graph = self.manifest.roles[CLASSIFIER]
         with copied(bundle.folder, graph) as path:
             try:
-                self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+                self._session = onnxruntime.InferenceSession(
+                    path, session_options(threads), providers=["CPUExecutionProvider"]
+                )
             except Exception as error:  # onnxruntime has a dozen exceptions of its own, with no common base
                 raise BundleError(
                     f"{bundle.folder / graph.file} cannot be loaded: {error}", "export the model again"

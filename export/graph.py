@@ -41,7 +41,12 @@ class Architecture(NamedTuple):
     preprocessing: Preprocessing
 
 
-def encoders(tree: Tree) -> Literal["one", "fused", "joined"]:
+def encoders(tree: Tree) -> tuple[Literal["received", "own"], ...]:
+    """A model's encoders, in the order of its opinions and maps."""
+    return ("own",) if kind(tree) == "one" else ("received", "own")
+
+
+def kind(tree: Tree) -> Literal["one", "fused", "joined"]:
     """How a model comes to its features; `Network.see` says what the words mean."""
     if not any(name.startswith("received.") for name in tree):
         return "one"
@@ -163,3 +168,11 @@ def with_values(graph: onnx.ModelProto, module: nn.Module) -> bytes:
     buffer = io.BytesIO()
     onnx.save(onnxscript.optimizer.optimize(filled), buffer)
     return buffer.getvalue()
+
+
+def with_temperature(graph: bytes, temperature: float) -> bytes:
+    """The graph, dividing its logits by another temperature."""
+    model = onnx.load_from_string(graph)
+    (value,) = [value for value in model.graph.initializer if value.name == "temperature"]
+    value.CopyFrom(onnx.numpy_helper.from_array(np.array(temperature, np.float32), value.name))
+    return bytes(model.SerializeToString())

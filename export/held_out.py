@@ -1,9 +1,5 @@
-"""What a graph makes of the images that judged the model: they calibrate it, and later ones are compared with them.
+"""What a graph makes of the images that judged the model: they calibrate it, and later ones are compared with them."""
 
-They are read from where they were at training, and only those whose bytes are still the same.
-"""
-
-import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,20 +8,14 @@ import numpy as np
 from broker_config.errors import UsageError
 from edge.bundle import Confidence
 from edge.doubt.reference import Reference
-from edge.images import decode
 from export.calibration import FEWEST, calibrate
+from export.images import Album
 from export.parity import session
 from trainer import personal
+from trainer.data import LabelledImages
 from trainer.personal import Facts
 
 _BATCH = 32
-
-
-class HeldOut(NamedTuple):
-    """Images that did not train a model, and what they are."""
-
-    images: np.ndarray  # uint8 [n, S, S, 3]
-    labels: np.ndarray  # int64 [n], positions in the model's classes
 
 
 class Seen(NamedTuple):
@@ -36,7 +26,7 @@ class Seen(NamedTuple):
     features: np.ndarray  # [n, F]
 
 
-def find(source: Path, facts: Facts) -> HeldOut | str:
+def find(source: Path, facts: Facts, album: Album) -> LabelledImages | str:
     """The held-out images of the model in `source`; or why there are too few of them, as words."""
     if facts.metrics.get("cross_validated"):
         return "all of its images trained it"
@@ -44,18 +34,11 @@ def find(source: Path, facts: Facts) -> HeldOut | str:
         verdicts = personal.load_verdicts(source)
     except UsageError as error:
         return str(error)
-    images, labels = [], []
-    for verdict in verdicts:
-        path = Path(verdict.path)
-        try:
-            same = hashlib.sha256(path.read_bytes()).hexdigest() == verdict.digest
-            images += [decode(path, facts.preprocessing.size)] if same else []
-        except (OSError, UsageError):
-            continue
-        labels += [facts.classes.index(verdict.label)] if same else []
-    if len(images) < FEWEST:
-        return f"{len(images)} of {len(verdicts)} held-out images are where they were, at least {FEWEST} are needed"
-    return HeldOut(np.stack(images), np.array(labels, np.int64))
+    found = album.find(verdicts, facts)
+    count = 0 if found is None else len(found.labels)
+    if found is None or count < FEWEST:
+        return f"{count} of {len(verdicts)} held-out images are where they were, at least {FEWEST} are needed"
+    return found
 
 
 def look(content: bytes, images: np.ndarray) -> Seen:
@@ -67,13 +50,13 @@ def look(content: bytes, images: np.ndarray) -> Seen:
     return Seen(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 
-def confidence(content: bytes, held_out: HeldOut, facts: Facts) -> Confidence:
+def confidence(content: bytes, held_out: LabelledImages, facts: Facts) -> Confidence:
     """How sure a model may be whose graph, at temperature 1, is `content`."""
     probabilities = look(content, held_out.images).probabilities
     return calibrate(np.log(np.maximum(probabilities, 1e-30)), held_out.labels, facts.classes)
 
 
-def reference(content: bytes, held_out: HeldOut) -> bytes:
+def reference(content: bytes, held_out: LabelledImages) -> bytes:
     """How the graph that is served sees the images, for the bundle."""
     seen = look(content, held_out.images)
     taken = seen.probabilities.argmax(1)

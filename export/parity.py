@@ -17,7 +17,7 @@ TOLERANCE = 1e-4  # largest difference between torch and onnxruntime, relative t
 BATCHES = (1, 2, 5)
 
 
-def check_parity(content: bytes, architecture: Architecture, tree: Tree, temperature: float, source: Path) -> float:
+def check_parity(content: bytes, architecture: Architecture, tree: Tree, source: Path) -> float:
     """The largest difference of an output between the graph and the network, over several batch sizes.
 
     Of a map it is its mean over space that is compared, which torch knows another way.
@@ -29,7 +29,7 @@ def check_parity(content: bytes, architecture: Architecture, tree: Tree, tempera
     largest = 0.0
     for count in BATCHES:
         images = pictures(architecture.preprocessing.size, count)
-        expected = _expected(architecture, tree, images, temperature)
+        expected = _expected(architecture, tree, images)
         if not all(np.isfinite(value).all() for value in expected.values()):
             raise UsageError(
                 f"the personal model in {source} gives no finite probabilities: its training has diverged",
@@ -48,7 +48,7 @@ def check_parity(content: bytes, architecture: Architecture, tree: Tree, tempera
     return largest
 
 
-def _expected(architecture: Architecture, tree: Tree, images: np.ndarray, temperature: float) -> dict[str, np.ndarray]:
+def _expected(architecture: Architecture, tree: Tree, images: np.ndarray) -> dict[str, np.ndarray]:
     """What the network as it was trained gives for images uint8 [n, S, S, 3], by the names of the outputs."""
     network = Network(architecture.model, architecture.classes)
     mean, std = (torch.tensor(values) for values in (architecture.preprocessing.mean, architecture.preprocessing.std))
@@ -64,8 +64,8 @@ def _expected(architecture: Architecture, tree: Tree, images: np.ndarray, temper
     shares = [torch.ones(())] * len(alone) if share is None else [share, 1 - share]
     added = [each @ head.T for each, head in zip(alone, heads, strict=True)]
     outputs: dict[str, Tensor] = {
-        "probabilities": softmax(logits / temperature, 1),
-        "opinions": softmax((torch.stack(added, 1) + bias) / temperature, 2),
+        "probabilities": softmax(logits, 1),
+        "opinions": softmax(torch.stack(added, 1) + bias, 2),
         "features": features,
         "maps": torch.stack([share * each for share, each in zip(shares, added, strict=True)], 1),
     }

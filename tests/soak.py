@@ -248,7 +248,7 @@ def feeders(line: Line, seed: int) -> tuple[Callable[[], None], Callable[[], Non
         sort = random.choice([each for each in wares if each.data])
         topic = f"images/{sort.expected}-mqtt-{next(numbers)}"
         with contextlib.suppress(RuntimeError):  # not connected: whether it comes later is not known
-            client.publish(topic, sort.data, qos=1).wait_for_publish(PATIENCE)
+            client.publish(topic, sort.data, qos=2).wait_for_publish(PATIENCE)  # once, also over a restart
             line.names.append(topic)
 
     return put, publish, client
@@ -287,6 +287,7 @@ def judge(line: Line, known: set[str], subscriber: Subscriber) -> dict[str, int]
     wrong["lost by MQTT"] = len(ids.keys() - subscriber.ids.keys())
     wrong["images of folder and MQTT without an outcome"] = sum(not images[name] for name in line.names)
     wrong["images of folder and MQTT with two"] = sum(images[name] > 1 for name in line.names)
+    print(*(name for name in line.names if images[name] != 1))
     others = sum(images[name] for name in line.names)
     print(f"{sum(ids.values())} outcomes: {len(known)} of HTTP, {others} of folder and MQTT, the rest malformed")
     return dict(wrong)

@@ -58,7 +58,7 @@ def test_help_imports_nothing_heavy() -> None:
         "from edge.cli import app\n"
         "try: app()\n"
         "except SystemExit: pass\n"
-        "print([name for name in ('torch', 'numpy', 'onnxruntime', 'paho', 'starlette', 'PIL') if name in sys.modules])"
+        "print([name for name in ('torch', 'numpy', 'onnxruntime', 'paho', 'uvicorn', 'PIL') if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "[]"

@@ -16,6 +16,7 @@ from edge.images import decode
 from edge.predictor import Predictor
 from export import held_out
 from export.calibration import softmax, temperature
+from export.images import Album
 from export.onnx import export
 from tests.held_out import Told, a_line, shown
 from tests.test_export import CLASSES, SMALL, made, pictures, torch_probabilities
@@ -26,12 +27,12 @@ IMAGES = 30
 
 
 def judged(folder: Path, model: Personal) -> Personal:
-    """The model with images that judged it; their labels are its own answers, but for every fifth."""
+    """The model with images that judged it; their labels are its own answers, but for every third."""
     verdicts = []
     for number, pixels in enumerate(pictures(32, IMAGES)):
         Image.fromarray(pixels).save(path := folder / f"{number}.png")
         [row] = torch_probabilities(model, pixels[None])
-        label = int(row.argmax()) if number % 5 else number % 3
+        label = int(row.argmax()) if number % 3 else number // 3 % 3
         verdicts.append(
             Verdict(
                 path=str(path),
@@ -106,23 +107,23 @@ def test_images_that_are_gone_or_changed_do_not_calibrate_and_that_is_said(writt
     for number in range(12):
         (tmp_path / f"{number}.png").unlink()
     Image.new("RGB", (32, 32)).save(tmp_path / "12.png")
-    found = held_out.find(tmp_path / "model", model.facts)
+    found = held_out.find(tmp_path / "model", model.facts, Album())
     assert not isinstance(found, str)
     assert len(found.images) == len(found.labels) == IMAGES - 13
     for number in range(13, 28):
         (tmp_path / f"{number}.png").unlink()
-    assert held_out.find(tmp_path / "model", model.facts) == (
+    assert held_out.find(tmp_path / "model", model.facts, Album()) == (
         "2 of 30 held-out images are where they were, at least 10 are needed"
     )
 
 
 def test_images_that_trained_the_model_say_nothing_of_it(written):
     crossed = msgspec.structs.replace(written.model.facts, metrics={"cross_validated": 1.0})
-    assert held_out.find(written.source, crossed) == "all of its images trained it"
+    assert held_out.find(written.source, crossed, Album()) == "all of its images trained it"
 
 
 def test_a_model_without_a_list_of_them_is_exported_uncalibrated(written, tmp_path):
     personal.save(written.model, tmp_path / "model")
     (tmp_path / "model" / "verdicts.json").unlink()
-    reason = held_out.find(tmp_path / "model", written.model.facts)
+    reason = held_out.find(tmp_path / "model", written.model.facts, Album())
     assert "verdicts.json" in str(reason)

@@ -95,7 +95,7 @@ def test_ready_is_said_when_requests_are_answered_then_how_it_is_and_at_last_tha
 
 
 def test_a_model_that_does_not_load_is_never_ready(tmp_path: Path, ear: Ear) -> None:
-    process = start("serve", tmp_path, "--port", 0, log=tmp_path / "log")
+    process = start("serve", tmp_path, "--port", 0, log=tmp_path / "log", STATE_DIRECTORY=str(tmp_path / "state"))
     assert process.wait(20) == 65
     ear.socket.settimeout(0)
     with pytest.raises(BlockingIOError):
@@ -138,7 +138,7 @@ Predictor.run = hanging
 def test_a_reload_is_announced_and_ends_ready_also_when_it_fails(bundle: Path, ear: Ear, tmp_path: Path) -> None:
     file = tmp_path / "line.toml"
     file.write_text(f'bundle = "{bundle}"\nport = 0\n')
-    process = start("serve", "--config", file, log=tmp_path / "log")
+    process = start("serve", "--config", file, log=tmp_path / "log", STATE_DIRECTORY=str(tmp_path / "state"))
     try:
         ear.hear_until("READY")
         for content in (file.read_text(), "wrong"):

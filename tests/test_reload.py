@@ -209,7 +209,9 @@ def test_what_needs_a_restart_is_said_and_what_was_typed_or_set_still_beats_the_
 
 def test_without_a_file_it_ends_in_order(folder: Path) -> None:
     log = folder / "log"
-    process: subprocess.Popen[bytes] = start("serve", folder / "bundle", "--port", 0, log=log)
+    process: subprocess.Popen[bytes] = start(
+        "serve", folder / "bundle", "--port", 0, log=log, STATE_DIRECTORY=str(folder / "state")
+    )
     try:
         while "ready" not in log.read_text():
             assert process.poll() is None, log.read_text()

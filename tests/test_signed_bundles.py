@@ -376,7 +376,7 @@ def ready(process: subprocess.Popen[str]) -> tuple[Daemon, list[str]]:
 def refused(folder: Path, *options: object, before: str = "") -> str:
     with daemon(folder, *options, before=before) as process:
         _, said = process.communicate(timeout=30)
-        assert process.returncode == 2, said
+        assert process.returncode == 65, said
     assert "What to do:" in said
     assert "Traceback" not in said
     return said
@@ -433,7 +433,7 @@ def test_a_running_line_outlives_its_bundle_and_says_so_every_day(ours, options,
         line, _ = ready(process)
         assert process.stderr
         heard = [next(text for text in process.stderr if word in text) for word in ("expires on", "has expired on")]
-        assert all(text.startswith("the bundle") for text in heard)
+        assert all("warning: the bundle" in text for text in heard)
         with line.client:
             assert line.classify(RED).json()["label"] == "red"
             assert "has expired on" in line.client.get("/").json()["warnings"][0]
@@ -449,7 +449,7 @@ def test_a_memory_that_cannot_be_written_is_said_clearly(ours, options, tmp_path
     for memory in (Path("/sys/kernel/edge-node"), folder / "model.onnx", tmp_path / "memory"):
         with daemon(folder, *options[:2], "--memory", memory) as process:
             _, said = process.communicate(timeout=30)
-        assert process.returncode == 1
+        assert process.returncode in (74, 77)  # it fails, or this user may not
         assert f"cannot write to {memory}" in said
 
 

@@ -65,6 +65,15 @@ def export(
     out: Annotated[Path, typer.Option(help="Folder for the bundles, one a node.")] = Path("bundles"),
     kit: KitFile = None,
     days: Annotated[int, typer.Option(min=1, help="How long a signed bundle may be served.")] = 365,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Serve integers where held-out images and a clock allow it; else fp32 stays.")
+    ] = False,
+    student: Annotated[
+        bool, typer.Option("--student", help="Serve one encoder in place of a fused two where that is as right.")
+    ] = False,
+    data: Annotated[
+        Path | None, typer.Option(help="Class folders with a model's images, if they are not where it says.")
+    ] = None,
     quiet: Quiet = False,
     as_json: Events = False,
 ) -> None:
@@ -75,11 +84,12 @@ def export(
     end_on_signals()
     with progress.show(as_json=as_json, quiet=quiet) as report:
         report(progress.Step(what="loading torch and the exporter: 2 to 20 s"))
+        from export.onnx import Wish
         from export.onnx import export as run
         from export.signing import Signer
 
         signer = Signer(opened, days) if opened else None
-        written = run(models, out, report, signer)
+        written = run(models, out, report, signer, Wish(int8, student, data))
         report(progress.Result(result={"bundles": [str(each.folder) for each in written]}))
     if not as_json:
         print(f"bundles: {', '.join(str(each.folder) for each in written)}")

@@ -1,0 +1,144 @@
+"""What int8 and single encoders gain and lose: `python -m benchmarks.quantised RUN/*/model [--sizes 128,224]`.
+
+All in one run, on the images that were held out of each model. Latencies are of one image at a time, all variants in
+turns, as the line runs them; the tenth percentile is what they take where nothing else disturbs them.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import onnx
+import onnxruntime
+
+from edge.predictor import session_options
+from export import held_out
+from export.gate import verdicts_of
+from export.graph import Architecture, kind, module, trace, with_values
+from export.images import Album
+from export.quantise import quantise
+from export.student import average
+from trainer import personal
+from trainer.data import LabelledImages
+from trainer.network import Tree
+
+_RUNS, _WARM_UP = 200, 20
+_FUSED, _ONE = "fused, fp32", "one encoder, fp32"
+_QUANTISED = {_FUSED: "fused, int8", _ONE: "one encoder, int8"}
+
+
+class Node(NamedTuple):
+    """A model's graphs by variant, and what judges them."""
+
+    name: str
+    graphs: dict[str, bytes]
+    held_out: LabelledImages
+
+
+class Tracer:
+    """Models -> graphs for images of a size that need not be the model's own."""
+
+    def __init__(self, size: int):
+        self._size = size
+        self._traced: dict[Architecture, onnx.ModelProto] = {}
+
+    def node(self, source: Path) -> Node:
+        """All variants of a personal model."""
+        facts, tree, *_ = personal.load(source)
+        facts = msgspec.structs.replace(
+            facts, preprocessing=msgspec.structs.replace(facts.preprocessing, size=self._size)
+        )
+        album = Album()
+        judging, training = held_out.find(source, facts, album), album.training(source, facts)
+        if isinstance(judging, str):
+            raise SystemExit(f"{source}: {judging}")
+        graphs = {_FUSED: self._graph(facts, tree, source), _ONE: self._graph(facts, average(tree), source)}
+        graphs |= {_QUANTISED[name]: quantise(graph, training.images) for name, graph in graphs.items()}
+        return Node(facts.node, graphs, judging)
+
+    def _graph(self, facts: personal.Facts, tree: Tree, source: Path) -> bytes:
+        architecture = Architecture(facts.model, len(facts.classes), kind(tree), facts.preprocessing)
+        served = module(architecture, tree, source)
+        if architecture not in self._traced:
+            self._traced[architecture] = trace(served, self._size)
+        return with_values(self._traced[architecture], served)
+
+
+class Latency(NamedTuple):
+    """Of a run of one image."""
+
+    p50: float  # milliseconds
+    p10: float
+    cpu: float  # milliseconds of processor time a run, mean
+
+
+def latencies(graphs: dict[str, bytes], images: np.ndarray, threads: int, *, spin: bool = False) -> dict[str, Latency]:
+    """Of each graph, in turns."""
+    sessions = {}
+    for name, graph in graphs.items():
+        options = session_options(threads)
+        if spin:
+            options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+        sessions[name] = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    wall: dict[str, list[float]] = {name: [] for name in graphs}
+    cpu: dict[str, list[float]] = {name: [] for name in graphs}
+    for turn in range(_WARM_UP + _RUNS):
+        image = images[turn % len(images)][None]
+        for name, session in sessions.items():
+            began, spent = time.perf_counter(), time.process_time()
+            session.run(["probabilities"], {"image": image})
+            wall[name].append((time.perf_counter() - began) * 1000)
+            cpu[name].append((time.process_time() - spent) * 1000)
+    return {
+        name: Latency(
+            float(np.median(wall[name][_WARM_UP:])),
+            float(np.quantile(wall[name][_WARM_UP:], 0.1)),
+            float(np.mean(cpu[name][_WARM_UP:])),
+        )
+        for name in graphs
+    }
+
+
+def judged(nodes: Sequence[Node], variant: str) -> dict[str, object]:
+    """Verdicts that are those of the exact graph, by node, and accuracy over all nodes."""
+    same, right, images = {}, 0, 0
+    for node in nodes:
+        exact, faster = (
+            verdicts_of(onnxruntime.InferenceSession(node.graphs[name], session_options()), node.held_out.images)
+            for name in (_FUSED, variant)
+        )
+        same[node.name] = round(float((exact == faster).mean()), 4)
+        right += int((faster == node.held_out.labels).sum())
+        images += len(faster)
+    return {"same": same, "accuracy": round(right / images, 4), "images": images}
+
+
+def main() -> None:
+    """Print a JSON line a measurement."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--sizes", default="128,224")
+    arguments = parser.parse_args()
+    for size in map(int, arguments.sizes.split(",")):
+        tracer = Tracer(size)
+        nodes = [tracer.node(source) for source in arguments.models]
+        for variant, graph in nodes[0].graphs.items():
+            print(
+                json.dumps({"size": size, "variant": variant, "bytes": len(graph), **judged(nodes, variant)}),
+                flush=True,
+            )
+        for threads, spin in ((1, False), (2, False), (2, True)):
+            for variant, latency in latencies(nodes[0].graphs, nodes[0].held_out.images, threads, spin=spin).items():
+                told = {name: round(value, 2) for name, value in latency._asdict().items()}
+                print(
+                    json.dumps({"size": size, "variant": variant, "threads": threads, "spin": spin, **told}), flush=True
+                )
+
+
+if __name__ == "__main__":
+    main()

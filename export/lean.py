@@ -1,0 +1,43 @@
+"""Which of a fused model's encoders the line can do without."""
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from trainer.data import LabelledImages
+from trainer.engine import TrainingSet, judge
+from trainer.network import Network, Tree
+from trainer.personal import Facts
+
+SHARE = 0.05  # of the features, below which an encoder is tried to be left out
+
+
+class Leaner(NamedTuple):
+    """A model of one encoder that judges as the fused one does."""
+
+    tree: Tree
+    kept: Literal["received", "own"]
+    dropped: Literal["received", "own"]
+    share: float  # of the features, of the dropped one
+
+
+def drop(facts: Facts, tree: Tree, held_out: LabelledImages) -> Leaner | None:
+    """The model without the encoder whose share of the features is below SHARE.
+
+    None if there is no such encoder, or if a verdict on a held-out image would change.
+    """
+    weight = float(tree.get("fusion", 0.5))  # of the received encoder
+    share = min(weight, 1 - weight)
+    if share >= SHARE:
+        return None
+    kept: Literal["received", "own"] = "received" if weight > share else "own"
+    prefix = {"received": "received.", "own": "encoder."}[kept]
+    lean = {f"encoder.{name.removeprefix(prefix)}": value for name, value in tree.items() if name.startswith(prefix)}
+    lean |= {name: value for name, value in tree.items() if name.startswith("classifier.")}
+    network, images = Network(facts.model, len(facts.classes)), TrainingSet.of(held_out, facts.preprocessing)
+    with torch.no_grad():
+        both, one = (judge(network, each, images).argmax(1) for each in (tree, lean))
+    if not np.array_equal(both, one):
+        return None
+    return Leaner(lean, kept, "own" if kept == "received" else "received", share)

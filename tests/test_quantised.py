@@ -1,0 +1,259 @@
+"""A faster model takes the place of an exact one only where held-out images and a clock allow it."""
+
+import hashlib
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from PIL import Image
+
+from broker_config.errors import UsageError
+from edge import bundle
+from edge.predictor import Predictor
+from export import onnx as exporting
+from export import student
+from export.gate import Comparison, compare
+from export.graph import OUTPUTS, with_temperature
+from export.images import Album
+from export.lean import drop
+from export.onnx import Wish, export
+from export.parity import session
+from export.quantise import quantise
+from export.student import average, teach
+from tests.test_export import CLASSES, SMALL, made, pictures
+from trainer import personal, progress
+from trainer.data import LabelledImages
+from trainer.engine import TrainingSet
+from trainer.network import Network
+from trainer.personal import Personal, Sample, Verdict
+
+
+def saved(model: Personal, folder: Path) -> Path:
+    """The folder of the model, which was trained on 12 images and judged by 12 others in `folder`/images."""
+    photos = []
+    for place, pixels in enumerate(pictures(32, 24)):
+        path = folder / "images" / CLASSES[place % 3] / f"{place}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        photos.append({"path": str(path), "digest": digest, "label": path.parent.name})
+    facts = msgspec.structs.replace(model.facts, metrics={"accuracy": 0.5, "cross_validated": 0.0})
+    training = tuple(Sample(**photo) for photo in photos[:12])
+    verdicts = tuple(Verdict(**photo, verdict="patches", confidence=0.9) for photo in photos[12:])
+    personal.save(Personal(facts, model.tree, verdicts, training), folder / "model")
+    return folder / "model"
+
+
+def with_fusion(model: Personal, weight: float) -> Personal:
+    return model._replace(tree={**model.tree, "fusion": torch.tensor(weight)})
+
+
+PASSES = Comparison(images=12, same=1.0, accuracy=(0.5, 0.5), milliseconds=(2.0, 1.0))
+FAILS = PASSES._replace(same=0.9)
+
+
+class Run(NamedTuple):
+    """An export in int8 of a fused model whose images are on disk, and both graphs that were compared."""
+
+    source: Path
+    folder: Path
+    said: list[str]
+    exact: bytes
+    faster: bytes
+    held_out: LabelledImages
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("int8")
+    source = saved(made(SMALL, "plant-1", "afedcl", 3), folder)
+    said: list[str] = []
+    graphs: list[tuple[bytes, bytes, LabelledImages]] = []
+
+    def comparing(*compared: Any) -> Comparison:
+        graphs.append(compared)
+        return PASSES  # what a tiny model gains depends on the machine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporting, "compare", comparing)
+        export([source], folder / "bundles", lambda event: said.append(progress.describe(event)), wish=Wish(int8=True))
+    return Run(source, folder, said, *graphs[0])
+
+
+def test_a_bundle_in_int8_says_so_and_passes_its_self_test_with_more_tolerance(run: Run) -> None:
+    found = bundle.read(run.folder / "bundles" / "plant-1")
+    assert found.manifest.precision == "int8"
+    assert found.manifest.golden.tolerance == 0.1
+    assert found.manifest.confidence is not None
+    served = (found.folder / "model.onnx").read_bytes()
+    assert served == with_temperature(run.faster, found.manifest.confidence.temperature)
+    Predictor(found).self_test()
+    assert any("the bundle of plant-1 is int8: 100.0% of 12 verdicts the same" in line for line in run.said)
+
+
+def test_int8_answers_nearly_as_fp32_does_with_all_extras(run: Run) -> None:
+    images = pictures(32, 5)
+    for name in OUTPUTS:
+        exact, faster = (session(graph).run([name], {"image": images})[0] for graph in (run.exact, run.faster))
+        assert exact.shape == faster.shape
+        assert 0 < np.abs(exact - faster).mean() < 0.02 * np.ptp(exact)
+
+
+def test_encoders_compute_in_integers_and_take_the_image_as_it_is(run: Run) -> None:
+    graph = onnx.load_from_string(run.faster).graph
+    kinds = Counter(node.op_type for node in graph.node)
+    assert kinds["Cast"] == kinds["Sub"] == 0
+    first = [node for node in graph.node if node.op_type == "DequantizeLinear" and "permute" in node.input[0]]
+    scale = {value.name: numpy_helper.to_array(value) for value in graph.initializer}[first[0].input[1]]
+    assert scale == 1
+    assert sum(value.data_type == onnx.TensorProto.INT8 for value in graph.initializer if value.dims) >= 8
+
+
+def test_int8_is_calibrated_on_training_images_and_measured_on_held_out_ones(run: Run) -> None:
+    training = Album().training(run.source, personal.load_facts(run.source))
+    assert not set(training.digests) & set(run.held_out.digests)
+    assert len(training.digests) == len(run.held_out.digests) == 12
+    assert run.faster == quantise(run.exact, training.images)
+    assert run.faster != quantise(run.exact, run.held_out.images)
+
+
+def test_graphs_are_compared_by_verdicts_accuracy_and_time(run: Run) -> None:
+    same = compare(run.exact, run.exact, run.held_out)
+    assert (same.images, same.same) == (12, 1.0)
+    assert same.accuracy[0] == same.accuracy[1]
+    assert 0.3 < same.milliseconds[0] / same.milliseconds[1] < 3
+    labels = session(run.exact).run(["probabilities"], {"image": run.held_out.images})[0].argmax(1)
+    assert compare(run.exact, run.exact, run.held_out._replace(labels=labels)).accuracy == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "passed"),
+    [
+        ({}, True),
+        ({"same": 0.99}, True),
+        ({"same": 0.989}, False),
+        ({"accuracy": (0.9, 0.896)}, True),
+        ({"accuracy": (0.9, 0.894)}, False),
+        ({"milliseconds": (1.0, 1.0)}, False),
+    ],
+)
+def test_what_is_less_right_or_not_faster_does_not_pass(changes: dict[str, Any], passed: bool) -> None:
+    assert PASSES._replace(**changes).passed is passed
+
+
+@pytest.fixture
+def traced(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No trace, which takes seconds: the graph is the one that was exported."""
+    monkeypatch.setattr(exporting, "trace", lambda module, size: None)
+    monkeypatch.setattr(exporting, "with_values", lambda graph, module: run.exact)
+
+
+@pytest.mark.usefixtures("traced")
+def test_fp32_stays_where_int8_does_not_pass_and_the_figures_say_why(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "compare", lambda *_: FAILS)
+    said: list[str] = []
+    export([run.source], tmp_path, lambda event: said.append(progress.describe(event)), wish=Wish(int8=True))
+    assert bundle.read(tmp_path / "plant-1").manifest.precision == "fp32"
+    graph = onnx.load(tmp_path / "plant-1" / "model.onnx").graph
+    assert not any(value.data_type == onnx.TensorProto.INT8 for value in graph.initializer)
+    assert any("stays fp32; in int8: 90.0% of 12 verdicts the same" in line for line in said)
+
+
+@pytest.mark.usefixtures("traced")
+def test_without_held_out_images_nothing_is_exchanged(run: Run, tmp_path: Path) -> None:
+    source = tmp_path / "model"
+    shutil.copytree(run.source, source)
+    facts = personal.load_facts(source)
+    metrics = {**facts.metrics, "cross_validated": 1.0}
+    (source / "personal.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(facts, metrics=metrics)))
+    said: list[str] = []
+    wish = Wish(int8=True, student=True)
+    export([source], tmp_path / "bundles", lambda event: said.append(progress.describe(event)), wish=wish)
+    manifest = bundle.read(tmp_path / "bundles" / "plant-1").manifest
+    assert (manifest.precision, manifest.encoders) == ("fp32", ("received", "own"))
+    assert sum("be measured: all of its images trained it" in line for line in said) == 2
+
+
+def test_images_that_have_moved_are_found_by_their_content(run: Run, tmp_path: Path) -> None:
+    facts = personal.load_facts(run.source)
+    before = Album().training(run.source, facts)
+    source = tmp_path / "model"
+    shutil.copytree(run.source, source)
+    shutil.copytree(run.folder / "images", tmp_path / "moved")
+    listed = [msgspec.structs.replace(sample, path=sample.path + ".gone") for sample in personal.load_training(source)]
+    (source / "training.json").write_bytes(msgspec.json.encode(listed))
+    with pytest.raises(UsageError, match="none of the images that trained the model") as caught:
+        Album().training(source, facts)
+    assert "--data" in caught.value.remedy
+    found = Album(tmp_path / "moved").training(source, facts)
+    assert np.array_equal(found.images, before.images)
+    assert all(tmp_path in path.parents for path in found.paths)
+
+
+# One encoder
+
+
+@pytest.mark.parametrize(("weight", "kept"), [(0.01, "own"), (0.99, "received")])
+def test_an_encoder_with_hardly_a_share_that_changes_no_verdict_is_left_out(run: Run, weight: float, kept: str) -> None:
+    model = with_fusion(personal.load(run.source), weight)
+    found = drop(model.facts, model.tree, run.held_out)
+    assert found is not None
+    assert found.kept == kept
+    assert not any(name.startswith(("received.", "fusion")) for name in found.tree)
+    prefix = {"own": "encoder.", "received": "received."}[kept]
+    name = "features.0.weight"
+    assert torch.equal(found.tree[f"encoder.{name}"], model.tree[prefix + name])
+    assert found.share == pytest.approx(0.01)
+
+
+def test_an_encoder_with_a_share_or_one_that_changes_a_verdict_stays(run: Run) -> None:
+    model = personal.load(run.source)
+    assert drop(model.facts, with_fusion(model, 0.06).tree, run.held_out) is None
+    near = with_fusion(model, 0.04)
+    own = {name: value for name, value in near.tree.items() if not name.startswith(("received.", "fusion"))}
+    network = Network("small", 3)
+    pixels = TrainingSet.of(run.held_out, model.facts.preprocessing).network_input(slice(None))
+    with torch.no_grad():  # a bias with which the first image's verdict hangs on the other encoder
+        both, one = (network.judge(tree, pixels)[0] for tree in (near.tree, own))
+    shift = both - one
+    first, second = int(shift.argmax()), int(shift.argmin())
+    bias = model.tree["classifier.bias"].clone()
+    bias += 100 * (torch.nn.functional.one_hot(torch.tensor([first, second]), 3).sum(0) - 1)
+    gap = (both[first] - both[second] + one[first] - one[second]) / 2
+    bias[second] += gap
+    assert drop(model.facts, {**near.tree, "classifier.bias": bias}, run.held_out) is None
+
+
+def test_the_average_of_encoders_that_are_alike_sees_what_both_see_together(run: Run) -> None:
+    model = personal.load(run.source)
+    alike = {name: value for name, value in model.tree.items() if not name.startswith("received.")}
+    alike |= {f"received.{name[8:]}": value * 1.001 for name, value in alike.items() if name.startswith("encoder.")}
+    network = Network("small", 3)
+    pixels = TrainingSet.of(run.held_out, model.facts.preprocessing).network_input(slice(None))
+    with torch.no_grad():
+        assert torch.allclose(network.judge(average(alike), pixels), network.judge(alike, pixels), atol=1e-3)
+
+
+def test_a_taught_encoder_judges_more_like_both_and_leaves_the_classifier(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(student, "_RATE", 1e-3)  # these encoders have nothing in common to begin with
+    model = personal.load(run.source)
+    network = Network("small", 3)
+    training = Album().training(run.source, model.facts)
+    pixels = TrainingSet.of(training, model.facts.preprocessing).network_input(slice(None))
+    taught = teach(network, model.tree, training, model.facts.preprocessing, progress.ignore)
+    with torch.no_grad():
+        wanted, before, after = (network.judge(tree, pixels) for tree in (model.tree, average(model.tree), taught))
+        apart = [torch.nn.functional.kl_div(each.log_softmax(1), wanted.softmax(1)) for each in (before, after)]
+    assert apart[1] < 0.9 * apart[0]
+    assert torch.equal(taught["classifier.weight"], model.tree["classifier.weight"])
