@@ -175,6 +175,9 @@ class Line:
             found: Cut | ImageError = cut(_photo(frame), view, model.manifest.input.size, frame.name)
         except ImageError as error:
             found = error
+        except Exception as error:  # for lack of memory, for example: that is one image's fault, not the line's end
+            _log.exception("the image %s cannot be prepared", frame.name)
+            found = ImageError(f"{frame.name} cannot be prepared: {error!r}", "see the line's log")
         return Prepared(frame, found, model, view, arrival, time.perf_counter() - start)
 
     def _conclude(self, prepared: "Prepared") -> Verdict | Failure:

@@ -9,6 +9,7 @@ import pytest
 
 from edge import line as lines
 from edge.line import Frame, Line, Nowhere, load
+from edge.verdict import Failure
 from tests.tiny_bundle import RED, tiny_bundle
 
 
@@ -35,3 +36,18 @@ def test_frames_wait_as_files_and_only_a_few_are_decoded_ahead(tmp_path: Path, m
 
     with contextlib.closing(Line(load(tiny_bundle(tmp_path / "bundle").folder), Nowhere())) as line:
         assert asyncio.run(crowd(line)) == 3
+
+
+def test_a_frame_for_which_memory_lacks_is_a_failure_and_the_line_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*_: object) -> None:
+        raise MemoryError
+
+    with contextlib.closing(Line(load(tiny_bundle(tmp_path / "bundle").folder), Nowhere())) as line:
+        with monkeypatch.context() as patch:
+            patch.setattr(lines, "cut", exhausted)
+            failure = asyncio.run(line.judge(Frame("part-7", RED)))
+        assert isinstance(failure, Failure)
+        assert "part-7 cannot be prepared: MemoryError()" in failure.error
+        assert not isinstance(asyncio.run(line.judge(Frame("part-8", RED))), Failure)
