@@ -148,8 +148,7 @@ class App:
         annotate = request.query("annotate", "")
         if annotate not in ("", "1", "heat"):
             raise RequestError("annotate is neither 1 nor heat", "leave it out for the verdict as JSON")
-        async with self._intake.body(request) as body:
-            found = await self._line.see(Frame(name, body, "http"))
+        async with self._intake.body(request) as body, self._line.see(Frame(name, body, "http")) as found:
             if isinstance(found, Failure):
                 return Answer.json(found, 400)
             headers = {b"x-model": found.verdict.model.encode()}
