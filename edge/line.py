@@ -183,7 +183,7 @@ class Line:
         self.judged += 1
         return found
 
-    def _look(self, prepared: "_Prepared") -> Seen | Failure:
+    def _look(self, prepared: "_Prepared", *, again: bool = True) -> Seen | Failure:
         frame, found, model, view, arrival, seconds = prepared
         if isinstance(found, ImageError):
             return _failure(frame, found.what, found.remedy)
@@ -191,6 +191,8 @@ class Line:
         try:
             outputs = self._run(model, found.pixels, _EXTRAS)
         except Exception as error:
+            if again and model is not self.model:  # it was exchanged meanwhile, perhaps for this very failure
+                return self._look(self._prepare(frame, arrival), again=False)
             return _failure(frame, f"the model failed on {frame.name}: {error}", "see the line's log")
         inference = time.perf_counter() - start
         manifest = model.manifest
@@ -212,8 +214,16 @@ class Line:
         )
         seen = Seen(model, frame, found, outputs, verdict, decision.tile, arrival, seconds, inference)
         for watcher in self.watchers:
-            seen = seen._replace(verdict=watcher(seen))
+            seen = seen._replace(verdict=self._watched(watcher, seen))
         return seen
+
+    def _watched(self, watcher: Watcher, seen: Seen) -> Verdict:
+        try:
+            return watcher(seen)
+        except Exception as error:  # outputs that it did not reckon with: the verdict stands without its say
+            _log.exception("%s failed on %s", type(watcher).__name__, seen.frame.name)
+            self.broken(seen.model, error)
+            return seen.verdict
 
     def _infer(self, model: Model, images: NDArray[np.uint8], extras: Sequence[str]) -> Outputs:
         try:

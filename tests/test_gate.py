@@ -210,14 +210,11 @@ def failing(monkeypatch: pytest.MonkeyPatch, round_: int, outcome: Exception | f
 
 
 @pytest.mark.parametrize("outcome", [RuntimeError("no memory"), float("nan"), float("inf")])
-def test_a_new_model_that_cannot_compute_costs_one_frame_and_is_never_taken_again(line, monkeypatch, outcome):
+def test_a_new_model_that_cannot_compute_costs_no_frame_and_is_never_taken_again(line, monkeypatch, outcome):
     one, two = line.digests
     line.life.activate(two, "me")
     failing(monkeypatch, 2, outcome)
-    failure, *verdicts = line.judge(5)
-    assert isinstance(failure, Failure)
-    assert "failed on 0" in failure.error
-    assert {verdict.model for verdict in verdicts} == {one}
+    assert {verdict.model for verdict in line.judge(5)} == {one}
     line.until(one)
     assert two in line.store.state().bad
     assert "cannot compute" in line.store.state().history[-1].why
@@ -226,6 +223,33 @@ def test_a_new_model_that_cannot_compute_costs_one_frame_and_is_never_taken_agai
     monkeypatch.undo()
     line.life.activate(two, "me", force=True)
     assert line.store.state().bad == {}
+
+
+def test_a_frame_that_a_model_gets_after_it_was_exchanged_and_fails_on_is_judged_by_the_one_that_is_served(
+    line, monkeypatch
+):
+    one, two = line.digests
+    line.life.activate(two, "me")
+    prepared = [line.line._prepare(Frame(str(number), COLORS[0]), 0) for number in range(3)]
+    failing(monkeypatch, 2, RuntimeError("no memory"))
+    assert [seen.verdict.model for seen in map(line.line._see, prepared)] == [one] * 3
+    monkeypatch.undo()
+    failing(monkeypatch, 1, RuntimeError("no memory either"))
+    assert isinstance(line.judge()[0], Failure)
+
+
+def test_a_new_model_whose_outputs_a_watcher_chokes_on_is_taken_back_and_the_verdict_stands(tmp_path):
+    def choking(seen: Any) -> Verdict:
+        if seen.model.manifest.round == 2:
+            raise IndexError("another length")
+        return seen.verdict
+
+    store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
+    with running(store, [one, two], Gate(), doubter=choking) as line:
+        line.life.activate(two, "me")
+        assert [verdict.model for verdict in line.judge(2)] == [two, one]
+        line.until(one)
+        assert "another length" in store.state().bad[two]
 
 
 def test_a_new_model_that_is_too_slow_in_service_is_taken_back(line, monkeypatch):
