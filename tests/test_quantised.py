@@ -18,7 +18,7 @@ from broker_config.errors import UsageError
 from edge import bundle
 from edge.predictor import Predictor
 from export import onnx as exporting
-from export import rounding, student
+from export import student
 from export.block import widen
 from export.gate import Comparison, compare
 from export.graph import OUTPUTS, with_temperature
@@ -27,7 +27,7 @@ from export.lean import drop
 from export.onnx import Wish, export
 from export.parity import session
 from export.quantise import quantise
-from export.rounding import rounded
+from export.rounding import round_well, rounded
 from export.student import average, teach
 from tests.test_export import CLASSES, SMALL, made, pictures
 from trainer import personal, progress
@@ -135,12 +135,30 @@ def test_weights_are_rounded_so_that_outputs_err_less() -> None:
     assert np.square((well - weight) @ inputs).mean() < 0.5 * np.square((nearest - weight) @ inputs).mean()
 
 
-def test_what_rounding_shifts_on_average_is_put_right(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    training = Album().training(run.source, personal.load_facts(run.source)).images
-    monkeypatch.setattr(rounding, "rounded", lambda weight, step, _: np.floor(weight / step[:, :, None]) - 3)
-    graphs = [run.exact, quantise(run.exact, training)]
-    exact, floored = (session(graph).run(["features"], {"image": training})[0].mean() for graph in graphs)
-    assert floored == pytest.approx(exact, rel=0.05)
+def test_what_rounding_shifts_on_average_is_put_right_in_the_bias() -> None:
+    image = onnx.helper.make_tensor_value_info("image", onnx.TensorProto.UINT8, None)
+    out = onnx.helper.make_tensor_value_info("out", onnx.TensorProto.FLOAT, None)
+    nodes = [
+        onnx.helper.make_node("Cast", ["image"], ["pixels"], to=onnx.TensorProto.FLOAT),
+        onnx.helper.make_node("Conv", ["pixels", "w", "b"], ["out"], pads=[0] * 4, strides=[1, 1], group=1),
+    ]
+    exact = {"w": np.full((1, 1, 1, 1), 5.4), "b": np.zeros(1)}
+    whole = {"w_quantized": np.zeros((1, 1, 1, 1), np.int8), "b_quantized": np.array([7], np.int32)}
+    scales = {"w_scale": np.ones(1), "b_quantized_scale": np.full(1, 0.1)}
+    models = [
+        onnx.helper.make_model(
+            onnx.helper.make_graph(
+                nodes, "one", [image], [out], [numpy_helper.from_array(array, name) for name, array in values.items()]
+            ),
+            opset_imports=[onnx.helper.make_opsetid("", 20)],
+            ir_version=10,
+        )
+        for values in ({name: array.astype(np.float32) for name, array in exact.items()}, {**whole, **scales})
+    ]
+    round_well(models[1], models[0], np.full((3, 1, 4, 4), 20, np.uint8))
+    found = {value.name: int(numpy_helper.to_array(value).item()) for value in models[1].graph.initializer}
+    assert found["w_quantized"] == 5
+    assert found["b_quantized"] == 7 + 80  # 20 times 0.4, in tenths
 
 
 def starts(random: np.random.Generator, dead: int) -> onnx.ModelProto:
