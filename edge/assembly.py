@@ -71,7 +71,7 @@ def sink(wanted: settings.Sink, site: Site, spool: "Spool") -> Sink:
         case sqlite.Settings():
             return sqlite.Sqlite(Path(wanted.path))
         case folder_sink.Settings():
-            return folder_sink.Folder(Path(wanted.path), wanted.most)
+            return folder_sink.Folder(Path(wanted.path), wanted.most, spool.holds)
         case mqtt.Settings():
             return mqtt.Mqtt(mqtt.broker(wanted, site.line, spool.id), spool.holds)
         case homeassistant.Settings():

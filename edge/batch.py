@@ -11,6 +11,8 @@ import msgspec
 from msgspec import Struct
 
 from broker_config.errors import EdgeNodeError, UsageError, printable
+from edge.doubt.doubts import Doubts
+from edge.doubt.doubts import Settings as Doubting
 from edge.images import SUFFIXES
 from edge.line import Frame, Line, Model, Nowhere, Seen
 from edge.terminal import naturally
@@ -59,7 +61,7 @@ def _name(path: Path) -> str:
 
 def judge(model: Model, images: Sequence[Image], view: View | None = None) -> Iterator[Seen | Failure]:
     """Judge images one after another; UsageError when the view does not suit the model."""
-    line = Line(model, Nowhere(), view)
+    line = Line(model, Nowhere(), view, [Doubts(Doubting())])
     for name, path in images:
         yield line.see_here(Frame(name, path))
 

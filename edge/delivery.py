@@ -65,8 +65,7 @@ class Delivery:
             while self._bring() and self._has_work():
                 pass
         finally:
-            if not self._abandoned:
-                self.sink.close()
+            self.sink.close()
 
     def _has_work(self) -> bool:
         """Wait until there is something to do; False when it is time to end."""

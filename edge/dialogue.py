@@ -35,6 +35,30 @@ class Role(NamedTuple):
     questions: tuple[Question, ...]
     kept: Callable[[Mapping[str, object]], dict[str, object]] = lambda _: {}  # set besides the answers
     before: Callable[[Mapping[str, object]], str] = lambda _: ""  # a command to type before the role's own
+    tables: str = ""  # that the file may hold besides options, as comments
+
+
+TABLES = """
+# Tables, below all options. Each of sources and sinks may stand several times; docs/line.md has the rest of them.
+
+#[view]
+#roi = [200, 0, 1600, 1080]         # left, top, width, height, in the frame's pixels
+#tile = 256                         # side of a tile, likewise
+
+#[[sources]]
+#kind = "video"                     # or "folder", "mqtt"
+#input = "rtsp://camera.local/stream"
+
+#[[sinks]]
+#kind = "mqtt"                      # or "jsonl", "csv", "sqlite", "folder", "webhook", "homeassistant", "sparkplug"
+#url = "mqtt://line@broker.local"
+
+#[keep]                             # images that the model is in doubt about, to be labelled
+#path = "in-doubt"
+
+#[log]
+#level = "info"
+"""
 
 
 def _check_broker(url: str) -> None:
@@ -113,6 +137,7 @@ ROLES = {
             Question("bundle", "Folder of the model's bundle", lambda: next(map(str, _folders(Path("bundles"))), None)),
             Question("watch", "Folder in which new images appear, if not over HTTP alone", lambda: ""),
         ),
+        tables=TABLES,
     ),
 }
 
@@ -161,7 +186,7 @@ def init(
             key: str(Path.cwd() / value) if isinstance(value, str) and known[key].is_path(value) else value
             for key, value in answers.items()
         }
-    text = config.compose(commands[chosen.command], chosen.about, target, answers)
+    text = config.compose(commands[chosen.command], chosen.about, target, answers) + chosen.tables
     try:
         target.write_text(text, encoding="utf-8")
     except OSError as error:

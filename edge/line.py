@@ -119,10 +119,12 @@ class Line:
         self.broken: Callable[[Model, Exception], None] = _tell_broken  # told when a model cannot compute
         self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decode")
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="line")
+        self._room = asyncio.Semaphore(_DECODERS + 1)  # decoded frames are large: others wait as files
 
     async def judge(self, frame: Frame) -> Verdict | Failure:
         """Judge a frame; the outbox has the outcome before the caller does."""
-        return await self.conclude(await self.prepare(frame))
+        found = await self.see(frame)
+        return found if isinstance(found, Failure) else found.verdict
 
     async def prepare(self, frame: Frame) -> "Prepared":
         """Decode and cut a frame, while others are judged."""
@@ -135,9 +137,10 @@ class Line:
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._conclude, prepared)
 
     async def see(self, frame: Frame) -> Seen | Failure:
-        """As `judge`, for those who want to draw what was judged."""
-        prepared = await self.prepare(frame)
-        return await asyncio.get_running_loop().run_in_executor(self._worker, self._see, prepared)
+        """As `judge`, for those who want to see what was judged."""
+        async with self._room:
+            prepared = await self.prepare(frame)
+            return await asyncio.get_running_loop().run_in_executor(self._worker, self._see, prepared)
 
     async def infer(self, model: Model, images: NDArray[np.uint8], extras: Sequence[str] = ()) -> Outputs:
         """Answer a program's question: uint8 [N, size, size, 3]. No part is judged, and nobody else hears of it.

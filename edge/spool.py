@@ -5,14 +5,13 @@ power cut a second later.
 """
 
 import contextlib
-import json
 import logging
 import sqlite3
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -21,7 +20,8 @@ from msgspec import Struct
 
 from broker_config.disk import claimed, writing
 from edge.delivery import Settings
-from edge.verdict import Notice, Outcome, fresh_id, now
+from edge.spool_file import connect, reason, set_aside
+from edge.verdict import Notice, Outcome, encoded, fresh_id, now
 
 _FILE = "outcomes.sqlite"
 _TABLES = """
@@ -29,14 +29,17 @@ CREATE TABLE IF NOT EXISTS outcomes (seq INTEGER PRIMARY KEY, data BLOB NOT NULL
 CREATE TABLE IF NOT EXISTS cursors (name TEXT PRIMARY KEY, seq INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS facts (one INTEGER PRIMARY KEY, id TEXT NOT NULL, boot TEXT NOT NULL);
 """
+_NEWEST = ""  # no sink: a cursor that remembers a leap
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _TEND = 1.0  # seconds: how much a power cut can take
+_RETRY = 0.2  # seconds between attempts to write what waits in memory
+_PATIENCE = 10  # milliseconds that `put` waits for another process that has locked the file
+_LEAP = 20_000  # more than the numbers that a power cut can take; as milliseconds, a short time
 _CHUNK = 200  # rows that are deleted at once: `put` waits for it
 _LONGEST_LOG = 16 << 20  # bytes of the write-ahead log, about
 _HELD = 10_000  # outcomes in memory while the disk is full
 _ROOM = 0.9  # of the limits: below that there is room again
 
-_encode = msgspec.json.Encoder().encode
 _log = logging.getLogger(__name__)
 
 
@@ -50,7 +53,7 @@ class Spool:
     """The outbox of a line with sinks. Each sink has a cursor: the number of the last outcome that it is done with.
 
     Outcomes are numbered: each one more than the one before, and never again the same, also when the machine lost power
-    or the spool was deleted (then the numbers leap to the milliseconds since 1970).
+    or the spool was deleted (then the numbers leap to the milliseconds since 1970, or further).
     """
 
     def __init__(self, folder: Path, limits: Settings) -> None:
@@ -73,13 +76,13 @@ class Spool:
             try:
                 self._open()
             except sqlite3.OperationalError as error:
-                raise OSError(str(error)) from error
+                raise reason(self.path, error) from error
             except sqlite3.DatabaseError as error:
-                self._set_aside(error)
+                set_aside(self.path, error)
                 self._open()
         self._before = sys.maxsize  # rows that were there at the start; counting them takes its time
         self._added = 0  # rows, since the start
-        self._reader = _connect(self.path)
+        self._reader = connect(self.path)
         self._reading = threading.Lock()
         self._ending = threading.Event()
         self._tender = threading.Thread(target=self._tend, name="spool", daemon=True)
@@ -87,15 +90,15 @@ class Spool:
     def begin(self, names: Sequence[str]) -> None:
         """Serve these sinks from now on: a new name begins at the present, one that is gone is forgotten."""
         with self._lock:
+            self._tell_forgotten(set(self._cursors) - set(names))
             self._cursors = {name: self._cursors.get(name, self.newest) for name in names}
-            self._execute("DELETE FROM cursors")
-            self._save_cursors()
+            self._save()
         if not self._tender.ident:
             self._tender.start()
 
     def put(self, outcome: Outcome) -> None:
         """Take an outcome over; never raises."""
-        data = _encoded(outcome)
+        data = encoded(outcome)
         with self._arrived:
             self.newest += 1
             if self._held or not self._insert(self.newest, data):
@@ -156,14 +159,20 @@ class Spool:
         self._ending.set()
         if self._tender.is_alive():
             self._tender.join()
+        if self._full:
+            self._db.execute("PRAGMA busy_timeout = 1000")
+            self._write_held()
         with self._lock:
-            self._execute("UPDATE facts SET boot = ''")
+            if self._held:
+                _log.error("the spool %s: %d outcome(s) that waited in memory are lost", self.path, len(self._held))
+            if self._tender.ident:
+                self._execute("UPDATE facts SET boot = ''")
             self._db.close()
         with self._reading:
             self._reader.close()
 
     def _open(self) -> None:
-        self._db = _connect(self.path)
+        self._db = connect(self.path)
         try:
             self._load()
         except sqlite3.Error:
@@ -172,43 +181,57 @@ class Spool:
 
     def _load(self) -> None:
         self._db.executescript(_TABLES)
-        boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
+        self._boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
         self._cursors = dict(self._db.execute("SELECT name, seq FROM cursors"))
         [(last,)] = self._db.execute("SELECT MAX(seq) FROM outcomes")
         self.newest = max(last or 0, *self._cursors.values(), 0)
+        self._cursors.pop(_NEWEST, None)
         found = self._db.execute("SELECT id, boot FROM facts").fetchone()
         self.id, before = found or (fresh_id()[:8], "never")
-        if before not in ("", boot):  # a new spool, or a power cut: some numbers may be known to receivers only
-            self.newest = max(self.newest, int(1000 * time.time()))
+        if before not in ("", self._boot):  # a new spool, or a power cut: some numbers may be known to receivers only
+            self.newest = max(self.newest + _LEAP, int(1000 * time.time()))  # many a machine starts in 1970
         self._first = self.newest
-        self._execute("INSERT OR REPLACE INTO facts VALUES (1, ?, ?)", (self.id, boot))
+        self._db.execute(f"PRAGMA busy_timeout = {_PATIENCE}")
 
-    def _save_cursors(self) -> bool:
-        rows = list(self._cursors.items())
-        return all(self._execute("INSERT OR REPLACE INTO cursors VALUES (?, ?)", row) for row in rows)
+    def _save(self) -> bool:
+        """Write all but the outcomes, in one transaction: a kill in between must not lose a cursor."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("INSERT OR REPLACE INTO facts VALUES (1, ?, ?)", (self.id, self._boot))
+            self._db.execute("DELETE FROM cursors")
+            rows = (self._cursors | {_NEWEST: self.newest}).items()
+            self._db.executemany("INSERT INTO cursors VALUES (?, ?)", rows)
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            self._tell_unwritten(error)
+            return False
+        return True
+
+    def _tell_forgotten(self, names: Iterable[str]) -> None:
+        for name in names:
+            [(left,)] = self._db.execute("SELECT COUNT(*) FROM outcomes WHERE seq > ?", (self._cursors[name],))
+            if left:
+                _log.warning("%d outcome(s) that waited for %s are dropped: it is in the settings no more", left, name)
 
     def _least(self) -> int:
         """The number up to which all sinks are done."""
         return min(self._cursors.values(), default=self.newest)
-
-    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
-        """A spool that nobody can read must not keep the line from starting."""
-        kept = self.path.with_name(f"damaged-{int(time.time())}.sqlite")
-        _log.error("the spool %s is damaged (%s): a new one begins, the old one is kept as %s", self.path, error, kept)
-        for tail in ("-wal", "-shm", ""):
-            with contextlib.suppress(FileNotFoundError):
-                self.path.with_name(_FILE + tail).rename(kept.with_name(kept.name + tail))
 
     def _execute(self, sql: str, values: Sequence[object] = ()) -> bool:
         """Write, in one transaction; False, and said once, when the disk refuses."""
         try:
             self._db.execute(sql, values)
         except sqlite3.Error as error:
-            if not self._full:
-                _log.error("the spool %s cannot be written: %s; outcomes wait in memory", self.path, error)
-            self._full = True
+            self._tell_unwritten(error)
             return False
         return True
+
+    def _tell_unwritten(self, error: sqlite3.Error) -> None:
+        if not self._full:
+            _log.error("the spool %s cannot be written: %s; outcomes wait in memory", self.path, error)
+        self._full = self._changed = True
 
     def _insert(self, seq: int, data: bytes) -> bool:
         if not self._execute("INSERT INTO outcomes VALUES (?, ?)", (seq, data)):
@@ -225,10 +248,10 @@ class Spool:
 
     def _tend(self) -> None:
         """Keep the spool small and safe, in a thread of its own: what takes time is done here."""
-        with contextlib.closing(_connect(self.path)) as own:
+        with contextlib.closing(connect(self.path)) as own:
             ended = False
             while not ended:
-                ended = self._ending.wait(_TEND)
+                ended = self._ending.wait(_RETRY if self._full else _TEND)
                 try:
                     if self._changed:
                         self._changed = False
@@ -249,7 +272,8 @@ class Spool:
         self._limit(own)
         own.execute("PRAGMA wal_checkpoint(PASSIVE)")
         if self.path.with_name(f"{_FILE}-wal").stat().st_size > _LONGEST_LOG:
-            own.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # `put` waits for it
+            with self._lock:  # `put` waits for it
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _write_held(self) -> None:
         """Bring to disk what waited in memory for space."""
@@ -258,12 +282,12 @@ class Spool:
                 least = self._least()
                 for seq, data in list(islice(self._held, _CHUNK)):
                     if seq > least and not self._insert(seq, data):
-                        self._changed = True
                         return
                     self._held.popleft()
-                if not self._held and self._save_cursors():
-                    self._full = False
-                    _log.warning("the spool %s can be written again", self.path)
+                if not self._held:
+                    if self._save():
+                        self._full = False
+                        _log.warning("the spool %s can be written again", self.path)
                     return
 
     def _limit(self, own: sqlite3.Connection) -> None:
@@ -311,25 +335,6 @@ class Spool:
                 break
             time.sleep(0.001)  # lets `put` in
         return deleted
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
-    try:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute("PRAGMA wal_autocheckpoint = 0")  # that waits for the disk: done by a thread
-    except sqlite3.Error:
-        connection.close()
-        raise
-    return connection
-
-
-def _encoded(outcome: Outcome) -> bytes:
-    try:
-        return _encode(outcome)
-    except UnicodeEncodeError:  # the name of a file that is no UTF-8
-        return json.dumps(msgspec.to_builtins(outcome), ensure_ascii=False).encode(errors="replace")
 
 
 @contextlib.contextmanager

@@ -1,9 +1,12 @@
 """What the line says: about an image (Verdict, Failure) and about itself (Notice). One JSON object each."""
 
+import json
+import math
 import os
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
+import msgspec
 from msgspec import Struct
 
 
@@ -68,6 +71,43 @@ class Notice(Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 Outcome = Verdict | Failure | Notice
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Outcome).decode
+
+
+def encoded(outcome: Outcome) -> bytes:
+    """An outcome as JSON that can be read again. A verdict with numbers that JSON does not know becomes a failure."""
+    data = _json(outcome)
+    try:
+        _decode(data)
+    except msgspec.DecodeError:
+        return _json(_finite(outcome))
+    return data
+
+
+def _json(outcome: Outcome) -> bytes:
+    try:
+        return _encode(outcome)
+    except UnicodeEncodeError:  # the name of a file that is no UTF-8
+        return json.dumps(msgspec.to_builtins(outcome), ensure_ascii=False).encode(errors="replace")
+
+
+def _finite(outcome: Outcome) -> Outcome:
+    """The outcome without NaN and infinity."""
+    match outcome:
+        case Verdict(image=image, time=time, source=source, id=id_):
+            error, remedy = (
+                "the verdict holds a number that is not finite",
+                "check the model: see its verdicts in `infer`",
+            )
+            return Failure(image=image, error=error, remedy=remedy, time=time, source=source, id=id_)
+        case Notice(details=details):
+            return msgspec.structs.replace(outcome, details={name: _text(each) for name, each in details.items()})
+    return outcome
+
+
+def _text(value: float | str) -> float | str:
+    return value if isinstance(value, str) or math.isfinite(value) else str(value)
 
 
 def now() -> str:

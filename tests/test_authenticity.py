@@ -308,7 +308,7 @@ def test_a_meddling_broker_changes_no_byte_of_what_is_learnt(
     kinds = {type(decode_any(seen.payload[HEAD:])) for seen in meddler.seen if seen.payload.startswith(SEALED)}
     assert {Spec, RoundState, Contribution, Welcome, Accepted, Presence} <= kinds
     for name in PLANTS:  # and each model can show what it was made from, tensor by tensor
-        facts, tree, _ = load(source := federation.folder / name / "model")
+        facts, tree, *_ = load(source := federation.folder / name / "model")
         broadcast = Signer(authority.kit(name), days=9).check(facts, tree, source).broadcast
         check_broadcast(broadcast, authority.charter.coordinator.key)
         assert (broadcast.run, broadcast.round) == (federation.spec.run, 3)

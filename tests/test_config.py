@@ -16,6 +16,7 @@ from broker_config.embedded import EmbeddedBroker
 from broker_config.errors import UsageError
 from edge.cli import app
 from edge.dialogue import ROLES
+from edge.settings import parse
 from tests.plants import CLASSES, draw, run, start
 from tests.tiny_bundle import tiny_bundle
 
@@ -239,10 +240,19 @@ def test_the_file_says_the_same_as_its_answers_on_the_command_line(role: str) ->
 def test_with_everything_uncommented_the_file_says_the_same(role: str) -> None:
     file = Path(f"{role}.toml")
     before = typed(role)
-    text = re.sub(r"^#(?=[a-z])", "", file.read_text(), flags=re.MULTILINE)
+    options = file.read_text().removesuffix(ROLES[role].tables)
+    text = re.sub(r"^#(?=[a-z])", "", options, flags=re.MULTILINE)
     assert len(tomllib.loads(text)) == len(before)
     file.write_text(text)
     assert typed(role) == before
+
+
+def test_with_its_tables_uncommented_a_line_has_a_source_a_sink_and_a_view() -> None:
+    tables = tomllib.loads(re.sub(r"^#(?=[a-z[])", "", ROLES["line"].tables, flags=re.MULTILINE))
+    found = parse(tables, Path("/etc/line.toml"))
+    assert (found.view.tile, len(found.sources), len(found.sinks)) == (256, 1, 1)
+    assert found.keep
+    assert found.keep.path == "/etc/in-doubt"
 
 
 def test_the_command_line_beats_the_file(role: str) -> None:

@@ -193,6 +193,7 @@ def test_a_receiver_that_never_answers_is_left_behind_at_the_end(tmp_path, caplo
     free.set()  # too late: it will come again
     thread.join(5)
     assert "cannot be written" not in caplog.text
+    assert stuck.closed.is_set()  # a line that has exchanged its sinks goes on
     back = Receiver("stuck")
     with line(tmp_path, back, Receiver("fine")):
         assert back.until(0) == [0]

@@ -2,7 +2,9 @@
 
 import json
 import signal
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,12 +17,17 @@ from paho.mqtt import publish
 
 from broker_config import topics
 from broker_config.link import Endpoint, probe
+from edge import delivery
+from edge.assembly import Site, sink
+from edge.settings import parse
 from edge.sinks.connection import IN_FLIGHT
+from edge.spool import opened
 from tests.mosquitto import Mosquitto
-from tests.outcomes import Putting, numbers
+from tests.outcomes import Putting, numbers, verdict
 from tests.proxy import Proxy
 
 TOPIC = topics.verdicts("line-1")
+PUBLISH = 3  # the packet type
 
 
 class Subscriber:
@@ -76,7 +83,7 @@ def test_a_daemon_that_is_killed_again_and_again_loses_nothing_and_says_nothing_
     sink = {"kind": "mqtt", "url": lasting.url}
     put: list[int] = []
     for start in range(3):
-        process = Putting([sink], tmp_path / "state", first=2000 * start, count=2000).until()
+        process = Putting([sink], tmp_path / "state", first=2000 * start, count=2000)
         watcher.until(2000 * start + 300 * start + 50, moment=0)  # the rest is under way
         put += process.kill()
     assert len(watcher.messages) < 6000
@@ -138,6 +145,81 @@ def test_a_broker_that_ends_in_order_and_a_daemon_that_is_killed_meanwhile_lose_
     watcher.close()
     assert set(put) | set(range(5000, 5500)) <= set(received)
     assert received == sorted(received)
+
+
+class Refusing(Proxy):
+    """Speaks as a broker of MQTT 5 that refuses the verdicts on these images: quota exceeded."""
+
+    refused: frozenset[int] = frozenset()
+
+    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError, EOFError), source.makefile("rb") as stream:
+            while packet := read_packet(stream):
+                if packet[0] >> 4 == PUBLISH and any(b'"image":"%d"' % number in packet for number in self.refused):
+                    at = packet.index(TOPIC.encode()) + len(TOPIC)
+                    source.sendall(b"\x40\x03" + packet[at : at + 2] + b"\x97")
+                else:
+                    sink.sendall(packet)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+def read_packet(stream: Any) -> bytes:
+    """An MQTT packet, or nothing at the end."""
+    packet, length, shift = stream.read(1), 0, 0
+    while packet:
+        packet += stream.read(1)
+        length |= (packet[-1] & 127) << shift
+        shift += 7
+        if packet[-1] < 128:
+            break
+    return packet + stream.read(length)
+
+
+@pytest.mark.parametrize("refused", [{3}, {0, 4, 9}, set(range(40))])
+def test_what_a_broker_refuses_while_it_takes_later_ones_is_told_and_counted(
+    refused, lasting, tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(delivery, "_FIRST_PAUSE", 0.01)
+    watcher = Subscriber(lasting.url)
+    with Refusing(lasting.port) as proxy, opened(tmp_path / "spool", delivery.Settings()) as spool:
+        proxy.refused = frozenset(refused)
+        wanted = parse({"sinks": [{"kind": "mqtt", "url": proxy.url}]}, tmp_path / "line.toml").sinks[0]
+        mqtt = sink(wanted, Site("line-1", tmp_path), spool)
+        spool.begin([mqtt.name])
+        for number in range(41):
+            spool.put(verdict(number))
+        bringing = delivery.Delivery(spool, mqtt)
+        try:
+            if len(refused) == 40:  # all that are under way: they wait
+                deadline = time.monotonic() + 20
+                while bringing.up and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                assert "takes no outcomes: refused: Quota exceeded" in caplog.text
+                assert bringing.refused == 0
+                proxy.refused = refused = frozenset()
+            found = watcher.until(40)
+        finally:
+            delivery.end([bringing])
+        assert numbers_of(found) == [number for number in range(41) if number not in refused]
+        assert caplog.text.count("refuses the outcome") == bringing.refused == len(refused)
+        assert spool.waiting(mqtt.name) == 0
+    watcher.close()
+
+
+def numbers_of(messages: list[dict[str, Any]]) -> list[int]:
+    return [int(each["image"]) for each in messages]
+
+
+def test_another_user_of_the_same_broker_is_the_same_sink(tmp_path):
+    with opened(tmp_path / "spool", delivery.Settings()) as spool:
+        names = set()
+        for url in ("mqtt://broker", "mqtt://line:secret@broker:1883"):
+            for kind in ("mqtt", "homeassistant"):
+                (wanted,) = parse({"sinks": [{"kind": kind, "url": url}]}, tmp_path / "line.toml").sinks
+                names.add(sink(wanted, Site("line-1", tmp_path), spool).name)
+    assert names == {"mqtt:mqtt://broker:1883", "homeassistant:mqtt://broker:1883"}
 
 
 def test_the_broker_keeps_the_last_verdict_for_those_who_come_later(broker, tmp_path):

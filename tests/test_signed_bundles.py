@@ -429,7 +429,7 @@ def test_the_daemon_remembers_what_it_has_served_even_if_it_is_killed_at_once(ou
 
 def test_a_running_line_outlives_its_bundle_and_says_so_every_day(ours, options, tmp_path):
     folder = ours.bundle(tmp_path / "bundle", expires=soon(3 / 86400))
-    with daemon(folder, *options, before="import edge.expiry\nedge.expiry._DAY = 0.2") as process:
+    with daemon(folder, *options, before="import edge.expiry\nedge.expiry._DAY = 1") as process:
         line, _ = ready(process)
         assert process.stderr
         heard = [next(text for text in process.stderr if word in text) for word in ("expires on", "has expired on")]
@@ -449,7 +449,7 @@ def test_a_memory_that_cannot_be_written_is_said_clearly(ours, options, tmp_path
     for memory in (Path("/sys/kernel/edge-node"), folder / "model.onnx", tmp_path / "memory"):
         with daemon(folder, *options[:2], "--memory", memory) as process:
             _, said = process.communicate(timeout=30)
-        assert process.returncode in (74, 77)  # it fails, or this user may not
+        assert process.returncode in (66, 74, 75, 77)  # of a disk, not of a bundle
         assert f"cannot write to {memory}" in said
 
 

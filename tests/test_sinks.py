@@ -2,11 +2,14 @@
 
 import contextlib
 import csv
+import errno
 import json
+import os
 import queue
 import socket
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -146,8 +149,29 @@ def test_a_full_disk_makes_it_wait(tmp_path):
         JsonLines(Path("/dev/full"), ours).deliver(items(1, 1))
 
 
+@pytest.mark.parametrize("kind", [JsonLines, Csv])
+def test_what_could_not_be_brought_to_the_disk_stands_there_once(kind, tmp_path, monkeypatch):
+    path = tmp_path / "verdicts"
+    sink = kind(path, ours)
+    sink.deliver(items(1, 2))
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", fails)
+        with pytest.raises(SinkDown, match="Input/output"):
+            sink.deliver(items(3, 5))
+        patched.setattr(os, "ftruncate", fails)
+        with pytest.raises(SinkDown, match="Input/output"):
+            sink.deliver(items(3, 5))
+    sink.deliver(items(3, 6))
+    assert (json_images if kind is JsonLines else csv_images)(path) == list(range(1, 7))
+
+
 @pytest.mark.parametrize(
-    "open_", [lambda path: JsonLines(path, ours), lambda path: Csv(path, ours), Sqlite, lambda path: Folder(path, 9)]
+    "open_",
+    [lambda path: JsonLines(path, ours), lambda path: Csv(path, ours), Sqlite, lambda path: Folder(path, 9, ours)],
 )
 def test_a_place_where_nothing_can_be_written_is_named_at_once(open_, tmp_path):
     (tmp_path / "file").touch()
@@ -171,13 +195,73 @@ def test_the_database_has_a_row_for_each_outcome_once(tmp_path):
     sink.close()
 
 
+def test_a_database_that_was_moved_away_or_deleted_is_begun_anew(tmp_path):
+    path = tmp_path / "verdicts.db"
+    sink = Sqlite(path)
+    sink.deliver(items(1, 2))
+    path.rename(tmp_path / "moved.db")
+    sink.deliver(items(3, 4))
+    assert database_images(tmp_path / "moved.db") == [1, 2]
+    assert database_images(path) == [3, 4]
+    for file in tmp_path.glob("verdicts.db*"):
+        file.unlink()
+    path.mkdir()
+    for _ in range(2):
+        with pytest.raises(SinkDown):
+            sink.deliver(items(5, 5))
+    path.rmdir()
+    sink.deliver(items(5, 6))
+    sink.close()
+    assert database_images(path) == [5, 6]
+
+
+def test_files_that_are_taken_away_do_not_come_again_after_kills(tmp_path):
+    folder, ended, taken = tmp_path / "out", threading.Event(), []
+
+    def take() -> None:
+        while not ended.wait(0.002):
+            for file in folder.glob("*/*.json"):
+                taken.append(int(json.loads(file.read_text())["image"]))
+                file.unlink()
+
+    reader = threading.Thread(target=take)
+    reader.start()
+    sinks = [{"kind": "folder", "path": str(folder)}]
+    put = []
+    for start in range(4):
+        process = Putting(sinks, tmp_path / "state", first=1000 * start, count=400).until()
+        wanted = len(taken) + 70 + 37 * start
+        deadline = time.monotonic() + 20
+        while len(taken) < wanted and time.monotonic() < deadline:
+            time.sleep(0.002)
+        put += process.kill()
+    Putting(sinks, tmp_path / "state", first=9999, count=1).until().end()
+    ended.set()
+    reader.join()
+    found = sorted([*taken, *(int(json.loads(file.read_text())["image"]) for file in folder.glob("*/*.json"))])
+    assert found == sorted({*put, 9999})
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_kill_between_writing_and_naming_a_file_loses_none_and_gives_none_twice(renamed, tmp_path):
+    last = item(3)
+    Folder(tmp_path, 9, ours).deliver([*items(1, 2), last])
+    file = next(tmp_path.glob("*/3-*"))
+    if renamed:
+        file.unlink()  # somebody has taken it away
+    else:
+        file.rename(file.with_suffix(".tmp"))
+    Folder(tmp_path, 9, ours).deliver([last, item(4)])
+    assert sorted(path.name[:1] for path in tmp_path.glob("*/*.json")) == (["1", "2", "4"] if renamed else list("1234"))
+
+
 def test_the_folder_has_a_file_for_each_outcome_by_label_and_not_more_than_it_may(tmp_path):
-    sink = Folder(tmp_path, 4)
+    sink = Folder(tmp_path, 4, ours)
     odd = msgspec.structs.replace(verdict(0), label="../up")
     sink.deliver([*items(1, 3), item(4, FAILURE), item(5, odd)])
     names = sorted(path.parent.name for path in tmp_path.glob("*/*"))
     assert names == ["-.-up", "_failure", "inclusion", "scratches"]
-    again = Folder(tmp_path, 4)  # after a restart it still knows which is the oldest
+    again = Folder(tmp_path, 4, ours)  # after a restart it still knows which is the oldest
     again.deliver([item(6)])
     assert sorted(int(path.name.partition("-")[0]) for path in tmp_path.glob("*/*")) == [3, 4, 5, 6]
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import shutil
 import sqlite3
 import statistics
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from broker_config.errors import UsageError
+from broker_config.errors import EdgeNodeError, UsageError
 from edge.delivery import Settings
 from edge.spool import Spool, opened
 from edge.verdict import Notice, Outcome
@@ -198,7 +199,7 @@ def test_while_the_disk_is_full_outcomes_wait_in_memory_and_then_go_to_disk(tmp_
 # ---------------------------------------------------------------- numbers
 
 
-def test_numbers_are_never_used_twice_also_when_the_spool_was_deleted_or_the_power_failed(tmp_path):
+def test_numbers_are_never_used_twice_also_when_the_spool_was_deleted_or_the_power_failed(tmp_path, monkeypatch):
     with begun(tmp_path) as spool:
         spool.put(verdict(0))
         before = spool.newest
@@ -210,6 +211,8 @@ def test_numbers_are_never_used_twice_also_when_the_spool_was_deleted_or_the_pow
         assert images(spool) == ["0", "1"]
     assert after > before + 1
     (tmp_path / "outcomes.sqlite").unlink()
+    later = time.time() + 60
+    monkeypatch.setattr(time, "time", lambda: later)
     with begun(tmp_path) as spool:
         assert spool.newest > after
 
@@ -233,3 +236,92 @@ def test_a_damaged_spool_is_set_aside_and_the_line_starts(tmp_path, caplog):
         assert images(spool) == ["1"]
     assert "is damaged" in caplog.text
     assert len(list(tmp_path.glob("damaged-*.sqlite"))) == 1
+
+
+# ---------------------------------------------------------------- kills, locks, clocks
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from edge.delivery import Settings
+from edge.spool import opened
+with opened(Path(sys.argv[1]), Settings()) as spool:
+    spool._db.set_trace_callback(lambda sql: "INSERT INTO cursors" in sql and os._exit(9))
+    spool.begin(["a"])
+"""
+
+
+def test_a_kill_while_the_sinks_are_named_loses_no_backlog(tmp_path):
+    with begun(tmp_path) as spool:
+        for number in range(100):
+            spool.put(verdict(number))
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=60, check=False)
+    assert ended.returncode == 9
+    with begun(tmp_path) as spool:
+        assert spool.waiting("a") == 100
+
+
+def test_what_waits_for_a_sink_that_is_taken_out_is_dropped_with_a_word(tmp_path, caplog):
+    with begun(tmp_path, "a", "gone") as spool:
+        spool.put(verdict(1))
+        spool.put(verdict(2))
+    with begun(tmp_path, "a"):
+        assert "2 outcome(s) that waited for gone are dropped" in caplog.text
+
+
+def test_another_process_that_locks_the_file_does_not_hold_up_the_line_and_nothing_is_lost(tmp_path, caplog):
+    with begun(tmp_path) as spool:
+        spool.put(verdict(0))
+        other = sqlite3.connect(spool.path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        begin = time.monotonic()
+        for number in range(1, 200):
+            spool.put(verdict(number))
+        assert time.monotonic() - begin < 0.5
+        assert "database is locked; outcomes wait in memory" in caplog.text
+        other.execute("ROLLBACK")
+        deadline = time.monotonic() + 10
+        while spool._full and time.monotonic() < deadline:
+            time.sleep(0.01)
+        spool.put(verdict(200))
+        assert [int(image) for image in images(spool)] == list(range(201))
+        assert not spool._held
+        other.execute("BEGIN IMMEDIATE")
+        spool.put(verdict(201))
+        other.execute("ROLLBACK")  # the end comes before the next attempt
+    assert rows(tmp_path) == 202
+    other.close()
+
+
+def test_after_a_power_cut_numbers_leap_also_when_the_clock_starts_in_1970_and_nothing_was_put(tmp_path, monkeypatch):
+    with begun(tmp_path) as spool:
+        spool.put(verdict(0))
+        before = spool.newest
+    with contextlib.closing(sqlite3.connect(tmp_path / "outcomes.sqlite")) as db, db:
+        db.execute("UPDATE facts SET boot = 'another'")
+    monkeypatch.setattr(time, "time", lambda: 60.0)
+    with begun(tmp_path) as spool:
+        after = spool.newest
+    assert after >= before + 20_000  # what was put in the last seconds may be known to receivers
+    with begun(tmp_path) as spool:
+        assert spool.newest == after
+
+
+def test_numbers_that_are_none_do_not_make_an_outcome_unreadable(tmp_path):
+    nan, inf = float("nan"), float("inf")
+    with begun(tmp_path) as spool:
+        spool.put(msgspec.structs.replace(verdict(0), confidence=nan, image="part\udcff.png"))
+        spool.put(msgspec.structs.replace(verdict(1), novelty=nan))
+        spool.put(Notice(kind="drift", text="changed", time="", details={"p": nan, "distance": inf, "n": 3.0}))
+        failure, doubtful, notice = (msgspec.json.decode(data, type=Outcome) for _, data in spool.read("a", 9))
+    assert (failure.image, failure.error) == ("part?.png", "the verdict holds a number that is not finite")
+    assert (doubtful.image, doubtful.novelty) == ("1", None)
+    assert notice.details == {"p": "nan", "distance": "inf", "n": 3.0}
+
+
+def test_a_disk_that_is_full_at_the_start_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 30, 1 << 30, 0))
+    (tmp_path / "outcomes.sqlite").mkdir()  # stands in for what SQLite cannot open
+    with pytest.raises(EdgeNodeError, match="No space left") as refused, begun(tmp_path):
+        pass
+    assert "free some space" in refused.value.remedy

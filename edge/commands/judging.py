@@ -51,7 +51,8 @@ def _tell(outcome: Verdict | Failure, *, as_json: bool, quiet: bool) -> None:
     elif isinstance(outcome, Failure):
         print(f"{outcome.error}\n  What to do: {outcome.remedy}", file=sys.stderr)
     elif not quiet:
-        print(f"{outcome.image}: {outcome.label} ({outcome.confidence:.1%})")
+        doubts = f", in doubt: {', '.join(outcome.doubts)}" if outcome.doubts else ""
+        print(f"{outcome.image}: {outcome.label} ({outcome.confidence:.1%}){doubts}")
 
 
 def _draw(seen: Seen, folder: Path, *, heat: bool) -> None:

@@ -148,4 +148,6 @@ def install_service(
             f"{out} cannot be written: {error.strerror}", "run it with sudo, or pass another --out FILE"
         ) from error
     print(f"wrote {out}")
+    if given["bundle"]:
+        print("each start goes back to this bundle; to go on with what was activated last, take bundle out of the file")
     print(f"next: systemctl daemon-reload && systemctl enable --now {name}; then systemctl status {name}")

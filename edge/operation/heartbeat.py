@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import logging
+import time
 
-from edge.line import Line
+from edge.line import Line, tidy_memory
 from edge.operation.notify import Manager
 from edge.operation.receivers import Receivers
 
+_TIDY = 60.0  # seconds after which memory that large images have left is given back
 _PAUSE = 10.0  # seconds between two looks, where no watchdog wants more
 
 _log = logging.getLogger(__name__)
@@ -16,6 +18,7 @@ _log = logging.getLogger(__name__)
 async def beat(line: Line, receivers: Receivers, manager: Manager, stop: asyncio.Event) -> None:
     """Keep the service manager's watchdog content while event loop, decoders and worker all answer, until `stop`."""
     pause = manager.watchdog / 2 if manager.watchdog else _PAUSE
+    tidied = time.monotonic()
     while not stop.is_set():
         try:
             async with asyncio.timeout(pause):
@@ -24,6 +27,9 @@ async def beat(line: Line, receivers: Receivers, manager: Manager, stop: asyncio
             _log.error("nothing was judged for %s s: a thread of the line does not answer", pause)
             continue
         manager.tell(WATCHDOG=1, STATUS=status(line, receivers))
+        if time.monotonic() - tidied > _TIDY:
+            await asyncio.to_thread(tidy_memory)
+            tidied = time.monotonic()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), pause)
 

@@ -54,10 +54,12 @@ class Appending(ABC):
             if self._lasting and not self._is_in_place():
                 self._file.close()
                 self._open()
-            write_all(self._file, b"".join(self.line(item) for item in items if item.seq > self._last))
-            if self._lasting and items:
-                os.fdatasync(self._file.fileno())
+            lines = b"".join(self.line(item) for item in items if item.seq > self._last)
+            if items:
+                write_all(self._file, lines, lasting=self._lasting)
         except OSError as error:
+            if self._lasting:
+                self._file.close()  # opened again, it tells what it has
             raise SinkDown(f"cannot write {self._path}: {error.strerror}") from error
 
     def close(self) -> None:
@@ -90,17 +92,19 @@ class Appending(ABC):
 
     def _is_in_place(self) -> bool:
         with contextlib.suppress(FileNotFoundError):
-            return os.path.samestat(self._path.stat(), os.fstat(self._file.fileno()))
+            return not self._file.closed and os.path.samestat(self._path.stat(), os.fstat(self._file.fileno()))
         return False
 
 
-def write_all(file: BinaryIO, data: bytes) -> None:
-    """Write to an unbuffered file; OSError, and half a line cut off again, when that is not possible."""
+def write_all(file: BinaryIO, data: bytes, *, lasting: bool = False) -> None:
+    """Write to an unbuffered file, `lasting` safe on the disk; OSError, and all cut off again, when that fails."""
     left = memoryview(data)
     before = os.fstat(file.fileno())
     try:
         while left:
             left = left[file.write(left) :]
+        if lasting:
+            os.fdatasync(file.fileno())
     except OSError:
         if stat.S_ISREG(before.st_mode) and len(left) < len(data):
             os.ftruncate(file.fileno(), before.st_size)

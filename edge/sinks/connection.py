@@ -18,7 +18,7 @@ _CONNECT = 10.0  # seconds
 _ACKNOWLEDGED = 20.0  # seconds without an acknowledgement after which a connection counts as dead
 _RETAINED = 1.0  # seconds for a retained message, after the broker has taken the subscription
 _KEEPALIVE = 15  # seconds
-IN_FLIGHT = 20  # messages that wait for their acknowledgement; the rest waits in paho
+IN_FLIGHT = 20  # messages that wait for their acknowledgement
 
 _log = logging.getLogger(__name__)
 
@@ -40,17 +40,25 @@ class Connection:
         except EdgeNodeError as error:
             raise SinkDown(error.what) from error
 
-    def publish(self, topic: str, payloads: Sequence[bytes]) -> int:
-        """Publish messages one after another, retained, QoS 1; how many were acknowledged, all unless it is `lost`."""
-        infos = [self._client.publish(topic, payload, qos=1, retain=True) for payload in payloads]
-        for count, info in enumerate(infos):
-            with self._changed:
-                self._changed.wait_for(lambda mid=info.mid: mid in self._answers or self.lost, _ACKNOWLEDGED)  # type: ignore[misc]
-                answer = self._answers.pop(info.mid, None)
-            if answer is None or answer.is_failure:
-                self.close(self.lost or (f"refused: {answer}" if answer else "the broker does not acknowledge"))
-                return count
-        return len(infos)
+    def publish(self, topic: str, payloads: Sequence[bytes]) -> list[str]:
+        """Publish messages in order, retained, QoS 1; the broker's answers, each empty or why it refuses the message.
+
+        After a refusal only those follow that are under way. There are fewer answers as well when it is `lost`.
+        """
+        mids: list[int] = []
+        answers: list[str] = []
+        refused = False
+        while True:
+            while not refused and len(mids) < min(len(payloads), len(answers) + IN_FLIGHT):
+                mids.append(self._client.publish(topic, payloads[len(mids)], qos=1, retain=True).mid)
+            if len(answers) == len(mids):
+                return answers
+            answer = self._answer(mids[len(answers)])
+            if answer is None:
+                self.close("the broker does not acknowledge")
+                return answers
+            refused = refused or answer.is_failure
+            answers.append(f"refused: {answer}" if answer.is_failure else "")
 
     def fits(self, topic: str, payload: bytes) -> bool:
         """Whether the broker takes a message of this size."""
@@ -77,6 +85,11 @@ class Connection:
             self.lost = self.lost or why
         self._client.disconnect()
         self._client.loop_stop()
+
+    def _answer(self, mid: int) -> ReasonCode | None:
+        with self._changed:
+            self._changed.wait_for(lambda: mid in self._answers or self.lost, _ACKNOWLEDGED)
+            return self._answers.pop(mid, None)
 
     def _connect(self, client_id: str, will: tuple[str, bytes] | None) -> Client:
         version = newest_version(self._endpoint, _CONNECT)

@@ -1,5 +1,7 @@
 """Outcomes as files in a folder, for programs that pick them up there."""
 
+import contextlib
+import os
 import re
 from collections import deque
 from collections.abc import Sequence
@@ -10,8 +12,11 @@ from msgspec import Meta, Struct
 
 from broker_config.disk import sync, writing
 from broker_config.errors import EdgeNodeError
+from edge.sinks.appending import Ours
 from edge.sinks.sink import Item, SinkDown, wire
 from edge.verdict import Outcome, Verdict
+
+_LAST = ".last"
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="folder"):
@@ -22,9 +27,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
 
 
 class Folder:
-    """A file each, LABEL/SEQ-ID.json, whole when it appears. What is no verdict lies in `_failure` and `_notice`."""
+    """A file each, LABEL/SEQ-ID.json, whole when it appears. What is no verdict lies in `_failure` and `_notice`.
 
-    def __init__(self, path: Path, most: int) -> None:
+    Files may be taken away: `.last` remembers the one that was last about to appear, and whether it did is told by what
+    it was renamed from.
+    """
+
+    def __init__(self, path: Path, most: int, ours: Ours) -> None:
         """Make the folder if need be; EdgeNodeError when that is not possible."""
         self.name = f"folder:{path.absolute()}"
         self._path = path
@@ -32,6 +41,7 @@ class Folder:
         self._files: deque[Path] = deque()
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
+            self._last = self._recall(ours)  # the last outcome that had its file
 
     def deliver(self, items: Sequence[Item]) -> None:
         """Write the files, and remove the oldest when there are too many."""
@@ -39,10 +49,14 @@ class Folder:
             with writing(self._path):
                 if not self._files:
                     self._files.extend(sorted(self._path.glob("*/*.json"), key=_number))
-                for item in items:
+                fresh = [item for item in items if item.seq > self._last]
+                for item in fresh:
                     self._write(item)
-                for label in {_label(item.outcome) for item in items}:
-                    sync(self._path / label)
+                for folder in {self._path / _label(item.outcome) for item in items}:
+                    if folder.exists():
+                        sync(folder)
+                if fresh:
+                    sync(self._path / _LAST)
         except EdgeNodeError as error:
             raise SinkDown(error.what) from error
 
@@ -53,15 +67,33 @@ class Folder:
         folder = self._path / _label(item.outcome)
         folder.mkdir(exist_ok=True)
         file = folder / f"{item.seq}-{item.outcome.id[:8]}.json"
-        known = file.exists()  # after a kill it may come again
+        known = file.exists()  # after a power cut it may come again
         scratch = file.with_suffix(".tmp")
         scratch.write_bytes(wire(item))
         sync(scratch)
+        self._remember(item)
         scratch.replace(file)
+        self._last = item.seq
         if not known:
             self._files.append(file)
         while len(self._files) > self._most:
             self._files.popleft().unlink(missing_ok=True)
+
+    def _remember(self, item: Item) -> None:
+        """In place, and as long as what it replaces: no kill leaves half of it."""
+        descriptor = os.open(self._path / _LAST, os.O_WRONLY | os.O_CREAT, 0o666)
+        try:
+            os.write(descriptor, b"%020d %b\n" % (item.seq, item.outcome.id.encode()))
+        finally:
+            os.close(descriptor)
+
+    def _recall(self, ours: Ours) -> int:
+        """The last outcome that had its file, as far as it is of the line's spool; else 0."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            number, id_ = (self._path / _LAST).read_text().split()
+            missing = [_number(file) - 1 for file in self._path.glob("*/[0-9]*-*.tmp")]
+            return min([int(number), *missing]) if ours(int(number), id_) else 0
+        return 0
 
 
 def _label(outcome: Outcome) -> str:

@@ -67,7 +67,7 @@ class HomeAssistant:
     """
 
     def __init__(self, broker: Broker, prefix: str) -> None:
-        self.name = f"homeassistant:{broker.endpoint}"
+        self.name = f"homeassistant:{broker.target}"
         self._broker = broker
         self._prefix = prefix
         self._base = topics.home_assistant(broker.line)
@@ -82,9 +82,7 @@ class HomeAssistant:
             state = state.after(item.outcome)
             states.append(state)
         shown = [each for each, item in zip(states, items, strict=True) if not item.replayed or item is items[-1]]
-        connection.publish(f"{self._base}/state", [msgspec.json.encode(each) for each in shown])
-        if connection.lost:
-            raise SinkDown(connection.lost)
+        _published(connection, f"{self._base}/state", *map(msgspec.json.encode, shown))
         self._state = state
 
     def close(self) -> None:
@@ -109,8 +107,16 @@ class HomeAssistant:
             (f"{self._base}/state", msgspec.json.encode(self._state)),
             (f"{self._base}/availability", _ONLINE),
         ):
-            self._connection.publish(topic, [payload])
+            _published(self._connection, topic, payload)
         return self._connection
+
+
+def _published(connection: "Connection", topic: str, *payloads: bytes) -> None:
+    refusals = list(filter(None, connection.publish(topic, payloads)))
+    if refusals:
+        connection.close(refusals[0])
+    if connection.lost:
+        raise SinkDown(connection.lost)
 
 
 def discovery(device: str, line: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Outcomes to an MQTT broker, one JSON message each: none lost, none twice, in order."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,11 @@ class Broker(Struct, frozen=True):
     line: str
     client_id: str
 
+    @property
+    def target(self) -> str:
+        """Its address, without the user: who changes that means the same broker."""
+        return str(replace(self.endpoint, username=None))
+
 
 def broker(settings: "Settings | homeassistant.Settings", line: str, spool_id: str) -> Broker:
     """The broker that they name; UsageError when they do not go together."""
@@ -52,7 +58,8 @@ class Mqtt:
     """Publishes to `topics.verdicts(line)`, QoS 1, each outcome retained.
 
     So the broker itself remembers which it has accepted last, and after a lost connection or a kill we go on with the
-    next. One that loses its retained messages gets those again that it had not acknowledged, at most 20.
+    next. One that loses its retained messages gets those again that it had not acknowledged, at most 20. A message that
+    it refuses while it takes later ones is left out; one that it refuses alone may be taken later.
     """
 
     def __init__(self, broker: Broker, ours: Ours) -> None:
@@ -60,21 +67,30 @@ class Mqtt:
         self._topic = topics.verdicts(broker.line)
         self._ours = ours
         self._connection: Connection | None = None
-        self._accepted = 0  # the last outcome that the broker has, as far as it is known when a connection begins
-        self.name = f"mqtt:{broker.endpoint}"
+        self._accepted = 0  # the last outcome that the broker has
+        self._refused: dict[int, str] = {}  # those that it has refused, and why
+        self.name = f"mqtt:{broker.target}"
 
     def deliver(self, items: Sequence[Item]) -> None:
         """Publish what the broker has not accepted yet, and wait for its acknowledgements."""
         connection = self._connected()
         fresh = [item for item in items if item.seq > self._accepted]
-        known = len(items) - len(fresh)
         payloads = [wire(item) for item in fresh]
         fit = next((n for n, each in enumerate(payloads) if not connection.fits(self._topic, each)), len(payloads))
-        taken = known + connection.publish(self._topic, payloads[:fit])
-        if connection.lost:
-            raise SinkDown(connection.lost, taken)
-        if taken < len(items):
-            raise Refused(f"{len(payloads[fit])} bytes are more than the broker takes", taken)
+        answers = connection.publish(self._topic, payloads[:fit])
+        self._learn(items, {item.seq: answer for item, answer in zip(fresh, answers, strict=False)})
+        for taken, item in enumerate(items):
+            if item.seq > self._accepted:
+                if connection.lost or item.seq in self._refused:
+                    raise SinkDown(connection.lost or self._refused[item.seq], taken)
+                raise Refused(f"{len(payloads[fit])} bytes are more than the broker takes", taken)
+            if item.seq in self._refused:
+                raise Refused(self._refused[item.seq], taken)
+
+    def _learn(self, items: Sequence[Item], answers: dict[int, str]) -> None:
+        self._accepted = max((seq for seq, why in answers.items() if not why), default=self._accepted)
+        known = self._refused | answers
+        self._refused = {item.seq: known[item.seq] for item in items if known.get(item.seq)}
 
     def close(self) -> None:
         """Disconnect."""
@@ -92,7 +108,7 @@ class Mqtt:
         last = _last(self._connection.retained(self._topic))
         if self._connection.lost:
             raise SinkDown(self._connection.lost)
-        self._accepted = last.seq if self._ours(last.seq, last.id) else 0
+        self._accepted = max(self._accepted, last.seq if self._ours(last.seq, last.id) else 0)
         return self._connection
 
 

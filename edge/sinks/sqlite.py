@@ -1,6 +1,7 @@
 """Outcomes in an SQLite database, to be asked questions."""
 
 import contextlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,28 +34,49 @@ class Sqlite:
 
         self.name = f"sqlite:{path.absolute()}"
         self._path = path
+        self._connect = sqlite3.connect
         self._fault = sqlite3.Error
+        self._file: os.stat_result | None = None
         try:
-            self._db = sqlite3.connect(path, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode = WAL")  # readers and we do not wait for each other
-            self._db.execute(_TABLE)
-        except sqlite3.Error as error:
+            self._open()
+        except (sqlite3.Error, OSError) as error:
             raise UsageError(
                 f"cannot write verdicts to {path}: {error}", "name a file in a folder that exists"
             ) from error
 
     def deliver(self, items: Sequence[Item]) -> None:
-        """Insert them in one transaction."""
+        """Insert them in one transaction. A database that was moved away is begun anew."""
         try:
+            if not self._is_in_place():
+                self._file = None
+                self._leave()
+                self._open()
             with self._db:
                 self._db.executemany(_INSERT, map(_row, items))
-        except self._fault as error:
+        except (self._fault, OSError) as error:
             raise SinkDown(f"cannot write {self._path}: {error}") from error
 
     def close(self) -> None:
         """Close the database."""
         with contextlib.suppress(self._fault):
             self._db.close()
+
+    def _leave(self) -> None:
+        """Let go of a database that was moved away; SQLite itself would leave its log behind."""
+        with contextlib.suppress(self._fault):
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._db.close()
+
+    def _open(self) -> None:
+        self._db = self._connect(self._path, check_same_thread=False)
+        self._db.execute("PRAGMA journal_mode = WAL")  # readers and we do not wait for each other
+        self._db.execute(_TABLE)
+        self._file = self._path.stat()
+
+    def _is_in_place(self) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return self._file is not None and os.path.samestat(self._path.stat(), self._file)
+        return False
 
 
 def _row(item: Item) -> tuple[object, ...]:
