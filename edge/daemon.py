@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from broker_config.errors import EdgeNodeError, explain
-from edge import assembly, expiry
+from edge import assembly, expiry, memory
 from edge.assembly import Site
 from edge.http.app import App
 from edge.http.server import Server
@@ -58,6 +58,7 @@ def serve(
     Raises EdgeNodeError when the bundle, the port, a source or a sink cannot be used.
     """
     faulthandler.enable(2)  # a watchdog's SIGABRT shows where each thread was
+    memory.steady()
     with contextlib.ExitStack() as closing:
         log = closing.enter_context(contextlib.closing(Log(settings.log)))
         listener = closing.enter_context(_listen(host, port))

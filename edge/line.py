@@ -1,8 +1,6 @@
 """What happens to one frame on the line: decoded, judged in one worker thread, the outcome handed on."""
 
 import asyncio
-import contextlib
-import ctypes
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -14,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_config.errors import EdgeNodeError
-from edge import bundle
+from edge import bundle, memory
 from edge.expiry import UNCHECKED, Ends
 from edge.images import ImageError, Photo, read
 from edge.predictor import Outputs, Predictor
@@ -289,14 +287,8 @@ def tried(found: bundle.Bundle, threads: int, ends: Ends = UNCHECKED) -> Model:
     """Load a bundle that was admitted; BundleError when it does not do what it promises."""
     predictor = Predictor(found, threads)
     predictor.self_test()
-    tidy_memory()
+    memory.tidy()
     return Model(predictor, ends, found.digest[:12])
-
-
-def tidy_memory() -> None:
-    """Give back what loading a model took, which is more than the model: 28 MB of 82, of two fused MobileNetV2."""
-    with contextlib.suppress(AttributeError):  # another C library than glibc
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 class Nowhere:

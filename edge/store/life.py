@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker_config.errors import EdgeNodeError, UsageError, explain
-from edge import bundle
+from edge import bundle, memory
 from edge.expiry import UNCHECKED, Ends
-from edge.line import Line, Model, Seen, load, tidy_memory, tried
+from edge.line import Line, Model, Seen, load, tried
 from edge.store.desk import Answer, Desk, Request
 from edge.store.gate import Finding, Gate, Sample, examine
 from edge.store.probation import Doubts, Probation
@@ -233,7 +233,7 @@ class Life:
         while not self._stop.wait(_TICK):
             if self._untidy:
                 self._untidy = False
-                tidy_memory()
+                memory.tidy()
             try:
                 with self._turn:
                     self._settle()
