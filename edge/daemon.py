@@ -144,4 +144,5 @@ def _listen(host: str, port: int) -> socket.socket:
 def _announce(listener: socket.socket, manager: Manager, state: str) -> None:
     manager.tell(READY=1, STATUS=state)
     host, port = listener.getsockname()[:2]
-    print(f"ready http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"ready http://{f'[{host}]' if ':' in host else host}:{port}\n")  # at once: sinks log meanwhile
+    sys.stderr.flush()
