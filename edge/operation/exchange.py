@@ -49,7 +49,7 @@ class Parts:
         EdgeNodeError when something cannot be used; all is then as it was.
         """
         check(wanted.view, self._line.model.manifest.classes)
-        assembly.sources(wanted.sources, self._site)  # for trial: the old ones have to end before the new ones begin
+        await asyncio.to_thread(assembly.sources, wanted.sources, self._site)  # for trial: the old ones have to end before the new ones begin
         keep = self._watching.prepare(wanted)
         change = self.receivers.prepare(wanted.sinks)
         try:
