@@ -21,7 +21,7 @@ from edge.predictor import Outputs, Predictor
 from edge.verdict import Failure, Outcome, Verdict, fresh_id, now
 from edge.view.cut import Cut, View, cut
 from edge.view.decide import check, decide
-from edge.view.look import look
+from edge.view.look import PROGRESS, look
 
 if TYPE_CHECKING:
     from edge.verify import Guard  # only a line with a guard takes the time to load cryptography
@@ -175,6 +175,7 @@ class Line:
             found: Cut | ImageError = cut(_photo(frame), view, model.manifest.input.size, frame.name)
         except ImageError as error:
             found = error
+        PROGRESS.step()
         return Prepared(frame, found, model, view, arrival, time.perf_counter() - start)
 
     def _conclude(self, prepared: "Prepared") -> Verdict | Failure:
