@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from broker_config.errors import UsageError
+from broker_config.errors import EdgeNodeError, UsageError
 from edge import delivery
 from edge.assembly import Site
 from edge.doubt.keep import Keep
@@ -273,4 +273,19 @@ def test_a_source_that_goes_while_others_end_is_missing_alone_and_there_after_th
         await found.end()
 
     asyncio.run(asyncio.wait_for(run(), PATIENCE))
+    line.close()
+
+
+def test_what_a_refused_reload_had_prepared_ends_with_it(folder: Path) -> None:
+    line, found = parts(folder)
+
+    async def run() -> None:
+        await found.become(parse({"keep": {"path": "kept"}}, folder / "line.toml"))
+        for path in ("kept", "other"):
+            tables = {"keep": {"path": path}, "sinks": [{"kind": "jsonl", "path": "none/out"}]}
+            with pytest.raises(EdgeNodeError, match="cannot write verdicts"):
+                await found.become(parse(tables, folder / "line.toml"))
+        assert [each.name for each in threading.enumerate()].count("keep") == 1
+
+    asyncio.run(run())
     line.close()

@@ -1,6 +1,7 @@
 """What of a line is exchanged while it runs: view, sources, sinks, log. No frame and no outcome is lost by it."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -53,13 +54,13 @@ class Parts:
         await asyncio.to_thread(
             assembly.sources, wanted.sources, self._site
         )  # for trial: the old ones have to end before the new ones begin
-        keep = self._watching.prepare(wanted)
-        change = self.receivers.prepare(wanted.sinks)
-        try:
+        with contextlib.ExitStack() as undo:
+            keep = self._watching.prepare(wanted)
+            undo.callback(self._watching.abandon, keep)
+            change = self.receivers.prepare(wanted.sinks)
+            undo.callback(self.receivers.abandon, change)
             self._log.become(wanted.log)
-        except EdgeNodeError:
-            self.receivers.abandon(change)
-            raise
+            undo.pop_all()
         self._line.view = wanted.view
         await self._watching.exchange(wanted, keep)
         await asyncio.to_thread(self.receivers.exchange, change)
