@@ -57,6 +57,8 @@ def serve(
     on standard error says when and where. SIGHUP lets `again` read the settings again; without it, it is a SIGTERM.
     Raises EdgeNodeError when the bundle, the port, a source or a sink cannot be used.
     """
+    events: asyncio.Queue[int] = asyncio.Queue()
+    signal.signal(signal.SIGHUP, lambda number, _: events.put_nowait(number))  # heeded as soon as we are ready
     faulthandler.enable(2)  # a watchdog's SIGABRT shows where each thread was
     memory.steady()
     with contextlib.ExitStack() as closing:
@@ -77,7 +79,7 @@ def serve(
         watching = closing.enter_context(contextlib.closing(Watching(line)))
         metrics.ask(watching.readings)
         parts = Parts(line, receivers, watching, site, log)
-        uvloop.run(_run(App(line, metrics), line, parts, settings, listener, again))
+        uvloop.run(_run(App(line, metrics), line, parts, settings, listener, events, again))
     return 0
 
 
@@ -87,11 +89,11 @@ async def _run(
     parts: Parts,
     settings: Settings,
     listener: socket.socket,
+    events: asyncio.Queue[int],
     again: Callable[[], Settings] | None,
 ) -> None:
     """Serve until a signal, or until a part of the daemon ends or fails; then drain."""
     manager, stop = Manager(), asyncio.Event()
-    events: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, number)
     parts.failed = partial(events.put_nowait, _ENDED)

@@ -19,7 +19,7 @@ from edge.predictor import Outputs, Predictor
 from edge.verdict import Failure, Outcome, Verdict, fresh_id, now
 from edge.view.cut import Cut, View, cut
 from edge.view.decide import check, decide
-from edge.view.look import look
+from edge.view.look import PROGRESS, look
 
 if TYPE_CHECKING:
     from edge.verify import Guard  # only a line with a guard takes the time to load cryptography
@@ -173,6 +173,7 @@ class Line:
         except Exception as error:  # for lack of memory, for example: that is one image's fault, not the line's end
             _log.exception("the image %s cannot be prepared", frame.name)
             found = ImageError(f"{frame.name} cannot be prepared: {error!r}", "see the line's log")
+        PROGRESS.step()
         return _Prepared(frame, found, model, view, arrival, time.perf_counter() - start)
 
     def _see(self, prepared: "_Prepared") -> Seen | Failure:

@@ -28,6 +28,11 @@ class Watching:
             return self._keep
         return Keep(wanted.keep) if wanted.keep else None
 
+    def abandon(self, keep: Keep | None) -> None:
+        """Let go of what was prepared."""
+        if keep and keep is not self._keep:
+            keep.close()
+
     async def exchange(self, wanted: Settings, keep: Keep | None) -> None:
         """Use them, for the frames to come."""
         now, old = self._now, self._keep
