@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ import pytest
 from broker_config.errors import EdgeNodeError
 from edge.line import Frame, Line
 from edge.predictor import Outputs, Predictor
-from edge.store.gate import ENOUGH, SAMPLE, Gate
+from edge.store.gate import ENOUGH, OF_A_CLASS, SAMPLE, Gate, Sample, examine
 from edge.store.life import Life, RefusedError
 from edge.store.store import Store
 from edge.verdict import Failure, Notice, Outcome, Verdict
@@ -107,6 +108,28 @@ def test_a_bundle_that_disagrees_is_refused_unless_somebody_insists(tmp_path):
         assert f"agrees with the running one on 0 of the last {2 * ENOUGH - 1}" in refused(line, line.digests[1])
         line.life.activate(line.digests[1], "me", force=True)
         assert line.judge()[0].label == "green"
+
+
+def test_a_bundle_that_misses_a_rare_class_is_refused_however_seldom_that_comes():
+    """A line of good parts: 16 tiles each, and one bad tile in one part of a hundred, which no other tile shows."""
+    manifest = SimpleNamespace(classes=("no_defect", "scratch"), input=SimpleNamespace(size=8))
+    says_no_defect = SimpleNamespace(manifest=manifest, labels=lambda images: ["no_defect"] * len(images))
+    old: Any = SimpleNamespace(manifest=manifest, digest="old")
+    new: Any = SimpleNamespace(manifest=manifest, digest="new", predictor=says_no_defect)
+    sample, pixels = Sample(), SimpleNamespace(pixels=np.zeros((16, 8, 8, 3), np.uint8))
+    for part in range(100 * OF_A_CLASS):
+        probabilities = np.tile(np.float32([0.99, 0.01]), (16, 1))
+        tile = 7 if part % 100 == 50 else 0
+        if tile:
+            probabilities[tile] = 0.01, 0.99
+        seen: Any = SimpleNamespace(model=old, cut=pixels, outputs=Outputs(probabilities), inference=16.0, tile=tile)
+        sample.see(seen)
+    assert len(sample.of(old)) == SAMPLE
+    finding = examine(new, old, sample.of(old), Gate())[-1]
+    assert not finding.good
+    assert (
+        f"on {SAMPLE - OF_A_CLASS} of the last {SAMPLE} images, on 0 of {OF_A_CLASS} that are scratch" in finding.text
+    )
 
 
 def test_a_bundle_with_other_classes_is_refused_unless_somebody_insists(tmp_path):
