@@ -312,6 +312,24 @@ def test_a_model_that_fails_and_is_the_only_one_stays_and_that_is_said(tmp_path,
     assert "there is no other to serve" in notice
 
 
+def test_a_model_that_fails_while_the_one_before_is_damaged_stays_and_that_is_said_once(tmp_path):
+    store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
+    store.activated(two, "me")
+    Path(store.path(one) / "model.onnx").write_bytes(b"damaged")
+    with running(store, [one, two], Gate(latency=1e-9)) as line:
+        line.judge(30)
+        deadline = time.monotonic() + 10
+        while not line.outbox.notices:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert {verdict.model for verdict in line.judge(40)} == {two}
+        assert not line.life._failures
+        assert (store.state().previous, store.state().trial, store.state().history[-1].what) == ("", 0, "kept")
+    [notice] = line.outbox.notices
+    assert f"the one before, {one}, cannot be served: " in notice
+    assert notice.endswith(f"tiny@2 ({two}) goes on")
+
+
 def test_a_model_under_which_the_daemon_dies_three_times_is_taken_back(tmp_path):
     store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
     store.activated(two, "me")

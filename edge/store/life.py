@@ -284,7 +284,7 @@ class Life:
             with self._admitted(previous, accept_older=True) as (found, ends):
                 model = None if self._line.model.digest == previous else tried(found, self._threads, ends)
         except EdgeNodeError as error:
-            _log.error("the bundle %s, which was served before, cannot be: %s", previous, error)
+            self._stay(failed, previous, why, error)
             return
         self.store.rolled_back(_SELF, why, failed=True)
         with self._swap:
@@ -293,6 +293,18 @@ class Life:
         served = self._line.model
         self._tell(
             f"the bundle {failed} has failed ({why}): {served.manifest.id} ({served.digest}) is served again", failed
+        )
+
+    def _stay(self, failed: str, previous: str, why: str, error: EdgeNodeError) -> None:
+        """There is no way back: say so once, and do not try again."""
+        self.store.kept(_SELF, f"{why}; {previous} cannot be served: {error.what}")
+        with self._swap:
+            self._probation, self._before = None, None
+        served = self._line.model
+        self._tell(
+            f"the bundle {failed} has failed ({why}), and the one before, {previous}, cannot be served: {error.what}; "
+            f"{served.manifest.id} ({served.digest}) goes on",
+            failed,
         )
 
     def _tell(self, text: str, digest: str, by: str = _SELF) -> None:

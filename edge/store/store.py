@@ -38,7 +38,7 @@ _PAUSE = 0.05  # seconds between two looks at a lock
 class Event(Struct, frozen=True, kw_only=True):
     """Something that happened to a bundle."""
 
-    what: Literal["added", "activated", "refused", "confirmed", "rolled back"]
+    what: Literal["added", "activated", "refused", "confirmed", "rolled back", "kept"]
     bundle: str
     time: str  # ISO 8601, UTC
     by: str  # who wanted it
@@ -138,6 +138,10 @@ class Store:
     def confirmed(self, by: str) -> None:
         """The bundle that is served has passed its probation."""
         self._change(lambda state: _with(replace(state, trial=0), "confirmed", state.active, by))
+
+    def kept(self, by: str, why: str) -> None:
+        """The bundle that is served has failed and stays, since there is no way back from it any more."""
+        self._change(lambda state: _with(replace(state, previous="", trial=0), "kept", state.active, by, why))
 
     def started(self, trial: int) -> None:
         """Write down how often a daemon has started with the bundle that is on probation."""
@@ -272,7 +276,7 @@ def _lock(descriptor: int) -> bool:
 
 def _with(
     state: State,
-    what: Literal["added", "activated", "refused", "confirmed", "rolled back"],
+    what: Literal["added", "activated", "refused", "confirmed", "rolled back", "kept"],
     digest: str,
     by: str,
     why: str = "",
