@@ -261,16 +261,22 @@ def test_a_new_model_that_is_too_slow_in_service_is_taken_back(line, monkeypatch
     assert "[gate] latency allows 5 ms" in line.store.state().bad[two]
 
 
-def test_a_new_model_whose_verdicts_are_doubted_far_more_often_is_taken_back(tmp_path):
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_new_model_whose_verdicts_are_doubted_far_more_often_is_taken_back(tmp_path, restarted):
     doubted = iter([*[False] * 90, True, True, True])  # 3 % of the first, of the second all
 
     def doubter(seen: Any) -> Verdict:
         return msgspec.structs.replace(seen.verdict, doubts=("novel",) if next(doubted, True) else ())
 
     store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
-    with running(store, [one, two], Gate(), doubter=doubter) as line:
+    with contextlib.ExitStack() as stack:
+        line = stack.enter_context(running(store, [one, two], Gate(), doubter=doubter))
         line.judge(93)
         line.life.activate(two, "me")
+        if restarted:
+            line.judge(10)
+            stack.close()
+            line = stack.enter_context(running(store, [one, two], Gate(), doubter=doubter))
         assert {verdict.model for verdict in line.judge(29)} == {two}
         line.judge()
         line.until(one)

@@ -15,7 +15,7 @@ from edge.line import Line, Model, Seen, load, tidy_memory, tried
 from edge.store.desk import Answer, Desk, Request
 from edge.store.gate import Finding, Gate, Sample, examine
 from edge.store.probation import Doubts, Probation
-from edge.store.store import Store
+from edge.store.store import State, Store
 from edge.verdict import Notice, Verdict, fresh_id, now
 from edge.view.decide import check
 
@@ -92,9 +92,12 @@ class Life:
             why = f"the daemon died {STARTS} times while it was on probation" if died else "it could not be loaded"
             self.store.rolled_back(_SELF, why, failed=died)
         elif state.trial:
-            self.store.started(state.trial + 1)
-            self._probation = Probation(self._gate, None)
+            self._go_on_with_probation(state)
         return model
+
+    def _go_on_with_probation(self, state: State) -> None:
+        self.store.started(state.trial + 1)
+        self._probation = Probation(self._gate, state.doubts)
 
     @contextmanager
     def of(self, line: Line) -> Iterator[None]:
@@ -168,6 +171,7 @@ class Life:
         self._settle()
         self.check_bad(digest, force=force)
         running = self._line.model
+        doubts = self._probation.before if self._probation else self._doubts.share
         with self._admitted(digest, accept_older=accept_older) as (found, ends):
             model = tried(found, self._threads, ends)
             findings = [_signed(ends), *examine(model, running, self._sample.of(running), self._gate)]
@@ -181,16 +185,16 @@ class Life:
             # What a restart finds in the store must pass the guard: a newer bundle stands there before the guard knows
             # of it, an older one after it was admitted.
             if newer := model.manifest.version >= running.manifest.version:
-                self.store.activated(digest, by, why)
+                self.store.activated(digest, by, why, doubts=doubts)
         if not newer:
-            self.store.activated(digest, by, why)
+            self.store.activated(digest, by, why, doubts=doubts)
         state = self.store.state()
         with self._swap:
             if not state.trial:
                 self._serve(model)
             else:
                 before = self._before or (running if state.previous == running.digest else None)
-                self._serve(model, Probation(self._gate, self._doubts.share), before)
+                self._serve(model, Probation(self._gate, doubts), before)
         self._tell(f"{model.manifest.id} ({digest}) is served from now on", digest, by)
         return texts
 

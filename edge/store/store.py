@@ -51,6 +51,7 @@ class State(Struct, frozen=True, kw_only=True):
     active: str = ""  # a bundle's digits; empty: none yet
     previous: str = ""  # to which the line goes back
     trial: int = 0  # starts of the daemon since `active` is on probation; 0: it is not
+    doubts: float | None = None  # share of the verdicts before `active` that were doubted; probation compares
     bad: dict[str, str] = {}  # bundles that failed in service, and how
     history: tuple[Event, ...] = ()  # the newest last
 
@@ -117,15 +118,20 @@ class Store:
             self._prune(found)
         return found
 
-    def activated(self, digest: str, by: str, why: str = "", *, trial: bool = True) -> State:
-        """Serve a bundle from now on. What was served before, and has passed its probation, is the way back."""
+    def activated(
+        self, digest: str, by: str, why: str = "", *, trial: bool = True, doubts: float | None = None
+    ) -> State:
+        """Serve a bundle from now on. What was served before, and has passed its probation, is the way back.
+
+        `doubts` is the share of its verdicts that were doubted, if it is known.
+        """
 
         def change(state: State) -> State:
             proven = state.previous if state.trial else state.active
             if digest == proven:
                 state = replace(state, active=digest, previous=state.active, trial=0)
             elif digest != state.active:
-                state = replace(state, active=digest, previous=proven, trial=int(trial))
+                state = replace(state, active=digest, previous=proven, trial=int(trial), doubts=doubts)
             bad = {each: how for each, how in state.bad.items() if each != digest}
             return _with(replace(state, bad=bad), "activated", digest, by, why)
 
