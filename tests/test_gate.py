@@ -1,5 +1,6 @@
 """A new bundle must prove itself beside the running one, and for a while in service; else the line goes back."""
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from broker_config.errors import EdgeNodeError
-from edge.line import Frame, Line
+from edge.line import BrokenModelError, Frame, Line, Model, load
 from edge.predictor import Outputs, Predictor
 from edge.store.gate import ENOUGH, OF_A_CLASS, SAMPLE, Gate, Sample, examine
 from edge.store.life import Life, RefusedError
@@ -302,6 +303,30 @@ def test_a_model_that_has_passed_its_probation_is_forgiven_two_errors_but_not_th
     line.judge()
     line.until(one)
     assert line.judge()[0].model == one
+
+
+def test_single_errors_among_the_right_answers_to_programs_are_no_row_of_errors(tmp_path, monkeypatch):
+    store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
+    store.activated(two, "me", trial=False)
+    image = np.zeros((1, 16, 16, 3), np.uint8)
+
+    def ask(line: Running, model: Model, *, wrong: bool) -> None:
+        with monkeypatch.context() as patch, pytest.raises(BrokenModelError) if wrong else contextlib.nullcontext():
+            if wrong:
+                patch.setattr(model.predictor, "run", lambda *_: 1 / 0)
+            asyncio.run(line.line.infer(model, image))
+
+    with running(store, [one, two], Gate()) as line:
+        model = line.line.model
+        for _ in range(4):
+            ask(line, model, wrong=True)
+            ask(line, model, wrong=False)
+        for _ in range(4):
+            ask(line, load(store.path(one)), wrong=True)  # which is not served any more
+        assert not line.life._failures
+        for _ in range(3):
+            ask(line, model, wrong=True)
+        line.until(one)
 
 
 def test_a_model_that_fails_and_is_the_only_one_stays_and_that_is_said(tmp_path, monkeypatch):

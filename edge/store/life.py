@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edge.verify import Guard
 
 STARTS = 3  # of a daemon with a model on probation; it should have been confirmed by then
-_STREAK = 3  # errors of a proven model, with no verdict in between
+_STREAK = 3  # errors of a proven model, with no answer in between
 _TICK = 0.2  # seconds between two looks for requests
 _SELF = "the line"
 
@@ -103,7 +103,7 @@ class Life:
     def of(self, line: Line) -> Iterator[None]:
         """Look after the model of this line, which has us as its last watcher."""
         self._line = line
-        line.broken = self._broken
+        line.broken, line.sound = self._broken, self._sound
         thread = threading.Thread(target=self._run, args=(Desk(self.store.folder),), name="life", daemon=True)
         thread.start()
         try:
@@ -119,7 +119,6 @@ class Life:
     def __call__(self, seen: Seen) -> Verdict:
         """Watch the model."""
         if seen.model is self._line.model:
-            self._errors = 0
             self._sample.see(seen)
             if self._probation is None:
                 self._doubts.see(seen)
@@ -129,9 +128,15 @@ class Life:
 
     def _broken(self, model: Model, error: Exception) -> None:
         _log.error("the model %s (%s) cannot compute: %s", model.manifest.id, model.digest, error)
+        if model is not self._line.model:  # a question that was asked before it went
+            return
         self._errors += 1
         if self._probation or self._errors == _STREAK:
             self._fail(model, f"it cannot compute: {error}")
+
+    def _sound(self, model: Model) -> None:
+        if model is self._line.model:
+            self._errors = 0
 
     def _fail(self, model: Model, why: str) -> None:
         """Serve the model before at once, if it is loaded; the rest is not for this thread."""
