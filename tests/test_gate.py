@@ -370,6 +370,18 @@ def test_a_model_under_which_the_daemon_dies_three_times_is_taken_back(tmp_path)
     assert "died" in store.state().bad[two]
 
 
+def test_a_bundle_on_probation_that_a_restart_names_goes_on_with_it_and_is_confirmed(tmp_path):
+    store, (_, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
+    store.activated(two, "me")
+    life = Life(store, Gate(minutes=0, frames=0))
+    with contextlib.closing(Line(life.begin(tmp_path / "2"), Kept(), watchers=[life])) as line, life.of(line):
+        deadline = time.monotonic() + 10
+        while store.state().trial:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert store.state().history[-1].what == "confirmed"
+
+
 def test_a_served_bundle_that_is_damaged_gives_way_to_the_one_before(tmp_path, caplog):
     store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
     store.activated(two, "me")

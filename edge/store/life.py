@@ -68,8 +68,11 @@ class Life:
             return self._resumed()
         model = load(folder, self._guard, self._threads)
         self.store.add(folder, "edge-node serve", model.digest)
-        if self.store.state().active != model.digest:
+        state = self.store.state()
+        if state.active != model.digest:
             self.store.activated(model.digest, "edge-node serve", trial=False)
+        elif state.trial:
+            self._go_on_with_probation(state)
         return model
 
     def _resumed(self) -> Model:
