@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from broker_config.errors import EdgeNodeError
+from broker_config.errors import EdgeNodeError, UsageError
 from edge.line import BrokenModelError, Frame, Line, Model, load
 from edge.predictor import Outputs, Predictor
 from edge.store.gate import ENOUGH, OF_A_CLASS, SAMPLE, Gate, Sample, examine
@@ -20,6 +20,7 @@ from edge.store.life import Life, RefusedError
 from edge.store.store import Store
 from edge.verdict import Failure, Notice, Outcome, Verdict
 from edge.verify import Guard
+from edge.view.cut import View
 from tests.signers import Signers
 from tests.stores import OTHERS, stored, tiny
 from tests.tiny_bundle import BLUE, GREEN, RED
@@ -160,6 +161,20 @@ def test_a_bundle_over_the_latency_budget_or_much_slower_than_the_running_one_is
     assert "[gate] latency allows 10 ms" in refused(line, line.digests[1])
     line.life._gate = Gate(latency=0.1, slower=1e6)
     line.life.activate(line.digests[1], "me")
+
+
+def test_going_back_to_a_bundle_that_lacks_the_class_of_good_parts_is_refused_or_said(tmp_path):
+    other = tiny(tmp_path / "2", 2, ("sound", "green", "blue"))
+    with running(*stored(tmp_path / "store", tiny(tmp_path / "1"), other), Gate()) as line:
+        one, two = line.digests
+        line.life.activate(two, "me", force=True)
+        line.line.view = View(no_defect="sound")
+        with pytest.raises(UsageError, match="no_defect = 'sound' is none of the model's classes"):
+            line.life.roll_back("me")
+        assert line.line.model.digest == line.store.state().active == two
+        line.life._fail(line.line.model, "it fails")
+        line.until(one)
+    assert "is served again, though [view] no_defect = 'sound' is none of" in line.outbox.notices[-1]
 
 
 def test_a_bundle_that_fails_its_self_test_is_refused_whoever_insists(tmp_path):

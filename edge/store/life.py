@@ -207,7 +207,10 @@ class Life:
         return texts
 
     def roll_back(self, by: str) -> list[str]:
-        """Serve the bundle before again, on purpose; EdgeNodeError when there is none, or it cannot be served."""
+        """Serve the bundle before again, on purpose.
+
+        EdgeNodeError when there is none, when it cannot be served, or lacks a class that the view names.
+        """
         with self._turn:
             self._settle()
             state = self.store.state()
@@ -215,6 +218,7 @@ class Life:
                 raise UsageError("there is no bundle to go back to", "edge-node bundle list shows what there is")
             with self._admitted(state.previous, accept_older=True) as (found, ends):
                 model = tried(found, self._threads, ends)
+                check(self._line.view, model.manifest.classes)
             self.store.rolled_back(by, "on purpose", failed=False)
             with self._swap:
                 self._serve(model)
@@ -303,9 +307,12 @@ class Life:
             if model:
                 self._serve(model)
         served = self._line.model
-        self._tell(
-            f"the bundle {failed} has failed ({why}): {served.manifest.id} ({served.digest}) is served again", failed
-        )
+        text = f"the bundle {failed} has failed ({why}): {served.manifest.id} ({served.digest}) is served again"
+        try:
+            check(self._line.view, served.manifest.classes)
+        except UsageError as error:  # a model that can compute is still better
+            text += f", though {error.what}"
+        self._tell(text, failed)
 
     def _stay(self, failed: str, previous: str, why: str, error: EdgeNodeError) -> None:
         """There is no way back: say so once, and do not try again."""
