@@ -115,6 +115,7 @@ class Line:
         self.draining = False  # no new work is taken; what is in hand is finished
         self.judged = 0  # frames, also those that could not be
         self.broken: Callable[[Model, Exception], None] = _tell_broken  # told when a model cannot compute
+        self.sound: Callable[[Model], None] = _ignore  # told when it could
         self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decode")
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="line")
         self._room = asyncio.Semaphore(_DECODERS + 1)  # decoded frames are large: others wait as files
@@ -232,6 +233,7 @@ class Line:
         except Exception as error:  # onnxruntime's own: out of memory, a broken kernel
             self.broken(model, error)
             raise
+        self.sound(model)
         return outputs
 
 
@@ -258,6 +260,10 @@ def _failure(frame: Frame, error: str, remedy: str) -> Failure:
 
 def _tell_broken(model: Model, error: Exception) -> None:
     _log.error("the model %s cannot compute: %s", model.manifest.id, error)
+
+
+def _ignore(model: Model) -> None:
+    pass
 
 
 def load(folder: Path, guard: "Guard | None" = None, threads: int = 0) -> Model:
