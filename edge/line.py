@@ -1,6 +1,7 @@
 """What happens to one frame on the line: decoded, judged in one worker thread, the outcome handed on."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
