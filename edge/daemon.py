@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from broker_config.errors import EdgeNodeError, explain
-from edge import assembly, expiry
+from edge import assembly, expiry, memory
 from edge.assembly import Site
 from edge.http.app import App
 from edge.http.server import Server
@@ -57,7 +57,10 @@ def serve(
     on standard error says when and where. SIGHUP lets `again` read the settings again; without it, it is a SIGTERM.
     Raises EdgeNodeError when the bundle, the port, a source or a sink cannot be used.
     """
+    events: asyncio.Queue[int] = asyncio.Queue()
+    signal.signal(signal.SIGHUP, lambda number, _: events.put_nowait(number))  # heeded as soon as we are ready
     faulthandler.enable(2)  # a watchdog's SIGABRT shows where each thread was
+    memory.steady()
     with contextlib.ExitStack() as closing:
         log = closing.enter_context(contextlib.closing(Log(settings.log)))
         listener = closing.enter_context(_listen(host, port))
@@ -76,7 +79,7 @@ def serve(
         watching = closing.enter_context(contextlib.closing(Watching(line)))
         metrics.ask(watching.readings)
         parts = Parts(line, receivers, watching, site, log)
-        uvloop.run(_run(App(line, metrics), line, parts, settings, listener, again))
+        uvloop.run(_run(App(line, metrics), line, parts, settings, listener, events, again))
     return 0
 
 
@@ -86,11 +89,11 @@ async def _run(
     parts: Parts,
     settings: Settings,
     listener: socket.socket,
+    events: asyncio.Queue[int],
     again: Callable[[], Settings] | None,
 ) -> None:
     """Serve until a signal, or until a part of the daemon ends or fails; then drain."""
     manager, stop = Manager(), asyncio.Event()
-    events: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, number)
     parts.failed = partial(events.put_nowait, _ENDED)
@@ -143,4 +146,5 @@ def _listen(host: str, port: int) -> socket.socket:
 def _announce(listener: socket.socket, manager: Manager, state: str) -> None:
     manager.tell(READY=1, STATUS=state)
     host, port = listener.getsockname()[:2]
-    print(f"ready http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"ready http://{f'[{host}]' if ':' in host else host}:{port}\n")  # at once: sinks log meanwhile
+    sys.stderr.flush()

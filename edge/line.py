@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -14,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_config.errors import EdgeNodeError
-from edge import bundle
+from edge import bundle, memory
 from edge.expiry import UNCHECKED, Ends
 from edge.images import ImageError, Photo, read
 from edge.predictor import Outputs, Predictor
 from edge.verdict import Failure, Outcome, Verdict, fresh_id, now
 from edge.view.cut import Cut, View, cut
 from edge.view.decide import check, decide
-from edge.view.look import look
+from edge.view.look import PROGRESS, look
 
 if TYPE_CHECKING:
     from edge.verify import Guard  # only a line with a guard takes the time to load cryptography
@@ -117,6 +116,7 @@ class Line:
         self.draining = False  # no new work is taken; what is in hand is finished
         self.judged = 0  # frames, also those that could not be
         self.broken: Callable[[Model, Exception], None] = _tell_broken  # told when a model cannot compute
+        self.sound: Callable[[Model], None] = _ignore  # told when it could
         self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decode")
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="line")
         self._room = asyncio.Semaphore(_DECODERS + 1)  # decoded frames are large: others wait as files
@@ -175,6 +175,7 @@ class Line:
         except Exception as error:  # for lack of memory, for example: that is one image's fault, not the line's end
             _log.exception("the image %s cannot be prepared", frame.name)
             found = ImageError(f"{frame.name} cannot be prepared: {error!r}", "see the line's log")
+        PROGRESS.step()
         return _Prepared(frame, found, model, view, arrival, time.perf_counter() - start)
 
     def _see(self, prepared: "_Prepared") -> Seen | Failure:
@@ -243,6 +244,7 @@ class Line:
         except Exception as error:  # onnxruntime's own: out of memory, a broken kernel
             self.broken(model, error)
             raise
+        self.sound(model)
         return outputs
 
 
@@ -271,6 +273,10 @@ def _tell_broken(model: Model, error: Exception) -> None:
     _log.error("the model %s cannot compute: %s", model.manifest.id, error)
 
 
+def _ignore(model: Model) -> None:
+    pass
+
+
 def load(folder: Path, guard: "Guard | None" = None, threads: int = 0) -> Model:
     """Load and try a bundle that `guard` admits; without a guard no signature is looked at.
 
@@ -295,14 +301,8 @@ def tried(found: bundle.Bundle, threads: int, ends: Ends = UNCHECKED) -> Model:
     """Load a bundle that was admitted; BundleError when it does not do what it promises."""
     predictor = Predictor(found, threads)
     predictor.self_test()
-    tidy_memory()
+    memory.tidy()
     return Model(predictor, ends, found.digest[:12])
-
-
-def tidy_memory() -> None:
-    """Give back what loading a model took, which is more than the model: 28 MB of 82, of two fused MobileNetV2."""
-    with contextlib.suppress(AttributeError):  # another C library than glibc
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 class Nowhere:

@@ -322,6 +322,20 @@ def test_an_idle_connection_does_not_hold_up_the_end(bundle, number):
         assert time.monotonic() - begun < 3
 
 
+def test_a_hang_up_while_the_model_is_loaded_is_heeded_when_the_line_is_ready(bundle):
+    before = """
+import os, signal
+from edge import line
+load = line.tried
+def interrupted(*arguments):
+    os.kill(os.getpid(), signal.SIGHUP)
+    return load(*arguments)
+line.tried = interrupted
+"""
+    with daemon(bundle, before) as line:  # without settings to read again
+        assert line.process.wait(20) == 0
+
+
 def test_a_signal_amid_a_full_folder_ends_soon_and_leaves_whole_lines(bundle, watched):
     for number in range(3000):
         (watched / f"{number}.png").write_bytes(RED)

@@ -1,15 +1,26 @@
 """A service manager hears from the line's daemon how it is: over a real socket, from a real process."""
 
+import asyncio
 import contextlib
 import signal
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from edge.assembly import Site
+from edge.delivery import Settings
+from edge.line import Frame, Line, load
+from edge.operation.heartbeat import beat
 from edge.operation.notify import Manager
+from edge.operation.receivers import Receivers
+from edge.predictor import Outputs, Predictor
+from edge.view.cut import View
+from tests.held_out import Told
 from tests.plants import start
 from tests.test_daemon import daemon
 from tests.tiny_bundle import RED, tiny_bundle
@@ -133,6 +144,33 @@ Predictor.run = hanging
         ear.socket.settimeout(20)
         assert "1 images judged" in ear.hear_until("WATCHDOG")[-1]["STATUS"]
         assert line.end()[0] == 0
+
+
+def test_the_pings_go_on_while_large_frames_take_longer_than_the_watchdog_waits(
+    bundle: Path, ear: Ear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = Line(load(bundle), Told(), View(tile=8, overlap=0.0))
+    receivers, frame = Receivers(Site("press", tmp_path), Settings()), np.zeros((32, 40, 3), np.uint8)  # 20 tiles: 1 s
+    run = Predictor.run
+
+    def slow(self: Predictor, *arguments: Any) -> Outputs:
+        time.sleep(0.05)
+        return run(self, *arguments)
+
+    monkeypatch.setattr(Predictor, "run", slow)
+    ear.socket.settimeout(0.6)
+
+    async def hear() -> None:
+        stop = asyncio.Event()
+        judging = [asyncio.create_task(line.judge(Frame("part", frame))) for _ in range(2)]
+        beating = asyncio.create_task(beat(line, receivers, Manager(), stop))
+        while line.judged < 2:
+            await asyncio.to_thread(ear.hear)
+        stop.set()
+        await asyncio.gather(beating, *judging)
+
+    asyncio.run(hear())
+    line.close()
 
 
 def test_a_reload_is_announced_and_ends_ready_also_when_it_fails(bundle: Path, ear: Ear, tmp_path: Path) -> None:

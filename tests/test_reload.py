@@ -1,5 +1,6 @@
 """SIGHUP: a running line becomes what its file says now, without losing a frame or an outcome."""
 
+import asyncio
 import contextlib
 import json
 import signal
@@ -13,6 +14,18 @@ from typing import Any
 import httpx
 import pytest
 
+from broker_config.errors import EdgeNodeError, UsageError
+from edge import delivery
+from edge.assembly import Site
+from edge.doubt.keep import Keep
+from edge.line import Line, load
+from edge.operation.exchange import Parts
+from edge.operation.logs import Log
+from edge.operation.logs import Settings as LogSettings
+from edge.operation.receivers import Receivers
+from edge.operation.watching import Watching
+from edge.settings import Settings, parse
+from tests.held_out import Told
 from tests.plants import start
 from tests.tiny_bundle import BLUE, GREEN, RED, tiny_bundle
 
@@ -219,3 +232,60 @@ def test_without_a_file_it_ends_in_order(folder: Path) -> None:
         assert process.wait(PATIENCE) == 0
     finally:
         process.kill()
+
+
+def parts(folder: Path, watching: type[Watching] = Watching) -> tuple[Line, Parts]:
+    """Those of a line in this process."""
+    line, site = Line(load(folder / "bundle"), Told()), Site("press", folder / "state")
+    return line, Parts(line, Receivers(site, delivery.Settings()), watching(line), site, Log(LogSettings()))
+
+
+def watch(folder: Path, *names: str) -> Settings:
+    return parse({"sources": [{"kind": "folder", "path": name} for name in names]}, folder / "line.toml")
+
+
+def test_a_source_that_goes_while_others_end_is_missing_alone_and_there_after_the_next_reload(folder: Path) -> None:
+    third = folder / "third"
+
+    class Unmounting(Watching):
+        async def exchange(self, wanted: Settings, keep: Keep | None) -> None:
+            """What comes between the trial and the use of it."""
+            await super().exchange(wanted, keep)
+            if third.exists():
+                third.rmdir()
+
+    line, found = parts(folder, Unmounting)
+
+    def fed() -> list[str]:
+        return sorted(Path(each.wanted.path).name for each in found._feeds if not each.over)  # type: ignore[union-attr]
+
+    async def run() -> None:
+        await found.become(watch(folder, "camera"))
+        third.mkdir()
+        with pytest.raises(UsageError, match="third"):
+            await found.become(watch(folder, "third", "second"))
+        assert fed() == ["second"]
+        await found.become(watch(folder, "camera", "second"))
+        assert fed() == ["camera", "second"]
+        found._feeds[0].stop.set()  # as a reload does that fails before the source is exchanged
+        await found.become(watch(folder, "camera", "second"))
+        assert fed() == ["camera", "second"]
+        await found.end()
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE))
+    line.close()
+
+
+def test_what_a_refused_reload_had_prepared_ends_with_it(folder: Path) -> None:
+    line, found = parts(folder)
+
+    async def run() -> None:
+        await found.become(parse({"keep": {"path": "kept"}}, folder / "line.toml"))
+        for path in ("kept", "other"):
+            tables = {"keep": {"path": path}, "sinks": [{"kind": "jsonl", "path": "none/out"}]}
+            with pytest.raises(EdgeNodeError, match="cannot write verdicts"):
+                await found.become(parse(tables, folder / "line.toml"))
+        assert [each.name for each in threading.enumerate()].count("keep") == 1
+
+    asyncio.run(run())
+    line.close()

@@ -1,8 +1,9 @@
 """What of a line is exchanged while it runs: view, sources, sinks, log. No frame and no outcome is lost by it."""
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from broker_config.errors import EdgeNodeError
@@ -28,10 +29,10 @@ class _Feed(NamedTuple):
     stop: asyncio.Event
     task: asyncio.Task[None]
 
-    async def end(self) -> None:
-        """Judge what it has brought."""
-        self.stop.set()
-        await self.task
+    @property
+    def over(self) -> bool:
+        """Whether it was stopped or has failed; a film that has ended by itself has done what was wanted."""
+        return self.stop.is_set() or (self.task.done() and self.task.exception() is not None)
 
 
 class Parts:
@@ -46,33 +47,45 @@ class Parts:
     async def become(self, wanted: Settings) -> None:
         """Open what is new, then exchange it; what is wanted as before goes on undisturbed.
 
-        EdgeNodeError when something cannot be used; all is then as it was.
+        EdgeNodeError when something cannot be used; all is then as it was. Only a source that has become unusable since
+        it was opened for trial leaves all the rest as wanted; it is missing until the next time.
         """
         check(wanted.view, self._line.model.manifest.classes)
-        assembly.sources(wanted.sources, self._site)  # for trial: the old ones have to end before the new ones begin
-        keep = self._watching.prepare(wanted)
-        change = self.receivers.prepare(wanted.sinks)
-        try:
+        await asyncio.to_thread(
+            assembly.sources, wanted.sources, self._site
+        )  # for trial: the old ones have to end before the new ones begin
+        with contextlib.ExitStack() as undo:
+            keep = self._watching.prepare(wanted)
+            undo.callback(self._watching.abandon, keep)
+            change = self.receivers.prepare(wanted.sinks)
+            undo.callback(self.receivers.abandon, change)
             self._log.become(wanted.log)
-        except EdgeNodeError:
-            self.receivers.abandon(change)
-            raise
+            undo.pop_all()
         self._line.view = wanted.view
         await self._watching.exchange(wanted, keep)
         await asyncio.to_thread(self.receivers.exchange, change)
-        kept, missing, old = compared(self._feeds, wanted.sources)
-        for each in old:
-            await each.end()
-        sources = assembly.sources(missing, self._site)
-        self._feeds = kept + [self._begun(*each) for each in zip(missing, sources, strict=True)]
         self._tell_fixed(wanted)
+        await self._exchange_sources(wanted.sources)
 
     async def end(self) -> None:
         """Judge what the sources have brought; raises what ended one of them."""
-        for each in self._feeds:
-            each.stop.set()
-        for each in self._feeds:
-            await each.task
+        await _end(self._feeds)
+
+    async def _exchange_sources(self, wanted: Sequence[settings.Source]) -> None:
+        """Those that can be opened are, also when one cannot; EdgeNodeError says why that one cannot."""
+        kept, missing, _ = compared([each for each in self._feeds if not each.over], wanted)
+        await _end([each for each in self._feeds if each not in kept])
+        self._feeds = kept
+        errors = []
+        for each in missing:
+            try:
+                [source] = await asyncio.to_thread(assembly.sources, [each], self._site)
+            except EdgeNodeError as error:
+                errors.append(error)
+            else:
+                self._feeds.append(self._begun(each, source))
+        if errors:
+            raise errors[0]
 
     def _begun(self, wanted: settings.Source, source: Source) -> _Feed:
         stop = asyncio.Event()
@@ -85,3 +98,11 @@ class Parts:
             if self._now and getattr(wanted, name) != getattr(self._now, name):
                 _log.warning("[%s] was changed in the settings: that needs a restart", name)
         self._now = self._now or wanted
+
+
+async def _end(feeds: Sequence[_Feed]) -> None:
+    """Judge what they have brought; raises what ended one of them."""
+    for each in feeds:
+        each.stop.set()
+    for each in feeds:
+        await each.task

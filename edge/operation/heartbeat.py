@@ -5,9 +5,11 @@ import contextlib
 import logging
 import time
 
-from edge.line import Line, tidy_memory
+from edge import memory
+from edge.line import Line
 from edge.operation.notify import Manager
 from edge.operation.receivers import Receivers
+from edge.view.look import PROGRESS
 
 _TIDY = 60.0  # seconds after which memory that large images have left is given back
 _PAUSE = 10.0  # seconds between two looks, where no watchdog wants more
@@ -16,22 +18,30 @@ _log = logging.getLogger(__name__)
 
 
 async def beat(line: Line, receivers: Receivers, manager: Manager, stop: asyncio.Event) -> None:
-    """Keep the service manager's watchdog content while event loop, decoders and worker all answer, until `stop`."""
-    pause = manager.watchdog / 2 if manager.watchdog else _PAUSE
+    """Keep the service manager's watchdog content while the event loop runs and the threads get on, until `stop`."""
+    pause = manager.watchdog / 4 if manager.watchdog else _PAUSE  # two of them, and as long for a slow step
     tidied = time.monotonic()
     while not stop.is_set():
-        try:
-            async with asyncio.timeout(pause):
-                await line.answer()
-        except TimeoutError:
+        if not await _gets_on(line, pause):
             _log.error("nothing was judged for %s s: a thread of the line does not answer", pause)
             continue
         manager.tell(WATCHDOG=1, STATUS=status(line, receivers))
         if time.monotonic() - tidied > _TIDY:
-            await asyncio.to_thread(tidy_memory)
+            await asyncio.to_thread(memory.tidy)
             tidied = time.monotonic()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), pause)
+
+
+async def _gets_on(line: Line, patience: float) -> bool:
+    """Whether decoders and worker answer, or at least get on with what they have: large frames take longer."""
+    before = PROGRESS.steps
+    try:
+        async with asyncio.timeout(patience):
+            await line.answer()
+    except TimeoutError:
+        return PROGRESS.steps != before
+    return True
 
 
 def status(line: Line, receivers: Receivers) -> str:

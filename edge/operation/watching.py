@@ -28,12 +28,16 @@ class Watching:
             return self._keep
         return Keep(wanted.keep) if wanted.keep else None
 
+    def abandon(self, keep: Keep | None) -> None:
+        """Let go of what was prepared."""
+        if keep and keep is not self._keep:
+            keep.close()
+
     async def exchange(self, wanted: Settings, keep: Keep | None) -> None:
         """Use them, for the frames to come."""
         now, old = self._now, self._keep
         if now is None or (now.doubt, now.drift) != (wanted.doubt, wanted.drift):
-            share = min(1, wanted.doubt.novelty + wanted.doubt.disagreement)
-            self._drift = Drift(wanted.drift, share, self._line.outbox) if wanted.drift.window else None
+            self._drift = Drift(wanted.drift, Doubts(wanted.doubt), self._line.outbox) if wanted.drift.window else None
         self._keep, self._now = keep, wanted
         before: list[Watcher] = [Doubts(wanted.doubt)]
         if self._drift:

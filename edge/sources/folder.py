@@ -7,7 +7,7 @@ import os
 import stat
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -77,8 +77,7 @@ class Folder:
         self._growing: dict[Path, tuple[_Stamp, float]] = {}  # what the file was like, and since when
         self._in_hand: deque[tuple[Path, _Stamp]] = deque()
         self._swept = -SWEEP
-        for path, stamp in self._brought.items():  # the last ones before a kill
-            self._put_away(path, stamp)
+        self._left = list(self._brought.items())  # judged before; the last ones before a kill were not put away
 
     def _place_for_judged(self, after: str) -> Path | None:
         if not after.startswith(_MOVE):
@@ -100,6 +99,8 @@ class Folder:
 
         EdgeNodeError when the folder is out of reach; it may be called again then.
         """
+        left, self._left = self._left, []
+        await asyncio.to_thread(self._put_all_away, left)
         async for changed in self._changes(stop):
             for path, stamp in await asyncio.to_thread(self._complete, changed):
                 if stop.is_set():
@@ -134,6 +135,10 @@ class Folder:
         path, stamp = self._in_hand.popleft()
         self._memory.keep(self._key(path), stamp.to_bytes())
         self._put_away(path, stamp)
+
+    def _put_all_away(self, judged: Iterable[tuple[Path, _Stamp]]) -> None:
+        for path, stamp in judged:
+            self._put_away(path, stamp)
 
     def _put_away(self, path: Path, stamp: _Stamp) -> None:
         """Move or delete a judged file, if that is wanted and it is still what was judged."""

@@ -96,14 +96,20 @@ class Mqtt:
             _log.warning("%s: the broker is away (%s); trying again", self.name, event.reason)
         if not isinstance(event, Delivery):
             return None
-        key = hashlib.sha256(event.topic.encode() + b"\0" + event.payload).digest()
+        called = brief(dict(event.user).get("name", event.topic))
+        key = _key(event, called)
         if event.retain or (event.repeated and key in self._memory):
             event.link.ack(event)
             return None
-        if not event.repeated and key in self._memory:  # the same picture, sent anew
+        if event.repeated and (again := [index for index, (_, known) in enumerate(self._in_hand) if known == key]):
+            self._in_hand[again[0]] = (event, key)  # an acknowledgement counts in the connection of its delivery
+            return None
+        if (
+            not event.repeated and key in self._memory
+        ):  # the same picture, sent anew with an identifier that has come round
             self._memory.forget([key])
         self._in_hand.append((event, key))
-        return Frame(brief(dict(event.user).get("name", event.topic)), event.payload, self.name)
+        return Frame(called, event.payload, self.name)
 
     async def _until_all_are_judged(self) -> None:
         self._memory.forget_but(_REMEMBERED)
@@ -131,6 +137,11 @@ class _Inbox(queue.Queue[Any]):
 def name(settings: Settings) -> str:
     """How the source is called."""
     return f"mqtt {settings.topic}"
+
+
+def _key(image: Delivery, called: str) -> bytes:
+    """Tells an image from others, also from an equal one beside it: a broker repeats with the same identifier."""
+    return hashlib.sha256(f"{image.topic}\0{called}\0{image.mid}\0".encode() + image.payload).digest()
 
 
 def _is_filter(topic: str) -> bool:
