@@ -211,6 +211,15 @@ def test_judged_files_are_deleted_or_moved_whole_to_where_no_name_is_taken(model
     assert not list(camera.glob("*.png"))
 
 
+def test_the_next_free_name_is_found_with_few_looks_however_many_are_taken(camera, monkeypatch):
+    put(camera, "part.png", *(f"part-{number}.png" for number in range(1, 700)))
+    looks: list[Path] = []
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: looks.append(path) or exists(path))
+    assert folder_source._free(camera / "part.png") == camera / "part-700.png"
+    assert len(looks) < 30
+
+
 def test_what_was_judged_just_before_a_kill_is_put_away_at_the_next_start(model, site, camera):
     put(camera, "a.png")
     judged_names(model, site, FOLDER, 1)
