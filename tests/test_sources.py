@@ -9,6 +9,7 @@ import queue
 import socket
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -456,6 +457,19 @@ def test_a_broker_that_is_not_there_yet_is_told_and_tried_again(model, site, tmp
                 assert verdict.label == "red"
 
     asyncio.run(run())
+
+
+def test_a_broker_that_says_nothing_does_not_hold_up_the_end(model, site):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+
+        async def run() -> None:
+            async with fed(model, *opened(site, mqtt(f"mqtt://127.0.0.1:{silent.getsockname()[1]}"))):
+                connection, _ = await asyncio.to_thread(silent.accept)
+            connection.close()
+
+        begun = time.monotonic()
+        asyncio.run(run())
+        assert time.monotonic() - begun < 5
 
 
 @pytest.mark.parametrize("topic", ["", "a/#/b", "a+/b", "a\0"])
