@@ -129,12 +129,14 @@ def outputs(seen: Seen, divisor: float) -> Outputs:
 def stream(node: Node, kinds: Sequence[str], window: int, seed: int) -> tuple[Told, int]:
     """Show images of these kinds, drawn at random, until there is an alarm or they end; and how many were shown."""
     told, settings = Told(), doubts.Settings()
-    watchers = doubts.Doubts(settings), drift.Drift(drift.Settings(window=window), settings.novelty, told)
+    doubting = doubts.Doubts(settings)
+    watchers = doubting, drift.Drift(drift.Settings(window=window), doubting, told)
     random = generator(seed, "frames")
     for count, kind in enumerate(kinds):
-        seen = node.kinds[kind]
-        chosen = int(random.integers(len(seen.probabilities)))
-        shown = Shown(node.model, cast(Any, None), cast(Any, None), seen, _verdict(node, seen, chosen), chosen, 0, 0, 0)
+        of_kind = node.kinds[kind]
+        one = random.integers(len(of_kind.probabilities), size=1)
+        seen = Outputs(*(each[one] for each in of_kind[:3] if each is not None))
+        shown = Shown(node.model, cast(Any, None), cast(Any, None), seen, _verdict(node, seen), 0, 0, 0, 0)
         for watcher in watchers:
             shown = shown._replace(verdict=watcher(shown))
         if told.alarms and kind != "ordinary":
@@ -142,8 +144,8 @@ def stream(node: Node, kinds: Sequence[str], window: int, seed: int) -> tuple[To
     return told, len(kinds)
 
 
-def _verdict(node: Node, seen: Outputs, chosen: int) -> Verdict:
-    row = seen.probabilities[chosen]
+def _verdict(node: Node, seen: Outputs) -> Verdict:
+    [row] = seen.probabilities
     return Verdict(
         image="", label=node.model.manifest.classes[int(row.argmax())], confidence=float(row.max()),
         probabilities={}, bundle="", milliseconds=0, time="",

@@ -1,6 +1,7 @@
 """Judging many image files at once, without a daemon; what was judged before an interruption is not judged again."""
 
 import csv
+import hashlib
 import io
 import os
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,8 @@ from edge.terminal import naturally
 from edge.verdict import Failure, Verdict
 from edge.view.cut import View
 
-COLUMNS = ("image", "label", "confidence", "defect", "doubts", "bundle", "model", "time", "error")
+COLUMNS = ("image", "label", "confidence", "defect", "doubts", "bundle", "model", "view", "time", "error")
+_READABLE = 200  # bytes of an image's name that are in its picture's
 _HEADER = ",".join(COLUMNS) + "\n"
 
 
@@ -71,6 +73,7 @@ class _Row(Struct):
 
     image: str
     model: str = ""  # none: the image could not be judged
+    view: str = ""
 
 
 class Results:
@@ -80,8 +83,9 @@ class Results:
     an image counts.
     """
 
-    def __init__(self, path: Path, model: Model) -> None:
-        """Open or begin it; UsageError when it has another suffix, or results of another model."""
+    def __init__(self, path: Path, model: Model, view: View | None = None) -> None:
+        """Open or begin it; UsageError when it has another suffix, or results of another model or view."""
+        self._view = _digest(view or View())
         self._kind: Literal["csv", "jsonl"] = "csv" if path.suffix == ".csv" else "jsonl"
         if path.suffix not in (".csv", ".jsonl"):
             raise UsageError(f"{path} is neither .jsonl nor .csv", "name the results so")
@@ -102,6 +106,10 @@ class Results:
                 f"{path} holds results of another model ({', '.join(sorted(others))}, not {model.digest})",
                 "name another file",
             )
+        if {row.view for row in rows if row.model} - {self._view}:
+            raise UsageError(
+                f"{path} holds results that were judged with another view", "name another file, or the same --view"
+            )
         self.judged = {row.image for row in rows if row.model}
         self._file.truncate(len(whole))
         self._file.seek(len(whole))
@@ -120,10 +128,11 @@ class Results:
         """Append an outcome; EdgeNodeError when the disk does not take it."""
         try:
             if self._kind == "jsonl":
-                self._write(msgspec.json.encode(outcome).decode() + "\n")
+                row = msgspec.to_builtins(outcome) | ({"view": self._view} if isinstance(outcome, Verdict) else {})
+                self._write(msgspec.json.encode(row).decode() + "\n")
             else:
                 text = io.StringIO()
-                csv.writer(text, lineterminator="\n").writerow(_cells(outcome))
+                csv.writer(text, lineterminator="\n").writerow(_cells(outcome, self._view))
                 self._write(text.getvalue())
         except OSError as error:
             raise EdgeNodeError(
@@ -136,13 +145,19 @@ class Results:
         self._file.flush()
 
 
-def _cells(outcome: Verdict | Failure) -> list[object]:
+def _digest(view: View) -> str:
+    """A name for a view."""
+    return hashlib.sha256(msgspec.json.encode(view)).hexdigest()[:12]
+
+
+def _cells(outcome: Verdict | Failure, view: str) -> list[object]:
     if isinstance(outcome, Failure):
         return [outcome.image, *[""] * (len(COLUMNS) - 3), outcome.time, printable(outcome.error, keep="")]
     row = {name: getattr(outcome, name, "") for name in COLUMNS}
-    return list((row | {"doubts": " ".join(outcome.doubts), "defect": int(outcome.defect)}).values())
+    return list((row | {"doubts": " ".join(outcome.doubts), "defect": int(outcome.defect), "view": view}).values())
 
 
 def picture_of(image: str, folder: Path) -> Path:
-    """Where the annotated picture of an image goes; equal names in two folders get two files."""
-    return folder / f"{image.strip('./').replace('/', '_') or 'image'}.jpg"
+    """Where the annotated picture of an image goes: each has its own, whose name is short enough for any disk."""
+    readable = image.strip("./").replace("/", "_").encode()[-_READABLE:].decode(errors="ignore")
+    return folder / f"{readable}.{hashlib.sha256(image.encode()).hexdigest()[:8]}.jpg"

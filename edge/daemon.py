@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from broker_config.errors import EdgeNodeError, explain
-from edge import assembly, expiry
+from edge import assembly, expiry, memory
 from edge.assembly import Site
 from edge.http.app import App
 from edge.http.server import Server
@@ -60,6 +60,7 @@ def serve(
     events: asyncio.Queue[int] = asyncio.Queue()
     signal.signal(signal.SIGHUP, lambda number, _: events.put_nowait(number))  # heeded as soon as we are ready
     faulthandler.enable(2)  # a watchdog's SIGABRT shows where each thread was
+    memory.steady()
     with contextlib.ExitStack() as closing:
         log = closing.enter_context(contextlib.closing(Log(settings.log)))
         listener = closing.enter_context(_listen(host, port))
@@ -145,4 +146,5 @@ def _listen(host: str, port: int) -> socket.socket:
 def _announce(listener: socket.socket, manager: Manager, state: str) -> None:
     manager.tell(READY=1, STATUS=state)
     host, port = listener.getsockname()[:2]
-    print(f"ready http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"ready http://{f'[{host}]' if ':' in host else host}:{port}\n")  # at once: sinks log meanwhile
+    sys.stderr.flush()

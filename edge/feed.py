@@ -5,7 +5,7 @@ import contextlib
 import logging
 
 from broker_config.errors import EdgeNodeError
-from edge.line import Frame, Line, Prepared, Source
+from edge.line import Frame, Line, Source
 from edge.verdict import Notice, fresh_id, now
 
 FIRST, LONGEST = 1.0, 30.0  # seconds until a source that fails is tried again: at first, at most
@@ -30,23 +30,22 @@ async def feed(line: Line, source: Source, stop: asyncio.Event) -> None:
 
 
 async def _judge_all(line: Line, source: Source, stop: asyncio.Event, outage: "_Outage") -> None:
-    """The next frame is decoded while one is judged."""
-    before: asyncio.Task[None] | None = None
+    """The next frame is decoded while one is judged; more are not taken."""
+    last: asyncio.Task[None] | None = None
     try:
         async with contextlib.aclosing(source.frames(stop)) as frames:
             async for frame in frames:
                 outage.ends()
-                prepared = await line.prepare(frame)
+                before, last = last, asyncio.create_task(_judge(line, source, frame, last))
                 if before:
                     await before
-                before = asyncio.create_task(_conclude(line, source, frame, prepared))
     finally:
-        if before:
-            await before
+        if last:
+            await last
 
 
-async def _conclude(line: Line, source: Source, frame: Frame, prepared: Prepared) -> None:
-    source.done(frame, await line.conclude(prepared))
+async def _judge(line: Line, source: Source, frame: Frame, before: asyncio.Task[None] | None) -> None:
+    source.done(frame, await line.judge(frame, before))
 
 
 class _Outage:

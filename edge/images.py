@@ -15,6 +15,7 @@ from edge.verdict import Box
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 MAX_PIXELS = 64_000_000
+MAX_SIDE = 65_535  # JPEG's own; what resizing needs besides pixels grows with the side
 MAX_BYTES = 64 << 20
 _BAND = 256  # rows
 _FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP")
@@ -61,8 +62,8 @@ def read(data: bytes | Path, name: str = "") -> Photo:
 
     It is the first frame, turned as its EXIF tag says. Transparent pixels are laid over black, 16-bit gray is scaled
     from its full range, colour profiles are ignored. Raises ImageError, called by `name` (default: the path), for
-    anything that is not a whole image of at most MAX_PIXELS pixels and MAX_BYTES bytes in one of the formats of
-    SUFFIXES.
+    anything that is not a whole image of at most MAX_PIXELS pixels, MAX_SIDE a side, and MAX_BYTES bytes in one of the
+    formats of SUFFIXES.
     """
     name = name or (str(data) if isinstance(data, Path) else "the image")
     # Never Pillow's own reading of paths: it maps the file, and one cut short under our feet would end the process.
@@ -114,6 +115,11 @@ def _check_pixels(image: Image.Image, name: str) -> None:
     if image.width * image.height > MAX_PIXELS:
         raise ImageError(
             f"{name} has {image.width} x {image.height} pixels, more than {MAX_PIXELS // 1_000_000} million",
+            "crop or scale it before it is judged",
+        )
+    if max(image.size) > MAX_SIDE:
+        raise ImageError(
+            f"{name} has a side of {max(image.size)} pixels, more than {MAX_SIDE}",
             "crop or scale it before it is judged",
         )
 

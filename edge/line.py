@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_config.errors import EdgeNodeError
-from edge import bundle
+from edge import bundle, memory
 from edge.expiry import UNCHECKED, Ends
 from edge.images import ImageError, Photo, read
 from edge.predictor import Outputs, Predictor
@@ -117,30 +116,28 @@ class Line:
         self.draining = False  # no new work is taken; what is in hand is finished
         self.judged = 0  # frames, also those that could not be
         self.broken: Callable[[Model, Exception], None] = _tell_broken  # told when a model cannot compute
+        self.sound: Callable[[Model], None] = _ignore  # told when it could
         self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decode")
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="line")
         self._room = asyncio.Semaphore(_DECODERS + 1)  # decoded frames are large: others wait as files
 
-    async def judge(self, frame: Frame) -> Verdict | Failure:
-        """Judge a frame; the outbox has the outcome before the caller does."""
-        found = await self.see(frame)
-        return found if isinstance(found, Failure) else found.verdict
+    async def judge(self, frame: Frame, after: Awaitable[None] | None = None) -> Verdict | Failure:
+        """Judge a frame, decoded while `after` is awaited; the outbox has the outcome before the caller does."""
+        async with self.see(frame, after) as found:
+            return found if isinstance(found, Failure) else found.verdict
 
-    async def prepare(self, frame: Frame) -> "Prepared":
-        """Decode and cut a frame, while others are judged."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._decoders, self._prepare, frame, time.perf_counter()
-        )
+    @contextlib.asynccontextmanager
+    async def see(self, frame: Frame, after: Awaitable[None] | None = None) -> AsyncIterator[Seen | Failure]:
+        """As `judge`, for those who want to see what was judged: decoded, it takes up room until the context is left.
 
-    async def conclude(self, prepared: "Prepared") -> Verdict | Failure:
-        """Judge a decoded frame when those before it are done."""
-        return await asyncio.get_running_loop().run_in_executor(self._worker, self._conclude, prepared)
-
-    async def see(self, frame: Frame) -> Seen | Failure:
-        """As `judge`, for those who want to see what was judged."""
+        `after` waits for frames that came before this one: they get room first.
+        """
+        loop = asyncio.get_running_loop()
         async with self._room:
-            prepared = await self.prepare(frame)
-            return await asyncio.get_running_loop().run_in_executor(self._worker, self._see, prepared)
+            prepared = await loop.run_in_executor(self._decoders, self._prepare, frame, time.perf_counter())
+            if after:
+                await after
+            yield await loop.run_in_executor(self._worker, self._see, prepared)
 
     async def infer(self, model: Model, images: NDArray[np.uint8], extras: Sequence[str] = ()) -> Outputs:
         """Answer a program's question: uint8 [N, size, size, 3]. No part is judged, and nobody else hears of it.
@@ -168,27 +165,26 @@ class Line:
         """Judge a frame in this thread."""
         return self._see(self._prepare(frame, time.perf_counter()))
 
-    def _prepare(self, frame: Frame, arrival: float) -> "Prepared":
+    def _prepare(self, frame: Frame, arrival: float) -> "_Prepared":
         start = time.perf_counter()
         model, view = self.model, self.view
         try:
             found: Cut | ImageError = cut(_photo(frame), view, model.manifest.input.size, frame.name)
         except ImageError as error:
             found = error
+        except Exception as error:  # for lack of memory, for example: that is one image's fault, not the line's end
+            _log.exception("the image %s cannot be prepared", frame.name)
+            found = ImageError(f"{frame.name} cannot be prepared: {error!r}", "see the line's log")
         PROGRESS.step()
-        return Prepared(frame, found, model, view, arrival, time.perf_counter() - start)
+        return _Prepared(frame, found, model, view, arrival, time.perf_counter() - start)
 
-    def _conclude(self, prepared: "Prepared") -> Verdict | Failure:
-        found = self._see(prepared)
-        return found if isinstance(found, Failure) else found.verdict
-
-    def _see(self, prepared: "Prepared") -> Seen | Failure:
+    def _see(self, prepared: "_Prepared") -> Seen | Failure:
         found = self._look(prepared)
         self.outbox.put(found if isinstance(found, Failure) else found.verdict)
         self.judged += 1
         return found
 
-    def _look(self, prepared: "Prepared") -> Seen | Failure:
+    def _look(self, prepared: "_Prepared") -> Seen | Failure:
         frame, found, model, view, arrival, seconds = prepared
         if isinstance(found, ImageError):
             return _failure(frame, found.what, found.remedy)
@@ -238,10 +234,11 @@ class Line:
         except Exception as error:  # onnxruntime's own: out of memory, a broken kernel
             self.broken(model, error)
             raise
+        self.sound(model)
         return outputs
 
 
-class Prepared(NamedTuple):
+class _Prepared(NamedTuple):
     """A frame that was decoded, and what was in force then: it is judged by that, whatever comes in between."""
 
     frame: Frame
@@ -264,6 +261,10 @@ def _failure(frame: Frame, error: str, remedy: str) -> Failure:
 
 def _tell_broken(model: Model, error: Exception) -> None:
     _log.error("the model %s cannot compute: %s", model.manifest.id, error)
+
+
+def _ignore(model: Model) -> None:
+    pass
 
 
 def load(folder: Path, guard: "Guard | None" = None, threads: int = 0) -> Model:
@@ -290,14 +291,8 @@ def tried(found: bundle.Bundle, threads: int, ends: Ends = UNCHECKED) -> Model:
     """Load a bundle that was admitted; BundleError when it does not do what it promises."""
     predictor = Predictor(found, threads)
     predictor.self_test()
-    tidy_memory()
+    memory.tidy()
     return Model(predictor, ends, found.digest[:12])
-
-
-def tidy_memory() -> None:
-    """Give back what loading a model took, which is more than the model: 28 MB of 82, of two fused MobileNetV2."""
-    with contextlib.suppress(AttributeError):  # another C library than glibc
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 class Nowhere:

@@ -82,18 +82,39 @@ class Predictor:
         return [self.manifest.classes[best] for best in self.run(images).probabilities.argmax(1)]
 
     def self_test(self) -> None:
-        """Raise BundleError unless the golden image gives the manifest's probabilities within its tolerance."""
+        """Raise BundleError unless the golden image gives the manifest's probabilities within its tolerance.
+
+        The graph's other outputs must have the shapes that the manifest and the reference say.
+        """
         golden = self.manifest.golden
         with copied(self.bundle.folder, golden) as path:
             image = decode(path, self.manifest.input.size, golden.file)
         try:
-            found = self.run(image[None]).probabilities
+            outputs = self.run(image[None], self.manifest.extras)
         except Exception as error:  # onnxruntime's own: other names or shapes than the manifest promises
             raise BundleError(f"{self.bundle.folder} does not compute: {error}", "export the model again") from error
-        expected = np.array([golden.probabilities], np.float32)
+        found, expected = outputs.probabilities, np.array([golden.probabilities], np.float32)
         if found.shape != expected.shape or not np.all(np.abs(found - expected) <= golden.tolerance):
             raise BundleError(
                 f"{self.bundle.folder} fails its self-test: {golden.file} gives {found.tolist()}, "
                 f"expected {expected.tolist()}",
                 "export the model again, or install the onnxruntime version it was exported with",
             )
+        self._test_extras(outputs)
+
+    def _test_extras(self, outputs: Outputs) -> None:
+        classes, encoders = len(self.manifest.classes), len(self.manifest.encoders)
+        shapes: dict[str, tuple[int | None, ...]] = {  # None: any
+            "opinions": (1, encoders, classes),
+            "features": (1, self.reference.features.shape[1] if self.reference else None),
+            "maps": (1, encoders, classes, None, None),
+        }
+        for name in self.manifest.extras:
+            found, expected = getattr(outputs, name).shape, shapes[name]
+            alike = (b in (a, None) for a, b in zip(found, expected, strict=False))
+            if len(found) != len(expected) or not all(alike):
+                said = ["any" if each is None else each for each in expected]
+                raise BundleError(
+                    f"{self.bundle.folder} contradicts itself: its graph gives {name} {list(found)}, expected {said}",
+                    "export the model again",
+                )

@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, TensorProto, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
+from export.block import widen
+from export.rounding import round_well
 from trainer.seeding import generator
 
 MOST = 256  # images that calibrate
@@ -17,17 +19,18 @@ MOST = 256  # images that calibrate
 # where another processor's kernels, or a later onnxruntime, fuse other nodes.
 TOLERANCE = 0.1
 _OPERATORS = ["Conv", "Clip", "Relu", "MaxPool", "Add"]
-_SENSITIVE = ".features.1.conv."  # MobileNetV2's first block: half of all that quantising does wrong
+_ROUNDING = 64  # images that are enough to round weights by
 
 
 def quantise(graph: bytes, images: NDArray[np.uint8]) -> bytes:
     """The graph in int8, calibrated on images uint8 [n, S, S, 3], of which at most MOST are taken.
 
-    The encoders are quantised; what follows them costs little and stays as it is. Images enter as the integers that
+    The encoders and maps are quantised; the rest costs little and stays as it is. Images enter as the integers that
     they are.
     """
     model = onnx.load_from_string(graph)
     pixels, zero = _with_one_mean(model.graph)
+    widen(model.graph, pixels, int(zero))
     chosen = np.sort(generator(0, "calibration").permutation(len(images))[:MOST])
     with tempfile.TemporaryDirectory() as folder:
         exact, quantised = Path(folder) / "exact.onnx", Path(folder) / "int8.onnx"
@@ -41,10 +44,11 @@ def quantise(graph: bytes, images: NDArray[np.uint8]) -> bytes:
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
-            nodes_to_exclude=[node.name for node in model.graph.node if _stays(node)],
+            nodes_to_exclude=[node.name for node in model.graph.node if "features" in node.output],
             extra_options={"TensorQuantOverrides": {pixels: [{"scale": np.array(1, np.float32), "zero_point": zero}]}},
         )
         model = onnx.load(quantised)
+        round_well(model, onnx.load(exact), images[chosen[:_ROUNDING]])
     _feed_integers(model.graph, pixels)
     onnx.checker.check_model(model)
     return bytes(model.SerializeToString())
@@ -60,14 +64,6 @@ class _Images(CalibrationDataReader):  # type: ignore[misc]
         """The next inputs, or None at the end."""
         image = next(self._images, None)
         return None if image is None else {"image": image}
-
-
-def _stays(node: NodeProto) -> bool:
-    """Whether a node stays in fp32: in a sensitive block, or behind the encoders (fused features, maps)."""
-    if node.op_type != "Conv":
-        return bool(node.output[0] == "features")
-    weight: str = node.input[1]
-    return _SENSITIVE in weight or not weight.startswith(("encoder.", "received."))
 
 
 def _with_one_mean(graph: GraphProto) -> tuple[str, NDArray[np.uint8]]:

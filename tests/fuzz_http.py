@@ -62,7 +62,7 @@ def bombs() -> tuple[bytes, ...]:
     side = int(MAX_PIXELS**0.5) + 1
     Picture.new("1", (side, side)).save(image, "PNG")
     deep = b'{"inputs":' + b"[" * 1_000_000
-    lists = json.dumps({"inputs": [{"name": "image", "datatype": "UINT8", "shape": [4000, 16, 16, 3]}]}).encode()
+    lists = json.dumps({"inputs": [{"name": "image", "datatype": "UINT8", "shape": [1000, 16, 16, 3]}]}).encode()
     lists = lists[:-3] + b',"data":[' + b"[]," * 3_000_000 + b"[]]}]}"
     return (
         request("POST", INFER, plain, "Content-Encoding: gzip"),

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from broker_config.errors import EdgeNodeError, UsageError
 from edge import batch
 from edge.commands.judging import judge
 from edge.line import Model, load
+from edge.view.cut import View
 from tests.tiny_bundle import BLUE, GREEN, RED, tiny_bundle
 
 
@@ -103,6 +105,17 @@ def test_results_of_another_model_are_not_mixed_in(model, tree, tmp_path):
         run(other, tree, out)
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_results_of_another_view_are_not_mixed_in(model, tree, tmp_path, suffix):
+    out, strict = tmp_path / f"results{suffix}", View(threshold=0.99)
+    images = batch.find([tree])
+    judge(model, images[:2], strict, batch.Results(out, model, strict), None, heat=False, as_json=False)
+    with pytest.raises(UsageError, match="judged with another view"):
+        batch.Results(out, model)
+    judge(model, images, strict, batch.Results(out, model, View(threshold=0.99)), None, heat=False, as_json=False)
+    assert len(rows(out)) == len(NAMES)
+
+
 def test_a_file_that_holds_something_else_is_left_as_it_is(model, tmp_path):
     for name, content in {"a.jsonl": b"[1]\n{", "b.csv": b"a;b\n1;2\nx", "c.csv": b"image,model\nx"}.items():
         (tmp_path / name).write_bytes(content)
@@ -120,7 +133,14 @@ def test_each_image_that_could_be_read_gets_its_annotated_picture(model, tree, t
     pictures = sorted((tmp_path / "seen").iterdir())
     assert len(pictures) == 4
     assert {Image.open(path).format for path in pictures} == {"JPEG"}
-    assert pictures[0].name.endswith("images_10.png.jpg")
+    assert re.search(r"images_10\.png\.[0-9a-f]{8}\.jpg$", pictures[0].name)
+
+
+def test_no_two_images_share_a_picture_and_long_names_are_shortened(tmp_path):
+    names = ["a/b.png", "a_b.png", "x/1.png", "../x/1.png", "/x/1.png", *(f"{'ä' * 300}/{each}.png" for each in "yz")]
+    for name in names:
+        batch.picture_of(name, tmp_path).touch()
+    assert len(list(tmp_path.iterdir())) == len(names)
 
 
 def test_for_machines_each_outcome_is_a_line_also_beside_results(model, tree, tmp_path, capsys):

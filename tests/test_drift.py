@@ -16,7 +16,8 @@ from edge.line import Line, Seen
 from edge.line import load as load_model
 from edge.predictor import Outputs
 from edge.verdict import Verdict
-from tests.held_out import Told, a_line, judged_bundle, picture, pictures, shown
+from edge.view.cut import View
+from tests.held_out import SIZE, Told, a_line, judged_bundle, picture, pictures, shown
 from tests.tiny_bundle import CLASSES, tiny_bundle
 
 WINDOW = 60
@@ -29,8 +30,9 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def watched(folder: Path, **settings: float) -> tuple[Line, Drift, Told]:
     told = Told()
-    drift = Drift(DriftSettings(**{"window": WINDOW, **settings}), 0.05, told)  # type: ignore[arg-type]
-    return a_line(folder, told, Doubts(Settings()), drift), drift, told
+    doubts = Doubts(Settings())
+    drift = Drift(DriftSettings(**{"window": WINDOW, **settings}), doubts, told)  # type: ignore[arg-type]
+    return a_line(folder, told, doubts, drift), drift, told
 
 
 def darker(images: np.ndarray) -> np.ndarray:
@@ -49,6 +51,23 @@ def test_an_ordinary_line_raises_no_alarm(judged, seed):
     assert told.notices == []
     assert 0 < drift.level < 1
     assert drift.doubtful < 0.3
+
+
+def test_ordinary_images_that_are_the_tiles_of_one_frame_raise_no_alarm_and_changed_ones_do(judged):
+    line, drift, told = watched(judged)
+    line.view = View(tile=SIZE, overlap=0)
+    numbers = np.random.default_rng(1)
+
+    def frames(count: int) -> list[np.ndarray]:
+        rows = [np.concatenate([picture(numbers, numbers.integers(3)) for _ in range(4)], 1) for _ in range(4 * count)]
+        return [np.concatenate(rows[4 * each : 4 * each + 4]) for each in range(count)]
+
+    verdicts = shown(line, frames(300))
+    assert sum(bool(each.doubts) for each in verdicts) > 60  # the deciding tile is the oddest of 16
+    assert told.notices == []
+    assert drift.excess < 0.5
+    shown(line, darker(np.stack(frames(WINDOW))))
+    assert drift.drifted
 
 
 def test_classes_in_other_shares_are_no_drift_and_told(judged):
@@ -77,7 +96,7 @@ class Watch:
     def __init__(self, seed: int, window: int, held_out: int = 60) -> None:
         self.random, self.told = np.random.default_rng(seed), Told()
         self.means = self.random.normal(0, 3, (3, 40))
-        self.drift = Drift(DriftSettings(window=window), 0.05, self.told)
+        self.drift = Drift(DriftSettings(window=window), Doubts(Settings()), self.told)
         taken = np.arange(held_out) % 3
         reference = Reference.of(np.stack([self.features(each) for each in taken]), taken, 3)
         manifest = SimpleNamespace(classes=CLASSES, confidence=None)

@@ -1,23 +1,26 @@
 """A new bundle must prove itself beside the running one, and for a while in service; else the line goes back."""
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from broker_config.errors import EdgeNodeError
-from edge.line import Frame, Line
+from broker_config.errors import EdgeNodeError, UsageError
+from edge.line import BrokenModelError, Frame, Line, Model, load
 from edge.predictor import Outputs, Predictor
-from edge.store.gate import ENOUGH, SAMPLE, Gate
+from edge.store.gate import ENOUGH, OF_A_CLASS, SAMPLE, Gate, Sample, examine
 from edge.store.life import Life, RefusedError
 from edge.store.store import Store
 from edge.verdict import Failure, Notice, Outcome, Verdict
 from edge.verify import Guard
+from edge.view.cut import View
 from tests.signers import Signers
 from tests.stores import OTHERS, stored, tiny
 from tests.tiny_bundle import BLUE, GREEN, RED
@@ -109,6 +112,28 @@ def test_a_bundle_that_disagrees_is_refused_unless_somebody_insists(tmp_path):
         assert line.judge()[0].label == "green"
 
 
+def test_a_bundle_that_misses_a_rare_class_is_refused_however_seldom_that_comes():
+    """A line of good parts: 16 tiles each, and one bad tile in one part of a hundred, which no other tile shows."""
+    manifest = SimpleNamespace(classes=("no_defect", "scratch"), input=SimpleNamespace(size=8))
+    says_no_defect = SimpleNamespace(manifest=manifest, labels=lambda images: ["no_defect"] * len(images))
+    old: Any = SimpleNamespace(manifest=manifest, digest="old")
+    new: Any = SimpleNamespace(manifest=manifest, digest="new", predictor=says_no_defect)
+    sample, pixels = Sample(), SimpleNamespace(pixels=np.zeros((16, 8, 8, 3), np.uint8))
+    for part in range(100 * OF_A_CLASS):
+        probabilities = np.tile(np.float32([0.99, 0.01]), (16, 1))
+        tile = 7 if part % 100 == 50 else 0
+        if tile:
+            probabilities[tile] = 0.01, 0.99
+        seen: Any = SimpleNamespace(model=old, cut=pixels, outputs=Outputs(probabilities), inference=16.0, tile=tile)
+        sample.see(seen)
+    assert len(sample.of(old)) == SAMPLE
+    finding = examine(new, old, sample.of(old), Gate())[-1]
+    assert not finding.good
+    assert (
+        f"on {SAMPLE - OF_A_CLASS} of the last {SAMPLE} images, on 0 of {OF_A_CLASS} that are scratch" in finding.text
+    )
+
+
 def test_a_bundle_with_other_classes_is_refused_unless_somebody_insists(tmp_path):
     other = tiny(tmp_path / "2", 2, ("red", "green", "rust"))
     with running(*stored(tmp_path / "store", tiny(tmp_path / "1"), other), Gate(agreement=0)) as line:
@@ -136,6 +161,20 @@ def test_a_bundle_over_the_latency_budget_or_much_slower_than_the_running_one_is
     assert "[gate] latency allows 10 ms" in refused(line, line.digests[1])
     line.life._gate = Gate(latency=0.1, slower=1e6)
     line.life.activate(line.digests[1], "me")
+
+
+def test_going_back_to_a_bundle_that_lacks_the_class_of_good_parts_is_refused_or_said(tmp_path):
+    other = tiny(tmp_path / "2", 2, ("sound", "green", "blue"))
+    with running(*stored(tmp_path / "store", tiny(tmp_path / "1"), other), Gate()) as line:
+        one, two = line.digests
+        line.life.activate(two, "me", force=True)
+        line.line.view = View(no_defect="sound")
+        with pytest.raises(UsageError, match="no_defect = 'sound' is none of the model's classes"):
+            line.life.roll_back("me")
+        assert line.line.model.digest == line.store.state().active == two
+        line.life._fail(line.line.model, "it fails")
+        line.until(one)
+    assert "is served again, though [view] no_defect = 'sound' is none of" in line.outbox.notices[-1]
 
 
 def test_a_bundle_that_fails_its_self_test_is_refused_whoever_insists(tmp_path):
@@ -238,16 +277,22 @@ def test_a_new_model_that_is_too_slow_in_service_is_taken_back(line, monkeypatch
     assert "[gate] latency allows 5 ms" in line.store.state().bad[two]
 
 
-def test_a_new_model_whose_verdicts_are_doubted_far_more_often_is_taken_back(tmp_path):
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_new_model_whose_verdicts_are_doubted_far_more_often_is_taken_back(tmp_path, restarted):
     doubted = iter([*[False] * 90, True, True, True])  # 3 % of the first, of the second all
 
     def doubter(seen: Any) -> Verdict:
         return msgspec.structs.replace(seen.verdict, doubts=("novel",) if next(doubted, True) else ())
 
     store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
-    with running(store, [one, two], Gate(), doubter=doubter) as line:
+    with contextlib.ExitStack() as stack:
+        line = stack.enter_context(running(store, [one, two], Gate(), doubter=doubter))
         line.judge(93)
         line.life.activate(two, "me")
+        if restarted:
+            line.judge(10)
+            stack.close()
+            line = stack.enter_context(running(store, [one, two], Gate(), doubter=doubter))
         assert {verdict.model for verdict in line.judge(29)} == {two}
         line.judge()
         line.until(one)
@@ -275,6 +320,30 @@ def test_a_model_that_has_passed_its_probation_is_forgiven_two_errors_but_not_th
     assert line.judge()[0].model == one
 
 
+def test_single_errors_among_the_right_answers_to_programs_are_no_row_of_errors(tmp_path, monkeypatch):
+    store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
+    store.activated(two, "me", trial=False)
+    image = np.zeros((1, 16, 16, 3), np.uint8)
+
+    def ask(line: Running, model: Model, *, wrong: bool) -> None:
+        with monkeypatch.context() as patch, pytest.raises(BrokenModelError) if wrong else contextlib.nullcontext():
+            if wrong:
+                patch.setattr(model.predictor, "run", lambda *_: 1 / 0)
+            asyncio.run(line.line.infer(model, image))
+
+    with running(store, [one, two], Gate()) as line:
+        model = line.line.model
+        for _ in range(4):
+            ask(line, model, wrong=True)
+            ask(line, model, wrong=False)
+        for _ in range(4):
+            ask(line, load(store.path(one)), wrong=True)  # which is not served any more
+        assert not line.life._failures
+        for _ in range(3):
+            ask(line, model, wrong=True)
+        line.until(one)
+
+
 def test_a_model_that_fails_and_is_the_only_one_stays_and_that_is_said(tmp_path, monkeypatch):
     with running(*stored(tmp_path / "store", tiny(tmp_path / "1")), Gate()) as line:
         failing(monkeypatch, 1, RuntimeError("no memory"))
@@ -289,6 +358,24 @@ def test_a_model_that_fails_and_is_the_only_one_stays_and_that_is_said(tmp_path,
     assert "there is no other to serve" in notice
 
 
+def test_a_model_that_fails_while_the_one_before_is_damaged_stays_and_that_is_said_once(tmp_path):
+    store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
+    store.activated(two, "me")
+    Path(store.path(one) / "model.onnx").write_bytes(b"damaged")
+    with running(store, [one, two], Gate(latency=1e-9)) as line:
+        line.judge(30)
+        deadline = time.monotonic() + 10
+        while not line.outbox.notices:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert {verdict.model for verdict in line.judge(40)} == {two}
+        assert not line.life._failures
+        assert (store.state().previous, store.state().trial, store.state().history[-1].what) == ("", 0, "kept")
+    [notice] = line.outbox.notices
+    assert f"the one before, {one}, cannot be served: " in notice
+    assert notice.endswith(f"tiny@2 ({two}) goes on")
+
+
 def test_a_model_under_which_the_daemon_dies_three_times_is_taken_back(tmp_path):
     store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
     store.activated(two, "me")
@@ -296,6 +383,18 @@ def test_a_model_under_which_the_daemon_dies_three_times_is_taken_back(tmp_path)
         assert Life(store, Gate()).begin(None).digest == two  # and is killed
     assert Life(store, Gate()).begin(None).digest == one
     assert "died" in store.state().bad[two]
+
+
+def test_a_bundle_on_probation_that_a_restart_names_goes_on_with_it_and_is_confirmed(tmp_path):
+    store, (_, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
+    store.activated(two, "me")
+    life = Life(store, Gate(minutes=0, frames=0))
+    with contextlib.closing(Line(life.begin(tmp_path / "2"), Kept(), watchers=[life])) as line, life.of(line):
+        deadline = time.monotonic() + 10
+        while store.state().trial:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert store.state().history[-1].what == "confirmed"
 
 
 def test_a_served_bundle_that_is_damaged_gives_way_to_the_one_before(tmp_path, caplog):

@@ -1,22 +1,26 @@
 """The limits of HTTP: what is too large, too slow, too much, too late or no HTTP is refused, and says so."""
 
 import asyncio
+import base64
 import contextlib
+import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from edge.bundle import read
 from edge.http import request as intake
-from edge.http.app import App
+from edge.http import tensors
+from edge.http.app import BATCH, App
 from edge.line import Line, Model, Nowhere
 from edge.metrics import Metrics
-from edge.predictor import Predictor
+from edge.predictor import Outputs, Predictor
 from tests.test_daemon import Daemon, daemon
 from tests.tiny_bundle import RED, tiny_bundle
 
@@ -95,6 +99,63 @@ def test_more_images_than_may_wait_are_refused_and_the_others_judged(bundle):
     assert run(bundle, many) == [503] + [200] * intake.MAX_WAITING
 
 
+# ---------------------------------------------------------------- programs that ask for much
+
+MANY = 200  # images
+FILES = {"name": "image", "datatype": "BYTES", "shape": [MANY], "data": [base64.b64encode(RED).decode()] * MANY}
+
+
+def asked(bundle: Path, change: Callable[[Line, asyncio.Event], None]) -> tuple[int, int]:
+    """The status of an answer about many images, and how many batches are computed, if this happens at the second."""
+
+    async def answer(line: Line) -> tuple[int, int]:
+        batches, gone, infer = 0, asyncio.Event(), line.infer
+        bodies, answers = [json.dumps({"inputs": [FILES]}).encode()], []
+
+        async def receive() -> dict[str, Any]:
+            if bodies:
+                return {"type": "http.request", "body": bodies.pop()}
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            answers.append(message)
+
+        async def counted(*arguments: Any) -> Outputs:
+            nonlocal batches
+            batches += 1
+            if batches == 2:
+                change(line, gone)
+            return await infer(*arguments)
+
+        line.infer = counted  # type: ignore[method-assign]
+        path = "/v2/models/tiny/infer"
+        await App(line, Metrics())({"method": "POST", "path": path, "query_string": b"", "headers": []}, receive, send)
+        return answers[0]["status"], batches
+
+    with contextlib.closing(Line(Model(Predictor(read(bundle))), Nowhere())) as line:
+        return asyncio.run(answer(line))
+
+
+def test_what_a_client_has_asked_that_hangs_up_is_not_computed_to_the_end(bundle):
+    assert asked(bundle, lambda _line, _gone: None) == (200, MANY / BATCH)
+    status, batches = asked(bundle, lambda _, gone: gone.set())
+    assert (status, batches < 5) == (400, True)
+
+
+def test_a_line_that_shuts_down_ends_a_long_answer_at_the_next_batch(bundle):
+    assert asked(bundle, lambda line, _: setattr(line, "draining", True)) == (503, 2)
+
+
+def test_a_large_body_is_read_where_nobody_waits_for_it_even_if_its_json_is_short(bundle, monkeypatch):
+    threads, parse = [], tensors.parse
+    monkeypatch.setattr(tensors, "parse", lambda *given: (threads.append(threading.current_thread()), parse(*given))[1])
+    head = json.dumps({"inputs": [FILES | {"data": []}]}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+    run(bundle, lambda found, _: found.post("/v2/models/tiny/infer", content=head + bytes(2 << 20), headers=headers))
+    assert threads[0] is not threading.main_thread()
+
+
 # ---------------------------------------------------------------- connections
 
 BOUNDS = """
@@ -129,6 +190,15 @@ def until(connection: socket.socket, end: bytes) -> None:
     while not found.endswith(end):
         found += connection.recv(1 << 16)
     assert found.startswith(b"HTTP/1.1 200 "), found
+
+
+def test_a_client_that_closes_its_connection_is_not_computed_for_any_more(bounded: Daemon) -> None:
+    body = json.dumps({"inputs": [FILES | {"shape": [1000], "data": FILES["data"] * 5}]}).encode()
+    head = f"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with connect(bounded) as closing:
+        closing.sendall(head + body)
+        closing.shutdown(socket.SHUT_WR)  # as `close` does, but that its answer can be read
+        assert b"the connection ended before" in to_the_end(closing)
 
 
 @pytest.mark.parametrize("begun", [b"GET / HT", b"POST /classify HTTP/1.1\r\nHost: x\r\nX: "])

@@ -139,6 +139,13 @@ def test_more_pixels_than_the_limit_are_refused_before_they_are_unpacked(monkeyp
         decode(encoded(Image.fromarray(GRAY)), SIZE)
 
 
+def test_a_side_beyond_the_limit_is_refused_since_memory_to_resize_it_grows_with_the_side():
+    assert decode(encoded(Image.new("L", (1, images.MAX_SIDE))), SIZE).shape == (SIZE, SIZE, 3)
+    for size in ((images.MAX_SIDE + 1, 1), (1, images.MAX_SIDE + 1)):
+        with pytest.raises(ImageError, match="a side of 65536 pixels"):
+            decode(encoded(Image.new("L", size)), SIZE)
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(ImageError, match=r"gone\.png cannot be read: No such file"):
         decode(tmp_path / "gone.png", SIZE)

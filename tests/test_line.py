@@ -2,13 +2,18 @@
 
 import asyncio
 import contextlib
+import itertools
 import threading
+import time
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 
 from edge import line as lines
-from edge.line import Frame, Line, Nowhere, load
+from edge.feed import feed
+from edge.line import Frame, Line, Nowhere, Seen, load
+from edge.verdict import Failure, Verdict
 from tests.tiny_bundle import RED, tiny_bundle
 
 
@@ -35,3 +40,63 @@ def test_frames_wait_as_files_and_only_a_few_are_decoded_ahead(tmp_path: Path, m
 
     with contextlib.closing(Line(load(tiny_bundle(tmp_path / "bundle").folder), Nowhere())) as line:
         assert asyncio.run(crowd(line)) == 3
+
+
+def test_a_frame_for_which_memory_lacks_is_a_failure_and_the_line_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*_: object) -> None:
+        raise MemoryError
+
+    with contextlib.closing(Line(load(tiny_bundle(tmp_path / "bundle").folder), Nowhere())) as line:
+        with monkeypatch.context() as patch:
+            patch.setattr(lines, "cut", exhausted)
+            failure = asyncio.run(line.judge(Frame("part-7", RED)))
+        assert isinstance(failure, Failure)
+        assert "part-7 cannot be prepared: MemoryError()" in failure.error
+        assert not isinstance(asyncio.run(line.judge(Frame("part-8", RED))), Failure)
+
+
+class Many:
+    """A source of many frames."""
+
+    def __init__(self, name: str, frames: int) -> None:
+        self.name, self._frames = name, frames
+        self.images: list[str] = []
+
+    async def frames(self, stop: asyncio.Event) -> AsyncGenerator[Frame]:
+        for number in range(self._frames):
+            if not stop.is_set():
+                yield Frame(f"{self.name}-{number}", RED, self.name)
+
+    def done(self, frame: Frame, outcome: Verdict | Failure) -> None:
+        self.images.append(outcome.image)
+
+
+def test_frames_of_all_sources_together_find_room_for_a_few_and_each_source_is_judged_in_its_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded, judged, most, cut = itertools.count(1), itertools.count(1), [0], lines.cut
+    ahead = {"cut": 0, "judged": 0}
+
+    def counted(*arguments: object) -> object:
+        ahead["cut"] = next(decoded)
+        most[0] = max(most[0], ahead["cut"] - ahead["judged"])
+        return cut(*arguments)  # type: ignore[arg-type]
+
+    def slowly(seen: Seen) -> Verdict:
+        time.sleep(0.002)  # decoders, if they could, would be far ahead
+        ahead["judged"] = next(judged)
+        return seen.verdict
+
+    async def feed_all(line: Line, sources: list[Many]) -> None:
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(feed(line, each, asyncio.Event()) for each in sources))
+
+    monkeypatch.setattr(lines, "cut", counted)
+    sources = [Many(str(number), 20) for number in range(8)]
+    with contextlib.closing(Line(load(tiny_bundle(tmp_path / "bundle").folder), Nowhere(), None, [slowly])) as line:
+        asyncio.run(feed_all(line, sources))
+    assert most[0] <= 3
+    for source in sources:
+        assert source.images == [f"{source.name}-{number}" for number in range(20)]

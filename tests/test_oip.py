@@ -195,6 +195,8 @@ MISFITS = {
     "no Base64": {"inputs": [FILES | {"data": ["?"]}]},
     "no strings": {"inputs": [FILES | {"data": [7]}]},
     "fewer files": {"inputs": [FILES | {"data": ["AAAA"], "shape": [2]}]},
+    "more files": {"inputs": [FILES | {"data": ["AAAA"] * 2}]},
+    "more images than are taken": {"inputs": [FILES | {"data": [""] * 1025, "shape": [1025]}]},
     "files of two axes": {"inputs": [FILES | {"data": ["AAAA"], "shape": [1, 1]}]},
     "no name": {"inputs": [about(ONE)], "id": 7},
 }
@@ -222,6 +224,7 @@ def test_what_does_not_fit_is_refused_with_its_reason(line: Daemon, what: str) -
         (0, 0, 0, {}),
         (8, 0, 8, FILES),
         (3, 0, 3, FILES),
+        (12, 0, 12, FILES),
     ],
 )
 def test_binary_tensors_whose_lengths_lie_are_refused(

@@ -6,6 +6,7 @@ import pytest
 
 from edge import bundle
 from edge.bundle import Bundle, BundleError
+from edge.doubt.reference import Reference
 from edge.predictor import Predictor
 from tests.tiny_bundle import CLASSES, tiny_bundle, tiny_onnx, tiny_probabilities
 
@@ -62,6 +63,26 @@ def test_the_self_test_finds_a_graph_that_computes_something_else(tiny):
 def test_the_self_test_finds_a_graph_with_other_names_than_the_manifest(tiny, changes):
     with pytest.raises(BundleError, match="does not compute"):
         Predictor(rewritten(tiny, tiny_onnx(16), **changes)).self_test()
+
+
+def reference(features: int) -> bytes:
+    """Of a model that has so many features."""
+    random = np.random.default_rng(2)
+    return Reference.of(random.normal(size=(60, features)).astype("f4"), np.arange(60) % 3, 3).encode()
+
+
+def test_the_self_test_finds_a_reference_of_another_graph(tmp_path):
+    Predictor(tiny_bundle(tmp_path / "right", extras=True, reference=reference(3))).self_test()
+    other = Predictor(tiny_bundle(tmp_path / "other", extras=True, reference=reference(5)))
+    with pytest.raises(BundleError, match=r"gives features \[1, 3\], expected \[1, 5\]"):
+        other.self_test()
+
+
+def test_the_self_test_finds_extras_that_the_graph_lacks_or_gives_in_other_shapes(tiny):
+    with pytest.raises(BundleError, match="does not compute"):
+        Predictor(rewritten(tiny, tiny_onnx(16), extras=("features",))).self_test()
+    with pytest.raises(BundleError, match=r"gives opinions \[1, 2, 3\], expected \[1, 1, 3\]"):
+        Predictor(rewritten(tiny, tiny_onnx(16, True), extras=("opinions",), encoders=("own",))).self_test()
 
 
 def test_a_file_that_is_no_graph_is_refused_when_loaded(tiny):

@@ -19,6 +19,7 @@ from edge import bundle
 from edge.predictor import Predictor
 from export import onnx as exporting
 from export import student
+from export.block import widen
 from export.gate import Comparison, compare
 from export.graph import OUTPUTS, with_temperature
 from export.images import Album
@@ -26,6 +27,7 @@ from export.lean import drop
 from export.onnx import Wish, export
 from export.parity import session
 from export.quantise import quantise
+from export.rounding import round_well, rounded
 from export.student import average, teach
 from tests.test_export import CLASSES, SMALL, made, pictures
 from trainer import personal, progress
@@ -122,6 +124,82 @@ def test_int8_is_calibrated_on_training_images_and_measured_on_held_out_ones(run
     assert len(training.digests) == len(run.held_out.digests) == 12
     assert run.faster == quantise(run.exact, training.images)
     assert run.faster != quantise(run.exact, run.held_out.images)
+
+
+def test_weights_are_rounded_so_that_outputs_err_less() -> None:
+    random = np.random.default_rng()
+    inputs = random.uniform(2, 4, (1, 1000)) + random.normal(0, 1, (9, 1000))  # bright and dark: they go together
+    weight, step = random.uniform(-2.9, 2.9, (1, 40, 9)), np.full((1, 40), 3 / 127)
+    well = rounded(weight, step, (inputs @ inputs.T / 1000)[None]) * step[:, :, None]
+    nearest = np.round(weight / step[:, :, None]) * step[:, :, None]
+    assert np.square((well - weight) @ inputs).mean() < 0.5 * np.square((nearest - weight) @ inputs).mean()
+
+
+def test_what_rounding_shifts_on_average_is_put_right_in_the_bias() -> None:
+    image = onnx.helper.make_tensor_value_info("image", onnx.TensorProto.UINT8, None)
+    out = onnx.helper.make_tensor_value_info("out", onnx.TensorProto.FLOAT, None)
+    nodes = [
+        onnx.helper.make_node("Cast", ["image"], ["pixels"], to=onnx.TensorProto.FLOAT),
+        onnx.helper.make_node("Conv", ["pixels", "w", "b"], ["out"], pads=[0] * 4, strides=[1, 1], group=1),
+    ]
+    exact = {"w": np.full((1, 1, 1, 1), 5.4), "b": np.zeros(1)}
+    whole = {"w_quantized": np.zeros((1, 1, 1, 1), np.int8), "b_quantized": np.array([7], np.int32)}
+    scales = {"w_scale": np.ones(1), "b_quantized_scale": np.full(1, 0.1)}
+    models = [
+        onnx.helper.make_model(
+            onnx.helper.make_graph(
+                nodes, "one", [image], [out], [numpy_helper.from_array(array, name) for name, array in values.items()]
+            ),
+            opset_imports=[onnx.helper.make_opsetid("", 20)],
+            ir_version=10,
+        )
+        for values in ({name: array.astype(np.float32) for name, array in exact.items()}, {**whole, **scales})
+    ]
+    round_well(models[1], models[0], np.full((3, 1, 4, 4), 20, np.uint8))
+    found = {value.name: int(numpy_helper.to_array(value).item()) for value in models[1].graph.initializer}
+    assert found["w_quantized"] == 5
+    assert found["b_quantized"] == 7 + 80  # 20 times 0.4, in tenths
+
+
+def starts(random: np.random.Generator, dead: int) -> onnx.ModelProto:
+    """Two encoders that are the first nodes of MobileNetV2, `dead` channels of each without weights, off."""
+    shapes = {"first": (32, 3, 3, 3), "deep": (32, 1, 3, 3), "narrow": (16, 32, 1, 1), "wide": (96, 16, 1, 1)}
+    nodes, values = [], [numpy_helper.from_array(np.array(top, np.float32), name) for name, top in (("0", 0), ("6", 6))]
+    for encoder in "ab":
+        name = "pixels"
+        for layer, shape in shapes.items():
+            weight = random.normal(0, 0.02 if layer == "first" else 0.5, shape)
+            weight[:dead] *= layer != "first"
+            arrays = {"weight": weight, "bias": random.uniform(0, 1, shape[0])}
+            arrays["bias"][:dead] -= layer == "first"
+            values += [
+                numpy_helper.from_array(each.astype(np.float32), encoder + layer + key) for key, each in arrays.items()
+            ]
+            padding = {"pads": [1] * 4} if shape[2] == 3 else {}
+            groups = 32 if layer == "deep" else 1
+            names = [name, *(encoder + layer + key for key in arrays)]
+            name = encoder + layer
+            nodes.append(onnx.helper.make_node("Conv", names, [name], group=groups, **padding))
+            if layer in ("first", "deep"):
+                nodes.append(onnx.helper.make_node("Clip", [name, "0", "6"], [name := f"{name} clipped"]))
+    images, *ends = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in ("pixels", "awide", "bwide")
+    )
+    graph = onnx.helper.make_graph(nodes, "starts", [images], ends, values)
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
+
+
+def test_encoders_share_their_first_convolutions_without_the_channels_that_no_image_changes() -> None:
+    random = np.random.default_rng()
+    model = starts(random, dead=9)
+    pixels = random.integers(-100, 156, (2, 3, 16, 16)).astype(np.float32)
+    before = session(model.SerializeToString()).run(None, {"pixels": pixels})
+    widen(model.graph, "pixels", 100)
+    after = session(model.SerializeToString()).run(None, {"pixels": pixels})
+    for each, other in zip(before, after, strict=True):
+        np.testing.assert_allclose(each, other, atol=1e-3)
+    assert [node.op_type for node in model.graph.node] == ["Conv", "Clip", "Conv", "Clip", "Conv", "Conv"]
+    assert {value.name: tuple(value.dims) for value in model.graph.initializer}["adeepweight"] == (48, 1, 3, 3)
 
 
 def test_graphs_are_compared_by_verdicts_accuracy_and_time(run: Run) -> None:

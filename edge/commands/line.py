@@ -239,6 +239,6 @@ def infer(
     found = batch.find(images)
     model = load(bundle, make_guard(trust, memory, accept_older, remembers=False), threads)
     tell(model.ends)
-    results = batch.Results(out, model) if out else None
+    results = batch.Results(out, model, wanted) if out else None
     whole = judge(model, found, wanted, results, annotate, heat=heat, as_json=as_json)
     raise typer.Exit(0 if whole else UsageError.exit_code)

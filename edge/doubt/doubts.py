@@ -49,6 +49,14 @@ class Limits(NamedTuple):
         )
 
 
+class Found(NamedTuple):
+    """What there is to say against a tile."""
+
+    doubts: tuple[Doubt, ...]
+    disagreement: float | None
+    novelty: float | None
+
+
 class Doubts:
     """Says of each verdict why somebody should look at its image. A tiled frame is doubted for its deciding tile."""
 
@@ -56,22 +64,35 @@ class Doubts:
         self._settings = settings
         self._known: tuple[Model, Limits] | None = None
 
+    @property
+    def expected(self) -> float:
+        """The share of ordinary images that are doubted for other reasons than confidence."""
+        return min(1, self._settings.novelty + self._settings.disagreement)
+
     def __call__(self, seen: Seen) -> Verdict:
         """The verdict with its doubts, its novelty and its encoders' disagreement, as far as the bundle gives them."""
-        limits, outputs, tile = self._limits(seen.model), seen.outputs, slice(seen.tile, seen.tile + 1)
+        found = self._of(seen, seen.tile, seen.verdict.label, seen.verdict.confidence)
+        return msgspec.structs.replace(seen.verdict, **found._asdict())
+
+    def of(self, seen: Seen, tile: int) -> tuple[Doubt, ...]:
+        """Doubts in a tile as if it were the whole frame."""
+        row = seen.outputs.probabilities[tile]
+        return self._of(seen, tile, seen.model.manifest.classes[int(row.argmax())], float(row.max())).doubts
+
+    def _of(self, seen: Seen, tile: int, label: str, confidence: float) -> Found:
+        limits, outputs, part = self._limits(seen.model), seen.outputs, slice(tile, tile + 1)
         reference = seen.model.predictor.reference
         apart = novel = None
         if outputs.opinions is not None and outputs.opinions.shape[1] > 1:
-            apart = float(disagreement(outputs.opinions[tile])[0])
+            apart = float(disagreement(outputs.opinions[part])[0])
         if outputs.features is not None and reference is not None:
-            novel = float(reference.novel(outputs.features[tile])[0])
+            novel = float(reference.novel(outputs.features[part])[0])
         found: dict[Doubt, bool] = {
-            "confidence": seen.verdict.confidence < limits.confidence.get(seen.verdict.label, 0),
+            "confidence": confidence < limits.confidence.get(label, 0),
             "disagreement": _above(apart, limits.disagreement),
             "novelty": _above(novel, limits.novelty),
         }
-        doubts = tuple(name for name, doubted in found.items() if doubted)
-        return msgspec.structs.replace(seen.verdict, doubts=doubts, disagreement=apart, novelty=novel)
+        return Found(tuple(name for name, doubted in found.items() if doubted), apart, novel)
 
     def _limits(self, model: Model) -> Limits:
         if self._known is None or self._known[0] is not model:

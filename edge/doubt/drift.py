@@ -3,16 +3,19 @@
 Each image's features, standardised within the class that the model takes it for, go into an exponentially weighted
 moving average. While nothing has changed its mean square is a scaled chi-square, whose scale follows from the window
 and from how few the held-out images were, and whose degrees of freedom from how their features hang together
-(Satterthwaite 1946). Classes in other shares are no drift; doubts in other shares are.
+(Satterthwaite 1946). Classes in other shares are no drift; doubts in other shares are. Of a tiled frame one tile
+counts, drawn at random.
 """
 
 import math
+import random
 from typing import Annotated
 
 import numpy as np
 from msgspec import Meta, Struct
 
 from edge.bundle import Manifest
+from edge.doubt.doubts import Doubts
 from edge.doubt.reference import Floats, Reference
 from edge.line import Model, Outbox, Seen
 from edge.verdict import Notice, Verdict, fresh_id, now
@@ -36,9 +39,10 @@ class Drift:
     from any thread.
     """
 
-    def __init__(self, settings: Settings, expected: float, outbox: Outbox) -> None:
-        """`expected`: the share of ordinary images that are doubted for other reasons than confidence."""
-        self._settings, self._expected, self._outbox = settings, expected, outbox
+    def __init__(self, settings: Settings, doubts: Doubts, outbox: Outbox) -> None:
+        """`doubts` are those that the line's verdicts get."""
+        self._settings, self._doubts, self._outbox = settings, doubts, outbox
+        self._random = random.Random(0)
         self.drifted = False
         self._start_anew(None)
 
@@ -59,9 +63,11 @@ class Drift:
             self._start_anew(seen.model)
         reference = seen.model.predictor.reference
         if self._average and reference and seen.outputs.features is not None:
-            taken = int(seen.outputs.probabilities[seen.tile].argmax())
-            standardised = reference.standardised(seen.outputs.features[seen.tile], taken)
-            self._average.add(standardised, taken, bool(seen.verdict.doubts))
+            tiles = len(seen.outputs.probabilities)
+            tile = self._random.randrange(tiles)  # the one that decides is the oddest of all
+            doubts = self._doubts.of(seen, tile) if tiles > 1 else seen.verdict.doubts
+            taken = int(seen.outputs.probabilities[tile].argmax())
+            self._average.add(reference.standardised(seen.outputs.features[tile], taken), taken, bool(doubts))
             self._measure(self._average, reference, seen.model.manifest)
             self._decide()
         return seen.verdict
@@ -79,7 +85,7 @@ class Drift:
         self.level = strayed / limit / self._settings.tolerance
         self.shares = dict(zip(manifest.classes, shares.tolist(), strict=True))
         self.doubtful = average.doubts / average.weight
-        usual = max(_FEWEST, self._expected + (1 - manifest.confidence.coverage if manifest.confidence else 0))
+        usual = max(_FEWEST, self._doubts.expected + (1 - manifest.confidence.coverage if manifest.confidence else 0))
         deviation = math.sqrt(max(0, usual * (1 - usual)) * (variance + 1 / int(reference.counts.sum()))) or 1
         self.excess = (self.doubtful - usual) / (_SIGMAS * deviation) / self._settings.tolerance
 

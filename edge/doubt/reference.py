@@ -103,7 +103,10 @@ def load(found: Bundle) -> Reference | None:
         reference = Reference(**{name: tensors[name] for name in Reference._fields})
     except (SafetensorError, KeyError) as error:
         raise BundleError(f"{found.folder / part.file} is damaged: {error}", "export the model again") from error
-    if len(reference.means) != len(manifest.classes) or not len(reference.features):
+    classes, images, features = len(manifest.classes), reference.novelty.size, reference.deviation.size
+    shapes = [(images, features), (images,), (reference.disagreement.size,)]
+    shapes += [(classes, features), (classes,), (features,), (classes,), (1,)]
+    if not images or [tensors[name].shape for name in Reference._fields] != shapes:
         raise BundleError(f"{found.folder / part.file} is of another model", "export the model again")
     return reference._replace(freedom=tensors["freedom"].item())
 

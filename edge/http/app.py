@@ -1,5 +1,6 @@
 """What the line answers over HTTP: an ASGI application with a table of routes."""
 
+import asyncio
 import logging
 import re
 import time
@@ -15,7 +16,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from edge.expiry import warnings
 from edge.http import tensors
-from edge.http.request import Answer, Intake, Receive, Request, RequestError
+from edge.http.request import Answer, Intake, Receive, Request, RequestError, shutting_down
 from edge.images import ImageError, decode
 from edge.line import BrokenModelError, Frame, Line, Model
 from edge.metrics import CONTENT_TYPE as METRICS_TYPE
@@ -25,6 +26,7 @@ from edge.verdict import Failure
 
 BATCH = 8  # images of a request that are computed at a time: others have their turn in between
 _INLINE = 1 << 16  # bytes of JSON that are read where all requests wait for it; it takes less than a millisecond
+_SMALL = 1 << 20  # bytes of a whole body; likewise
 _LONGEST_NAME = 200  # characters
 _OPENAPI = Path(__file__).with_name("openapi.json")
 
@@ -146,8 +148,7 @@ class App:
         annotate = request.query("annotate", "")
         if annotate not in ("", "1", "heat"):
             raise RequestError("annotate is neither 1 nor heat", "leave it out for the verdict as JSON")
-        async with self._intake.body(request) as body:
-            found = await self._line.see(Frame(name, body, "http"))
+        async with self._intake.body(request) as body, self._line.see(Frame(name, body, "http")) as found:
             if isinstance(found, Failure):
                 return Answer.json(found, 400)
             headers = {b"x-model": found.verdict.model.encode()}
@@ -205,7 +206,7 @@ class App:
                 raise RequestError(
                     f"the inference request does not fit: {error}", "compare it with the model's metadata"
                 ) from error
-            outputs = await self._outputs(inquiry, model)
+            outputs = await self._outputs(inquiry, model, request)
         content, head = tensors.reply(inquiry, model, outputs)
         named = {b"x-model": model.digest.encode()}
         if head is None:
@@ -221,23 +222,35 @@ class App:
         def parse(content: bytes) -> tensors.Inquiry:
             return tensors.parse(content, head, model.manifest)
 
-        if (len(body) if head is None else head) <= _INLINE:
+        if len(body) <= _SMALL and (len(body) if head is None else head) <= _INLINE:
             return parse(body)
         return await self._line.decoding(parse, body)
 
-    async def _outputs(self, inquiry: tensors.Inquiry, model: Model) -> Outputs:
-        """What the model gives for all images, a few at a time."""
+    async def _outputs(self, inquiry: tensors.Inquiry, model: Model, request: Request) -> Outputs:
+        """What the model gives for all images, a few at a time, as long as there is somebody to answer."""
         extras = [wanted.name for wanted in inquiry.outputs if wanted.name != model.manifest.output]
         parts = []
+        leaving = asyncio.create_task(request.left())
         try:
             for first in range(0, inquiry.amount, BATCH):
+                if first:
+                    self._check_worth(leaving)
                 images = await self._images(inquiry, model, slice(first, first + BATCH))
                 parts.append(await self._line.infer(model, images, extras))
         except ImageError as error:
             raise RequestError(error.what, error.remedy, 422) from error
         except BrokenModelError as error:
             raise RequestError(error.what, error.remedy, 500) from error
+        finally:
+            leaving.cancel()
         return parts[0] if len(parts) == 1 else tensors.joined(parts)
+
+    def _check_worth(self, leaving: asyncio.Task[None]) -> None:
+        """RequestError when it is no use going on."""
+        if leaving.done():
+            raise RequestError("the connection ended before the answer was there", "leave it open until then")
+        if self._line.draining:
+            raise shutting_down()
 
     async def _images(self, inquiry: tensors.Inquiry, model: Model, some: slice) -> NDArray[np.uint8]:
         if inquiry.images is not None:
@@ -246,5 +259,5 @@ class App:
         def decoded(numbered: tuple[int, bytes]) -> NDArray[np.uint8]:
             return decode(numbered[1], model.manifest.input.size, f"image {numbered[0]}")
 
-        files = list(enumerate(inquiry.files))[some]
+        files = enumerate(inquiry.files[some], some.start)
         return np.stack([await self._line.decoding(decoded, each) for each in files])

@@ -83,6 +83,10 @@ class Request:
             yield message.get("body", b"")
             more = message.get("more_body", False)
 
+    async def left(self) -> None:
+        """Return when the client, whose whole body is here, has hung up or will say no more, which looks the same."""
+        await self._receive()
+
 
 class Intake:
     """Takes in the bodies of a bounded number of requests, of bounded size and in bounded time."""
@@ -96,7 +100,7 @@ class Intake:
     async def body(self, request: Request) -> AsyncIterator[bytes]:
         """A request's body, unpacked, held until the context is left; RequestError when there is no place for it."""
         if self._line.draining:
-            raise RequestError("this line is shutting down", "send the request again when it is back", 503)
+            raise shutting_down()
         if self.waiting >= MAX_WAITING:
             raise RequestError(f"{self.waiting} requests are waiting already", _SLOWLY, 503, _LATER)
         self.waiting += 1
@@ -154,6 +158,11 @@ def _unpacked(packed: bytes) -> bytes:
     if not unpacker.eof or unpacker.unused_data:
         raise RequestError("the body is not one whole compressed stream", "send it again, or without compression")
     return plain
+
+
+def shutting_down() -> RequestError:
+    """What is said to those who come late."""
+    return RequestError("this line is shutting down", "send the request again when it is back", 503)
 
 
 def _too_large() -> RequestError:

@@ -103,10 +103,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Answer a client that will say no more what it has asked; True while there is something to answer."""
-        asked = self._answering is not None and not self._answering.response_complete and not self._in_body
-        if asked:
-            self.cycle.keep_alive = False  # the last one, of several that were sent at once
-        return asked
+        asked = self._answering
+        if asked is None or asked.response_complete or self._in_body:
+            return False
+        asked.message_event.set()  # most have hung up: what takes long need not go on
+        self.cycle.keep_alive = False  # the last one, of several that were sent at once
+        return True
 
     def on_message_begin(self) -> None:
         """Count requests that wait; an exception in here refuses the connection."""

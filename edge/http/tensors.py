@@ -20,6 +20,8 @@ from edge.bundle import Manifest
 from edge.line import Model
 from edge.predictor import Outputs
 
+MAX_IMAGES = 1024  # of a request
+
 _Pixel = Annotated[int, Meta(ge=0, le=255)]
 _FLAT = msgspec.json.Decoder(list[_Pixel])
 _NESTED = msgspec.json.Decoder(list[list[list[list[_Pixel]]]])
@@ -124,6 +126,8 @@ def parse(body: bytes, header: int | None, manifest: Manifest) -> Inquiry:
     if [each.name for each in asked.inputs] != [manifest.input.name]:
         raise Unfit(f"the model has one input, {manifest.input.name}")
     tensor = asked.inputs[0]
+    if tensor.shape and tensor.shape[0] > MAX_IMAGES:
+        raise Unfit(f"it has {tensor.shape[0]} images, more than {MAX_IMAGES}")
     binary = _binary(tensor, memoryview(body)[end:])
     wanted = _wanted(asked, manifest)
     if tensor.datatype == "BYTES":
@@ -169,22 +173,28 @@ def _files(tensor: _Input, binary: memoryview | None) -> tuple[bytes, ...]:
     """Each file: in binary data a length of four bytes precedes it, in JSON it is Base64."""
     if len(tensor.shape) != 1 or not tensor.shape[0]:
         raise Unfit("image files are BYTES [N]")
-    files = list(_split(binary)) if binary is not None else _decoded(tensor)
-    if len(files) != tensor.shape[0]:
-        raise Unfit(f"it holds {len(files)} image files, its shape says {tensor.shape[0]}")
+    (count,) = tensor.shape
+    files = _split(binary, count) if binary is not None else _decoded(tensor, count)
+    if len(files) != count:
+        raise Unfit(f"it holds {len(files)} image files, its shape says {count}")
     return tuple(files)
 
 
-def _decoded(tensor: _Input) -> list[bytes]:
+def _decoded(tensor: _Input, count: int) -> list[bytes]:
+    if memoryview(tensor.data).tobytes().count(b'"') > 2 * count:  # before a string is made of each
+        raise Unfit(f"it holds more than {count} image files")
     try:
         return [base64.b64decode(text, validate=True) for text in _STRINGS.decode(tensor.data)]
     except (msgspec.DecodeError, UnicodeDecodeError, binascii.Error, ValueError) as error:
         raise Unfit(f"in JSON an image file is a string of Base64: {error}") from error
 
 
-def _split(binary: memoryview) -> list[bytes]:
-    files, at = [], 0
+def _split(binary: memoryview, count: int) -> list[bytes]:
+    files: list[bytes] = []
+    at = 0
     while at < len(binary):
+        if len(files) == count:
+            raise Unfit(f"it holds more than {count} image files")
         if at + 4 > len(binary):
             raise Unfit("its binary data ends within a length")
         (length,) = struct.unpack_from("<I", binary, at)

@@ -5,7 +5,8 @@ import contextlib
 import logging
 import time
 
-from edge.line import Line, tidy_memory
+from edge import memory
+from edge.line import Line
 from edge.operation.notify import Manager
 from edge.operation.receivers import Receivers
 from edge.view.look import PROGRESS
@@ -26,7 +27,7 @@ async def beat(line: Line, receivers: Receivers, manager: Manager, stop: asyncio
             continue
         manager.tell(WATCHDOG=1, STATUS=status(line, receivers))
         if time.monotonic() - tidied > _TIDY:
-            await asyncio.to_thread(tidy_memory)
+            await asyncio.to_thread(memory.tidy)
             tidied = time.monotonic()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), pause)

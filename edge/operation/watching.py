@@ -37,8 +37,7 @@ class Watching:
         """Use them, for the frames to come."""
         now, old, drift = self._now, self._keep, self._drift
         if now is None or (now.doubt, now.drift) != (wanted.doubt, wanted.drift):
-            share = min(1, wanted.doubt.novelty + wanted.doubt.disagreement)
-            self._drift = Drift(wanted.drift, share, self._line.outbox) if wanted.drift.window else None
+            self._drift = Drift(wanted.drift, Doubts(wanted.doubt), self._line.outbox) if wanted.drift.window else None
         self._keep, self._now = keep, wanted
         before: list[Watcher] = [Doubts(wanted.doubt)]
         if self._drift:

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
@@ -16,7 +16,8 @@ from edge.predictor import Predictor
 
 SAMPLE = 64  # of the network's inputs
 ENOUGH = 16  # of them, to compare two models by
-_OF_A_FRAME = 4  # tiles that a frame adds, so that the sample spans several
+OF_A_CLASS = 8  # of them that the running model calls the same, to compare by that class alone
+_OF_A_FRAME = 4  # tiles that a frame adds besides the one that decided, so that the sample spans several
 _RUNS = 15  # at least, whose median is a model's latency
 _REST = 4.0  # times as long as it has computed the gate leaves the processor to the line
 
@@ -28,7 +29,9 @@ class Gate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         None  # seconds for an image: median before, 95th percentile in service
     )
     slower: Annotated[float, Meta(ge=1)] = 3.0  # times the running model's median latency that it may take
-    agreement: Annotated[float, Meta(ge=0, le=1)] = 0.8  # share of the last images that both must call the same
+    agreement: Annotated[float, Meta(ge=0, le=1)] = (
+        0.8  # share of the last images, and of each class, that both must call the same
+    )
     doubts: Annotated[float, Meta(gt=0, le=1)] = 0.25  # by which the share of doubted verdicts may rise in service
     minutes: Annotated[float, Meta(ge=0)] = 10.0  # that probation lasts at least
     frames: Annotated[int, Meta(ge=0)] = 100  # likewise; a line that has seen fewer within a day is believed
@@ -43,25 +46,34 @@ class Shadow(NamedTuple):
 
 
 class Sample:
-    """The last of what the running model has judged. Fed and read in different threads."""
+    """The last of what the running model has judged, so that rare classes stay. Fed and read in different threads."""
 
     def __init__(self) -> None:
-        self._shadows: deque[Shadow] = deque(maxlen=SAMPLE)
+        self._shadows: list[Shadow] = []  # the oldest first
         self._of = ""  # the model's digest
 
     def see(self, seen: Seen) -> None:
-        """Keep some of a frame's tiles; those of another model are forgotten."""
+        """Keep some of a frame's tiles, and the one that decided; those of another model are forgotten."""
         if seen.model.digest != self._of:
-            self._shadows, self._of = deque(maxlen=SAMPLE), seen.model.digest
+            self._shadows, self._of = [], seen.model.digest
         pixels, classes = seen.cut.pixels, seen.model.manifest.classes
         labels = seen.outputs.probabilities.argmax(1)
-        for tile in np.linspace(0, len(pixels) - 1, min(len(pixels), _OF_A_FRAME)).astype(int):
-            self._shadows.append(Shadow(pixels[tile].copy(), classes[labels[tile]], seen.inference / len(pixels)))
+        some = np.linspace(0, len(pixels) - 1, min(len(pixels), _OF_A_FRAME)).astype(int).tolist()
+        for tile in sorted({*some, seen.tile}):
+            self._add(Shadow(pixels[tile].copy(), classes[labels[tile]], seen.inference / len(pixels)))
+
+    def _add(self, shadow: Shadow) -> None:
+        """The oldest of the class that has most makes room."""
+        self._shadows.append(shadow)
+        if len(self._shadows) > SAMPLE:
+            labels = [each.label for each in self._shadows]
+            [(commonest, _)] = Counter(labels).most_common(1)
+            del self._shadows[labels.index(commonest)]
 
     def of(self, model: Model) -> list[Shadow]:
         """What this model has judged last."""
         shadows = self._shadows
-        return list(shadows.copy()) if self._of == model.digest else []
+        return shadows.copy() if self._of == model.digest else []
 
 
 class Finding(NamedTuple):
@@ -122,10 +134,16 @@ def _latency(seconds: float, sample: Sequence[Shadow], gate: Gate) -> list[Findi
 
 
 def _agreement(new: Sequence[str], old: Sequence[str], gate: Gate) -> Finding:
-    same = sum(a == b for a, b in zip(new, old, strict=True))
-    found = f"it agrees with the running one on {same} of the last {len(old)} images"
+    """On all images, and on those of each class: where most parts are good, saying so always agrees on nearly all."""
+    agreed = Counter(a for a, b in zip(new, old, strict=True) if a == b)
+    found = f"it agrees with the running one on {agreed.total()} of the last {len(old)} images"
     if len(old) < ENOUGH:
         return Finding(True, f"{found}: too few to judge by")
-    if same < gate.agreement * len(old):
-        return Finding(False, f"{found}; [gate] agreement asks for {gate.agreement:.0%}")
+    judged = {label: count for label, count in Counter(old).items() if count >= OF_A_CLASS}
+    worst = min(judged, key=lambda label: agreed[label] / judged[label], default=None)
+    asked = f"[gate] agreement asks for {gate.agreement:.0%}"
+    if worst is not None and agreed[worst] < gate.agreement * judged[worst]:
+        return Finding(False, f"{found}, on {agreed[worst]} of {judged[worst]} that are {worst} to that one; {asked}")
+    if agreed.total() < gate.agreement * len(old):
+        return Finding(False, f"{found}; {asked}")
     return Finding(True, found)

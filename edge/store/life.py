@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker_config.errors import EdgeNodeError, UsageError, explain
-from edge import bundle
+from edge import bundle, memory
 from edge.expiry import UNCHECKED, Ends
-from edge.line import Line, Model, Seen, load, tidy_memory, tried
+from edge.line import Line, Model, Seen, load, tried
 from edge.store.desk import Answer, Desk, Request
 from edge.store.gate import Finding, Gate, Sample, examine
 from edge.store.probation import Doubts, Probation
-from edge.store.store import Store
+from edge.store.store import State, Store
 from edge.verdict import Notice, Verdict, fresh_id, now
 from edge.view.decide import check
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edge.verify import Guard
 
 STARTS = 3  # of a daemon with a model on probation; it should have been confirmed by then
-_STREAK = 3  # errors of a proven model, with no verdict in between
+_STREAK = 3  # errors of a proven model, with no answer in between
 _TICK = 0.2  # seconds between two looks for requests
 _SELF = "the line"
 
@@ -68,8 +68,11 @@ class Life:
             return self._resumed()
         model = load(folder, self._guard, self._threads)
         self.store.add(folder, "edge-node serve", model.digest)
-        if self.store.state().active != model.digest:
+        state = self.store.state()
+        if state.active != model.digest:
             self.store.activated(model.digest, "edge-node serve", trial=False)
+        elif state.trial:
+            self._go_on_with_probation(state)
         return model
 
     def _resumed(self) -> Model:
@@ -92,15 +95,18 @@ class Life:
             why = f"the daemon died {STARTS} times while it was on probation" if died else "it could not be loaded"
             self.store.rolled_back(_SELF, why, failed=died)
         elif state.trial:
-            self.store.started(state.trial + 1)
-            self._probation = Probation(self._gate, None)
+            self._go_on_with_probation(state)
         return model
+
+    def _go_on_with_probation(self, state: State) -> None:
+        self.store.started(state.trial + 1)
+        self._probation = Probation(self._gate, state.doubts)
 
     @contextmanager
     def of(self, line: Line) -> Iterator[None]:
         """Look after the model of this line, which has us as its last watcher."""
         self._line = line
-        line.broken = self._broken
+        line.broken, line.sound = self._broken, self._sound
         thread = threading.Thread(target=self._run, args=(Desk(self.store.folder),), name="life", daemon=True)
         thread.start()
         try:
@@ -116,7 +122,6 @@ class Life:
     def __call__(self, seen: Seen) -> Verdict:
         """Watch the model."""
         if seen.model is self._line.model:
-            self._errors = 0
             self._sample.see(seen)
             if self._probation is None:
                 self._doubts.see(seen)
@@ -126,9 +131,15 @@ class Life:
 
     def _broken(self, model: Model, error: Exception) -> None:
         _log.error("the model %s (%s) cannot compute: %s", model.manifest.id, model.digest, error)
+        if model is not self._line.model:  # a question that was asked before it went
+            return
         self._errors += 1
         if self._probation or self._errors == _STREAK:
             self._fail(model, f"it cannot compute: {error}")
+
+    def _sound(self, model: Model) -> None:
+        if model is self._line.model:
+            self._errors = 0
 
     def _fail(self, model: Model, why: str) -> None:
         """Serve the model before at once, if it is loaded; the rest is not for this thread."""
@@ -168,6 +179,7 @@ class Life:
         self._settle()
         self.check_bad(digest, force=force)
         running = self._line.model
+        doubts = self._probation.before if self._probation else self._doubts.share
         with self._admitted(digest, accept_older=accept_older) as (found, ends):
             model = tried(found, self._threads, ends)
             findings = [_signed(ends), *examine(model, running, self._sample.of(running), self._gate)]
@@ -181,21 +193,24 @@ class Life:
             # What a restart finds in the store must pass the guard: a newer bundle stands there before the guard knows
             # of it, an older one after it was admitted.
             if newer := model.manifest.version >= running.manifest.version:
-                self.store.activated(digest, by, why)
+                self.store.activated(digest, by, why, doubts=doubts)
         if not newer:
-            self.store.activated(digest, by, why)
+            self.store.activated(digest, by, why, doubts=doubts)
         state = self.store.state()
         with self._swap:
             if not state.trial:
                 self._serve(model)
             else:
                 before = self._before or (running if state.previous == running.digest else None)
-                self._serve(model, Probation(self._gate, self._doubts.share), before)
+                self._serve(model, Probation(self._gate, doubts), before)
         self._tell(f"{model.manifest.id} ({digest}) is served from now on", digest, by)
         return texts
 
     def roll_back(self, by: str) -> list[str]:
-        """Serve the bundle before again, on purpose; EdgeNodeError when there is none, or it cannot be served."""
+        """Serve the bundle before again, on purpose.
+
+        EdgeNodeError when there is none, when it cannot be served, or lacks a class that the view names.
+        """
         with self._turn:
             self._settle()
             state = self.store.state()
@@ -203,6 +218,7 @@ class Life:
                 raise UsageError("there is no bundle to go back to", "edge-node bundle list shows what there is")
             with self._admitted(state.previous, accept_older=True) as (found, ends):
                 model = tried(found, self._threads, ends)
+                check(self._line.view, model.manifest.classes)
             self.store.rolled_back(by, "on purpose", failed=False)
             with self._swap:
                 self._serve(model)
@@ -233,7 +249,7 @@ class Life:
         while not self._stop.wait(_TICK):
             if self._untidy:
                 self._untidy = False
-                tidy_memory()
+                memory.tidy()
             try:
                 with self._turn:
                     self._settle()
@@ -284,15 +300,30 @@ class Life:
             with self._admitted(previous, accept_older=True) as (found, ends):
                 model = None if self._line.model.digest == previous else tried(found, self._threads, ends)
         except EdgeNodeError as error:
-            _log.error("the bundle %s, which was served before, cannot be: %s", previous, error)
+            self._stay(failed, previous, why, error)
             return
         self.store.rolled_back(_SELF, why, failed=True)
         with self._swap:
             if model:
                 self._serve(model)
         served = self._line.model
+        text = f"the bundle {failed} has failed ({why}): {served.manifest.id} ({served.digest}) is served again"
+        try:
+            check(self._line.view, served.manifest.classes)
+        except UsageError as error:  # a model that can compute is still better
+            text += f", though {error.what}"
+        self._tell(text, failed)
+
+    def _stay(self, failed: str, previous: str, why: str, error: EdgeNodeError) -> None:
+        """There is no way back: say so once, and do not try again."""
+        self.store.kept(_SELF, f"{why}; {previous} cannot be served: {error.what}")
+        with self._swap:
+            self._probation, self._before = None, None
+        served = self._line.model
         self._tell(
-            f"the bundle {failed} has failed ({why}): {served.manifest.id} ({served.digest}) is served again", failed
+            f"the bundle {failed} has failed ({why}), and the one before, {previous}, cannot be served: {error.what}; "
+            f"{served.manifest.id} ({served.digest}) goes on",
+            failed,
         )
 
     def _tell(self, text: str, digest: str, by: str = _SELF) -> None:

@@ -37,7 +37,7 @@ class Probation:
         """`before` is the share of doubted verdicts of the model before, if it is known."""
         self.doubts = Doubts()
         self._gate = gate
-        self._before = before
+        self.before = before
         self._clock = clock
         self._begun = clock()
         self._frames = 0
@@ -66,6 +66,6 @@ class Probation:
 
     def _doubtful(self) -> str:
         found = self.doubts.share
-        if found is None or self._before is None or found - self._before <= self._gate.doubts:
+        if found is None or self.before is None or found - self.before <= self._gate.doubts:
             return ""
-        return f"{found:.0%} of its verdicts are in doubt, of the model before {self._before:.0%}"
+        return f"{found:.0%} of its verdicts are in doubt, of the model before {self.before:.0%}"

@@ -38,7 +38,7 @@ _PAUSE = 0.05  # seconds between two looks at a lock
 class Event(Struct, frozen=True, kw_only=True):
     """Something that happened to a bundle."""
 
-    what: Literal["added", "activated", "refused", "confirmed", "rolled back"]
+    what: Literal["added", "activated", "refused", "confirmed", "rolled back", "kept"]
     bundle: str
     time: str  # ISO 8601, UTC
     by: str  # who wanted it
@@ -51,6 +51,7 @@ class State(Struct, frozen=True, kw_only=True):
     active: str = ""  # a bundle's digits; empty: none yet
     previous: str = ""  # to which the line goes back
     trial: int = 0  # starts of the daemon since `active` is on probation; 0: it is not
+    doubts: float | None = None  # share of the verdicts before `active` that were doubted; probation compares
     bad: dict[str, str] = {}  # bundles that failed in service, and how
     history: tuple[Event, ...] = ()  # the newest last
 
@@ -117,15 +118,20 @@ class Store:
             self._prune(found)
         return found
 
-    def activated(self, digest: str, by: str, why: str = "", *, trial: bool = True) -> State:
-        """Serve a bundle from now on. What was served before, and has passed its probation, is the way back."""
+    def activated(
+        self, digest: str, by: str, why: str = "", *, trial: bool = True, doubts: float | None = None
+    ) -> State:
+        """Serve a bundle from now on. What was served before, and has passed its probation, is the way back.
+
+        `doubts` is the share of its verdicts that were doubted, if it is known.
+        """
 
         def change(state: State) -> State:
             proven = state.previous if state.trial else state.active
             if digest == proven:
                 state = replace(state, active=digest, previous=state.active, trial=0)
             elif digest != state.active:
-                state = replace(state, active=digest, previous=proven, trial=int(trial))
+                state = replace(state, active=digest, previous=proven, trial=int(trial), doubts=doubts)
             bad = {each: how for each, how in state.bad.items() if each != digest}
             return _with(replace(state, bad=bad), "activated", digest, by, why)
 
@@ -138,6 +144,10 @@ class Store:
     def confirmed(self, by: str) -> None:
         """The bundle that is served has passed its probation."""
         self._change(lambda state: _with(replace(state, trial=0), "confirmed", state.active, by))
+
+    def kept(self, by: str, why: str) -> None:
+        """The bundle that is served has failed and stays, since there is no way back from it any more."""
+        self._change(lambda state: _with(replace(state, previous="", trial=0), "kept", state.active, by, why))
 
     def started(self, trial: int) -> None:
         """Write down how often a daemon has started with the bundle that is on probation."""
@@ -272,7 +282,7 @@ def _lock(descriptor: int) -> bool:
 
 def _with(
     state: State,
-    what: Literal["added", "activated", "refused", "confirmed", "rolled back"],
+    what: Literal["added", "activated", "refused", "confirmed", "rolled back", "kept"],
     digest: str,
     by: str,
     why: str = "",
