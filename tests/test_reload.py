@@ -12,20 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from broker_config.errors import EdgeNodeError, UsageError
 from edge import delivery
 from edge.assembly import Site
+from edge.doubt.doubts import Settings as Doubting
+from edge.doubt.drift import Settings as Drifting
 from edge.doubt.keep import Keep
-from edge.line import Line, load
+from edge.line import Frame, Line, load
 from edge.operation.exchange import Parts
 from edge.operation.logs import Log
 from edge.operation.logs import Settings as LogSettings
 from edge.operation.receivers import Receivers
 from edge.operation.watching import Watching
 from edge.settings import Settings, parse
-from tests.held_out import Told
+from tests.held_out import Told, judged_bundle, pictures
 from tests.plants import start
 from tests.tiny_bundle import BLUE, GREEN, RED, tiny_bundle
 
@@ -289,3 +292,20 @@ def test_what_a_refused_reload_had_prepared_ends_with_it(folder: Path) -> None:
 
     asyncio.run(run())
     line.close()
+
+
+def test_an_alarm_about_drift_that_other_settings_forget_is_told_to_be_over(tmp_path: Path) -> None:
+    told = Told()
+    line = Line(load(judged_bundle(tmp_path / "bundle")), told)
+    watching = Watching(line)
+
+    async def run() -> None:
+        await watching.exchange(Settings(drift=Drifting(window=60)), None)
+        for image in pictures(120, 7):
+            await line.judge(Frame("part", (image * 0.8).astype(np.uint8)))
+        for _ in range(2):
+            await watching.exchange(Settings(drift=Drifting(window=60), doubt=Doubting(confidence=0.5)), None)
+
+    asyncio.run(run())
+    line.close()
+    assert [each.details["state"] for each in told.notices] == ["drifted", "ordinary"]

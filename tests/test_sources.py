@@ -9,6 +9,7 @@ import queue
 import socket
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,15 @@ def test_judged_files_are_deleted_or_moved_whole_to_where_no_name_is_taken(model
     put(camera, "c.png", "bad.png", data=b"no image")
     judged_names(model, site, FOLDER | {"after": "delete"}, 2)
     assert not list(camera.glob("*.png"))
+
+
+def test_the_next_free_name_is_found_with_few_looks_however_many_are_taken(camera, monkeypatch):
+    put(camera, "part.png", *(f"part-{number}.png" for number in range(1, 700)))
+    looks: list[Path] = []
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: looks.append(path) or exists(path))
+    assert folder_source._free(camera / "part.png") == camera / "part-700.png"
+    assert len(looks) < 30
 
 
 def test_what_was_judged_just_before_a_kill_is_put_away_at_the_next_start(model, site, camera):
@@ -447,6 +457,19 @@ def test_a_broker_that_is_not_there_yet_is_told_and_tried_again(model, site, tmp
                 assert verdict.label == "red"
 
     asyncio.run(run())
+
+
+def test_a_broker_that_says_nothing_does_not_hold_up_the_end(model, site):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+
+        async def run() -> None:
+            async with fed(model, *opened(site, mqtt(f"mqtt://127.0.0.1:{silent.getsockname()[1]}"))):
+                connection, _ = await asyncio.to_thread(silent.accept)
+            connection.close()
+
+        begun = time.monotonic()
+        asyncio.run(run())
+        assert time.monotonic() - begun < 5
 
 
 @pytest.mark.parametrize("topic", ["", "a/#/b", "a+/b", "a\0"])

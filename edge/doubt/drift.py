@@ -59,8 +59,7 @@ class Drift:
     def __call__(self, seen: Seen) -> Verdict:
         """The verdict as it is."""
         if seen.model is not self._model:
-            if self.drifted:
-                self._tell(False, "the model has changed: drift is measured anew")
+            self.end("the model has changed: drift is measured anew")
             self._start_anew(seen.model)
         reference = seen.model.predictor.reference
         if self._average and reference and seen.outputs.features is not None:
@@ -72,6 +71,11 @@ class Drift:
             self._measure(self._average, reference, seen.model.manifest)
             self._decide()
         return seen.verdict
+
+    def end(self, why: str) -> None:
+        """End the alarm, if there is one, since what it was about is measured no more."""
+        if self.drifted:
+            self._tell(False, why)
 
     def _measure(self, average: "_Average", reference: Reference, manifest: Manifest) -> None:
         variance = average.squares / average.weight**2  # of an average of independent values of variance 1

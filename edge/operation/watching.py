@@ -35,7 +35,7 @@ class Watching:
 
     async def exchange(self, wanted: Settings, keep: Keep | None) -> None:
         """Use them, for the frames to come."""
-        now, old = self._now, self._keep
+        now, old, drift = self._now, self._keep, self._drift
         if now is None or (now.doubt, now.drift) != (wanted.doubt, wanted.drift):
             self._drift = Drift(wanted.drift, Doubts(wanted.doubt), self._line.outbox) if wanted.drift.window else None
         self._keep, self._now = keep, wanted
@@ -43,9 +43,12 @@ class Watching:
         if self._drift:
             before.append(self._drift)
         self._line.watchers = (*before, *self._others, *([keep] if keep else []))
+        if old is not keep or drift is not self._drift:
+            await self._line.answer()  # the worker has let go of them
         if old and old is not keep:
-            await self._line.answer()  # the worker has let go of it
             old.close()
+        if drift and drift is not self._drift:
+            drift.end("the settings have changed: drift is measured anew")
 
     def close(self) -> None:
         """Write what is still to be kept."""

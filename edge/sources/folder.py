@@ -6,6 +6,7 @@ import logging
 import os
 import stat
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from pathlib import Path
@@ -227,11 +228,17 @@ def _stamp(path: Path) -> _Stamp | None:
 
 
 def _free(path: Path) -> Path:
-    """This path, or one like it that nothing has yet."""
-    found, number = path, 1
-    while found.exists():
-        found, number = path.with_stem(f"{path.stem}-{number}"), number + 1
-    return found
+    """This path, or one like it that nothing has yet: a camera may write the same name every time, for years."""
+
+    def numbered(number: int) -> Path:
+        return path.with_stem(f"{path.stem}-{number}")
+
+    if not path.exists():
+        return path
+    free = 1
+    while numbered(free).exists():
+        free *= 2
+    return numbered(bisect_left(range(free), True, free // 2 + 1, key=lambda number: not numbered(number).exists()))
 
 
 def _fail(error: OSError) -> None:

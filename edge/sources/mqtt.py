@@ -4,8 +4,10 @@ import asyncio
 import hashlib
 import logging
 import queue
+import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -71,7 +73,8 @@ class Mqtt:
             link = Link(self._endpoint, self._client_id, inbox=inbox, persistent=True)
             link.longest, link.window = MAX_BYTES, WINDOW
             link.subscribe(self._topic)
-            await asyncio.to_thread(link.open, _CONNECT)
+            if not await _opened(link, stop):
+                return
             try:
                 while not stop.is_set():
                     await news.wait()
@@ -132,6 +135,35 @@ class _Inbox(queue.Queue[Any]):
         """As a queue does."""
         super().put(item, block, timeout)
         self._ring()
+
+
+async def _opened(link: Link, stop: asyncio.Event) -> bool:
+    """Connect, unless `stop` comes first: a broker that does not answer must not hold up the end. Raises LinkError."""
+    opening: Future[Link] = Future()
+    opening.set_running_or_notify_cancel()  # so that nobody can cancel it
+
+    def run() -> None:
+        try:
+            opening.set_result(link.open(_CONNECT))
+        except Exception as error:
+            opening.set_exception(error)
+
+    threading.Thread(target=run, name="mqtt", daemon=True).start()
+    waiting: asyncio.Future[Any] = asyncio.wrap_future(opening)
+    ending: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
+    await asyncio.wait([waiting, ending], return_when=asyncio.FIRST_COMPLETED)
+    ending.cancel()
+    if waiting.done():
+        waiting.result()
+        return True
+    waiting.cancel()
+    opening.add_done_callback(_close)
+    return False
+
+
+def _close(late: Future[Link]) -> None:
+    if not late.exception():
+        late.result().close()
 
 
 def name(settings: Settings) -> str:
