@@ -33,7 +33,7 @@ def fused(folder: Path) -> Path:
     # The own encoder has learnt a little: not the received one again.
     noise = np.random.default_rng(0)
     varied = {
-        name: value * (1 + 0.01 * noise.standard_normal(value.shape)).astype(np.float32)
+        name: np.asarray(value * (1 + 0.01 * noise.standard_normal(value.shape)), np.float32)
         for name, value in to_arrays(tree).items()
     }
     personal.save(Personal(Facts.of(spec, NODE, 1, {}, {}, ()), to_tensors(varied)), folder / "model")
