@@ -39,7 +39,8 @@ class Role(NamedTuple):
 
 
 TABLES = """
-# Tables, below all options. Each of sources and sinks may stand several times; docs/line.md has the rest of them.
+# Tables, below all options. Sources and sinks may stand several times each; docs/line.md has
+# the rest of them.
 
 #[view]
 #roi = [200, 0, 1600, 1080]         # left, top, width, height, in the frame's pixels
@@ -50,7 +51,8 @@ TABLES = """
 #input = "rtsp://camera.local/stream"
 
 #[[sinks]]
-#kind = "mqtt"                      # or "jsonl", "csv", "sqlite", "folder", "webhook", "homeassistant", "sparkplug"
+# or "jsonl", "csv", "sqlite", "folder", "webhook", "homeassistant", "sparkplug"
+#kind = "mqtt"
 #url = "mqtt://line@broker.local"
 
 #[keep]                             # images that the model is in doubt about, to be labelled

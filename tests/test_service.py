@@ -6,6 +6,7 @@ import pwd
 import re
 import shutil
 import subprocess
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,12 +31,15 @@ root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can find out what
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    """Where a service may look: not in /tmp."""
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where a service may look, and has its edge-node: not in /tmp, where these tests may be themselves."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         found = Path(name)
         found.chmod(0o755)
         tiny_bundle(found / "bundle")
+        (found / "edge-node").write_text("#!/bin/sh\n")
+        (found / "edge-node").chmod(0o755)
+        monkeypatch.setattr(sysconfig, "get_path", lambda _: name)
         for each in ("camera", "out", "log"):
             (found / each).mkdir()
         yield found
