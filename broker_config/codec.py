@@ -13,13 +13,14 @@ from safetensors.numpy import save
 
 from broker_config.errors import EdgeNodeError, brief
 from broker_config.messages import AnyMessage, Message, TensorSpec
+from broker_config.vertical import LineMessage
 
 MAX_MESSAGE = 100 * 1024  # bytes
 SEALED = b"\x01"  # begins what is signed (`signing`); neither JSON nor safetensors begin so
 HEAD = 1 + 64  # bytes of a signed message before its content: SEALED and the signature
 M = TypeVar("M", bound=Message)
 _INDEX_BYTES = 4  # of a chunk
-_DECODER: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
+_DECODER: msgspec.json.Decoder[AnyMessage | LineMessage] = msgspec.json.Decoder(AnyMessage | LineMessage)
 
 
 class DecodeError(ValueError):
@@ -29,7 +30,7 @@ class DecodeError(ValueError):
         super().__init__(brief(why))
 
 
-def encode(message: AnyMessage) -> bytes:
+def encode(message: AnyMessage | LineMessage) -> bytes:
     """Return the message as JSON, at most MAX_MESSAGE bytes; EdgeNodeError if it needs more."""
     payload = msgspec.json.encode(message)
     if len(payload) > MAX_MESSAGE:
@@ -42,14 +43,21 @@ def encode(message: AnyMessage) -> bytes:
 
 def decode(payload: bytes, expect: type[M]) -> M:
     """Return the message in `payload`, which must be an `expect`; DecodeError says why it is not."""
-    message = decode_any(payload)
+    message = _decode(payload)
     if not isinstance(message, expect):
         raise DecodeError(f"a {type(message).__name__}, not a {expect.__name__}")
     return message
 
 
 def decode_any(payload: bytes) -> AnyMessage:
-    """Return the message in `payload`, of whichever type; DecodeError if it is none."""
+    """Return the message in `payload`, of whichever type a federation has; DecodeError if it is none."""
+    message = _decode(payload)
+    if isinstance(message, LineMessage):
+        raise DecodeError(f"a {type(message).__name__}, which is a line's that learns (edge-node line)")
+    return message
+
+
+def _decode(payload: bytes) -> AnyMessage | LineMessage:
     if len(payload) > MAX_MESSAGE:
         raise DecodeError(f"longer than the {MAX_MESSAGE} bytes of a message")
     if payload.startswith(SEALED):

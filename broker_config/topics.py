@@ -84,6 +84,36 @@ def status(federation: str) -> str:
     return f"{ROOT}/{federation}/status"
 
 
+def opened(federation: str) -> str:
+    """Head of a line -> its sensors: the round that opens."""
+    return f"{ROOT}/{federation}/line/opened"
+
+
+def representation(federation: str) -> str:
+    """Head of a line -> its sensors: what a round trains with."""
+    return f"{ROOT}/{federation}/line/representation"
+
+
+def predictions(federation: str) -> str:
+    """Head's service -> whoever watches the line, the last one retained: one JSON object for each prediction."""
+    return f"{ROOT}/{federation}/line/predictions"
+
+
+def embeddings(federation: str, sensor: str) -> str:
+    """Sensor -> head of its line: its embeddings of a round. `+` for any sensor."""
+    return f"{ROOT}/{federation}/line/{sensor}/embeddings"
+
+
+def gradients(federation: str, sensor: str) -> str:
+    """Head of a line -> one sensor: what that needs in a round, and nobody else may know."""
+    return f"{ROOT}/{federation}/line/{sensor}/gradients"
+
+
+def products(federation: str, sensor: str) -> str:
+    """Sensor's service -> head's service: embeddings of single products. `+` for any sensor."""
+    return f"{ROOT}/{federation}/line/{sensor}/products"
+
+
 def verdicts(line: str) -> str:
     """Line daemon -> whoever watches the line, the last one retained: one JSON object for each outcome."""
     return f"{ROOT}/lines/{line}/verdicts"
@@ -114,7 +144,9 @@ def signer(topic: str) -> str | None:
     match topic.split("/")[3:]:
         case ["spec" | "round" | "status"] | ["nodes", _, "down"]:
             return COORDINATOR
-        case ["nodes", node, "presence" | "up"]:
+        case ["line", "opened" | "representation" | "predictions"] | ["line", _, "gradients"]:
+            return COORDINATOR
+        case ["nodes", node, "presence" | "up"] | ["line", node, "embeddings" | "products"]:
             return node
     return None
 

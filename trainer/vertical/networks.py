@@ -1,0 +1,82 @@
+"""The parts of the network: a feature model at each sensor, a linear head at the server (paper VII-C)."""
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from broker_config.errors import UsageError, nearest
+from trainer.seeding import key_to_seed
+
+HEAD = "head"
+_Model = TypeVar("_Model", bound=nn.Module)
+
+
+def _conv(shape: Sequence[int]) -> nn.Module:
+    """C-MAPSS: two convolutions over time, 8 and 14 channels; a window of 15 cycles gives 2 x 14 = 28 numbers.
+
+    Kernels and strides are our choice: the paper has neither.
+    """
+    columns, cycles = shape
+    if cycles < 9:
+        raise UsageError(f"a window of {cycles} cycles is too short for the convolutions", "take 9 cycles or more")
+    return nn.Sequential(
+        nn.Conv1d(columns, 8, 5, stride=2), nn.ReLU(), nn.Conv1d(8, 14, 3, stride=2), nn.ReLU(), nn.Flatten()
+    )
+
+
+def _dense(shape: Sequence[int]) -> nn.Module:
+    """One reading a product: two layers, 16 numbers."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU())
+
+
+def _vgg(shape: Sequence[int], widths: Sequence[Sequence[int]], embedding: int) -> nn.Module:
+    """13 convolutions in five blocks, a pooling after each block that still has 2 x 2 pixels or more."""
+    channels, side, _ = shape
+    layers: list[nn.Module] = []
+    for block in widths:
+        for width in block:
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+            channels = width
+        if side >= 2:
+            layers.append(nn.MaxPool2d(2))
+            side //= 2
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * side * side, embedding), nn.ReLU())
+
+
+_PAPER = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+_SMALL = ((16,), (32,), (64,))
+
+NETWORKS: dict[str, Callable[[Sequence[int]], nn.Module]] = {
+    "conv": _conv,
+    "dense": _dense,
+    "vgg13": lambda shape: _vgg(shape, _PAPER, 4096),
+    "vgg_small": lambda shape: _vgg(shape, _SMALL, 128),
+}
+
+
+def feature_model(network: str, shape: Sequence[int], seed: int, sensor: str) -> nn.Module:
+    """h_k: a sensor's samples float32 [N, *shape] -> embeddings [N, D]. UsageError for what cannot be."""
+    if network not in NETWORKS:
+        raise UsageError(f"there is no feature model {network!r}", nearest(network, NETWORKS))
+    return _drawn(lambda: NETWORKS[network](shape), seed, sensor)
+
+
+def head_model(embeddings: Sequence[int], classes: int, seed: int) -> nn.Linear:
+    """h_0: all embeddings beside one another, [N, sum of D_k] -> logits [N, classes]."""
+    return _drawn(lambda: nn.Linear(sum(embeddings), classes), seed, HEAD)
+
+
+def embedding_size(network: str, shape: Sequence[int]) -> int:
+    """D_k of a sensor whose samples have this shape."""
+    with torch.no_grad():
+        return int(feature_model(network, shape, 0, "")(torch.zeros(1, *shape)).shape[1])
+
+
+def _drawn(make: Callable[[], _Model], seed: int, party: str) -> _Model:
+    """First values that hang on (seed, party) alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key_to_seed(seed, "first values", party))
+        return make()

@@ -1,0 +1,107 @@
+"""A whole line in one process: the same parties, without a broker."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from broker_config.vertical import LineSpec
+from trainer.seeding import generator
+from trainer.vertical.channel import Array, passed
+from trainer.vertical.denoiser import pairs_in
+from trainer.vertical.networks import embedding_size
+from trainer.vertical.parties import Head, Sensor
+from trainer.vertical.privacy import protected
+from trainer.vertical.window import span
+
+Decide = Callable[[int], Sequence[int]]  # round -> E_{t,k} of each sensor
+
+
+class Stream(NamedTuple):
+    """Products in the order of their arrival."""
+
+    samples: tuple[Tensor, ...]  # of each sensor, float32 [P, *shape]
+    labels: Tensor  # int64 [P]
+
+
+class Closed(NamedTuple):
+    """What came of a round."""
+
+    round: int
+    products: int  # in its set
+    iterations: tuple[int, ...]  # E_{t,k}
+    loss: float  # F_t at Theta^{t,0} as the head sees it: denoised embeddings
+
+
+class Line:
+    """The parties of a line and the products that they see; `step` plays one round (paper, Algorithm 1)."""
+
+    def __init__(self, spec: LineSpec, stream: Stream):
+        self.spec, self.stream = spec, stream
+        shapes = [tuple(each.shape[1:]) for each in stream.samples]
+        self.sensors = [
+            Sensor(index, name, spec.network, shape, spec.recipe, spec.seed)
+            for index, (name, shape) in enumerate(zip(spec.sensors, shapes, strict=True))
+        ]
+        sizes = [embedding_size(spec.network, shape) for shape in shapes]
+        self.head = Head(sizes, len(spec.classes), spec.denoising, spec.recipe, spec.seed)
+        self.round = 0
+
+    def step(self, iterations: Sequence[int]) -> Closed:
+        """Play the next round; the head takes as many local iterations as the busiest sensor."""
+        self.round += 1
+        spec, round_ = self.spec, self.round
+        rows = slice(*span(spec.window, round_))
+        samples, labels = [each[rows] for each in self.stream.samples], self.stream.labels[rows]
+        sent = [send(spec, sensor, part, round_) for sensor, part in zip(self.sensors, samples, strict=True)]
+        second = [each.second for each in sent if each.second is not None]
+        phi = self.head.represent([each.received for each in sent], second or None)
+        loss = torch.nn.functional.cross_entropy(self.head.predict(phi.embeddings), labels).item()
+        gradients = self.head.gradients(phi, labels) if spec.labels == "server" else None
+        for index, (sensor, part, steps) in enumerate(zip(self.sensors, samples, iterations, strict=True)):
+            if gradients is None:
+                sensor.learn(part, labels, phi, steps, round_)
+            else:
+                sensor.follow(part, gradients[index], steps, round_)
+        self.head.learn(phi, labels, max(iterations), round_)
+        return Closed(round_, len(labels), tuple(iterations), loss)
+
+    def predict(self, samples: Sequence[Tensor], key: str = "predict") -> Tensor:
+        """Logits [N, classes] of other products, whose embeddings go the same way: channel, denoiser, head.
+
+        Noise is drawn by (seed, sensor, round, key).
+        """
+        received = []
+        for sensor, part in zip(self.sensors, samples, strict=True):
+            random = generator(self.spec.seed, sensor.name, self.round, key)
+            received.append(torch.from_numpy(passed(self.spec.channel, sensor.embed(part).numpy(), random)))
+        return self.head.predict(self.head.denoiser(received))
+
+
+class Sent(NamedTuple):
+    """What leaves a sensor in a round, as the channel leaves it."""
+
+    received: Tensor  # [N, D_k]
+    second: Tensor | None  # while the denoiser learns
+
+
+def send(spec: LineSpec, sensor: Sensor, samples: Tensor, round_: int) -> Sent:
+    """Embed a round's samples; protection and noise are drawn by (seed, sensor, round)."""
+    random = generator(spec.seed, sensor.name, round_, "channel")
+    clean = protected(spec.privacy, sensor.embed(samples).numpy(), random)
+    received = _tensor(passed(spec.channel, clean, random))
+    if not pairs_in(spec.denoising, round_):
+        return Sent(received, None)
+    return Sent(received, _tensor(clean if spec.denoising.target == "clean" else passed(spec.channel, clean, random)))
+
+
+def _tensor(values: Array) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values))
+
+
+def play(line: Line, rounds: int, decide: Decide) -> Iterator[Closed]:
+    """So many rounds, as they are played."""
+    for _ in range(rounds):
+        yield line.step(decide(line.round + 1))
