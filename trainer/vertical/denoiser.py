@@ -65,14 +65,28 @@ class Denoiser:
         return self._model(sensor) if self._trained else None
 
     def state(self) -> dict[str, Tensor]:
-        """All that is learnt; empty before."""
-        return dict(self._models.state_dict()) if self._trained else {}
+        """All that is learnt, Adam's moments included; empty before."""
+        if not (self._trained and self._optimiser):
+            return {}
+        moments = {
+            f"adam.{index}.{name}": value
+            for index, each in self._optimiser.state_dict()["state"].items()
+            for name, value in each.items()
+        }
+        return dict(self._models.state_dict()) | moments
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state` gave. Adam's moments start anew."""
+        """Take up what `state` gave, into a new denoiser."""
         self._trained = bool(state)
-        if state:
-            self._models.load_state_dict(dict(state))
+        if not (state and self._optimiser):
+            return
+        self._models.load_state_dict({name: value for name, value in state.items() if not name.startswith("adam.")})
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, value in state.items():
+            if name.startswith("adam."):
+                _, index, moment = name.split(".")
+                moments.setdefault(int(index), {})[moment] = value
+        self._optimiser.load_state_dict({**self._optimiser.state_dict(), "state": moments})
 
     def _model(self, sensor: int) -> nn.Module:
         return self._models[self._name(sensor)]

@@ -146,3 +146,23 @@ def history(folder: Path) -> list[ClosedRound]:
         run = database.execute(_NEWEST).fetchone()
         rows = database.execute("SELECT fact FROM rounds WHERE run = ? ORDER BY round", (run[0] if run else "",))
         return [msgspec.json.decode(fact, type=ClosedRound) for (fact,) in rows]
+
+
+def adopted(journal: Journal, spec: LineSpec, *, new: bool) -> LineSpec:
+    """The spec of the run that goes on, or that begins.
+
+    Raises:
+        UsageError: the run in the journal has other settings.
+    """
+    old = journal.newest()
+    if old is None or new:
+        journal.begin(spec)
+        return spec
+    same = msgspec.structs.replace(spec, run=old.run, software=old.software)
+    if same != old:
+        differ = [name for name in spec.__struct_fields__ if getattr(same, name) != getattr(old, name)]
+        raise UsageError(
+            f"the run in this state folder has other settings: {', '.join(differ)}",
+            "give the same options as before, begin another run with --new, or choose another --state folder",
+        )
+    return old

@@ -95,56 +95,71 @@ def graded(gradient: Tensor, iterations: int, **frame: Any) -> Iterator[Graded]:
         )
 
 
-class Reply:
-    """What the head sends back in a round, as it arrives: Represented or Graded, for sensor number `index`."""
+class Phi:
+    """Represented as it arrives: of `count` products, for so many sensors and classes."""
 
-    def __init__(self, index: int, count: int, sizes: Sequence[int], classes: int):
-        self._index, self._sizes, self._classes = index, sizes, classes
-        self._rows = [Rows(count, size) for size in sizes]
+    def __init__(self, count: int, sensors: int, classes: int):
+        self._count, self._sensors, self._classes = count, sensors, classes
+        self._rows: list[Rows] = []
         self._labels = torch.zeros(count, dtype=torch.int64)
         self._head: dict[str, Tensor] = {}
+        self.iterations: tuple[int, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether each row has arrived, and the head's weights."""
+        return bool(self._head) and all(rows.complete for rows in self._rows)
+
+    def put(self, frame: Represented) -> None:
+        """Take in a frame; ValueError says why it cannot be."""
+        if len(frame.embeddings) != self._sensors or len(frame.iterations) != self._sensors:
+            raise ValueError(f"it is for {len(frame.embeddings)} sensors, not {self._sensors}")
+        if not frame.labels or len(frame.labels) % 2:
+            raise ValueError(f"{len(frame.labels)} bytes are no labels")
+        labels = np.frombuffer(frame.labels, "<u2").astype(np.int64)
+        if not self._rows:
+            self._rows = [Rows(self._count, max(1, len(data) // (4 * len(labels)))) for data in frame.embeddings]
+        taken = {rows.put(frame.row, data) for rows, data in zip(self._rows, frame.embeddings, strict=True)}
+        if taken != {len(labels)} or labels.max() >= self._classes:
+            raise ValueError("its labels and its embeddings do not belong together")
+        self._labels[frame.row : frame.row + len(labels)] = torch.from_numpy(labels)
+        if frame.part == 0:
+            self._head, self.iterations = self._read_head(frame.head), frame.iterations
+
+    @property
+    def whole(self) -> tuple[Representation, Tensor]:
+        """What the sensor learns from, and labels int64 [N]."""
+        return Representation(self._head, tuple(rows.tensor for rows in self._rows)), self._labels
+
+    def _read_head(self, data: bytes) -> dict[str, Tensor]:
+        classes, width = self._classes, sum(rows.tensor.shape[1] for rows in self._rows)
+        values = Rows(1, classes * (width + 1))
+        values.put(0, data)
+        weight, bias = torch.split(values.tensor[0], [classes * width, classes])
+        return {"weight": weight.reshape(classes, width).clone(), "bias": bias.clone()}
+
+
+class Gradient:
+    """Graded as it arrives: of `count` products, whose embeddings have `size` numbers."""
+
+    def __init__(self, count: int, size: int):
+        self._rows = Rows(count, size)
         self.iterations = 0
 
     @property
     def complete(self) -> bool:
-        """Whether each row has arrived, and the head's weights if they come at all."""
-        return self._rows[self._index].complete and (self._graded or bool(self._head))
+        """Whether each row has arrived."""
+        return self._rows.complete
 
-    _graded = False
-
-    def put(self, frame: Represented | Graded) -> None:
+    def put(self, frame: Graded) -> None:
         """Take in a frame; ValueError says why it cannot be."""
-        if isinstance(frame, Graded):
-            self._graded, self.iterations = True, frame.iterations
-            self._rows[self._index].put(frame.row, frame.gradient)
-            return
-        if len(frame.embeddings) != len(self._sizes) or len(frame.iterations) != len(self._sizes):
-            raise ValueError(f"it is for {len(frame.embeddings)} sensors, not {len(self._sizes)}")
-        taken = {rows.put(frame.row, data) for rows, data in zip(self._rows, frame.embeddings, strict=True)}
-        labels = np.frombuffer(frame.labels, "<u2").astype(np.int64) if len(frame.labels) % 2 == 0 else np.empty(0)
-        if taken != {len(labels)} or labels.max(initial=0) >= self._classes:
-            raise ValueError("its labels and its embeddings do not belong together")
-        self._labels[frame.row : frame.row + len(labels)] = torch.from_numpy(labels)
-        self.iterations = frame.iterations[self._index]
-        if frame.part == 0:
-            self._head = self._read_head(frame.head)
+        self._rows.put(frame.row, frame.gradient)
+        self.iterations = frame.iterations
 
     @property
-    def gradient(self) -> Tensor:
-        """Float32 [N, D_k], of Graded."""
-        return self._rows[self._index].tensor
-
-    @property
-    def representation(self) -> tuple[Representation, Tensor]:
-        """Phi and labels int64 [N], of Represented."""
-        return Representation(self._head, tuple(rows.tensor for rows in self._rows)), self._labels
-
-    def _read_head(self, data: bytes) -> dict[str, Tensor]:
-        rows = Rows(1, self._classes * (sum(self._sizes) + 1))
-        if rows.put(0, data) != 1:
-            raise ValueError("the head's weights are not whole")
-        weight, bias = torch.split(rows.tensor[0], [self._classes * sum(self._sizes), self._classes])
-        return {"weight": weight.reshape(self._classes, -1).clone(), "bias": bias.clone()}
+    def whole(self) -> Tensor:
+        """Float32 [N, D]."""
+        return self._rows.tensor
 
 
 def _parts(count: int, width: int) -> Iterator[tuple[int, int, slice]]:
