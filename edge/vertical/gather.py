@@ -1,6 +1,6 @@
 """When to predict: products whose embeddings arrive one by one, from sensors of which some are late, gone or lying."""
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -52,7 +52,7 @@ class Gather:
         self._sizes = {each.name: each.size for each in sensors}
         self._deadline, self._most = deadline, max(1, most // len(sensors))
         self._open: OrderedDict[str, _Open] = OrderedDict()  # in order of their first embeddings
-        self._begun: Counter[str] = Counter()  # open products by the sensor that opened them
+        self._begun: dict[str, OrderedDict[str, None]] = {name: OrderedDict() for name in self._sizes}  # by whom opened
         self._closed: OrderedDict[str, frozenset[str]] = OrderedDict()  # the newest: what each of them had
         self._fresh: dict[str, None] = {}  # open products that have something new
         self._due: list[Due] = []
@@ -64,7 +64,7 @@ class Gather:
         if product not in self._open:
             self._make_room(sensor)
             self._open[product] = _Open(sensor)
-            self._begun[sensor] += 1
+            self._begun[sensor][product] = None
         found = self._open[product]
         found.parts[sensor] = part
         self._fresh[product] = None
@@ -104,12 +104,12 @@ class Gather:
         return None
 
     def _make_room(self, sensor: str) -> None:
-        if self._begun[sensor] >= self._most:
-            self._close(next(product for product, found in self._open.items() if found.first == sensor))
+        if len(begun := self._begun[sensor]) >= self._most:
+            self._close(next(iter(begun)))
 
     def _close(self, product: str) -> None:
         found = self._open.pop(product)
-        self._begun[found.first] -= 1
+        del self._begun[found.first][product]
         self._fresh.pop(product, None)
         self._due.append(Due(product, "final", found.parts))
         self._closed[product] = frozenset(found.parts)
