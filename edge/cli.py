@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from broker_config.errors import EdgeNodeError, explain, printable
-from edge.commands import bundle, learn, line, operate, research, trial, trust
+from edge.commands import bundle, learn, line, operate, research, trial, trust, vertical
 from edge.config import from_environment
 
 app = typer.Typer(
@@ -21,7 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for group in (trial, trust, learn, operate, line, bundle, research):
+for group in (trial, trust, learn, operate, line, bundle, vertical, research):
     app.add_typer(group.app)
 
 

@@ -1,0 +1,63 @@
+"""What a line is asked to do, checked before anybody waits for it. Itself without torch."""
+
+import secrets
+
+import msgspec
+
+from broker_config import topics
+from broker_config.codec import encode
+from broker_config.errors import UsageError
+from broker_config.vertical import LineSpec
+from trainer.vertical import spec as contradictions
+
+_MOST = 1000  # classes
+
+
+def new_run() -> str:
+    """A name that no other run has."""
+    return secrets.token_hex(8)
+
+
+def class_names(text: str) -> tuple[str, ...]:
+    """Labels as people write them: names with commas between, or whole numbers as 0..130."""
+    first, dots, last = text.partition("..")
+    if not dots:
+        return tuple(name.strip() for name in text.split(",") if name.strip())
+    try:
+        numbers = range(int(first), int(last) + 1)
+    except ValueError:
+        numbers = range(0)
+    if not 2 <= len(numbers) <= _MOST:
+        raise UsageError(f"the classes {text!r} are no range of 2 to {_MOST} numbers", "write for example 0..130")
+    return tuple(map(str, numbers))
+
+
+def check(spec: LineSpec) -> None:
+    """Raise UsageError for what cannot be."""
+    topics.check_federation(spec.federation)
+    if not spec.sensors:
+        raise UsageError("the names of the sensors are missing", "write them as --sensors a,b,c")
+    for name in spec.sensors:
+        topics.check_node(name)
+    for what, names in (("sensor", spec.sensors), ("class", spec.classes)):
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise UsageError(f"the {what} {twice[0]!r} is named twice", "name each once")
+    if len(spec.classes) < 2:
+        raise UsageError("a line needs two classes or more", "write for example --classes good,bad")
+    if spec.reading == "expectation":
+        _check_numbers(spec.classes)
+    contradictions.check(spec)
+    try:
+        msgspec.json.decode(encode(spec), type=LineSpec)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the line cannot be as asked: {error}", "see edge-node line coordinate --help") from error
+
+
+def _check_numbers(classes: tuple[str, ...]) -> None:
+    try:
+        [float(name) for name in classes]
+    except ValueError as error:
+        raise UsageError(
+            f"the classes are to be numbers, whose mean is the result: {error}",
+            "leave out --reading expectation, or write for example --classes 0..130",
+        ) from error
