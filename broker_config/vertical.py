@@ -22,6 +22,7 @@ class Channel(Struct, frozen=True, kw_only=True):
     """Noise between sensor and head, in the order in which it strikes. All zero: a clean channel."""
 
     levels: Annotated[int, Meta(ge=0, le=1 << 16)] = 0  # of a uniform scalar quantiser; 0: none
+    dither: bool = False  # values are rounded up or down by chance, so that the quantiser's error has mean zero
     sigma: Annotated[float, Meta(ge=0, le=1e3)] = 0.0  # of Gaussian noise, in standard deviations of the message
     loss: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # chance that a product's embedding arrives as zeros
 

@@ -72,6 +72,8 @@ def coordinate(
     denoiser: Annotated[Literal["shared", "each"], typer.Option(help="One for all sensors, or one for each.")] = (
         "shared"
     ),
+    clip: Annotated[float, typer.Option(min=0, help="Length to which embeddings are cut, to be protected.")] = 0.0,
+    protect: Annotated[float, typer.Option(min=0, help="Noise that protects embeddings, in lengths of --clip.")] = 0.0,
     eta: Annotated[float, typer.Option(help="Step of gradient descent.")] = 0.01,
     batch: Annotated[int, typer.Option(min=0, help="Samples a step.", show_default="all of the round")] = 0,
     iterations: Annotated[int, typer.Option(min=1, help="Local iterations of a sensor in a round, at most.")] = 2,
@@ -101,7 +103,7 @@ def coordinate(
 
     Stopped or killed, it goes on where it was when it is started again with the same --state.
     """
-    from broker_config.vertical import Denoising, LineSpec, Recipe, Window
+    from broker_config.vertical import Denoising, LineSpec, Privacy, Recipe, Window
     from trainer import progress
     from trainer.vertical import terms
     from trainer.vertical.channel import parse
@@ -124,6 +126,7 @@ def coordinate(
         channel=parse(noise),
         denoising=Denoising(rounds=denoise, shared=denoiser == "shared", target=denoise_with),
         recipe=Recipe(eta=eta, batch=batch),
+        privacy=Privacy(clip=clip, multiplier=protect),
         iterations=iterations,
         policy=policy,
         absent=absent,

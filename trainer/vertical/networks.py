@@ -5,7 +5,7 @@ from math import prod
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from broker_config.errors import UsageError, nearest
 from trainer.seeding import key_to_seed
@@ -14,7 +14,7 @@ HEAD = "head"
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
-def _conv(shape: Sequence[int]) -> nn.Module:
+def _conv(shape: Sequence[int]) -> nn.Sequential:
     """C-MAPSS: two convolutions over time, 8 and 14 channels; a window of 15 cycles gives 2 x 14 = 28 numbers.
 
     Kernels and strides are our choice: the paper has neither.
@@ -27,12 +27,12 @@ def _conv(shape: Sequence[int]) -> nn.Module:
     )
 
 
-def _dense(shape: Sequence[int]) -> nn.Module:
+def _dense(shape: Sequence[int]) -> nn.Sequential:
     """One reading a product: two layers, 16 numbers."""
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU())
 
 
-def _vgg(shape: Sequence[int], widths: Sequence[Sequence[int]], embedding: int) -> nn.Module:
+def _vgg(shape: Sequence[int], widths: Sequence[Sequence[int]], embedding: int) -> nn.Sequential:
     """13 convolutions in five blocks, a pooling after each block that still has 2 x 2 pixels or more."""
     channels, side, _ = shape
     layers: list[nn.Module] = []
@@ -49,7 +49,7 @@ def _vgg(shape: Sequence[int], widths: Sequence[Sequence[int]], embedding: int) 
 _PAPER = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 _SMALL = ((16,), (32,), (64,))
 
-NETWORKS: dict[str, Callable[[Sequence[int]], nn.Module]] = {
+NETWORKS: dict[str, Callable[[Sequence[int]], nn.Sequential]] = {
     "conv": _conv,
     "dense": _dense,
     "vgg13": lambda shape: _vgg(shape, _PAPER, 4096),
@@ -57,11 +57,29 @@ NETWORKS: dict[str, Callable[[Sequence[int]], nn.Module]] = {
 }
 
 
-def feature_model(network: str, shape: Sequence[int], seed: int, sensor: str) -> nn.Module:
-    """h_k: a sensor's samples float32 [N, *shape] -> embeddings [N, D]. UsageError for what cannot be."""
+class Cut(nn.Module):
+    """Embeddings [N, D] that are longer than `length` are cut to it: what protection needs, so that training knows."""
+
+    def __init__(self, length: float):
+        super().__init__()
+        self.length = length
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        """[N, D] -> [N, D]."""
+        shortened: Tensor = embedding * (self.length / embedding.norm(dim=1, keepdim=True).clamp_min(self.length))
+        return shortened
+
+
+def feature_model(network: str, shape: Sequence[int], seed: int, sensor: str, clip: float = 0.0) -> nn.Sequential:
+    """h_k: a sensor's samples float32 [N, *shape] -> embeddings [N, D], no longer than `clip` (0: any length).
+
+    Raises:
+        UsageError: there is no such network, or not for this shape.
+    """
     if network not in NETWORKS:
         raise UsageError(f"there is no feature model {network!r}", nearest(network, NETWORKS))
-    return _drawn(lambda: NETWORKS[network](shape), seed, sensor)
+    model = _drawn(lambda: NETWORKS[network](shape), seed, sensor)
+    return model.append(Cut(clip)) if clip else model
 
 
 def head_model(embeddings: Sequence[int], classes: int, seed: int) -> nn.Linear:
