@@ -16,6 +16,7 @@ from broker_config.vertical import Period
 PART = 256 * 1024  # bytes of arrays in a frame, about
 LARGEST_FRAME = 1 << 20  # bytes
 Product = Annotated[str, Meta(min_length=1, max_length=64, description="one product of the line")]
+Curvature = Annotated[float, Meta(ge=0, le=1e30)]
 Count = Annotated[int, Meta(ge=0, le=1 << 31)]
 
 
@@ -69,10 +70,11 @@ class Represented(Frame, frozen=True, kw_only=True):
 
 
 class Graded(Frame, frozen=True, kw_only=True):
-    """Head -> one sensor (`labels` server): the loss's gradient at its embedding, or a part of it."""
+    """Head -> one sensor (`labels` server): the gradient of each product's loss at its embedding, or a part of it."""
 
     row: Count
     gradient: bytes  # float32 [n, D_k]
+    curvature: Curvature  # of a product's loss along the embedding, at most
     iterations: Count
     part: Count = 0
     parts: Annotated[int, Meta(ge=1, le=10_000)] = 1

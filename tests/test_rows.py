@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from broker_config.errors import EdgeNodeError, UsageError
-from trainer.progress.events import Event, Note
-from trainer.vertical import growing
+from edge.vertical import growing
+from edge.vertical.rows import Samples
 from trainer.vertical.labels import Labels
-from trainer.vertical.rows import Samples
 
 HEADER = "product,unit,heat,force\n"
 
@@ -28,9 +27,9 @@ def append(path: Path, text: str | bytes) -> None:
         file.write(text if isinstance(text, bytes) else text.encode())
 
 
-def opened(path: Path, cycles: int = 1, unit: str | None = "unit") -> tuple[Samples, list[Event]]:
-    said: list[Event] = []
-    return Samples(path, ["heat", "force"], cycles, unit, show=said.append), said
+def opened(path: Path, cycles: int = 1, unit: str | None = "unit") -> tuple[Samples, list[str]]:
+    said: list[str] = []
+    return Samples(path, ["heat", "force"], cycles, unit, tell=said.append), said
 
 
 @pytest.fixture
@@ -69,7 +68,7 @@ def test_a_sample_is_its_products_row_and_those_before_it_of_the_same_unit(tmp_p
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_forgotten_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(growing, "MEMORY", 50)
-    monkeypatch.setattr("trainer.vertical.rows.MEMORY", 50)
+    monkeypatch.setattr("edge.vertical.rows.MEMORY", 50)
     random = np.random.default_rng(seed)
     units = [f"once {n}" if n % 20 == 7 else f"u{random.integers(5)}" for n in range(3000)]
     rows = [(f"P{n}", unit, *random.normal(size=2).tolist()) for n, unit in enumerate(units)]
@@ -94,7 +93,7 @@ def test_what_is_forgotten_is_not_needed(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_unit_that_was_silent_for_long_starts_anew_however_the_file_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.vertical.rows.MEMORY", 10)
+    monkeypatch.setattr("edge.vertical.rows.MEMORY", 10)
     others = [(f"X{n}", "b", 0, 0) for n in range(10)]
     rows = [("P1", "a", 1, 1), *others[:9], ("P2", "a", 2, 2), *others[9:], ("P3", "a", 3, 3)]
     late = [("Y1", "c", 1, 1), *[(f"Y{n}", "b", 0, 0) for n in range(2, 14)], ("P4", "a", 4, 4), ("P5", "a", 5, 5)]
@@ -203,9 +202,9 @@ def test_bad_rows_of_a_live_file_are_left_out_with_one_note(file: Path) -> None:
     mixed = [line for n, line in enumerate(good) for line in (line, *bad[n : n + 1])]
     append(file, b"\n".join(mixed) + b"\nG0,a,7,7\n")
     assert samples.refresh()
-    assert said == [Note(text=said[0].text)]
-    assert "line 5 of" in said[0].text
-    assert "heat is 'nan'" in said[0].text
+    assert len(said) == 1
+    assert "line 5 of" in said[0]
+    assert "heat is 'nan'" in said[0]
     assert samples._file.left_out == len(bad) + 1
     taken, lacking = samples.take([f"G{n}" for n in range(100)])  # as if the bad ones were not there
     assert lacking == ()
@@ -222,9 +221,7 @@ def test_of_a_product_that_comes_twice_the_first_row_counts(file: Path) -> None:
     append(file, "P4,a,8,8\n")
     samples.refresh()
     assert samples.take(["P3", "P4"])[0][:, 0, 0].tolist() == [5, 6]
-    assert [event.text.endswith("the product 'P3' is there already") for event in said if isinstance(event, Note)] == [
-        True
-    ]
+    assert [text.endswith("the product 'P3' is there already") for text in said] == [True]
 
 
 def test_columns_are_scaled_by_the_set_that_they_settled_on(tmp_path: Path) -> None:
@@ -253,9 +250,9 @@ def test_columns_are_scaled_by_the_set_that_they_settled_on(tmp_path: Path) -> N
 # Labels
 
 
-def labels_of(path: Path) -> tuple[Labels, list[Event]]:
-    said: list[Event] = []
-    return Labels(path, ["ok", "burr"], show=said.append), said
+def labels_of(path: Path) -> tuple[Labels, list[str]]:
+    said: list[str] = []
+    return Labels(path, ["ok", "burr"], tell=said.append), said
 
 
 def test_labels_number_the_products_in_the_order_of_their_arrival(tmp_path: Path) -> None:

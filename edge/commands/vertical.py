@@ -1,6 +1,8 @@
-"""The sensors of one line learn together: `line coordinate`, `line join`."""
+"""The sensors of one line learn together: `line coordinate`, `line join`, `line agent`."""
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal
@@ -72,6 +74,8 @@ def coordinate(
     denoiser: Annotated[Literal["shared", "each"], typer.Option(help="One for all sensors, or one for each.")] = (
         "shared"
     ),
+    clip: Annotated[float, typer.Option(min=0, help="Length to which embeddings are cut, to be protected.")] = 0.0,
+    protect: Annotated[float, typer.Option(min=0, help="Noise that protects embeddings, in lengths of --clip.")] = 0.0,
     eta: Annotated[float, typer.Option(help="Step of gradient descent.")] = 0.01,
     batch: Annotated[int, typer.Option(min=0, help="Samples a step.", show_default="all of the round")] = 0,
     iterations: Annotated[int, typer.Option(min=1, help="Local iterations of a sensor in a round, at most.")] = 2,
@@ -101,7 +105,7 @@ def coordinate(
 
     Stopped or killed, it goes on where it was when it is started again with the same --state.
     """
-    from broker_config.vertical import Denoising, LineSpec, Recipe, Window
+    from broker_config.vertical import Denoising, LineSpec, Privacy, Recipe, Window
     from trainer import progress
     from trainer.vertical import terms
     from trainer.vertical.channel import parse
@@ -124,6 +128,7 @@ def coordinate(
         channel=parse(noise),
         denoising=Denoising(rounds=denoise, shared=denoiser == "shared", target=denoise_with),
         recipe=Recipe(eta=eta, batch=batch),
+        privacy=Privacy(clip=clip, multiplier=protect),
         iterations=iterations,
         policy=policy,
         absent=absent,
@@ -201,6 +206,55 @@ def join(
     if not finished:
         print("stopped; the same command goes on", file=sys.stderr)
         raise typer.Exit(130)
+
+
+@group.command(epilog="Example: edge-node line agent --sensors 2 --iterations 5 --out agent.onnx --seed 0")
+def agent(
+    out: Annotated[Path, typer.Option(help="File for the agent, .onnx; a .zip beside it is what it resumes from.")],
+    sensors: Annotated[int, typer.Option(min=1, max=64, help="Sensors of a simulated line.")] = 2,
+    iterations: Annotated[int, typer.Option(min=2, help="Local iterations of a sensor in a round, at most.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Of an episode.")] = 200,
+    steps: Annotated[int, typer.Option(min=1, help="Rounds to play in all.")] = 1_000_000,
+    measured: Annotated[
+        Path | None,
+        typer.Option(help="A head's state folder: learn from the timings that it has measured.", show_default="simulate"),
+    ] = None,
+    seed: Seed = 0,
+    threads: Threads = 1,
+    quiet: Quiet = False,
+    as_json: Events = False,
+    config: Config = None,
+) -> None:
+    """Train an agent that decides local iterations: line coordinate --policy FILE.
+
+    Stopped or killed, it goes on with what it has learnt when it is started again with the same --out.
+    """
+    import torch
+
+    from trainer import progress
+    from trainer.vertical.adaptive.latency import Simulated
+    from trainer.vertical.adaptive.measured import read
+    from trainer.vertical.adaptive.training import train
+
+    if out.suffix != ".onnx":
+        raise UsageError(f"an agent is an .onnx file, {out} is none", "write for example --out agent.onnx")
+    torch.set_num_threads(threads)
+    source = read(measured) if measured else Simulated(sensors)
+    with _bar(steps, shown=not (quiet or as_json)) as told:
+        reached = train(source, iterations, rounds, steps, seed, out, told)
+    with progress.show(as_json=as_json, quiet=quiet) as report:
+        report(progress.Result(result={"agent": str(out), "policies": reached}))
+
+
+@contextmanager
+def _bar(total: int, *, shown: bool) -> Iterator[Callable[[int, float], None]]:
+    """A progress bar on a terminal: rounds, and what a round earned."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), disable=not (shown and sys.stderr.isatty())) as bar:
+        task = bar.add_task("training", total=total)
+        yield lambda done, earned: bar.update(task, completed=done, description=f"training, {earned:+.2f} a round")
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from multiprocessing import active_children, get_context, parent_process
 from tempfile import TemporaryFile
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -21,6 +21,10 @@ from trainer.experiments.bench import Material
 from trainer.experiments.cell import Cell, Finished
 from trainer.experiments.run import Done, machine, run_cell
 from trainer.experiments.store import Store
+
+J = TypeVar("J")  # job
+M = TypeVar("M")  # material
+R = TypeVar("R")  # result
 
 
 class Job(NamedTuple):
@@ -102,34 +106,40 @@ def _work(cell: Cell) -> float:
 
 # In processes
 
-_material: Material  # of a worker process
-
 
 def in_processes(workers: int) -> Spread:
-    """Spreads jobs over processes of this machine, each with one thread."""
+    """Spreads jobs over processes of this machine."""
 
     def spread(jobs: Sequence[Job], material: Material) -> Iterator[Outcome]:
-        with TemporaryFile() as file:  # a worker that dies while it starts cannot block us, as with a pipe
-            pickle.dump(material, file)
-            file.flush()
-            place = f"/proc/{os.getpid()}/fd/{file.fileno()}"  # it has no name that could outlive us
-            pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (place,))
-            try:
-                with _unasked():
-                    futures = [pool.submit(_work_on, job) for job in jobs]
-                for future in as_completed(futures):
-                    yield future.result()
-            except BrokenProcessPool as error:
-                raise EdgeNodeError(
-                    "a worker process was killed, perhaps for want of memory",
-                    "run it again with fewer --workers; what is finished is stored",
-                ) from error
-            finally:
-                for process in active_children():
-                    process.kill()
-                pool.shutdown(cancel_futures=True)
+        return over_processes(workers, attempt, jobs, material)
 
     return spread
+
+
+_given: tuple[Callable[[Any, Any], Any], Any]  # to a worker process: work and material
+
+
+def over_processes(workers: int, work: Callable[[J, M], R], jobs: Sequence[J], material: M) -> Iterator[R]:
+    """What `work` (a function of a module) gives for each job and the material; a thread for each process."""
+    with TemporaryFile() as file:  # a worker that dies while it starts cannot block us, as with a pipe
+        pickle.dump((work, material), file)
+        file.flush()
+        place = f"/proc/{os.getpid()}/fd/{file.fileno()}"  # it has no name that could outlive us
+        pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (place,))
+        try:
+            with _unasked():
+                futures = [pool.submit(_call, job) for job in jobs]
+            for future in as_completed(futures):
+                yield future.result()
+        except BrokenProcessPool as error:
+            raise EdgeNodeError(
+                "a worker process was killed, perhaps for want of memory",
+                "run it again with fewer --workers; what is finished is stored",
+            ) from error
+        finally:
+            for process in active_children():
+                process.kill()
+            pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
@@ -150,9 +160,9 @@ def _unasked() -> Iterator[None]:
 
 def _begin(place: str) -> None:
     """Prepare a worker process, which ends when its parent does, however that ends."""
-    global _material  # noqa: PLW0603
+    global _given  # noqa: PLW0603
     with open(place, "rb") as file:  # noqa: PTH123  (a pathlib.Path would resolve the link)
-        _material = pickle.load(file)  # noqa: S301  (our parent wrote it)
+        _given = pickle.load(file)  # noqa: S301  (our parent wrote it)
     threading.Thread(target=_follow_parent, daemon=True).start()
     torch.set_num_threads(1)
 
@@ -164,8 +174,9 @@ def _follow_parent() -> None:
     os._exit(1)
 
 
-def _work_on(job: Job) -> Outcome:
-    return attempt(job, _material)
+def _call(job: Any) -> Any:
+    work, material = _given
+    return work(job, material)
 
 
 def attempt(job: Job, material: Material) -> Outcome:

@@ -5,6 +5,7 @@ Lehtinen et al. 2018: independent noise of mean zero averages out, so that no cl
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from broker_config.vertical import Denoising
 from trainer.seeding import key_to_seed
 
 Embeddings = Sequence[Tensor]  # one [N, D_k] for each sensor
+_ADAM = "adam."
 
 
 def pairs_in(settings: Denoising, round_: int) -> bool:
@@ -30,8 +32,9 @@ class Denoiser:
         if settings.rounds:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(key_to_seed(seed, "denoiser"))
-                for name, size in dict(zip(map(self._name, range(len(sizes))), sizes, strict=True)).items():
-                    self._models[name] = _autoencoder(size, settings.bottleneck or _bottleneck(size))
+                for sensor, size in enumerate(sizes):
+                    if self._name(sensor) not in self._models:
+                        self._models[self._name(sensor)] = _autoencoder(size, settings.bottleneck or _bottleneck(size))
         rate = settings.learning_rate
         self._optimiser = torch.optim.Adam(self._models.parameters(), rate) if settings.rounds else None
 
@@ -42,7 +45,7 @@ class Denoiser:
         for _ in range(self.settings.epochs):
             self._optimiser.zero_grad()
             made = [self._model(index)(each) for index, each in enumerate(noisy)]
-            loss = torch.stack([nn.functional.mse_loss(*pair) for pair in zip(made, target, strict=True)]).mean()
+            loss = torch.stack([self._error(*pair) for pair in zip(made, target, strict=True)]).mean()
             loss.backward()  # type: ignore[no-untyped-call]
             self._optimiser.step()
         self._trained = True
@@ -65,14 +68,33 @@ class Denoiser:
         return self._model(sensor) if self._trained else None
 
     def state(self) -> dict[str, Tensor]:
-        """All that is learnt; empty before."""
-        return dict(self._models.state_dict()) if self._trained else {}
+        """All that is learnt, with Adam's moments; the tensors are those in use."""
+        moments = {
+            f"{_ADAM}{index}.{name}": value
+            for index, values in (self._optimiser.state_dict()["state"] if self._optimiser else {}).items()
+            for name, value in values.items()
+        }
+        return {**self._models.state_dict(), **moments}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state` gave. Adam's moments start anew."""
-        self._trained = bool(state)
-        if state:
-            self._models.load_state_dict(dict(state))
+        """Take up what `state` gave."""
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, value in state.items():
+            if name.startswith(_ADAM):
+                index, _, moment = name.removeprefix(_ADAM).partition(".")
+                moments.setdefault(int(index), {})[moment] = value.clone()
+        self._models.load_state_dict({name: value for name, value in state.items() if not name.startswith(_ADAM)})
+        if self._optimiser:
+            groups = self._optimiser.state_dict()["param_groups"]
+            self._optimiser.load_state_dict({"state": moments, "param_groups": groups})
+        self._trained = bool(moments)
+
+    def _error(self, made: Tensor, target: Tensor) -> Tensor:
+        """Mean square. A second copy that was lost counts for nothing: its zeros would draw all embeddings to them."""
+        squares = (made - target).square().mean(1)
+        if self.settings.target == "noisy":
+            squares = squares[target.any(1)]
+        return squares.mean() if len(squares) else squares.sum()
 
     def _model(self, sensor: int) -> nn.Module:
         return self._models[self._name(sensor)]
@@ -81,15 +103,22 @@ class Denoiser:
         return f"all_{self._sizes[sensor]}" if self.settings.shared else str(sensor)
 
 
-def _autoencoder(size: int, bottleneck: int) -> nn.Module:
-    """Three fully connected layers each way (paper VII-C); the widths in between are a geometric sequence."""
+def _autoencoder(size: int, bottleneck: int) -> nn.Sequential:
+    """Three fully connected layers each way (paper VII-C); the widths in between are a geometric sequence.
+
+    The bottleneck is linear, as the output is: of three rectified numbers one or all may be dead.
+    """
     ratio = (bottleneck / size) ** (1 / 3)
-    widths = [size, round(size * ratio), round(size * ratio**2), bottleneck]
+    inner = [round(size * ratio), round(size * ratio**2)]
+    return nn.Sequential(*_layers(size, *inner, bottleneck), *_layers(bottleneck, *reversed(inner), size))
+
+
+def _layers(*widths: int) -> list[nn.Module]:
+    """Fully connected, ReLU between them."""
     layers: list[nn.Module] = []
-    for before, after in zip([*widths, *widths[-2::-1]], [*widths[1:], *widths[-2::-1], 0], strict=False):
-        if after:
-            layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return layers[:-1]
 
 
 def _bottleneck(size: int) -> int:

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_config.errors import nearest
-from trainer.progress.events import Report, ignore
-from trainer.vertical.growing import BadRowError, Cells, GrowingFile, Products
+from edge.vertical.growing import BadRowError, Cells, GrowingFile, Products, Tell, log
 
 
 class Labels:
@@ -23,9 +22,9 @@ class Labels:
         classes: Sequence[str],
         product: str = "product",
         label: str = "label",
-        show: Report = ignore,
+        tell: Tell = log.warning,
     ):
-        self._file = GrowingFile(path, [product, label], show)
+        self._file = GrowingFile(path, [product, label], tell)
         self._classes = {name: number for number, name in enumerate(classes)}
         self._known = Products()
         self._first = 0  # position of the oldest that is kept

@@ -5,7 +5,7 @@ from math import prod
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from broker_config.errors import UsageError, nearest
 from trainer.seeding import key_to_seed
@@ -14,7 +14,7 @@ HEAD = "head"
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
-def _conv(shape: Sequence[int]) -> nn.Module:
+def _conv(shape: Sequence[int]) -> nn.Sequential:
     """C-MAPSS: two convolutions over time, 8 and 14 channels; a window of 15 cycles gives 2 x 14 = 28 numbers.
 
     Kernels and strides are our choice: the paper has neither.
@@ -27,29 +27,42 @@ def _conv(shape: Sequence[int]) -> nn.Module:
     )
 
 
-def _dense(shape: Sequence[int]) -> nn.Module:
+def _dense(shape: Sequence[int]) -> nn.Sequential:
     """One reading a product: two layers, 16 numbers."""
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU())
 
 
-def _vgg(shape: Sequence[int], widths: Sequence[Sequence[int]], embedding: int) -> nn.Module:
-    """13 convolutions in five blocks, a pooling after each block that still has 2 x 2 pixels or more."""
+def _vgg(shape: Sequence[int], widths: Sequence[Sequence[int]], embedding: int) -> nn.Sequential:
+    """13 convolutions in five blocks, a pooling after each block that still has 2 x 2 pixels or more.
+
+    First values after He et al. (2015): with torch's own nothing of the image is left after 13 layers.
+    """
     channels, side, _ = shape
     layers: list[nn.Module] = []
     for block in widths:
         for width in block:
-            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+            layers += [_scaled(nn.Conv2d(channels, width, 3, padding=1), side), nn.ReLU()]
             channels = width
         if side >= 2:
             layers.append(nn.MaxPool2d(2))
             side //= 2
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * side * side, embedding), nn.ReLU())
+    last = nn.Linear(channels * side * side, embedding)
+    return nn.Sequential(*layers, nn.Flatten(), _scaled(last), nn.ReLU())
+
+
+def _scaled(layer: nn.Conv2d | nn.Linear, side: int | None = None) -> nn.Module:
+    """First values that keep the scale of what passes; of `side` pixels' 3 taps each, two see padding alone."""
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    if side:
+        layer.weight.data *= 3 * side / (3 * side - 2)
+    return layer
 
 
 _PAPER = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 _SMALL = ((16,), (32,), (64,))
 
-NETWORKS: dict[str, Callable[[Sequence[int]], nn.Module]] = {
+NETWORKS: dict[str, Callable[[Sequence[int]], nn.Sequential]] = {
     "conv": _conv,
     "dense": _dense,
     "vgg13": lambda shape: _vgg(shape, _PAPER, 4096),
@@ -57,11 +70,29 @@ NETWORKS: dict[str, Callable[[Sequence[int]], nn.Module]] = {
 }
 
 
-def feature_model(network: str, shape: Sequence[int], seed: int, sensor: str) -> nn.Module:
-    """h_k: a sensor's samples float32 [N, *shape] -> embeddings [N, D]. UsageError for what cannot be."""
+class Cut(nn.Module):
+    """Embeddings [N, D] that are longer than `length` are cut to it: what protection needs, so that training knows."""
+
+    def __init__(self, length: float):
+        super().__init__()
+        self.length = length
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        """[N, D] -> [N, D]."""
+        shortened: Tensor = embedding * (self.length / embedding.norm(dim=1, keepdim=True).clamp_min(self.length))
+        return shortened
+
+
+def feature_model(network: str, shape: Sequence[int], seed: int, sensor: str, clip: float = 0.0) -> nn.Sequential:
+    """h_k: a sensor's samples float32 [N, *shape] -> embeddings [N, D], no longer than `clip` (0: any length).
+
+    Raises:
+        UsageError: there is no such network, or not for this shape.
+    """
     if network not in NETWORKS:
         raise UsageError(f"there is no feature model {network!r}", nearest(network, NETWORKS))
-    return _drawn(lambda: NETWORKS[network](shape), seed, sensor)
+    model = _drawn(lambda: NETWORKS[network](shape), seed, sensor)
+    return model.append(Cut(clip)) if clip else model
 
 
 def head_model(embeddings: Sequence[int], classes: int, seed: int) -> nn.Linear:

@@ -5,17 +5,20 @@ use these alike, so both compute the same.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isfinite
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from broker_config.errors import EdgeNodeError
 from broker_config.vertical import Denoising, Recipe
 from trainer.seeding import key_to_seed
 from trainer.vertical.denoiser import Denoiser
 from trainer.vertical.networks import HEAD, feature_model, head_model
 
 State = Mapping[str, Tensor]
+Loss = Callable[[Tensor | slice], Tensor]  # of a round's rows, the mean over them
 _PART = 4096  # samples that are embedded at once: bounds memory
 
 
@@ -29,15 +32,29 @@ class Representation(NamedTuple):
 class Sensor:
     """Sensor k: its feature model and its online gradient descent."""
 
-    def __init__(self, index: int, name: str, network: str, shape: Sequence[int], recipe: Recipe, seed: int):
-        self.index, self.name = index, name
-        self.model = feature_model(network, shape, seed, name)
+    def __init__(
+        self,
+        index: int,
+        name: str,
+        network: str,
+        shape: Sequence[int],
+        recipe: Recipe,
+        seed: int,
+        clip: float = 0.0,
+        secret: bytes = b"",
+    ):
+        """`clip` is that of the line's Privacy; `secret`, which it needs, is this sensor's own and never leaves it."""
+        self.index, self.name, self.secret = index, name, secret
+        self.model = feature_model(network, shape, seed, name, clip)
         self._recipe, self._seed = recipe, seed
 
     @torch.no_grad()
     def embed(self, samples: Tensor) -> Tensor:
-        """h_k [N, D] of samples [N, *shape]."""
-        return torch.cat([self.model(part) for part in torch.split(samples, _PART)])
+        """h_k [N, D] of samples [N, *shape]; EdgeNodeError if the model has diverged."""
+        embedding = torch.cat([self.model(part) for part in torch.split(samples, _PART)])
+        if not embedding.isfinite().all():
+            raise _diverged(self.name)
+        return embedding
 
     def learn(
         self, samples: Tensor, labels: Tensor, phi: Representation, iterations: int, round_: int
@@ -49,25 +66,30 @@ class Sensor:
             parts[self.index] = self.model(samples[rows])
             return nn.functional.cross_entropy(_logits(phi.head, parts), labels[rows])
 
-        return _descend(self.model, loss, len(samples), iterations, self._recipe, self._random(round_))
+        return self._descend(loss, samples, iterations, round_)
 
-    def follow(self, samples: Tensor, gradient: Tensor, iterations: int, round_: int) -> tuple[float, int]:
-        """As `learn` where only the head has labels: descend <g, h_k>, with g the loss's gradient at h_k as received.
+    def follow(
+        self, samples: Tensor, gradient: Tensor, curvature: float, iterations: int, round_: int
+    ) -> tuple[float, int]:
+        """As `learn` where only the head has labels: descend a quadratic that lies above the loss.
 
-        `gradient` [N, D] is of the sum over products divided by N, as `Head.gradients` gives it. The first full step is
-        that of `learn` if the channel is clean; later ones take the loss to be linear in h_k. The loss returned is
-        that of the linear function, whose level means nothing.
+        With g a product's gradient (`Head.gradients`), L the curvature and h_0 the embedding as it is now, that is
+        <g, h - h_0> + L/2 |h - h_0|^2: what the loss grows by, at most (quadratic majoriser; Boehning and Lindsay
+        1988). If the channel is clean the first step over all samples is that of `learn`, and as long as steps lower
+        the quadratic the loss stays below where it was. The loss returned is that of the quadratic: below zero.
         """
+        start = self.embed(samples)
 
         def loss(rows: Tensor | slice) -> Tensor:
-            part = gradient[rows]
-            linear: Tensor = (part * self.model(samples[rows])).sum()
-            return linear * (len(gradient) / len(part))
+            moved = self.model(samples[rows]) - start[rows]
+            quadratic: Tensor = ((gradient[rows] + curvature / 2 * moved) * moved).sum() / len(moved)
+            return quadratic
 
-        return _descend(self.model, loss, len(samples), iterations, self._recipe, self._random(round_))
+        return self._descend(loss, samples, iterations, round_)
 
-    def _random(self, round_: int) -> torch.Generator:
-        return torch.Generator().manual_seed(key_to_seed(self._seed, self.name, round_, "batches"))
+    def _descend(self, loss: Loss, samples: Tensor, iterations: int, round_: int) -> tuple[float, int]:
+        random = _random(self._seed, self.name, round_)
+        return _descend(self.name, self.model, loss, len(samples), iterations, self._recipe, random)
 
 
 class Head:
@@ -79,10 +101,16 @@ class Head:
         self._recipe, self._seed = recipe, seed
 
     def represent(self, received: Sequence[Tensor], second: Sequence[Tensor] | None = None) -> Representation:
-        """Phi from noisy embeddings [N, D_k]; `second` is the other copy of each that the denoiser learns from."""
+        """Phi from noisy embeddings [N, D_k]; `second` is the other copy of each that the denoiser learns from.
+
+        Raises:
+            EdgeNodeError: the head's model has diverged.
+        """
         if second is not None:
             self.denoiser.learn(received, second)
         head = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        if not all(value.isfinite().all() for value in head.values()):
+            raise _diverged("the head")
         return Representation(head, tuple(self.denoiser(received)))
 
     def learn(self, phi: Representation, labels: Tensor, iterations: int, round_: int) -> tuple[float, int]:
@@ -92,8 +120,8 @@ class Head:
         def loss(rows: Tensor | slice) -> Tensor:
             return nn.functional.cross_entropy(self.model(features[rows]), labels[rows])
 
-        random = torch.Generator().manual_seed(key_to_seed(self._seed, HEAD, round_, "batches"))
-        return _descend(self.model, loss, len(features), iterations, self._recipe, random)
+        random = _random(self._seed, HEAD, round_)
+        return _descend("the head", self.model, loss, len(features), iterations, self._recipe, random)
 
     @torch.no_grad()
     def predict(self, embeddings: Sequence[Tensor]) -> Tensor:
@@ -103,9 +131,21 @@ class Head:
 
     @staticmethod
     def gradients(phi: Representation, labels: Tensor) -> tuple[Tensor, ...]:
-        """Of the mean loss, by each sensor's embedding [N, D_k]: what sensors without labels need."""
+        """Of each product's loss, by each sensor's embedding [N, D_k]: what sensors without labels need."""
         parts = [each.clone().requires_grad_() for each in phi.embeddings]
-        return torch.autograd.grad(nn.functional.cross_entropy(_logits(phi.head, parts), labels), parts)
+        loss = nn.functional.cross_entropy(_logits(phi.head, parts), labels, reduction="sum")
+        return torch.autograd.grad(loss, parts)
+
+    @staticmethod
+    def curvatures(phi: Representation) -> tuple[float, ...]:
+        """How strongly a product's loss is curved along each sensor's embedding, at most.
+
+        The loss's second derivative by the logits is at most 1/2, and 0 along what is common to all classes, so that by
+        an embedding it is at most half the squared spectral norm of its columns of the head's weight, centred.
+        """
+        centred = phi.head["weight"] - phi.head["weight"].mean(0)
+        parts = torch.split(centred, [each.shape[1] for each in phi.embeddings], dim=1)
+        return tuple(torch.linalg.matrix_norm(part, 2).square().item() / 2 for part in parts)
 
 
 def _logits(head: State, embeddings: Sequence[Tensor]) -> Tensor:
@@ -113,8 +153,9 @@ def _logits(head: State, embeddings: Sequence[Tensor]) -> Tensor:
 
 
 def _descend(
+    party: str,
     model: nn.Module,
-    loss: Callable[[Tensor | slice], Tensor],
+    loss: Loss,
     samples: int,
     iterations: int,
     recipe: Recipe,
@@ -131,6 +172,8 @@ def _descend(
                 for parameter, gradient in zip(parameters, gradients, strict=True):
                     parameter.sub_(gradient, alpha=recipe.eta)
             total, steps = total + value.item(), steps + 1
+            if not isfinite(total):
+                raise _diverged(party)
     return total / max(1, steps), steps
 
 
@@ -139,3 +182,14 @@ def _batches(samples: int, size: int, random: torch.Generator) -> Iterator[Tenso
         yield slice(0, samples)
     else:
         yield from torch.split(torch.randperm(samples, generator=random), size)
+
+
+def _random(seed: int, party: str, round_: int) -> torch.Generator:
+    return torch.Generator().manual_seed(key_to_seed(seed, party, round_, "batches"))
+
+
+def _diverged(party: str) -> EdgeNodeError:
+    return EdgeNodeError(
+        f"the training of {party} has diverged: its numbers are not finite any more",
+        "start a new run with a smaller step (eta), and look for readings that are far out of scale",
+    )

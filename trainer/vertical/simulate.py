@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from broker_config.vertical import LineSpec
-from trainer.seeding import generator
-from trainer.vertical.channel import Array, passed
+from trainer.seeding import generator, key_to_seed
+from trainer.vertical.channel import passed
 from trainer.vertical.denoiser import pairs_in
 from trainer.vertical.networks import embedding_size
 from trainer.vertical.parties import Head, Sensor
@@ -42,7 +42,9 @@ class Line:
         self.spec, self.stream = spec, stream
         shapes = [tuple(each.shape[1:]) for each in stream.samples]
         self.sensors = [
-            Sensor(index, name, spec.network, shape, spec.recipe, spec.seed)
+            Sensor(
+                index, name, spec.network, shape, spec.recipe, spec.seed, spec.privacy.clip, _secret(spec.seed, name)
+            )
             for index, (name, shape) in enumerate(zip(spec.sensors, shapes, strict=True))
         ]
         sizes = [embedding_size(spec.network, shape) for shape in shapes]
@@ -59,24 +61,25 @@ class Line:
         second = [each.second for each in sent if each.second is not None]
         phi = self.head.represent([each.received for each in sent], second or None)
         loss = torch.nn.functional.cross_entropy(self.head.predict(phi.embeddings), labels).item()
-        gradients = self.head.gradients(phi, labels) if spec.labels == "server" else None
-        for index, (sensor, part, steps) in enumerate(zip(self.sensors, samples, iterations, strict=True)):
-            if gradients is None:
+        if spec.labels == "server":
+            grades = zip(self.head.gradients(phi, labels), self.head.curvatures(phi), strict=True)
+            for sensor, part, steps, grade in zip(self.sensors, samples, iterations, grades, strict=True):
+                sensor.follow(part, *grade, steps, round_)
+        else:
+            for sensor, part, steps in zip(self.sensors, samples, iterations, strict=True):
                 sensor.learn(part, labels, phi, steps, round_)
-            else:
-                sensor.follow(part, gradients[index], steps, round_)
         self.head.learn(phi, labels, max(iterations), round_)
         return Closed(round_, len(labels), tuple(iterations), loss)
 
     def predict(self, samples: Sequence[Tensor], key: str = "predict") -> Tensor:
-        """Logits [N, classes] of other products, whose embeddings go the same way: channel, denoiser, head.
+        """Logits [N, classes] of other products, whose embeddings go the same way: protection, channel, denoiser, head.
 
         Noise is drawn by (seed, sensor, round, key).
         """
         received = []
         for sensor, part in zip(self.sensors, samples, strict=True):
             random = generator(self.spec.seed, sensor.name, self.round, key)
-            received.append(torch.from_numpy(passed(self.spec.channel, sensor.embed(part).numpy(), random)))
+            received.append(_arrived(self.spec, sensor, sensor.embed(part), random))
         return self.head.predict(self.head.denoiser(received))
 
 
@@ -88,17 +91,25 @@ class Sent(NamedTuple):
 
 
 def send(spec: LineSpec, sensor: Sensor, samples: Tensor, round_: int) -> Sent:
-    """Embed a round's samples; protection and noise are drawn by (seed, sensor, round)."""
+    """Embed a round's samples; the channel's noise is drawn by (seed, sensor, round), protection by the secret."""
     random = generator(spec.seed, sensor.name, round_, "channel")
-    clean = protected(spec.privacy, sensor.embed(samples).numpy(), random)
-    received = _tensor(passed(spec.channel, clean, random))
+    embedding = sensor.embed(samples)
+    received = _arrived(spec, sensor, embedding, random)
     if not pairs_in(spec.denoising, round_):
         return Sent(received, None)
-    return Sent(received, _tensor(clean if spec.denoising.target == "clean" else passed(spec.channel, clean, random)))
+    if spec.denoising.target == "clean":
+        return Sent(received, embedding)
+    return Sent(received, _arrived(spec, sensor, embedding, random, copy=1))
 
 
-def _tensor(values: Array) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values))
+def _arrived(spec: LineSpec, sensor: Sensor, embedding: Tensor, random: np.random.Generator, copy: int = 0) -> Tensor:
+    safe = protected(spec.privacy, embedding.numpy(), sensor.secret, copy)
+    return torch.from_numpy(passed(spec.channel, safe, random))
+
+
+def _secret(seed: int, sensor: str) -> bytes:
+    """Here it is no secret, but the same in every run."""
+    return b"%016d" % key_to_seed(seed, sensor, "secret")
 
 
 def play(line: Line, rounds: int, decide: Decide) -> Iterator[Closed]:

@@ -8,6 +8,7 @@ from broker_config import topics
 from broker_config.codec import encode
 from broker_config.errors import UsageError
 from broker_config.vertical import LineSpec
+from trainer.vertical import spec as contradictions
 
 _MOST = 1000  # classes
 
@@ -45,6 +46,7 @@ def check(spec: LineSpec) -> None:
         raise UsageError("a line needs two classes or more", "write for example --classes good,bad")
     if spec.reading == "expectation":
         _check_numbers(spec.classes)
+    contradictions.check(spec)
     try:
         msgspec.json.decode(encode(spec), type=LineSpec)
     except msgspec.ValidationError as error:

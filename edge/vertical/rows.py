@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_config.errors import UsageError
-from trainer.progress.events import Report, ignore
-from trainer.vertical.growing import MEMORY, BadRowError, Cells, GrowingFile, Products
+from edge.vertical.growing import MEMORY, BadRowError, Cells, GrowingFile, Products, Tell, log
 
 Array = NDArray[np.float32]
 Index = NDArray[np.int64]
@@ -36,7 +35,7 @@ class Samples:
         cycles: int,
         unit: str | None = None,
         product: str = "product",
-        show: Report = ignore,
+        tell: Tell = log.warning,
     ):
         names = [product, *([unit] if unit else []), *columns]
         if not columns or len(set(names)) < len(names):
@@ -44,7 +43,7 @@ class Samples:
         self.columns, self.cycles = len(columns), cycles
         self.scaling: Scaling | None = None  # applied by `take` once it is there; see `settle`
         self._names, self._unit = tuple(columns), unit
-        self._file = GrowingFile(path, names, show)
+        self._file = GrowingFile(path, names, tell)
         self._products = Products()
         self._last: dict[str, int] = {}  # number of each unit's last row
         self._number = np.empty(0, np.int64)  # of each row that is kept: its number in the file

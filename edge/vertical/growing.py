@@ -5,19 +5,22 @@ is left out as if it were not there, with a note for the first one; but a file w
 """
 
 import csv
+import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
 
 from broker_config.errors import EdgeNodeError, UsageError, brief, nearest
-from trainer.progress.events import Note, Report, ignore
 
 MEMORY = 10_000  # rows: so far apart may be two with the same product, two of one unit, a product at two sensors
 LONGEST_ID = 64  # characters, as in frames
 _BLOCK = 1 << 20  # bytes read at once; no line is longer
 _TAIL = 64  # bytes that are compared to notice another file of the same name
 
+log = logging.getLogger(__name__)
+Tell = Callable[[str], object]
+"""Told about rows that are left out."""
 Cells = Sequence[Sequence[str]]
 """Rows of a file, each with the chosen columns."""
 
@@ -33,10 +36,10 @@ class BadRowError(ValueError):
 class GrowingFile:
     """Reads each row of a CSV file once."""
 
-    def __init__(self, path: Path, columns: Sequence[str], show: Report = ignore):
+    def __init__(self, path: Path, columns: Sequence[str], tell: Tell = log.warning):
         self.path = path
         self.left_out = 0  # rows
-        self._columns, self._show = tuple(columns), show
+        self._columns, self._tell = tuple(columns), tell
         self._chosen: list[int] = []
         self._width = 0  # cells of a row; 0: the header has not been read
         self._good = False  # some row could be used
@@ -145,7 +148,7 @@ class GrowingFile:
             raise UsageError(f"{where} cannot be used: {error.why}", error.remedy)
         self.left_out += 1
         if self.left_out == 1:
-            self._show(Note(text=f"{where} is left out, and so will be others like it: {error.why}"))
+            self._tell(f"{where} is left out, and so will be others like it: {error.why}")
 
 
 class Products:
