@@ -99,7 +99,7 @@ def test_weights_of_features_that_differ_by_little_stay_small_enough_for_float32
     [first, second] = linked([4, 3], seed=1, noise=0.1)
     imputer = Imputer([8, 3])
     imputer.learn([torch.cat([first, first + 1e-4 * torch.randn(first.shape)], 1), second])
-    assert imputer.weights([True, False]).matrix.abs().max() < 2
+    assert imputer.weights([True, False]).matrix.abs().max() < 5
 
 
 def test_it_follows_embeddings_that_move() -> None:
