@@ -1,11 +1,12 @@
 """For a first look at sensors that learn together: `line draw`, `line demo`."""
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from edge.commands.options import Seed, stop_on_signals
+from edge.commands.options import Events, Quiet, Seed, stop_on_signals
 
 app = typer.Typer()
 
@@ -29,3 +30,29 @@ def draw(
     print(f"{products} products, classes {','.join(line.classes)}: {out / LABELS}")
     for name, columns in line.stations.items():
         print(f"  --sensor {name} --columns {','.join(each.name for each in columns)} --data {out / name}.csv")
+
+
+@app.command(epilog="Example: edge-node line demo --keep runs/line")
+def demo(
+    stations: Annotated[int, typer.Option(min=2, max=6, help="Stations, each with a sensor.")] = 3,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds in all.")] = 60,
+    seed: Seed = 0,
+    keep: Annotated[Path | None, typer.Option(help="Folder for everything that the run leaves.")] = None,
+    quiet: Quiet = False,
+    as_json: Events = False,
+) -> None:
+    """See it all: a broker, a head and sensors learn together on drawn products, then judge new ones."""
+    import tempfile
+
+    import msgspec
+    from rich.console import Console
+
+    from trainer import progress
+    from trainer.vertical.demo import run, table
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, the child processes included
+    with tempfile.TemporaryDirectory() as scratch, progress.show(as_json=as_json, quiet=quiet) as show:
+        outcome = run(keep or Path(scratch) / "line", show, stations=stations, rounds=rounds, seed=seed)
+        show(progress.Result(result=msgspec.to_builtins(outcome)))
+    if not as_json:
+        table(outcome, Console())
