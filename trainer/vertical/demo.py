@@ -96,8 +96,8 @@ def table(outcome: Outcome, console: Console) -> None:
     shown.add_row("none: the most frequent class", f"{100 * outcome.guessing:.1f} %")
     console.print(shown)
     console.print(
-        f"{outcome.milliseconds_round:.1f} ms a round; {outcome.milliseconds_prediction:.1f} ms from the last embedding "
-        f"to a prediction; {outcome.seconds:.0f} s in all",
+        f"{outcome.milliseconds_round:.1f} ms a round; {outcome.milliseconds_prediction:.1f} ms from last embedding "
+        f"to prediction; {outcome.seconds:.0f} s in all",
         highlight=False,
     )
 
