@@ -11,6 +11,7 @@ import typer
 
 from broker_config.errors import UsageError
 from broker_config.topics import COORDINATOR, MONITOR
+from edge.commands import vertical_trial
 from edge.commands.options import (
     Broker,
     Ca,
@@ -29,6 +30,7 @@ from edge.commands.options import (
 
 app = typer.Typer()
 group = typer.Typer(no_args_is_help=True)
+group.add_typer(vertical_trial.app)
 app.add_typer(
     group,
     name="line",
