@@ -70,3 +70,6 @@ def _monotone(progress: Floats, accuracy: Floats, shares: Floats, knots: int) ->
         tuple(map(float, smooth.round(4))),
     )
     return curve, float(np.sqrt(np.mean((curve(progress) - accuracy) ** 2)))
+
+
+FD002 = Curve((0.0, 1.0, 0.0), (0.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1000.0), (0.639, 0.64, 0.685, 0.739, 0.742, 0.76, 0.81, 0.82, 0.823, 0.825))  # fmt: skip # noqa: E501
