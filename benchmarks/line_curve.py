@@ -48,14 +48,19 @@ def main() -> None:
 
 def play(training: Stream, validation: Stream, decision: tuple[int, int], rounds: int, batch: int, seed: int) -> Run:
     """One line with a fixed decision: accuracy on the validation engines after each round."""
+    decisions = np.tile(decision, (rounds, 1))
+    played = Played(line_of(training, batch, seed), *validation)
+    return Run(decisions, np.array([played(each) for each in decisions]))
+
+
+def line_of(stream: Stream, batch: int, seed: int) -> Line:
+    """A line that has learnt nothing."""
     spec = LineSpec(
-        federation="curve", run="curve", software="benchmark", sensors=("a", "b"), network="conv", cycles=cmapss.CYCLES,
-        classes=cmapss.CLASSES, reading="expectation", window=Window(size=2000),
+        federation="curve", run="curve", software="benchmark", sensors=("a", "b"), network="conv",
+        cycles=cmapss.CYCLES, classes=cmapss.CLASSES, reading="expectation", window=Window(size=2000),
         recipe=Recipe(batch=batch), seed=seed,
     )  # fmt: skip
-    decisions = np.tile(decision, (rounds, 1))
-    played = Played(Line(spec, training), *validation)
-    return Run(decisions, np.array([played(each) for each in decisions]))
+    return Line(spec, stream)
 
 
 def streams(folder: Path, seed: int) -> tuple[Stream, Stream]:

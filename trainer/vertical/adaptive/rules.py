@@ -79,7 +79,7 @@ class Drawn:
 class Deadline:
     """Matches a deadline: of the candidates the one with the best balance of iterations, latency and disparity.
 
-    Until a deadline each sensor takes as many iterations as fit, up to a cap that is the same for all. Their worth rises
+    Until a deadline each sensor takes as many iterations as fit, up to a cap that all have in common. Their worth rises
     with the logarithm of their mean, for learning has diminishing returns, and from 1 to E_max it is the latency that
     this costs on average of the last rounds. So more are taken in rounds where they are cheap, and none of it needs
     units, training, or knowledge of the learning curve.
