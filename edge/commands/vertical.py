@@ -79,7 +79,7 @@ def coordinate(
     eta: Annotated[float, typer.Option(help="Step of gradient descent.")] = 0.01,
     batch: Annotated[int, typer.Option(min=0, help="Samples a step.", show_default="all of the round")] = 0,
     iterations: Annotated[int, typer.Option(min=1, help="Local iterations of a sensor in a round, at most.")] = 2,
-    policy: Annotated[str, typer.Option(help="Who decides how many: all takes the most.")] = "all",
+    policy: Annotated[str, typer.Option(help="Who decides how many: deadline, all, or an agent's file.")] = "deadline",
     absent: Annotated[
         Literal["wait", "last", "impute"], typer.Option(help="What a round does without one of the sensors.")
     ] = "wait",
