@@ -81,7 +81,7 @@ def coordinate(
     eta: Annotated[float, typer.Option(help="Step of gradient descent.")] = 0.01,
     batches: Annotated[int, typer.Option(min=1, help="Parts of a round's products, a step each.")] = 1,
     iterations: Annotated[int, typer.Option(min=1, help="Local iterations of a sensor in a round, at most.")] = 2,
-    policy: Annotated[str, typer.Option(help="Who decides how many: all takes the most.")] = "all",
+    policy: Annotated[str, typer.Option(help="Who decides how many: deadline, all, or an agent's file.")] = "deadline",
     absent: Annotated[
         Literal["wait", "last", "impute"], typer.Option(help="What a round does without one of the sensors.")
     ] = "wait",
@@ -219,9 +219,7 @@ def agent(
     steps: Annotated[int, typer.Option(min=1, help="Rounds to play in all.")] = 1_000_000,
     measured: Annotated[
         Path | None,
-        typer.Option(
-            help="A head's state folder: learn from the timings that it has measured.", show_default="simulate"
-        ),
+        typer.Option(help="A head's state folder: learn from its measured timings.", show_default="simulate"),
     ] = None,
     seed: Seed = 0,
     threads: Threads = 1,
