@@ -220,9 +220,7 @@ def agent(
     steps: Annotated[int, typer.Option(min=1, help="Rounds to play in all.")] = 1_000_000,
     measured: Annotated[
         Path | None,
-        typer.Option(
-            help="A head's state folder: learn from the timings that it has measured.", show_default="simulate"
-        ),
+        typer.Option(help="A head's state folder: learn from its measured timings.", show_default="simulate"),
     ] = None,
     seed: Seed = 0,
     threads: Threads = 1,
