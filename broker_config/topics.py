@@ -151,6 +151,11 @@ def signer(topic: str) -> str | None:
     return None
 
 
+def is_of_line(topic: str) -> bool:
+    """Whether only lines that learn have this topic, and other federations not."""
+    return topic.split("/")[3:4] == ["line"]
+
+
 def sender(topic: str) -> str:
     """The node that publishes on an `up`, `presence` or `want` topic."""
     parts = topic.split("/")

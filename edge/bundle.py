@@ -133,6 +133,9 @@ class Manifest(Description, frozen=True, kw_only=True):
         return f"{self.node}@{self.round}"
 
 
+Part = Graph | Golden | Reference
+
+
 class Bundle(NamedTuple):
     """A bundle on disk, whose files are those of its manifest."""
 
@@ -146,7 +149,7 @@ class Signing(NamedTuple):
 
     key: "SigningKey"  # the node's
     charter: bytes  # sealed
-    broadcast: messages.Manifest
+    broadcast: messages.Manifest | None  # that the model was made from; None of a line's sensor or head
     expires: datetime
 
 
@@ -169,8 +172,6 @@ def write(
     size, classes = description.input.size, description.classes
     if golden.shape != (size, size, 3) or golden.dtype != np.uint8 or len(probabilities) != len(classes):
         raise ValueError(f"expected a golden image uint8 [{size}, {size}, 3] and {len(classes)} probabilities")
-    if folder.exists() and not (folder / MANIFEST).is_file():
-        raise UsageError(f"{folder} exists and is not a bundle", "name a folder that does not exist yet")
     png = io.BytesIO()
     Image.fromarray(golden).save(png, "PNG")
     files = {"model.onnx": onnx, "golden.png": png.getvalue()}
@@ -192,23 +193,31 @@ def write(
         if reference is not None
         else None,
         broadcast=signing.broadcast if signing else None,
-        version=_next_version(folder) if signing else 0,
+        version=next_version(folder) if signing else 0,
         expires=signing.expires if signing else None,
     )
-    content = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-    files[MANIFEST] = content
-    if signing:
-        files |= {SIGNATURE: signing.key.sign(CONTEXT, content), CHARTER: signing.charter}
-    with writing(folder):
-        _replace(folder, files)
+    put(folder, files, manifest, signing)
     return manifest
 
 
-def _next_version(folder: Path) -> int:
+def put(folder: Path, files: dict[str, bytes], manifest: Struct, signing: Signing | None) -> None:
+    """Let `folder` hold these files, their manifest and, if it is to be signed, what proves who has made it.
+
+    UsageError when `folder` exists and is no bundle.
+    """
+    if folder.exists() and not (folder / MANIFEST).is_file():
+        raise UsageError(f"{folder} exists and is not a bundle", "name a folder that does not exist yet")
+    content = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+    proof = {SIGNATURE: signing.key.sign(CONTEXT, content), CHARTER: signing.charter} if signing else {}
+    with writing(folder):
+        _replace(folder, {**files, MANIFEST: content, **proof})
+
+
+def next_version(folder: Path) -> int:
     """The clock, unless it has gone back since the bundle that is there was written."""
     there = 0
-    with suppress(BundleError):  # there is none, or it is damaged, which writing another one cures
-        there = parse(folder, load_manifest(folder)).version
+    with suppress(BundleError, msgspec.DecodeError, UnicodeDecodeError):  # none, or damaged: writing another one cures
+        there = msgspec.json.decode(load_manifest(folder), type=_Beginning).version
     return max(int(time.time()), there + 1)
 
 
@@ -220,12 +229,11 @@ def read(folder: Path) -> Bundle:
 
 def complete(folder: Path, manifest: Manifest, content: bytes) -> Bundle:
     """Return the bundle when its files are those of the manifest, by their hashes; else BundleError."""
-    for part in parts(manifest):
-        _verify(folder / part.file, part.sha256)
+    check_files(folder, parts(manifest))
     return Bundle(folder, manifest, hashlib.sha256(content).hexdigest())
 
 
-def parts(manifest: Manifest) -> list[Graph | Golden | Reference]:
+def parts(manifest: Manifest) -> list[Part]:
     """The files that a manifest lists by their hashes."""
     return [*manifest.roles.values(), manifest.golden, *([manifest.reference] if manifest.reference else [])]
 
@@ -257,22 +265,28 @@ def load_manifest(folder: Path) -> bytes:
     )
 
 
-class _Version(Struct):
-    """The one field that every format has."""
+class _Beginning(Struct):
+    """What every format has."""
 
     format: int
+    version: int = 0
+
+
+def check_format(path: Path, content: bytes) -> None:
+    """BundleError for a manifest of another format than is read here; msgspec.DecodeError if it is none."""
+    found = msgspec.json.decode(content, type=_Beginning).format
+    if found != FORMAT:
+        raise BundleError(
+            f"{path} has format {found}; this edge-node reads format {FORMAT}",
+            "upgrade edge-node" if found > FORMAT else "export the model again",
+        )
 
 
 def parse(folder: Path, content: bytes) -> Manifest:
     """Return the manifest whose bytes are `content`; BundleError if it is none that can be served."""
     path = folder / MANIFEST
     try:
-        found = msgspec.json.decode(content, type=_Version).format
-        if found != FORMAT:
-            raise BundleError(
-                f"{path} has format {found}; this edge-node reads format {FORMAT}",
-                "upgrade edge-node" if found > FORMAT else "export the model again",
-            )
+        check_format(path, content)
         manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BundleError(f"{path} is damaged: {error}", "export the model again") from error
@@ -284,13 +298,15 @@ def parse(folder: Path, content: bytes) -> Manifest:
     return manifest
 
 
-def _verify(path: Path, sha256: str) -> None:
-    with _opened(path, _LARGEST) as file:
-        _check_digest(path, hashlib.file_digest(file, "sha256").hexdigest(), sha256)
+def check_files(folder: Path, parts: Sequence[Part]) -> None:
+    """BundleError unless the files of a bundle are those of its manifest, by their hashes."""
+    for part in parts:
+        with _opened(folder / part.file, _LARGEST) as file:
+            _check_digest(folder / part.file, hashlib.file_digest(file, "sha256").hexdigest(), part.sha256)
 
 
 @contextmanager
-def copied(folder: Path, part: Graph | Golden | Reference) -> Iterator[Path]:
+def copied(folder: Path, part: Part) -> Iterator[Path]:
     """A file of the bundle in memory, where nobody changes it any more; BundleError unless it is the manifest's."""
     path = folder / part.file
     with _opened(path, _LARGEST) as file, os.fdopen(os.memfd_create(part.file), "w+b") as copy:

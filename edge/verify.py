@@ -29,11 +29,11 @@ says so from 30 days before its end.
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -73,6 +73,22 @@ class Origin(Protocol):
     def broadcast(self) -> messages.Manifest | None: ...  # noqa: D102
 
 
+class Statement(Protocol):
+    """What every signed manifest says."""
+
+    @property
+    def node(self) -> str: ...  # noqa: D102
+    @property
+    def federation(self) -> str: ...  # noqa: D102
+    @property
+    def version(self) -> int: ...  # noqa: D102
+    @property
+    def expires(self) -> datetime | None: ...  # noqa: D102
+
+
+_Said = TypeVar("_Said", bound=Statement)
+
+
 class _Accepted(Struct, frozen=True, kw_only=True):
     """What is remembered of the newest bundle that was served: one file for each node of each federation."""
 
@@ -101,31 +117,40 @@ class Guard(NamedTuple):
             CharterError: there is no charter to go by.
             EdgeNodeError: the memory cannot be used.
         """
+        with self.examined(folder, bundle.parse) as found:
+            yield Admitted(bundle.complete(folder, found.manifest, found.content), found.ends)
+
+    @contextmanager
+    def examined(self, folder: Path, parse: Callable[[Path, bytes], _Said]) -> "Iterator[Examined[_Said]]":
+        """As `admitted`, of any kind of bundle whose manifest `parse` reads, its other files not yet looked at."""
         with _locked(self.memory) if self.remembers else nullcontext():
             before = _recall(self._file, self.trust)
-            found = self._examined(folder, before)
-            yield Admitted(bundle.complete(folder, found.manifest, found.content), found.ends)
+            found = self._examined(folder, before, parse)
+            yield found
             if self.remembers and found.accepted != before:
                 with disk.writing(self.memory):
                     disk.replace_bytes(self._file, msgspec.json.encode(found.accepted), mode=0o600)
 
     def vouched(self, folder: Path) -> Manifest:
         """The manifest of a bundle of which manifest, signature and charter are there; raises as `admitted` does."""
-        return self._examined(folder, _recall(self._file, self.trust)).manifest
+        return self._examined(folder, _recall(self._file, self.trust), bundle.parse).manifest
 
     @property
     def _file(self) -> Path:
         return self.memory / f"{self.trust.node}@{self.trust.federation}.json"  # no name holds an @
 
-    def _examined(self, folder: Path, before: _Accepted | None) -> "_Examined":
+    def _examined(
+        self, folder: Path, before: _Accepted | None, parse: Callable[[Path, bytes], _Said]
+    ) -> "Examined[_Said]":
         """All that can be known of a bundle without its other files, given what was accepted before."""
         trust = self.trust
         content = bundle.load_manifest(folder)
         sealed, charter = _newest(folder, trust, before, self._file)
         key = _check_signature(folder, content, charter, trust)
-        manifest = bundle.parse(folder, content)
+        manifest = parse(folder, content)
         _check_recipient(folder, manifest, trust)
-        _check_origin(folder, manifest, charter)
+        if isinstance(manifest, Manifest):  # a line's models are made from no broadcast
+            _check_origin(folder, manifest, charter)
         end = _check_expiry(folder, manifest)
         found = _Accepted(
             authority=trust.authority,
@@ -135,14 +160,14 @@ class Guard(NamedTuple):
             manifest=hashlib.sha256(content).hexdigest(),
         )
         accepted = _check_age(folder, found, before, self.accept_older)
-        return _Examined(content, manifest, {"bundle": end, "charter": charter.expires}, accepted)
+        return Examined(content, manifest, {"bundle": end, "charter": charter.expires}, accepted)
 
 
-class _Examined(NamedTuple):
+class Examined(NamedTuple, Generic[_Said]):
     """A bundle whose signature is right."""
 
     content: bytes  # of the manifest
-    manifest: Manifest
+    manifest: _Said
     ends: Ends
     accepted: _Accepted  # what is to be remembered when it is served
 
@@ -181,14 +206,14 @@ def _newest(folder: Path, trust: Trust, before: _Accepted | None, memory: Path) 
 
 def _check_signature(folder: Path, content: bytes, charter: Charter, trust: Trust) -> PublicKey:
     """The key of the node that has signed the manifest."""
-    member = charter.nodes.get(trust.node)
-    if member is None:
+    key = charter.key(trust.node)
+    if key is None:
         raise BundleError(
             f"{trust.node} is no member of federation {trust.federation!r} any more, so its bundles are not served",
             "ask whoever provisions the federation",
         )
     try:
-        verify(member.key, bundle.CONTEXT, content, _load(folder, bundle.SIGNATURE))
+        verify(key, bundle.CONTEXT, content, _load(folder, bundle.SIGNATURE))
     except ForgedError:
         path, own, claimed = folder / bundle.MANIFEST, _Whose(trust.node, trust.federation), _claimed(content)
         if claimed and claimed != own:
@@ -197,7 +222,7 @@ def _check_signature(folder: Path, content: bytes, charter: Charter, trust: Trus
                 f"serve a bundle of {trust.node}, or pass the trust file of {claimed.node}",
             ) from None
         raise BundleError(f"{path} is not signed by {trust.node}: {bundle.SIGNATURE} does not fit", _ANOTHER) from None
-    return member.key
+    return key
 
 
 class _Whose(Struct, frozen=True):
@@ -226,7 +251,7 @@ def _load(folder: Path, name: str) -> bytes:
     return bundle.load(folder, name)
 
 
-def _check_recipient(folder: Path, manifest: Manifest, trust: Trust) -> None:
+def _check_recipient(folder: Path, manifest: Statement, trust: Trust) -> None:
     if (manifest.node, manifest.federation) != (trust.node, trust.federation):
         raise BundleError(
             f"{folder} is of {manifest.node} in federation {manifest.federation!r}, "
@@ -245,7 +270,7 @@ def _check_origin(folder: Path, manifest: Manifest, charter: Charter) -> None:
         ) from None
 
 
-def _check_expiry(folder: Path, manifest: Manifest) -> datetime:
+def _check_expiry(folder: Path, manifest: Statement) -> datetime:
     """When it ends, which is not yet."""
     end = manifest.expires or _LONG_AGO
     if end < datetime.now(UTC):

@@ -29,17 +29,18 @@ KING = "king"  # of the test: may do everything, so that everything can be seen 
 DIGEST = "0" * 64
 # Kinds of topics, and how many names they hold
 NAMED = {"spec": 0, "round": 0, "status": 0, "presence": 1, "up": 1, "down": 1, "chunks": 1, "want": 2}
+NAMED |= {"opened": 0, "representation": 0, "predictions": 0, "embeddings": 1, "gradients": 1, "products": 1}
 
 # The specification: who must; everybody else must not
 
 
 def writers(kind: str, *names: str) -> set[str]:
     match kind, names:
-        case "spec" | "round" | "status", ():
+        case "spec" | "round" | "status" | "opened" | "representation" | "predictions", ():
             return {COORDINATOR}
-        case "presence" | "up" | "chunks", (name,):
+        case "presence" | "up" | "chunks" | "embeddings" | "products", (name,):
             return {name} - {MONITOR}
-        case "down", _:
+        case "down" | "gradients", _:
             return {COORDINATOR}
         case "want", (holder, asker) if COORDINATOR in (holder, asker):  # nodes ask the coordinator only
             return {asker} - {MONITOR}
@@ -50,13 +51,15 @@ def readers(kind: str, *names: str) -> set[str]:
     match kind, names:
         case ("spec" | "round", ()) | ("presence", ("coordinator",)):
             return {*USERS}
-        case "status", ():
+        case "status" | "predictions", ():
             return {COORDINATOR, MONITOR}
-        case "up", _:
+        case "opened" | "representation", ():
+            return {*USERS} - {MONITOR}
+        case "up" | "embeddings" | "products", _:
             return {COORDINATOR}
         case "presence", (name,):
             return {name, COORDINATOR} - {MONITOR}
-        case "down", (name,):
+        case "down" | "gradients", (name,):
             return {name} - {MONITOR}
         case "want", (holder, _):
             return {holder} - {MONITOR}

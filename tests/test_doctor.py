@@ -23,11 +23,14 @@ import paho.mqtt.client as mqtt
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
+from broker_config import topics
 from broker_config.access import acl
+from broker_config.codec import encode
 from broker_config.embedded import EmbeddedBroker, find_mosquitto, start_broker
 from broker_config.endpoint import Endpoint
 from broker_config.handshake import MQTT5, MQTT311
 from broker_config.messages import Spec
+from broker_config.vertical import LineSpec
 from edge.doctor import access, local, reach, storage, traffic
 from edge.doctor.check import Check
 from edge.doctor.examine import BROKER, ECHOES, KIT, LOCAL, REACH, examine, exit_code
@@ -290,6 +293,19 @@ def test_a_node_that_may_write_the_coordinator_s_topics_is_a_warning(guarded: Gu
     assert "what only the coordinator should: spec, round, status, down, presence, want, chunks" in found.found
     assert "anybody" not in found.found
     assert "docs/protocol.md" in found.remedy
+
+
+def test_the_topics_of_lines_are_tried_once_a_line_is_announced(tmp_path: Path) -> None:
+    (tmp_path / "acl").write_text("topic readwrite edge-node/#\ntopic deny edge-node/v1/+/line/#\n")
+    line = LineSpec(federation="press", run="0" * 16, software="", sensors=("a",), network="linear", classes=("x", "y"))
+    with configured(tmp_path, f"acl_file {tmp_path / 'acl'}") as port, tried(f"mqtt://127.0.0.1:{port}") as trial:
+        assert reach.federations(trial).found == "none is announced here yet"
+        assert access.access(trial).outcome == "ok"
+        with trial.wire("head") as head:
+            assert not head.publish(topics.spec("press"), encode(line), retain=True)
+        assert reach.federations(trial).found == "press (a line of 1 sensor)"
+        found = access.access(trial)
+    assert (found.outcome, found.found) == ("failure", "plant-a may not write embeddings, products")
 
 
 def test_mqtt_3_1_1_does_not_say_what_is_denied(guarded: Guarded) -> None:

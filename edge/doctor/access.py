@@ -25,7 +25,8 @@ Answer = Literal["yes", "no", "unknown"]
 
 def access(trial: Trial) -> Found:
     """Whether we may write and read what a node, the coordinator or a monitor must."""
-    writes, reads, _ = rights(trial.name, trial.federation)
+    needed = rights(trial.name, trial.federation)
+    writes, reads = _in_use(trial, needed.writes), _in_use(trial, needed.reads)
     written = _write(trial, writes)
     unwritten = [topic for topic, answer in written.items() if answer == "no"]
     with trial.wire("access") as wire:
@@ -50,7 +51,8 @@ def access(trial: Trial) -> Found:
 
 def protection(trial: Trial) -> Found:
     """Whether we could pass for others, and whether strangers are admitted."""
-    answers = {who: _write(trial, theirs) for who, theirs in _foreign(trial.federation, trial.name).items()}
+    foreign = _foreign(trial.federation, trial.name)
+    answers = {who: _write(trial, _in_use(trial, theirs)) for who, theirs in foreign.items()}
     found = [
         f"{trial.name} may write what only {who} should: {', '.join(open_)}"
         for who, written in answers.items()
@@ -70,6 +72,11 @@ def protection(trial: Trial) -> Found:
     if any("unknown" in written.values() for written in answers.values()):
         return Found("unknown", f"strangers are not admitted; whether others' topics are closed: {_SILENT}")
     return Found("ok", f"strangers are not admitted, and others' topics are closed to {trial.name}")
+
+
+def _in_use(trial: Trial, wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that a federation on this broker uses: lines' topics only where a line is announced."""
+    return tuple(topic for topic in wanted if trial.lines or not topics.is_of_line(topic))
 
 
 def _foreign(federation: str, name: str) -> dict[str, tuple[str, ...]]:
@@ -133,6 +140,6 @@ def _speaks_openly(trial: Trial) -> bool:
 
 
 def _kind(topic: str) -> str:
-    """The topic's kind: `spec`, `round`, `presence`, `up`, `down`, `want` or `chunks`."""
+    """The topic's kind: `spec`, `round`, `presence`, `up`, `want`, `chunks`, `opened`, `embeddings` and so on."""
     levels = topic.split("/")
-    return levels[5] if len(levels) > 4 else levels[3]
+    return levels[5] if len(levels) > 5 else levels[-1]

@@ -11,7 +11,8 @@ from broker_config import topics
 from broker_config.codec import DecodeError, decode
 from broker_config.handshake import VERIFY, newest_version, unreachable
 from broker_config.link import probe
-from broker_config.messages import Spec
+from broker_config.messages import Message, Spec
+from broker_config.vertical import LineSpec
 from edge.doctor.check import Found
 from edge.doctor.trial import Trial
 from edge.words import SOON, some
@@ -119,19 +120,27 @@ def federations(trial: Trial) -> Found:
     unreadable = []
     for topic, payload in probe(trial.endpoint, [topics.spec("+")], wait=min(2.0, trial.timeout)).items():
         try:
-            trial.specs.append(decode(payload, Spec))
+            message = decode(payload, Message)
         except DecodeError:
             unreadable.append(topics.federation_of(topic))
+            continue
+        match message:
+            case Spec():
+                trial.specs.append(message)
+            case LineSpec():
+                trial.lines.append(message)
+            case _:
+                unreadable.append(topics.federation_of(topic))
     if unreadable:
         return Found(
             "warning",
             f"the spec of {', '.join(unreadable)} cannot be read",
             "install the coordinator's version of edge-node here",
         )
-    if not trial.specs:
-        return Found("ok", "none is announced here yet")
     told = [f"{each.federation} ({each.model}, {each.nodes} nodes)" for each in trial.specs]
-    return Found("ok", f"{', '.join(told)}; a model is {trial.model_bytes / 1e6:.1f} MB at most")
+    told += [f"{each.federation} (a line of {some(len(each.sensors), 'sensor')})" for each in trial.lines]
+    largest = f"; a model is {trial.model_bytes / 1e6:.1f} MB at most" if trial.specs else ""
+    return Found("ok", ", ".join(told) + largest if told else "none is announced here yet")
 
 
 def _connect(trial: Trial) -> socket.socket:

@@ -15,6 +15,7 @@ from broker_config.errors import LinkError
 from broker_config.handshake import MQTT5, MQTT311
 from broker_config.messages import Spec
 from broker_config.transfer import CHUNK
+from broker_config.vertical import LineSpec
 from edge.doctor.wire import LostError, Wire
 
 SESSION = 120  # seconds: should we be killed, an MQTT 5 broker forgets a session by itself
@@ -37,6 +38,7 @@ class Trial:
     chunk: int = CHUNK  # bytes of a chunk that pass
     round_trip: float = 0.0  # seconds
     specs: list[Spec] = field(default_factory=list)  # of the federations on this broker
+    lines: list[LineSpec] = field(default_factory=list)  # that learn on this broker
     _token: str = field(default_factory=lambda: secrets.token_hex(8))  # nobody else has our client ids
     _sessions: set[str] = field(default_factory=set)
     _retains: bool = False

@@ -5,13 +5,13 @@ import pickle
 import signal
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from multiprocessing import active_children, get_context, parent_process
 from tempfile import TemporaryFile
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -22,6 +22,12 @@ from trainer.experiments.cell import Cell, Finished
 from trainer.experiments.run import Done, machine, run_cell
 from trainer.experiments.store import Store
 
+C = TypeVar("C")  # cell
+J = TypeVar("J")  # job
+K = TypeVar("K", bound=Hashable)  # kind of work
+M = TypeVar("M")  # material
+R = TypeVar("R")  # result
+
 
 class Job(NamedTuple):
     """A cell to run."""
@@ -30,21 +36,21 @@ class Job(NamedTuple):
     embed: bool = False  # whether features are wanted in two dimensions
 
 
-class Failed(NamedTuple):
+class Failed(NamedTuple, Generic[C]):
     """A cell that came to nothing."""
 
-    cell: Cell
+    cell: C
     error: str
 
 
-Outcome = Done | Failed
+Outcome = Done | Failed[Cell]
 Spread = Callable[[Sequence[Job], Material], Iterator[Outcome]]
 """Runs jobs, in whatever place and order. Closed early, it leaves nothing running."""
 
 
 def run_grid(
     jobs: Sequence[Job], material: Material, store: Store, spread: Spread, workers: int, show: progress.Report
-) -> list[Failed]:
+) -> list[Failed[Cell]]:
     """Run the jobs, store each result as it comes, and return what failed.
 
     A failure is not stored: it is tried again when the grid is run again.
@@ -83,17 +89,26 @@ def describe(cell: Cell) -> str:
 
 def estimate(cells: Iterable[Cell], finished: Iterable[Finished], workers: int) -> float | None:
     """Seconds that the cells will take here, judged by those that were run here; None where nothing is known."""
-    seconds, work = defaultdict[tuple[str, int], float](float), defaultdict[tuple[str, int], float](float)
-    for each in finished:
-        if each.machine == machine():
-            seconds[each.cell.model, each.cell.size] += each.seconds
-            work[each.cell.model, each.cell.size] += _work(each.cell)
+    ran = [(_kind(each.cell), _work(each.cell), each.seconds) for each in finished if each.machine == machine()]
+    return judge([(_kind(cell), _work(cell)) for cell in cells], ran, workers)
+
+
+def judge(left: Iterable[tuple[K, float]], ran: Iterable[tuple[K, float, float]], workers: int) -> float | None:
+    """Seconds for what is left (kind and work of each), judged by what ran (kind, work, seconds); None if unknown."""
+    seconds, work = defaultdict[K, float](float), defaultdict[K, float](float)
+    for kind, amount, took in ran:
+        seconds[kind] += took
+        work[kind] += amount
     total = 0.0
-    for cell in cells:
-        if not work[cell.model, cell.size]:
+    for kind, amount in left:
+        if not work[kind]:
             return None
-        total += _work(cell) * seconds[cell.model, cell.size] / work[cell.model, cell.size]
+        total += amount * seconds[kind] / work[kind]
     return total / workers
+
+
+def _kind(cell: Cell) -> tuple[str, int]:
+    return cell.model, cell.size
 
 
 def _work(cell: Cell) -> float:
@@ -102,34 +117,40 @@ def _work(cell: Cell) -> float:
 
 # In processes
 
-_material: Material  # of a worker process
-
 
 def in_processes(workers: int) -> Spread:
-    """Spreads jobs over processes of this machine, each with one thread."""
+    """Spreads jobs over processes of this machine."""
 
     def spread(jobs: Sequence[Job], material: Material) -> Iterator[Outcome]:
-        with TemporaryFile() as file:  # a worker that dies while it starts cannot block us, as with a pipe
-            pickle.dump(material, file)
-            file.flush()
-            place = f"/proc/{os.getpid()}/fd/{file.fileno()}"  # it has no name that could outlive us
-            pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (place,))
-            try:
-                with _unasked():
-                    futures = [pool.submit(_work_on, job) for job in jobs]
-                for future in as_completed(futures):
-                    yield future.result()
-            except BrokenProcessPool as error:
-                raise EdgeNodeError(
-                    "a worker process was killed, perhaps for want of memory",
-                    "run it again with fewer --workers; what is finished is stored",
-                ) from error
-            finally:
-                for process in active_children():
-                    process.kill()
-                pool.shutdown(cancel_futures=True)
+        return over_processes(workers, attempt, jobs, material)
 
     return spread
+
+
+_given: tuple[Callable[[Any, Any], Any], Any]  # to a worker process: work and material
+
+
+def over_processes(workers: int, work: Callable[[J, M], R], jobs: Sequence[J], material: M) -> Iterator[R]:
+    """What `work` (a function of a module) gives for each job and the material; a thread for each process."""
+    with TemporaryFile() as file:  # a worker that dies while it starts cannot block us, as with a pipe
+        pickle.dump((work, material), file)
+        file.flush()
+        place = f"/proc/{os.getpid()}/fd/{file.fileno()}"  # it has no name that could outlive us
+        pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (place,))
+        try:
+            with _unasked():
+                futures = [pool.submit(_call, job) for job in jobs]
+            for future in as_completed(futures):
+                yield future.result()
+        except BrokenProcessPool as error:
+            raise EdgeNodeError(
+                "a worker process was killed, perhaps for want of memory",
+                "run it again with fewer --workers; what is finished is stored",
+            ) from error
+        finally:
+            for process in active_children():
+                process.kill()
+            pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
@@ -150,9 +171,9 @@ def _unasked() -> Iterator[None]:
 
 def _begin(place: str) -> None:
     """Prepare a worker process, which ends when its parent does, however that ends."""
-    global _material  # noqa: PLW0603
+    global _given  # noqa: PLW0603
     with open(place, "rb") as file:  # noqa: PTH123  (a pathlib.Path would resolve the link)
-        _material = pickle.load(file)  # noqa: S301  (our parent wrote it)
+        _given = pickle.load(file)  # noqa: S301  (our parent wrote it)
     threading.Thread(target=_follow_parent, daemon=True).start()
     torch.set_num_threads(1)
 
@@ -164,8 +185,9 @@ def _follow_parent() -> None:
     os._exit(1)
 
 
-def _work_on(job: Job) -> Outcome:
-    return attempt(job, _material)
+def _call(job: Any) -> Any:
+    work, material = _given
+    return work(job, material)
 
 
 def attempt(job: Job, material: Material) -> Outcome:

@@ -2,9 +2,9 @@
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -12,8 +12,8 @@ from broker_config.disk import writing
 from broker_config.errors import UsageError
 from trainer.experiments.cell import Finished
 
-_CELLS, _EMBEDDINGS = "cells.jsonl", "embeddings.jsonl"
 _ATTRIBUTES = "*.jsonl merge=union\n"  # git keeps the lines of both sides
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,11 +26,39 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
     points: list[tuple[float, float]]
 
 
+class Records(Generic[T]):
+    """A file with a record a line. Several processes may add to it at once."""
+
+    def __init__(self, path: Path, kind: type[T]):
+        self._path, self._kind = path, kind
+
+    def __iter__(self) -> Iterator[T]:
+        """All of them; UsageError if a line is damaged."""
+        if not self._path.exists():
+            return
+        lines = self._path.read_bytes().split(b"\n")
+        for number, line in enumerate(lines[:-1], 1):  # what follows the last line break was torn off
+            try:
+                yield msgspec.json.decode(line, type=self._kind)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise UsageError(f"{self._path} is damaged in line {number}: {error}", "remove that line") from error
+
+    def add(self, records: Sequence[T]) -> None:
+        """Append records; they are on the disk when this returns. EdgeNodeError if it does not take them."""
+        folder = self._path.parent
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            if not (attributes := folder / ".gitattributes").exists():
+                attributes.write_text(_ATTRIBUTES)
+            _append(self._path, msgspec.json.Encoder().encode_lines(records))
+
+
 class Store:
-    """A folder of results. Several processes may add to it at once; of equal keys the first counts."""
+    """A folder of results. Of equal keys the first counts."""
 
     def __init__(self, folder: Path):
-        self._folder = folder
+        self._cells = Records(folder / "cells.jsonl", Finished)
+        self._embeddings = Records(folder / "embeddings.jsonl", Embedding)
 
     def finished(self) -> dict[str, Finished]:
         """All finished cells, by key.
@@ -39,37 +67,22 @@ class Store:
             UsageError: a line is damaged.
         """
         found: dict[str, Finished] = {}
-        for each in self._read(_CELLS, Finished):
+        for each in self._cells:
             found.setdefault(each.key, each)
         return found
 
     def embeddings(self) -> dict[str, list[Embedding]]:
         """Of each cell that has any, by key and in the order of nodes. Raises UsageError as `finished` does."""
         found: dict[str, dict[str, Embedding]] = {}
-        for each in self._read(_EMBEDDINGS, Embedding):
+        for each in self._embeddings:
             found.setdefault(each.key, {}).setdefault(each.node, each)
         return {key: list(nodes.values()) for key, nodes in found.items()}
 
     def add(self, finished: Finished, embeddings: list[Embedding]) -> None:
         """Append a cell's results; they are on the disk when this returns. EdgeNodeError if it does not take them."""
-        with writing(self._folder):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            if not (attributes := self._folder / ".gitattributes").exists():
-                attributes.write_text(_ATTRIBUTES)
-            if embeddings:
-                _append(self._folder / _EMBEDDINGS, msgspec.json.Encoder().encode_lines(embeddings))
-            _append(self._folder / _CELLS, msgspec.json.Encoder().encode_lines([finished]))
-
-    def _read(self, name: str, kind: type[Any]) -> Iterator[Any]:
-        path = self._folder / name
-        if not path.exists():
-            return
-        lines = path.read_bytes().split(b"\n")
-        for number, line in enumerate(lines[:-1], 1):  # what follows the last line break was torn off
-            try:
-                yield msgspec.json.decode(line, type=kind)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise UsageError(f"{path} is damaged in line {number}: {error}", "remove that line") from error
+        if embeddings:
+            self._embeddings.add(embeddings)
+        self._cells.add([finished])
 
 
 def _append(path: Path, lines: bytes) -> None:

@@ -145,13 +145,14 @@ class Exported(Event, frozen=True, kw_only=True):
 
 
 class CellFinished(Event, frozen=True, kw_only=True):
-    """A simulated federation of an experiment's grid is finished."""
+    """A simulated federation, or line, of an experiment's grid is finished."""
 
     done: int  # of those to do
     total: int
     cell: str  # which, in words
-    accuracy: float  # mean of the nodes
     seconds: float
+    accuracy: float | None = None  # mean of the nodes
+    rmse: float | None = None  # of classes that are numbers
     left: float | None = None  # seconds for the rest, where that can be judged
 
 
@@ -251,8 +252,9 @@ def _describe_progress(event: AnyEvent) -> str:
             return f"wrote {event.folder}: {size(event.bytes)}, differs from torch by at most {event.difference:.1e}"
         case CellFinished():
             left = "" if event.left is None or event.done == event.total else f", {about(event.left)} to go"
-            reached = f"accuracy {100 * event.accuracy:.1f} % in {event.seconds:.0f} s"
-            return f"{event.done} of {event.total}{left}: {event.cell}: {reached}"
+            reached = "" if event.accuracy is None else f"accuracy {100 * event.accuracy:.1f} %"
+            reached = reached if event.rmse is None else f"RMSE {event.rmse:.2f}"
+            return f"{event.done} of {event.total}{left}: {event.cell}: {reached} in {event.seconds:.0f} s"
         case Result():
             return ", ".join(event.result)
     raise AssertionError(event)
