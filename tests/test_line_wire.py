@@ -1,15 +1,22 @@
 """A line over a real broker: what it learns is what a simulation learns, to the last bit."""
 
+import queue
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from broker_config import topics
+from broker_config.codec import decode, encode
 from broker_config.embedded import start_broker
 from broker_config.endpoint import Endpoint
 from broker_config.errors import UsageError
-from broker_config.vertical import Channel, Denoising, Recipe
+from broker_config.frames import Embeddings, encode_frame
+from broker_config.link import Delivery, Link
+from broker_config.messages import Refusal
+from broker_config.vertical import Channel, Denoising, LineHello, Recipe
 from tests.lines import Threads, draw, feed, in_threads, left, line_spec, simulated, source
 from trainer import progress
 from trainer.vertical import head
@@ -118,3 +125,33 @@ def test_a_second_head_and_a_second_sensor_of_one_name_are_turned_away(broker: s
                 Endpoint.parse(broker), "lamp", source(tmp_path / "data", "lamp"), tmp_path / "lamp",
                 federation=spec.federation, wait=5, report=progress.ignore,
             )  # fmt: skip
+
+
+def test_a_sensor_that_lies_is_named_and_refused_and_the_line_goes_on_without_it(broker: str, tmp_path: Path) -> None:
+    """Somebody else's sensor, who sends what is no number."""
+    spec = line_spec(absent="last", patience=0.3)
+    draw(tmp_path / "data", 60, 9)
+    inbox: queue.Queue[Any] = queue.Queue()
+    link = Link(Endpoint.parse(broker), "liar", inbox=inbox, persistent=False)
+    link.subscribe(topics.down(spec.federation, "oven"), topics.opened(spec.federation))
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as line, link:
+        line.start("head", "press")
+        hello = LineHello(
+            session="a" * 16, run=spec.run, software="other", identity="b" * 16, incarnation=1, columns=1, round=0,
+            kept=(0,),
+        )  # fmt: skip
+        lie = Embeddings(
+            run=spec.run, attempt=1, round=1, session="a" * 16, row=0,
+            received=np.full((20, 16), np.nan, np.float32).tobytes(),
+        )  # fmt: skip
+        line.until(lambda: bool(line.events.get("head")))
+        link.publish(topics.up(spec.federation, "oven"), encode(hello))
+        while not isinstance(event := inbox.get(timeout=20), Delivery) or event.topic != topics.opened(spec.federation):
+            pass
+        link.publish(topics.embeddings(spec.federation, "oven"), encode_frame(lie))
+        while not isinstance(event := inbox.get(timeout=20), Delivery) or b"Refusal" not in event.payload:
+            pass
+        assert "NaN or infinity" in decode(event.payload, Refusal).reason
+        line.reach(3)
+        [refused] = [each for each in line.events["head"] if isinstance(each, progress.NodeRefused)]
+        assert (refused.node, refused.round) == ("oven", 0)
