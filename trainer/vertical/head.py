@@ -61,6 +61,7 @@ def coordinate(
     """
     torch.set_num_threads(spec.threads)
     sys.setswitchinterval(SWITCH)
+    embedding_size(spec.network, (1, spec.cycles))
     check_unclaimed(endpoint, spec.federation, ())
     with folder_claimed(folder), contextlib.closing(Journal(folder)) as journal:
         spec = adopted(journal, spec, new=new)
@@ -297,6 +298,8 @@ class _Head:
         elif self._gathering:
             if self._standings:
                 self._reunite()
+            if now - self._gathered > self._spec.patience and self._members:
+                self._pause(0, [name for name in self._spec.sensors if name not in self._standings])
         elif not self._is_finished():
             self._next()
         self._tell()
@@ -374,8 +377,11 @@ class _Head:
                 raise PeerError(sensor, f"it sent a {type(frame).__name__} as embeddings")
             self._embedded(sensor, frame)
             return
-        if self._roster.floods(sensor, time.monotonic()):
-            raise PeerError(sensor, f"it sends more than {MOST} messages in {WINDOW:g} s")
+        spoken = delivery.topic == topics.up(self._spec.federation, sensor)
+        if self._roster.floods(sensor, time.monotonic(), HELLO if spoken else 1):
+            if self._endpoint.seal is None:
+                raise PeerError(sensor, f"it sends more than {MOST} messages in {WINDOW:g} s")
+            return  # the broker may repeat what a sensor has signed
         match decode(delivery.payload, Message):
             case Presence(session=session, online=False):
                 if self._roster.session(sensor) == session:
@@ -384,7 +390,6 @@ class _Head:
             case Presence():
                 pass
             case LineHello() as hello:
-                self._roster.floods(sensor, time.monotonic(), HELLO)
                 self._welcome(sensor, hello)
             case Finished(run=run):
                 if run == self._spec.run and self._is_finished():
@@ -410,7 +415,6 @@ class _Head:
             self._members[sensor] = Member(hello.identity, hello.columns)
             self._journal.admit(self._spec.run, sensor, self._members[sensor])
             self._identities[sensor] = hello.identity
-            embedding_size(self._spec.network, (hello.columns, self._spec.cycles))
         if self._roster.session(sensor) != hello.session:
             self._report(progress.NodeJoined(node=sensor))
         self._roster.admit(sensor, hello)
