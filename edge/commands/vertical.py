@@ -1,14 +1,18 @@
-"""The sensors of one line learn together: `line coordinate`, `line join`."""
+"""The sensors of one line learn together: `line coordinate`, `line join`; and predict: `line serve`."""
 
 import sys
+from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Literal
+from secrets import token_bytes
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from broker_config.errors import UsageError
 from broker_config.topics import COORDINATOR, MONITOR
+from edge.commands.line import Memory, state_folder
 from edge.commands.options import (
     Broker,
     Ca,
@@ -24,6 +28,12 @@ from edge.commands.options import (
     make_endpoint,
     stop_on_signals,
 )
+
+if TYPE_CHECKING:
+    from broker_config.kit import Kit
+    from edge.verify import Guard
+    from edge.vertical.bundle import Array, Manifest
+    from edge.vertical.embed import Leaving
 
 app = typer.Typer()
 group = typer.Typer(no_args_is_help=True)
@@ -204,6 +214,81 @@ def join(
     if not finished:
         print("stopped; the same command goes on", file=sys.stderr)
         raise typer.Exit(130)
+
+
+@group.command(epilog="Example: edge-node line serve line-head/bundle mqtt://broker.local --output predictions.jsonl")
+def serve(
+    bundle: Annotated[Path, typer.Argument(help="Bundle in the state folder of coordinate or join.")],
+    broker: Broker = None,
+    data: Annotated[
+        Path | None, typer.Option(help="A sensor's: CSV file with a row for each product, as given to join.")
+    ] = None,
+    deadline: Annotated[
+        float, typer.Option(min=0, help="The head's: seconds from a product's first embedding to its final prediction.")
+    ] = 1.0,
+    output: Annotated[
+        Path | None, typer.Option(help="The head's: file for final predictions, a JSON line each.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    memory: Memory = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    kit: KitFile = None,
+    config: Config = None,
+) -> None:
+    """Embed new products at a sensor, or predict them at the head: what it is, the bundle says.
+
+    Runs beside coordinate and join, whose newer bundles are taken up as they come. With --kit, bundles must be signed.
+    """
+    from edge.vertical.bundle import HEAD, role_of
+    from edge.vertical.model import load_head, load_sensor
+
+    endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
+    guard = _guard(endpoint.kit, memory)
+    if role_of(bundle) == HEAD:
+        if data:
+            raise UsageError(f"{bundle} is the head's, which reads no rows", "leave out --data")
+        from edge.vertical.head import predict
+
+        predict(bundle, partial(load_head, guard=guard, threads=threads), endpoint, output, deadline, stop)
+    else:
+        if data is None:
+            raise UsageError(f"{bundle} is a sensor's, whose rows are missing", "write --data rows.csv")
+        from edge.vertical.embed import embed
+
+        embed(bundle, partial(load_sensor, guard=guard, threads=threads), data, endpoint, _leaving(), stop)
+
+
+def _guard(kit: "Kit | None", memory: Path | None) -> "Guard | None":
+    """With a kit, bundles must be what its member has made, and not older than what was served."""
+    if kit is None:
+        return None
+    from broker_config.trust import Trust
+    from edge.verify import Guard
+
+    trust = Trust(federation=kit.federation, node=kit.name, authority=kit.authority, charter=kit.charter)
+    return Guard(trust, memory or state_folder())
+
+
+def _leaving() -> "Leaving":
+    """Protection and a simulated channel, as in training; each product is a message of its own."""
+    import numpy as np
+
+    from trainer.seeding import generator
+    from trainer.vertical.channel import passed
+    from trainer.vertical.privacy import protected
+
+    secret = token_bytes(32)  # nobody repeats this noise
+
+    def leave(model: "Manifest", embeddings: "Array", products: Sequence[str]) -> "Array":
+        hidden = protected(model.privacy, embeddings, secret)
+        keys = (generator(model.seed, model.node, model.round, product) for product in products)
+        return np.concatenate(
+            [passed(model.channel, row[None], random) for row, random in zip(hidden, keys, strict=True)]
+        )
+
+    return leave
 
 
 def _names(text: str) -> tuple[str, ...]:
