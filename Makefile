@@ -35,6 +35,7 @@ chaos: $(INSTALLED)
 	$(BIN)/python -m tests.chaos --kills 100 --rounds 20 --nodes 5 --seed 4 --no-persistence
 	$(BIN)/python -m tests.chaos --kills 20 --rounds 20 --nodes 5 --seed 5 --storm
 	$(BIN)/python -m tests.fuzz --frames 100000 --live 20000
+	$(BIN)/python -m tests.fuzz_frames 100000
 
 # One daemon under everything at once: swaps, restarts of the broker, bad images, full disks, malformed requests.
 soak: $(INSTALLED)

@@ -13,8 +13,9 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -259,8 +260,8 @@ def manifest_in(message: AnyMessage | None) -> Manifest | None:
             return None
 
 
-def bombard(name: str, target: Target, mutator: Mutator, frames: int) -> str:
-    """Feed a target; AssertionError if it slows down or grows. Returns a line about it."""
+def bombard(name: str, feed: Callable[[], bool], frames: int) -> str:
+    """Feed a target so often; AssertionError if it slows down or grows. Returns a line about it."""
     fates: Counter[bool] = Counter()
     started, slowest, level = time.monotonic(), 0.0, 0
     for number in range(frames):
@@ -269,7 +270,7 @@ def bombard(name: str, target: Target, mutator: Mutator, frames: int) -> str:
         if number <= frames * WARM:
             level = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         before = time.monotonic()
-        fates[target.feed(mutator)] += 1
+        fates[feed()] += 1
         slowest = max(slowest, time.monotonic() - before)
     faulthandler.cancel_dump_traceback_later()
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - level) * 1024
@@ -317,7 +318,7 @@ def main() -> None:
         for name, target in targets.items():
             mutator = Mutator(frames, random.Random(f"{arguments.seed} {name}"))
             count = -(-arguments.frames * SHARES[name] // sum(SHARES.values()))
-            print(bombard(name, target, mutator, count), flush=True)
+            print(bombard(name, partial(target.feed, mutator), count), flush=True)
         mutator = Mutator(frames, random.Random(f"{arguments.seed} live"))
         peace, war = (besiege(Path(scratch) / str(count), mutator, count) for count in (0, arguments.live))
         print(f"live coordinator {check(war, peace)}")

@@ -1,12 +1,11 @@
-"""The sensors of one line learn together: `line coordinate`, `line join`; and predict: `line serve`."""
+"""The sensors of one line learn together: `line coordinate`, `line join`; predict: `line serve`; and `line agent`."""
 
 import sys
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from secrets import token_bytes
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -28,12 +27,6 @@ from edge.commands.options import (
     make_endpoint,
     stop_on_signals,
 )
-
-if TYPE_CHECKING:
-    from broker_config.kit import Kit
-    from edge.verify import Guard
-    from edge.vertical.bundle import Array, Manifest
-    from edge.vertical.embed import Leaving
 
 app = typer.Typer()
 group = typer.Typer(no_args_is_help=True)
@@ -241,54 +234,61 @@ def serve(
 
     Runs beside coordinate and join, whose newer bundles are taken up as they come. With --kit, bundles must be signed.
     """
-    from edge.vertical.bundle import HEAD, role_of
-    from edge.vertical.model import load_head, load_sensor
+    from edge.commands import in_effect
 
     endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
-    guard = _guard(endpoint.kit, memory)
-    if role_of(bundle) == HEAD:
-        if data:
-            raise UsageError(f"{bundle} is the head's, which reads no rows", "leave out --data")
-        from edge.vertical.head import predict
-
-        predict(bundle, partial(load_head, guard=guard, threads=threads), endpoint, output, deadline, stop)
-    else:
-        if data is None:
-            raise UsageError(f"{bundle} is a sensor's, whose rows are missing", "write --data rows.csv")
-        from edge.vertical.embed import embed
-
-        embed(bundle, partial(load_sensor, guard=guard, threads=threads), data, endpoint, _leaving(), stop)
+    in_effect.serve(bundle, endpoint, memory or state_folder(), data, output, deadline, threads, stop)
 
 
-def _guard(kit: "Kit | None", memory: Path | None) -> "Guard | None":
-    """With a kit, bundles must be what its member has made, and not older than what was served."""
-    if kit is None:
-        return None
-    from broker_config.trust import Trust
-    from edge.verify import Guard
+@group.command(epilog="Example: edge-node line agent --sensors 2 --iterations 5 --out agent.onnx --seed 0")
+def agent(
+    out: Annotated[Path, typer.Option(help="File for the agent, .onnx; a .zip beside it is what it resumes from.")],
+    sensors: Annotated[int, typer.Option(min=1, max=64, help="Sensors of a simulated line.")] = 2,
+    iterations: Annotated[int, typer.Option(min=2, help="Local iterations of a sensor in a round, at most.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Of an episode.")] = 200,
+    steps: Annotated[int, typer.Option(min=1, help="Rounds to play in all.")] = 1_000_000,
+    measured: Annotated[
+        Path | None,
+        typer.Option(
+            help="A head's state folder: learn from the timings that it has measured.", show_default="simulate"
+        ),
+    ] = None,
+    seed: Seed = 0,
+    threads: Threads = 1,
+    quiet: Quiet = False,
+    as_json: Events = False,
+    config: Config = None,
+) -> None:
+    """Train an agent that decides local iterations: line coordinate --policy FILE.
 
-    trust = Trust(federation=kit.federation, node=kit.name, authority=kit.authority, charter=kit.charter)
-    return Guard(trust, memory or state_folder())
+    Stopped or killed, it goes on with what it has learnt when it is started again with the same --out.
+    """
+    import torch
+
+    from trainer import progress
+    from trainer.vertical.adaptive.latency import Simulated
+    from trainer.vertical.adaptive.measured import read
+    from trainer.vertical.adaptive.training import train
+
+    if out.suffix != ".onnx":
+        raise UsageError(f"an agent is an .onnx file, {out} is none", "write for example --out agent.onnx")
+    torch.set_num_threads(threads)
+    source = read(measured) if measured else Simulated(sensors)
+    with _bar(steps, shown=not (quiet or as_json)) as told:
+        reached = train(source, iterations, rounds, steps, seed, out, told)
+    with progress.show(as_json=as_json, quiet=quiet) as report:
+        report(progress.Result(result={"agent": str(out), "policies": reached}))
 
 
-def _leaving() -> "Leaving":
-    """Protection and a simulated channel, as in training; each product is a message of its own."""
-    import numpy as np
+@contextmanager
+def _bar(total: int, *, shown: bool) -> Iterator[Callable[[int, float], None]]:
+    """A progress bar on a terminal: rounds, and what a round earned."""
+    from rich.console import Console
+    from rich.progress import Progress
 
-    from trainer.seeding import generator
-    from trainer.vertical.channel import passed
-    from trainer.vertical.privacy import protected
-
-    secret = token_bytes(32)  # nobody repeats this noise
-
-    def leave(model: "Manifest", embeddings: "Array", products: Sequence[str]) -> "Array":
-        hidden = protected(model.privacy, embeddings, secret)
-        keys = (generator(model.seed, model.node, model.round, product) for product in products)
-        return np.concatenate(
-            [passed(model.channel, row[None], random) for row, random in zip(hidden, keys, strict=True)]
-        )
-
-    return leave
+    with Progress(console=Console(stderr=True), disable=not (shown and sys.stderr.isatty())) as bar:
+        task = bar.add_task("training", total=total)
+        yield lambda done, earned: bar.update(task, completed=done, description=f"training, {earned:+.2f} a round")
 
 
 def _names(text: str) -> tuple[str, ...]:

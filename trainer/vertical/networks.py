@@ -33,17 +33,30 @@ def _dense(shape: Sequence[int]) -> nn.Sequential:
 
 
 def _vgg(shape: Sequence[int], widths: Sequence[Sequence[int]], embedding: int) -> nn.Sequential:
-    """13 convolutions in five blocks, a pooling after each block that still has 2 x 2 pixels or more."""
+    """13 convolutions in five blocks, a pooling after each block that still has 2 x 2 pixels or more.
+
+    First values after He et al. (2015): with torch's own nothing of the image is left after 13 layers.
+    """
     channels, side, _ = shape
     layers: list[nn.Module] = []
     for block in widths:
         for width in block:
-            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+            layers += [_scaled(nn.Conv2d(channels, width, 3, padding=1), side), nn.ReLU()]
             channels = width
         if side >= 2:
             layers.append(nn.MaxPool2d(2))
             side //= 2
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * side * side, embedding), nn.ReLU())
+    last = nn.Linear(channels * side * side, embedding)
+    return nn.Sequential(*layers, nn.Flatten(), _scaled(last), nn.ReLU())
+
+
+def _scaled(layer: nn.Conv2d | nn.Linear, side: int | None = None) -> nn.Module:
+    """First values that keep the scale of what passes; of `side` pixels' 3 taps each, two see padding alone."""
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    if side:
+        layer.weight.data *= 3 * side / (3 * side - 2)
+    return layer
 
 
 _PAPER = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
