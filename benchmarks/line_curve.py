@@ -1,6 +1,6 @@
 """Learning curves of real lines under many decisions, and the surrogate fitted to them.
 
-`python -m benchmarks.line_curve --cmapss FOLDER [--batch 100]`: FD002, two sensors with
+`python -m benchmarks.line_curve --cmapss FOLDER [--batches 32]`: FD002, two sensors with
 alternate columns, validation engines (a fifth of the training file's), never the test file.
 """
 
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--cmapss", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=100, help="samples a step; 0: the whole set")
+    parser.add_argument("--batches", type=int, default=32, help="parts of a set, a step each")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -36,7 +36,7 @@ def main() -> None:
     for seed in range(options.seeds):
         training, validation = streams(options.cmapss, seed)
         for decision in _DECISIONS:
-            run = play(training, validation, decision, options.rounds, options.batch, seed)
+            run = play(training, validation, decision, options.rounds, options.batches, seed)
             runs.append(run)
             print(f"seed {seed}, E = {decision}: accuracy {run.accuracy[0]:.3f} .. {run.accuracy[-1]:.3f}", flush=True)
         if options.json:
@@ -45,12 +45,12 @@ def main() -> None:
     print(f"{curve}, root mean squared error {error:.4f}")
 
 
-def play(training: Stream, validation: Stream, decision: tuple[int, int], rounds: int, batch: int, seed: int) -> Run:
+def play(training: Stream, validation: Stream, decision: tuple[int, int], rounds: int, batches: int, seed: int) -> Run:
     """One line with a fixed decision: accuracy on the validation engines after each round."""
     spec = LineSpec(
         federation="curve", run="curve", software="benchmark", sensors=("a", "b"), network="conv", cycles=_CYCLES,
         classes=tuple(map(str, range(_CAP + 1))), reading="expectation", window=Window(size=2000),
-        recipe=Recipe(batch=batch), seed=seed,
+        recipe=Recipe(batches=batches), seed=seed,
     )  # fmt: skip
     decisions = np.tile(decision, (rounds, 1))
     played = Played(Line(spec, training), *validation)

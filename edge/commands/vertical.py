@@ -78,7 +78,7 @@ def coordinate(
     clip: Annotated[float, typer.Option(min=0, help="Length to which embeddings are cut, to be protected.")] = 0.0,
     protect: Annotated[float, typer.Option(min=0, help="Noise that protects embeddings, in lengths of --clip.")] = 0.0,
     eta: Annotated[float, typer.Option(help="Step of gradient descent.")] = 0.01,
-    batch: Annotated[int, typer.Option(min=0, help="Samples a step.", show_default="all of the round")] = 0,
+    batches: Annotated[int, typer.Option(min=1, help="Parts of a round's products, a step each.")] = 1,
     iterations: Annotated[int, typer.Option(min=1, help="Local iterations of a sensor in a round, at most.")] = 2,
     policy: Annotated[str, typer.Option(help="Who decides how many: all takes the most.")] = "all",
     absent: Annotated[
@@ -128,7 +128,7 @@ def coordinate(
         window=Window(start=start, chunk=chunk, size=window),
         channel=parse(noise),
         denoising=Denoising(rounds=denoise, shared=denoiser == "shared", target=denoise_with),
-        recipe=Recipe(eta=eta, batch=batch),
+        recipe=Recipe(eta=eta, batches=batches),
         privacy=Privacy(clip=clip, multiplier=protect),
         iterations=iterations,
         policy=policy,

@@ -47,11 +47,12 @@ class Checkpoints:
         """What was saved at the end of a round."""
         path = self._path(round_)
         try:
-            return load_file(path)
+            state: dict[str, Tensor] = load_file(path)
         except Exception as error:  # safetensors has no common base for what it raises
             raise EdgeNodeError(
                 f"{path} cannot be read: {error}", "remove this file: the line then goes on from the one before it"
             ) from error
+        return state
 
     def _path(self, round_: int) -> Path:
         return self._folder / f"{round_:012}.safetensors"

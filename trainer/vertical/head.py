@@ -17,7 +17,7 @@ from broker_config.endpoint import Endpoint
 from broker_config.errors import PeerError, brief
 from broker_config.frames import Embeddings, decode_frame, encode_frame
 from broker_config.link import Delivery, LinkDown, LinkUp
-from broker_config.messages import Finished, Message, Presence, Refusal, Welcome
+from broker_config.messages import Finished, Message, Presence, Refusal, Stage, Welcome
 from broker_config.vertical import LineHello, LineSpec
 from trainer import progress
 from trainer.federation.herald import check_unclaimed, claimed
@@ -147,7 +147,7 @@ class _Head:
             return
         if self._server is None:
             columns = {name: each.columns for name, each in self._members.items()}
-            self._server = Server(spec, columns, self._labels, self._folder, self._journal)
+            self._server = Server(spec, columns, self._labels, self._folder, self._journal, self._say)
         server, target = self._server, self._server.round
         if spec.absent == "wait":
             found = reunite(server.standing, self._standings)
@@ -330,7 +330,7 @@ class _Head:
     def _tell(self, *, anyway: bool = False) -> None:
         round_ = self._server.round if self._server else 0
         present = self._present - self._absent
-        status = "finished" if self._is_finished() else "gathering" if self._gathering else "open"
+        status: Stage = "finished" if self._is_finished() else "gathering" if self._gathering else "open"
         if told := self._crier.say_overview(round_, status, present, paused=self._paused, anyway=anyway):
             self._report(progress.Measured(node="line", round=round_, metrics=told))
 

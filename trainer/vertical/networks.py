@@ -1,5 +1,6 @@
 """The parts of the network: a feature model at each sensor, a linear head at the server (paper VII-C)."""
 
+import threading
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import TypeVar
@@ -11,6 +12,7 @@ from broker_config.errors import UsageError, nearest
 from trainer.seeding import key_to_seed
 
 HEAD = "head"
+_DRAWING = threading.Lock()  # torch has one generator in a process: parties that share it draw in turn
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
@@ -108,6 +110,6 @@ def embedding_size(network: str, shape: Sequence[int]) -> int:
 
 def _drawn(make: Callable[[], _Model], seed: int, party: str) -> _Model:
     """First values that hang on (seed, party) alone."""
-    with torch.random.fork_rng(devices=[]):
+    with _DRAWING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(key_to_seed(seed, "first values", party))
         return make()

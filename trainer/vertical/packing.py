@@ -87,11 +87,17 @@ def represented(phi: Representation, labels: Tensor, iterations: Sequence[int], 
         )
 
 
-def graded(gradient: Tensor, iterations: int, **frame: Any) -> Iterator[Graded]:
+def graded(gradient: Tensor, curvature: float, iterations: int, **frame: Any) -> Iterator[Graded]:
     """What one sensor gets where labels stay at the head."""
     for part, parts, rows in _parts(len(gradient), 4 * gradient.shape[1]):
         yield Graded(
-            row=rows.start, gradient=to_bytes(gradient[rows]), iterations=iterations, part=part, parts=parts, **frame
+            row=rows.start,
+            gradient=to_bytes(gradient[rows]),
+            curvature=curvature,
+            iterations=iterations,
+            part=part,
+            parts=parts,
+            **frame,
         )
 
 
@@ -144,7 +150,7 @@ class Gradient:
 
     def __init__(self, count: int, size: int):
         self._rows = Rows(count, size)
-        self.iterations = 0
+        self.curvature, self.iterations = 0.0, 0
 
     @property
     def complete(self) -> bool:
@@ -154,7 +160,7 @@ class Gradient:
     def put(self, frame: Graded) -> None:
         """Take in a frame; ValueError says why it cannot be."""
         self._rows.put(frame.row, frame.gradient)
-        self.iterations = frame.iterations
+        self.curvature, self.iterations = frame.curvature, frame.iterations
 
     @property
     def whole(self) -> Tensor:

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.metadata
 import queue
+import secrets
 import sys
 import time
 from collections.abc import Callable
@@ -12,15 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from broker_config import topics
+from broker_config import disk, topics
 from broker_config.codec import DecodeError, decode, encode
-from broker_config.disk import claimed
 from broker_config.endpoint import Endpoint
 from broker_config.errors import EdgeNodeError
 from broker_config.frames import LARGEST_FRAME, AnyFrame, Graded, Opened, Represented, decode_frame, encode_frame
 from broker_config.link import TAKEN_OVER, Delivery, Link, LinkDown, LinkUp
 from broker_config.messages import Finished, Message, Presence, Refusal, RoundState, Welcome
 from broker_config.vertical import LineHello, LineSpec
+from edge.vertical.rows import Samples, Scaling
 from trainer import progress, standing
 from trainer.vertical import packing
 from trainer.vertical.checkpoint import Checkpoints
@@ -28,7 +29,6 @@ from trainer.vertical.goal import Positions, is_newer
 from trainer.vertical.head import SWITCH
 from trainer.vertical.joining import Source
 from trainer.vertical.parties import Sensor
-from trainer.vertical.rows import Samples, Scaling
 from trainer.vertical.simulate import send
 from trainer.vertical.window import span
 
@@ -56,7 +56,7 @@ def take_part(
     """
     torch.set_num_threads(spec.threads)
     sys.setswitchinterval(SWITCH)
-    with claimed(folder):
+    with disk.claimed(folder):
         sensor = _Sensor(spec, name, source, endpoint, folder, report)
         try:
             return sensor.run(stop)
@@ -95,8 +95,8 @@ class _Sensor:
         report: progress.Report,
     ):
         self._spec, self._name, self._report = spec, name, report
-        self._me = standing.appear(folder)
-        self._samples = Samples(source.path, source.columns, spec.cycles, source.unit, source.product, report)
+        self._me, self._secret = standing.appear(folder), _secret(folder)
+        self._samples = Samples(source.path, source.columns, spec.cycles, source.unit, source.product, self._say)
         self._checkpoints = Checkpoints(folder / spec.run)
         self._positions = Positions()
         self._attempt = -1
@@ -107,6 +107,7 @@ class _Sensor:
         self._welcome = False
         self._call = False  # whether the head is to be told how far we are
         self._called = self._told = -_CALM
+        self.round = 0
         self._restore(max(self._checkpoints.rounds))
 
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
@@ -319,8 +320,8 @@ class _Sensor:
             case packing.Phi(whole=(phi, labels)) as reply:
                 steps = reply.iterations[sensor.index]
                 sensor.learn(opened.samples, labels, phi, steps, opened.round)
-            case packing.Gradient(whole=gradient, iterations=steps):
-                sensor.follow(opened.samples, gradient, steps, opened.round)
+            case packing.Gradient(whole=gradient, curvature=curvature, iterations=steps):
+                sensor.follow(opened.samples, gradient, curvature, steps, opened.round)
         if steps:
             self._iteration = (time.monotonic() - begun) / steps
         self.round, self._open = opened.round, None
@@ -347,7 +348,9 @@ class _Sensor:
         spec = self._spec
         shape = (self._samples.columns, spec.cycles)
         index = spec.sensors.index(self._name)
-        self._sensor = Sensor(index, self._name, spec.network, shape, spec.recipe, spec.seed)
+        self._sensor = Sensor(
+            index, self._name, spec.network, shape, spec.recipe, spec.seed, spec.privacy.clip, self._secret
+        )
         self._samples.scaling = None
         self.round = round_
         if round_:
@@ -369,3 +372,12 @@ class _Sensor:
 
     def _say(self, text: str) -> None:
         self._report(progress.Note(text=text))
+
+
+def _secret(folder: Path) -> bytes:
+    """What protection draws its noise by: 32 bytes, made for the state folder, that nobody else knows."""
+    path = folder / "secret"
+    if not path.exists():
+        with disk.writing(folder):
+            disk.replace_bytes(path, secrets.token_bytes(32), mode=0o600)
+    return path.read_bytes()

@@ -1,19 +1,19 @@
 """The head's part of a line between network and disk: its model, what it decides, what it writes down."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from broker_config.errors import UsageError, nearest
 from broker_config.frames import Graded, Represented
 from broker_config.vertical import LineSpec
 from trainer.vertical import packing
 from trainer.vertical.absence import Absence, whole
-from trainer.vertical.adaptive.policy import Policy, Timing
+from trainer.vertical.adaptive.live import make
+from trainer.vertical.adaptive.policy import Timing
 from trainer.vertical.checkpoint import Checkpoints
 from trainer.vertical.exchange import Collecting, Standing
 from trainer.vertical.journal import ClosedRound, Journal
@@ -34,11 +34,19 @@ class Represent(NamedTuple):
 class Server:
     """The head as it learns. `round` is the last one that it has learnt from."""
 
-    def __init__(self, spec: LineSpec, columns: Mapping[str, int], labels: Labels, folder: Path, journal: Journal):
+    def __init__(
+        self,
+        spec: LineSpec,
+        columns: Mapping[str, int],
+        labels: Labels,
+        folder: Path,
+        journal: Journal,
+        warn: Callable[[str], None],
+    ):
         self.spec, self.labels, self._journal = spec, labels, journal
         self.sizes = {name: embedding_size(spec.network, (columns[name], spec.cycles)) for name in spec.sensors}
         self._checkpoints = Checkpoints(folder / spec.run)
-        self._decide = policy(spec)
+        self._decide = make(spec.policy, spec.iterations, len(spec.sensors), warn)
         self._facts: list[ClosedRound] = []  # that are not on the disk yet
         self.round = 0
         self.restore(max(self._checkpoints.rounds))
@@ -74,15 +82,15 @@ class Server:
         iterations = tuple(int(steps) if name in arrived else 0 for name, steps in zip(names, decided, strict=True))
         return Represent(phi, labels, iterations, loss)
 
-    def replies(self, made: Represent, **frame: object) -> Iterator[tuple[str | None, Represented | Graded]]:
+    def replies(self, made: Represent, **frame: Any) -> Iterator[tuple[str | None, Represented | Graded]]:
         """The frames of a round's answer, and for which sensor each is; None: for all."""
         if self.spec.labels == "shared":
             for each in packing.represented(made.phi, made.labels, made.iterations, **frame):
                 yield None, each
             return
-        gradients = self.head.gradients(made.phi, made.labels)
-        for name, gradient, steps in zip(self.spec.sensors, gradients, made.iterations, strict=True):
-            for part in packing.graded(gradient, steps, **frame):
+        grades = zip(self.head.gradients(made.phi, made.labels), self.head.curvatures(made.phi), strict=True)
+        for name, grade, steps in zip(self.spec.sensors, grades, made.iterations, strict=True):
+            for part in packing.graded(*grade, steps, **frame):
                 yield name, part
 
     def learn(self, made: Represent, fact: ClosedRound) -> None:
@@ -101,14 +109,6 @@ class Server:
             model, denoiser = self.head.model.state_dict(), self.head.denoiser.state()
             state = {f"head.{name}": value for name, value in model.items()}
             self._checkpoints.save(self.round, state | {f"denoiser.{name}": value for name, value in denoiser.items()})
-
-
-def policy(spec: LineSpec) -> Policy:
-    """Who decides local iterations. UsageError if there is none of that name."""
-    most = np.full(len(spec.sensors), spec.iterations)
-    if spec.policy != "all":
-        raise UsageError(f"there is no policy {spec.policy!r}", nearest(spec.policy, ["all"]))
-    return lambda timing, round_: most
 
 
 def timing(sensors: Sequence[str], told: Mapping[str, tuple[float, float, float]]) -> Timing:
