@@ -1,7 +1,9 @@
 """A line's models -> bundles, while they are trained."""
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -10,6 +12,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from broker_config.errors import EdgeNodeError
 from broker_config.topics import COORDINATOR
 from broker_config.vertical import LineSpec
 from edge.vertical.bundle import Description, Source, write
@@ -19,6 +22,10 @@ from export.vertical_graph import Fill, by_means, head_graph, sensor_graph
 from trainer.vertical.imputer import LARGEST, Imputer
 from trainer.vertical.networks import embedding_size
 from trainer.vertical.parties import Head, Sensor
+
+log = logging.getLogger(__name__)
+
+LEAST = 30.0  # seconds between two bundles
 
 
 class Rows(NamedTuple):
@@ -36,35 +43,40 @@ class Pace:
     lasts `seconds`; so those of unequal speed meet in most of their rounds, and their models belong together.
     """
 
-    def __init__(self, commit: int, seconds: float = 30.0):
-        self._commit, self._seconds = commit, seconds
-        self._step, self._last = 1, -inf
+    def __init__(self, seconds: float = LEAST):
+        self._seconds = seconds
+        self._step, self._last, self._round = 1, -inf, 0
 
-    def due(self, round_: int) -> bool:
-        """Whether this commit is one."""
-        if round_ // self._commit % self._step:
-            return False
+    def due(self, round_: int, commit: int, *, last: bool = False) -> bool:
+        """Whether this commit of a line that commits every so many rounds is one; the `last` one is."""
         now = time.monotonic()
+        if last:
+            return round_ != self._round
+        if round_ // commit % self._step:
+            return False
         if now - self._last < self._seconds:
             self._step *= 2
             return False
         if self._step > 1 and now - self._last > 4 * self._seconds:
             self._step //= 2
-        self._last = now
+        self._last, self._round = now, round_
         return True
 
 
 class SensorBundles:
     """Writes a sensor's bundles into `folder`, signed if there is a `signer`: to be called at each commit."""
 
-    def __init__(self, folder: Path, spec: LineSpec, rows: Rows, signer: Signer | None, pace: Pace):
-        self._folder, self._spec, self._rows, self._signer, self._pace = folder, spec, rows, signer, pace
+    def __init__(self, folder: Path, rows: Rows, signer: Signer | None = None, seconds: float = LEAST):
+        self._folder, self._rows, self._signer, self._pace = folder, rows, signer, Pace(seconds)
 
-    def __call__(self, round_: int, sensor: Sensor, scaling: Scaling) -> None:
-        """Write one if it is time. LineParityError, EdgeNodeError if the disk does not take it."""
-        if not self._pace.due(round_):
-            return
-        spec, rows = self._spec, self._rows
+    def __call__(self, spec: LineSpec, round_: int, sensor: Sensor, scaling: Scaling, *, last: bool) -> None:
+        """Write one if it is time; if that fails, training goes on, and the last one stays in effect."""
+        if self._pace.due(round_, spec.commit, last=last):
+            with _told(round_):
+                self._write(spec, round_, sensor, scaling)
+
+    def _write(self, spec: LineSpec, round_: int, sensor: Sensor, scaling: Scaling) -> None:
+        rows = self._rows
         shape = (len(rows.columns), spec.cycles)
         size = embedding_size(spec.network, shape)
         graph = sensor_graph(sensor.model, shape, size, scaling)
@@ -78,24 +90,36 @@ class SensorBundles:
 class HeadBundles:
     """Writes the head's bundles, likewise; `policy` is the ONNX agent that decides local iterations, if one does."""
 
-    def __init__(self, folder: Path, spec: LineSpec, signer: Signer | None, pace: Pace, policy: bytes | None = None):
-        self._folder, self._spec, self._signer, self._pace = folder, spec, signer, pace
+    def __init__(self, folder: Path, signer: Signer | None = None, policy: bytes = b"", seconds: float = LEAST):
+        self._folder, self._signer, self._pace = folder, signer, Pace(seconds)
         self._others = {"policy": policy} if policy else {}
 
-    def __call__(self, round_: int, head: Head, embeddings: Sequence[Tensor]) -> None:
+    def __call__(self, spec: LineSpec, round_: int, head: Head, embeddings: Sequence[Tensor], *, last: bool) -> None:
         """Write one if it is time; `embeddings` [N, D_k] of this round, denoised, say what stands in for absent ones.
 
-        LineParityError, EdgeNodeError if the disk does not take it.
+        If that fails, training goes on, and the last one stays in effect.
         """
-        if not self._pace.due(round_):
-            return
-        spec, sizes = self._spec, [each.shape[1] for each in embeddings]
+        if self._pace.due(round_, spec.commit, last=last):
+            with _told(round_):
+                self._write(spec, round_, head, embeddings)
+
+    def _write(self, spec: LineSpec, round_: int, head: Head, embeddings: Sequence[Tensor]) -> None:
+        sizes = [each.shape[1] for each in embeddings]
         values = [float(name) for name in spec.classes] if spec.reading == "expectation" else None
         graph = head_graph(head, sizes, _fill(embeddings), values)
         sensors = [Source(name=name, size=size) for name, size in zip(spec.sensors, sizes, strict=True)]
         about = _about(spec, round_, COORDINATOR, "head", sensors)
         signing = self._signer.own() if self._signer else None
         write(self._folder, about, {"head": graph.content, **self._others}, graph.golden, signing)
+
+
+@contextmanager
+def _told(round_: int) -> Iterator[None]:
+    """Say what kept a bundle from being written."""
+    try:
+        yield
+    except EdgeNodeError as error:
+        log.warning("there is no bundle of round %d: %s", round_, error)
 
 
 def _fill(embeddings: Sequence[Tensor]) -> Fill:

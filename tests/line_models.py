@@ -10,7 +10,7 @@ from broker_config.kit import Kit
 from broker_config.vertical import Channel, Denoising, LineSpec, Recipe, Window
 from edge.vertical.rows import Scaling
 from export.signing import Signer
-from export.vertical import HeadBundles, Pace, Rows, SensorBundles
+from export.vertical import HeadBundles, Rows, SensorBundles
 from trainer.vertical.parties import Representation
 from trainer.vertical.simulate import Line, Stream
 
@@ -70,11 +70,10 @@ class Learnt:
         round_ = round_ or self.line.round
         for sensor in self.line.sensors:
             about = Rows(COLUMNS[sensor.name], "product", None)
-            made = SensorBundles(folder / sensor.name, self.spec, about, signers[sensor.name], Pace(1))
-            made(round_, sensor, self.scaling[sensor.name])
-        HeadBundles(folder / "coordinator", self.spec, signers["coordinator"], Pace(1))(
-            round_, self.line.head, self.embedded()
-        )
+            made = SensorBundles(folder / sensor.name, about, signers[sensor.name])
+            made(self.spec, round_, sensor, self.scaling[sensor.name], last=True)
+        head = HeadBundles(folder / "coordinator", signers["coordinator"])
+        head(self.spec, round_, self.line.head, self.embedded(), last=True)
         return {name: folder / name for name in members}
 
     def predicted(self, raw: dict[str, np.ndarray]) -> np.ndarray:

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from edge.verify import Guard
     from edge.vertical.bundle import Array, Manifest
     from edge.vertical.embed import Leaving
+    from export.signing import Signer
+    from trainer.vertical.joining import Source
+    from trainer.vertical.sensor import Deploy as SensorDeploy
+    from trainer.vertical.server import Deploy as HeadDeploy
+
+_DAYS = 365  # that a signed bundle may be served
 
 
 def serve(
@@ -43,6 +49,26 @@ def serve(
         if output:
             raise UsageError(f"{bundle} is a sensor's, which predicts nothing", "leave out --output")
         embed(bundle, partial(load_sensor, guard=guard, threads=threads), data, endpoint, _leaving(), stop)
+
+
+def head_bundles(folder: Path, kit: "Kit | None") -> "HeadDeploy":
+    """What lets a head be served from `folder`."""
+    from export.vertical import HeadBundles
+
+    return HeadBundles(folder, _signer(kit))
+
+
+def sensor_bundles(folder: Path, source: "Source", kit: "Kit | None") -> "SensorDeploy":
+    """What lets a sensor be served from `folder`."""
+    from export.vertical import Rows, SensorBundles
+
+    return SensorBundles(folder, Rows(source.columns, source.product, source.unit), _signer(kit))
+
+
+def _signer(kit: "Kit | None") -> "Signer | None":
+    from export.signing import Signer
+
+    return Signer(kit, _DAYS) if kit else None
 
 
 def _guard(kit: "Kit", memory: Path) -> "Guard":

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,6 +12,7 @@ import typer
 
 from broker_config.errors import UsageError
 from broker_config.topics import COORDINATOR, MONITOR
+from edge.commands import in_effect
 from edge.commands.line import Memory, state_folder
 from edge.commands.options import (
     Broker,
@@ -27,6 +29,8 @@ from edge.commands.options import (
     make_endpoint,
     stop_on_signals,
 )
+
+BUNDLE = "bundle"  # in a state folder: what `serve` serves
 
 app = typer.Typer()
 group = typer.Typer(no_args_is_help=True)
@@ -142,7 +146,8 @@ def coordinate(
     with progress.show(as_json=as_json, quiet=quiet) as report:
         from trainer.vertical.head import coordinate as run
 
-        reached = run(spec, labels, endpoint, state, rounds=rounds, new=new, report=report, stop=stop)
+        deploy = in_effect.head_bundles(state / BUNDLE, endpoint.kit)
+        reached = run(spec, labels, endpoint, state, rounds=rounds, new=new, report=report, stop=stop, deploy=deploy)
         report(progress.Result(result={"rounds": reached}))
     if rounds and reached < rounds:
         print("stopped; the same command goes on", file=sys.stderr)
@@ -193,15 +198,17 @@ def join(
         from trainer.vertical.joining import Source
         from trainer.vertical.joining import join as run
 
+        source, state = Source(data, _names(columns), product, unit), state or Path(f"line-{name}")
         reached, finished = run(
             endpoint,
             name,
-            Source(data, _names(columns), product, unit),
-            state or Path(f"line-{name}"),
+            source,
+            state,
             federation=agreed(federation, endpoint, "federation"),
             wait=wait,
             report=report,
             stop=stop,
+            deploying=partial(in_effect.sensor_bundles, state / BUNDLE, source, endpoint.kit),
         )
         report(progress.Result(result={"rounds": reached}))
     if not finished:
@@ -234,8 +241,6 @@ def serve(
 
     Runs beside coordinate and join, whose newer bundles are taken up as they come. With --kit, bundles must be signed.
     """
-    from edge.commands import in_effect
-
     endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
     in_effect.serve(bundle, endpoint, memory or state_folder(), data, output, deadline, threads, stop)
 
