@@ -1,21 +1,31 @@
 """Local iterations: the paper's latency model, rules, the optimum, the environment, and agents in a live head."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from gymnasium.utils.env_checker import check_env
+from hypothesis import given
 from hypothesis import strategies as st
 
+from broker_config.errors import UsageError
 from broker_config.vertical import LineSpec, Window
+from tests.plants import run
 from trainer.vertical.adaptive import latency, live, ppo
-from trainer.vertical.adaptive.compare import summary
+from trainer.vertical.adaptive.compare import summary, trajectories
 from trainer.vertical.adaptive.curve import FD002, Curve, Run, fit
+from trainer.vertical.adaptive.env import LineEnv
 from trainer.vertical.adaptive.game import Game, simulated
 from trainer.vertical.adaptive.latency import Setting, Simulated, Weights, disparity
+from trainer.vertical.adaptive.learners import Played, Surrogate
 from trainer.vertical.adaptive.measured import Measured
+from trainer.vertical.adaptive.optimum import Optimum
 from trainer.vertical.adaptive.policy import Timing
-from trainer.vertical.adaptive.rules import RULES
+from trainer.vertical.adaptive.rules import RULES, Deadline
+from trainer.vertical.simulate import Line, Stream
 
 ROUNDS = 40
 SEEDS = range(500, 510)
