@@ -12,7 +12,8 @@ import typer
 
 from broker_config.errors import UsageError
 from broker_config.topics import COORDINATOR, MONITOR
-from edge.commands import in_effect
+from edge.commands import in_effect, vertical_trial
+from edge.commands.grids import DryRun, Store, Workers, run_grid
 from edge.commands.line import Memory, state_folder
 from edge.commands.options import (
     Broker,
@@ -27,6 +28,7 @@ from edge.commands.options import (
     Threads,
     agreed,
     make_endpoint,
+    pairs,
     stop_on_signals,
 )
 
@@ -34,6 +36,7 @@ BUNDLE = "bundle"  # in a state folder: what `serve` serves
 
 app = typer.Typer()
 group = typer.Typer(no_args_is_help=True)
+group.add_typer(vertical_trial.app)
 app.add_typer(
     group,
     name="line",
@@ -84,7 +87,7 @@ def coordinate(
     eta: Annotated[float, typer.Option(help="Step of gradient descent.")] = 0.01,
     batches: Annotated[int, typer.Option(min=1, help="Parts of a round's products, a step each.")] = 1,
     iterations: Annotated[int, typer.Option(min=1, help="Local iterations of a sensor in a round, at most.")] = 2,
-    policy: Annotated[str, typer.Option(help="Who decides how many: all takes the most.")] = "all",
+    policy: Annotated[str, typer.Option(help="Who decides how many: deadline, all, or an agent's file.")] = "deadline",
     absent: Annotated[
         Literal["wait", "last", "impute"], typer.Option(help="What a round does without one of the sensors.")
     ] = "wait",
@@ -254,9 +257,7 @@ def agent(
     steps: Annotated[int, typer.Option(min=1, help="Rounds to play in all.")] = 1_000_000,
     measured: Annotated[
         Path | None,
-        typer.Option(
-            help="A head's state folder: learn from the timings that it has measured.", show_default="simulate"
-        ),
+        typer.Option(help="A head's state folder: learn from its measured timings.", show_default="simulate"),
     ] = None,
     seed: Seed = 0,
     threads: Threads = 1,
@@ -294,6 +295,45 @@ def _bar(total: int, *, shown: bool) -> Iterator[Callable[[int, float], None]]:
     with Progress(console=Console(stderr=True), disable=not (shown and sys.stderr.isatty())) as bar:
         task = bar.add_task("training", total=total)
         yield lambda done, earned: bar.update(task, completed=done, description=f"training, {earned:+.2f} a round")
+
+
+@group.command(
+    epilog="Example: edge-node line experiment fig6 --data cmapss=cmapss/ --data cifar10=cifar10.npz --preset quick"
+)
+def experiment(
+    name: Annotated[
+        str, typer.Argument(help="fig4, fig6, fig7, fig8, fig9, fig10, regret or central.", show_default=False)
+    ],
+    data: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=PATH", help="cmapss: folder of FD002's files; cifar10: NPZ file.", show_default=False
+        ),
+    ],
+    preset: Annotated[
+        Literal["quick", "cpu", "full"],
+        typer.Option(help="quick: minutes on two cores; cpu: an hour; full: as the paper."),
+    ] = "quick",
+    rounds: Annotated[int, typer.Option(min=0, help="Rounds in all.", show_default="the preset's")] = 0,
+    seeds: Annotated[int, typer.Option(min=0, help="Number of seeds.", show_default="the preset's")] = 0,
+    agent: Annotated[
+        list[Path], typer.Option(help="Trained by line agent, for fig8 to fig10.", show_default="rules only")
+    ] = [],
+    store: Store = Path("experiments/line"),
+    workers: Workers = 0,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+    as_json: Events = False,
+) -> None:
+    """Play lines as the DAO-VFL paper has them, then print their table and draw their figure.
+
+    Stopped or killed, it goes on where it was when it is started again.
+    """
+    from trainer.vertical.experiments.experiment import Experiment, Order
+
+    paths = {key: Path(path) for key, path in pairs(data, "--data").items()}
+    order = Order(name, preset, paths, rounds, seeds, store, workers, tuple(agent))
+    run_grid(partial(Experiment, order), dry_run=dry_run, quiet=quiet, as_json=as_json)
 
 
 def _names(text: str) -> tuple[str, ...]:

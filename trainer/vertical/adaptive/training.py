@@ -1,5 +1,6 @@
 """Train an agent, write it, and see how it stands beside the rules."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,6 @@ def train(source: Source, iterations: int, rounds: int, steps: int, seed: int, o
     game = surrogate(source, iterations, rounds, FD002)
     agent = learn(game, steps, seed, out.with_suffix(".zip"), report)
     export(agent, game, out)
-    policies = {name: lambda rule=rule: rule(iterations) for name, rule in RULES.items()}
-    found = summary(game, {**policies, "agent": lambda: Learnt(agent, game)}, _SEEDS)
+    policies = {name: partial(rule, iterations) for name, rule in RULES.items()}
+    found = summary(game, {**policies, "agent": partial(Learnt, agent, game)}, _SEEDS)
     return {name: each._asdict() for name, each in found.items()}

@@ -21,7 +21,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     recipe: Recipe
     channel: Channel = Channel()
     denoising: Denoising = Denoising()
-    iterations: tuple[int, ...]  # E_k, the same in every round
+    iterations: tuple[int, ...]  # E_k of each sensor in every round; of a policy: the most
+    policy: str = ""  # who decides within that, with simulated timings: a rule, or `agent DIGEST`
     rounds: int
     every: int  # rounds from one measurement to the next
     seed: int
@@ -50,10 +51,13 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     cell: Cell
     curve: list[Point]
     losses: list[float | None]  # F_t at Theta^{t,0} of every round, as the head sees it
+    diverged: int = 0  # the round in which numbers ceased to be finite; nothing was played after it
+    latency: list[float] = []  # seconds of every round, where a policy decides
+    disparity: list[float] = []  # likewise, of its local iterations
     seconds: float
     machine: str  # processor: times compare within one machine only
 
     @property
-    def last(self) -> Point:
-        """After the last round."""
-        return self.curve[-1]
+    def last(self) -> Point | None:
+        """After the last round; None if it was not reached."""
+        return None if self.diverged else self.curve[-1]

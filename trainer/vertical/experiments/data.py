@@ -5,9 +5,8 @@ by condition: with one scale for all, what little tells wear is lost. The scales
 starts to learn knows no more. An operating condition is what the plant sets, known to both sensors.
 """
 
-import gzip
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -18,36 +17,35 @@ from numpy.typing import NDArray
 
 from broker_config.errors import UsageError
 from trainer.seeding import generator
+from trainer.vertical import cmapss
+from trainer.vertical.cmapss import Engines
 from trainer.vertical.simulate import Stream
 
-Array = NDArray[np.float64]
+Floats = NDArray[np.float32]
+Rows = NDArray[np.int64]
 Pool = Literal["report", "tuning"]
 
 COUNTS = (50_119, 30_365)  # samples of FD002 for training and for the test (paper VII-A)
-_TOP = 130  # remaining cycles that count as "many": 131 classes
 _SETTINGS = 3  # columns before the readings
 _SPREAD = 5.0  # scaled readings end there
 _HELD_OUT = {"cmapss": 0.2, "cifar10": 0.1}  # of the training engines or images, while tuning
-_FILES = ("train_FD002.txt", "test_FD002.txt", "RUL_FD002.txt")
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
     """How a data set becomes a stream and held-out products."""
 
     data: str  # cmapss or cifar10
-    digest: str  # SHA-256 of the files
+    digest: str  # of the files' content
     pool: Pool = "report"  # report: the test file is held out; tuning: engines (images) of the training file, by seed
-    cycles: int = 15  # of a sample
     scaling: Literal["condition", "global"] = "condition"
     order: Literal["engines", "mixed"] = "engines"  # of arrival: engine by engine in time, or all samples shuffled
 
 
-class Engines(NamedTuple):
-    """C-MAPSS as in its files. A row: engine, cycle (from 1), 3 settings, 21 readings."""
+class Turbofans(NamedTuple):
+    """C-MAPSS FD002."""
 
-    train: Array  # [rows, 26], to failure
-    test: Array  # [rows, 26], cut before
-    remaining: Array  # [test engines] cycles after the last row of each
+    train: Engines  # until they fail
+    test: Engines  # until some time before
 
 
 class Pictures(NamedTuple):
@@ -66,8 +64,14 @@ class Parts(NamedTuple):
     held_out: Stream
 
 
-Source = Engines | Pictures
-Material = Mapping[str, Source]  # by `Split.digest`
+Source = Turbofans | Pictures
+
+
+class Material(NamedTuple):
+    """All that some cells need, free of paths."""
+
+    sources: Mapping[str, Source]  # by `Split.digest`
+    agents: Mapping[str, bytes] = {}  # trained policies by digest
 
 
 def read(name: str, path: Path) -> tuple[str, Source]:
@@ -77,102 +81,89 @@ def read(name: str, path: Path) -> tuple[str, Source]:
         UsageError: it is not there, or something else.
     """
     if name == "cmapss":
-        texts = [_text(path, file) for file in _FILES]
-        tables = [np.loadtxt(text.splitlines(), ndmin=2) for text in texts]
-        if any(table.shape[1] != 26 for table in tables[:2]):
-            raise UsageError(f"{path} has rows of other than 26 columns", "pass the folder of the original FD002 files")
-        return _digest("".join(texts).encode()), Engines(tables[0], tables[1], tables[2][:, 0])
+        train, test, lives = (_file(path, part) for part in ("train", "test", "RUL"))
+        found = Turbofans(cmapss.load(train), cmapss.load(test, lives))
+        return _digest(found.train) + _digest(found.test), found
     try:
         with np.load(path) as file:
-            found = Pictures(*(file[key] for key in ("train_images", "train_labels", "test_images", "test_labels")))
+            pictures = Pictures(*(file[key] for key in ("train_images", "train_labels", "test_images", "test_labels")))
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(
             f"{path} cannot be read as CIFAR-10: {error}",
             "pass an NPZ file with train_images, train_labels, test_images and test_labels",
         ) from error
-    return _digest(*(each.tobytes() for each in found)), found
+    return _digest(pictures), pictures
 
 
 def split(settings: Split, source: Source, seed: int, first: int) -> Parts:
     """Stream and held-out products of a seed; `first` is the size of the first set, which scales are fitted to."""
-    if isinstance(source, Engines):
-        return _engines(settings, source, seed, first)
+    if isinstance(source, Turbofans):
+        return _turbofans(settings, source, seed, first)
     return _pictures(settings, source, seed)
 
 
-def _engines(settings: Split, source: Engines, seed: int, first: int) -> Parts:
-    train, lives = source.train, _lives(source.train)
-    kept = _ends(train, settings.cycles)
+def counts(source: Source) -> tuple[int, int]:
+    """How many samples a data set has for training and for the test."""
+    if isinstance(source, Turbofans):
+        return len(source.train.labelled()), len(source.test.labelled())
+    return len(source.train), len(source.test)
+
+
+def _turbofans(settings: Split, source: Turbofans, seed: int, first: int) -> Parts:
+    train, other = source.train, source.test
+    kept, held_out = train.labelled(), other.labelled()
     if settings.pool == "tuning":
-        away = np.isin(train[kept, 0], _some(np.unique(train[:, 0]), _HELD_OUT["cmapss"], seed))
-        kept, held_out, other, other_lives = kept[~away], kept[away], train, lives
-    else:
-        other, other_lives = source.test, _lives(source.test, source.remaining)
-        held_out = _ends(other, settings.cycles)
+        away = np.isin(train.engine[kept], _some(np.unique(train.engine), _HELD_OUT["cmapss"], seed))
+        kept, held_out, other = kept[~away], kept[away], train
     arriving = _arrival(settings, train, kept, seed)
-    scale = Scale.fit(train[arriving[:first], 2:], by_condition=settings.scaling == "condition")
-    return Parts(
-        _windows(scale(train[:, 2:]), lives, arriving, settings.cycles),
-        _windows(scale(other[:, 2:]), other_lives, held_out, settings.cycles),
-    )
+    scale = Scale.fit(train.values[arriving[:first]], by_condition=settings.scaling == "condition")
+    return Parts(_windows(scale, train, arriving), _windows(scale, other, held_out))
 
 
-def _arrival(settings: Split, rows: Array, ends: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+def _arrival(settings: Split, engines: Engines, rows: Rows, seed: int) -> Rows:
     random = generator(seed, "order of arrival")
     if settings.order == "mixed":
-        return random.permutation(ends)
-    places = random.permutation(int(rows[:, 0].max()) + 1)  # of each engine
-    return ends[np.argsort(places[rows[ends, 0].astype(np.int64)], kind="stable")]
+        return np.asarray(random.permutation(rows), np.int64)
+    places = random.permutation(int(engines.engine.max()) + 1)  # of each engine
+    return rows[np.argsort(places[engines.engine[rows]], kind="stable")]
 
 
-def _ends(rows: Array, cycles: int) -> NDArray[np.int64]:
-    """Rows that end a window: as many rows of the same engine stand before them."""
-    return np.flatnonzero(rows[:, 1] >= cycles)
-
-
-def _lives(rows: Array, remaining: Array | None = None) -> NDArray[np.int64]:
-    """Remaining cycles of each row, at most 130."""
-    engines, index = np.unique(rows[:, 0], return_inverse=True)
-    last = np.zeros(len(engines))
-    np.maximum.at(last, index, rows[:, 1])
-    after = np.zeros(len(engines)) if remaining is None else remaining
-    return np.minimum(last[index] - rows[:, 1] + after[index], _TOP).astype(np.int64)
-
-
-def _windows(columns: Array, lives: NDArray[np.int64], ends: NDArray[np.int64], cycles: int) -> Stream:
-    """Samples float32 [N, 12, cycles] of each of two sensors: columns 3 to 14 of the file, and 15 to 26."""
-    views = np.lib.stride_tricks.sliding_window_view(columns.astype(np.float32), cycles, axis=0)
-    samples = views[ends - cycles + 1]
-    half = columns.shape[1] // 2
-    halves = (np.ascontiguousarray(each) for each in (samples[:, :half], samples[:, half:]))
-    return Stream(tuple(map(torch.from_numpy, halves)), torch.from_numpy(lives[ends]))
+def _windows(scale: "Scale", engines: Engines, rows: Rows) -> Stream:
+    """The samples that end in these rows, float32 [N, 12, 15] of each of two sensors."""
+    scaled = engines._replace(values=scale(engines.values))
+    samples = (torch.from_numpy(scaled.samples(rows, columns)) for columns in cmapss.SENSORS.values())
+    return Stream(tuple(samples), torch.from_numpy(engines.life[rows]))
 
 
 class Scale(NamedTuple):
     """Mean and deviation of each column, by operating condition."""
 
-    conditions: Array  # [C, 3] settings
-    mean: Array  # [C, columns]
-    deviation: Array  # [C, columns]
+    conditions: Floats  # [C, 3] settings
+    mean: Floats  # [C, columns]
+    deviation: Floats  # [C, columns]
 
     @classmethod
-    def fit(cls, rows: Array, *, by_condition: bool) -> "Scale":
+    def fit(cls, rows: Floats, *, by_condition: bool) -> "Scale":
         """To rows [N, columns] whose first three are the settings, which are always scaled as a whole."""
-        conditions = np.unique(np.round(rows[:, :_SETTINGS]), axis=0) if by_condition else np.zeros((1, _SETTINGS))
+        settings = np.round(rows[:, :_SETTINGS]) if by_condition else np.zeros((1, _SETTINGS), np.float32)
+        conditions = np.unique(settings, axis=0)
         groups = [rows[_nearest(conditions, rows) == number] for number in range(len(conditions))]
-        mean, deviation = (np.array([of(group, axis=0) for group in groups]) for of in (np.mean, np.std))
+        mean, deviation = (
+            np.array([of(group, axis=0, dtype=np.float64) for group in groups]) for of in (np.mean, np.std)
+        )
         mean[:, :_SETTINGS], deviation[:, :_SETTINGS] = rows[:, :_SETTINGS].mean(0), rows[:, :_SETTINGS].std(0)
-        return cls(conditions, mean, np.where(deviation < 1e-9, 1, deviation))
+        deviation[deviation < 1e-4 * np.abs(mean) + 1e-9] = 1  # the column is constant, but for rounding
+        return cls(conditions, mean.astype(np.float32), deviation.astype(np.float32))
 
-    def __call__(self, rows: Array) -> Array:
+    def __call__(self, rows: Floats) -> Floats:
         """Scaled rows; what lies five deviations off or more is cut there."""
         which = _nearest(self.conditions, rows)
         scaled = (rows - self.mean[which]) / self.deviation[which]
-        return np.clip(scaled, -_SPREAD, _SPREAD)
+        return np.asarray(np.clip(scaled, -_SPREAD, _SPREAD), np.float32)
 
 
-def _nearest(conditions: Array, rows: Array) -> NDArray[np.intp]:
-    return np.argmin(np.square(rows[:, None, :_SETTINGS] - conditions).sum(2), axis=1)
+def _nearest(conditions: Floats, rows: Floats) -> NDArray[np.intp]:
+    return np.asarray(np.square(rows[:, None, :_SETTINGS] - conditions).sum(2).argmin(1))
 
 
 def _pictures(settings: Split, source: Pictures, seed: int) -> Parts:
@@ -200,29 +191,16 @@ def _some(things: NDArray[np.generic], share: float, seed: int) -> NDArray[np.ge
     return generator(seed, "held out").permutation(things)[:count]
 
 
-def _text(folder: Path, name: str) -> str:
-    try:
-        if (plain := folder / name).exists():
-            return plain.read_text()
-        with gzip.open(folder / f"{name}.gz", "rt") as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"{folder} has no {name} (or {name}.gz) that can be read: {error}",
-            "pass the folder of NASA's C-MAPSS files",
-        ) from error
+def _file(folder: Path, part: str) -> Path:
+    names = [folder / f"{part}_FD002.txt{ending}" for ending in ("", ".gz")]
+    found = next((name for name in names if name.exists()), None)
+    if found is None:
+        raise UsageError(f"{folder} has no {names[0].name} and no {names[1].name}", "pass the folder of NASA's files")
+    return found
 
 
-def _digest(*parts: bytes) -> str:
+def _digest(arrays: NamedTuple) -> str:
     whole = hashlib.sha256()
-    for part in parts:
-        whole.update(part)
-    return whole.hexdigest()
-
-
-def rows_of(source: Source) -> Iterator[int]:
-    """How many samples a data set has for training and for the test."""
-    if isinstance(source, Engines):
-        yield from (len(_ends(rows, 15)) for rows in (source.train, source.test))
-    else:
-        yield from (len(source.train), len(source.test))
+    for array in arrays:
+        whole.update(np.ascontiguousarray(array).tobytes())
+    return whole.hexdigest()[:16]

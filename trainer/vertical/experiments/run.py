@@ -2,13 +2,20 @@
 
 import math
 import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from broker_config.errors import EdgeNodeError
 from broker_config.vertical import LineSpec
 from trainer.experiments.run import TORCH, machine
+from trainer.vertical.adaptive.latency import Floats, Ints, Simulated, disparity, latencies
+from trainer.vertical.adaptive.live import OnnxAgent
+from trainer.vertical.adaptive.policy import Policy, Timing
+from trainer.vertical.adaptive.rules import RULES
 from trainer.vertical.experiments.cell import Cell, Finished, Point
 from trainer.vertical.experiments.data import Material, Parts, split
 from trainer.vertical.experiments.reference import Central, Fixed
@@ -16,6 +23,7 @@ from trainer.vertical.simulate import Line, Stream
 from trainer.vertical.window import span
 
 Player = Line | Central | Fixed
+AGENT = "agent "  # before the digest of a trained policy
 
 
 def run_cell(cell: Cell, material: Material) -> Finished:
@@ -29,21 +37,53 @@ def run_cell(cell: Cell, material: Material) -> Finished:
             f"the cell asks for torch {cell.torch}, this machine has {TORCH}", "install that torch there"
         )
     started = time.monotonic()
-    parts = split(cell.split, material[cell.split.digest], cell.seed, cell.window.start)
-    player = _player(cell, spec(cell, parts), parts.stream)
-    curve, losses = [], []
-    for round_ in range(1, cell.rounds + 1):
-        losses.append(_finite(player.step(cell.iterations).loss))
-        if round_ % cell.every == 0 or round_ == cell.rounds:
-            curve.append(_point(player, _tested(cell, parts.held_out, round_), round_, numbers=_numbers(cell)))
+    parts = split(cell.split, material.sources[cell.split.digest], cell.seed, cell.window.start)
+    timings = Simulated(len(cell.iterations)).sample(cell.rounds, cell.seed, 0)
+    decided = _decisions(cell, material, timings)
+    curve, losses, diverged = _play(cell, _player(cell, spec(cell, parts), parts.stream), parts.held_out, decided)
     return Finished(
         key=cell.key,
         cell=cell,
         curve=curve,
         losses=losses,
+        diverged=diverged,
+        latency=latencies(timings, decided).round(3).tolist() if cell.policy else [],
+        disparity=disparity(decided).round(3).tolist() if cell.policy else [],
         seconds=round(time.monotonic() - started, 1),
         machine=machine(),
     )
+
+
+def _decisions(cell: Cell, material: Material, timings: Floats) -> Ints:
+    """E_{t,k} [T, K]: policies know the timings of their round, not what is learnt."""
+    most = np.array(cell.iterations)
+    if not cell.policy:
+        return np.tile(most, (cell.rounds, 1))
+    policy = _policy(cell.policy, int(most.max()), material)
+    return np.array([policy(Timing(*each), round_) for round_, each in enumerate(timings, 1)])
+
+
+def _policy(name: str, most: int, material: Material) -> Policy:
+    if not name.startswith(AGENT):
+        return RULES[name](most)
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "agent.onnx"
+        file.write_bytes(material.agents[name.removeprefix(AGENT)])
+        return OnnxAgent(file)
+
+
+def _play(cell: Cell, player: Player, held_out: Stream, decided: Ints) -> tuple[list[Point], list[float | None], int]:
+    """Measurements, losses, and the round that diverged (0: none)."""
+    curve: list[Point] = []
+    losses: list[float | None] = []
+    for round_, iterations in enumerate(decided.tolist(), 1):
+        try:
+            losses.append(_finite(player.step(iterations).loss))
+            if round_ % cell.every == 0 or round_ in (1, cell.rounds):
+                curve.append(_point(player, _tested(cell, held_out, round_), round_, numbers=_numbers(cell)))
+        except EdgeNodeError:  # the one reason that a player has
+            return curve, losses, round_
+    return curve, losses, 0
 
 
 def _player(cell: Cell, spec: LineSpec, stream: Stream) -> Player:
