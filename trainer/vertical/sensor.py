@@ -42,7 +42,8 @@ _FAREWELL = 10.0  # seconds for the head to learn that we have written down the 
 class Deploy(Protocol):
     """What lets a sensor be served: it is told of each that is on the disk."""
 
-    def __call__(self, spec: LineSpec, round_: int, sensor: Sensor, scaling: Scaling, *, last: bool) -> None: ...  # noqa: D102
+    def __call__(self, spec: LineSpec, round_: int, sensor: Sensor, scaling: Scaling, *, last: bool) -> None:
+        """There will be no other model after the `last` one."""
 
 
 def take_part(

@@ -25,9 +25,8 @@ from trainer.vertical.parties import Head, Representation
 class Deploy(Protocol):
     """What lets a head be served: it is told of each that is on the disk, with what its last round has seen."""
 
-    def __call__(
-        self, spec: LineSpec, round_: int, head: Head, embeddings: Sequence[Tensor], *, last: bool
-    ) -> None: ...  # noqa: D102
+    def __call__(self, spec: LineSpec, round_: int, head: Head, embeddings: Sequence[Tensor], *, last: bool) -> None:
+        """`embeddings` [N, D_k] are denoised; there will be no other model after the `last` one."""
 
 
 class Represent(NamedTuple):
