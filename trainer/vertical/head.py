@@ -29,7 +29,7 @@ from trainer.vertical.exchange import Collecting, Costs, Standing, reunite
 from trainer.vertical.journal import ClosedRound, Journal, Member, adopted
 from trainer.vertical.labels import Labels
 from trainer.vertical.networks import embedding_size
-from trainer.vertical.server import Represent, Server, timing
+from trainer.vertical.server import Deploy, Represent, Server, timing
 from trainer.vertical.window import span
 
 _INBOX = 2048  # events, of up to 1 MiB
@@ -51,6 +51,7 @@ def coordinate(
     new: bool,
     report: progress.Report,
     stop: Callable[[], bool] = lambda: False,
+    deploy: Deploy = lambda *_, **__: None,
 ) -> int:
     """Run a line's head until so many rounds are closed (0: for ever), or `stop` says so; return how many are.
 
@@ -65,7 +66,7 @@ def coordinate(
     check_unclaimed(endpoint, spec.federation, ())
     with folder_claimed(folder), contextlib.closing(Journal(folder)) as journal:
         spec = adopted(journal, spec, new=new)
-        head = _Head(spec, Labels(labels, spec.classes), endpoint, folder, journal, rounds, report)
+        head = _Head(spec, Labels(labels, spec.classes), endpoint, folder, journal, rounds, report, deploy)
         try:
             return head.run(stop)
         finally:
@@ -82,9 +83,10 @@ class _Head:
         journal: Journal,
         rounds: int,
         report: progress.Report,
+        deploy: Deploy,
     ):
         self._spec, self._labels, self._folder, self._journal = spec, labels, folder, journal
-        self._endpoint, self._rounds, self._report = endpoint, rounds, report
+        self._endpoint, self._rounds, self._report, self._deploy = endpoint, rounds, report, deploy
         self._session = secrets.token_hex(8)
         self._members = journal.members(spec.run)
         self._identities = {name: each.identity for name, each in self._members.items()}
@@ -148,7 +150,7 @@ class _Head:
             return
         if self._server is None:
             columns = {name: each.columns for name, each in self._members.items()}
-            self._server = Server(spec, columns, self._labels, self._folder, self._journal, self._say)
+            self._server = Server(spec, columns, self._labels, self._folder, self._journal, self._say, self._deploy)
         server, target = self._server, self._server.round
         if spec.absent == "wait":
             found = reunite(server.standing, self._standings)
@@ -184,6 +186,7 @@ class _Head:
         if self._is_finished():
             self._over = time.monotonic()
             self._server.commit()
+            self._server.deploy(last=True)
             self._crier.say_state("finished", self._server.round)
             return
         self._open(self._server.round + 1)
