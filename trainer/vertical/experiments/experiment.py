@@ -63,8 +63,8 @@ class Experiment:
         digests = {str(sensors): hashlib.sha256(content).hexdigest()[:16] for sensors, content in agents}
         self._material = Material(dict(read.values()), {digests[str(sensors)]: content for sensors, content in agents})
         plan = Plan(_studies(order), {name: digest for name, (digest, _) in read.items()}, TORCH, digests)
-        self._entries = GRIDS[order.name](plan)
-        self.cells = distinct(self._entries)
+        self.entries = GRIDS[order.name](plan)
+        self.cells = distinct(self.entries)
 
     def missing(self) -> list[Cell]:
         """What is not finished."""
@@ -111,7 +111,7 @@ class Experiment:
             ModuleNotFoundError: matplotlib is not installed.
         """
         name, folder = self._order.name, self._order.store
-        panels = views.panels(self._entries, self.finished())
+        panels = views.panels(self.entries, self.finished())
         return [tables.show(name, panels, folder, console), figures.draw(name, panels, folder)]
 
     def _estimate(self, cells: Iterable[Cell]) -> float | None:
