@@ -18,15 +18,16 @@ from broker_config.errors import UsageError
 from broker_config.vertical import Channel, LineSpec, Recipe, Window
 from tests.plants import here
 from trainer import progress
-from trainer.experiments.run import TORCH
+from trainer.experiments.machine import TORCH
 from trainer.seeding import generator
 from trainer.vertical.experiments import data, views
 from trainer.vertical.experiments.cell import Cell, Finished
 from trainer.vertical.experiments.data import Material, Split
-from trainer.vertical.experiments.experiment import Experiment, Order, attempt
+from trainer.vertical.experiments.experiment import Experiment, Order
 from trainer.vertical.experiments.grids import FIXED, GRIDS, NE, Plan
 from trainer.vertical.experiments.presets import PRESETS
 from trainer.vertical.experiments.reference import Central, Fixed
+from trainer.vertical.experiments.run import attempt
 from trainer.vertical.simulate import Line, Stream
 from trainer.vertical.window import span
 
