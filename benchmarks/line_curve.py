@@ -1,6 +1,6 @@
 """Learning curves of real lines under many decisions, and the surrogate fitted to them.
 
-`python -m benchmarks.line_curve --cmapss FOLDER [--batch 100]`: FD002, two sensors with
+`python -m benchmarks.line_curve --cmapss FOLDER [--batches 32]`: FD002, two sensors with
 alternate columns, validation engines (a fifth of the training file's), never the test file.
 """
 
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--cmapss", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--batch", type=int, default=100, help="samples a step; 0: the whole set")
+    parser.add_argument("--batches", type=int, default=32, help="parts of a set, a step each")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -37,7 +37,7 @@ def main() -> None:
     for seed in range(options.seeds):
         training, validation = streams(options.cmapss, seed)
         for decision in _DECISIONS:
-            run = play(training, validation, decision, options.rounds, options.batch, seed)
+            run = play(training, validation, decision, options.rounds, options.batches, seed)
             runs.append(run)
             print(f"seed {seed}, E = {decision}: accuracy {run.accuracy[0]:.3f} .. {run.accuracy[-1]:.3f}", flush=True)
         if options.json:
@@ -46,19 +46,19 @@ def main() -> None:
     print(f"{curve}, root mean squared error {error:.4f}")
 
 
-def play(training: Stream, validation: Stream, decision: tuple[int, int], rounds: int, batch: int, seed: int) -> Run:
+def play(training: Stream, validation: Stream, decision: tuple[int, int], rounds: int, batches: int, seed: int) -> Run:
     """One line with a fixed decision: accuracy on the validation engines after each round."""
     decisions = np.tile(decision, (rounds, 1))
-    played = Played(line_of(training, batch, seed), *validation)
+    played = Played(line_of(training, batches, seed), *validation)
     return Run(decisions, np.array([played(each) for each in decisions]))
 
 
-def line_of(stream: Stream, batch: int, seed: int) -> Line:
+def line_of(stream: Stream, batches: int, seed: int) -> Line:
     """A line that has learnt nothing."""
     spec = LineSpec(
         federation="curve", run="curve", software="benchmark", sensors=("a", "b"), network="conv",
         cycles=cmapss.CYCLES, classes=cmapss.CLASSES, reading="expectation", window=Window(size=2000),
-        recipe=Recipe(batch=batch), seed=seed,
+        recipe=Recipe(batches=batches), seed=seed,
     )  # fmt: skip
     return Line(spec, stream)
 

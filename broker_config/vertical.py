@@ -43,7 +43,7 @@ class Recipe(Struct, frozen=True, kw_only=True):
     """Local training, the same for all parties."""
 
     eta: Positive = 0.01  # step of online gradient descent (eq. 5)
-    batch: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # samples a step; 0: the round's whole set, as eq. 5 has it
+    batches: Annotated[int, Meta(ge=1, le=100_000)] = 1  # parts of a round's set, a step each; 1: as eq. 5 has it
 
 
 class Privacy(Struct, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ class LineSpec(Message, frozen=True, kw_only=True):
     recipe: Recipe = Recipe()
     privacy: Privacy = Privacy()
     iterations: Annotated[int, Meta(ge=1, le=1000)] = 2  # E_max
-    policy: str = "all"  # who decides E_{t,k}
+    policy: str = "deadline"  # who decides E_{t,k}: a rule, or an agent's file (trainer.vertical.adaptive.live)
     absent: Literal["wait", "last", "impute"] = "wait"  # what a round does without a sensor
     patience: Seconds = 10.0  # for a sensor, before `absent` counts
     commit: Annotated[int, Meta(ge=1, le=10_000)] = 20  # rounds that a kill may cost: they are replayed

@@ -36,17 +36,33 @@ def line_spec(sensors: Sequence[str] = ("press", "oven"), **fields: Any) -> Line
 
 def draw(folder: Path, products: int, seed: int) -> None:
     """A CSV file for each sensor, and the labels, which hang on all of them."""
-    folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(seed)
     values = {name: random.normal(20, 3, (products, len(names))) for name, names in COLUMNS.items()}
     score = sum(((each - 20) / 3).sum(1) for each in values.values())
-    for name, names in COLUMNS.items():
-        rows = [",".join(("product", *names)), *(f"p{i},{','.join(f'{v:.4f}' for v in row)}"
-                for i, row in enumerate(values[name]))]  # fmt: skip
-        (folder / f"{name}.csv").write_text("\n".join(rows) + "\n")
+    files = {
+        f"{name}.csv": [",".join(("product", *names)), *(_row(number, row) for number, row in enumerate(values[name]))]
+        for name, names in COLUMNS.items()
+    }
     codes = np.digitize(score, [-1, 1])
-    rows = ["product,label", *(f"p{i},{CLASSES[code]}" for i, code in enumerate(codes))]
-    (folder / "labels.csv").write_text("\n".join(rows) + "\n")
+    files["labels.csv"] = ["product,label", *(f"p{number},{CLASSES[code]}" for number, code in enumerate(codes))]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in files.items():
+        (folder / name).write_text("\n".join(rows) + "\n")
+
+
+def _row(number: int, values: np.ndarray) -> str:
+    return f"p{number},{','.join(f'{value:.4f}' for value in values)}"
+
+
+def feed(whole: Path, folder: Path, products: int) -> None:
+    """Let the files in `folder` grow to so many products of those in `whole`."""
+    folder.mkdir(exist_ok=True)
+    for path in whole.glob("*.csv"):
+        grown = folder / path.name
+        there = grown.read_text() if grown.exists() else ""
+        rows = "".join(path.read_text().splitlines(keepends=True)[: products + 1])
+        with grown.open("a") as file:
+            file.write(rows[len(there) :])
 
 
 def source(data: Path, sensor: str) -> Source:

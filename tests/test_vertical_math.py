@@ -137,12 +137,12 @@ def descend(mine: list[Tensor], loss: Tensor) -> None:
 
 
 def test_with_batches_an_iteration_takes_every_sample_once_in_an_order_of_its_own() -> None:
-    sensor, seen = Sensor(0, "s", "dense", (4, 1), Recipe(batch=16), 0), []
+    sensor, seen = Sensor(0, "s", "dense", (4, 1), Recipe(batches=4), 0), []
     samples = torch.randn(50, 4, 1)
     sensor.model.register_forward_hook(lambda _, given, __: seen.append(given[0]))
     phi = Representation({"weight": torch.randn(CLASSES, 16), "bias": torch.zeros(CLASSES)}, (torch.zeros(50, 16),))
     _, steps = sensor.learn(samples, torch.zeros(50, dtype=torch.long), phi, 2, 1)
-    assert [len(part) for part in seen] == [16, 16, 16, 2] * 2
+    assert [len(part) for part in seen] == [13, 13, 12, 12] * 2
     assert steps == 8
     rows = [torch.cat(part).flatten(1) for part in (seen[:4], seen[4:])]
     for each in rows:
@@ -152,7 +152,7 @@ def test_with_batches_an_iteration_takes_every_sample_once_in_an_order_of_its_ow
 
 def test_the_same_line_ends_with_the_same_bytes_and_another_seed_with_others() -> None:
     def played(seed: int) -> list[Tensor]:
-        made = line(seed=seed, channel=NOISY, denoising=Denoising(rounds=2), recipe=Recipe(batch=16))
+        made = line(seed=seed, channel=NOISY, denoising=Denoising(rounds=2), recipe=Recipe(batches=3))
         list(play(made, 4, lambda _: (1, 2)))
         return values(made)
 
@@ -236,7 +236,7 @@ def test_without_labels_nothing_diverges_where_a_linear_function_did(channel: Ch
         labels="server",
         channel=channel,
         denoising=Denoising(rounds=3 if channel.levels else 0),
-        recipe=Recipe(eta=0.1, batch=16),
+        recipe=Recipe(eta=0.1, batches=5),
     )
     closed = list(play(made, 40, lambda _: (2, 2)))
     assert all(np.isfinite(each.loss) for each in closed)

@@ -12,6 +12,7 @@ import typer
 
 from broker_config.errors import UsageError
 from broker_config.topics import COORDINATOR, MONITOR
+from edge.commands import vertical_trial
 from edge.commands.grids import DryRun, Store, Workers, run_grid
 from edge.commands.options import (
     Broker,
@@ -32,6 +33,7 @@ from edge.commands.options import (
 
 app = typer.Typer()
 group = typer.Typer(no_args_is_help=True)
+group.add_typer(vertical_trial.app)
 app.add_typer(
     group,
     name="line",
@@ -80,9 +82,9 @@ def coordinate(
     clip: Annotated[float, typer.Option(min=0, help="Length to which embeddings are cut, to be protected.")] = 0.0,
     protect: Annotated[float, typer.Option(min=0, help="Noise that protects embeddings, in lengths of --clip.")] = 0.0,
     eta: Annotated[float, typer.Option(help="Step of gradient descent.")] = 0.01,
-    batch: Annotated[int, typer.Option(min=0, help="Samples a step.", show_default="all of the round")] = 0,
+    batches: Annotated[int, typer.Option(min=1, help="Parts of a round's products, a step each.")] = 1,
     iterations: Annotated[int, typer.Option(min=1, help="Local iterations of a sensor in a round, at most.")] = 2,
-    policy: Annotated[str, typer.Option(help="Who decides how many: all takes the most.")] = "all",
+    policy: Annotated[str, typer.Option(help="Who decides how many: deadline, all, or an agent's file.")] = "deadline",
     absent: Annotated[
         Literal["wait", "last", "impute"], typer.Option(help="What a round does without one of the sensors.")
     ] = "wait",
@@ -130,7 +132,7 @@ def coordinate(
         window=Window(start=start, chunk=chunk, size=window),
         channel=parse(noise),
         denoising=Denoising(rounds=denoise, shared=denoiser == "shared", target=denoise_with),
-        recipe=Recipe(eta=eta, batch=batch),
+        recipe=Recipe(eta=eta, batches=batches),
         privacy=Privacy(clip=clip, multiplier=protect),
         iterations=iterations,
         policy=policy,

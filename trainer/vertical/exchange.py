@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from broker_config.errors import PeerError
@@ -45,10 +46,20 @@ class Arrived(NamedTuple):
 class Collecting:
     """A round whose embeddings are arriving."""
 
-    def __init__(self, run: str, attempt: int, round_: int, count: int, sizes: Mapping[str, int], *, pairs: bool):
+    def __init__(
+        self,
+        run: str,
+        attempt: int,
+        round_: int,
+        count: int,
+        sizes: Mapping[str, int],
+        *,
+        pairs: bool,  # whether there is a second copy of each
+        gaps: bool,  # whether a sensor may lack products
+    ):
         self.run, self.attempt, self.round = run, attempt, round_
         self.arrived: dict[str, Arrived] = {}
-        self._pairs = pairs
+        self._count, self._sizes, self._pairs, self._gaps = count, sizes, pairs, gaps
         copies = 2 if pairs else 1
         self._rows = {name: [Rows(count, size) for _ in range(copies)] for name, size in sizes.items()}
         self._missing: dict[str, set[int]] = {name: set() for name in sizes}
@@ -83,6 +94,8 @@ class Collecting:
         if bool(frame.second) != self._pairs or len({len(part) for part in parts}) > 1:
             raise ValueError(f"{len(frame.received)} bytes, and {len(frame.second)} of a second copy")
         counts = [rows.put(frame.row, part) for rows, part in zip(self._rows[sensor], parts, strict=True)]
+        if frame.missing and not self._gaps:
+            raise ValueError("it lacks products, and this line waits for them")
         if max(frame.missing, default=0) >= counts[0]:
             raise ValueError(f"row {max(frame.missing)} is missing of {counts[0]}")
         self._missing[sensor] |= {frame.row + row for row in frame.missing}
@@ -90,3 +103,15 @@ class Collecting:
     def waits_for(self, sensors: Sequence[str]) -> list[str]:
         """Those of `sensors` whose part is not whole."""
         return [name for name in sensors if name not in self.arrived]
+
+    def whole(self) -> tuple[list[Tensor], Tensor]:
+        """Embeddings [N, D_k] of all sensors, zeros for what is absent, and bool [N, K]: what is there."""
+        present = torch.zeros(self._count, len(self._sizes), dtype=torch.bool)
+        received = []
+        for column, (name, size) in enumerate(self._sizes.items()):
+            arrived = self.arrived.get(name)
+            received.append(arrived.received if arrived else torch.zeros(self._count, size))
+            if arrived:
+                present[:, column] = True
+                present[sorted(arrived.missing), column] = False
+        return received, present

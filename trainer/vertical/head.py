@@ -198,8 +198,8 @@ class _Head:
                 return False
         since = first if self._before is None else self._before[1][1]
         pairs = pairs_in(self._spec.denoising, round_)
-        spec, sizes = self._spec, self._server.sizes
-        self._collecting = Collecting(spec.run, self._attempt, round_, last - first, sizes, pairs=pairs)
+        spec, sizes, gaps = self._spec, self._server.sizes, self._spec.absent != "wait"
+        self._collecting = Collecting(spec.run, self._attempt, round_, last - first, sizes, pairs=pairs, gaps=gaps)
         self._opened = self._asked = time.monotonic()
         self._silence = _AGAIN
         self._heard.clear()

@@ -11,7 +11,7 @@ from torch import Tensor
 from broker_config.frames import Graded, Represented
 from broker_config.vertical import LineSpec
 from trainer.vertical import packing
-from trainer.vertical.absence import Absence, whole
+from trainer.vertical.absence import rule
 from trainer.vertical.adaptive.live import make
 from trainer.vertical.adaptive.policy import Timing
 from trainer.vertical.checkpoint import Checkpoints
@@ -62,20 +62,23 @@ class Server:
         self._facts = [each for each in self._facts if each.round <= round_]
         spec, sizes = self.spec, list(self.sizes.values())
         self.head = Head(sizes, len(spec.classes), spec.denoising, spec.recipe, spec.seed)
-        self.absence = Absence(self.sizes)
+        self.absence = rule(spec.absent, sizes)
         self.round = round_
         if round_:
             state = self._checkpoints.load(round_)
             self.head.model.load_state_dict(_under("head.", state))
             self.head.denoiser.restore(_under("denoiser.", state))
+            if self.absence:
+                self.absence.restore(_under("absence.", state))
 
     def represent(self, collecting: Collecting, first: int, last: int, timing: Timing) -> Represent:
         """Make of what has arrived what the round trains with. Who is not there takes no local iterations."""
         names, arrived = self.spec.sensors, collecting.arrived
-        received = self.absence.filled(first, last - first, arrived)
+        received, present = collecting.whole()
         second = [each.second for name in names if (each := arrived.get(name)) and each.second is not None]
-        learns = len(second) == len(names) and whole(arrived, names)
-        phi = self.head.represent(received, second if learns else None)
+        phi = self.head.represent(received, second if second and present.all() else None)
+        if self.absence:
+            phi = phi._replace(embeddings=tuple(self.absence.fill(first, phi.embeddings, present)))
         labels = torch.from_numpy(self.labels.labels(first, last))
         loss = torch.nn.functional.cross_entropy(self.head.predict(phi.embeddings), labels).item()
         decided = self._decide(timing, collecting.round)
@@ -106,9 +109,13 @@ class Server:
         self._journal.close_rounds(self.spec.run, self._facts)
         self._facts.clear()
         if self.round not in self._checkpoints.rounds:
-            model, denoiser = self.head.model.state_dict(), self.head.denoiser.state()
-            state = {f"head.{name}": value for name, value in model.items()}
-            self._checkpoints.save(self.round, state | {f"denoiser.{name}": value for name, value in denoiser.items()})
+            parts = {
+                "head.": self.head.model.state_dict(),
+                "denoiser.": self.head.denoiser.state(),
+                "absence.": self.absence.state() if self.absence else {},
+            }
+            state = {prefix + name: value for prefix, part in parts.items() for name, value in part.items()}
+            self._checkpoints.save(self.round, state)
 
 
 def timing(sensors: Sequence[str], told: Mapping[str, tuple[float, float, float]]) -> Timing:

@@ -143,7 +143,7 @@ def _event(finished: Finished, done: int, total: int, left: float | None) -> pro
 def _work(cell: Cell) -> tuple[tuple[str, str, str, int], float]:
     """A kind of work, and how much of it: passes over samples."""
     samples = sum(last - first for first, last in (span(cell.window, each) for each in range(1, cell.rounds + 1)))
-    kind = (cell.kind, cell.split.data, cell.network, cell.recipe.batch)
+    kind = (cell.kind, cell.split.data, cell.network, cell.recipe.batches)
     return kind, 1.0 if cell.kind == "offline" else float(samples * (sum(cell.iterations) + max(cell.iterations)))
 
 

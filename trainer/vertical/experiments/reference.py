@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from broker_config.vertical import LineSpec, Window
 from trainer.seeding import key_to_seed
 from trainer.vertical.networks import embedding_size, feature_model, head_model
+from trainer.vertical.parties import batches
 from trainer.vertical.simulate import Closed, Stream
 from trainer.vertical.window import span
 
@@ -57,9 +58,8 @@ class Central:
         loss = nn.functional.cross_entropy(self.predict(samples), self.stream.labels[rows]).item()
         random = torch.Generator().manual_seed(key_to_seed(self.spec.seed, "central", self.round, "batches"))
         for _ in range(max(iterations)):
-            order = rows[torch.randperm(len(rows), generator=random)]
-            for batch in torch.split(order, self.spec.recipe.batch or len(rows)):
-                _descend(self.model, self._optimiser, self.stream, batch)
+            for batch in batches(len(rows), self.spec.recipe.batches, random):
+                _descend(self.model, self._optimiser, self.stream, rows[batch])
         return Closed(self.round, len(rows), tuple(iterations), loss)
 
     def predict(self, samples: Sequence[Tensor]) -> Tensor:

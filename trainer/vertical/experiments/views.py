@@ -125,9 +125,7 @@ def conditions(cells: Iterable[Cell]) -> str:
     told = []
     for data in dict.fromkeys(cell.split.data for cell in cells):
         own = [cell for cell in cells if cell.split.data == data]
-        recipes = sorted(
-            {f"eta {cell.recipe.eta:g}, batches of {cell.recipe.batch or 'the whole set'}" for cell in own}
-        )
+        recipes = sorted({f"eta {cell.recipe.eta:g}, {cell.recipe.batches} steps an iteration" for cell in own})
         noise = sorted({str(cell.channel.levels) for cell in own if cell.channel.levels})
         seeds, rounds = len({cell.seed for cell in own}), sorted({cell.rounds for cell in own})
         told.append(
