@@ -1,6 +1,6 @@
 """Learning curves of real lines under many decisions, and the surrogate fitted to them.
 
-`python -m benchmarks.line_curve --cmapss FOLDER [--batch 100]`: FD002, two sensors with
+`python -m benchmarks.line_curve --cmapss FOLDER [--batches 32]`: FD002, two sensors with
 alternate columns, validation engines (a fifth of the training file's), never the test file.
 """
 
@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from broker_config.vertical import LineSpec, Recipe, Window
 from trainer.seeding import generator
+from trainer.vertical import cmapss
 from trainer.vertical.adaptive.curve import Run, fit
 from trainer.vertical.adaptive.learners import Played
 from trainer.vertical.simulate import Line, Stream
 
-_CAP, _CYCLES = 130, 15
+_COLUMNS = cmapss.COLUMNS[3:]  # the sensors: 21, in turn to one side and the other
 _DECISIONS = ((1, 1), (2, 2), (3, 3), (5, 5), (10, 10), (5, 1), (1, 5), (10, 1), (1, 10), (3, 7), (6, 2))
 
 
@@ -27,8 +28,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cmapss", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=100, help="samples a step; 0: the whole set")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--batches", type=int, default=32, help="parts of a set, a step each")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -36,7 +37,7 @@ def main() -> None:
     for seed in range(options.seeds):
         training, validation = streams(options.cmapss, seed)
         for decision in _DECISIONS:
-            run = play(training, validation, decision, options.rounds, options.batch, seed)
+            run = play(training, validation, decision, options.rounds, options.batches, seed)
             runs.append(run)
             print(f"seed {seed}, E = {decision}: accuracy {run.accuracy[0]:.3f} .. {run.accuracy[-1]:.3f}", flush=True)
         if options.json:
@@ -45,41 +46,41 @@ def main() -> None:
     print(f"{curve}, root mean squared error {error:.4f}")
 
 
-def play(training: Stream, validation: Stream, decision: tuple[int, int], rounds: int, batch: int, seed: int) -> Run:
+def play(training: Stream, validation: Stream, decision: tuple[int, int], rounds: int, batches: int, seed: int) -> Run:
     """One line with a fixed decision: accuracy on the validation engines after each round."""
-    spec = LineSpec(
-        federation="curve", run="curve", software="benchmark", sensors=("a", "b"), network="conv", cycles=_CYCLES,
-        classes=tuple(map(str, range(_CAP + 1))), reading="expectation", window=Window(size=2000),
-        recipe=Recipe(batch=batch), seed=seed,
-    )  # fmt: skip
     decisions = np.tile(decision, (rounds, 1))
-    played = Played(Line(spec, training), *validation)
+    played = Played(line_of(training, batches, seed), *validation)
     return Run(decisions, np.array([played(each) for each in decisions]))
+
+
+def line_of(stream: Stream, batches: int, seed: int) -> Line:
+    """A line that has learnt nothing."""
+    spec = LineSpec(
+        federation="curve", run="curve", software="benchmark", sensors=("a", "b"), network="conv",
+        cycles=cmapss.CYCLES, classes=cmapss.CLASSES, reading="expectation", window=Window(size=2000),
+        recipe=Recipe(batches=batches), seed=seed,
+    )  # fmt: skip
+    return Line(spec, stream)
 
 
 def streams(folder: Path, seed: int) -> tuple[Stream, Stream]:
     """Training and validation products; columns standardised within each operating condition."""
-    rows = np.loadtxt(folder / "train_FD002.txt.gz")
-    random = generator(seed, "curve")
-    units, columns = rows[:, 0].astype(int), _standardised(rows)
-    held_out = random.permutation(np.unique(units))[: len(np.unique(units)) // 5]
-    parts: list[Stream] = []
-    for inside in (~np.isin(units, held_out), np.isin(units, held_out)):
-        windows, lives = [], []
-        for unit in np.unique(units[inside]):
-            own = columns[units == unit]
-            windows.append(np.lib.stride_tricks.sliding_window_view(own, _CYCLES, axis=0))
-            lives.append(np.minimum(_CAP, np.arange(len(own) - 1, -1, -1))[_CYCLES - 1 :])
-        samples, labels = np.concatenate(windows), np.concatenate(lives)
-        order = random.permutation(len(labels))[: 50_000 if not parts else 2_000]
-        tensors = tuple(torch.from_numpy(np.ascontiguousarray(samples[order, k::2], np.float32)) for k in range(2))
-        parts.append(Stream(tensors, torch.from_numpy(labels[order])))
+    engines = cmapss.load(folder / "train_FD002.txt.gz")
+    engines = engines._replace(values=_standardised(engines.values))
+    random, rows = generator(seed, "curve"), engines.labelled()
+    names = np.unique(engines.engine)
+    held_out = np.isin(engines.engine[rows], random.permutation(names)[: len(names) // 5])
+    parts = []
+    for chosen, most in ((rows[~held_out], 50_000), (rows[held_out], 2_000)):
+        order = chosen[random.permutation(len(chosen))[:most]]
+        samples = tuple(torch.from_numpy(engines.samples(order, _COLUMNS[k::2])) for k in range(2))
+        parts.append(Stream(samples, torch.from_numpy(engines.life[order])))
     return parts[0], parts[1]
 
 
-def _standardised(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    conditions = np.unique(np.round(rows[:, 2:5], 1).round(0), axis=0, return_inverse=True)[1].ravel()
-    columns = rows[:, 5:].copy()
+def _standardised(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    conditions = np.unique(values[:, :3].round(), axis=0, return_inverse=True)[1].ravel()
+    columns = values.copy()
     for condition in np.unique(conditions):
         inside = conditions == condition
         columns[inside] = (columns[inside] - columns[inside].mean(0)) / (columns[inside].std(0) + 1e-6)

@@ -6,7 +6,8 @@ The line is made of real processes at a mosquitto on this machine. The bare clie
 what a head sends in a round, each of the others answers with what a sensor sends, and the first waits for all of them.
 Compute is the longest way through the round's arithmetic, or all of it shared by the cores, whichever is longer. What
 the line takes beyond both is its protocol's: checks, copies, signatures, files. The three are measured one after the
-other, several times, and their medians are compared. All are in milliseconds a round.
+other, several times, and their medians are compared. All are in milliseconds a round. `cpu` is processor time of all
+parties together: it is what can be compared on a machine that does other things besides.
 """
 
 import argparse
@@ -15,27 +16,28 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
 import socket
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import paho.mqtt.client as paho
 import torch
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
-from trainer.vertical.journal import history
-from trainer.vertical.packing import embeddings, opened, represented
 
 from broker_config.frames import encode_frame
 from broker_config.kit import Kit
 from broker_config.vertical import LineSpec, Recipe, Window
-from tests.lines import CLASSES, Plant, Processes, simulated
 from tests.members import guarded
 from tests.mosquitto import Mosquitto
+from tests.streams import CLASSES, Plant, Processes, simulated
+from trainer.vertical.journal import history
+from trainer.vertical.packing import embeddings, opened, represented
 from trainer.vertical.simulate import Line, send
 from trainer.vertical.window import span
 
@@ -101,24 +103,50 @@ def broker(case: Case, folder: Path) -> Iterator[Broker]:
         yield Broker(strict.url, strict.members.register.port, kits, strict.kits)
 
 
-def real(case: Case, plant: Plant, at: Broker, folder: Path, rounds: int) -> float:
-    """Mean of a round of the real line."""
+class Took(NamedTuple):
+    """Of a round, milliseconds."""
+
+    wall: float
+    cpu: float  # of all parties
+
+
+def cpu(processes: Iterable[int]) -> float:
+    """Milliseconds that these have computed so far."""
+    ticks = 0
+    for each in processes:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended: so has the measurement
+            ticks += sum(map(int, Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()[11:13]))
+    return 1000 * ticks / os.sysconf("SC_CLK_TCK")
+
+
+def real(case: Case, plant: Plant, at: Broker, folder: Path, rounds: int) -> Took:
+    """A round of the real line."""
     settings = {
         "--start": case.window, "--chunk": case.chunk, "--window": case.window, "--iterations": case.iterations,
-        "--commit": case.commit, "--rounds": rounds, "--network": "dense",
+        "--commit": case.commit, "--rounds": rounds, "--network": "dense", "--policy": "all",
     }  # fmt: skip
     if not case.kits:
         settings |= {"--federation": "steel"}
     line = Processes(folder, plant, at.url, settings, kits=at.kits)
     processes = {"coordinator": line.head()} | {name: line.sensor(name) for name in case.names}
+    seen: dict[int, float] = {}  # closed rounds -> what all had computed by then
     try:
+        while processes["coordinator"].poll() is None:
+            last = re.findall(rb'"round":(\d+)', line.log("coordinator").read_bytes())
+            if last and int(last[-1]) not in seen:
+                seen[int(last[-1])] = cpu(each.pid for each in processes.values())
+            time.sleep(0.02)
         for name, process in processes.items():
             assert process.wait(PATIENCE) == 0, f"{name}: {line.log(name).read_text()[-2000:]}"
     finally:
         for process in processes.values():
             process.kill()
     seconds = [each.seconds for each in history(line.state("coordinator"))]
-    return 1000 * statistics.fmean(seconds[int(WARM * rounds) :])
+    counted = {round_: took for round_, took in seen.items() if WARM * rounds <= round_ < rounds}
+    first, last_ = min(counted), max(counted)
+    return Took(
+        1000 * statistics.fmean(seconds[int(WARM * rounds) :]), (counted[last_] - counted[first]) / (last_ - first)
+    )
 
 
 def compute(case: Case, plant: Plant, rounds: int) -> Compute:
@@ -156,11 +184,11 @@ def _step(line: Line, case: Case, round_: int) -> tuple[list[float], float, list
 
 class _Clock:
     def __init__(self) -> None:
-        self._at = time.perf_counter()
+        self._at = time.process_time()
 
     def lap(self) -> float:
-        """Seconds since it was last asked."""
-        before, self._at = self._at, time.perf_counter()
+        """Seconds of computing since it was last asked."""
+        before, self._at = self._at, time.process_time()
         return self._at - before
 
 
@@ -189,9 +217,7 @@ def client(port: int, kit: Kit | None) -> paho.Client:
     if kit:
         found.tls_set_context(kit.tls_context())
     found.connect("127.0.0.1", port)
-    sock = found.socket()
-    assert sock is not None
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    found.socket().setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # type: ignore[union-attr]
     return found
 
 
@@ -209,7 +235,7 @@ def echo(port: int, kit: Kit | None, name: str, size: int, ready: Any) -> None:
     mine.loop_forever()
 
 
-def bare(case: Case, at: Broker, moved: tuple[int, int, int], rounds: int) -> float:
+def bare(case: Case, at: Broker, moved: tuple[int, int, int], rounds: int) -> Took:
     """Mean round of frames of these sizes: out to all sensors, and back from each."""
     first, answer, up = moved
     ready = _FORK.Semaphore(0)
@@ -228,14 +254,16 @@ def bare(case: Case, at: Broker, moved: tuple[int, int, int], rounds: int) -> fl
             each.start()
         for _ in range(case.sensors + 1):
             assert ready.acquire(timeout=30)
+        pids = [os.getpid(), *(each.pid for each in others if each.pid)]
         for round_ in range(rounds):
             if round_ == int(WARM * rounds):
-                begun = time.perf_counter()
+                begun, before = time.perf_counter(), cpu(pids)
             head.publish("edge-node/v1/steel/line/representation", bytes(answer))
             head.publish("edge-node/v1/steel/line/opened", bytes(first))
             for _ in range(case.sensors):
                 assert back.acquire(timeout=30)
-        return 1000 * (time.perf_counter() - begun) / (rounds - int(WARM * rounds))
+        counted = rounds - int(WARM * rounds)
+        return Took(1000 * (time.perf_counter() - begun) / counted, (cpu(pids) - before) / counted)
     finally:
         for each in others:
             each.kill()
@@ -265,15 +293,17 @@ def measure(case: Case, rounds: int, repetitions: int) -> dict[str, object]:
                 total, path = compute(case, plant, rounds)
                 totals.append(total)
                 paths.append(path)
-    line, plain, total, path = (statistics.median(each) for each in (lines, bares, totals, paths))
+    line, plain = (Took(*map(statistics.median, zip(*each, strict=True))) for each in (lines, bares))
+    total, path = statistics.median(totals), statistics.median(paths)
     least = max(path, total / cores)
-    return {
-        **case._asdict(), "bytes": moved, "cores": cores, "rounds_per_second": round(1000 / line, 1),
-        "line_ms": round(line, 3), "bare_ms": round(plain, 3), "simulated_ms": round(total, 3),
-        "compute_ms": round(least, 3), "overhead_ms": round(line - plain - least, 3),
-        "line_to_bare": round(line / plain, 2), "all_line_ms": [round(each, 3) for each in lines],
-        "all_bare_ms": [round(each, 3) for each in bares],
+    figures = {
+        "rounds_per_second": 1000 / line.wall, "line_ms": line.wall, "bare_ms": plain.wall, "compute_ms": least,
+        "overhead_ms": line.wall - plain.wall - least, "line_to_bare": line.wall / plain.wall,
+        "line_cpu_ms": line.cpu, "bare_cpu_ms": plain.cpu, "simulated_cpu_ms": total,
+        "overhead_cpu_ms": line.cpu - plain.cpu - total,
     }  # fmt: skip
+    load = round(os.getloadavg()[0], 1)
+    return {**case._asdict(), "bytes": moved, "load": load} | {name: round(each, 3) for name, each in figures.items()}
 
 
 def main() -> None:

@@ -87,7 +87,7 @@ def explain(error: Exception) -> EdgeNodeError:
             return EdgeNodeError(
                 f"this needs {name}, which is not installed here", "install the trainer: pip install 'edge-node[train]'"
             )
-        case ModuleNotFoundError(name="matplotlib" | "ray" as name):
+        case ModuleNotFoundError(name="matplotlib" | "ray" | "gymnasium" | "stable_baselines3" as name):
             return EdgeNodeError(
                 f"this needs {name}, which is not installed here",
                 "install what experiments need: pip install 'edge-node[train,experiments]'",

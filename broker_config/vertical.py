@@ -1,10 +1,11 @@
 """How a line learns: the settings that its sensors need, and what they say besides arrays (those are in `frames`)."""
 
+from datetime import datetime
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from broker_config.messages import Identity, Message, Name, RunId, Seconds, SessionId
+from broker_config.messages import Finite, Identity, Message, Name, RunId, Seconds, SessionId, Stage
 
 Period = Annotated[int, Meta(ge=0, le=1 << 40)]  # rounds of a line go on for years
 Positive = Annotated[float, Meta(gt=0, le=1e6)]
@@ -42,7 +43,7 @@ class Recipe(Struct, frozen=True, kw_only=True):
     """Local training, the same for all parties."""
 
     eta: Positive = 0.01  # step of online gradient descent (eq. 5)
-    batch: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # samples a step; 0: the round's whole set, as eq. 5 has it
+    batches: Annotated[int, Meta(ge=1, le=100_000)] = 1  # parts of a round's set, a step each; 1: as eq. 5 has it
 
 
 class Privacy(Struct, frozen=True, kw_only=True):
@@ -70,7 +71,7 @@ class LineSpec(Message, frozen=True, kw_only=True):
     recipe: Recipe = Recipe()
     privacy: Privacy = Privacy()
     iterations: Annotated[int, Meta(ge=1, le=1000)] = 2  # E_max
-    policy: str = "all"  # who decides E_{t,k}
+    policy: str = "deadline"  # who decides E_{t,k}: a rule, or an agent's file (trainer.vertical.adaptive.live)
     absent: Literal["wait", "last", "impute"] = "wait"  # what a round does without a sensor
     patience: Seconds = 10.0  # for a sensor, before `absent` counts
     commit: Annotated[int, Meta(ge=1, le=10_000)] = 20  # rounds that a kill may cost: they are replayed
@@ -88,6 +89,29 @@ class LineHello(Message, frozen=True, kw_only=True):
     incarnation: Annotated[int, Meta(ge=0, le=1 << 40)]
     columns: Annotated[int, Meta(ge=1, le=10_000)]
     round: Period
+    kept: Annotated[tuple[Period, ...], Meta(max_length=8)] = ()  # rounds whose end it can go back to
 
 
-LineMessage = LineSpec | LineHello
+class SensorState(Struct, frozen=True, kw_only=True):
+    """One sensor, as the head sees it."""
+
+    name: Name
+    present: bool
+    latency: Seconds | None = None  # from the round's opening to its embeddings, in the last round that had them
+    iterations: Annotated[int, Meta(ge=0, le=1000)] = 0  # in the last round; 0: none
+
+
+class LineOverview(Message, frozen=True, kw_only=True):
+    """How a line is doing, retained where a federation's Overview would be."""
+
+    run: RunId
+    time: Annotated[datetime, Meta(tz=True)]  # by the head's clock, for display
+    round: Period  # the last one that is closed
+    status: Stage
+    paused: bool = False  # it waits for sensors, or for products
+    loss: Finite | None = None  # of the last round, before its local iterations
+    rate: Seconds = 0.0  # rounds a second, lately
+    sensors: tuple[SensorState, ...] = ()
+
+
+LineMessage = LineSpec | LineHello | LineOverview

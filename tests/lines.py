@@ -1,129 +1,149 @@
-"""Lines for tests: what their sensors measure, as files that grow; their processes; the same line in this process."""
+"""Lines for tests: their data as files, their processes, what they leave, and what a simulation leaves."""
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from subprocess import Popen
+from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
-from broker_config.vertical import LineSpec
+from broker_config.endpoint import Endpoint
+from broker_config.vertical import LineSpec, Window
 from edge.vertical.rows import Samples
-from tests import line_witness
-from tests.plants import start
+from trainer import progress
+from trainer.vertical.head import coordinate
+from trainer.vertical.joining import Source
 from trainer.vertical.labels import Labels
+from trainer.vertical.sensor import take_part
 from trainer.vertical.simulate import Line, Stream
+from trainer.vertical.terms import new_run
 
-CLASSES = ("good", "worn", "broken")
-COLUMNS = ("force", "speed", "heat")
-
-
-class Plant:
-    """A line's data in `folder`: SENSOR.csv for each sensor, labels.csv for the head; each sees another side of it."""
-
-    def __init__(self, folder: Path, sensors: Sequence[str], seed: int = 0):
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.sensors, self.products = folder, tuple(sensors), 0
-        self._random = np.random.default_rng(seed)
-        self._views = self._random.normal(size=(len(sensors), 4, len(COLUMNS)))
-        self._cuts = self._random.normal(size=4)
-        self._files = {name: self.rows(name).open("w") for name in sensors}
-        for file in self._files.values():
-            print("product", *COLUMNS, sep=",", file=file, flush=True)
-        self._labels = self.labels.open("w")
-        print("product,label", file=self._labels, flush=True)
-
-    def rows(self, sensor: str) -> Path:
-        """The sensor's file."""
-        return self.folder / f"{sensor}.csv"
-
-    @property
-    def labels(self) -> Path:
-        """The head's file."""
-        return self.folder / "labels.csv"
-
-    def feed(self, count: int) -> None:
-        """So many products more; their labels last, since the head asks for what it knows."""
-        hidden = self._random.normal(size=(count, 4))
-        ids = [f"p{self.products + number}" for number in range(count)]
-        for file, view in zip(self._files.values(), self._views, strict=True):
-            seen = hidden @ view + self._random.normal(0, 0.1, (count, len(COLUMNS)))
-            lines = (f"{name},{','.join(f'{each:.5g}' for each in row)}\n" for name, row in zip(ids, seen, strict=True))
-            file.writelines(lines)
-            file.flush()
-        scores = np.digitize(hidden @ self._cuts, (-0.8, 0.8))
-        self._labels.writelines(f"{name},{CLASSES[score]}\n" for name, score in zip(ids, scores, strict=True))
-        self._labels.flush()
-        self.products += count
-
-    def close(self) -> None:
-        """No more products."""
-        for file in (*self._files.values(), self._labels):
-            file.close()
+COLUMNS = {"press": ("force", "speed"), "oven": ("heat",), "lamp": ("red", "green", "blue")}
+CLASSES = ("good", "bad", "ugly")
 
 
-class Processes:
-    """The `edge-node` processes of a line in `folder`: its head and its sensors.
-
-    `settings` are options of `line coordinate`; `kits` are each member's file and passphrase. Those
-    that are `watched` can be asked what they do (`line_witness`).
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        plant: Plant,
-        url: str,
-        settings: Mapping[str, object],
-        *,
-        kits: Mapping[str, tuple[Path, str]] | None = None,
-        watched: bool = False,
-    ):
-        self.folder, self._plant, self._kits, self._watched = folder, plant, kits or {}, watched
-        self._address = [] if kits else [url]
-        self._settings = [str(each) for option in settings.items() for each in option]
-
-    def head(self) -> Popen[bytes]:
-        """Start it."""
-        sensors = ",".join(self._plant.sensors)
-        settings = ["--sensors", sensors, "--classes", ",".join(CLASSES), *self._settings]
-        return self._start("coordinator", "coordinate", "--labels", self._plant.labels, *settings)
-
-    def sensor(self, name: str) -> Popen[bytes]:
-        """Start it."""
-        kit = [] if self._kits else ["--sensor", name]
-        return self._start(name, "join", "--columns", ",".join(COLUMNS), "--data", self._plant.rows(name), *kit)
-
-    def state(self, name: str) -> Path:
-        """Its state folder."""
-        return self.folder / f"state-{name}"
-
-    def log(self, name: str) -> Path:
-        """What it has said in its present life."""
-        return self.folder / f"{name}.log"
-
-    def _start(self, name: str, command: str, *arguments: object) -> Popen[bytes]:
-        environment, kit = {"OMP_NUM_THREADS": "1"}, []
-        if self._watched:
-            environment |= line_witness.environment(self.folder, name)
-        if self._kits:
-            path, passphrase = self._kits[name]
-            environment["EDGE_NODE_PASSPHRASE"], kit = passphrase, ["--kit", path]
-        options = ["--state", self.state(name), "--json", *kit]
-        words = ["line", command, *self._address, *arguments, *options]
-        module = "tests.line_witness" if self._watched else "edge.cli"
-        return start(*words, log=self.log(name), module=module, **environment)
+def line_spec(sensors: Sequence[str] = ("press", "oven"), **fields: Any) -> LineSpec:
+    """A small line."""
+    run = new_run()
+    return LineSpec(
+        federation=f"line-{run}", run=run, software="test", sensors=tuple(sensors), network="dense", classes=CLASSES,
+        **{"window": Window(start=20, chunk=4, size=24), "commit": 3, "patience": 1.0, "policy": "all"} | fields,
+    )  # fmt: skip
 
 
-def simulated(spec: LineSpec, plant: Plant) -> Line:
-    """The line in this process, with the plant's products so far."""
-    labels = Labels(plant.labels, spec.classes)
+def draw(folder: Path, products: int, seed: int) -> None:
+    """A CSV file for each sensor, and the labels, which hang on all of them."""
+    random = np.random.default_rng(seed)
+    values = {name: random.normal(20, 3, (products, len(names))) for name, names in COLUMNS.items()}
+    score = sum(((each - 20) / 3).sum(1) for each in values.values())
+    files = {
+        f"{name}.csv": [",".join(("product", *names)), *(_row(number, row) for number, row in enumerate(values[name]))]
+        for name, names in COLUMNS.items()
+    }
+    codes = np.digitize(score, [-1, 1])
+    files["labels.csv"] = ["product,label", *(f"p{number},{CLASSES[code]}" for number, code in enumerate(codes))]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in files.items():
+        (folder / name).write_text("\n".join(rows) + "\n")
+
+
+def _row(number: int, values: np.ndarray) -> str:
+    return f"p{number},{','.join(f'{value:.4f}' for value in values)}"
+
+
+def feed(whole: Path, folder: Path, products: int) -> None:
+    """Let the files in `folder` grow to so many products of those in `whole`."""
+    folder.mkdir(exist_ok=True)
+    for path in whole.glob("*.csv"):
+        grown = folder / path.name
+        there = grown.read_text() if grown.exists() else ""
+        rows = "".join(path.read_text().splitlines(keepends=True)[: products + 1])
+        with grown.open("a") as file:
+            file.write(rows[len(there) :])
+
+
+def source(data: Path, sensor: str) -> Source:
+    """What `draw` has written for a sensor."""
+    return Source(data / f"{sensor}.csv", COLUMNS[sensor])
+
+
+def simulated(spec: LineSpec, data: Path, rounds: int) -> dict[str, dict[str, bytes]]:
+    """The same line in this process: tensors of each party."""
+    labels = Labels(data / "labels.csv", spec.classes)
     labels.refresh()
-    products = labels.products(0, labels.count)
+    first = labels.products(0, spec.window.start)
+    everything = labels.products(0, labels.count)
     streams = []
     for name in spec.sensors:
-        samples = Samples(plant.rows(name), COLUMNS, spec.cycles)
+        samples = Samples(data / f"{name}.csv", COLUMNS[name], spec.cycles)
         samples.refresh()
-        samples.settle(products[: spec.window.start])
-        streams.append(torch.from_numpy(samples.take(products)[0]))
-    return Line(spec, Stream(tuple(streams), torch.from_numpy(labels.labels(0, labels.count))))
+        samples.settle(first)
+        streams.append(torch.from_numpy(samples.take(everything)[0].copy()))
+    line = Line(spec, Stream(tuple(streams), torch.from_numpy(labels.labels(0, labels.count))))
+    for _ in range(rounds):
+        line.step([spec.iterations] * len(spec.sensors))
+    found = {sensor.name: _bytes(sensor.model.state_dict()) for sensor in line.sensors}
+    return {**found, "head": _bytes(line.head.model.state_dict())}
+
+
+def left(spec: LineSpec, folder: Path, rounds: int) -> dict[str, dict[str, bytes]]:
+    """What the parties of a line have on their disks at the end of a round, likewise."""
+    found = {}
+    for party in (*spec.sensors, "head"):
+        [path] = (folder / party).glob(f"*/{rounds:012}.safetensors")
+        prefix = "head." if party == "head" else "model."
+        state = {n.removeprefix(prefix): value for n, value in load_file(path).items() if n.startswith(prefix)}
+        found[party] = _bytes(state)
+    return found
+
+
+def _bytes(state: dict[str, torch.Tensor]) -> dict[str, bytes]:
+    return {name: value.numpy().tobytes() for name, value in state.items()}
+
+
+class Ended:
+    """Events of a party that runs in a thread, and what asks it to stop."""
+
+    def __init__(self) -> None:
+        self.events: list[progress.AnyEvent] = []
+        self.stop = threading.Event()
+
+    def notes(self) -> str:
+        """All that it has said."""
+        return "\n".join(map(progress.describe, self.events))
+
+
+def in_threads(
+    spec: LineSpec, url: str, data: Path, folder: Path, rounds: int, seconds: float = 60
+) -> dict[str, Ended]:
+    """Play a line over a broker, each party in a thread; return when it is over."""
+    parties = {name: Ended() for name in ("head", *spec.sensors)}
+    timer = threading.Timer(seconds, lambda: [each.stop.set() for each in parties.values()])
+    timer.start()
+    endpoint = Endpoint.parse(url)
+
+    def head() -> int:
+        ended = parties["head"]
+        return coordinate(
+            spec, data / "labels.csv", endpoint, folder / "head", rounds=rounds, new=False,
+            report=ended.events.append, stop=ended.stop.is_set,
+        )  # fmt: skip
+
+    def sensor(name: str) -> tuple[int, bool]:
+        ended = parties[name]
+        return take_part(
+            spec, name, source(data, name), endpoint, folder / name, report=ended.events.append, stop=ended.stop.is_set
+        )
+
+    with ThreadPoolExecutor(1 + len(spec.sensors)) as pool:
+        jobs = [pool.submit(head), *(pool.submit(sensor, name) for name in spec.sensors)]
+        if any(job.exception() for job in as_completed(jobs)):
+            for each in parties.values():
+                each.stop.set()
+        reached = [job.result() for job in jobs]
+    timer.cancel()
+    assert reached == [rounds, *((rounds, True) for _ in spec.sensors)], [each.notes() for each in parties.values()]
+    return parties

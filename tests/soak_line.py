@@ -24,12 +24,13 @@ from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file
-from trainer.vertical.journal import history
 
+from broker_config.errors import LinkError
 from broker_config.vertical import LineSpec, Window
 from tests.line_witness import STARTING, STEPS, WAITING, Witness
-from tests.lines import CLASSES, Plant, Processes, simulated
 from tests.mosquitto import Mosquitto
+from tests.streams import CLASSES, Plant, Processes, simulated
+from trainer.vertical.journal import history
 
 HEAD = "coordinator"
 SENSORS = ("press", "oven")
@@ -67,7 +68,7 @@ class Soak:
         self._broker = Mosquitto(folder / "broker", persistence=False)
         settings = {
             "--start": WINDOW, "--window": WINDOW, "--chunk": CHUNK, "--iterations": ITERATIONS, "--commit": COMMIT,
-            "--rounds": rounds, "--seed": seed, "--federation": "default", "--network": "dense",
+            "--rounds": rounds, "--seed": seed, "--federation": "default", "--network": "dense", "--policy": "all",
         }  # fmt: skip
         self._line = Processes(folder, self._plant, self._broker.url, settings, watched=True)
         self._witnesses = {name: Witness(folder, name) for name in (HEAD, *SENSORS)}
@@ -117,9 +118,11 @@ class Soak:
 
     def _check_alive(self) -> None:
         for name, process in self._processes.items():
-            said = self._line.log(name)
-            assert process.poll() in (None, 0), f"{name} ended: {process.poll()}\n{said.read_text()[-3000:]}"
-            assert time.monotonic() < self._moved + STUCK, f"stuck in round {self._round}: {said.read_text()[-2000:]}"
+            said = self._line.log(name).read_text()[-2000:]
+            assert time.monotonic() < self._moved + STUCK, f"stuck in round {self._round}: {said}"
+            if process.poll() == LinkError.exit_code:  # it was started while there was no broker
+                self._start(name)
+            assert process.poll() in (None, 0), f"{name} ended: {process.poll()}\n{said}"
 
     def _kill(self) -> None:
         """Kill somebody and start it again; now and then the broker."""

@@ -3,25 +3,17 @@
 Everything runs as the commands that a plant would type, in processes of their own.
 """
 
-import contextlib
 import http.client
-import queue
-import shutil
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from urllib.parse import urlsplit
 
 import msgspec
-import psutil
 
 from broker_config.embedded import start_broker
-from broker_config.environment import without_secrets
-from broker_config.errors import EdgeNodeError, UsageError
+from broker_config.errors import EdgeNodeError
 from broker_config.messages import Spec
 from edge import bundle
 from edge.images import decode
@@ -31,11 +23,11 @@ from trainer.federation.spec import Request, draft
 from trainer.methods import make
 from trainer.page import compose
 from trainer.partition import Share
+from trainer.processes import Processes, fresh
 
 _PER_CLASS = 120  # drawn images
 _SENT = 60  # images that the daemon is asked about
-_GRACE = 10.0  # seconds for a process to end by itself
-_READY = 60.0  # seconds for the daemon to be ready
+_PATIENCE = 10.0  # seconds for an answer
 
 
 def run(
@@ -62,7 +54,7 @@ def run(
     Raises:
         EdgeNodeError: what failed, with the log of the process that did.
     """
-    _empty(out)
+    fresh(out)
     if folder is None:
         show(progress.Step(what=f"drawing {_PER_CLASS} images of each of {len(surfaces.CLASSES)} classes"))
         folder = out / "images"
@@ -75,7 +67,7 @@ def run(
     spec, _ = draft(request, federation="demo", classes=catalogue.classes, nodes=nodes)  # fails early, if it must
 
     started = time.monotonic()
-    with _Processes(out / "logs") as processes:
+    with Processes(out / "logs") as processes:
         with start_broker(out / "broker") as broker:
             show(progress.Note(text=f"broker: {broker.kind} at {broker.url}"))
             show(progress.Step(what=f"starting a coordinator and {nodes} trainers"))
@@ -106,24 +98,11 @@ def run(
     return result
 
 
-_MARK = ".edge-node-demo"
-
-
-def _empty(out: Path) -> None:
-    """Make `out` a fresh folder; only one that an earlier demo made is emptied."""
-    if out.exists() and any(out.iterdir()):
-        if not (out / _MARK).exists():
-            raise UsageError(f"{out} is not empty and not of an earlier demo", "pass another --out")
-        shutil.rmtree(out)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / _MARK).touch()
-
-
 # The federation
 
 
 def _federate(
-    processes: "_Processes",
+    processes: Processes,
     url: str,
     request: Request,
     spec: Spec,
@@ -208,13 +187,13 @@ def _node(share: Share, out: Path, spec: Spec) -> report.NodeReport:
     return report.NodeReport.of(facts, local_accuracy=alone.metrics["accuracy"], onnx_accuracy=right / len(found))
 
 
-def _serve(processes: "_Processes", share: Share, out: Path, spec: Spec) -> report.Serving:
+def _serve(processes: Processes, share: Share, out: Path, spec: Spec) -> report.Serving:
     """Start the daemon on one bundle and send it held-out images over HTTP."""
     folder = out / "bundles" / share.node
     daemon = processes.start("daemon", "serve", str(folder), "--port", "0", "--memory", str(out / "line"))
     address = urlsplit(processes.ready(daemon))
     predictor = Predictor(bundle.read(folder))
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=_GRACE)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=_PATIENCE)
     entries = share.test.entries[:_SENT]
     agreeing, right, times = 0, 0, []
     for entry in entries:
@@ -234,101 +213,3 @@ def _serve(processes: "_Processes", share: Share, out: Path, spec: Spec) -> repo
         accuracy=right / len(entries),
         milliseconds_p50=median(times),
     )
-
-
-# Processes
-
-
-class _Process:
-    """A running `edge-node` command. What it says goes to its log; its events, if they are read, beside it as JSON."""
-
-    def __init__(self, name: str, log: Path, arguments: Sequence[str], events: bool):
-        self.name, self.log = name, log
-        with log.open("wb") as file:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-P", "-m", "edge.cli", *arguments],  # -P: a folder named edge here is not ours
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if events else file,
-                stderr=file,
-                env={**without_secrets(), "PYTHONUNBUFFERED": "1"},
-                start_new_session=True,  # the terminal's Ctrl-C reaches only us; we end the others in order
-            )
-
-    def failure(self) -> EdgeNodeError:
-        """What to tell about a process that ended badly."""
-        code = self.popen.returncode
-        what = f"{self.name} was killed by signal {-code}" if code < 0 else f"{self.name} ended with exit code {code}"
-        tail = self.log.read_text(errors="replace").strip().splitlines()[-8:]
-        return EdgeNodeError(what + "".join(f"\n    {line}" for line in tail), f"see {self.log}")
-
-
-class _Processes:
-    """The demo's child processes. However the block is left, none of them is left behind."""
-
-    def __init__(self, logs: Path):
-        logs.mkdir()
-        self._logs = logs
-
-    def __enter__(self) -> "_Processes":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        children = psutil.Process().children(recursive=True)
-        for child in children:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.terminate()
-        for child in psutil.wait_procs(children, _GRACE)[1]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
-
-    def start(self, name: str, *arguments: str, events: bool = False) -> _Process:
-        return _Process(name, self._logs / f"{name}.log", arguments, events)
-
-    def wait(self, process: _Process) -> None:
-        """Until it ends; raises if it failed."""
-        if process.popen.wait() != 0:
-            raise process.failure()
-
-    def end(self, process: _Process) -> None:
-        """Ask it to end, and wait; raises if it failed."""
-        process.popen.terminate()
-        self.wait(process)
-
-    def events(self, *processes: _Process) -> Iterator[tuple[_Process, progress.AnyEvent]]:
-        """The events that processes print, as they come, until all have ended; raises when one fails."""
-        lines: queue.Queue[tuple[_Process, bytes]] = queue.Queue()
-        for process in processes:
-            threading.Thread(target=_pump, args=(process, lines), daemon=True).start()
-        running = set(processes)
-        while running:
-            process, line = lines.get()
-            if line:
-                yield process, progress.read_line(line)
-            else:
-                self.wait(process)
-                running.remove(process)
-
-    def ready(self, daemon: _Process) -> str:
-        """The URL of a daemon, once it answers."""
-        deadline = time.monotonic() + _READY
-        while time.monotonic() < deadline and daemon.popen.poll() is None:
-            for line in daemon.log.read_text().splitlines():
-                if line.startswith("ready "):
-                    return line.removeprefix("ready ").strip()
-            time.sleep(0.05)
-        daemon.popen.poll()
-        raise (
-            daemon.failure()
-            if daemon.popen.returncode
-            else EdgeNodeError("the daemon is not ready", f"see {daemon.log}")
-        )
-
-
-def _pump(process: _Process, lines: "queue.Queue[tuple[_Process, bytes]]") -> None:
-    """Its events into the queue and into `NAME.jsonl`; an empty one when it has ended."""
-    assert process.popen.stdout is not None
-    with process.log.with_suffix(".jsonl").open("wb") as file:
-        for line in process.popen.stdout:
-            file.write(line)
-            lines.put((process, line))
-    lines.put((process, b""))

@@ -1,12 +1,14 @@
 """Federations in one process, images for them, what they reached: `simulate`, `experiment`, `dataset`, `report`."""
 
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from broker_config.errors import EdgeNodeError, UsageError
+from broker_config.errors import UsageError
+from edge.commands.grids import DryRun, Store, Workers, run_grid
 from edge.commands.options import (
     ROUNDS,
     SUITED_WEIGHTS,
@@ -126,43 +128,21 @@ def experiment(
     size: Annotated[int, typer.Option(help="Width and height of images, pixels.", show_default="the preset's")] = 0,
     rounds: Annotated[int, typer.Option(help=ROUNDS, show_default="the preset's")] = 0,
     seeds: Annotated[int, typer.Option(help="Number of seeds.", show_default="the preset's")] = 0,
-    store: Annotated[Path, typer.Option(help="Folder of results; what is finished there is not run again.")] = Path(
-        "experiments"
-    ),
-    workers: Annotated[int, typer.Option(min=0, help="Processes, a thread each.", show_default="all cores")] = 0,
+    store: Store = Path("experiments"),
+    workers: Workers = 0,
     ray: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Run on this Ray cluster instead; auto: this machine's.")
     ] = "",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what is left to do, and how long it takes.")
-    ] = False,
+    dry_run: DryRun = False,
     quiet: Quiet = False,
     as_json: Events = False,
 ) -> None:
     """Run a grid of federations as the AFedCL paper has them, then print its tables and draw its figure."""
-    import msgspec
-    from rich.console import Console
-
-    from trainer import progress
     from trainer.experiments.experiment import Experiment, Order
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     folders = {key: Path(folder) for key, folder in pairs(data, "--data").items()}
     order = Order(name, preset, folders, model, weights, size, rounds, seeds, store, workers, ray)
-    with progress.show(as_json=as_json, quiet=quiet) as show:
-        grid = Experiment(order, show)
-        failed = [] if dry_run else grid.run(show)
-        state = grid.state()
-        files = [] if dry_run else grid.tell(Console(quiet=as_json))
-        told = {**msgspec.to_builtins(state), "failed": len(failed), "files": [str(file) for file in files]}
-        show(progress.Result(result=told))
-    if not as_json:
-        print(grid.describe(state), *files, sep="\n")
-    if failed:
-        raise EdgeNodeError(
-            f"{len(failed)} of {state.cells} cells failed; the first: {failed[0].error}",
-            "the others are stored; the same command tries these again",
-        )
+    run_grid(partial(Experiment, order), dry_run=dry_run, quiet=quiet, as_json=as_json)
 
 
 @app.command(epilog="Example: edge-node dataset neu-cls --out images")

@@ -122,7 +122,7 @@ class Experiment:
         needed = "an unknown time" if state.seconds is None else about(state.seconds)
         return f"{done}; the rest takes {needed} with {some(self._workers, 'worker')}"
 
-    def run(self, show: progress.Report) -> list[Failed]:
+    def run(self, show: progress.Report) -> list[Failed[Cell]]:
         """Run what is missing; returns what failed."""
         jobs = self.missing()
         show(progress.Step(what=f"{len(jobs)} of {len(self.cells)} cells to run"))

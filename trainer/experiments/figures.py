@@ -1,14 +1,13 @@
-"""An experiment's figures as SVG, for documents: light background, text as text, colours after Okabe and Ito."""
+"""An experiment's figures as SVG, for documents. The last series, the complete AFedCL, is the reference."""
 
 import math
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.experiments import labels, paper, statistics
+from trainer.experiments import labels, paper, statistics, style
 from trainer.experiments.cell import Finished
 from trainer.experiments.panels import Panel, Series, X, arrange, gaps, last_pairs
 from trainer.experiments.store import Embedding
@@ -17,22 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_REFERENCE = "#D55E00"  # of the last series, the complete AFedCL
-_COLOURS = ("#0072B2", "#009E73", "#56B4E9", "#CC79A7", "#E69F00", "#000000", "#F0E442")
-_CLASSES = (_COLOURS[0], _REFERENCE, *_COLOURS[1:])
+_CLASSES = (style.COLOURS[0], style.REFERENCE, *style.COLOURS[1:])
 _MARKERS = "osD^vP*X"  # tell apart what has the same colour
-_STYLE = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "edge-node",  # the same cells give the same file
-    "font.size": 10,
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#dddddd",
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-}
 _ACROSS = {"images": "training images a node", "lambda": "lambda", "network": "network", "nodes": "nodes"}
 
 
@@ -48,23 +33,23 @@ def draw(name: str, finished: Sequence[Finished], folder: Path, embeddings: Sequ
         return []
     panels = arrange(name, finished)
     if not panels:
-        return [_nothing(path)]
-    with _style():
+        return [style.nothing(path)]
+    with style.look():
         figure, kind = _DRAWN[name](panels)
-        _save(figure, " ".join((kind, labels.conditions(each.cell for each in finished), gaps(panels))), path)
+        style.save(figure, " ".join((kind, labels.conditions(each.cell for each in finished), gaps(panels))), path)
     return [path]
 
 
 def _draw_fig7(embeddings: Sequence[Embedding], path: Path, conditions: str) -> None:
     """Nodes below one another, methods side by side, a colour for each class; `conditions` go into the caption."""
     if not embeddings:
-        _nothing(path)
+        style.nothing(path)
         return
     methods = sorted({each.method for each in embeddings}, key=labels.rank)
     nodes = sorted({each.node for each in embeddings})
     kinds = sorted({kind for each in embeddings for kind in each.labels}, key=str)
-    with _style():
-        figure, grid = _grid(len(nodes), len(methods), 1.9, 1.7)
+    with style.look():
+        figure, grid = style.grid(len(nodes), len(methods), 1.9, 1.7)
         for each in embeddings:
             axes = grid[nodes.index(each.node), methods.index(each.method)]
             for number, kind in enumerate(kinds):
@@ -78,8 +63,8 @@ def _draw_fig7(embeddings: Sequence[Embedding], path: Path, conditions: str) -> 
             axes.set_title(labels.METHODS.get(method, method))
         for axes, node in zip(grid[:, 0], nodes, strict=True):
             axes.set_ylabel(node)
-        _legend(figure, grid)
-        _save(
+        style.legend(figure, grid)
+        style.save(
             figure, f"t-SNE of features of held-out images: distances between clusters mean nothing. {conditions}", path
         )
 
@@ -87,7 +72,7 @@ def _draw_fig7(embeddings: Sequence[Embedding], path: Path, conditions: str) -> 
 def _curves(panels: Sequence[Panel]) -> tuple["Figure", str]:
     """Fig. 4: L_D and accuracy over rounds, a column for each setting."""
     settings = [(panel, x) for panel in panels for x in panel.xs]
-    figure, grid = _grid(2, len(settings), 4.2, 2.5, sharex=True)
+    figure, grid = style.grid(2, len(settings), 4.2, 2.5, sharex=True)
     for (panel, x), (upper, lower) in zip(settings, grid.T, strict=True):
         for number, series in enumerate(panel.series):
             look = {"color": _colour(number, panel), "label": series.name}
@@ -97,7 +82,7 @@ def _curves(panels: Sequence[Panel]) -> tuple["Figure", str]:
         upper.set(title=f"{panel.title}, {panel.column(x)}", ylabel="discrimination loss L_D")
         upper.set_ylim(bottom=0)
         lower.set(xlabel="round", ylabel="accuracy %")
-    _legend(figure, grid)
+    style.legend(figure, grid)
     told = " and ".join(f"{value} % for {variant}" for variant, value in paper.FIG_4.items())
     words = "Mean over seeds of the mean over nodes; the band is a standard deviation over seeds."
     return figure, f"{words} The paper tells {told}."
@@ -106,20 +91,20 @@ def _curves(panels: Sequence[Panel]) -> tuple["Figure", str]:
 def _regression(panels: Sequence[Panel]) -> tuple["Figure", str]:
     """Fig. 5: the fusion weight over L_D, a point for each node, seed and setting; a column for each variant."""
     names = list(dict.fromkeys(series.name for panel in panels for series in panel.series))
-    figure, grid = _grid(1, len(names), 4.6, 3.8)
+    figure, grid = style.grid(1, len(names), 4.6, 3.8)
     for axes, name in zip(grid[0], names, strict=True):
         variant = {panel.title: series for panel in panels for series in panel.series if series.name == name}
         for number, (title, series) in enumerate(variant.items()):
             x, y = last_pairs(series.results)
-            axes.scatter(x, y, s=22, color=_COLOURS[number % 7], marker=_MARKERS[number % 8], label=title)
+            axes.scatter(x, y, s=22, color=style.COLOURS[number % 7], marker=_MARKERS[number % 8], label=title)
         x, y = last_pairs(result for series in variant.values() for result in series.results)
         told = name
         if line := statistics.line(x, y):
             ends = np.array([min(x), max(x)])
-            axes.plot(ends, line.intercept + line.slope * ends, color=_REFERENCE, label="regression line")
+            axes.plot(ends, line.intercept + line.slope * ends, color=style.REFERENCE, label="regression line")
             told = f"{name}\nslope {line.slope:.3f} ± {line.half:.3f}, {len(x)} points"
         axes.set(title=told, xlabel="discrimination loss L_D", ylabel="fusion weight A_k of the global features")
-    _legend(figure, grid)
+    style.legend(figure, grid)
     return figure, "A point is a node after the last round; the slope's 95 % interval takes points as independent."
 
 
@@ -136,7 +121,7 @@ def _lines(panels: Sequence[Panel]) -> tuple["Figure", str]:
         axes.set_xticks(panel.xs, [f"{x:g}" for x in panel.xs])
         axes.minorticks_off()
         axes.set(title=panel.title, xlabel="lambda", ylabel="accuracy %")
-    _legend(figure, grid)
+    style.legend(figure, grid)
     return figure, "Mean over seeds; bars are a standard deviation over seeds."
 
 
@@ -159,7 +144,7 @@ def _bars(panels: Sequence[Panel]) -> tuple["Figure", str]:
         axes.set_xticks(range(len(panel.xs)), map(str, panel.xs))
         axes.grid(axis="x", visible=False)
         axes.set(title=panel.title, xlabel=_ACROSS[panel.across], ylabel="accuracy %", ylim=(0, 105))
-    _legend(figure, grid)
+    style.legend(figure, grid)
     return figure, "Mean over seeds; bars are a standard deviation over seeds."
 
 
@@ -168,13 +153,17 @@ def _overview(panels: Sequence[Panel]) -> tuple["Figure", str]:
     settings = [(panel, x) for panel in panels for x in panel.xs]
     across = min(3, len(settings))
     rows = max(len(panel.series) for panel in panels)
-    figure, grid = _grid(math.ceil(len(settings) / across), across, 3.6, 0.8 + 0.26 * rows, sharex=True)
+    figure, grid = style.grid(math.ceil(len(settings) / across), across, 3.6, 0.8 + 0.26 * rows, sharex=True)
     for axes in grid.flat[len(settings) :]:
         axes.set_visible(False)
     for axes, (panel, x) in zip(grid.flat, settings, strict=False):
         for number, series in enumerate(panel.series):
             height = len(panel.series) - number
-            look = {"color": _REFERENCE if number == len(panel.series) - 1 else _COLOURS[0], "capsize": 3, "ms": 6}
+            look = {
+                "color": style.REFERENCE if number == len(panel.series) - 1 else style.COLOURS[0],
+                "capsize": 3,
+                "ms": 6,
+            }
             if x in series.entries:
                 means, deviations = _spreads(series, [x])
                 axes.errorbar(means, [height], xerr=deviations, fmt="o", **look)
@@ -215,51 +204,12 @@ def _spreads(series: Series, xs: Iterable[X]) -> tuple[list[float], list[float]]
 
 
 def _colour(number: int, panel: Panel) -> str:
-    return _REFERENCE if number == len(panel.series) - 1 else _COLOURS[number % len(_COLOURS)]
+    return style.REFERENCE if number == len(panel.series) - 1 else style.COLOURS[number % len(style.COLOURS)]
 
 
 def _ink(number: int, panel: Panel) -> str:
-    return "white" if _colour(number, panel) in ("#0072B2", "#000000", "#009E73", _REFERENCE) else "black"
-
-
-def _style() -> Any:
-    import matplotlib as mpl  # noqa: PLC0415  (tables need none)
-
-    return mpl.rc_context(_STYLE)
-
-
-def _grid(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple["Figure", Any]:
-    """A figure without a window: `rows` times `columns` panels of a size in inches."""
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
-    figure = Figure(figsize=(max(columns * width, 5.5), rows * height + 1), layout="constrained", facecolor="white")
-    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+    return "white" if _colour(number, panel) in ("#0072B2", "#000000", "#009E73", style.REFERENCE) else "black"
 
 
 def _row(panels: Sequence[Panel], width: float) -> tuple["Figure", Any]:
-    return _grid(1, len(panels), width, 3.2)
-
-
-def _legend(figure: "Figure", grid: Any) -> None:
-    """One for all panels, above them."""
-    shown = {
-        label: handle for axes in grid.flat for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    widest = 0.75 + 0.085 * max(map(len, shown), default=0)  # inches
-    columns = max(1, min(len(shown), int(figure.get_figwidth() / widest)))
-    figure.legend(shown.values(), shown.keys(), loc="outside upper center", ncols=columns)
-
-
-def _save(figure: "Figure", caption: str, path: Path) -> None:
-    """With its caption below, as wide as the figure."""
-    width = int(figure.get_figwidth() * 17)
-    figure.supxlabel("\n".join(textwrap.wrap(caption, width)), fontsize=8, color="#444444", x=0.01, ha="left")
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=150)
-
-
-def _nothing(path: Path) -> Path:
-    with _style():
-        figure, grid = _grid(1, 1, 5.5, 0.5)
-        grid[0, 0].set_axis_off()
-        _save(figure, "No cell is finished yet.", path)
-    return path
+    return style.grid(1, len(panels), width, 3.2)

@@ -5,13 +5,13 @@ import pickle
 import signal
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from multiprocessing import active_children, get_context, parent_process
 from tempfile import TemporaryFile
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -22,7 +22,9 @@ from trainer.experiments.cell import Cell, Finished
 from trainer.experiments.run import Done, machine, run_cell
 from trainer.experiments.store import Store
 
+C = TypeVar("C")  # cell
 J = TypeVar("J")  # job
+K = TypeVar("K", bound=Hashable)  # kind of work
 M = TypeVar("M")  # material
 R = TypeVar("R")  # result
 
@@ -34,21 +36,21 @@ class Job(NamedTuple):
     embed: bool = False  # whether features are wanted in two dimensions
 
 
-class Failed(NamedTuple):
+class Failed(NamedTuple, Generic[C]):
     """A cell that came to nothing."""
 
-    cell: Cell
+    cell: C
     error: str
 
 
-Outcome = Done | Failed
+Outcome = Done | Failed[Cell]
 Spread = Callable[[Sequence[Job], Material], Iterator[Outcome]]
 """Runs jobs, in whatever place and order. Closed early, it leaves nothing running."""
 
 
 def run_grid(
     jobs: Sequence[Job], material: Material, store: Store, spread: Spread, workers: int, show: progress.Report
-) -> list[Failed]:
+) -> list[Failed[Cell]]:
     """Run the jobs, store each result as it comes, and return what failed.
 
     A failure is not stored: it is tried again when the grid is run again.
@@ -87,17 +89,26 @@ def describe(cell: Cell) -> str:
 
 def estimate(cells: Iterable[Cell], finished: Iterable[Finished], workers: int) -> float | None:
     """Seconds that the cells will take here, judged by those that were run here; None where nothing is known."""
-    seconds, work = defaultdict[tuple[str, int], float](float), defaultdict[tuple[str, int], float](float)
-    for each in finished:
-        if each.machine == machine():
-            seconds[each.cell.model, each.cell.size] += each.seconds
-            work[each.cell.model, each.cell.size] += _work(each.cell)
+    ran = [(_kind(each.cell), _work(each.cell), each.seconds) for each in finished if each.machine == machine()]
+    return judge([(_kind(cell), _work(cell)) for cell in cells], ran, workers)
+
+
+def judge(left: Iterable[tuple[K, float]], ran: Iterable[tuple[K, float, float]], workers: int) -> float | None:
+    """Seconds for what is left (kind and work of each), judged by what ran (kind, work, seconds); None if unknown."""
+    seconds, work = defaultdict[K, float](float), defaultdict[K, float](float)
+    for kind, amount, took in ran:
+        seconds[kind] += took
+        work[kind] += amount
     total = 0.0
-    for cell in cells:
-        if not work[cell.model, cell.size]:
+    for kind, amount in left:
+        if not work[kind]:
             return None
-        total += _work(cell) * seconds[cell.model, cell.size] / work[cell.model, cell.size]
+        total += amount * seconds[kind] / work[kind]
     return total / workers
+
+
+def _kind(cell: Cell) -> tuple[str, int]:
+    return cell.model, cell.size
 
 
 def _work(cell: Cell) -> float:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from broker_config.messages import Hello, Refusal
+from broker_config.vertical import LineHello
 
 GRACE = 60.0  # seconds for a sign of life after we were away: brokers notice a lost node after 30, links retry after 10
 WINDOW = 10.0  # seconds over which messages are counted
@@ -39,12 +40,12 @@ class Roster:
         peer = self._peers.get(node)
         return peer.session if peer else None
 
-    def is_stale(self, node: str, hello: Hello) -> bool:
+    def is_stale(self, node: str, hello: Hello | LineHello) -> bool:
         """Whether a newer process of the same state folder has spoken already: the message was under way for long."""
         peer = self._peers.get(node)
         return peer is not None and self._is_same(node, hello) and hello.incarnation < peer.incarnation
 
-    def objection(self, node: str, hello: Hello, run: str, *, present: bool) -> Refusal | None:
+    def objection(self, node: str, hello: Hello | LineHello, run: str, *, present: bool) -> Refusal | None:
         """Why a node may not take part; None if it may."""
 
         def refusal(reason: str, remedy: str) -> Refusal:
@@ -72,7 +73,7 @@ class Roster:
             )
         return None
 
-    def admit(self, node: str, hello: Hello) -> None:
+    def admit(self, node: str, hello: Hello | LineHello) -> None:
         """From now on the sender of `hello` speaks for the node."""
         self._peers[node] = Peer(hello.session, hello.incarnation)
         self.heard(node)
@@ -118,7 +119,7 @@ class Roster:
         self._told.add(told)
         return True
 
-    def _is_same(self, node: str, hello: Hello) -> bool:
+    def _is_same(self, node: str, hello: Hello | LineHello) -> bool:
         """Whether a Hello comes from the state folder that holds the place, or cannot be told from it."""
         if self._identities.get(node) != hello.identity:
             return False

@@ -32,9 +32,9 @@ def quantised(values: Doubles, levels: int, dither: Doubles | float = 0.5) -> Do
     low, high = values.min(initial=np.inf), values.max(initial=-np.inf)
     if not low < high:
         return values
-    step = (high - low) / (levels - 1)
-    level = np.minimum(np.floor((values - low) / step + dither), levels - 1)
-    return np.asarray(low + level * step)
+    grid = np.linspace(low, high, levels)
+    below = (values - low) * ((levels - 1) / (high - low))
+    return np.asarray(grid[np.minimum((below + dither).astype(np.int64), levels - 1)])
 
 
 def parse(text: str) -> Channel:

@@ -1,5 +1,6 @@
 """The parts of the network: a feature model at each sensor, a linear head at the server (paper VII-C)."""
 
+import threading
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import TypeVar
@@ -11,6 +12,7 @@ from broker_config.errors import UsageError, nearest
 from trainer.seeding import key_to_seed
 
 HEAD = "head"
+_DRAWING = threading.Lock()  # torch has one generator in a process: parties that share it draw in turn
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
@@ -33,17 +35,30 @@ def _dense(shape: Sequence[int]) -> nn.Sequential:
 
 
 def _vgg(shape: Sequence[int], widths: Sequence[Sequence[int]], embedding: int) -> nn.Sequential:
-    """13 convolutions in five blocks, a pooling after each block that still has 2 x 2 pixels or more."""
+    """13 convolutions in five blocks, a pooling after each block that still has 2 x 2 pixels or more.
+
+    First values after He et al. (2015): with torch's own nothing of the image is left after 13 layers.
+    """
     channels, side, _ = shape
     layers: list[nn.Module] = []
     for block in widths:
         for width in block:
-            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+            layers += [_scaled(nn.Conv2d(channels, width, 3, padding=1), side), nn.ReLU()]
             channels = width
         if side >= 2:
             layers.append(nn.MaxPool2d(2))
             side //= 2
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * side * side, embedding), nn.ReLU())
+    last = nn.Linear(channels * side * side, embedding)
+    return nn.Sequential(*layers, nn.Flatten(), _scaled(last), nn.ReLU())
+
+
+def _scaled(layer: nn.Conv2d | nn.Linear, side: int | None = None) -> nn.Module:
+    """First values that keep the scale of what passes; of `side` pixels' 3 taps each, two see padding alone."""
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    if side:
+        layer.weight.data *= 3 * side / (3 * side - 2)
+    return layer
 
 
 _PAPER = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
@@ -95,6 +110,6 @@ def embedding_size(network: str, shape: Sequence[int]) -> int:
 
 def _drawn(make: Callable[[], _Model], seed: int, party: str) -> _Model:
     """First values that hang on (seed, party) alone."""
-    with torch.random.fork_rng(devices=[]):
+    with _DRAWING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(key_to_seed(seed, "first values", party))
         return make()

@@ -165,7 +165,7 @@ def _descend(
     parameters = list(model.parameters())
     total, steps = 0.0, 0
     for _ in range(iterations):
-        for rows in _batches(samples, recipe.batch, random):
+        for rows in batches(samples, recipe.batches, random):
             value = loss(rows)
             gradients = torch.autograd.grad(value, parameters)
             with torch.no_grad():
@@ -177,11 +177,12 @@ def _descend(
     return total / max(1, steps), steps
 
 
-def _batches(samples: int, size: int, random: torch.Generator) -> Iterator[Tensor | slice]:
-    if not size:
+def batches(samples: int, parts: int, random: torch.Generator) -> Iterator[Tensor | slice]:
+    """The rows of each step of an iteration: so many parts of nearly the same size, in random order; or all."""
+    if parts == 1:
         yield slice(0, samples)
     else:
-        yield from torch.split(torch.randperm(samples, generator=random), size)
+        yield from torch.tensor_split(torch.randperm(samples, generator=random), min(parts, samples))
 
 
 def _random(seed: int, party: str, round_: int) -> torch.Generator:

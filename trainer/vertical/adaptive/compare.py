@@ -1,6 +1,6 @@
 """Policies side by side: the same timings for all, and what each makes of them (paper, Figs. 8 to 10)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -54,3 +54,24 @@ def episode(game: Game, policy: Policy, timings: Floats) -> Trajectory:
         decisions.append(policy(Timing(*table), index + 1))
         rounds.append(closed(game, table, decisions[-1], learner))
     return Trajectory(np.array(decisions), *np.array(rounds).T)
+
+
+class Summary(NamedTuple):
+    """Means over rounds and seeds."""
+
+    iterations: float  # of a sensor
+    latency: float  # seconds of a round
+    disparity: float
+    accuracy: float
+    reward: float
+
+
+def summary(game: Game, policies: Mapping[str, Callable[[], Policy]], seeds: Iterable[int]) -> dict[str, Summary]:
+    """Policies on the same seeds, the best reward first; each is made anew for each seed."""
+    found: dict[str, list[list[float]]] = {name: [] for name in policies}
+    for seed in seeds:
+        for name, each in trajectories(game, {name: make() for name, make in policies.items()}, seed).items():
+            parts = (each.iterations, each.latency, each.disparity, each.accuracy, each.reward)
+            found[name].append([float(part.mean()) for part in parts])
+    means = {name: Summary(*map(float, np.mean(rows, axis=0))) for name, rows in found.items()}
+    return dict(sorted(means.items(), key=lambda item: -item[1].reward))

@@ -9,13 +9,13 @@ import onnxruntime
 
 from broker_config.errors import UsageError, nearest
 from trainer.vertical.adaptive.latency import Ints
-from trainer.vertical.adaptive.policy import Policy, Timing
+from trainer.vertical.adaptive.policy import SHORTEST, Policy, Timing
 from trainer.vertical.adaptive.rules import RULES, ones
 
 Warn = Callable[[str], None]
 
 
-def make(name: str, iterations: int, sensors: int, warn: Warn = print) -> Policy:
+def make(name: str, iterations: int, sensors: int, warn: Warn) -> Policy:
     """The rule of that name, or the agent in that .onnx file, for K sensors and E_max.
 
     What it decides is clamped to [1, E_max]; if it fails or decides nonsense, all take E_max, and `warn` is told once.
@@ -70,18 +70,19 @@ class Guarded:
         try:
             if not all(np.isfinite(each).all() and (each >= 0).all() for each in timing):
                 raise ValueError("a timing is negative or no number")
-            decision = np.asarray(self._policy(timing, round_))
+            known = Timing(*(np.maximum(each, SHORTEST) for each in timing))
+            decision = np.asarray(self._policy(known, round_))
             if decision.shape != most.shape or not np.isfinite(decision).all():
                 raise ValueError(f"it decided {decision!r}")
         except Exception as error:
-            self._tell(f"the policy failed in round {round_}: {error}; all sensors take {self._iterations} iterations")
+            self._say(f"the policy failed in round {round_}: {error}; all sensors take {self._iterations} iterations")
             return most
         possible = np.clip(decision, 1, most).astype(np.int64)
         if (possible != decision).any():
-            self._tell(f"the policy decided {decision.tolist()} in round {round_}: cut to 1..{self._iterations}")
+            self._say(f"the policy decided {decision.tolist()} in round {round_}: cut to 1..{self._iterations}")
         return possible
 
-    def _tell(self, text: str) -> None:
+    def _say(self, text: str) -> None:
         if not self._warned:
             self._warn(text)
         self._warned = True

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Seconds = NDArray[np.float64]  # one for each sensor
+SHORTEST = 1e-6  # s, less than which no measured timing counts
 
 
 class Timing(NamedTuple):

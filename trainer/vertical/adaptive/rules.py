@@ -79,24 +79,25 @@ class Drawn:
 class Deadline:
     """Matches a deadline: of the candidates the one with the best balance of iterations, latency and disparity.
 
-    Until a deadline each sensor takes as many iterations as fit, up to a cap that is the same for all. An iteration of
-    all sensors is worth what it has cost on average of the last rounds: so more are taken in rounds where they are
-    cheap, and none of it needs units, training, or knowledge of the learning curve.
+    Until a deadline each sensor takes as many iterations as fit, up to a cap that all have in common. Their worth rises
+    with the logarithm of their mean, for learning has diminishing returns, and from 1 to E_max it is the latency that
+    this costs on average of the last rounds. So more are taken in rounds where they are cheap, and none of it needs
+    units, training, or knowledge of the learning curve.
     """
 
-    def __init__(self, iterations: int, worth: float = 1.0):
-        self._iterations, self._worth = iterations, worth
+    def __init__(self, iterations: int):
+        self._iterations = iterations
         self._rounds, self._least, self._full = 0, 0.0, 0.0  # mean latencies if all take 1, or E_max
 
     def __call__(self, timing: Timing, round_: int) -> Ints:  # noqa: ARG002
         """Decide."""
         sensors, most = len(timing.iteration), self._iterations
         self._remember(timing.latency(ones(sensors)), timing.latency(most * ones(sensors)))
-        worth = self._worth * (self._full - self._least) / max(1, most - 1)
+        worth = (self._full - self._least) / np.log(max(2, most))
         uneven_costs = UNEVEN * self._full / uneven(sensors, most)
         tried = candidates(timing, most)
         latency = (timing.collection + timing.communication + tried * timing.iteration).max(-1)
-        gain = worth * tried.mean(-1) - latency - uneven_costs * disparity(tried)
+        gain = worth * np.log(tried.mean(-1)) - latency - uneven_costs * disparity(tried)
         return np.asarray(tried[gain.argmax()])
 
     def _remember(self, least: float, full: float) -> None:

@@ -1,0 +1,48 @@
+"""Timings that a head has measured, as the rounds of simulated lines."""
+
+from pathlib import Path
+
+import numpy as np
+
+from broker_config.errors import UsageError
+from trainer.seeding import generator
+from trainer.vertical.adaptive.latency import Floats
+from trainer.vertical.adaptive.policy import SHORTEST
+
+_FEWEST = 20  # rounds to draw from
+
+
+class Measured:
+    """Each round's timings are those of some measured round: what sensors have in common stays, the order does not."""
+
+    def __init__(self, table: Floats):
+        """A table [R, 3, K] in seconds."""
+        self._table = np.maximum(table, SHORTEST)
+        self.sensors = table.shape[2]
+
+    @property
+    def ranges(self) -> Floats:
+        """As measured."""
+        return np.stack([self._table.min(0), self._table.max(0)])
+
+    def sample(self, rounds: int, seed: int, episode: int) -> Floats:
+        """Timings [T, 3, K]."""
+        return self._table[generator(seed, "measured", episode).integers(len(self._table), size=rounds)]
+
+
+def read(state: Path) -> Measured:
+    """The rounds of a head's state folder in which all sensors took part.
+
+    Raises:
+        UsageError: there are too few.
+    """
+    from trainer.vertical.journal import history  # noqa: PLC0415 - a simulation needs no journal
+
+    closed = [each for each in history(state) if all(each.iterations)]
+    if len(closed) < _FEWEST:
+        raise UsageError(
+            f"{state} has {len(closed)} rounds with all sensors, too few to learn from",
+            f"let the line run for {_FEWEST} rounds or more",
+        )
+    rows = [[list(part.values()) for part in (each.collection, each.communication, each.iteration)] for each in closed]
+    return Measured(np.array(rows))

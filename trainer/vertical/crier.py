@@ -1,0 +1,111 @@
+"""What a line's head says: its presence, the spec, the state and an overview, all retained; frames; answers."""
+
+import queue
+import time
+from collections.abc import Collection
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from broker_config import topics
+from broker_config.codec import encode
+from broker_config.endpoint import Endpoint
+from broker_config.frames import LARGEST_FRAME
+from broker_config.link import Link
+from broker_config.messages import Presence, Refusal, RoundState, Stage, Welcome
+from broker_config.vertical import LineOverview, LineSpec, SensorState
+from trainer.vertical.journal import ClosedRound
+
+_EVERY = 1.0  # seconds between two overviews, at least
+_FAREWELL = 5.0  # seconds for the last words
+_MOST = 1_000_000  # rounds that a RoundState can tell of
+
+
+class Crier:
+    """The connection of one head's process; what arrives goes to `inbox`."""
+
+    def __init__(self, endpoint: Endpoint, spec: LineSpec, session: str, inbox: queue.Queue[Any]):
+        self._spec, self._session = spec, session
+        self._presence = topics.presence(spec.federation, topics.COORDINATOR)
+        self.latency: dict[str, float] = {}  # of each sensor, seconds
+        self._fact: ClosedRound | None = None  # of the last round
+        self._rounds, self._since = 0, time.monotonic()  # closed since the last overview
+        self.link = Link(
+            endpoint,
+            f"edge-node/{spec.federation}/{topics.COORDINATOR}",
+            inbox=inbox,
+            persistent=False,
+            will=(self._presence, encode(Presence(session=session, online=False))),
+        )
+        self.link.longest = LARGEST_FRAME
+
+    def open(self) -> None:
+        """Connect, and hear all sensors. LinkError if the broker cannot be reached."""
+        federation = self._spec.federation
+        self.link.subscribe(topics.presence(federation, "+"), topics.up(federation, "+"))
+        self.link.subscribe(topics.embeddings(federation, "+"), qos=0)
+        self.link.open()
+
+    def close(self) -> None:
+        """Say goodbye, if there is somebody to hear it, and disconnect."""
+        if self.link.connected:
+            self.say_presence(online=False)
+            self.link.flush(_FAREWELL)
+        self.link.close()
+
+    def publish(self, topic: str, payload: bytes) -> None:
+        """A frame: what is lost of it is asked for again."""
+        self.link.publish(topic, payload, qos=0)
+
+    def answer(self, sensor: str, message: Welcome | Refusal) -> None:
+        """A message for one sensor; none while the broker takes them more slowly than sensors ask for them."""
+        if not self.link.crowded:
+            self.link.publish(topics.down(self._spec.federation, sensor), encode(message))
+
+    def say_presence(self, *, online: bool) -> None:
+        """That the head is there; sensors answer with LineHello."""
+        self.link.publish(self._presence, encode(Presence(session=self._session, online=online)), retain=True)
+
+    def say_spec(self) -> None:
+        """How the line learns."""
+        self.link.publish(topics.spec(self._spec.federation), encode(self._spec), retain=True)
+
+    def say_state(self, status: Stage, round_: int) -> None:
+        """That the line has begun, or is over."""
+        state = RoundState(run=self._spec.run, round=min(round_, _MOST), status=status)
+        self.link.publish(topics.round_state(self._spec.federation), encode(state), retain=True)
+
+    def closed(self, fact: ClosedRound) -> None:
+        """A round is over."""
+        self._fact, self._rounds = fact, self._rounds + 1
+
+    def say_overview(
+        self, round_: int, status: Stage, present: Collection[str], *, paused: bool, anyway: bool
+    ) -> dict[str, float]:
+        """How the line is doing, for whoever watches, once a second; returns the figures that it told, if it did."""
+        elapsed = time.monotonic() - self._since
+        if elapsed < _EVERY and not anyway:
+            return {}
+        fact, rate = self._fact, self._rounds / max(elapsed, 1e-3)
+        self._rounds, self._since = 0, time.monotonic()
+        taken = dict(zip(self._spec.sensors, fact.iterations, strict=True)) if fact else {}
+        sensors = tuple(
+            SensorState(
+                name=name, present=name in present, latency=self.latency.get(name), iterations=taken.get(name, 0)
+            )
+            for name in self._spec.sensors
+        )
+        loss = fact.loss if fact and np.isfinite(fact.loss) else None
+        overview = LineOverview(
+            run=self._spec.run,
+            time=datetime.now(UTC),
+            round=round_,
+            status=status,
+            paused=paused,
+            loss=loss,
+            rate=rate,
+            sensors=sensors,
+        )
+        self.link.publish(topics.status(self._spec.federation), encode(overview), retain=True)
+        return {} if loss is None else {"loss": loss, "rounds_a_second": rate}

@@ -1,0 +1,68 @@
+"""How much is played, and with which settings: the one place for the choices that the paper leaves open."""
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from broker_config.vertical import Channel, Denoising, Recipe, Window
+
+Arrival = Literal["engines", "mixed"]
+
+
+class Study(NamedTuple):
+    """A data set in a preset."""
+
+    network: str
+    rounds: int
+    every: int  # rounds from one measurement to the next
+    seeds: int
+    window: Window
+    recipe: Recipe
+    channel: Channel  # noise, where there is any
+    denoising: Denoising
+    unequal: tuple[tuple[int, ...], ...]  # E_k of Fig. 4 with the same sum as `equal`, the second half of them HE
+    most: int = 5  # E_max where a policy decides
+    order: Arrival = "mixed"
+    equal: int = 2  # E_k of every sensor (paper VII-F)
+
+    @property
+    def sensors(self) -> int:
+        """K."""
+        return len(self.unequal[0])
+
+
+_C_MAPSS = Study(
+    network="conv",
+    rounds=100,
+    every=5,
+    seeds=10,
+    window=Window(start=1000, chunk=100),
+    recipe=Recipe(eta=0.01, batches=32),
+    channel=Channel(levels=3),
+    denoising=Denoising(rounds=40),
+    unequal=((3, 1), (1, 3)),
+)
+_CIFAR_10 = Study(  # 10,000 images of 50,000, so that sets are smaller, too
+    network="vgg_small",
+    rounds=100,
+    every=5,
+    seeds=3,
+    window=Window(start=1000, chunk=50, size=1000),
+    recipe=Recipe(eta=0.05, batches=32),
+    channel=Channel(levels=3),
+    denoising=Denoising(rounds=40),
+    unequal=((5, 1, 1, 1), (1, 1, 1, 5)),
+)
+
+PRESETS: dict[str, Mapping[str, Study]] = {
+    "quick": {  # minutes
+        "cmapss": _C_MAPSS._replace(rounds=60, seeds=2),
+        "cifar10": _CIFAR_10._replace(rounds=50, seeds=1),
+    },
+    "cpu": {"cmapss": _C_MAPSS, "cifar10": _CIFAR_10},  # an hour
+    "full": {  # as the paper: until all samples are in the set; CIFAR-10 whole, for a fast machine
+        "cmapss": _C_MAPSS._replace(rounds=492, every=10),
+        "cifar10": _CIFAR_10._replace(
+            network="vgg13", rounds=226, seeds=10, window=Window(start=5000, chunk=200, size=5000)
+        ),
+    },
+}

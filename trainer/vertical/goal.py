@@ -1,0 +1,37 @@
+"""What a sensor knows of the round that it works towards: pure, without broker, clock or data."""
+
+from collections.abc import Sequence
+
+from broker_config.frames import Opened
+
+
+class Positions:
+    """The products of a stretch of positions, as far as the head has told them."""
+
+    def __init__(self) -> None:
+        self._first = 0
+        self._products: list[str] = []
+
+    def put(self, since: int, products: Sequence[str]) -> None:
+        """Take in the products from position `since` on; what does not touch them is forgotten."""
+        start = since - self._first
+        if not 0 <= start <= len(self._products):
+            self._first, self._products, start = since, [], 0
+        self._products[start : start + len(products)] = products
+
+    def forget(self, before: int) -> None:
+        """Drop earlier positions, to bound memory."""
+        dropped = min(max(0, before - self._first), len(self._products))
+        del self._products[:dropped]
+        self._first += dropped
+
+    def take(self, first: int, last: int) -> list[str] | None:
+        """The products at [first, last); None if one of them is not known."""
+        if first < self._first or last > self._first + len(self._products):
+            return None
+        return self._products[first - self._first : last - self._first]
+
+
+def is_newer(frame: Opened, attempt: int, round_: int) -> bool:
+    """Whether a round is yet to be taken part in by a sensor that has learnt from `round_` in `attempt`."""
+    return frame.attempt > attempt or (frame.attempt == attempt and frame.round > round_)

@@ -1,0 +1,465 @@
+"""The head of a line: MQTT and clock around what has arrived (`exchange`) and what is made of it (`server`)."""
+
+import contextlib
+import queue
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from broker_config import topics
+from broker_config.codec import DecodeError, decode
+from broker_config.disk import claimed as folder_claimed
+from broker_config.endpoint import Endpoint
+from broker_config.errors import PeerError, brief
+from broker_config.frames import Embeddings, decode_frame, encode_frame
+from broker_config.link import Delivery, LinkDown, LinkUp
+from broker_config.messages import Finished, Message, Presence, Refusal, Stage, Welcome
+from broker_config.vertical import LineHello, LineSpec
+from trainer import progress
+from trainer.federation.herald import check_unclaimed, claimed
+from trainer.federation.roster import HELLO, MOST, WINDOW, Roster
+from trainer.vertical import packing
+from trainer.vertical.crier import Crier
+from trainer.vertical.denoiser import pairs_in
+from trainer.vertical.exchange import Collecting, Costs, Standing, reunite
+from trainer.vertical.journal import ClosedRound, Journal, Member, adopted
+from trainer.vertical.labels import Labels
+from trainer.vertical.networks import embedding_size
+from trainer.vertical.server import Represent, Server, timing
+from trainer.vertical.window import span
+
+_INBOX = 2048  # events, of up to 1 MiB
+_TICK = 0.2  # seconds
+_LOOK = 0.02  # seconds between two looks for new products
+_AGAIN = 1.0  # seconds without an answer after which sensors are asked again, then twice as many
+_LONGEST = 30.0
+_LINGER = 30.0  # seconds for sensors to write down the last round
+SWITCH = 5e-4  # seconds that Python's other thread may keep the network waiting
+
+
+def coordinate(
+    spec: LineSpec,
+    labels: Path,
+    endpoint: Endpoint,
+    folder: Path,
+    *,
+    rounds: int,
+    new: bool,
+    report: progress.Report,
+    stop: Callable[[], bool] = lambda: False,
+) -> int:
+    """Run a line's head until so many rounds are closed (0: for ever), or `stop` says so; return how many are.
+
+    Raises:
+        LinkError: the broker cannot be reached.
+        UsageError: the line has a head already, or the run in `folder` has other settings.
+        EdgeNodeError: the disk fails. Started again with the same folder, the line goes on.
+    """
+    torch.set_num_threads(spec.threads)
+    sys.setswitchinterval(SWITCH)
+    check_unclaimed(endpoint, spec.federation, ())
+    with folder_claimed(folder), contextlib.closing(Journal(folder)) as journal:
+        spec = adopted(journal, spec, new=new)
+        head = _Head(spec, Labels(labels, spec.classes), endpoint, folder, journal, rounds, report)
+        try:
+            return head.run(stop)
+        finally:
+            head.close()
+
+
+class _Head:
+    def __init__(
+        self,
+        spec: LineSpec,
+        labels: Labels,
+        endpoint: Endpoint,
+        folder: Path,
+        journal: Journal,
+        rounds: int,
+        report: progress.Report,
+    ):
+        self._spec, self._labels, self._folder, self._journal = spec, labels, folder, journal
+        self._endpoint, self._rounds, self._report = endpoint, rounds, report
+        self._session = secrets.token_hex(8)
+        self._members = journal.members(spec.run)
+        self._identities = {name: each.identity for name, each in self._members.items()}
+        self._roster = Roster(len(spec.sensors), self._identities)
+        self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
+        self._crier = Crier(endpoint, spec, self._session, self._inbox)
+        self._heard_self = False
+
+        self._server: Server | None = None
+        self._standings: dict[str, Standing] = {}  # of the sensors that have answered since we last gathered
+        self._gathering, self._attempt = True, 0
+        self._collecting: Collecting | None = None  # the open round
+        self._span = (0, 0)
+        self._before: tuple[Collecting, tuple[int, int], list[tuple[str | None, bytes]]] | None = None
+        self._finished: set[str] = set()
+        self._present: set[str] = set()  # whose connection stands, as far as we know
+        self._absent: set[str] = set()  # that rounds no longer wait for
+        self._costs: dict[str, tuple[float, float, float]] = {}  # collection, communication, iteration
+        self._heard: dict[str, float] = {}  # when a sensor's embeddings last came in the open round
+        self._opened = self._closed = self._asked = self._gathered = self._over = time.monotonic()
+        self._silence = _AGAIN
+        self._paused = False
+
+    def run(self, stop: Callable[[], bool]) -> int:
+        self._labels.refresh()
+        self._crier.open()
+        self._handle(self._inbox.get())  # LinkUp: what is retained of an earlier run is replaced
+        spec = self._spec
+        self._report(
+            progress.Gathering(federation=spec.federation, run=spec.run, nodes=len(spec.sensors), rounds=self._rounds)
+        )
+        self._gather()
+        while not (stop() or self._is_over()):
+            with contextlib.suppress(queue.Empty):
+                self._handle(self._inbox.get(timeout=self._nap()))
+            self._watch_clock()
+        return self._server.round if self._server else 0
+
+    def close(self) -> None:
+        self._tell(anyway=True)
+        self._crier.close()
+
+    def _nap(self) -> float:
+        waits = self._collecting is None and not self._gathering and not self._is_finished()
+        return _LOOK if waits else _TICK
+
+    # Where the line goes on
+
+    def _gather(self) -> None:
+        """Ask every sensor how far it is; when all have answered the line goes on from where all can."""
+        self._gathering, self._collecting, self._before, self._standings = True, None, None, {}
+        self._gathered = time.monotonic()
+        self._crier.say_presence(online=True)
+
+    def _reunite(self) -> None:
+        """Go on if it is known from where."""
+        spec = self._spec
+        expected = [name for name in spec.sensors if name not in self._standings]
+        late = time.monotonic() - self._gathered > spec.patience
+        if expected and (spec.absent == "wait" or not late or not self._standings or self._unknown()):
+            return
+        if self._server is None:
+            columns = {name: each.columns for name, each in self._members.items()}
+            self._server = Server(spec, columns, self._labels, self._folder, self._journal, self._say)
+        server, target = self._server, self._server.round
+        if spec.absent == "wait":
+            found = reunite(server.standing, self._standings)
+            if found is None:
+                self._part_from_stragglers(server.standing)
+                return
+            target = found
+        if target != server.round:
+            self._say(f"going back from round {server.round} to round {target}, which all have on their disks")
+            server.restore(target)
+        self._absent = set(expected)
+        self._gathering, self._attempt = False, self._journal.attempt(spec.run)
+        self._next()
+
+    def _unknown(self) -> bool:
+        """Whether some sensor has never been there: nobody knows how large its embeddings are."""
+        return any(name not in self._members for name in self._spec.sensors)
+
+    def _part_from_stragglers(self, ours: Standing) -> None:
+        for name, standing in list(self._standings.items()):
+            if not set(ours.kept) & set(standing.kept):
+                del self._standings[name]
+                self._refuse(
+                    PeerError(name, f"it can go back to rounds {standing.kept}, the head to {ours.kept}", ours.round),
+                    "give the sensor its --state folder back, or begin anew: edge-node line coordinate --new",
+                )
+
+    # Rounds
+
+    def _next(self) -> None:
+        """Open the next round if its products are there, or end the line."""
+        assert self._server
+        if self._is_finished():
+            self._over = time.monotonic()
+            self._server.commit()
+            self._crier.say_state("finished", self._server.round)
+            return
+        self._open(self._server.round + 1)
+
+    def _open(self, round_: int) -> bool:
+        """Open a round; False if its products are not there yet."""
+        assert self._server
+        first, last = self._span = span(self._spec.window, round_)
+        if self._labels.count < last:
+            self._labels.refresh()
+            if self._labels.count < last:
+                self._pause(round_, ["products"])
+                return False
+        since = first if self._before is None else self._before[1][1]
+        pairs = pairs_in(self._spec.denoising, round_)
+        spec, sizes, gaps = self._spec, self._server.sizes, self._spec.absent != "wait"
+        self._collecting = Collecting(spec.run, self._attempt, round_, last - first, sizes, pairs=pairs, gaps=gaps)
+        self._opened = self._asked = time.monotonic()
+        self._silence = _AGAIN
+        self._heard.clear()
+        self._labels.forget(span(spec.window, min(self._server.standing.kept) + 1)[0])
+        for payload in self._opening(self._collecting, self._span, since):
+            self._crier.publish(topics.opened(spec.federation), payload)
+        return True
+
+    def _opening(self, round_: Collecting, positions: tuple[int, int], since: int) -> list[bytes]:
+        first, last = positions
+        products = self._labels.products(since, last)
+        frame = {"run": self._spec.run, "attempt": round_.attempt, "round": round_.round}
+        return [encode_frame(each) for each in packing.opened(first, last, since, products, **frame)]
+
+    def _embedded(self, sensor: str, frame: Embeddings) -> None:
+        round_ = self._collecting
+        if round_ is None or frame.session != self._roster.session(sensor):
+            return  # of an earlier process, or of a round that is closed
+        self._heard[sensor] = now = time.monotonic()
+        if not round_.take(sensor, frame):
+            return
+        self._absent.discard(sensor)
+        self._cost(sensor, round_.arrived[sensor].costs, now - self._opened)
+        if not round_.waits_for(self._spec.sensors):
+            self._close(round_)
+
+    def _cost(self, sensor: str, costs: Costs, latency: float) -> None:
+        """A round opens while sensors still train in the one before it: that is no time of the network's."""
+        assert self._server
+        trained = 0.0
+        if self._last_iterations:
+            trained = self._last_iterations[self._spec.sensors.index(sensor)] * costs.iteration
+        communication = max(0.0, latency - trained - costs.collection - costs.embedding)
+        self._costs[sensor] = costs.collection, communication, costs.iteration
+        self._crier.latency[sensor] = latency
+
+    _last_iterations: tuple[int, ...] = ()
+
+    def _close(self, round_: Collecting) -> None:
+        """Say what the round trains with, open the next, and learn while the sensors do."""
+        assert self._server
+        server, spec, positions = self._server, self._spec, self._span
+        made = server.represent(round_, *positions, timing(spec.sensors, self._costs))
+        frame = {"run": spec.run, "attempt": round_.attempt, "round": round_.round}
+        replies = [(name, encode_frame(each)) for name, each in server.replies(made, **frame)]
+        for name, payload in replies:
+            self._crier.publish(self._topic(name), payload)
+        self._before, self._collecting, self._last_iterations = (round_, positions, replies), None, made.iterations
+        fact = self._fact(round_, made, positions)
+        if round_.round != self._rounds:
+            self._open(round_.round + 1)
+        server.learn(made, fact)
+        self._paused = False
+        self._crier.closed(fact)
+        if self._is_finished():
+            self._next()
+
+    def _topic(self, sensor: str | None) -> str:
+        federation = self._spec.federation
+        return topics.representation(federation) if sensor is None else topics.gradients(federation, sensor)
+
+    def _fact(self, round_: Collecting, made: Represent, positions: tuple[int, int]) -> ClosedRound:
+        now, before = time.monotonic(), self._closed
+        self._closed = now
+        there = {name: self._costs[name] for name in round_.arrived}
+        return ClosedRound(
+            round=round_.round,
+            attempt=round_.attempt,
+            first=positions[0],
+            last=positions[1],
+            iterations=made.iterations,
+            loss=made.loss,
+            seconds=now - before,
+            collection={name: costs[0] for name, costs in there.items()},
+            communication={name: costs[1] for name, costs in there.items()},
+            iteration={name: costs[2] for name, costs in there.items()},
+        )
+
+    def _is_finished(self) -> bool:
+        return self._server is not None and 0 < self._rounds <= self._server.round
+
+    def _is_over(self) -> bool:
+        """Whether the last round is closed and on the disks of all who can be expected to write it there."""
+        if not self._is_finished():
+            return False
+        waited = time.monotonic() - self._over
+        return self._finished >= set(self._spec.sensors) - self._absent or waited > _LINGER
+
+    # The clock
+
+    def _watch_clock(self) -> None:
+        now = time.monotonic()
+        if self._collecting is not None:
+            self._watch_round(self._collecting, now)
+        elif self._gathering:
+            if self._standings:
+                self._reunite()
+        elif not self._is_finished():
+            self._next()
+        self._tell()
+
+    def _watch_round(self, round_: Collecting, now: float) -> None:
+        missing = round_.waits_for(self._spec.sensors)
+        patience = self._spec.patience
+        late = [name for name in missing if now - self._heard.get(name, self._opened) > patience]
+        if late and self._spec.absent == "wait":
+            self._pause(round_.round, late)
+        elif late:
+            self._absent |= set(late)
+        if round_.arrived and self._spec.absent != "wait" and not set(missing) - self._absent:
+            self._close(round_)
+        elif missing and now - max([self._asked, *self._heard.values()]) > self._silence:
+            self._asked, self._silence = now, min(_LONGEST, 2 * self._silence)
+            for name in missing:
+                self._ask(name)
+
+    def _ask(self, sensor: str) -> None:
+        """Say again, to this sensor alone, what is open."""
+        if self._collecting:
+            for payload in self._opening(self._collecting, self._span, self._span[0]):
+                self._crier.publish(topics.gradients(self._spec.federation, sensor), payload)
+
+    def _pause(self, round_: int, waiting_for: list[str]) -> None:
+        if not self._paused:
+            self._paused = True
+            self._report(progress.Paused(round=round_, waiting_for=waiting_for))
+
+    def _tell(self, *, anyway: bool = False) -> None:
+        round_ = self._server.round if self._server else 0
+        present = self._present - self._absent
+        status: Stage = "finished" if self._is_finished() else "gathering" if self._gathering else "open"
+        if told := self._crier.say_overview(round_, status, present, paused=self._paused, anyway=anyway):
+            self._report(progress.Measured(node="line", round=round_, metrics=told))
+
+    # What arrives
+
+    def _handle(self, event: object) -> None:
+        match event:
+            case Delivery():
+                self._receive(event)
+            case LinkUp():
+                self._announce()
+            case LinkDown(_, reason):
+                self._say(f"connection lost ({reason}); trying again")
+
+    def _announce(self) -> None:
+        """(Re)publish what is retained: a broker restarted without persistence has forgotten it."""
+        self._crier.say_presence(online=True)
+        self._crier.say_spec()
+        self._crier.say_state("finished" if self._is_finished() else "open", self._server.round if self._server else 0)
+
+    def _receive(self, delivery: Delivery) -> None:
+        sensor = topics.sender(delivery.topic)
+        if not delivery.payload:
+            return
+        if sensor == topics.COORDINATOR:
+            self._check_own(delivery)
+            return
+        try:
+            if sensor not in self._spec.sensors:
+                raise PeerError(brief(sensor, 64), f"this line's sensors are {', '.join(self._spec.sensors)}")
+            self._hear(sensor, delivery)
+        except DecodeError as error:
+            self._refuse(PeerError(sensor, f"its message cannot be read: {error}"))
+        except PeerError as error:
+            self._refuse(error)
+
+    def _hear(self, sensor: str, delivery: Delivery) -> None:
+        if delivery.topic == topics.embeddings(self._spec.federation, sensor):
+            frame = decode_frame(delivery.payload)
+            if not isinstance(frame, Embeddings):
+                raise PeerError(sensor, f"it sent a {type(frame).__name__} as embeddings")
+            self._embedded(sensor, frame)
+            return
+        if self._roster.floods(sensor, time.monotonic()):
+            raise PeerError(sensor, f"it sends more than {MOST} messages in {WINDOW:g} s")
+        match decode(delivery.payload, Message):
+            case Presence(session=session, online=False):
+                if self._roster.session(sensor) == session:
+                    self._present.discard(sensor)
+                    self._report(progress.NodeLost(node=sensor, round=self._server.round if self._server else 0))
+            case Presence():
+                pass
+            case LineHello() as hello:
+                self._roster.floods(sensor, time.monotonic(), HELLO)
+                self._welcome(sensor, hello)
+            case Finished(run=run):
+                if run == self._spec.run and self._is_finished():
+                    self._finished.add(sensor)
+            case message:
+                raise PeerError(sensor, f"it sent a {type(message).__name__}")
+
+    def _welcome(self, sensor: str, hello: LineHello) -> None:
+        if self._roster.is_stale(sensor, hello):
+            return
+        known = self._members.get(sensor)
+        objection = self._roster.objection(sensor, hello, self._spec.run, present=sensor in self._present)
+        if known and known.columns != hello.columns and objection is None:
+            objection = Refusal(
+                session=hello.session,
+                reason=f"{sensor} had {known.columns} columns, and now has {hello.columns}",
+                remedy="pass the same --columns as before, or begin anew: edge-node line coordinate --new",
+            )
+        if objection:
+            self._crier.answer(sensor, objection)
+            return
+        if known is None or known.identity != hello.identity:
+            self._members[sensor] = Member(hello.identity, hello.columns)
+            self._journal.admit(self._spec.run, sensor, self._members[sensor])
+            self._identities[sensor] = hello.identity
+            embedding_size(self._spec.network, (hello.columns, self._spec.cycles))
+        if self._roster.session(sensor) != hello.session:
+            self._report(progress.NodeJoined(node=sensor))
+        self._roster.admit(sensor, hello)
+        self._present.add(sensor)
+        self._crier.answer(sensor, Welcome(session=hello.session))
+        self._bring_along(sensor, Standing(hello.round, hello.kept))
+
+    def _bring_along(self, sensor: str, standing: Standing) -> None:
+        """A sensor has said how far it is: take it along, or go back with all to where it is."""
+        self._absent.discard(sensor)
+        if self._server is None or self._gathering:
+            self._standings[sensor] = standing
+            self._reunite()
+            return
+        behind = self._server.round - standing.round
+        if behind == 1 and self._before is not None and self._before[0].round == self._server.round:
+            round_, positions, replies = self._before
+            for payload in self._opening(round_, positions, positions[0]):
+                self._crier.publish(topics.gradients(self._spec.federation, sensor), payload)
+            for name, payload in replies:
+                if name in (None, sensor):
+                    self._crier.publish(topics.gradients(self._spec.federation, sensor), payload)
+        elif behind and self._spec.absent == "wait":
+            self._gather()
+            return
+        if self._is_finished():
+            self._crier.say_state("finished", self._server.round)
+        self._ask(sensor)
+
+    def _refuse(self, error: PeerError, remedy: str = "see the head's log, then join again") -> None:
+        name = error.peer
+        if self._roster.is_news("refused", name):
+            round_ = self._server.round if self._server else 0
+            self._report(progress.NodeRefused(node=name, round=round_, reason=error.why))
+        session = self._roster.dismiss(name) if name in self._spec.sensors else None
+        if session:
+            self._crier.answer(name, Refusal(session=session, reason=error.why, remedy=remedy))
+
+    def _check_own(self, delivery: Delivery) -> None:
+        """Somebody speaks as the head: an earlier process of ours, whose will comes late, or another head."""
+        with contextlib.suppress(DecodeError):
+            presence = decode(delivery.payload, Presence)
+            if presence.session == self._session:
+                self._heard_self |= not delivery.retain
+                return
+            if self._heard_self and presence.online and presence.session < self._session:
+                raise claimed(self._spec.federation, self._endpoint)
+        if self._heard_self or not delivery.retain:
+            self._crier.say_presence(online=True)
+
+    def _say(self, text: str) -> None:
+        self._report(progress.Note(text=text))

@@ -1,0 +1,168 @@
+"""What a line's head must not forget, besides tensors: SQLite, a transaction for each group of rounds."""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from broker_config.errors import EdgeNodeError, UsageError
+from broker_config.vertical import LineSpec
+
+_VERSION = 1  # of the schema
+_SCHEMA = f"""
+BEGIN;
+CREATE TABLE runs (run TEXT PRIMARY KEY, spec BLOB NOT NULL, attempt INTEGER NOT NULL);
+CREATE TABLE sensors (
+    run TEXT NOT NULL, sensor TEXT NOT NULL, identity TEXT NOT NULL, columns INTEGER NOT NULL,
+    PRIMARY KEY (run, sensor));
+CREATE TABLE rounds (run TEXT NOT NULL, round INTEGER NOT NULL, fact BLOB NOT NULL, PRIMARY KEY (run, round));
+PRAGMA user_version = {_VERSION};
+COMMIT;
+"""
+_MOST = 100_000  # rounds whose facts are kept
+_NEWEST = "SELECT run, spec, attempt FROM runs ORDER BY rowid DESC LIMIT 1"
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A sensor that was let in."""
+
+    identity: str
+    columns: int
+
+
+class ClosedRound(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a round. Seconds by sensor; a sensor that was absent has none."""
+
+    round: int
+    attempt: int
+    first: int  # position of the first product
+    last: int  # past the end
+    iterations: tuple[int, ...]  # E_{t,k}, in the order of sensors; 0: was absent
+    loss: float  # F_t before the local iterations, of the denoised embeddings
+    seconds: float  # since the round before it was closed
+    collection: dict[str, float]
+    communication: dict[str, float]
+    iteration: dict[str, float]
+
+
+class Journal:
+    """The facts of a head's runs. EdgeNodeError if the disk fails."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        with self._writing():
+            self._db = sqlite3.connect(folder / "line.sqlite", isolation_level=None)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            (version,) = self._db.execute("PRAGMA user_version").fetchone()
+            (tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if not tables:
+                self._db.executescript(_SCHEMA)
+                version = _VERSION
+        if version != _VERSION:
+            self.close()
+            raise UsageError(
+                f"the journal in {folder} was written by another version of edge-node",
+                "finish that run with its version, or choose another --state folder",
+            )
+
+    def newest(self) -> LineSpec | None:
+        """The spec of the newest run; None if there is none."""
+        with self._writing():
+            row = self._db.execute(_NEWEST).fetchone()
+        return msgspec.json.decode(row[1], type=LineSpec) if row else None
+
+    def begin(self, spec: LineSpec) -> None:
+        """A new run."""
+        self._commit(("INSERT INTO runs VALUES (?, ?, 0)", (spec.run, msgspec.json.encode(spec))))
+
+    def attempt(self, run: str) -> int:
+        """The number of the next attempt: it is higher than any before it, whatever is killed."""
+        with self._writing():
+            (attempt,) = self._db.execute("SELECT attempt FROM runs WHERE run = ?", (run,)).fetchone()
+        self._commit(("UPDATE runs SET attempt = ? WHERE run = ?", (attempt + 1, run)))
+        return int(attempt) + 1
+
+    def admit(self, run: str, sensor: str, member: Member) -> None:
+        """A sensor is let in, or has a new state folder."""
+        self._commit(
+            ("INSERT OR REPLACE INTO sensors VALUES (?, ?, ?, ?)", (run, sensor, member.identity, member.columns))
+        )
+
+    def members(self, run: str) -> dict[str, Member]:
+        """Who was let in."""
+        with self._writing():
+            rows = self._db.execute("SELECT sensor, identity, columns FROM sensors WHERE run = ?", (run,))
+            return {sensor: Member(identity, columns) for sensor, identity, columns in rows}
+
+    def close_rounds(self, run: str, rounds: Sequence[ClosedRound]) -> None:
+        """Rounds are closed: one group. Those that are played again replace themselves; very old ones are dropped."""
+        if rounds:
+            self._commit(
+                *(("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)", (run, each.round, msgspec.json.encode(each)))
+                  for each in rounds),
+                ("DELETE FROM rounds WHERE run = ? AND round <= ?", (run, rounds[-1].round - _MOST)),
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """Release the file."""
+        self._db.close()
+
+    def _commit(self, *statements: tuple[str, tuple[object, ...]]) -> None:
+        with self._writing():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                for statement, values in statements:
+                    self._db.execute(statement, values)
+                self._db.execute("COMMIT")
+            except sqlite3.Error:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            raise EdgeNodeError(
+                f"the journal in {self._folder} cannot be written: {error}",
+                "free some space there, make it writable, and start again: nothing is lost",
+            ) from error
+
+
+def history(folder: Path) -> list[ClosedRound]:
+    """The closed rounds of the newest run in a head's state folder, in order.
+
+    Raises:
+        UsageError: there is no journal in `folder`.
+    """
+    path = folder / "line.sqlite"
+    if not path.is_file():
+        raise UsageError(f"there is no journal in {folder}", "pass the --state folder of edge-node line coordinate")
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        run = database.execute(_NEWEST).fetchone()
+        rows = database.execute("SELECT fact FROM rounds WHERE run = ? ORDER BY round", (run[0] if run else "",))
+        return [msgspec.json.decode(fact, type=ClosedRound) for (fact,) in rows]
+
+
+def adopted(journal: Journal, spec: LineSpec, *, new: bool) -> LineSpec:
+    """The spec of the run that goes on, or that begins.
+
+    Raises:
+        UsageError: the run in the journal has other settings.
+    """
+    old = journal.newest()
+    if old is None or new:
+        journal.begin(spec)
+        return spec
+    same = msgspec.structs.replace(spec, run=old.run, software=old.software)
+    if same != old:
+        differ = [name for name in spec.__struct_fields__ if getattr(same, name) != getattr(old, name)]
+        raise UsageError(
+            f"the run in this state folder has other settings: {', '.join(differ)}",
+            "give the same options as before, begin another run with --new, or choose another --state folder",
+        )
+    return old

@@ -1,0 +1,383 @@
+"""One sensor's session in a line: it embeds what it measures, and learns from what the head sends back."""
+
+import contextlib
+import importlib.metadata
+import queue
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from broker_config import disk, topics
+from broker_config.codec import DecodeError, decode, encode
+from broker_config.endpoint import Endpoint
+from broker_config.errors import EdgeNodeError
+from broker_config.frames import LARGEST_FRAME, AnyFrame, Graded, Opened, Represented, decode_frame, encode_frame
+from broker_config.link import TAKEN_OVER, Delivery, Link, LinkDown, LinkUp
+from broker_config.messages import Finished, Message, Presence, Refusal, RoundState, Welcome
+from broker_config.vertical import LineHello, LineSpec
+from edge.vertical.rows import Samples, Scaling
+from trainer import progress, standing
+from trainer.vertical import packing
+from trainer.vertical.checkpoint import Checkpoints
+from trainer.vertical.goal import Positions, is_newer
+from trainer.vertical.head import SWITCH
+from trainer.vertical.joining import Source
+from trainer.vertical.parties import Sensor
+from trainer.vertical.simulate import send
+from trainer.vertical.window import span
+
+_INBOX = 2048  # events, of up to 1 MiB
+_TICK = 0.2  # seconds
+_LOOK = 0.02  # seconds between two looks for new rows
+_CALM = 0.2  # seconds between two LineHello
+_FAREWELL = 10.0  # seconds for the head to learn that we have written down the last round
+
+
+def take_part(
+    spec: LineSpec,
+    name: str,
+    source: Source,
+    endpoint: Endpoint,
+    folder: Path,
+    *,
+    report: progress.Report,
+    stop: Callable[[], bool] = lambda: False,
+) -> tuple[int, bool]:
+    """Take part in a line to its end; return the last round that was learnt from, and whether the line has ended.
+
+    Raises:
+        EdgeNodeError: with what to do about it.
+    """
+    torch.set_num_threads(spec.threads)
+    sys.setswitchinterval(SWITCH)
+    with disk.claimed(folder):
+        sensor = _Sensor(spec, name, source, endpoint, folder, report)
+        try:
+            return sensor.run(stop)
+        finally:
+            sensor.close()
+
+
+class _Open(NamedTuple):
+    """The round that this sensor has sent its embeddings for."""
+
+    round: int
+    samples: Tensor
+    sent: list[bytes]
+    reply: packing.Phi | packing.Gradient
+
+    def put(self, frame: Represented | Graded) -> bool:
+        """Take in what the head sends back; whether it is whole now. ValueError says why it cannot be."""
+        match self.reply, frame:
+            case packing.Phi() as reply, Represented():
+                reply.put(frame)
+            case packing.Gradient() as reply, Graded():
+                reply.put(frame)
+            case _:
+                raise ValueError(f"a {type(frame).__name__} is not for this line")
+        return self.reply.complete
+
+
+class _Sensor:
+    def __init__(
+        self,
+        spec: LineSpec,
+        name: str,
+        source: Source,
+        endpoint: Endpoint,
+        folder: Path,
+        report: progress.Report,
+    ):
+        self._spec, self._name, self._report = spec, name, report
+        self._me, self._secret = standing.appear(folder), _secret(folder)
+        self._samples = Samples(source.path, source.columns, spec.cycles, source.unit, source.product, self._say)
+        self._checkpoints = Checkpoints(folder / spec.run)
+        self._positions = Positions()
+        self._attempt = -1
+        self._goal: tuple[Opened, float] | None = None  # the newest round that opened, and when we learnt of it
+        self._open: _Open | None = None
+        self._iteration = 0.0  # seconds, as measured in the last round
+        self._end: int | None = None  # the last round, once the head has said that it is over
+        self._welcome = False
+        self._call = False  # whether the head is to be told how far we are
+        self._called = self._told = -_CALM
+        self.round = 0
+        self._restore(max(self._checkpoints.rounds))
+
+        self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
+        federation = spec.federation
+        self._presence_topic = topics.presence(federation, name)
+        self._link = Link(
+            endpoint,
+            f"edge-node/{federation}/{name}",
+            inbox=self._inbox,
+            persistent=False,
+            will=(self._presence_topic, self._presence(online=False)),
+        )
+        self._link.longest = LARGEST_FRAME
+
+    def run(self, stop: Callable[[], bool]) -> tuple[int, bool]:
+        federation, name = self._spec.federation, self._name
+        self._link.subscribe(
+            topics.down(federation, name),
+            topics.round_state(federation),
+            topics.spec(federation),
+            topics.presence(federation, topics.COORDINATOR),
+        )
+        frames = (topics.opened(federation), topics.representation(federation), topics.gradients(federation, name))
+        self._link.subscribe(*frames, qos=0)
+        self._samples.refresh()
+        self._link.open()
+        self._say(f"taking part in line {federation!r} as {name}, from round {self.round + 1} on")
+        while self._end is None or self.round < self._end:
+            if stop():
+                return self.round, False
+            with contextlib.suppress(queue.Empty):
+                self._handle(self._inbox.get(timeout=self._nap()))
+            if self._inbox.empty():
+                self._pursue()
+        self._commit()
+        self._link.publish(topics.up(federation, name), encode(Finished(session=self._me.session, run=self._spec.run)))
+        self._link.flush(_FAREWELL)
+        return self.round, True
+
+    def close(self) -> None:
+        if self._link.connected:
+            self._link.publish(self._presence_topic, self._presence(online=False), retain=True)
+            self._link.flush(5)
+        self._link.close()
+
+    def _nap(self) -> float:
+        return _LOOK if self._call or (self._goal and self._open is None) else _TICK
+
+    # What arrives
+
+    def _handle(self, event: object) -> None:
+        match event:
+            case Delivery(topic=topic, payload=payload):
+                try:
+                    self._receive(topic, payload)
+                except (DecodeError, ValueError) as error:
+                    self._say(f"ignored a message on {topic}: {error}")
+            case LinkUp():
+                self._link.publish(self._presence_topic, self._presence(online=True), retain=True)
+                self._call = True
+            case LinkDown(_, reason) if reason == TAKEN_OVER:
+                raise EdgeNodeError(
+                    f"another process has connected as {self._name}", "stop one of them, or choose another --sensor"
+                )
+            case LinkDown(_, reason):
+                self._say(f"connection lost ({reason}); trying again")
+
+    def _receive(self, topic: str, payload: bytes) -> None:
+        if not payload:
+            return
+        federation = self._spec.federation
+        if topic in (topics.opened(federation), topics.representation(federation)) or topic.endswith("/gradients"):
+            frame = decode_frame(payload)
+            if not isinstance(frame, Opened | Represented | Graded):
+                raise ValueError(f"a {type(frame).__name__}")
+            if frame.run == self._spec.run:
+                self._take(frame)
+            return
+        match decode(payload, Message):
+            case Refusal(session=session) as refusal if session == self._me.session:
+                raise EdgeNodeError(f"the head refused {self._name}: {refusal.reason}", refusal.remedy)
+            case Welcome(session=session) if session == self._me.session:
+                self._welcome = True
+            case LineSpec(run=run) if run != self._spec.run:
+                raise EdgeNodeError("the head has started a new run of this line", "run edge-node line join again")
+            case Presence(online=True):
+                self._call = True
+            case Presence():
+                self._say("the head is not connected; waiting for it")
+            case RoundState(status="finished", run=run, round=round_) if run == self._spec.run:
+                self._finish(round_)
+
+    def _finish(self, round_: int) -> None:
+        """The line is over, or was: what is retained may be older than the head that asks for more rounds."""
+        if not self._welcome and round_ > self.round:
+            return
+        if self.round < round_ and self._spec.absent == "wait":
+            self._call = True  # what it takes to get there has been lost
+            return
+        self._end = self.round
+
+    def _take(self, frame: AnyFrame) -> None:
+        match frame:
+            case Opened():
+                if is_newer(frame, self._attempt, self.round):
+                    self._positions.put(frame.since, frame.products)
+                    if frame.part == frame.parts - 1:
+                        self._aim(frame)
+            case Represented() | Graded() if (opened := self._open) and frame.attempt == self._attempt:
+                if frame.round == opened.round and opened.put(frame):
+                    self._learn(opened)
+
+    def _aim(self, frame: Opened) -> None:
+        """Work towards a round that has opened, if the model is where that begins."""
+        if frame.attempt > self._attempt and not self._go_back(frame.round - 1):
+            self._call = True
+            return
+        self._attempt = frame.attempt
+        if frame.round > self.round + 1:
+            if self._spec.absent == "wait":
+                self._call = True  # what the head has sent in between was lost
+                return
+            self.round, self._open = frame.round - 1, None
+        if self._open and self._open.round == frame.round:
+            self._send(self._open)  # we are asked again: something was lost
+        else:
+            self._goal = frame, time.monotonic()
+
+    def _go_back(self, round_: int) -> bool:
+        """Be at the end of a round, as a new attempt needs it. False if that cannot be now."""
+        self._open = self._goal = None
+        if round_ == self.round:
+            self._checkpoints.drop(round_ + 1)
+            return True
+        kept = [each for each in self._checkpoints.rounds if each <= round_]
+        if round_ in kept or (kept and self._spec.absent != "wait"):
+            self._restore(max(kept))
+            self._checkpoints.drop(round_ + 1)
+            return True
+        return self._spec.absent != "wait"
+
+    # Towards the end of the round
+
+    def _pursue(self) -> None:
+        """Do what is to be done next; called when nothing more has arrived."""
+        if self._call and time.monotonic() - self._called > _CALM:
+            self._hello()
+        if self._goal and self._open is None:
+            self._embed(*self._goal)
+
+    def _hello(self) -> None:
+        self._call, self._called = False, time.monotonic()
+        hello = LineHello(
+            session=self._me.session,
+            run=self._spec.run,
+            software=importlib.metadata.version("edge-node"),
+            identity=self._me.identity,
+            incarnation=self._me.incarnation,
+            columns=self._samples.columns,
+            round=self.round,
+            kept=self._checkpoints.rounds,
+        )
+        self._link.publish(topics.up(self._spec.federation, self._name), encode(hello))
+
+    def _embed(self, goal: Opened, since: float) -> None:
+        """Send the embeddings of a round, once its samples are there, or cannot be waited for any longer."""
+        spec = self._spec
+        products = self._positions.take(goal.first, goal.last)
+        if products is None:
+            self._goal, self._call = None, True
+            return
+        values, missing = self._samples.take(products)
+        if missing and self._samples.refresh():
+            values, missing = self._samples.take(products)
+        if missing and (spec.absent == "wait" or time.monotonic() - since < spec.patience / 2):
+            return
+        if self._samples.scaling is None:
+            self._samples.settle(products)
+            values, missing = self._samples.take(products)
+        begun = time.monotonic()
+        samples = torch.from_numpy(values.copy())
+        sent = send(spec, self._sensor, samples, goal.round)
+        frames = packing.embeddings(
+            sent.received,
+            sent.second,
+            missing,
+            run=spec.run,
+            attempt=self._attempt,
+            round=goal.round,
+            session=self._me.session,
+            collection=begun - since,
+            embedding=time.monotonic() - begun,
+            iteration=self._iteration,
+        )
+        payloads = [encode_frame(each) for each in frames]
+        count, size = sent.received.shape
+        shared = spec.labels == "shared"
+        reply = packing.Phi(count, len(spec.sensors), len(spec.classes)) if shared else packing.Gradient(count, size)
+        self._goal, self._open = None, _Open(goal.round, samples, payloads, reply)
+        self._send(self._open)
+
+    def _send(self, opened: _Open) -> None:
+        for payload in opened.sent:
+            self._link.publish(topics.embeddings(self._spec.federation, self._name), payload, qos=0)
+
+    def _learn(self, opened: _Open) -> None:
+        """Take the local iterations of a round, and write down where that leads at the end of a group."""
+        begun, sensor = time.monotonic(), self._sensor
+        match opened.reply:
+            case packing.Phi(whole=(phi, labels)) as reply:
+                steps = reply.iterations[sensor.index]
+                sensor.learn(opened.samples, labels, phi, steps, opened.round)
+            case packing.Gradient(whole=gradient, curvature=curvature, iterations=steps):
+                sensor.follow(opened.samples, gradient, curvature, steps, opened.round)
+        if steps:
+            self._iteration = (time.monotonic() - begun) / steps
+        self.round, self._open = opened.round, None
+        if self.round % self._spec.commit == 0:
+            self._commit()
+        self._progress()
+
+    # What is on the disk
+
+    def _commit(self) -> None:
+        """Write down where this sensor is; what no checkpoint needs is forgotten."""
+        if self.round not in self._checkpoints.rounds:
+            state = {f"model.{name}": value for name, value in self._sensor.model.state_dict().items()}
+            if scaling := self._samples.scaling:
+                state |= {name: torch.from_numpy(value) for name, value in scaling._asdict().items()}
+            self._checkpoints.save(self.round, state)
+        first = span(self._spec.window, min(self._checkpoints.rounds) + 1)[0]
+        self._positions.forget(first)
+        if products := self._positions.take(first, first + 1):
+            self._samples.forget(products[0])
+
+    def _restore(self, round_: int) -> None:
+        """Be where a checkpoint was made; round 0 is before the first."""
+        spec = self._spec
+        shape = (self._samples.columns, spec.cycles)
+        index = spec.sensors.index(self._name)
+        self._sensor = Sensor(
+            index, self._name, spec.network, shape, spec.recipe, spec.seed, spec.privacy.clip, self._secret
+        )
+        self._samples.scaling = None
+        self.round = round_
+        if round_:
+            state = self._checkpoints.load(round_)
+            self._samples.scaling = Scaling(state.pop("mean").numpy(), state.pop("deviation").numpy())
+            self._sensor.model.load_state_dict({name.removeprefix("model."): each for name, each in state.items()})
+
+    # What is told about it
+
+    def _progress(self) -> None:
+        """Once a second: rounds may be many."""
+        now = time.monotonic()
+        if now - self._told >= 1.0:
+            self._told = now
+            self._report(progress.Activity(node=self._name, round=self.round, what="training"))
+
+    def _presence(self, *, online: bool) -> bytes:
+        return encode(Presence(session=self._me.session, online=online, identity=self._me.identity))
+
+    def _say(self, text: str) -> None:
+        self._report(progress.Note(text=text))
+
+
+def _secret(folder: Path) -> bytes:
+    """What protection draws its noise by: 32 bytes, made for the state folder, that nobody else knows."""
+    path = folder / "secret"
+    if not path.exists():
+        with disk.writing(folder):
+            disk.replace_bytes(path, secrets.token_bytes(32), mode=0o600)
+    return path.read_bytes()

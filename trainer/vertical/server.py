@@ -1,0 +1,128 @@
+"""The head's part of a line between network and disk: its model, what it decides, what it writes down."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from broker_config.frames import Graded, Represented
+from broker_config.vertical import LineSpec
+from trainer.vertical import packing
+from trainer.vertical.absence import rule
+from trainer.vertical.adaptive.live import make
+from trainer.vertical.adaptive.policy import Timing
+from trainer.vertical.checkpoint import Checkpoints
+from trainer.vertical.exchange import Collecting, Standing
+from trainer.vertical.journal import ClosedRound, Journal
+from trainer.vertical.labels import Labels
+from trainer.vertical.networks import embedding_size
+from trainer.vertical.parties import Head, Representation
+
+
+class Represent(NamedTuple):
+    """What a round trains with."""
+
+    phi: Representation
+    labels: Tensor  # int64 [N]
+    iterations: tuple[int, ...]  # E_{t,k}
+    loss: float
+
+
+class Server:
+    """The head as it learns. `round` is the last one that it has learnt from."""
+
+    def __init__(
+        self,
+        spec: LineSpec,
+        columns: Mapping[str, int],
+        labels: Labels,
+        folder: Path,
+        journal: Journal,
+        warn: Callable[[str], None],
+    ):
+        self.spec, self.labels, self._journal = spec, labels, journal
+        self.sizes = {name: embedding_size(spec.network, (columns[name], spec.cycles)) for name in spec.sensors}
+        self._checkpoints = Checkpoints(folder / spec.run)
+        self._decide = make(spec.policy, spec.iterations, len(spec.sensors), warn)
+        self._facts: list[ClosedRound] = []  # that are not on the disk yet
+        self.round = 0
+        self.restore(max(self._checkpoints.rounds))
+
+    @property
+    def standing(self) -> Standing:
+        """How far the head is."""
+        return Standing(self.round, self._checkpoints.rounds)
+
+    def restore(self, round_: int) -> None:
+        """Go back to the end of a round; what came after it is void."""
+        self._checkpoints.drop(round_ + 1)
+        self._facts = [each for each in self._facts if each.round <= round_]
+        spec, sizes = self.spec, list(self.sizes.values())
+        self.head = Head(sizes, len(spec.classes), spec.denoising, spec.recipe, spec.seed)
+        self.absence = rule(spec.absent, sizes)
+        self.round = round_
+        if round_:
+            state = self._checkpoints.load(round_)
+            self.head.model.load_state_dict(_under("head.", state))
+            self.head.denoiser.restore(_under("denoiser.", state))
+            if self.absence:
+                self.absence.restore(_under("absence.", state))
+
+    def represent(self, collecting: Collecting, first: int, last: int, timing: Timing) -> Represent:
+        """Make of what has arrived what the round trains with. Who is not there takes no local iterations."""
+        names, arrived = self.spec.sensors, collecting.arrived
+        received, present = collecting.whole()
+        second = [each.second for name in names if (each := arrived.get(name)) and each.second is not None]
+        phi = self.head.represent(received, second if second and present.all() else None)
+        if self.absence:
+            phi = phi._replace(embeddings=tuple(self.absence.fill(first, phi.embeddings, present)))
+        labels = torch.from_numpy(self.labels.labels(first, last))
+        loss = torch.nn.functional.cross_entropy(self.head.predict(phi.embeddings), labels).item()
+        decided = self._decide(timing, collecting.round)
+        iterations = tuple(int(steps) if name in arrived else 0 for name, steps in zip(names, decided, strict=True))
+        return Represent(phi, labels, iterations, loss)
+
+    def replies(self, made: Represent, **frame: Any) -> Iterator[tuple[str | None, Represented | Graded]]:
+        """The frames of a round's answer, and for which sensor each is; None: for all."""
+        if self.spec.labels == "shared":
+            for each in packing.represented(made.phi, made.labels, made.iterations, **frame):
+                yield None, each
+            return
+        grades = zip(self.head.gradients(made.phi, made.labels), self.head.curvatures(made.phi), strict=True)
+        for name, grade, steps in zip(self.spec.sensors, grades, made.iterations, strict=True):
+            for part in packing.graded(*grade, steps, **frame):
+                yield name, part
+
+    def learn(self, made: Represent, fact: ClosedRound) -> None:
+        """Take the head's local iterations: as many as the busiest sensor. A group of rounds ends on the disk."""
+        self.head.learn(made.phi, made.labels, max(made.iterations), fact.round)
+        self.round = fact.round
+        self._facts.append(fact)
+        if self.round % self.spec.commit == 0:
+            self.commit()
+
+    def commit(self) -> None:
+        """Write down where the head is; nothing happens if that is there."""
+        self._journal.close_rounds(self.spec.run, self._facts)
+        self._facts.clear()
+        if self.round not in self._checkpoints.rounds:
+            parts = {
+                "head.": self.head.model.state_dict(),
+                "denoiser.": self.head.denoiser.state(),
+                "absence.": self.absence.state() if self.absence else {},
+            }
+            state = {prefix + name: value for prefix, part in parts.items() for name, value in part.items()}
+            self._checkpoints.save(self.round, state)
+
+
+def timing(sensors: Sequence[str], told: Mapping[str, tuple[float, float, float]]) -> Timing:
+    """Collection, communication and iteration of each sensor, seconds; zeros for one of which nothing is known."""
+    rows = np.array([told.get(name, (0.0, 0.0, 0.0)) for name in sensors])
+    return Timing(*rows.T)
+
+
+def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
