@@ -1,15 +1,17 @@
-"""What a line's process is doing, as others see it even after it was killed; run as `python -m tests.line_witness`.
+"""`edge-node` processes of a line that can be killed, and what they were doing then.
 
-It is `edge-node` with a note at each step, in a file that is mapped into memory, so that writing one costs next to
-nothing and the kernel keeps the last one. Rounds that were learnt from are appended to a second file.
+Each notes its steps in a file that is mapped into memory: that costs next to nothing, and the kernel keeps the last
+note. Rounds that were learnt from are appended to a second file. A fork server starts the processes in milliseconds.
 """
 
 import functools
 import importlib
 import mmap
+import multiprocessing
 import os
 import struct
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +31,46 @@ STEPS = {  # what is done: by which method
     "sending": "broker_config.link:Link.publish",
 }
 STARTING = "starting"
-_FOLDER = "LINE_WITNESS"  # environment: where to note
-_SIZE = 32
+_SIZE = 32  # bytes of a note
+_CONTEXT: Any = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tests.line_witness", *{where.partition(":")[0] for where in STEPS.values()}])
 
 
 class Witness:
-    """One process under observation: its steps from outside."""
+    """One process, started again and again. It is watched from outside."""
 
     def __init__(self, folder: Path, name: str):
+        self.log = folder / f"{name}.log"
         self._step, self._rounds = folder / f"{name}.step", folder / f"{name}.rounds"
-        self._step.write_bytes(STARTING.encode().ljust(_SIZE))
         self._rounds.touch()
+        self._process: Any = None
 
-    def starts(self) -> None:
-        """Before each life."""
+    def start(self, words: Sequence[object]) -> None:
+        """Start it, for the first time or again."""
         self._step.write_bytes(STARTING.encode().ljust(_SIZE))
+        self._process = _CONTEXT.Process(target=_live, args=([str(each) for each in words], *self._paths))
+        self._process.start()
+
+    @property
+    def _paths(self) -> tuple[Path, Path, Path]:
+        return self.log, self._step, self._rounds
+
+    @property
+    def pid(self) -> int:
+        """Of its present life."""
+        number: int = self._process.pid
+        return number
+
+    @property
+    def ended(self) -> int | None:
+        """The exit code; minus the signal that ended it; None while it runs."""
+        code: int | None = self._process.exitcode
+        return code
+
+    def kill(self) -> None:
+        """Kill -9, and wait until it is dead."""
+        self._process.kill()
+        self._process.join()
 
     @property
     def step(self) -> str:
@@ -65,16 +92,20 @@ class Witness:
         return [each for (each,) in struct.iter_unpack("<Q", data[: len(data) // 8 * 8])]
 
 
-def environment(folder: Path, name: str) -> dict[str, str]:
-    """For the process that is to be observed."""
-    return {_FOLDER: str(folder / name)}
+def _live(words: Sequence[str], log: Path, step: Path, learnt: Path) -> None:
+    """The process: `edge-node` with these words."""
+    said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    sys.argv = ["edge-node", *words]
+    _observe(step, learnt)
+    main()
 
 
-def _observe() -> None:
-    base = os.environ[_FOLDER]
-    with Path(f"{base}.step").open("r+b") as file:
+def _observe(step: Path, learnt: Path) -> None:
+    with step.open("r+b") as file:
         noted = mmap.mmap(file.fileno(), _SIZE)
-    rounds = os.open(f"{base}.rounds", os.O_WRONLY | os.O_APPEND)
+    rounds = os.open(learnt, os.O_WRONLY | os.O_APPEND)
     noted[:] = WAITING.encode().ljust(_SIZE)
 
     def wrapped(words: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,8 +130,3 @@ def _observe() -> None:
         owner_name, _, method_name = path.partition(".")
         owner = getattr(importlib.import_module(module), owner_name)
         setattr(owner, method_name, wrapped(words, getattr(owner, method_name)))
-
-
-if __name__ == "__main__":
-    _observe()
-    main()

@@ -17,9 +17,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from subprocess import Popen
 from typing import NamedTuple
 
 import torch
@@ -70,9 +69,8 @@ class Soak:
             "--start": WINDOW, "--window": WINDOW, "--chunk": CHUNK, "--iterations": ITERATIONS, "--commit": COMMIT,
             "--rounds": rounds, "--seed": seed, "--federation": "default", "--network": "dense", "--policy": "all",
         }  # fmt: skip
-        self._line = Processes(folder, self._plant, self._broker.url, settings, watched=True)
+        self._line = Processes(folder, self._plant, self._broker.url, settings)
         self._witnesses = {name: Witness(folder, name) for name in (HEAD, *SENSORS)}
-        self._processes: dict[str, Popen[bytes]] = {}
         self.memory: dict[str, list[int]] = {name: [] for name in self._witnesses}
         self._seed, self._moved, self._round, self._at = seed, time.monotonic(), 0, 0
 
@@ -82,12 +80,12 @@ class Soak:
             self._broker.start()
             stack.callback(self._broker.kill)
             stack.callback(self._plant.close)
-            stack.callback(lambda: [each.kill() for each in self._processes.values()])
+            stack.callback(lambda: [each.kill() for each in self._witnesses.values()])
             self._plant.feed(WINDOW)
             for name in self._witnesses:
                 self._start(name)
             next_kill, next_restart, next_look = time.monotonic() + 5, 0.0, 0.0
-            while any(each.poll() is None for each in self._processes.values()):
+            while any(each.ended is None for each in self._witnesses.values()):
                 now = time.monotonic()
                 self._feed()
                 self._check_alive()
@@ -104,8 +102,7 @@ class Soak:
                 time.sleep(0.01)
 
     def _start(self, name: str) -> None:
-        self._witnesses[name].starts()
-        self._processes[name] = self._line.head() if name == HEAD else self._line.sensor(name)
+        self._witnesses[name].start(self._line.words(name))
 
     def _feed(self) -> None:
         """Append what the line may soon ask for, in pieces of any size."""
@@ -117,12 +114,12 @@ class Soak:
             self._plant.feed(min(self._chance.randint(1, 50 * CHUNK), wanted - self._plant.products))
 
     def _check_alive(self) -> None:
-        for name, process in self._processes.items():
-            said = self._line.log(name).read_text()[-2000:]
+        for name, process in self._witnesses.items():
+            said = process.log.read_text()[-2000:] if process.log.exists() else ""
             assert time.monotonic() < self._moved + STUCK, f"stuck in round {self._round}: {said}"
-            if process.poll() == LinkError.exit_code:  # it was started while there was no broker
+            if process.ended == LinkError.exit_code:  # it was started while there was no broker
                 self._start(name)
-            assert process.poll() in (None, 0), f"{name} ended: {process.poll()}\n{said}"
+            assert process.ended in (None, 0), f"{name} ended: {process.ended}\n{said}"
 
     def _kill(self) -> None:
         """Kill somebody and start it again; now and then the broker."""
@@ -131,14 +128,13 @@ class Soak:
             self._restart_broker()
             self.done.append(Kill(victim, WAITING, self._round))
             return
-        witness, process = self._witnesses[victim], self._processes[victim]
+        witness = self._witnesses[victim]
         if self._chance.random() < 0.7:
             wanted = self._chance.choice(BUSY.get(victim, BUSY["sensor"]))
             deadline = time.monotonic() + TRY
             while witness.step != wanted and time.monotonic() < deadline:
                 pass
-        process.kill()
-        process.wait()
+        witness.kill()
         self.done.append(Kill(victim, witness.step, self._round))
         self._start(victim)
 
@@ -149,10 +145,10 @@ class Soak:
         self.broker_restarts += 1
 
     def _note_memory(self) -> None:
-        for name, process in self._processes.items():
-            status = Path(f"/proc/{process.pid}/status").read_text()
-            found = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")]
-            self.memory[name] += map(int, found)
+        for name, process in self._witnesses.items():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                self.memory[name] += [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")]
 
     # What must have come out
 

@@ -9,7 +9,6 @@ import torch
 
 from broker_config.vertical import LineSpec
 from edge.vertical.rows import Samples
-from tests import line_witness
 from tests.plants import start
 from trainer.vertical.labels import Labels
 from trainer.vertical.simulate import Line, Stream
@@ -65,8 +64,7 @@ class Plant:
 class Processes:
     """The `edge-node` processes of a line in `folder`: its head and its sensors.
 
-    `settings` are options of `line coordinate`; `kits` are each member's file and passphrase. Those
-    that are `watched` can be asked what they do (`line_witness`).
+    `settings` are options of `line coordinate`; `kits` are each member's file and passphrase.
     """
 
     def __init__(
@@ -77,22 +75,30 @@ class Processes:
         settings: Mapping[str, object],
         *,
         kits: Mapping[str, tuple[Path, str]] | None = None,
-        watched: bool = False,
     ):
-        self.folder, self._plant, self._kits, self._watched = folder, plant, kits or {}, watched
+        self.folder, self._plant, self._kits = folder, plant, kits or {}
         self._address = [] if kits else [url]
         self._settings = [str(each) for option in settings.items() for each in option]
 
     def head(self) -> Popen[bytes]:
         """Start it."""
-        sensors = ",".join(self._plant.sensors)
-        settings = ["--sensors", sensors, "--classes", ",".join(CLASSES), *self._settings]
-        return self._start("coordinator", "coordinate", "--labels", self._plant.labels, *settings)
+        return self._start("coordinator")
 
     def sensor(self, name: str) -> Popen[bytes]:
         """Start it."""
-        kit = [] if self._kits else ["--sensor", name]
-        return self._start(name, "join", "--columns", ",".join(COLUMNS), "--data", self._plant.rows(name), *kit)
+        return self._start(name)
+
+    def words(self, name: str) -> list[object]:
+        """What comes after `edge-node` for `coordinator` or a sensor."""
+        if name == "coordinator":
+            sensors = ",".join(self._plant.sensors)
+            its = ["coordinate", "--labels", self._plant.labels, "--sensors", sensors, "--classes", ",".join(CLASSES)]
+            its += self._settings
+        else:
+            its = ["join", "--columns", ",".join(COLUMNS), "--data", self._plant.rows(name)]
+            its += [] if self._kits else ["--sensor", name]
+        kit = ["--kit", self._kits[name][0]] if self._kits else []
+        return ["line", *its, *self._address, "--state", self.state(name), "--json", *kit]
 
     def state(self, name: str) -> Path:
         """Its state folder."""
@@ -102,17 +108,11 @@ class Processes:
         """What it has said in its present life."""
         return self.folder / f"{name}.log"
 
-    def _start(self, name: str, command: str, *arguments: object) -> Popen[bytes]:
-        environment, kit = {"OMP_NUM_THREADS": "1"}, []
-        if self._watched:
-            environment |= line_witness.environment(self.folder, name)
+    def _start(self, name: str) -> Popen[bytes]:
+        environment = {"OMP_NUM_THREADS": "1"}
         if self._kits:
-            path, passphrase = self._kits[name]
-            environment["EDGE_NODE_PASSPHRASE"], kit = passphrase, ["--kit", path]
-        options = ["--state", self.state(name), "--json", *kit]
-        words = ["line", command, *self._address, *arguments, *options]
-        module = "tests.line_witness" if self._watched else "edge.cli"
-        return start(*words, log=self.log(name), module=module, **environment)
+            environment["EDGE_NODE_PASSPHRASE"] = self._kits[name][1]
+        return start(*self.words(name), log=self.log(name), **environment)
 
 
 def simulated(spec: LineSpec, plant: Plant) -> Line:
