@@ -60,8 +60,8 @@ class Trained(NamedTuple):
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     path = tmp_path_factory.mktemp("agent") / "agent.onnx"
     result = run(
-        "line", "agent", "--sensors", 2, "--iterations", 5, "--rounds", ROUNDS, "--steps", 6144,
-        "--out", path, "--seed", 3, "--json",
+        "line", "agent", "--sensors", 2, "--iterations", 5, "--rounds", ROUNDS, "--steps", 4096,
+        "--out", path, "--seed", 3, "--json", timeout=200,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     return Trained(ppo.Agent.load(path.with_suffix(".zip"), device="cpu"), path, result.stdout)

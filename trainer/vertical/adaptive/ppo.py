@@ -8,6 +8,7 @@ what no decision changes.
 """
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -169,9 +170,11 @@ def export(trained: Agent, game: Game, path: Path) -> None:
     """Write the actor, with what `live.OnnxAgent` checks and a reader wants to know as metadata."""
     example = (torch.from_numpy(game.source.ranges[1]), torch.ones(1, dtype=torch.int64))
     graph = Graph(trained, game).eval()
-    program: Any = torch.onnx.export(
-        graph, example, input_names=["timing", "round"], output_names=["iterations"], dynamo=True, verbose=False
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations inside the exporter, of no use to a user
+        program: Any = torch.onnx.export(
+            graph, example, input_names=["timing", "round"], output_names=["iterations"], dynamo=True, verbose=False
+        )
     model: onnx.ModelProto = program.model_proto
     low, high = game.source.ranges
     facts = {
