@@ -207,13 +207,13 @@ def test_a_line_that_trains_leaves_the_models_that_are_on_its_disks(tmp_path: Pa
         for name in spec.sensors:
             about = source(tmp_path, name)
             deploying = partial(SensorBundles, folders[name] / "bundle", Rows(about.columns, "product", None))
-            parties.append(
-                threads.submit(
-                    take_part, spec, name, about, endpoint, folders[name], report=ignore, deploying=deploying
-                )
-            )
-        for each in parties:
-            each.result(60)
+            party = partial(take_part, report=ignore, stop=stop.is_set, deploying=deploying)
+            parties.append(threads.submit(party, spec, name, about, endpoint, folders[name]))
+        try:
+            for each in parties:
+                each.result(60)
+        finally:
+            stop.set()
     head, states = load_head(folders["head"] / "bundle").manifest, left(spec, tmp_path, rounds)
     assert (head.run, head.round) == (spec.run, rounds)
     for name in spec.sensors:
