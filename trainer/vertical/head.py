@@ -29,7 +29,7 @@ from trainer.vertical.exchange import Collecting, Costs, Standing, reunite
 from trainer.vertical.journal import ClosedRound, Journal, Member, adopted
 from trainer.vertical.labels import Labels
 from trainer.vertical.networks import embedding_size
-from trainer.vertical.server import Represent, Server, timing
+from trainer.vertical.server import Deploy, Represent, Server, timing
 from trainer.vertical.window import span
 
 _INBOX = 2048  # events, of up to 1 MiB
@@ -51,6 +51,7 @@ def coordinate(
     new: bool,
     report: progress.Report,
     stop: Callable[[], bool] = lambda: False,
+    deploy: Deploy = lambda *_, **__: None,
 ) -> int:
     """Run a line's head until so many rounds are closed (0: for ever), or `stop` says so; return how many are.
 
@@ -61,10 +62,11 @@ def coordinate(
     """
     torch.set_num_threads(spec.threads)
     sys.setswitchinterval(SWITCH)
+    embedding_size(spec.network, (1, spec.cycles))
     check_unclaimed(endpoint, spec.federation, ())
     with folder_claimed(folder), contextlib.closing(Journal(folder)) as journal:
         spec = adopted(journal, spec, new=new)
-        head = _Head(spec, Labels(labels, spec.classes), endpoint, folder, journal, rounds, report)
+        head = _Head(spec, Labels(labels, spec.classes), endpoint, folder, journal, rounds, report, deploy)
         try:
             return head.run(stop)
         finally:
@@ -81,9 +83,10 @@ class _Head:
         journal: Journal,
         rounds: int,
         report: progress.Report,
+        deploy: Deploy,
     ):
         self._spec, self._labels, self._folder, self._journal = spec, labels, folder, journal
-        self._endpoint, self._rounds, self._report = endpoint, rounds, report
+        self._endpoint, self._rounds, self._report, self._deploy = endpoint, rounds, report, deploy
         self._session = secrets.token_hex(8)
         self._members = journal.members(spec.run)
         self._identities = {name: each.identity for name, each in self._members.items()}
@@ -147,7 +150,7 @@ class _Head:
             return
         if self._server is None:
             columns = {name: each.columns for name, each in self._members.items()}
-            self._server = Server(spec, columns, self._labels, self._folder, self._journal, self._say)
+            self._server = Server(spec, columns, self._labels, self._folder, self._journal, self._say, self._deploy)
         server, target = self._server, self._server.round
         if spec.absent == "wait":
             found = reunite(server.standing, self._standings)
@@ -183,6 +186,7 @@ class _Head:
         if self._is_finished():
             self._over = time.monotonic()
             self._server.commit()
+            self._server.deploy(last=True)
             self._crier.say_state("finished", self._server.round)
             return
         self._open(self._server.round + 1)
@@ -297,6 +301,8 @@ class _Head:
         elif self._gathering:
             if self._standings:
                 self._reunite()
+            if now - self._gathered > self._spec.patience and self._members:
+                self._pause(0, [name for name in self._spec.sensors if name not in self._standings])
         elif not self._is_finished():
             self._next()
         self._tell()
@@ -374,8 +380,11 @@ class _Head:
                 raise PeerError(sensor, f"it sent a {type(frame).__name__} as embeddings")
             self._embedded(sensor, frame)
             return
-        if self._roster.floods(sensor, time.monotonic()):
-            raise PeerError(sensor, f"it sends more than {MOST} messages in {WINDOW:g} s")
+        spoken = delivery.topic == topics.up(self._spec.federation, sensor)
+        if self._roster.floods(sensor, time.monotonic(), HELLO if spoken else 1):
+            if self._endpoint.seal is None:
+                raise PeerError(sensor, f"it sends more than {MOST} messages in {WINDOW:g} s")
+            return  # the broker may repeat what a sensor has signed
         match decode(delivery.payload, Message):
             case Presence(session=session, online=False):
                 if self._roster.session(sensor) == session:
@@ -384,7 +393,6 @@ class _Head:
             case Presence():
                 pass
             case LineHello() as hello:
-                self._roster.floods(sensor, time.monotonic(), HELLO)
                 self._welcome(sensor, hello)
             case Finished(run=run):
                 if run == self._spec.run and self._is_finished():
@@ -410,7 +418,6 @@ class _Head:
             self._members[sensor] = Member(hello.identity, hello.columns)
             self._journal.admit(self._spec.run, sensor, self._members[sensor])
             self._identities[sensor] = hello.identity
-            embedding_size(self._spec.network, (hello.columns, self._spec.cycles))
         if self._roster.session(sensor) != hello.session:
             self._report(progress.NodeJoined(node=sensor))
         self._roster.admit(sensor, hello)

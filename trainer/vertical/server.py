@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from broker_config.frames import Graded, Represented
+from broker_config.errors import UsageError
+from broker_config.frames import LARGEST_FRAME, PART, Graded, Represented
 from broker_config.vertical import LineSpec
 from trainer.vertical import packing
 from trainer.vertical.absence import rule
@@ -20,6 +21,13 @@ from trainer.vertical.journal import ClosedRound, Journal
 from trainer.vertical.labels import Labels
 from trainer.vertical.networks import embedding_size
 from trainer.vertical.parties import Head, Representation
+
+
+class Deploy(Protocol):
+    """What lets a head be served: it is told of each that is on the disk, with what its last round has seen."""
+
+    def __call__(self, spec: LineSpec, round_: int, head: Head, embeddings: Sequence[Tensor], *, last: bool) -> None:
+        """`embeddings` [N, D_k] are denoised; there will be no other model after the `last` one."""
 
 
 class Represent(NamedTuple):
@@ -42,11 +50,18 @@ class Server:
         folder: Path,
         journal: Journal,
         warn: Callable[[str], None],
+        deploy: Deploy,
     ):
         self.spec, self.labels, self._journal = spec, labels, journal
         self.sizes = {name: embedding_size(spec.network, (columns[name], spec.cycles)) for name in spec.sensors}
+        if (size := 4 * len(spec.classes) * (1 + sum(self.sizes.values()))) > LARGEST_FRAME - 2 * PART:
+            raise UsageError(
+                f"the head's weights take {size} bytes, too many for a frame", "take fewer classes, or fewer sensors"
+            )
         self._checkpoints = Checkpoints(folder / spec.run)
         self._decide = make(spec.policy, spec.iterations, len(spec.sensors), warn)
+        self._deploy = deploy
+        self._seen: tuple[Tensor, ...] = ()  # embeddings of the last round, denoised
         self._facts: list[ClosedRound] = []  # that are not on the disk yet
         self.round = 0
         self.restore(max(self._checkpoints.rounds))
@@ -101,8 +116,15 @@ class Server:
         self.head.learn(made.phi, made.labels, max(made.iterations), fact.round)
         self.round = fact.round
         self._facts.append(fact)
+        self._seen = made.phi.embeddings
         if self.round % self.spec.commit == 0:
             self.commit()
+            self.deploy(last=False)
+
+    def deploy(self, *, last: bool) -> None:
+        """Let the model as it is be served; `last`: there will be no other."""
+        if self._seen:
+            self._deploy(self.spec, self.round, self.head, self._seen, last=last)
 
     def commit(self) -> None:
         """Write down where the head is; nothing happens if that is there."""
