@@ -176,6 +176,10 @@ class Link:
         if self.connected:
             self._client.subscribe([(topic, qos) for topic in filters])
 
+    def await_subscription(self, timeout: float) -> bool:
+        """Wait until the broker has answered the first subscription; False if it has not within `timeout` seconds."""
+        return self._subscribed.wait(timeout)
+
     def unsubscribe(self, *filters: str) -> None:
         """Receive nothing more for `filters`."""
         for topic in filters:

@@ -26,7 +26,7 @@ class Signer:
     def __init__(self, kit: Kit, days: int):
         self._kit = kit
         self._charter = Seal(kit).charter
-        self._expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
+        self._days = timedelta(days=days)
 
     def check(self, facts: Facts, tree: Tree, source: Path) -> Signing:
         """What signs the bundle of this model.
@@ -49,7 +49,15 @@ class Signer:
                 f"the model in {source} was not made from a broadcast of its coordinator: {error}",
                 "sign a model that was trained with kits, or export this one without --kit",
             ) from None
-        return Signing(SigningKey(kit.signing), kit.charter, broadcast, self._expires)
+        return self._signing(broadcast)
+
+    def own(self) -> Signing:
+        """What signs a bundle of a model that the kit's owner has made from no broadcast: a line's."""
+        return self._signing(None)
+
+    def _signing(self, broadcast: Manifest | None) -> Signing:
+        expires = datetime.now(UTC).replace(microsecond=0) + self._days
+        return Signing(SigningKey(self._kit.signing), self._kit.charter, broadcast, expires)
 
 
 def _check_received(tree: Tree, broadcast: Manifest) -> None:

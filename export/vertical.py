@@ -1,191 +1,153 @@
-"""A line's models -> bundles. Graphs are put together node by node: a line writes them every few minutes."""
+"""A line's models -> bundles, while they are trained."""
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, product
-from typing import Any, NamedTuple
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import inf
+from pathlib import Path
+from typing import Literal, NamedTuple
 
-import numpy as np
-import onnx
 import torch
-from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
-from torch import Tensor, nn
+from msgspec.structs import replace
+from torch import Tensor
 
 from broker_config.errors import EdgeNodeError
-from edge.vertical.bundle import Array
-from export.parity import BATCHES, TOLERANCE, session
-from trainer.vertical.parties import Head
+from broker_config.topics import COORDINATOR
+from broker_config.vertical import LineSpec
+from edge.vertical.bundle import Description, Source, write
+from edge.vertical.rows import Scaling
+from export.signing import Signer
+from export.vertical_graph import Fill, by_means, head_graph, sensor_graph
+from trainer.vertical.imputer import LARGEST, Imputer
+from trainer.vertical.networks import embedding_size
+from trainer.vertical.parties import Head, Sensor
 
-_OPSET, _IR = 20, 10
-_REMEDY = "report it, with the network's name"
-_DIVERGED = "train again with a smaller learning rate"
-_MOST_PATTERNS = 256  # of presence that are compared with torch
+log = logging.getLogger(__name__)
 
-
-Given = dict[str, NDArray[Any]]  # arrays by the names of a graph's inputs, or of its outputs too
-
-
-class Checked(NamedTuple):
-    """A graph that computes what torch computes, and values of its inputs and outputs."""
-
-    content: bytes
-    golden: Given
+LEAST = 30.0  # seconds between two bundles
 
 
-class LineParityError(EdgeNodeError):
-    """A graph does not compute what torch computes: nothing was written."""
+class Rows(NamedTuple):
+    """What a sensor's bundle says about the rows that its samples are made of."""
+
+    columns: tuple[str, ...]
+    product: str
+    unit: str | None
 
 
-class Scale(NamedTuple):
-    """What a sensor's raw columns are divided by, after their mean was subtracted: each [columns]."""
+class Pace:
+    """At which commits a bundle is written: about every half minute, at round numbers.
 
-    mean: Array
-    deviation: Array
+    All parties of a line commit at the same rounds. Each takes every 1st, 2nd, 4th, 8th ... commit, the least that
+    lasts `seconds`; so those of unequal speed meet in most of their rounds, and their models belong together.
+    """
+
+    def __init__(self, seconds: float = LEAST):
+        self._seconds = seconds
+        self._step, self._last, self._round = 1, -inf, 0
+
+    def due(self, round_: int, commit: int, *, last: bool = False) -> bool:
+        """Whether this commit of a line that commits every so many rounds is one; the `last` one is."""
+        now = time.monotonic()
+        if last:
+            return round_ != self._round
+        if round_ // commit % self._step:
+            return False
+        if now - self._last < self._seconds:
+            self._step *= 2
+            return False
+        if self._step > 1 and now - self._last > 4 * self._seconds:
+            self._step //= 2
+        self._last, self._round = now, round_
+        return True
 
 
-class _Builder:
-    """An ONNX graph in the making."""
+class SensorBundles:
+    """Writes a sensor's bundles into `folder`, signed if there is a `signer`: to be called at each commit."""
 
-    def __init__(self) -> None:
-        self._nodes: list[onnx.NodeProto] = []
-        self._values: list[onnx.TensorProto] = []
+    def __init__(self, folder: Path, rows: Rows, signer: Signer | None = None, seconds: float = LEAST):
+        self._folder, self._rows, self._signer, self._pace = folder, rows, signer, Pace(seconds)
 
-    def add(self, kind: str, *inputs: str, **attributes: object) -> str:
-        """A node; return the name of its output."""
-        name = f"{kind.lower()}_{len(self._nodes)}"
-        self._nodes.append(helper.make_node(kind, inputs, [name], **attributes))
-        return name
+    def __call__(self, spec: LineSpec, round_: int, sensor: Sensor, scaling: Scaling, *, last: bool) -> None:
+        """Write one if it is time; if that fails, training goes on, and the last one stays in effect."""
+        if self._pace.due(round_, spec.commit, last=last):
+            with _told(round_):
+                self._write(spec, round_, sensor, scaling)
 
-    def value(self, array: NDArray[np.generic]) -> str:
-        """A constant; return its name."""
-        name = f"value_{len(self._values)}"
-        self._values.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
-        return name
-
-    def call(self, module: nn.Module, source: str) -> str:
-        """What a network of plain layers does; return the name of its output."""
-        match module:
-            case nn.Sequential():
-                for layer in module:
-                    source = self.call(layer, source)
-                return source
-            case nn.Linear():
-                return self.add("Gemm", source, *self._weights(module), transB=1)
-            case nn.Conv1d() | nn.Conv2d():
-                strides, pads = list(module.stride), [int(each) for each in module.padding]
-                return self.add("Conv", source, *self._weights(module), strides=strides, pads=[*pads, *pads])
-            case nn.MaxPool2d():
-                side = module.kernel_size
-                assert isinstance(side, int)
-                return self.add("MaxPool", source, kernel_shape=[side, side], strides=[side, side])
-            case nn.ReLU():
-                return self.add("Relu", source)
-            case nn.Flatten():
-                return self.add("Flatten", source)
-        raise LineParityError(f"a layer {type(module).__name__} has no place in a line's graph", _REMEDY)
-
-    def _weights(self, layer: nn.Module) -> Iterator[str]:
-        yield from (
-            self.value(each.detach().numpy()) for each in (layer.weight, layer.bias) if isinstance(each, Tensor)
+    def _write(self, spec: LineSpec, round_: int, sensor: Sensor, scaling: Scaling) -> None:
+        rows = self._rows
+        shape = (len(rows.columns), spec.cycles)
+        size = embedding_size(spec.network, shape)
+        graph = sensor_graph(sensor.model, shape, size, scaling)
+        about = _about(spec, round_, sensor.name, "sensor", [Source(name=sensor.name, size=size)])
+        about = replace(about, columns=rows.columns, product=rows.product, unit=rows.unit)
+        write(
+            self._folder, about, {"sensor": graph.content}, graph.golden, self._signer.own() if self._signer else None
         )
 
-    def finish(self, inputs: Sequence[onnx.ValueInfoProto], outputs: dict[str, str], size: dict[str, int]) -> bytes:
-        """The graph; `outputs` are names -> what they are called inside, `size` those of [N, size]; others are [N]."""
-        for name, inner in outputs.items():
-            self._nodes.append(helper.make_node("Identity", [inner], [name]))
-        described = [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *([size[name]] if name in size else [])])
-            for name in outputs
-        ]
-        graph = helper.make_graph(self._nodes, "line", inputs, described, self._values)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)
-        return bytes(model.SerializeToString())
+
+class HeadBundles:
+    """Writes the head's bundles, likewise; `policy` is the ONNX agent that decides local iterations, if one does."""
+
+    def __init__(self, folder: Path, signer: Signer | None = None, policy: bytes = b"", seconds: float = LEAST):
+        self._folder, self._signer, self._pace = folder, signer, Pace(seconds)
+        self._others = {"policy": policy} if policy else {}
+
+    def __call__(self, spec: LineSpec, round_: int, head: Head, embeddings: Sequence[Tensor], *, last: bool) -> None:
+        """Write one if it is time; `embeddings` [N, D_k] of this round, denoised, say what stands in for absent ones.
+
+        If that fails, training goes on, and the last one stays in effect.
+        """
+        if self._pace.due(round_, spec.commit, last=last):
+            with _told(round_):
+                self._write(spec, round_, head, embeddings)
+
+    def _write(self, spec: LineSpec, round_: int, head: Head, embeddings: Sequence[Tensor]) -> None:
+        sizes = [each.shape[1] for each in embeddings]
+        values = [float(name) for name in spec.classes] if spec.reading == "expectation" else None
+        graph = head_graph(head, sizes, _fill(embeddings), values)
+        sensors = [Source(name=name, size=size) for name, size in zip(spec.sensors, sizes, strict=True)]
+        about = _about(spec, round_, COORDINATOR, "head", sensors)
+        signing = self._signer.own() if self._signer else None
+        write(self._folder, about, {"head": graph.content, **self._others}, graph.golden, signing)
 
 
-def sensor_graph(model: nn.Module, shape: Sequence[int], size: int, scale: Scale) -> Checked:
-    """`samples` raw float32 [N, *shape] -> `embedding` [N, size]; checked against torch.
-
-    Raises:
-        LineParityError: onnxruntime computes something else.
-    """
-    build = _Builder()
-    mean, deviation = (_by_column(each, shape) for each in scale)
-    scaled = build.add("Div", build.add("Sub", "samples", build.value(mean)), build.value(deviation))
-    samples = helper.make_tensor_value_info("samples", TensorProto.FLOAT, ["N", *shape])
-    content = build.finish([samples], {"embedding": build.call(model, scaled)}, {"embedding": size})
-
-    def expected(given: Given) -> list[Array]:
-        with torch.no_grad():
-            embedded: Tensor = model(torch.from_numpy((given["samples"] - mean) / deviation))
-        return [embedded.numpy()]
-
-    random = np.random.default_rng(0)
-    raw = [random.normal(0, 1, (count, *shape)) * deviation + mean for count in BATCHES]
-    return Checked(content, _compare(content, [{"samples": each.astype(np.float32)} for each in raw], expected))
+@contextmanager
+def _told(round_: int) -> Iterator[None]:
+    """Say what kept a bundle from being written."""
+    try:
+        yield
+    except EdgeNodeError as error:
+        log.warning("there is no bundle of round %d: %s", round_, error)
 
 
-def _by_column(values: Array, shape: Sequence[int]) -> Array:
-    return np.asarray(values, np.float32).reshape(-1, *[1] * (len(shape) - 1))
+def _fill(embeddings: Sequence[Tensor]) -> Fill:
+    """By ridge regression from these embeddings; by their means where they are too long for that."""
+    sizes = [each.shape[1] for each in embeddings]
+    if sum(sizes) > LARGEST:
+        return by_means(torch.cat(list(embeddings), 1).mean(0), sizes)
+    imputer = Imputer(sizes)
+    imputer.learn(embeddings)
+    weights: Fill = imputer.weights
+    return weights
 
 
-def head_graph(head: Head, sizes: Sequence[int], fill: Array, values: Sequence[float] | None) -> Checked:
-    """`embedding_k` float32 [N, D_k] as received and `present` bool [N, K] -> `probabilities` [N, C].
-
-    `fill` [sum of D_k] stands in for absent embeddings, denoised. With `values`, a number for each class, there is
-    `expectation` [N] besides. LineParityError as above.
-    """
-    build = _Builder()
-    clean = [
-        build.call(denoiser, f"embedding_{index}") if (denoiser := head.denoiser.model(index)) else f"embedding_{index}"
-        for index in range(len(sizes))
-    ]
-    columns = np.repeat(np.eye(len(sizes), dtype=np.float32), sizes, axis=1)  # [K, sum of D_k]
-    counts = build.add("MatMul", build.add("Cast", "present", to=TensorProto.FLOAT), build.value(columns))
-    counted = build.add("Cast", counts, to=TensorProto.BOOL)
-    features = build.add("Where", counted, build.add("Concat", *clean, axis=1), build.value(fill[None]))
-    outputs = {"probabilities": build.add("Softmax", build.call(head.model, features), axis=1)}
-    if values:
-        column = build.value(np.array(values, np.float32)[:, None])
-        mean = build.add("MatMul", outputs["probabilities"], column)
-        outputs["expectation"] = build.add("Squeeze", mean, build.value(np.array([1], np.int64)))
-    inputs = [
-        helper.make_tensor_value_info(f"embedding_{index}", TensorProto.FLOAT, ["N", size])
-        for index, size in enumerate(sizes)
-    ]
-    inputs.append(helper.make_tensor_value_info("present", TensorProto.BOOL, ["N", len(sizes)]))
-    content = build.finish(inputs, outputs, {"probabilities": head.model.out_features})
-
-    def expected(given: Given) -> list[Array]:
-        received = [torch.from_numpy(given[f"embedding_{index}"]) for index in range(len(sizes))]
-        denoised = torch.cat(head.denoiser(received), 1).numpy()
-        filled = np.where(np.repeat(given["present"], sizes, axis=1), denoised, fill)
-        probabilities = torch.softmax(head.predict([torch.from_numpy(filled.astype(np.float32))]), 1).numpy()
-        return [probabilities, *([probabilities @ np.array(values, np.float32)] if values else [])]
-
-    return Checked(content, _compare(content, list(_cases(sizes)), expected))
-
-
-def _cases(sizes: Sequence[int]) -> Iterator[Given]:
-    """Inputs of the head: every pattern of presence, in batches of several sizes."""
-    random = np.random.default_rng(0)
-    patterns = np.array(list(islice(product([True, False], repeat=len(sizes)), _MOST_PATTERNS)))
-    for count in (*BATCHES, len(patterns)):
-        given: Given = {
-            f"embedding_{index}": random.normal(0, 1, (count, size)).astype(np.float32)
-            for index, size in enumerate(sizes)
-        }
-        yield given | {"present": patterns if count == len(patterns) else random.random((count, len(sizes))) < 0.5}
-
-
-def _compare(content: bytes, cases: Sequence[Given], expected: Callable[[Given], list[Array]]) -> Given:
-    """Inputs and outputs of the last case; LineParityError unless all outputs are those of torch."""
-    run = session(content)
-    names = [each.name for each in run.get_outputs()]
-    for given in cases:
-        found, wanted = run.run(names, given), expected(given)
-        for name, one, other in zip(names, found, wanted, strict=True):
-            if not np.isfinite(other).all():
-                raise LineParityError(f"a line's model gives {name} that are not finite", _DIVERGED)
-            if one.shape != other.shape or not np.all(np.abs(one - other) <= TOLERANCE * max(1, np.abs(other).max())):
-                raise LineParityError(f"the graph of a line's model gives other {name} than torch", _REMEDY)
-    return {**given, **dict(zip(names, wanted, strict=True))}
+def _about(
+    spec: LineSpec, round_: int, node: str, role: Literal["sensor", "head"], sensors: Sequence[Source]
+) -> Description:
+    return Description(
+        federation=spec.federation,
+        run=spec.run,
+        node=node,
+        role=role,
+        model=spec.network,
+        round=round_,
+        sensors=tuple(sensors),
+        classes=spec.classes,
+        reading=spec.reading,
+        cycles=spec.cycles,
+        channel=spec.channel,
+        privacy=spec.privacy,
+        seed=spec.seed,
+    )

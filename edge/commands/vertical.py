@@ -1,4 +1,4 @@
-"""The sensors of one line learn together: `line coordinate`, `line join`, `line agent`."""
+"""The sensors of one line learn together: `line coordinate`, `line join`; predict: `line serve`; and `line agent`."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -12,8 +12,9 @@ import typer
 
 from broker_config.errors import UsageError
 from broker_config.topics import COORDINATOR, MONITOR
-from edge.commands import vertical_trial
+from edge.commands import in_effect, vertical_trial
 from edge.commands.grids import DryRun, Store, Workers, run_grid
+from edge.commands.line import Memory, state_folder
 from edge.commands.options import (
     Broker,
     Ca,
@@ -30,6 +31,8 @@ from edge.commands.options import (
     pairs,
     stop_on_signals,
 )
+
+BUNDLE = "bundle"  # in a state folder: what `serve` serves
 
 app = typer.Typer()
 group = typer.Typer(no_args_is_help=True)
@@ -146,7 +149,8 @@ def coordinate(
     with progress.show(as_json=as_json, quiet=quiet) as report:
         from trainer.vertical.head import coordinate as run
 
-        reached = run(spec, labels, endpoint, state, rounds=rounds, new=new, report=report, stop=stop)
+        deploy = in_effect.head_bundles(state / BUNDLE, endpoint.kit)
+        reached = run(spec, labels, endpoint, state, rounds=rounds, new=new, report=report, stop=stop, deploy=deploy)
         report(progress.Result(result={"rounds": reached}))
     if rounds and reached < rounds:
         print("stopped; the same command goes on", file=sys.stderr)
@@ -197,20 +201,51 @@ def join(
         from trainer.vertical.joining import Source
         from trainer.vertical.joining import join as run
 
+        source, state = Source(data, _names(columns), product, unit), state or Path(f"line-{name}")
         reached, finished = run(
             endpoint,
             name,
-            Source(data, _names(columns), product, unit),
-            state or Path(f"line-{name}"),
+            source,
+            state,
             federation=agreed(federation, endpoint, "federation"),
             wait=wait,
             report=report,
             stop=stop,
+            deploying=partial(in_effect.sensor_bundles, state / BUNDLE, source, endpoint.kit),
         )
         report(progress.Result(result={"rounds": reached}))
     if not finished:
         print("stopped; the same command goes on", file=sys.stderr)
         raise typer.Exit(130)
+
+
+@group.command(epilog="Example: edge-node line serve line-head/bundle mqtt://broker.local --output predictions.jsonl")
+def serve(
+    bundle: Annotated[Path, typer.Argument(help="Bundle in the state folder of coordinate or join.")],
+    broker: Broker = None,
+    data: Annotated[
+        Path | None, typer.Option(help="A sensor's: CSV file with a row for each product, as given to join.")
+    ] = None,
+    deadline: Annotated[
+        float, typer.Option(min=0, help="The head's: seconds from a product's first embedding to its final prediction.")
+    ] = 1.0,
+    output: Annotated[
+        Path | None, typer.Option(help="The head's: file for final predictions, a JSON line each.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    memory: Memory = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    kit: KitFile = None,
+    config: Config = None,
+) -> None:
+    """Embed new products at a sensor, or predict them at the head: what it is, the bundle says.
+
+    Runs beside coordinate and join, whose newer bundles are taken up as they come. With --kit, bundles must be signed.
+    """
+    endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
+    in_effect.serve(bundle, endpoint, memory or state_folder(), data, output, deadline, threads, stop)
 
 
 @group.command(epilog="Example: edge-node line agent --sensors 2 --iterations 5 --out agent.onnx --seed 0")

@@ -68,6 +68,8 @@ class Description(Struct, frozen=True, kw_only=True):
     classes: Annotated[tuple[str, ...], Meta(min_length=2, max_length=1000)]
     reading: Literal["class", "expectation"] = "class"
     columns: tuple[str, ...] = ()  # of a sensor's rows, in the order of its samples
+    product: str = "product"  # name of the column with products' ids
+    unit: str | None = None  # and of that which says which rows follow one another
     cycles: Annotated[int, Meta(ge=1, le=10_000)] = 1
     channel: Channel = Channel()  # that is simulated on the way to the head
     privacy: Privacy = Privacy()
@@ -128,6 +130,11 @@ def read(folder: Path, guard: Guard | None = None) -> Bundle:
         return _complete(folder, manifest)
     with guard.examined(folder, parse) as found:
         return _complete(folder, found.manifest)
+
+
+def role_of(folder: Path) -> str:
+    """Whose bundle this is, as far as its manifest says: `sensor` or `head`. BundleError if it is no bundle."""
+    return parse(folder, load_manifest(folder)).role
 
 
 def _complete(folder: Path, manifest: Manifest) -> Bundle:

@@ -26,10 +26,7 @@ class Due(NamedTuple):
     parts: dict[str, Part]  # by the sensors that have reported
 
 
-class Turned(NamedTuple):
-    """An embedding that is left out, and why."""
-
-    reason: Literal["unknown sensor", "wrong length", "not finite", "late", "twice"]
+Fault = Literal["no sensor of this line", "of the wrong length", "not finite", "late", "there already"]
 
 
 class _Open:
@@ -57,7 +54,7 @@ class Gather:
         self._fresh: dict[str, None] = {}  # open products that have something new
         self._due: list[Due] = []
 
-    def add(self, sensor: str, product: str, part: Part) -> Turned | None:
+    def add(self, sensor: str, product: str, part: Part) -> Fault | None:
         """Take an embedding; or say why not."""
         if reason := self._fault(sensor, product, part.embedding):
             return reason
@@ -90,17 +87,17 @@ class Gather:
             self._close(product)
         return self.due(0)
 
-    def _fault(self, sensor: str, product: str, embedding: Array) -> Turned | None:
+    def _fault(self, sensor: str, product: str, embedding: Array) -> Fault | None:
         if sensor not in self._sizes:
-            return Turned("unknown sensor")
+            return "no sensor of this line"
         if embedding.shape != (self._sizes[sensor],):
-            return Turned("wrong length")
+            return "of the wrong length"
         if not np.isfinite(embedding).all():
-            return Turned("not finite")
+            return "not finite"
         if product in self._closed:
-            return Turned("twice" if sensor in self._closed[product] else "late")
+            return "there already" if sensor in self._closed[product] else "late"
         if product in self._open and sensor in self._open[product].parts:
-            return Turned("twice")
+            return "there already"
         return None
 
     def _make_room(self, sensor: str) -> None:

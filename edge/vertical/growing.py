@@ -186,6 +186,11 @@ class Products:
         """Of their rows; -1 for each that is unknown."""
         return [self._numbers.get(product, -1) for product in products]
 
+    def since(self, number: int) -> list[str]:
+        """Those from this row on, in order."""
+        newest = takewhile(lambda each: self._numbers[each] >= number, reversed(self._numbers))
+        return list(newest)[::-1]
+
     def forget(self, before: int) -> None:
         """Those of rows before this one."""
         for product in list(takewhile(lambda each: self._numbers[each] < before, self._numbers)):

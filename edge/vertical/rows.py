@@ -55,6 +55,15 @@ class Samples:
         """Read what was appended to the file since last time; True if there is news. EdgeNodeError: see GrowingFile."""
         return self._file.read(self._add)
 
+    @property
+    def count(self) -> int:
+        """Rows that have been read since the beginning of the file."""
+        return self._products.count
+
+    def since(self, number: int) -> list[str]:
+        """Products from this row on, counted from 0, in the order of the file."""
+        return self._products.since(number)
+
     def has(self, product: str) -> bool:
         """Whether there is a sample of it."""
         number = self._products.number(product)

@@ -28,7 +28,7 @@ from trainer.vertical.journal import ClosedRound, Journal, adopted
 from trainer.vertical.labels import Labels
 from trainer.vertical.networks import embedding_size
 from trainer.vertical.reception import Reception
-from trainer.vertical.server import Represent, Server, timing
+from trainer.vertical.server import Deploy, Represent, Server, timing
 from trainer.vertical.window import span
 
 _INBOX = 2048  # events, of up to 1 MiB
@@ -50,6 +50,7 @@ def coordinate(
     new: bool,
     report: progress.Report,
     stop: Callable[[], bool] = lambda: False,
+    deploy: Deploy = lambda *_, **__: None,
 ) -> int:
     """Run a line's head until so many rounds are closed (0: for ever), or `stop` says so; return how many are.
 
@@ -64,7 +65,7 @@ def coordinate(
     check_unclaimed(endpoint, spec.federation, ())
     with folder_claimed(folder), contextlib.closing(Journal(folder)) as journal:
         spec = adopted(journal, spec, new=new)
-        head = _Head(spec, Labels(labels, spec.classes), endpoint, folder, journal, rounds, report)
+        head = _Head(spec, Labels(labels, spec.classes), endpoint, folder, journal, rounds, report, deploy)
         try:
             return head.run(stop)
         finally:
@@ -81,9 +82,10 @@ class _Head:
         journal: Journal,
         rounds: int,
         report: progress.Report,
+        deploy: Deploy,
     ):
         self._spec, self._labels, self._folder, self._journal = spec, labels, folder, journal
-        self._rounds, self._report = rounds, report
+        self._rounds, self._report, self._deploy = rounds, report, deploy
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
         session = secrets.token_hex(8)
         self._crier = Crier(endpoint, spec, session, self._inbox)
@@ -149,7 +151,7 @@ class _Head:
             return
         if self._server is None:
             columns = {name: each.columns for name, each in self._reception.members.items()}
-            self._server = Server(spec, columns, self._labels, self._folder, self._journal, self._say)
+            self._server = Server(spec, columns, self._labels, self._folder, self._journal, self._say, self._deploy)
         server, target = self._server, self._server.round
         if spec.absent == "wait":
             found = reunite(server.standing, self._standings)
@@ -181,6 +183,7 @@ class _Head:
         if self._is_finished():
             self._over = time.monotonic()
             self._server.commit()
+            self._server.deploy(last=True)
             self._crier.say_state("finished", self._server.round)
             return
         self._open(self._server.round + 1)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from broker_config import topics
 from broker_config.codec import DecodeError, decode
@@ -13,6 +13,9 @@ from broker_config.link import probe
 from broker_config.vertical import LineSpec
 from trainer import progress
 from trainer.enrol import check_name_free
+
+if TYPE_CHECKING:
+    from trainer.vertical.sensor import Deploy
 
 _PAUSE = 0.3  # seconds between two looks for a head
 
@@ -36,8 +39,11 @@ def join(
     wait: float,
     report: progress.Report,
     stop: Callable[[], bool] = lambda: False,
+    deploying: "Callable[[], Deploy]" = lambda: lambda *_, **__: None,
 ) -> tuple[int, bool]:
     """Take part in a line to its end; return the last round that was learnt from, and False if `stop` said to end it.
+
+    `deploying` makes what lets the sensor's models be served; it is called once torch is there.
 
     Raises:
         UsageError: there is no line within `wait` seconds, or this sensor is none of it.
@@ -55,7 +61,7 @@ def join(
     check_name_free(endpoint, spec.federation, name, state)
     from trainer.vertical.sensor import take_part  # noqa: PLC0415  (torch takes seconds)
 
-    return take_part(spec, name, source, endpoint, state, report=report, stop=stop)
+    return take_part(spec, name, source, endpoint, state, report=report, stop=stop, deploying=deploying)
 
 
 def find(

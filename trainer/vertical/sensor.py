@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -39,6 +39,13 @@ _CALM = 0.2  # seconds between two LineHello
 _FAREWELL = 10.0  # seconds for the head to learn that we have written down the last round
 
 
+class Deploy(Protocol):
+    """What lets a sensor be served: it is told of each that is on the disk."""
+
+    def __call__(self, spec: LineSpec, round_: int, sensor: Sensor, scaling: Scaling, *, last: bool) -> None:
+        """There will be no other model after the `last` one."""
+
+
 def take_part(
     spec: LineSpec,
     name: str,
@@ -48,6 +55,7 @@ def take_part(
     *,
     report: progress.Report,
     stop: Callable[[], bool] = lambda: False,
+    deploying: Callable[[], Deploy] = lambda: lambda *_, **__: None,
 ) -> tuple[int, bool]:
     """Take part in a line to its end; return the last round that was learnt from, and whether the line has ended.
 
@@ -57,7 +65,7 @@ def take_part(
     torch.set_num_threads(spec.threads)
     sys.setswitchinterval(SWITCH)
     with disk.claimed(folder):
-        sensor = _Sensor(spec, name, source, endpoint, folder, report)
+        sensor = _Sensor(spec, name, source, endpoint, folder, report, deploying())
         try:
             return sensor.run(stop)
         finally:
@@ -93,8 +101,9 @@ class _Sensor:
         endpoint: Endpoint,
         folder: Path,
         report: progress.Report,
+        deploy: Deploy,
     ):
-        self._spec, self._name, self._report = spec, name, report
+        self._spec, self._name, self._report, self._deploy = spec, name, report, deploy
         self._me, self._secret = standing.appear(folder), _secret(folder)
         self._samples = Samples(source.path, source.columns, spec.cycles, source.unit, source.product, self._say)
         self._checkpoints = Checkpoints(folder / spec.run)
@@ -145,6 +154,7 @@ class _Sensor:
             if self._inbox.empty():
                 self._pursue()
         self._commit()
+        self._hand_over(last=True)
         self._link.publish(topics.up(federation, name), encode(Finished(session=self._me.session, run=self._spec.run)))
         self._link.flush(_FAREWELL)
         return self.round, True
@@ -335,6 +345,7 @@ class _Sensor:
         self.round, self._open = opened.round, None
         if self.round % self._spec.commit == 0:
             self._commit()
+            self._hand_over(last=False)
         self._progress()
 
     # What is on the disk
@@ -350,6 +361,11 @@ class _Sensor:
         self._positions.forget(first)
         if products := self._positions.take(first, first + 1):
             self._samples.forget(products[0])
+
+    def _hand_over(self, *, last: bool) -> None:
+        """Let the model that is on the disk be served."""
+        if scaling := self._samples.scaling:
+            self._deploy(self._spec, self.round, self._sensor, scaling, last=last)
 
     def _restore(self, round_: int) -> None:
         """Be where a checkpoint was made; round 0 is before the first."""

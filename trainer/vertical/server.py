@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +21,13 @@ from trainer.vertical.journal import ClosedRound, Journal
 from trainer.vertical.labels import Labels
 from trainer.vertical.networks import embedding_size
 from trainer.vertical.parties import Head, Representation
+
+
+class Deploy(Protocol):
+    """What lets a head be served: it is told of each that is on the disk, with what its last round has seen."""
+
+    def __call__(self, spec: LineSpec, round_: int, head: Head, embeddings: Sequence[Tensor], *, last: bool) -> None:
+        """`embeddings` [N, D_k] are denoised; there will be no other model after the `last` one."""
 
 
 class Represent(NamedTuple):
@@ -43,6 +50,7 @@ class Server:
         folder: Path,
         journal: Journal,
         warn: Callable[[str], None],
+        deploy: Deploy,
     ):
         self.spec, self.labels, self._journal = spec, labels, journal
         self.sizes = {name: embedding_size(spec.network, (columns[name], spec.cycles)) for name in spec.sensors}
@@ -52,6 +60,8 @@ class Server:
             )
         self._checkpoints = Checkpoints(folder / spec.run)
         self._decide = make(spec.policy, spec.iterations, len(spec.sensors), warn)
+        self._deploy = deploy
+        self._seen: tuple[Tensor, ...] = ()  # embeddings of the last round, denoised
         self._facts: list[ClosedRound] = []  # that are not on the disk yet
         self.round = 0
         self.restore(max(self._checkpoints.rounds))
@@ -106,8 +116,15 @@ class Server:
         self.head.learn(made.phi, made.labels, max(made.iterations), fact.round)
         self.round = fact.round
         self._facts.append(fact)
+        self._seen = made.phi.embeddings
         if self.round % self.spec.commit == 0:
             self.commit()
+            self.deploy(last=False)
+
+    def deploy(self, *, last: bool) -> None:
+        """Let the model as it is be served; `last`: there will be no other."""
+        if self._seen:
+            self._deploy(self.spec, self.round, self.head, self._seen, last=last)
 
     def commit(self) -> None:
         """Write down where the head is; nothing happens if that is there."""
