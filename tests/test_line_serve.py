@@ -198,7 +198,9 @@ def test_bad_embeddings_are_named_and_left_out_and_the_line_goes_on(site: Site, 
     assert not any(each["product"] in ("c-1", "c-2", "c-3", "c-4") for each in watch.heard)
 
 
-def test_newer_models_are_taken_up_while_serving(site: Site, watch: Watch) -> None:
+def test_newer_models_are_taken_up_while_serving_and_older_embeddings_get_an_older_one(
+    site: Site, watch: Watch, press: Link
+) -> None:
     site.learnt.write(site.folder / "bundles", site.broker.kits, round_=500)
     raw, _ = rows(1, seed=14)
     for number in range(100):
@@ -209,6 +211,11 @@ def test_newer_models_are_taken_up_while_serving(site: Site, watch: Watch) -> No
             break
     else:
         raise AssertionError(final)
+    for round_ in (12, 499):
+        frame = Embedded(run=RUN, round=round_, product=f"d-of-{round_}", embedding=np.ones(16, np.float32).tobytes())
+        press.publish(topics.products("steel", "press"), encode_frame(frame))
+    assert watch.final("d-of-12")["round"] == 12
+    assert watch.final("d-of-499")["round"] == 500
 
 
 def test_a_bundle_that_somebody_else_has_written_is_not_taken_up(site: Site, watch: Watch) -> None:
