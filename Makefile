@@ -21,7 +21,7 @@ COLLECT = build/pip/bin/pip download $(QUIET) --only-binary :all: $(TARGET) --co
 # pip shows its progress to people only.
 QUIET := $$(test -t 2 || echo --quiet)
 
-.PHONY: demo test chaos soak lint audit format wheelhouse offline aarch64
+.PHONY: demo test chaos soak soak-line lint audit format wheelhouse offline aarch64
 
 demo: $(INSTALLED)
 	$(BIN)/edge-node demo
@@ -41,6 +41,10 @@ chaos: $(INSTALLED)
 soak: $(INSTALLED)
 	$(BIN)/python -m tests.soak
 	$(BIN)/python -m tests.fuzz_http 10000
+
+# A line that learns, for tens of thousands of rounds: head, sensors and broker are killed, and no byte may differ.
+soak-line: $(INSTALLED)
+	$(BIN)/python -m tests.soak_line
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,10 +1,11 @@
 """Lines for tests: their data as files, their processes, what they leave, and what a simulation leaves."""
 
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -104,46 +105,77 @@ def _bytes(state: dict[str, torch.Tensor]) -> dict[str, bytes]:
     return {name: value.numpy().tobytes() for name, value in state.items()}
 
 
-class Ended:
-    """Events of a party that runs in a thread, and what asks it to stop."""
+class Threads:
+    """The parties of a line in threads of this process: processes would above all import torch."""
 
-    def __init__(self) -> None:
-        self.events: list[progress.AnyEvent] = []
-        self.stop = threading.Event()
+    def __init__(self, spec: LineSpec, url: str, data: Path, folder: Path, rounds: int):
+        self.spec, self.folder = spec, folder
+        self.events: dict[str, list[progress.AnyEvent]] = {}
+        self._endpoint, self._data, self._rounds = Endpoint.parse(url), data, rounds
+        self._jobs: dict[str, Future[object]] = {}
+        self._stops: dict[str, threading.Event] = {}
+        self._pool = ThreadPoolExecutor()
 
-    def notes(self) -> str:
-        """All that it has said."""
-        return "\n".join(map(progress.describe, self.events))
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stop in self._stops.values():
+            stop.set()
+        self._pool.shutdown()
+
+    def start(self, *parties: str) -> None:
+        """Start these parties, for the first time or again."""
+        for party in parties:
+            events, stop = self.events.setdefault(party, []), threading.Event()
+            self._stops[party], self._jobs[party] = (
+                stop,
+                self._pool.submit(self._run, party, events.append, stop.is_set),
+            )
+
+    def _run(self, party: str, report: progress.Report, stop: Callable[[], bool]) -> object:
+        folder = self.folder / party
+        if party == "head":
+            labels = self._data / "labels.csv"
+            return coordinate(
+                self.spec, labels, self._endpoint, folder, rounds=self._rounds, new=False, report=report, stop=stop
+            )
+        return take_part(self.spec, party, source(self._data, party), self._endpoint, folder, report=report, stop=stop)
+
+    def stop(self, party: str) -> None:
+        """Ask a party to end, and wait until it has."""
+        self._stops[party].set()
+        self._jobs.pop(party).result(20)
+
+    def until(self, done: Callable[[], bool], seconds: float = 40) -> None:
+        """Wait for something while all run."""
+        deadline = time.monotonic() + seconds
+        while not done():
+            for job in self._jobs.values():
+                if job.done():
+                    job.result()
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.01)
+
+    def reach(self, round_: int) -> None:
+        """Wait until all that run have written down a round."""
+        self.until(lambda: all(list((self.folder / party).glob(f"*/{round_:012}.safetensors")) for party in self._jobs))
+
+    def end(self, seconds: float = 40) -> None:
+        """Wait until the line has ended for all."""
+        self.until(lambda: all(job.done() for job in self._jobs.values()), seconds)
+        reached = {party: job.result() for party, job in self._jobs.items()}
+        assert reached == {each: self._rounds if each == "head" else (self._rounds, True) for each in reached}
+
+    def said(self, party: str = "") -> str:
+        """What a party, or all, have told."""
+        told = [each for name, events in self.events.items() if party in ("", name) for each in events]
+        return "\n".join(map(progress.describe, told))
 
 
-def in_threads(
-    spec: LineSpec, url: str, data: Path, folder: Path, rounds: int, seconds: float = 60
-) -> dict[str, Ended]:
-    """Play a line over a broker, each party in a thread; return when it is over."""
-    parties = {name: Ended() for name in ("head", *spec.sensors)}
-    timer = threading.Timer(seconds, lambda: [each.stop.set() for each in parties.values()])
-    timer.start()
-    endpoint = Endpoint.parse(url)
-
-    def head() -> int:
-        ended = parties["head"]
-        return coordinate(
-            spec, data / "labels.csv", endpoint, folder / "head", rounds=rounds, new=False,
-            report=ended.events.append, stop=ended.stop.is_set,
-        )  # fmt: skip
-
-    def sensor(name: str) -> tuple[int, bool]:
-        ended = parties[name]
-        return take_part(
-            spec, name, source(data, name), endpoint, folder / name, report=ended.events.append, stop=ended.stop.is_set
-        )
-
-    with ThreadPoolExecutor(1 + len(spec.sensors)) as pool:
-        jobs = [pool.submit(head), *(pool.submit(sensor, name) for name in spec.sensors)]
-        if any(job.exception() for job in as_completed(jobs)):
-            for each in parties.values():
-                each.stop.set()
-        reached = [job.result() for job in jobs]
-    timer.cancel()
-    assert reached == [rounds, *((rounds, True) for _ in spec.sensors)], [each.notes() for each in parties.values()]
-    return parties
+def in_threads(spec: LineSpec, url: str, data: Path, folder: Path, rounds: int) -> Threads:
+    """Play a line over a broker to its end."""
+    with Threads(spec, url, data, folder, rounds) as line:
+        line.start("head", *spec.sensors)
+        line.end()
+    return line

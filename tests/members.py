@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from broker_config.embedded import find_mosquitto
 from broker_config.kit import Kit
@@ -30,7 +30,7 @@ class Members(NamedTuple):
     def passphrase(self, name: str) -> str:
         return self.register.members[name].passphrase
 
-    def change(self, ago: timedelta = timedelta(), **wish: object) -> "Members":
+    def change(self, ago: timedelta = timedelta(), **wish: Any) -> "Members":
         """What a further run of provision makes of it; with the clock set back by `ago`."""
         return _provision(self.folder, self.register.federation, Wish(**wish), ago)
 
@@ -112,7 +112,7 @@ class Guarded:
 
 
 @contextmanager
-def guarded(folder: Path, **options: object) -> Iterator[Guarded]:
+def guarded(folder: Path, **options: Any) -> Iterator[Guarded]:
     """A running mosquitto for a new federation in `folder`, which all users can reach; `options` as in `make`."""
     with socket.create_server((HOST, 0)) as trial:
         port = trial.getsockname()[1]

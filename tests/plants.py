@@ -67,7 +67,8 @@ def here(*words: object) -> subprocess.CompletedProcess[str]:
         sys.argv = arguments
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    return subprocess.CompletedProcess(words, end.value.code or 0, out.getvalue(), err.getvalue())
+    code = int(end.value.code or 0)
+    return subprocess.CompletedProcess(list(map(str, words)), code, out.getvalue(), err.getvalue())
 
 
 @functools.cache

@@ -1,14 +1,29 @@
 """A line over a real broker: what it learns is what a simulation learns, to the last bit."""
 
+import queue
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from broker_config import topics
+from broker_config.codec import decode, encode
 from broker_config.embedded import start_broker
-from broker_config.vertical import Channel, Denoising, Recipe
-from tests.lines import draw, in_threads, left, line_spec, simulated
+from broker_config.endpoint import Endpoint
+from broker_config.errors import UsageError
+from broker_config.frames import Embeddings, encode_frame
+from broker_config.link import Delivery, Link
+from broker_config.messages import Refusal
+from broker_config.vertical import Channel, Denoising, LineHello, Recipe
+from tests.lines import Threads, draw, feed, in_threads, left, line_spec, simulated, source
+from trainer import progress
+from trainer.vertical import head
+from trainer.vertical.crier import Crier
+from trainer.vertical.joining import join
+from trainer.vertical.journal import history
+from trainer.vertical.window import span
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +37,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ("seed", "settings"),
     [
         (1, {}),
-        (2, {"channel": Channel(levels=3), "denoising": Denoising(rounds=4)}),
+        (2, {"channel": Channel(levels=3), "denoising": Denoising(rounds=4, epochs=2)}),
         (3, {"labels": "server", "channel": Channel(sigma=0.3, loss=0.1), "recipe": Recipe(batches=7)}),
     ],
     ids=["plain", "noise and denoiser", "labels at the head"],
@@ -34,3 +49,109 @@ def test_a_line_over_a_broker_ends_with_the_same_bytes_as_the_simulation(
     draw(tmp_path / "data", 100, seed)
     in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=7)
     assert left(spec, tmp_path, 7) == simulated(spec, tmp_path / "data", 7)
+
+
+def test_frames_that_are_lost_are_asked_for_again_and_change_no_byte(
+    broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third of what the head sends gets lost on its way."""
+    publish, sent = Crier.publish, iter(range(10_000))
+
+    def lossy(crier: Crier, topic: str, payload: bytes) -> None:
+        if next(sent) % 3 != 1:
+            publish(crier, topic, payload)
+
+    monkeypatch.setattr(Crier, "publish", lossy)
+    monkeypatch.setattr(head, "_AGAIN", 0.05)
+    spec = line_spec(seed=4)
+    draw(tmp_path / "data", 100, 4)
+    in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=7)
+    assert left(spec, tmp_path, 7) == simulated(spec, tmp_path / "data", 7)
+
+
+@pytest.mark.parametrize("rule", ["last", "impute"])
+def test_a_line_that_need_not_wait_goes_on_without_a_sensor_and_takes_it_back(
+    rule: str, broker: str, tmp_path: Path
+) -> None:
+    spec = line_spec(("press", "oven", "lamp"), absent=rule, patience=0.3)
+    whole, data = tmp_path / "whole", tmp_path / "data"
+    draw(whole, span(spec.window, 18)[1], 6)
+    feed(whole, data, span(spec.window, 6)[1])
+    with Threads(spec, broker, data, tmp_path, 18) as line:
+        line.start("head", *spec.sensors)
+        line.reach(6)
+        line.stop("lamp")
+        feed(whole, data, span(spec.window, 12)[1])
+        line.reach(12)
+        line.start("lamp")
+        line.until(lambda: line.events["head"].count(progress.NodeJoined(node="lamp")) == 2)
+        feed(whole, data, span(spec.window, 18)[1])
+        line.end()
+    taken = [each.iterations[2] for each in history(tmp_path / "head")]
+    assert taken == [2] * 6 + [0] * 6 + [2] * 6
+    assert left(spec, tmp_path, 18).keys() == {"press", "oven", "lamp", "head"}
+
+
+def test_a_product_that_a_sensor_has_not_seen_holds_up_one_round_only(broker: str, tmp_path: Path) -> None:
+    spec = line_spec(absent="last", patience=0.8)
+    draw(tmp_path / "data", 100, 7)
+    oven = tmp_path / "data" / "oven.csv"
+    rows = oven.read_text().splitlines(keepends=True)
+    oven.write_text("".join(row for row in rows if not row.startswith(("p5,", "p22,"))))
+    in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=9)
+    slow = [each.round for each in history(tmp_path / "head") if each.seconds > 0.4]
+    assert set(slow) - {1} == {2}, "p5 is in the first round already; p22 comes in the second"
+    assert all(each.iterations == (2, 2) for each in history(tmp_path / "head"))
+
+
+def test_a_second_head_and_a_second_sensor_of_one_name_are_turned_away(broker: str, tmp_path: Path) -> None:
+    spec = line_spec()
+    draw(tmp_path / "data", 40, 8)
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as line:
+        line.start("head", *spec.sensors)
+        line.reach(3)
+        with pytest.raises(UsageError, match="already has a coordinator"):
+            head.coordinate(
+                spec, tmp_path / "data/labels.csv", Endpoint.parse(broker), tmp_path / "other", rounds=1, new=False,
+                report=progress.ignore,
+            )  # fmt: skip
+        with pytest.raises(UsageError, match="the name 'oven' is taken"):
+            join(
+                Endpoint.parse(broker), "oven", source(tmp_path / "data", "oven"), tmp_path / "twin",
+                federation=spec.federation, wait=5, report=progress.ignore,
+            )  # fmt: skip
+        with pytest.raises(UsageError, match="has no sensor 'lamp'"):
+            join(
+                Endpoint.parse(broker), "lamp", source(tmp_path / "data", "lamp"), tmp_path / "lamp",
+                federation=spec.federation, wait=5, report=progress.ignore,
+            )  # fmt: skip
+
+
+def test_a_sensor_that_lies_is_named_and_refused_and_the_line_goes_on_without_it(broker: str, tmp_path: Path) -> None:
+    """Somebody else's sensor, who sends what is no number."""
+    spec = line_spec(absent="last", patience=0.3)
+    draw(tmp_path / "data", 60, 9)
+    inbox: queue.Queue[Any] = queue.Queue()
+    link = Link(Endpoint.parse(broker), "liar", inbox=inbox, persistent=False)
+    link.subscribe(topics.down(spec.federation, "oven"), topics.opened(spec.federation))
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as line, link:
+        line.start("head", "press")
+        hello = LineHello(
+            session="a" * 16, run=spec.run, software="other", identity="b" * 16, incarnation=1, columns=1, round=0,
+            kept=(0,),
+        )  # fmt: skip
+        lie = Embeddings(
+            run=spec.run, attempt=1, round=1, session="a" * 16, row=0,
+            received=np.full((20, 16), np.nan, np.float32).tobytes(),
+        )  # fmt: skip
+        line.until(lambda: bool(line.events.get("head")))
+        link.publish(topics.up(spec.federation, "oven"), encode(hello))
+        while not isinstance(event := inbox.get(timeout=20), Delivery) or event.topic != topics.opened(spec.federation):
+            pass
+        link.publish(topics.embeddings(spec.federation, "oven"), encode_frame(lie))
+        while not isinstance(event := inbox.get(timeout=20), Delivery) or b"Refusal" not in event.payload:
+            pass
+        assert "NaN or infinity" in decode(event.payload, Refusal).reason
+        line.reach(3)
+        [refused] = [each for each in line.events["head"] if isinstance(each, progress.NodeRefused)]
+        assert (refused.node, refused.round) == ("oven", 0)

@@ -29,6 +29,7 @@ def test_a_quantiser_gives_the_nearest_of_its_levels(levels: int) -> None:
     values = embedding().astype(np.float64)
     grid = np.linspace(values.min(), values.max(), levels)
     received = quantised(values, levels)
+    assert np.array_equal(through(Channel(levels=levels), embedding()), received.astype(np.float32))
     nearest = np.abs(values[..., None] - grid).min(-1) if levels < 300 else (grid[1] - grid[0]) / 2
     assert np.all(np.abs(received - values) <= nearest + 1e-9)
     assert {received.min(), received.max()} == {grid[0], grid[-1]}

@@ -193,8 +193,8 @@ def test_the_quadratic_lies_above_the_loss_wherever_an_embedding_moves(seed: int
 
 
 def test_no_smaller_curvature_would_do() -> None:
-    """Two classes that are equally likely: the loss is curved as much as the bound says."""
-    head = {"weight": torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), "bias": torch.zeros(2)}
+    """Two classes that are equally likely: the loss is curved as much as the bound says, whatever they share."""
+    head = {"weight": torch.tensor([[3.0, 0.0], [1.0, 0.0]]), "bias": torch.zeros(2)}
     (curvature,) = Head.curvatures(Representation(head, (torch.zeros(1, 2),)))
     step, labels = 1e-2, torch.tensor([0])
     left, middle, right = (
@@ -207,6 +207,18 @@ def losses(phi: Representation, labels: Tensor) -> Tensor:
     features = torch.cat(phi.embeddings, 1)
     logits = nn.functional.linear(features, phi.head["weight"].to(features), phi.head["bias"].to(features))
     return nn.functional.cross_entropy(logits, labels, reduction="none")
+
+
+def test_without_labels_a_sensor_descends_that_quadratic() -> None:
+    ours, theirs = (Sensor(0, "s", "dense", (4, 1), Recipe(eta=0.1), 0) for _ in range(2))
+    samples, gradient = torch.randn(30, 4, 1), torch.randn(30, 16)
+    start = theirs.embed(samples)
+    ours.follow(samples, gradient, 3.0, 4, 1)
+    for _ in range(4):
+        moved = theirs.model(samples) - start
+        quadratic = (gradient * moved).sum(1) + 3.0 / 2 * moved.square().sum(1)
+        descend(list(theirs.model.parameters()), quadratic.mean())
+    assert close(list(ours.model.parameters()), list(theirs.model.parameters()))
 
 
 @pytest.mark.parametrize("seed", range(3))

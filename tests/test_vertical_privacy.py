@@ -41,6 +41,7 @@ def test_embeddings_are_cut_and_get_noise_of_the_strength_asked() -> None:
     assert tails.mean() == pytest.approx(0.0455, abs=0.01)
     products = (noise - noise.mean(0)) / noise.std(0)
     assert np.abs(products.T @ products / 500 - np.eye(16)).max() < 0.2  # of one number tells nothing of another
+    assert abs(np.corrcoef(noise[:250].ravel(), noise[250:].ravel())[0, 1]) < 0.08
 
 
 def test_without_protection_nothing_changes() -> None:

@@ -12,7 +12,8 @@ import edge
 import trainer
 from broker_config.errors import UsageError
 from trainer.experiments.bench import Material
-from trainer.experiments.grid import Failed, Job, Outcome, Spread, attempt
+from trainer.experiments.grid import Job, Outcome, Spread, attempt
+from trainer.experiments.tally import Failed
 
 
 def on_cluster(address: str) -> Spread:

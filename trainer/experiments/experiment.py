@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 from rich.console import Console
 
 from broker_config.errors import UsageError, nearest
@@ -15,10 +14,11 @@ from trainer.experiments import figures, tables, tuning
 from trainer.experiments.bench import Bench, Material
 from trainer.experiments.cell import Cell, Finished
 from trainer.experiments.cluster import on_cluster
-from trainer.experiments.grid import Failed, Job, Spread, estimate, in_processes, run_grid
+from trainer.experiments.grid import Job, Spread, estimate, in_processes, run_grid
 from trainer.experiments.grids import DATASETS, GRIDS, PRESETS, Plan
-from trainer.experiments.run import TORCH
+from trainer.experiments.machine import TORCH
 from trainer.experiments.store import Store
+from trainer.experiments.tally import Failed, State
 from trainer.federation.spec import suited_training
 from trainer.weights import FEATURES, SURFACE, suited_weights
 
@@ -39,14 +39,6 @@ class Order(NamedTuple):
     store: Path
     workers: int  # 0 = all cores
     ray: str = ""  # address of a Ray cluster; empty = this machine's processes
-
-
-class State(msgspec.Struct, frozen=True):
-    """How far an experiment is."""
-
-    cells: int
-    missing: int
-    seconds: float | None  # that the missing ones will take, where that can be judged
 
 
 class Experiment:

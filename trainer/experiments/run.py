@@ -3,8 +3,6 @@
 import math
 import time
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -16,6 +14,7 @@ from trainer.data import Catalogue, Images, LabelledImages
 from trainer.engine import TrainingSet
 from trainer.experiments.bench import Material
 from trainer.experiments.cell import Cell, Finished, NodeResult
+from trainer.experiments.machine import TORCH, machine
 from trainer.experiments.store import Embedding
 from trainer.federation.spec import Request, draft
 from trainer.methods.base import Metrics
@@ -25,7 +24,6 @@ from trainer.partition import Scheme
 from trainer.personal import Personal
 from trainer.simulate import simulate
 
-TORCH = torch.__version__.partition("+")[0]
 _LOOKS = 5  # at the held-out images, in the course of a federation
 
 
@@ -133,14 +131,3 @@ def _embedding(cell: Cell, model: Personal, images: LabelledImages | None) -> Em
         labels=[facts.classes[label] for label in images.labels[: len(points)]],
         points=[(round(float(x), 2), round(float(y), 2)) for x, y in points],
     )
-
-
-@cache
-def machine() -> str:
-    """The processor's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return "unknown"
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else "unknown"

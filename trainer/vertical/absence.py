@@ -61,7 +61,7 @@ class Last:
     def state(self) -> dict[str, Tensor]:
         """As the protocol has it."""
         return {
-            f"{sensor}.{name}": torch.as_tensor(value)
+            f"{sensor}.{name}": torch.as_tensor(value).clone()
             for sensor, seen in self._seen.items()
             for name, value in seen._asdict().items()
         }

@@ -69,7 +69,7 @@ class DrawnLine:
         self._views = random.normal(0, 1, (stations, 2, 4))  # how columns hang on properties
         self._wear = random.normal(0, 0.2, (stations, 4))
         causes = random.normal(0, 1, (len(CLASSES), stations, 2))
-        self._causes = causes / np.linalg.norm(causes, axis=(1, 2), keepdims=True)
+        self._causes = causes / np.linalg.norm(causes, axis=2, keepdims=True)  # each station says as much
 
     def draw(self, first: int, last: int) -> Products:
         """Products [first, last) of all that will ever be."""

@@ -111,9 +111,11 @@ class _Sensor:
         self._attempt = -1
         self._goal: tuple[Opened, float] | None = None  # the newest round that opened, and when we learnt of it
         self._open: _Open | None = None
+        self._given_up: set[str] = set()  # products that rounds no longer wait for
         self._iteration = 0.0  # seconds, as measured in the last round
         self._end: int | None = None  # the last round, once the head has said that it is over
         self._welcome = False
+        self._ignored: set[str] = set()  # topics
         self._call = False  # whether the head is to be told how far we are
         self._called = self._told = -_CALM
         self.round = 0
@@ -174,7 +176,9 @@ class _Sensor:
                 try:
                     self._receive(topic, payload)
                 except (DecodeError, ValueError) as error:
-                    self._say(f"ignored a message on {topic}: {error}")
+                    if topic not in self._ignored:
+                        self._ignored.add(topic)
+                        self._say(f"ignored a message on {topic}, and will others like it: {error}")
             case LinkUp():
                 self._link.publish(self._presence_topic, self._presence(online=True), retain=True)
                 self._call = True
@@ -226,9 +230,11 @@ class _Sensor:
                     self._positions.put(frame.since, frame.products)
                     if frame.part == frame.parts - 1:
                         self._aim(frame)
-            case Represented() | Graded() if (opened := self._open) and frame.attempt == self._attempt:
-                if frame.round == opened.round and opened.put(frame):
-                    self._learn(opened)
+            case Represented() | Graded() if frame.attempt == self._attempt:
+                if self._goal and self._goal[0].round == frame.round:
+                    self._embed(*self._goal)  # the round is over at the head, and brought after us
+                if self._open and self._open.round == frame.round and self._open.put(frame):
+                    self._learn(self._open)
 
     def _aim(self, frame: Opened) -> None:
         """Work towards a round that has opened, if the model is where that begins."""
@@ -292,8 +298,10 @@ class _Sensor:
         values, missing = self._samples.take(products)
         if missing and self._samples.refresh():
             values, missing = self._samples.take(products)
-        if missing and (spec.absent == "wait" or time.monotonic() - since < spec.patience / 2):
+        lacking = {products[row] for row in missing}
+        if lacking - self._given_up and (spec.absent == "wait" or time.monotonic() - since < spec.patience / 2):
             return
+        self._given_up = lacking
         if self._samples.scaling is None:
             self._samples.settle(products)
             values, missing = self._samples.take(products)

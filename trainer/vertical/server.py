@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from broker_config.frames import Graded, Represented
+from broker_config.errors import UsageError
+from broker_config.frames import LARGEST_FRAME, PART, Graded, Represented
 from broker_config.vertical import LineSpec
 from trainer.vertical import packing
 from trainer.vertical.absence import rule
@@ -53,6 +54,10 @@ class Server:
     ):
         self.spec, self.labels, self._journal = spec, labels, journal
         self.sizes = {name: embedding_size(spec.network, (columns[name], spec.cycles)) for name in spec.sensors}
+        if (size := 4 * len(spec.classes) * (1 + sum(self.sizes.values()))) > LARGEST_FRAME - 2 * PART:
+            raise UsageError(
+                f"the head's weights take {size} bytes, too many for a frame", "take fewer classes, or fewer sensors"
+            )
         self._checkpoints = Checkpoints(folder / spec.run)
         self._decide = make(spec.policy, spec.iterations, len(spec.sensors), warn)
         self._deploy = deploy

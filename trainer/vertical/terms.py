@@ -6,11 +6,12 @@ import msgspec
 
 from broker_config import topics
 from broker_config.codec import encode
-from broker_config.errors import UsageError
+from broker_config.errors import UsageError, nearest
 from broker_config.vertical import LineSpec
 from trainer.vertical import spec as contradictions
 
 _MOST = 1000  # classes
+_NETWORKS = ("dense", "conv")  # those for rows of a file
 
 
 def new_run() -> str:
@@ -44,6 +45,8 @@ def check(spec: LineSpec) -> None:
             raise UsageError(f"the {what} {twice[0]!r} is named twice", "name each once")
     if len(spec.classes) < 2:
         raise UsageError("a line needs two classes or more", "write for example --classes good,bad")
+    if spec.network not in _NETWORKS:
+        raise UsageError(f"the sensors cannot have the network {spec.network!r}", nearest(spec.network, _NETWORKS))
     if spec.reading == "expectation":
         _check_numbers(spec.classes)
     contradictions.check(spec)

@@ -9,20 +9,20 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from broker_config.errors import UsageError, explain, nearest
+from broker_config.errors import UsageError, nearest
 from edge.words import about, some
 from trainer import progress
-from trainer.experiments.experiment import State
-from trainer.experiments.grid import Failed, judge, over_processes
-from trainer.experiments.run import TORCH, machine
+from trainer.experiments.machine import TORCH, machine
+from trainer.experiments.processes import over_processes
 from trainer.experiments.store import Records
+from trainer.experiments.tally import Failed, State, judge
 from trainer.vertical.adaptive.live import OnnxAgent
 from trainer.vertical.experiments import data, figures, paper, tables, views
 from trainer.vertical.experiments.cell import Cell, Finished
 from trainer.vertical.experiments.data import Material
 from trainer.vertical.experiments.grids import GRIDS, Plan, distinct
 from trainer.vertical.experiments.presets import PRESETS, Study
-from trainer.vertical.experiments.run import run_cell
+from trainer.vertical.experiments.run import attempt
 from trainer.vertical.window import span
 
 
@@ -63,8 +63,8 @@ class Experiment:
         digests = {str(sensors): hashlib.sha256(content).hexdigest()[:16] for sensors, content in agents}
         self._material = Material(dict(read.values()), {digests[str(sensors)]: content for sensors, content in agents})
         plan = Plan(_studies(order), {name: digest for name, (digest, _) in read.items()}, TORCH, digests)
-        self._entries = GRIDS[order.name](plan)
-        self.cells = distinct(self._entries)
+        self.entries = GRIDS[order.name](plan)
+        self.cells = distinct(self.entries)
 
     def missing(self) -> list[Cell]:
         """What is not finished."""
@@ -111,20 +111,12 @@ class Experiment:
             ModuleNotFoundError: matplotlib is not installed.
         """
         name, folder = self._order.name, self._order.store
-        panels = views.panels(self._entries, self.finished())
+        panels = views.panels(self.entries, self.finished())
         return [tables.show(name, panels, folder, console), figures.draw(name, panels, folder)]
 
     def _estimate(self, cells: Iterable[Cell]) -> float | None:
         ran = [(*_work(each.cell), each.seconds) for each in self.finished().values() if each.machine == machine()]
         return judge([_work(cell) for cell in cells], ran, self._workers)
-
-
-def attempt(cell: Cell, material: Material) -> Finished | Failed[Cell]:
-    """Run a cell; what goes wrong with it is part of the outcome."""
-    try:
-        return run_cell(cell, material)
-    except Exception as error:  # one cell must not stop the others
-        return Failed(cell, explain(error).what)
 
 
 def describe(cell: Cell) -> str:

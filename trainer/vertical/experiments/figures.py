@@ -32,7 +32,7 @@ def draw(name: str, panels: Sequence[Panel], folder: Path) -> Path:
             column[-1].set_xlabel("round")
         style.legend(figure, grid)
         cells = [each.cell for panel in panels for each in panel.results]
-        words = "Mean over seeds; the band is a standard deviation."
+        words = "Of products held out of training, mean over seeds; the band is a standard deviation."
         style.save(figure, f"{words} The paper: {paper.CLAIMS[name]} {views.conditions(cells)}", path)
     return path
 

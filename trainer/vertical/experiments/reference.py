@@ -93,9 +93,9 @@ class Fixed:
     def _learn(self, stream: Stream, shares: Tensor, seed: int) -> None:
         optimiser = torch.optim.Adam(self.model.parameters(), _RATE)
         random = torch.Generator().manual_seed(key_to_seed(seed, "offline", "batches"))
-        for _ in range(_STEPS):
-            drawn = torch.multinomial(shares, _BATCH, replacement=True, generator=random)
-            _descend(self.model, optimiser, stream, drawn)
+        drawn = torch.multinomial(shares, _STEPS * _BATCH, replacement=True, generator=random)
+        for rows in torch.split(drawn, _BATCH):
+            _descend(self.model, optimiser, stream, rows)
 
 
 def _shares(window: Window, rounds: int) -> Tensor:

@@ -9,6 +9,7 @@ from trainer.experiments import statistics
 from trainer.experiments.tables import Table
 from trainer.vertical.experiments import paper, views
 from trainer.vertical.experiments.cell import Finished
+from trainer.vertical.experiments.grids import FIXED
 from trainer.vertical.experiments.views import Measure, Panel
 
 _LEGEND = (
@@ -45,6 +46,7 @@ def _table(name: str, panel: Panel) -> Table:
             _note(results),
         ]
         for number, (variant, results) in enumerate(panel.variants.items())
+        if variant != FIXED  # what regret is against
     ]
     if not any(row[-1] for row in rows):
         rows = [row[:-1] for row in rows]

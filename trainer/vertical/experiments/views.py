@@ -59,10 +59,10 @@ def measures(name: str, data: str) -> list[Measure]:
     if name == "fig10":
         return [Measure("reward of a round", "reward"), Measure("mean reward so far", "mean reward")]
     if name == "regret":
-        return [Measure("regret: cumulative loss beyond the proxy's", "regret")]
-    numbers = Measure("RMSE on held-out products, cycles", "rmse")
-    right = Measure("accuracy on held-out products, %", "accuracy", 100)
-    return [Measure("loss on held-out products", "loss"), numbers if data == "cmapss" else right]
+        return [Measure("regret", "regret")]
+    numbers = Measure("RMSE, cycles", "rmse")
+    right = Measure("accuracy, %", "accuracy", 100)
+    return [Measure("loss", "loss"), numbers if data == "cmapss" else right]
 
 
 def curves(panel: Panel, measure: Measure, variant: str) -> dict[int, Curve]:

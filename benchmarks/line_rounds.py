@@ -1,0 +1,329 @@
+"""Rounds of a line, against a bare client that moves frames of the same size, and against the same line in one process.
+
+    python -m benchmarks.line_rounds --sensors 2 --window 64 --iterations 1 --commit 1 20 200
+
+The line is made of real processes at a mosquitto on this machine. The bare client has as many processes: one publishes
+what a head sends in a round, each of the others answers with what a sensor sends, and the first waits for all of them.
+Compute is the longest way through the round's arithmetic, or all of it shared by the cores, whichever is longer. What
+the line takes beyond both is its protocol's: checks, copies, signatures, files. The three are measured one after the
+other, several times, and their medians are compared. All are in milliseconds a round. `cpu` is processor time of all
+parties together: it is what can be compared on a machine that does other things besides.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import multiprocessing
+import os
+import re
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import paho.mqtt.client as paho
+import torch
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+
+from broker_config.frames import encode_frame
+from broker_config.kit import Kit
+from broker_config.vertical import LineSpec, Recipe, Window
+from tests.members import guarded
+from tests.mosquitto import Mosquitto
+from tests.streams import CLASSES, Plant, Processes, simulated
+from trainer.vertical.journal import history
+from trainer.vertical.packing import embeddings, opened, represented
+from trainer.vertical.simulate import Line, send
+from trainer.vertical.window import span
+
+WARM = 0.2  # of the rounds, which do not count
+PATIENCE = 120.0  # seconds for a run
+_FORK = multiprocessing.get_context("spawn")
+
+
+class Case(NamedTuple):
+    """One way to run a line."""
+
+    sensors: int
+    window: int  # products
+    chunk: int  # new products a round
+    iterations: int  # E
+    commit: int  # rounds
+    kits: bool  # certificates and signatures
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the sensors."""
+        return tuple(f"sensor-{number + 1}" for number in range(self.sensors))
+
+    @property
+    def spec(self) -> LineSpec:
+        """As the head would announce it."""
+        return LineSpec(
+            federation="steel", run="0" * 16, software="", sensors=self.names, network="dense", classes=CLASSES,
+            window=Window(start=self.window, chunk=self.chunk, size=self.window), recipe=Recipe(),
+            iterations=self.iterations, commit=self.commit,
+        )  # fmt: skip
+
+
+class Broker(NamedTuple):
+    """Where the line meets."""
+
+    url: str
+    port: int
+    kits: Mapping[str, tuple[Path, str]]
+    members: Mapping[str, Kit]
+
+
+class Compute(NamedTuple):
+    """Of a round, milliseconds."""
+
+    total: float
+    path: float  # embed at the slowest sensor, represent, learn at the slowest party
+
+
+@contextlib.contextmanager
+def broker(case: Case, folder: Path) -> Iterator[Broker]:
+    """A mosquitto, which with kits is as `edge-node provision` configures it."""
+    if not case.kits:
+        plain = Mosquitto(folder / "broker", persistence=False)
+        plain.start()
+        try:
+            yield Broker(plain.url, plain.port, {}, {})
+        finally:
+            plain.kill()
+        return
+    with guarded(folder / "steel", nodes=case.names) as strict:
+        kits = {name: (strict.folder / "kits" / f"{name}.kit", strict.members.passphrase(name)) for name in strict.kits}
+        yield Broker(strict.url, strict.members.register.port, kits, strict.kits)
+
+
+class Took(NamedTuple):
+    """Of a round, milliseconds."""
+
+    wall: float
+    cpu: float  # of all parties
+
+
+def cpu(processes: Iterable[int]) -> float:
+    """Milliseconds that these have computed so far."""
+    ticks = 0
+    for each in processes:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended: so has the measurement
+            ticks += sum(map(int, Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()[11:13]))
+    return 1000 * ticks / os.sysconf("SC_CLK_TCK")
+
+
+def real(case: Case, plant: Plant, at: Broker, folder: Path, rounds: int) -> Took:
+    """A round of the real line."""
+    settings = {
+        "--start": case.window, "--chunk": case.chunk, "--window": case.window, "--iterations": case.iterations,
+        "--commit": case.commit, "--rounds": rounds, "--network": "dense", "--policy": "all",
+    }  # fmt: skip
+    if not case.kits:
+        settings |= {"--federation": "steel"}
+    line = Processes(folder, plant, at.url, settings, kits=at.kits)
+    processes = {"coordinator": line.head()} | {name: line.sensor(name) for name in case.names}
+    seen: dict[int, float] = {}  # closed rounds -> what all had computed by then
+    try:
+        while processes["coordinator"].poll() is None:
+            last = re.findall(rb'"round":(\d+)', line.log("coordinator").read_bytes())
+            if last and int(last[-1]) not in seen:
+                seen[int(last[-1])] = cpu(each.pid for each in processes.values())
+            time.sleep(0.02)
+        for name, process in processes.items():
+            assert process.wait(PATIENCE) == 0, f"{name}: {line.log(name).read_text()[-2000:]}"
+    finally:
+        for process in processes.values():
+            process.kill()
+    seconds = [each.seconds for each in history(line.state("coordinator"))]
+    counted = {round_: took for round_, took in seen.items() if WARM * rounds <= round_ < rounds}
+    first, last_ = min(counted), max(counted)
+    return Took(
+        1000 * statistics.fmean(seconds[int(WARM * rounds) :]), (counted[last_] - counted[first]) / (last_ - first)
+    )
+
+
+def compute(case: Case, plant: Plant, rounds: int) -> Compute:
+    """Mean arithmetic of a round, in one process."""
+    line = simulated(case.spec, plant)
+    total = path = 0.0
+    for round_ in range(1, rounds + 1):
+        took = _step(line, case, round_)
+        if round_ > WARM * rounds:
+            sent, represented_, learnt = took
+            total += sum(sent) + represented_ + sum(learnt)
+            path += max(sent) + represented_ + max(learnt)
+    return Compute(*(1000 * each / (rounds - int(WARM * rounds)) for each in (total, path)))
+
+
+def _step(line: Line, case: Case, round_: int) -> tuple[list[float], float, list[float]]:
+    """What `Line.step` does, with a clock: each sensor's way up, the head's representation, what each party learns."""
+    rows = slice(*span(case.spec.window, round_))
+    samples, labels = [each[rows] for each in line.stream.samples], line.stream.labels[rows]
+    clock = _Clock()
+    sent, up = [], []
+    for sensor, part in zip(line.sensors, samples, strict=True):
+        sent.append(send(case.spec, sensor, part, round_))
+        up.append(clock.lap())
+    phi = line.head.represent([each.received for each in sent])
+    torch.nn.functional.cross_entropy(line.head.predict(phi.embeddings), labels).item()
+    middle = clock.lap()
+    learnt = []
+    for sensor, part in zip(line.sensors, samples, strict=True):
+        sensor.learn(part, labels, phi, case.iterations, round_)
+        learnt.append(clock.lap())
+    line.head.learn(phi, labels, case.iterations, round_)
+    return up, middle, [*learnt, clock.lap()]
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self._at = time.process_time()
+
+    def lap(self) -> float:
+        """Seconds of computing since it was last asked."""
+        before, self._at = self._at, time.process_time()
+        return self._at - before
+
+
+# The bare client
+
+
+def sizes(case: Case, plant: Plant) -> tuple[int, int, int]:
+    """Bytes that a round moves: the head's opening, its answer, a sensor's embeddings."""
+    line, at = simulated(case.spec, plant), {"run": "0" * 16, "attempt": 1, "round": 99}
+    rows = slice(*span(case.spec.window, 1))
+    sent = [send(case.spec, sensor, part[rows], 1).received
+            for sensor, part in zip(line.sensors, line.stream.samples, strict=True)]  # fmt: skip
+    phi, ids = line.head.represent(sent), ["p12345"] * case.chunk
+    frames = (
+        opened(0, case.window, case.window - case.chunk, ids, **at),
+        represented(phi, line.stream.labels[rows], [case.iterations] * case.sensors, **at),
+        embeddings(sent[0], None, (), session="0" * 16, **at),
+    )
+    first, answer, up = (sum(len(encode_frame(each)) for each in kind) for kind in frames)
+    return first, answer, up
+
+
+def client(port: int, kit: Kit | None) -> paho.Client:
+    """Connected, with TLS if there is a kit; nothing is delayed by Nagle's algorithm."""
+    found = paho.Client(CallbackAPIVersion.VERSION2, protocol=MQTTProtocolVersion.MQTTv5)
+    if kit:
+        found.tls_set_context(kit.tls_context())
+    found.connect("127.0.0.1", port)
+    found.socket().setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # type: ignore[union-attr]
+    return found
+
+
+def echo(port: int, kit: Kit | None, name: str, size: int, ready: Any) -> None:
+    """A sensor's process: answers each opening with so many bytes, from within paho's own thread."""
+    mine, payload = client(port, kit), bytes(size)
+
+    def answer(_client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
+        if message.topic.endswith("opened"):
+            mine.publish(f"edge-node/v1/steel/line/{name}/embeddings", payload)
+
+    mine.on_message = answer
+    mine.on_subscribe = lambda *_: ready.release()
+    mine.subscribe([("edge-node/v1/steel/line/opened", 0), ("edge-node/v1/steel/line/representation", 0)])
+    mine.loop_forever()
+
+
+def bare(case: Case, at: Broker, moved: tuple[int, int, int], rounds: int) -> Took:
+    """Mean round of frames of these sizes: out to all sensors, and back from each."""
+    first, answer, up = moved
+    ready = _FORK.Semaphore(0)
+    others = [
+        _FORK.Process(target=echo, args=(at.port, at.members.get(name), name, up, ready), daemon=True)
+        for name in case.names
+    ]
+    head = client(at.port, at.members.get("coordinator"))
+    back = threading.Semaphore(0)
+    head.on_message = lambda *_: back.release()
+    head.on_subscribe = lambda *_: ready.release()
+    head.subscribe("edge-node/v1/steel/line/+/embeddings")
+    head.loop_start()
+    try:
+        for each in others:
+            each.start()
+        for _ in range(case.sensors + 1):
+            assert ready.acquire(timeout=30)
+        pids = [os.getpid(), *(each.pid for each in others if each.pid)]
+        for round_ in range(rounds):
+            if round_ == int(WARM * rounds):
+                begun, before = time.perf_counter(), cpu(pids)
+            head.publish("edge-node/v1/steel/line/representation", bytes(answer))
+            head.publish("edge-node/v1/steel/line/opened", bytes(first))
+            for _ in range(case.sensors):
+                assert back.acquire(timeout=30)
+        counted = rounds - int(WARM * rounds)
+        return Took(1000 * (time.perf_counter() - begun) / counted, (cpu(pids) - before) / counted)
+    finally:
+        for each in others:
+            each.kill()
+        head.loop_stop()
+        head.disconnect()
+
+
+# The comparison
+
+
+def measure(case: Case, rounds: int, repetitions: int) -> dict[str, object]:
+    """One case, as a row of the table."""
+    cores = len(os.sched_getaffinity(0))
+    lines, bares, totals, paths = [], [], [], []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        folder.chmod(0o711)  # mosquitto's user must pass
+        plant = Plant(folder / "plant", case.names)
+        plant.feed(case.window + rounds * case.chunk)
+        plant.close()
+        moved = sizes(case, plant)
+        with broker(case, folder) as at:
+            for repetition in range(repetitions):
+                bares.append(bare(case, at, moved, rounds))
+                (work := folder / str(repetition)).mkdir()
+                lines.append(real(case, plant, at, work, rounds))
+                total, path = compute(case, plant, rounds)
+                totals.append(total)
+                paths.append(path)
+    line, plain = (Took(*map(statistics.median, zip(*each, strict=True))) for each in (lines, bares))
+    total, path = statistics.median(totals), statistics.median(paths)
+    least = max(path, total / cores)
+    figures = {
+        "rounds_per_second": 1000 / line.wall, "line_ms": line.wall, "bare_ms": plain.wall, "compute_ms": least,
+        "overhead_ms": line.wall - plain.wall - least, "line_to_bare": line.wall / plain.wall,
+        "line_cpu_ms": line.cpu, "bare_cpu_ms": plain.cpu, "simulated_cpu_ms": total,
+        "overhead_cpu_ms": line.cpu - plain.cpu - total,
+    }  # fmt: skip
+    load = round(os.getloadavg()[0], 1)
+    return {**case._asdict(), "bytes": moved, "load": load} | {name: round(each, 3) for name, each in figures.items()}
+
+
+def main() -> None:
+    """Measure all cases; a line of JSON for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sensors", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--window", type=int, nargs="+", default=[64, 1000], help="products of a round")
+    parser.add_argument("--iterations", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--commit", type=int, nargs="+", default=[20])
+    parser.add_argument("--kits", type=int, nargs="+", default=[0], help="0: in the clear, 1: TLS and signatures")
+    parser.add_argument("--rounds", type=int, default=600)
+    parser.add_argument("--repetitions", type=int, default=3)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    for sensors, window, iterations, commit, kits in itertools.product(
+        given.sensors, given.window, given.iterations, given.commit, given.kits
+    ):
+        case = Case(sensors, window, max(1, window // 20), iterations, commit, bool(kits))
+        print(json.dumps(measure(case, given.rounds, given.repetitions)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

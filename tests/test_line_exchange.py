@@ -1,0 +1,266 @@
+"""What a line's parties make of what they are sent, without broker and clock."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from broker_config import frames, vertical
+from broker_config.codec import DecodeError, decode, decode_any, encode
+from broker_config.errors import PeerError
+from broker_config.frames import PART, Embeddings, Opened, Represented, decode_frame, encode_frame
+from trainer.vertical import packing
+from trainer.vertical.absence import Imputed, Last
+from trainer.vertical.checkpoint import Checkpoints
+from trainer.vertical.exchange import Collecting, Standing, reunite
+from trainer.vertical.goal import Positions
+from trainer.vertical.journal import ClosedRound, Journal, Member, history
+from trainer.vertical.parties import Representation
+
+RUN, SESSION = "0123456789abcdef", "fedcba9876543210"
+SIZES = {"press": 4, "oven": 3}
+
+
+# Frames
+
+
+def collecting(*, pairs: bool = False, gaps: bool = True) -> Collecting:
+    return Collecting(RUN, 2, 7, 5, SIZES, pairs=pairs, gaps=gaps)
+
+
+def embeddings(received: torch.Tensor, second: torch.Tensor | None = None, **fields: Any) -> list[Embeddings]:
+    told = {"run": RUN, "attempt": 2, "round": 7, "session": SESSION, "missing": ()} | fields
+    return list(packing.embeddings(received, second, told.pop("missing"), **told))
+
+
+def test_a_round_is_whole_when_every_row_of_every_sensor_has_arrived_in_any_order_and_twice() -> None:
+    round_, press, oven = collecting(), torch.randn(5, 4), torch.randn(5, 3)
+    [frame] = embeddings(press)
+    halves = [
+        msgspec.structs.replace(frame, row=row, received=packing.to_bytes(press[row : row + 3])) for row in (2, 0)
+    ]
+    assert round_.waits_for(list(SIZES)) == ["press", "oven"]
+    assert [round_.take("press", each) for each in (halves[0], halves[0], halves[1], halves[1])] == [0, 0, 1, 0]
+    assert round_.waits_for(list(SIZES)) == ["oven"]
+    assert round_.take("oven", embeddings(oven, missing=(1,))[0])
+    received, present = round_.whole()
+    assert torch.equal(received[0], press)
+    assert torch.equal(received[1], oven)
+    assert present.tolist() == [[True, row != 1] for row in range(5)]
+
+
+GOOD = torch.ones(5, 4)
+
+
+@pytest.mark.parametrize(
+    ("lie", "complaint"),
+    [
+        ({"received": b""}, "0 bytes are no rows of 4 numbers"),
+        ({"received": b"\0" * 15}, "15 bytes are no rows"),
+        ({"received": packing.to_bytes(torch.full((5, 4), torch.nan))}, "NaN or infinity"),
+        ({"received": packing.to_bytes(torch.full((5, 4), torch.inf))}, "NaN or infinity"),
+        ({"row": 1}, "rows 1 to 6 of 5"),
+        ({"missing": (5,)}, "row 5 is missing of 5"),
+        ({"second": packing.to_bytes(GOOD)}, "of a second copy"),
+        ({"run": "a" * 16}, "of another run"),
+        ({"round": 8}, "of round 8, which is not open"),
+        ({"attempt": 3, "round": 1}, "which is not open"),
+    ],
+    ids=str,
+)
+def test_embeddings_that_lie_are_refused_and_their_sender_is_named(lie: dict[str, Any], complaint: str) -> None:
+    frame = msgspec.structs.replace(embeddings(GOOD)[0], **lie)
+    with pytest.raises(PeerError, match=complaint) as refused:
+        collecting().take("press", frame)
+    assert refused.value.peer == "press"
+
+
+def test_embeddings_of_an_earlier_round_or_attempt_are_without_effect() -> None:
+    round_ = collecting()
+    for old in ({"round": 6}, {"attempt": 1, "round": 9}):
+        assert not round_.take("press", embeddings(GOOD, **old)[0])
+    assert round_.waits_for(["press"]) == ["press"]
+
+
+def test_a_line_that_waits_takes_no_gaps_and_one_whose_denoiser_learns_wants_two_copies() -> None:
+    with pytest.raises(PeerError, match="this line waits"):
+        collecting(gaps=False).take("press", embeddings(GOOD, missing=(0,))[0])
+    with pytest.raises(PeerError, match="of a second copy"):
+        collecting(pairs=True).take("press", embeddings(GOOD)[0])
+    assert collecting(pairs=True).take("press", embeddings(GOOD, GOOD)[0])
+
+
+@pytest.mark.parametrize("count", [1, 1000, 5000])
+def test_what_the_head_sends_back_comes_in_parts_that_fit_and_is_the_same_to_the_last_bit(count: int) -> None:
+    state = {"weight": torch.randn(3, 40), "bias": torch.randn(3)}
+    phi = Representation(state, (torch.randn(count, 28), torch.randn(count, 12)))
+    labels = torch.randint(3, (count,))
+    made = list(packing.represented(phi, labels, (2, 0), run=RUN, attempt=1, round=1))
+    payloads = [encode_frame(each) for each in made]
+    assert max(map(len, payloads)) < PART + 4096
+    back = packing.Phi(count, 2, 3)
+    for payload in reversed(payloads[1:]):
+        frame = decode_frame(payload)
+        assert isinstance(frame, Represented)
+        back.put(frame)
+        assert not back.complete
+    back.put(made[0])
+    assert back.complete
+    representation, read = back.whole
+    assert torch.equal(read, labels)
+    assert all(torch.equal(*pair) for pair in zip(representation.embeddings, phi.embeddings, strict=True))
+    assert all(torch.equal(representation.head[name], state[name]) for name in state)
+    assert back.iterations == (2, 0)
+
+
+# Where a line goes on
+
+
+@pytest.mark.parametrize(
+    ("head", "sensors", "expected"),
+    [
+        (Standing(40, (20, 40)), {"a": Standing(40, (20, 40))}, 40),
+        (Standing(47, (20, 40)), {"a": Standing(47, (20, 40)), "b": Standing(40, (20, 40))}, 40),
+        (Standing(40, (20, 40)), {"a": Standing(40, (20, 40)), "b": Standing(20, (0, 20))}, 20),
+        (Standing(20, (0, 20)), {"a": Standing(41, (20, 40))}, 20),
+        (Standing(3, (0,)), {"a": Standing(0, (0,))}, 0),
+        (Standing(50, (40, 50)), {"a": Standing(50, (40, 50))}, 50),
+        (Standing(60, (40, 60)), {"a": Standing(0, (0,))}, None),
+    ],
+)
+def test_a_line_goes_on_from_the_newest_round_that_all_can_be_at(
+    head: Standing, sensors: dict[str, Standing], expected: int | None
+) -> None:
+    assert reunite(head, sensors) == expected
+
+
+def test_positions_are_known_from_the_frames_that_told_them() -> None:
+    known = Positions()
+    known.put(10, ["a", "b", "c"])
+    known.put(13, ["d"])
+    assert known.take(11, 14) == ["b", "c", "d"]
+    assert known.take(9, 12) is known.take(13, 15) is None
+    known.forget(12)
+    assert (known.take(12, 14), known.take(11, 13)) == (["c", "d"], None)
+    known.put(30, ["x"])  # a frame in between was lost
+    assert (known.take(12, 14), known.take(30, 31)) == (None, ["x"])
+
+
+# Disk
+
+
+def test_the_two_newest_checkpoints_are_kept_and_going_back_makes_later_ones_void(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.rounds == (0,)
+    for round_ in (20, 40, 60):
+        checkpoints.save(round_, {"w": torch.full((2,), float(round_))})
+    assert checkpoints.rounds == Checkpoints(tmp_path).rounds == (40, 60)
+    assert checkpoints.load(40)["w"].tolist() == [40.0, 40.0]
+    checkpoints.drop(41)
+    assert Checkpoints(tmp_path).rounds == (0, 40)
+    (tmp_path / "000000000060.safetensors.tmp").write_bytes(b"half of it")
+    assert Checkpoints(tmp_path).rounds == (0, 40)
+
+
+def test_the_journal_keeps_members_attempts_and_rounds_of_which_replays_replace_the_first(tmp_path: Path) -> None:
+    spec = vertical.LineSpec(federation="f", run=RUN, software="s", sensors=("a",), network="dense", classes=("x", "y"))
+    journal = Journal(tmp_path)
+    journal.begin(spec)
+    journal.admit(RUN, "a", Member("1" * 16, 3))
+    assert [journal.attempt(RUN), journal.attempt(RUN)] == [1, 2]
+    facts = [
+        ClosedRound(
+            round=number, attempt=attempt, first=0, last=9, iterations=(1,), loss=0.5, seconds=0.1,
+            collection={}, communication={}, iteration={},
+        )
+        for number, attempt in ((1, 1), (2, 1), (2, 2))
+    ]  # fmt: skip
+    journal.close_rounds(RUN, facts[:2])
+    journal.close_rounds(RUN, facts[2:])
+    journal.close()
+    again = Journal(tmp_path)
+    assert (again.newest(), again.members(RUN)) == (spec, {"a": Member("1" * 16, 3)})
+    again.close()
+    assert history(tmp_path) == [facts[0], facts[2]]
+
+
+# Absence
+
+
+def test_what_is_absent_is_a_products_last_embedding_or_the_mean() -> None:
+    rule, seen = Last(), torch.randn(4, 2)
+    everything = torch.ones(4, 1, dtype=torch.bool)
+    assert torch.equal(rule.fill(10, [seen], everything)[0], seen)
+    state = rule.state()
+    rule = Last()
+    rule.restore(state)
+    [filled] = rule.fill(12, [torch.zeros(4, 2)], ~everything)
+    assert torch.equal(filled[:2], seen[2:])
+    assert torch.allclose(filled[2:], seen.mean(0))
+    [filled] = rule.fill(9, [torch.zeros(3, 2)], ~everything[:3])  # the line has gone back
+    assert torch.equal(filled[1:], seen[:2])
+    present = torch.tensor([[True], [False], [True], [True]])
+    newer = torch.randn(4, 2)
+    [filled] = rule.fill(11, [newer], present)
+    assert torch.equal(filled[[0, 2, 3]], newer[[0, 2, 3]])
+    assert torch.equal(filled[1], seen[2])
+
+
+def test_what_is_absent_is_told_by_the_others_embeddings() -> None:
+    rule, present = Imputed([2, 2]), torch.ones(50, 2, dtype=torch.bool)
+    for _ in range(30):
+        one = torch.randn(50, 2)
+        rule.fill(0, [one, 3 * one + 1], present)
+    one = torch.randn(5, 2)
+    present = torch.tensor([[True, False]] * 5)
+    assert torch.allclose(rule.fill(0, [one, torch.zeros(5, 2)], present)[1], 3 * one + 1, atol=0.05)
+
+
+# The first version's bytes
+
+
+SPEC = vertical.LineSpec(
+    federation="paint", run=RUN, software="0.1.0", sensors=("press", "oven"), network="conv", cycles=15,
+    classes=("good", "bad"), channel=vertical.Channel(levels=3), absent="last",
+)  # fmt: skip
+HELLO = vertical.LineHello(
+    session=SESSION, run=RUN, software="0.1.0", identity="1" * 16, incarnation=3, columns=2, round=41, kept=(20, 40)
+)
+OVERVIEW = vertical.LineOverview(
+    run=RUN, time=datetime(2026, 3, 1, 9, 30, tzinfo=UTC), round=41, status="open", loss=0.25, rate=12.5,
+    sensors=(vertical.SensorState(name="press", present=True, latency=0.03, iterations=2),),
+)  # fmt: skip
+FRAMES = [
+    Opened(run=RUN, attempt=1, round=2, first=100, last=1100, since=1000, products=("P1", "P2")),
+    embeddings(torch.ones(1, 2), torch.zeros(1, 2), missing=(0,), collection=0.5)[0],
+    next(
+        packing.represented(
+            Representation({"weight": torch.ones(2, 2), "bias": torch.zeros(2)}, (torch.ones(1, 2),)),
+            torch.tensor([1]), (2,), run=RUN, attempt=1, round=2,
+        )
+    ),
+    next(packing.graded(torch.ones(1, 2), 0.5, 2, run=RUN, attempt=1, round=2)),
+    frames.Embedded(run=RUN, round=2, product="P1", embedding=b"\0" * 8),
+]  # fmt: skip
+WIRE_V1 = json.loads((Path(__file__).parent / "wire_v1.json").read_text())
+
+
+@pytest.mark.parametrize("message", [SPEC, HELLO, OVERVIEW], ids=lambda message: type(message).__name__)
+def test_the_first_version_s_messages_of_a_line_decode_for_ever(message: Any) -> None:
+    assert decode(json.dumps(WIRE_V1[type(message).__name__]).encode(), type(message)) == message
+    assert decode(encode(message), type(message)) == message
+    with pytest.raises(DecodeError, match=r"a line's that learns"):
+        decode_any(encode(message))
+
+
+@pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: type(frame).__name__)
+def test_the_first_version_s_frames_decode_for_ever(frame: frames.AnyFrame) -> None:
+    assert decode_frame(bytes.fromhex(WIRE_V1[type(frame).__name__])) == frame
+    assert decode_frame(encode_frame(frame)) == frame
+    for length in range(len(encode_frame(frame))):
+        with pytest.raises(DecodeError):
+            decode_frame(encode_frame(frame)[:length])
