@@ -36,14 +36,17 @@ def main() -> None:
     parser.add_argument("--cmapss", type=Path)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--most", type=int, help="this E_max only")
+    parser.add_argument("--only", help="these policies, with commas between")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for sensors, iterations in _SIZES:
-        if options.cmapss and sensors != 2:
+        if (options.cmapss and sensors != 2) or options.most not in (None, iterations):
             continue
         game = simulated(sensors, iterations, options.rounds, FD002)
         makers = policies(game, options.agents / f"k{sensors}e{iterations}.onnx")
+        makers = {name: makers[name] for name in (options.only or ",".join(makers)).split(",")}
         if options.cmapss:
             means = real(game, makers, options.cmapss, options.seeds)
         else:

@@ -43,7 +43,7 @@ from trainer.vertical.window import span
 
 WARM = 0.2  # of the rounds, which do not count
 PATIENCE = 120.0  # seconds for a run
-_FORK = multiprocessing.get_context("spawn")
+_FORK = multiprocessing.get_context("fork")
 
 
 class Case(NamedTuple):
@@ -243,6 +243,8 @@ def bare(case: Case, at: Broker, moved: tuple[int, int, int], rounds: int) -> To
         _FORK.Process(target=echo, args=(at.port, at.members.get(name), name, up, ready), daemon=True)
         for name in case.names
     ]
+    for each in others:
+        each.start()
     head = client(at.port, at.members.get("coordinator"))
     back = threading.Semaphore(0)
     head.on_message = lambda *_: back.release()
@@ -250,10 +252,8 @@ def bare(case: Case, at: Broker, moved: tuple[int, int, int], rounds: int) -> To
     head.subscribe("edge-node/v1/steel/line/+/embeddings")
     head.loop_start()
     try:
-        for each in others:
-            each.start()
         for _ in range(case.sensors + 1):
-            assert ready.acquire(timeout=30)
+            assert ready.acquire(timeout=PATIENCE)
         pids = [os.getpid(), *(each.pid for each in others if each.pid)]
         for round_ in range(rounds):
             if round_ == int(WARM * rounds):

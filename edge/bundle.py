@@ -270,23 +270,26 @@ class _Beginning(Struct):
 
     format: int
     version: int = 0
+    role: str = ""  # of the bundle of a line's member
 
 
-def check_format(path: Path, content: bytes) -> None:
-    """BundleError for a manifest of another format than is read here; msgspec.DecodeError if it is none."""
-    found = msgspec.json.decode(content, type=_Beginning).format
-    if found != FORMAT:
+def check_format(path: Path, content: bytes) -> str:
+    """A bundle's role, if it says one; BundleError if it is of another format, msgspec.DecodeError if it is none."""
+    found = msgspec.json.decode(content, type=_Beginning)
+    if found.format != FORMAT:
         raise BundleError(
-            f"{path} has format {found}; this edge-node reads format {FORMAT}",
-            "upgrade edge-node" if found > FORMAT else "export the model again",
+            f"{path} has format {found.format}; this edge-node reads format {FORMAT}",
+            "upgrade edge-node" if found.format > FORMAT else "export the model again",
         )
+    return found.role
 
 
 def parse(folder: Path, content: bytes) -> Manifest:
     """Return the manifest whose bytes are `content`; BundleError if it is none that can be served."""
     path = folder / MANIFEST
     try:
-        check_format(path, content)
+        if role := check_format(path, content):
+            raise BundleError(f"{path} is of a line's {role}", "serve it with edge-node line serve")
         manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BundleError(f"{path} is damaged: {error}", "export the model again") from error

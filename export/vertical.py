@@ -88,11 +88,10 @@ class SensorBundles:
 
 
 class HeadBundles:
-    """Writes the head's bundles, likewise; `policy` is the ONNX agent that decides local iterations, if one does."""
+    """Writes the head's bundles, likewise, with the agent that decides local iterations, if one does."""
 
-    def __init__(self, folder: Path, signer: Signer | None = None, policy: bytes = b"", seconds: float = LEAST):
+    def __init__(self, folder: Path, signer: Signer | None = None, seconds: float = LEAST):
         self._folder, self._signer, self._pace = folder, signer, Pace(seconds)
-        self._others = {"policy": policy} if policy else {}
 
     def __call__(self, spec: LineSpec, round_: int, head: Head, embeddings: Sequence[Tensor], *, last: bool) -> None:
         """Write one if it is time; `embeddings` [N, D_k] of this round, denoised, say what stands in for absent ones.
@@ -110,7 +109,7 @@ class HeadBundles:
         sensors = [Source(name=name, size=size) for name, size in zip(spec.sensors, sizes, strict=True)]
         about = _about(spec, round_, COORDINATOR, "head", sensors)
         signing = self._signer.own() if self._signer else None
-        write(self._folder, about, {"head": graph.content, **self._others}, graph.golden, signing)
+        write(self._folder, about, {"head": graph.content, **_agent(spec)}, graph.golden, signing)
 
 
 @contextmanager
@@ -118,8 +117,12 @@ def _told(round_: int) -> Iterator[None]:
     """Say what kept a bundle from being written."""
     try:
         yield
-    except EdgeNodeError as error:
+    except (EdgeNodeError, OSError) as error:
         log.warning("there is no bundle of round %d: %s", round_, error)
+
+
+def _agent(spec: LineSpec) -> dict[str, bytes]:
+    return {"policy": Path(spec.policy).read_bytes()} if spec.policy.endswith(".onnx") else {}
 
 
 def _fill(embeddings: Sequence[Tensor]) -> Fill:

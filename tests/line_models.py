@@ -43,7 +43,7 @@ class Learnt:
 
     def __init__(self, rounds: int = 12, *, seed: int = 0, noise: bool = False, **changes: object):
         if noise:
-            changes |= {"channel": Channel(sigma=0.2), "denoising": Denoising(rounds=4, epochs=60)}
+            changes |= {"channel": Channel(sigma=0.2), "denoising": Denoising(rounds=4, epochs=25)}
         self.spec = settings(**changes)
         torch.set_num_threads(self.spec.threads)
         self.raw, labels = rows(60 + 10 * rounds, seed)

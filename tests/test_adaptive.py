@@ -1,10 +1,12 @@
 """Local iterations: the paper's latency model, rules, the optimum, the environment, and agents in a live head."""
 
+import json
 import subprocess
 import sys
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from broker_config.errors import UsageError
 from broker_config.vertical import LineSpec, Recipe, Window
 from tests.plants import run
-from trainer.vertical.adaptive import latency, live, ppo
+from trainer.vertical.adaptive import latency, live, measured, ppo
 from trainer.vertical.adaptive.compare import summary, trajectories
 from trainer.vertical.adaptive.curve import FD002, Curve, Run, fit
 from trainer.vertical.adaptive.env import LineEnv
@@ -27,9 +29,11 @@ from trainer.vertical.adaptive.measured import Measured
 from trainer.vertical.adaptive.optimum import Optimum
 from trainer.vertical.adaptive.policy import Timing
 from trainer.vertical.adaptive.rules import RULES, Deadline
+from trainer.vertical.journal import ClosedRound, Journal
 from trainer.vertical.simulate import Line, Stream
 
 ROUNDS = 40
+RUN = "0123456789abcdef"
 SEEDS = range(500, 510)
 
 seconds = st.floats(0.001, 1000)
@@ -44,14 +48,39 @@ def game() -> Game:
     return simulated(2, 5, ROUNDS, FD002)
 
 
+class Trained(NamedTuple):
+    """An agent that has learnt a little, as the command has written it."""
+
+    agent: ppo.Agent
+    path: Path
+    said: str
+
+
 @pytest.fixture(scope="module")
-def trained(game: Game, tmp_path_factory: pytest.TempPathFactory) -> tuple[ppo.Agent, Path]:
-    """An agent that has learnt a little, and its file."""
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("agent")
-    agent = ppo.learn(game, 8192, 3, folder / "agent.zip", lambda done, earned: None)
-    ppo.export(agent, game, folder / "agent.onnx")
-    return agent, folder / "agent.onnx"
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    path = tmp_path_factory.mktemp("agent") / "agent.onnx"
+    result = run(
+        "line", "agent", "--sensors", 2, "--iterations", 5, "--rounds", ROUNDS, "--steps", 4096,
+        "--out", path, "--seed", 3, "--json", timeout=200,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    return Trained(ppo.Agent.load(path.with_suffix(".zip"), device="cpu"), path, result.stdout)
+
+
+def line_spec(**fields: object) -> LineSpec:
+    return LineSpec(
+        federation="f", software="s", sensors=("a", "b"), network="dense", classes=("good", "bad"),
+        window=Window(start=100, chunk=10, size=100), recipe=Recipe(eta=0.1), seed=1, **fields,
+    )  # fmt: skip
+
+
+def closed_round(number: int, iterations: tuple[int, int]) -> ClosedRound:
+    told = {} if 0 in iterations else {"b": 0.25}
+    return ClosedRound(
+        round=number, attempt=1, first=0, last=10, iterations=iterations, loss=1.0, seconds=1.0,
+        collection=told | {"a": 0.5}, communication={"a": float(number), "b": 2.0},
+        iteration={"b": 1.5 * (number > 1), "a": 3.0},
+    )  # fmt: skip
 
 
 def policy(name: str, most: int = 5, said: list[str] | None = None) -> live.Guarded:
@@ -108,6 +137,21 @@ def test_measured_rounds_are_drawn_whole() -> None:
     assert {tuple(each.ravel()) for each in drawn} == {tuple(each.ravel()) for each in table}
 
 
+def test_a_head_s_journal_gives_its_rounds_with_all_sensors(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.begin(line_spec(run=RUN))
+    rounds = [closed_round(number, (2, 0) if number % 4 == 0 else (2, 1)) for number in range(1, 41)]
+    journal.close_rounds(RUN, rounds[:20])
+    with pytest.raises(UsageError, match="14 rounds with all sensors"):
+        measured.read(tmp_path)
+    journal.close_rounds(RUN, rounds[20:])
+    journal.close()
+    drawn = measured.read(tmp_path).sample(400, 1, 0)
+    assert {round(each) for each in drawn[:, 1, 0]} == {number for number in range(2, 41) if number % 4}
+    assert (drawn[:, 0] == [0.5, 0.25]).all()
+    assert (drawn[:, 2] == [3.0, 1.5]).all()
+
+
 def test_the_weights_make_neither_extreme_better_than_the_other() -> None:
     for sensors, most in ((2, 5), (4, 10)):
         game = simulated(sensors, most, 200, FD002)
@@ -122,7 +166,8 @@ def test_the_weights_make_neither_extreme_better_than_the_other() -> None:
 
 
 def test_a_curve_that_made_the_runs_is_found_again() -> None:
-    truth = Curve((0.5, 0.5, 0.0), (0.0, 50.0, 400.0), (0.5, 0.7, 0.8))
+    places = np.geomspace(1, 400, 40)
+    truth = Curve((0.5, 0.5, 0.0), tuple(places), tuple(0.5 + 0.05 * np.log(places)))
     decisions = [np.tile(each, (60, 1)) for each in ((1, 1), (5, 1), (2, 4), (6, 6), (3, 1))]
     found, error = fit([Run(each, truth(np.cumsum(truth.step(each)))) for each in decisions])
     assert found.shares == truth.shares
@@ -134,10 +179,7 @@ def test_a_real_line_teaches_the_environment_as_a_surrogate_does() -> None:
     samples = torch.randn(600, 6, generator=random)
     labels = (samples.sum(1) > 0).long()
     parts = (samples[:, :3], samples[:, 3:])
-    spec = LineSpec(
-        federation="f", run="r", software="s", sensors=("a", "b"), network="dense", classes=("good", "bad"),
-        window=Window(start=100, chunk=10, size=100), recipe=Recipe(eta=0.1), seed=1,
-    )  # fmt: skip
+    spec = line_spec(run=RUN)
     stream = Stream(tuple(part[:500] for part in parts), labels[:500])
     held_out = [part[500:] for part in parts], labels[500:]
     source = Simulated(2)
@@ -257,27 +299,31 @@ def test_actor_and_critic_have_three_layers_of_64_and_learning_rates_of_their_ow
     assert (actor["lr"], critic["lr"]) == (1e-4, 1e-3)
 
 
-def test_a_short_training_earns_more_than_the_first_policy(game: Game, trained: tuple[ppo.Agent, Path]) -> None:
+def test_a_short_training_earns_more_than_the_first_policy(game: Game, trained: Trained) -> None:
     makers = {
         "first": lambda: ppo.Learnt(ppo.agent(game, 3), game),
-        "trained": lambda: ppo.Learnt(trained[0], game),
+        "trained": lambda: ppo.Learnt(trained.agent, game),
     }
     found = summary(game, makers, SEEDS)
     assert found["trained"].reward > found["first"].reward
 
 
-def test_the_graph_decides_as_the_agent_does(game: Game, trained: tuple[ppo.Agent, Path]) -> None:
-    agent, path = trained
+def test_the_graph_decides_as_the_agent_does(game: Game, trained: Trained) -> None:
+    agent, path, _ = trained
     said: list[str] = []
     found = trajectories(game, {"torch": ppo.Learnt(agent, game), "onnx": policy(str(path), 5, said)}, 11)
     assert (found["torch"].iterations == found["onnx"].iterations).all()
+    graph = ppo.Graph(agent, game)
+    for round_, table in enumerate(2 * game.source.sample(60, 12, 0), 1):
+        state = graph.state(torch.from_numpy(table), torch.tensor([round_])).numpy()
+        assert np.allclose(state, game.state(table, round_), atol=1e-6)
     far = Timing(np.array([0.0, 1e6]), np.array([1e-9, 30]), np.array([100.0, 1e-3]))
     assert (ppo.Learnt(agent, game)(far, 10**6) == policy(str(path), 5, said)(far, 10**6)).all()
     assert said == []
 
 
-def test_a_training_goes_on_where_it_was_saved(game: Game, trained: tuple[ppo.Agent, Path]) -> None:
-    agent, path = trained
+def test_a_training_goes_on_where_it_was_saved(game: Game, trained: Trained) -> None:
+    agent, path, _ = trained
     told: list[int] = []
     more = ppo.learn(game, agent.num_timesteps + 2048, 3, path.with_suffix(".zip"), lambda done, _: told.append(done))
     assert told == [agent.num_timesteps + 2048]
@@ -298,10 +344,10 @@ def test_a_rule_has_a_name_and_an_agent_a_file() -> None:
         policy("nowhere.onnx")
 
 
-def test_an_agent_of_another_line_is_refused(trained: tuple[ppo.Agent, Path]) -> None:
+def test_an_agent_of_another_line_is_refused(trained: Trained) -> None:
     for most, sensors in ((6, 2), (5, 3)):
         with pytest.raises(UsageError, match="for 2 sensors and up to 5 iterations"):
-            live.make(str(trained[1]), most, sensors, print)
+            live.make(str(trained.path), most, sensors, print)
 
 
 @pytest.mark.parametrize("decided", [[9, -3], [1], [np.nan, 1.0], "nonsense", None])
@@ -338,11 +384,8 @@ def test_a_live_head_needs_neither_gymnasium_nor_torch_for_its_policy() -> None:
     assert result.stdout.strip() == "[]"
 
 
-def test_the_command_writes_an_agent_and_says_how_it_stands(tmp_path: Path) -> None:
-    result = run(
-        "line", "agent", "--sensors", 2, "--iterations", 3, "--rounds", 20, "--steps", 2048,
-        "--out", tmp_path / "agent.onnx", "--seed", 5, "--json",
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    assert {"agent", "all", "deadline"} <= set(result.stdout.split('"'))
-    assert live.make(str(tmp_path / "agent.onnx"), 3, 2, print)
+def test_the_command_says_how_its_agent_stands_beside_the_rules(trained: Trained) -> None:
+    policies = json.loads(trained.said)["result"]["policies"]
+    assert set(policies) == {"agent", *RULES}
+    rewards = [each["reward"] for each in policies.values()]
+    assert rewards == sorted(rewards, reverse=True)

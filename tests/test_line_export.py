@@ -2,26 +2,37 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from itertools import product
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
 import torch
 
+from broker_config.embedded import start_broker
+from broker_config.endpoint import Endpoint
 from broker_config.trust import Trust
+from edge import bundle
 from edge.bundle import BundleError
 from edge.verify import Guard
 from edge.vertical.bundle import MANIFEST, read
 from edge.vertical.model import load_head, load_sensor
 from edge.vertical.rows import Scaling
-from export.vertical import HeadBundles, Pace
+from export.vertical import HeadBundles, Pace, Rows, SensorBundles
 from export.vertical_graph import LineParityError, sensor_graph
 from tests.line_models import COLUMNS, Learnt, rows
+from tests.lines import draw, left, line_spec, source
 from tests.members import make
+from tests.tiny_bundle import tiny_bundle
+from trainer.progress.events import ignore
+from trainer.vertical.head import coordinate
 from trainer.vertical.imputer import Imputer
 from trainer.vertical.networks import embedding_size, feature_model
+from trainer.vertical.sensor import take_part
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +175,51 @@ def test_only_what_the_member_itself_has_signed_is_served(learnt: Learnt, tmp_pa
         read(unsigned["oven"], guard("oven"))
     assert newer.expires is not None
     assert newer.expires > datetime.now(UTC)
+
+
+def test_each_kind_of_service_refuses_the_other_kind_of_bundle(bundles: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="of a line's head"):
+        bundle.read(bundles["coordinator"])
+    tiny_bundle(tmp_path / "images")
+    with pytest.raises(BundleError, match="none of a line's sensor or head"):
+        load_head(tmp_path / "images")
+
+
+def test_an_agent_that_decides_local_iterations_travels_with_the_head(tmp_path: Path) -> None:
+    (tmp_path / "agent.onnx").write_bytes(b"an agent")
+    found = Learnt(1, policy=str(tmp_path / "agent.onnx")).write(tmp_path / "bundles")["coordinator"]
+    manifest = load_head(found).manifest
+    assert [*manifest.roles] == ["head", "policy"]
+    assert (found / manifest.roles["policy"].file).read_bytes() == b"an agent"
+
+
+def test_a_line_that_trains_leaves_the_models_that_are_on_its_disks(tmp_path: Path) -> None:
+    spec, rounds, stop = line_spec(), 7, Event()  # no multiple of its commits
+    draw(tmp_path, 60, seed=2)
+    with start_broker(tmp_path / "broker", kind="mosquitto") as broker, ThreadPoolExecutor() as threads:
+        endpoint, folders = Endpoint.parse(broker.url), {name: tmp_path / name for name in ("head", *spec.sensors)}
+        parties = [
+            threads.submit(
+                coordinate, spec, tmp_path / "labels.csv", endpoint, folders["head"], rounds=rounds, new=False,
+                report=ignore, stop=stop.is_set, deploy=HeadBundles(folders["head"] / "bundle"),
+            )
+        ]  # fmt: skip
+        for name in spec.sensors:
+            about = source(tmp_path, name)
+            deploying = partial(SensorBundles, folders[name] / "bundle", Rows(about.columns, "product", None))
+            party = partial(take_part, report=ignore, stop=stop.is_set, deploying=deploying)
+            parties.append(threads.submit(party, spec, name, about, endpoint, folders[name]))
+        try:
+            for each in parties:
+                each.result(60)
+        finally:
+            stop.set()
+    head, states = load_head(folders["head"] / "bundle").manifest, left(spec, tmp_path, rounds)
+    assert (head.run, head.round) == (spec.run, rounds)
+    for name in spec.sensors:
+        assert load_sensor(folders[name] / "bundle").manifest.round == rounds
+        graph = (folders[name] / "bundle" / "sensor.onnx").read_bytes()
+        assert all(values in graph for values in states[name].values())
 
 
 def test_members_of_unequal_speed_write_bundles_of_the_same_rounds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from safetensors.numpy import load, load_file
 
 import broker_config
-from broker_config import access, codec, fetch, link, messages, sending, topics, transfer
+from broker_config import access, codec, fetch, frames, link, messages, sending, topics, transfer, vertical
 from broker_config.embedded import find_mosquitto
 from edge.verdict import Failure, Notice, Verdict
 from tests.foreign import ForeignNode, Tensors
@@ -60,8 +60,13 @@ def test_every_topic_is_on_the_page(topic: Callable[..., str]) -> None:
     "kind",
     [
         kind
-        for kind in vars(messages).values()
-        if inspect.isclass(kind) and issubclass(kind, msgspec.Struct) and kind.__struct_fields__
+        for room in (messages, vertical, frames)
+        for kind in vars(room).values()
+        if inspect.isclass(kind)
+        and issubclass(kind, msgspec.Struct)
+        and kind.__struct_fields__
+        and kind is not frames.Frame
+        and kind.__module__ == room.__name__
     ],
     ids=lambda kind: kind.__name__,
 )
@@ -77,7 +82,8 @@ def test_every_field_and_its_default_are_on_the_page(kind: type[msgspec.Struct])
 @pytest.mark.parametrize(
     ("kind", "section"),
     [(kind, kind.__name__) for kind in messages.AnyMessage.__args__]
-    + [(kind, "Verdicts of a line") for kind in (Verdict, Failure, Notice)],
+    + [(kind, "Verdicts of a line") for kind in (Verdict, Failure, Notice)]
+    + [(kind, kind.__name__) for kind in vertical.LineMessage.__args__],
 )
 def test_every_message_has_an_example_with_all_its_fields(kind: type[msgspec.Struct], section: str) -> None:
     examples = re.findall(r"```json\n(.+?)```", SECTIONS[section], re.DOTALL)

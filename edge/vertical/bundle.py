@@ -146,10 +146,11 @@ def parse(folder: Path, content: bytes) -> Manifest:
     """The manifest whose bytes are `content`; BundleError if it is none of a line's member."""
     path = folder / MANIFEST
     try:
-        check_format(path, content)
+        if not check_format(path, content):
+            raise BundleError(f"{path} is none of a line's sensor or head", "serve it with edge-node serve")
         manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BundleError(f"{path} is none of a line's member: {error}", _EXPORT) from error
+        raise BundleError(f"{path} is damaged: {error}", _EXPORT) from error
     if manifest.role not in manifest.roles:
         raise BundleError(f"{path} contradicts itself: no graph of the role {manifest.role}", _EXPORT)
     return manifest

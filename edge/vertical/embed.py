@@ -50,6 +50,8 @@ def embed(
     samples = Samples(rows, manifest.columns, manifest.cycles, manifest.unit, manifest.product)
     samples.refresh()
     done = samples.count
+    for newest in samples.since(done - 1):
+        samples.forget(newest)
     client = f"edge-node/{manifest.federation}/{manifest.node}/embed"
     with Link(endpoint, client, inbox=inbox, persistent=False) as link, reloading:
         service = _Service(model, samples, link, leaving, done)

@@ -19,7 +19,7 @@ from broker_config import topics
 from broker_config.codec import DecodeError
 from broker_config.endpoint import Endpoint
 from broker_config.errors import LinkError, brief
-from broker_config.frames import Embedded, decode_frame
+from broker_config.frames import LARGEST_FRAME, Embedded, decode_frame
 from broker_config.link import TAKEN_OVER, Delivery, Link, LinkDown
 from edge.sinks.appending import write_all
 from edge.vertical.embed import taken_over
@@ -84,6 +84,7 @@ def predict(
     federation = model.manifest.federation
     client = f"edge-node/{federation}/{topics.COORDINATOR}/predict"
     link = Link(endpoint, client, inbox=inbox, persistent=True)
+    link.longest = LARGEST_FRAME
     link.subscribe(topics.products(federation, "+"))
     with link, reloading:
         service = _Service(model, link, output, deadline)

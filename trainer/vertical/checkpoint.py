@@ -50,7 +50,8 @@ class Checkpoints:
             state: dict[str, Tensor] = load_file(path)
         except Exception as error:  # safetensors has no common base for what it raises
             raise EdgeNodeError(
-                f"{path} cannot be read: {error}", "remove this file: the line then goes on from the one before it"
+                f"the checkpoint {path} is damaged: {error}",
+                "remove this file: the line then goes on from the one before it",
             ) from error
         return state
 

@@ -11,24 +11,23 @@ from pathlib import Path
 import torch
 
 from broker_config import topics
-from broker_config.codec import DecodeError, decode
 from broker_config.disk import claimed as folder_claimed
 from broker_config.endpoint import Endpoint
-from broker_config.errors import PeerError, brief
-from broker_config.frames import Embeddings, decode_frame, encode_frame
+from broker_config.errors import PeerError
+from broker_config.frames import Embeddings, encode_frame
 from broker_config.link import Delivery, LinkDown, LinkUp
-from broker_config.messages import Finished, Message, Presence, Refusal, Stage, Welcome
-from broker_config.vertical import LineHello, LineSpec
+from broker_config.messages import Stage
+from broker_config.vertical import LineSpec
 from trainer import progress
-from trainer.federation.herald import check_unclaimed, claimed
-from trainer.federation.roster import HELLO, MOST, WINDOW, Roster
+from trainer.federation.herald import check_unclaimed
 from trainer.vertical import packing
 from trainer.vertical.crier import Crier
 from trainer.vertical.denoiser import pairs_in
 from trainer.vertical.exchange import Collecting, Costs, Standing, reunite
-from trainer.vertical.journal import ClosedRound, Journal, Member, adopted
+from trainer.vertical.journal import ClosedRound, Journal, adopted
 from trainer.vertical.labels import Labels
 from trainer.vertical.networks import embedding_size
+from trainer.vertical.reception import Reception
 from trainer.vertical.server import Deploy, Represent, Server, timing
 from trainer.vertical.window import span
 
@@ -86,14 +85,11 @@ class _Head:
         deploy: Deploy,
     ):
         self._spec, self._labels, self._folder, self._journal = spec, labels, folder, journal
-        self._endpoint, self._rounds, self._report, self._deploy = endpoint, rounds, report, deploy
-        self._session = secrets.token_hex(8)
-        self._members = journal.members(spec.run)
-        self._identities = {name: each.identity for name, each in self._members.items()}
-        self._roster = Roster(len(spec.sensors), self._identities)
+        self._rounds, self._report, self._deploy = rounds, report, deploy
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
-        self._crier = Crier(endpoint, spec, self._session, self._inbox)
-        self._heard_self = False
+        session = secrets.token_hex(8)
+        self._crier = Crier(endpoint, spec, session, self._inbox)
+        self._reception = Reception(spec, endpoint, session, journal, self._crier, self, report)
 
         self._server: Server | None = None
         self._standings: dict[str, Standing] = {}  # of the sensors that have answered since we last gathered
@@ -101,13 +97,13 @@ class _Head:
         self._collecting: Collecting | None = None  # the open round
         self._span = (0, 0)
         self._before: tuple[Collecting, tuple[int, int], list[tuple[str | None, bytes]]] | None = None
-        self._finished: set[str] = set()
-        self._present: set[str] = set()  # whose connection stands, as far as we know
+        self._done: set[str] = set()  # sensors that have written down the last round
         self._absent: set[str] = set()  # that rounds no longer wait for
         self._costs: dict[str, tuple[float, float, float]] = {}  # collection, communication, iteration
         self._heard: dict[str, float] = {}  # when a sensor's embeddings last came in the open round
         self._opened = self._closed = self._asked = self._gathered = self._over = time.monotonic()
         self._silence = _AGAIN
+        self._taken: tuple[int, ...] = ()  # local iterations of the round before
         self._paused = False
 
     def run(self, stop: Callable[[], bool]) -> int:
@@ -123,11 +119,16 @@ class _Head:
             with contextlib.suppress(queue.Empty):
                 self._handle(self._inbox.get(timeout=self._nap()))
             self._watch_clock()
-        return self._server.round if self._server else 0
+        return self.round
 
     def close(self) -> None:
         self._tell(anyway=True)
         self._crier.close()
+
+    @property
+    def round(self) -> int:
+        """The last one that is closed."""
+        return self._server.round if self._server else 0
 
     def _nap(self) -> float:
         waits = self._collecting is None and not self._gathering and not self._is_finished()
@@ -146,10 +147,10 @@ class _Head:
         spec = self._spec
         expected = [name for name in spec.sensors if name not in self._standings]
         late = time.monotonic() - self._gathered > spec.patience
-        if expected and (spec.absent == "wait" or not late or not self._standings or self._unknown()):
+        if expected and (spec.absent == "wait" or not late or not self._standings or not self._reception.complete):
             return
         if self._server is None:
-            columns = {name: each.columns for name, each in self._members.items()}
+            columns = {name: each.columns for name, each in self._reception.members.items()}
             self._server = Server(spec, columns, self._labels, self._folder, self._journal, self._say, self._deploy)
         server, target = self._server, self._server.round
         if spec.absent == "wait":
@@ -165,15 +166,11 @@ class _Head:
         self._gathering, self._attempt = False, self._journal.attempt(spec.run)
         self._next()
 
-    def _unknown(self) -> bool:
-        """Whether some sensor has never been there: nobody knows how large its embeddings are."""
-        return any(name not in self._members for name in self._spec.sensors)
-
     def _part_from_stragglers(self, ours: Standing) -> None:
         for name, standing in list(self._standings.items()):
             if not set(ours.kept) & set(standing.kept):
                 del self._standings[name]
-                self._refuse(
+                self._reception.refuse(
                     PeerError(name, f"it can go back to rounds {standing.kept}, the head to {ours.kept}", ours.round),
                     "give the sensor its --state folder back, or begin anew: edge-node line coordinate --new",
                 )
@@ -218,14 +215,16 @@ class _Head:
         frame = {"run": self._spec.run, "attempt": round_.attempt, "round": round_.round}
         return [encode_frame(each) for each in packing.opened(first, last, since, products, **frame)]
 
-    def _embedded(self, sensor: str, frame: Embeddings) -> None:
+    def embedded(self, sensor: str, frame: Embeddings) -> None:
+        """Embeddings have come."""
         round_ = self._collecting
-        if round_ is None or frame.session != self._roster.session(sensor):
-            return  # of an earlier process, or of a round that is closed
-        self._heard[sensor] = now = time.monotonic()
-        if not round_.take(sensor, frame):
+        if round_ is None:
             return
-        self._absent.discard(sensor)
+        self._heard[sensor] = now = time.monotonic()
+        whole = round_.take(sensor, frame)
+        self._absent.discard(sensor)  # late or not, it is there again
+        if not whole:
+            return
         self._cost(sensor, round_.arrived[sensor].costs, now - self._opened)
         if not round_.waits_for(self._spec.sensors):
             self._close(round_)
@@ -234,13 +233,11 @@ class _Head:
         """A round opens while sensors still train in the one before it: that is no time of the network's."""
         assert self._server
         trained = 0.0
-        if self._last_iterations:
-            trained = self._last_iterations[self._spec.sensors.index(sensor)] * costs.iteration
+        if self._taken:
+            trained = self._taken[self._spec.sensors.index(sensor)] * costs.iteration
         communication = max(0.0, latency - trained - costs.collection - costs.embedding)
         self._costs[sensor] = costs.collection, communication, costs.iteration
         self._crier.latency[sensor] = latency
-
-    _last_iterations: tuple[int, ...] = ()
 
     def _close(self, round_: Collecting) -> None:
         """Say what the round trains with, open the next, and learn while the sensors do."""
@@ -251,7 +248,7 @@ class _Head:
         replies = [(name, encode_frame(each)) for name, each in server.replies(made, **frame)]
         for name, payload in replies:
             self._crier.publish(self._topic(name), payload)
-        self._before, self._collecting, self._last_iterations = (round_, positions, replies), None, made.iterations
+        self._before, self._collecting, self._taken = (round_, positions, replies), None, made.iterations
         fact = self._fact(round_, made, positions)
         if round_.round != self._rounds:
             self._open(round_.round + 1)
@@ -290,7 +287,7 @@ class _Head:
         if not self._is_finished():
             return False
         waited = time.monotonic() - self._over
-        return self._finished >= set(self._spec.sensors) - self._absent or waited > _LINGER
+        return self._done >= set(self._spec.sensors) - self._absent or waited > _LINGER
 
     # The clock
 
@@ -301,7 +298,7 @@ class _Head:
         elif self._gathering:
             if self._standings:
                 self._reunite()
-            if now - self._gathered > self._spec.patience and self._members:
+            if now - self._gathered > self._spec.patience and self._reception.members:
                 self._pause(0, [name for name in self._spec.sensors if name not in self._standings])
         elif not self._is_finished():
             self._next()
@@ -334,8 +331,8 @@ class _Head:
             self._report(progress.Paused(round=round_, waiting_for=waiting_for))
 
     def _tell(self, *, anyway: bool = False) -> None:
-        round_ = self._server.round if self._server else 0
-        present = self._present - self._absent
+        round_ = self.round
+        present = self._reception.present - self._absent
         status: Stage = "finished" if self._is_finished() else "gathering" if self._gathering else "open"
         if told := self._crier.say_overview(round_, status, present, paused=self._paused, anyway=anyway):
             self._report(progress.Measured(node="line", round=round_, metrics=told))
@@ -345,7 +342,7 @@ class _Head:
     def _handle(self, event: object) -> None:
         match event:
             case Delivery():
-                self._receive(event)
+                self._reception.receive(event)
             case LinkUp():
                 self._announce()
             case LinkDown(_, reason):
@@ -355,77 +352,14 @@ class _Head:
         """(Re)publish what is retained: a broker restarted without persistence has forgotten it."""
         self._crier.say_presence(online=True)
         self._crier.say_spec()
-        self._crier.say_state("finished" if self._is_finished() else "open", self._server.round if self._server else 0)
+        self._crier.say_state("finished" if self._is_finished() else "open", self.round)
 
-    def _receive(self, delivery: Delivery) -> None:
-        sensor = topics.sender(delivery.topic)
-        if not delivery.payload:
-            return
-        if sensor == topics.COORDINATOR:
-            self._check_own(delivery)
-            return
-        try:
-            if sensor not in self._spec.sensors:
-                raise PeerError(brief(sensor, 64), f"this line's sensors are {', '.join(self._spec.sensors)}")
-            self._hear(sensor, delivery)
-        except DecodeError as error:
-            self._refuse(PeerError(sensor, f"its message cannot be read: {error}"))
-        except PeerError as error:
-            self._refuse(error)
+    def finished(self, sensor: str) -> None:
+        """A sensor has written down the last round."""
+        if self._is_finished():
+            self._done.add(sensor)
 
-    def _hear(self, sensor: str, delivery: Delivery) -> None:
-        if delivery.topic == topics.embeddings(self._spec.federation, sensor):
-            frame = decode_frame(delivery.payload)
-            if not isinstance(frame, Embeddings):
-                raise PeerError(sensor, f"it sent a {type(frame).__name__} as embeddings")
-            self._embedded(sensor, frame)
-            return
-        spoken = delivery.topic == topics.up(self._spec.federation, sensor)
-        if self._roster.floods(sensor, time.monotonic(), HELLO if spoken else 1):
-            if self._endpoint.seal is None:
-                raise PeerError(sensor, f"it sends more than {MOST} messages in {WINDOW:g} s")
-            return  # the broker may repeat what a sensor has signed
-        match decode(delivery.payload, Message):
-            case Presence(session=session, online=False):
-                if self._roster.session(sensor) == session:
-                    self._present.discard(sensor)
-                    self._report(progress.NodeLost(node=sensor, round=self._server.round if self._server else 0))
-            case Presence():
-                pass
-            case LineHello() as hello:
-                self._welcome(sensor, hello)
-            case Finished(run=run):
-                if run == self._spec.run and self._is_finished():
-                    self._finished.add(sensor)
-            case message:
-                raise PeerError(sensor, f"it sent a {type(message).__name__}")
-
-    def _welcome(self, sensor: str, hello: LineHello) -> None:
-        if self._roster.is_stale(sensor, hello):
-            return
-        known = self._members.get(sensor)
-        objection = self._roster.objection(sensor, hello, self._spec.run, present=sensor in self._present)
-        if known and known.columns != hello.columns and objection is None:
-            objection = Refusal(
-                session=hello.session,
-                reason=f"{sensor} had {known.columns} columns, and now has {hello.columns}",
-                remedy="pass the same --columns as before, or begin anew: edge-node line coordinate --new",
-            )
-        if objection:
-            self._crier.answer(sensor, objection)
-            return
-        if known is None or known.identity != hello.identity:
-            self._members[sensor] = Member(hello.identity, hello.columns)
-            self._journal.admit(self._spec.run, sensor, self._members[sensor])
-            self._identities[sensor] = hello.identity
-        if self._roster.session(sensor) != hello.session:
-            self._report(progress.NodeJoined(node=sensor))
-        self._roster.admit(sensor, hello)
-        self._present.add(sensor)
-        self._crier.answer(sensor, Welcome(session=hello.session))
-        self._bring_along(sensor, Standing(hello.round, hello.kept))
-
-    def _bring_along(self, sensor: str, standing: Standing) -> None:
+    def came(self, sensor: str, standing: Standing) -> None:
         """A sensor has said how far it is: take it along, or go back with all to where it is."""
         self._absent.discard(sensor)
         if self._server is None or self._gathering:
@@ -446,27 +380,6 @@ class _Head:
         if self._is_finished():
             self._crier.say_state("finished", self._server.round)
         self._ask(sensor)
-
-    def _refuse(self, error: PeerError, remedy: str = "see the head's log, then join again") -> None:
-        name = error.peer
-        if self._roster.is_news("refused", name):
-            round_ = self._server.round if self._server else 0
-            self._report(progress.NodeRefused(node=name, round=round_, reason=error.why))
-        session = self._roster.dismiss(name) if name in self._spec.sensors else None
-        if session:
-            self._crier.answer(name, Refusal(session=session, reason=error.why, remedy=remedy))
-
-    def _check_own(self, delivery: Delivery) -> None:
-        """Somebody speaks as the head: an earlier process of ours, whose will comes late, or another head."""
-        with contextlib.suppress(DecodeError):
-            presence = decode(delivery.payload, Presence)
-            if presence.session == self._session:
-                self._heard_self |= not delivery.retain
-                return
-            if self._heard_self and presence.online and presence.session < self._session:
-                raise claimed(self._spec.federation, self._endpoint)
-        if self._heard_self or not delivery.retain:
-            self._crier.say_presence(online=True)
 
     def _say(self, text: str) -> None:
         self._report(progress.Note(text=text))

@@ -139,13 +139,24 @@ def history(folder: Path) -> list[ClosedRound]:
     Raises:
         UsageError: there is no journal in `folder`.
     """
-    path = folder / "line.sqlite"
-    if not path.is_file():
-        raise UsageError(f"there is no journal in {folder}", "pass the --state folder of edge-node line coordinate")
-    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+    with _reading(folder) as database:
         run = database.execute(_NEWEST).fetchone()
         rows = database.execute("SELECT fact FROM rounds WHERE run = ? ORDER BY round", (run[0] if run else "",))
         return [msgspec.json.decode(fact, type=ClosedRound) for (fact,) in rows]
+
+
+def newest_spec(folder: Path) -> LineSpec | None:
+    """That of the newest run in a head's state folder; None if it has none. UsageError as `history`."""
+    with _reading(folder) as database:
+        row = database.execute(_NEWEST).fetchone()
+    return msgspec.json.decode(row[1], type=LineSpec) if row else None
+
+
+def _reading(folder: Path) -> contextlib.closing[sqlite3.Connection]:
+    path = folder / "line.sqlite"
+    if not path.is_file():
+        raise UsageError(f"there is no journal in {folder}", "pass the --state folder of edge-node line coordinate")
+    return contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True))
 
 
 def adopted(journal: Journal, spec: LineSpec, *, new: bool) -> LineSpec:

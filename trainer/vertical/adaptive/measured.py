@@ -8,6 +8,7 @@ from broker_config.errors import UsageError
 from trainer.seeding import generator
 from trainer.vertical.adaptive.latency import Floats
 from trainer.vertical.adaptive.policy import SHORTEST
+from trainer.vertical.journal import history, newest_spec
 
 _FEWEST = 20  # rounds to draw from
 
@@ -31,18 +32,18 @@ class Measured:
 
 
 def read(state: Path) -> Measured:
-    """The rounds of a head's state folder in which all sensors took part.
+    """The rounds of a head's state folder in which all sensors took part, and of which it knew how fast they compute.
 
     Raises:
         UsageError: there are too few.
     """
-    from trainer.vertical.journal import history  # noqa: PLC0415 - a simulation needs no journal
-
-    closed = [each for each in history(state) if all(each.iterations)]
-    if len(closed) < _FEWEST:
+    spec = newest_spec(state)
+    names = spec.sensors if spec else ()
+    rounds = ((each.collection, each.communication, each.iteration) for each in history(state) if all(each.iterations))
+    rows = [[[part[name] for name in names] for part in parts] for parts in rounds if all(parts[2].values())]
+    if len(rows) < _FEWEST:
         raise UsageError(
-            f"{state} has {len(closed)} rounds with all sensors, too few to learn from",
+            f"{state} has {len(rows)} rounds with all sensors, too few to learn from",
             f"let the line run for {_FEWEST} rounds or more",
         )
-    rows = [[list(part.values()) for part in (each.collection, each.communication, each.iteration)] for each in closed]
     return Measured(np.array(rows))
