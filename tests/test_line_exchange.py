@@ -70,7 +70,6 @@ GOOD = torch.ones(5, 4)
         ({"round": 8}, "of round 8, which is not open"),
         ({"attempt": 3, "round": 1}, "which is not open"),
     ],
-    ids=str,
 )
 def test_embeddings_that_lie_are_refused_and_their_sender_is_named(lie: dict[str, Any], complaint: str) -> None:
     frame = msgspec.structs.replace(embeddings(GOOD)[0], **lie)

@@ -1,18 +1,32 @@
 """Processes of a line that are killed: the line goes on, and learns the same to the last bit."""
 
-import subprocess
+import multiprocessing
+import os
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
 from broker_config.embedded import start_broker
+from edge.cli import main
 from tests.lines import CLASSES, COLUMNS, draw, feed, left, line_spec, simulated
-from tests.plants import start
 from trainer.vertical.window import span
 
 SENSORS = ("press", "oven")
+_FORK = multiprocessing.get_context("forkserver")  # whose children need not import torch each for itself
+_FORK.set_forkserver_preload(["trainer.vertical.head", "trainer.vertical.sensor"])
+
+
+def _run(words: Sequence[str], log: Path) -> None:
+    """`edge-node` in a process of its own."""
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.argv = ["edge-node", *words]
+    main()
 
 
 class Processes:
@@ -20,7 +34,7 @@ class Processes:
 
     def __init__(self, url: str, folder: Path, data: Path, seed: int, *more: object):
         self.folder, self._url, self._data, self._seed, self._more = folder, url, data, seed, more
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.running: dict[str, BaseProcess] = {}
         self._starts = 0
 
     def start(self, *parties: str) -> None:
@@ -28,7 +42,9 @@ class Processes:
         for party in parties:
             self._starts += 1
             log = self.folder / f"{party}-{self._starts}.log"
-            self.running[party] = start(*self._words(party), "--state", self.folder / party, log=log)
+            words = [str(each) for each in (*self._words(party), "--state", self.folder / party)]
+            self.running[party] = process = _FORK.Process(target=_run, args=(words, log))
+            process.start()
 
     def _words(self, party: str) -> tuple[object, ...]:
         if party != "head":
@@ -53,19 +69,21 @@ class Processes:
     def kill(self, party: str) -> None:
         """Kill -9, and wait until it is dead."""
         self.running[party].kill()
-        self.running[party].wait()
+        self.running[party].join()
 
     def reach(self, round_: int) -> None:
         """Wait until all have written down a round."""
         deadline = time.monotonic() + 60
         while not all(list((self.folder / party).glob(f"*/{round_:012}.safetensors")) for party in self.running):
             assert time.monotonic() < deadline, self.logs()
-            assert all(process.poll() is None for process in self.running.values()), self.logs()
+            assert all(process.is_alive() for process in self.running.values()), self.logs()
             time.sleep(0.02)
 
     def end(self) -> None:
         """Wait until all have ended in order."""
-        assert [process.wait(60) for process in self.running.values()] == [0] * len(self.running), self.logs()
+        for process in self.running.values():
+            process.join(60)
+        assert [process.exitcode for process in self.running.values()] == [0] * len(self.running), self.logs()
 
     def logs(self) -> str:
         """What all have said."""
