@@ -39,7 +39,7 @@ class GrowingFile:
     def __init__(self, path: Path, columns: Sequence[str], tell: Tell = log.warning):
         self.path = path
         self.left_out = 0  # rows
-        self._columns, self._tell = tuple(columns), tell
+        self._columns, self._say = tuple(columns), tell
         self._chosen: list[int] = []
         self._width = 0  # cells of a row; 0: the header has not been read
         self._good = False  # some row could be used
@@ -148,7 +148,7 @@ class GrowingFile:
             raise UsageError(f"{where} cannot be used: {error.why}", error.remedy)
         self.left_out += 1
         if self.left_out == 1:
-            self._tell(f"{where} is left out, and so will be others like it: {error.why}")
+            self._say(f"{where} is left out, and so will be others like it: {error.why}")
 
 
 class Products:
