@@ -274,7 +274,7 @@ class _Beginning(Struct):
 
 
 def check_format(path: Path, content: bytes) -> str:
-    """The role of a bundle, if it says one; BundleError if it is of another format, msgspec.DecodeError if it is none."""
+    """A bundle's role, if it says one; BundleError if it is of another format, msgspec.DecodeError if it is none."""
     found = msgspec.json.decode(content, type=_Beginning)
     if found.format != FORMAT:
         raise BundleError(

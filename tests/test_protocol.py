@@ -60,11 +60,13 @@ def test_every_topic_is_on_the_page(topic: Callable[..., str]) -> None:
     "kind",
     [
         kind
-        for kind in dict.fromkeys(each for room in (messages, vertical, frames) for each in vars(room).values())
+        for room in (messages, vertical, frames)
+        for kind in vars(room).values()
         if inspect.isclass(kind)
         and issubclass(kind, msgspec.Struct)
         and kind.__struct_fields__
         and kind is not frames.Frame
+        and kind.__module__ == room.__name__
     ],
     ids=lambda kind: kind.__name__,
 )
