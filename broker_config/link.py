@@ -166,9 +166,12 @@ class Link:
     def backlog(self) -> int:
         """Bytes of QoS 0 that were published but not yet written to the socket."""
         with self._lock:
-            while self._unwritten and _is_over(self._unwritten[0][0]):
-                self._unwritten.popleft()
+            self._forget_written()
             return sum(size for _, size in self._unwritten)
+
+    def _forget_written(self) -> None:
+        while self._unwritten and _is_over(self._unwritten[0][0]):
+            self._unwritten.popleft()
 
     def subscribe(self, *filters: str, qos: int = 1) -> None:
         """Receive what matches `filters`, now and after every reconnection."""
@@ -209,6 +212,7 @@ class Link:
                 self._forget_acknowledged()
                 self._unacknowledged.append(info)
             else:
+                self._forget_written()
                 self._unwritten.append((info, size))
 
     def ack(self, delivery: Delivery) -> None:

@@ -428,3 +428,16 @@ def test_a_clean_close_sends_no_will(broker: EmbeddedBroker) -> None:
         assert expect(inbox).payload == b"leaving"
         observer.publish("presence", b"later")
         assert expect(inbox).payload == b"later"
+
+
+def test_what_was_published_with_qos_0_is_forgotten_once_it_is_written(mosquitto: EmbeddedBroker) -> None:
+    """A line's processes publish many frames a second for years, and never ask for the backlog."""
+    with Link(Endpoint.parse(mosquitto.url), "", inbox=queue.Queue(), persistent=False) as link:
+        for _ in range(2000):
+            link.publish("frames", bytes(100), qos=0)
+            if len(link._unwritten) > 500:  # paho's thread has not come to it yet
+                time.sleep(0.01)
+        link.publish("last", b"")
+        assert link.flush(10)
+        link.publish("frames", bytes(100), qos=0)
+        assert len(link._unwritten) <= 1
