@@ -248,7 +248,7 @@ def test_without_labels_nothing_diverges_where_a_linear_function_did(channel: Ch
         labels="server",
         channel=channel,
         denoising=Denoising(rounds=3 if channel.levels else 0),
-        recipe=Recipe(eta=0.1, batches=5),
+        recipe=Recipe(eta=0.05, batches=5),
     )
     closed = list(play(made, 40, lambda _: (2, 2)))
     assert all(np.isfinite(each.loss) for each in closed)

@@ -12,7 +12,7 @@ Doubles = NDArray[np.float64]
 
 
 def passed(channel: Channel, embedding: Array, random: np.random.Generator) -> Array:
-    """What arrives of an embedding [N, D]. The quantiser's range is the message's own."""
+    """What arrives of an embedding [N, D]. The quantiser's ranges are the message's own, one for each of D numbers."""
     received = embedding.astype(np.float64)
     if channel.levels:
         received = quantised(received, channel.levels, random.random(embedding.shape) if channel.dither else 0.5)
@@ -24,17 +24,21 @@ def passed(channel: Channel, embedding: Array, random: np.random.Generator) -> A
 
 
 def quantised(values: Doubles, levels: int, dither: Doubles | float = 0.5) -> Doubles:
-    """One of so many levels, evenly spread from the least to the largest of the (finite) values.
+    """One of so many levels, evenly spread from the least to the largest of the (finite) values of a column.
 
     With a dither of 0.5 that is the nearest level. With one drawn from [0, 1) for each value it is the level below or
     above, by chance, such that the value is what comes out in the mean (non-subtractive dither).
+
+    A range for the whole message would hang on its one extreme product.
     """
-    low, high = values.min(initial=np.inf), values.max(initial=-np.inf)
-    if not low < high:
+    if not len(values):
         return values
-    grid = np.linspace(low, high, levels)
-    below = (values - low) * ((levels - 1) / (high - low))
-    return np.asarray(grid[np.minimum((below + dither).astype(np.int64), levels - 1)])
+    low, high = values.min(0), values.max(0)
+    wide = low < high
+    grid = np.linspace(low, high, levels)  # [levels, D]
+    below = (values - low) * ((levels - 1) / np.where(wide, high - low, 1))
+    index = np.minimum((below + dither).astype(np.int64), levels - 1)
+    return np.where(wide, np.take_along_axis(grid, index, 0), values)
 
 
 def parse(text: str) -> Channel:

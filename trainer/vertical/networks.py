@@ -19,14 +19,13 @@ _Model = TypeVar("_Model", bound=nn.Module)
 def _conv(shape: Sequence[int]) -> nn.Sequential:
     """C-MAPSS: two convolutions over time, 8 and 14 channels; a window of 15 cycles gives 2 x 14 = 28 numbers.
 
-    Kernels and strides are our choice: the paper has neither.
+    Kernels and strides are our choice: the paper has neither. The paper names no activation after the
+    second convolution, and there is none.
     """
     columns, cycles = shape
     if cycles < 9:
         raise UsageError(f"a window of {cycles} cycles is too short for the convolutions", "take 9 cycles or more")
-    return nn.Sequential(
-        nn.Conv1d(columns, 8, 5, stride=2), nn.ReLU(), nn.Conv1d(8, 14, 3, stride=2), nn.ReLU(), nn.Flatten()
-    )
+    return nn.Sequential(nn.Conv1d(columns, 8, 5, stride=2), nn.ReLU(), nn.Conv1d(8, 14, 3, stride=2), nn.Flatten())
 
 
 def _dense(shape: Sequence[int]) -> nn.Sequential:
