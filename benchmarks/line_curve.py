@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from broker_config.vertical import LineSpec, Recipe, Window
 from trainer.seeding import generator
-from trainer.vertical import cmapss
 from trainer.vertical.adaptive.curve import Run, fit
 from trainer.vertical.adaptive.learners import Played
 from trainer.vertical.simulate import Line, Stream
+from trainer.vertical.trial import cmapss
 
 _COLUMNS = cmapss.COLUMNS[3:]  # the sensors: 21, in turn to one side and the other
 _DECISIONS = ((1, 1), (2, 2), (3, 3), (5, 5), (10, 10), (5, 1), (1, 5), (10, 1), (1, 10), (3, 7), (6, 2))

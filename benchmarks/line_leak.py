@@ -28,12 +28,12 @@ import torch
 from torch import Tensor, nn
 
 from broker_config.vertical import Denoising, LineSpec, Privacy, Recipe, Window
-from trainer.vertical import cmapss
 from trainer.vertical.channel import parse
-from trainer.vertical.drawn import DrawnLine
 from trainer.vertical.experiments import data
 from trainer.vertical.privacy import releases, spent
 from trainer.vertical.simulate import Line, Stream, send
+from trainer.vertical.trial import cmapss
+from trainer.vertical.trial.drawn import DrawnLine
 from trainer.vertical.window import span
 
 ROUNDS, DELTA = 60, 1e-5

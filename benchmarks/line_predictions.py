@@ -23,7 +23,7 @@ from broker_config.frames import Embedded, encode_frame
 from broker_config.link import Delivery, Link
 from edge.vertical.bundle import Manifest, read
 from trainer.processes import Processes
-from trainer.vertical.drawn import CLASSES, LABELS, DrawnLine, write, write_rows
+from trainer.vertical.trial.drawn import CLASSES, LABELS, DrawnLine, write, write_rows
 
 _PAUSE = 0.02  # seconds between two products
 _ROUNDS = 40_000  # more than will be played

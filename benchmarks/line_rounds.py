@@ -36,8 +36,8 @@ from broker_config.vertical import LineSpec, Recipe, Window
 from tests.members import guarded
 from tests.mosquitto import Mosquitto
 from tests.streams import CLASSES, Plant, Processes, simulated
-from trainer.vertical.journal import history
-from trainer.vertical.packing import embeddings, opened, represented
+from trainer.vertical.live.journal import history
+from trainer.vertical.live.packing import embeddings, opened, represented
 from trainer.vertical.simulate import Line, send
 from trainer.vertical.window import span
 

@@ -81,7 +81,17 @@ class SensorBundles:
         size = embedding_size(spec.network, shape)
         graph = sensor_graph(sensor.model, shape, size, scaling)
         about = _about(spec, round_, sensor.name, "sensor", [Source(name=sensor.name, size=size)])
-        about = replace(about, columns=rows.columns, product=rows.product, unit=rows.unit)
+        assert sensor.extent, "a sensor's bundle follows a round"
+        low, high, deviation = sensor.extent
+        about = replace(
+            about,
+            columns=rows.columns,
+            product=rows.product,
+            unit=rows.unit,
+            low=tuple(low.tolist()),
+            high=tuple(high.tolist()),
+            deviation=deviation,
+        )
         write(
             self._folder, about, {"sensor": graph.content}, graph.golden, self._signer.own() if self._signer else None
         )

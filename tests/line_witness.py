@@ -20,14 +20,14 @@ from edge.cli import main
 WAITING = "waiting"
 STEPS = {  # what is done: by which method
     "reading rows": "edge.vertical.rows:Samples.refresh",
-    "reading labels": "trainer.vertical.labels:Labels.refresh",
-    "embedding": "trainer.vertical.sensor:_Sensor._embed",
-    "representing": "trainer.vertical.server:Server.represent",
+    "reading labels": "trainer.vertical.live.labels:Labels.refresh",
+    "embedding": "trainer.vertical.live.sensor:_Sensor._embed",
+    "representing": "trainer.vertical.live.server:Server.represent",
     "learning": "trainer.vertical.parties:Sensor.learn",
     "learning as head": "trainer.vertical.parties:Head.learn",
-    "writing a checkpoint": "trainer.vertical.checkpoint:Checkpoints.save",
-    "reading a checkpoint": "trainer.vertical.checkpoint:Checkpoints.load",
-    "writing the journal": "trainer.vertical.journal:Journal.close_rounds",
+    "writing a checkpoint": "trainer.vertical.live.checkpoint:Checkpoints.save",
+    "reading a checkpoint": "trainer.vertical.live.checkpoint:Checkpoints.load",
+    "writing the journal": "trainer.vertical.live.journal:Journal.close_rounds",
     "sending": "broker_config.link:Link.publish",
 }
 STARTING = "starting"

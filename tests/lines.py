@@ -15,12 +15,12 @@ from broker_config.endpoint import Endpoint
 from broker_config.vertical import LineSpec, Window
 from edge.vertical.rows import Samples
 from trainer import progress
-from trainer.vertical.head import coordinate
-from trainer.vertical.joining import Source
-from trainer.vertical.labels import Labels
-from trainer.vertical.sensor import take_part
+from trainer.vertical.live.head import coordinate
+from trainer.vertical.live.joining import Source
+from trainer.vertical.live.labels import Labels
+from trainer.vertical.live.sensor import take_part
+from trainer.vertical.live.terms import new_run
 from trainer.vertical.simulate import Line, Stream
-from trainer.vertical.terms import new_run
 
 COLUMNS = {"press": ("force", "speed"), "oven": ("heat",), "lamp": ("red", "green", "blue")}
 CLASSES = ("good", "bad", "ugly")

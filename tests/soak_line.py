@@ -29,7 +29,7 @@ from broker_config.vertical import LineSpec, Window
 from tests.line_witness import STARTING, STEPS, WAITING, Witness
 from tests.mosquitto import Mosquitto
 from tests.streams import CLASSES, Plant, Processes, simulated
-from trainer.vertical.journal import history
+from trainer.vertical.live.journal import history
 
 HEAD = "coordinator"
 SENSORS = ("press", "oven")

@@ -10,7 +10,7 @@ import torch
 from broker_config.vertical import LineSpec
 from edge.vertical.rows import Samples
 from tests.plants import start
-from trainer.vertical.labels import Labels
+from trainer.vertical.live.labels import Labels
 from trainer.vertical.simulate import Line, Stream
 
 CLASSES = ("good", "worn", "broken")

@@ -29,7 +29,7 @@ from trainer.vertical.adaptive.measured import Measured
 from trainer.vertical.adaptive.optimum import Optimum
 from trainer.vertical.adaptive.policy import Timing
 from trainer.vertical.adaptive.rules import RULES, Deadline
-from trainer.vertical.journal import ClosedRound, Journal
+from trainer.vertical.live.journal import ClosedRound, Journal
 from trainer.vertical.simulate import Line, Stream
 
 ROUNDS = 40

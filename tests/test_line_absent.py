@@ -9,7 +9,7 @@ import pytest
 from tests.line_witness import Witness
 from tests.mosquitto import Mosquitto
 from tests.streams import Plant, Processes
-from trainer.vertical.journal import ClosedRound, history
+from trainer.vertical.live.journal import ClosedRound, history
 
 HEAD, SENSORS = "coordinator", ("press", "oven")
 WINDOW, CHUNK, COMMIT = 32, 2, 3

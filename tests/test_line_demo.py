@@ -17,7 +17,7 @@ from sklearn.linear_model import LogisticRegression
 
 from broker_config.errors import UsageError
 from tests.plants import here
-from trainer.vertical.drawn import CLASSES, LABELS, DrawnLine, stream, write, written
+from trainer.vertical.trial.drawn import CLASSES, LABELS, DrawnLine, stream, write, written
 
 
 @pytest.mark.parametrize("seed", [3, 11])

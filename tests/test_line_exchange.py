@@ -13,12 +13,12 @@ from broker_config import frames, vertical
 from broker_config.codec import DecodeError, decode, decode_any, encode
 from broker_config.errors import PeerError
 from broker_config.frames import PART, Embeddings, Opened, Represented, decode_frame, encode_frame
-from trainer.vertical import packing
-from trainer.vertical.absence import Imputed, Last
-from trainer.vertical.checkpoint import Checkpoints
-from trainer.vertical.exchange import Collecting, Standing, reunite
-from trainer.vertical.goal import Positions
-from trainer.vertical.journal import ClosedRound, Journal, Member, history
+from trainer.vertical.live import packing
+from trainer.vertical.live.absence import Imputed, Last
+from trainer.vertical.live.checkpoint import Checkpoints
+from trainer.vertical.live.exchange import Collecting, Standing, reunite
+from trainer.vertical.live.goal import Positions
+from trainer.vertical.live.journal import ClosedRound, Journal, Member, history
 from trainer.vertical.parties import Representation
 
 RUN, SESSION = "0123456789abcdef", "fedcba9876543210"

@@ -17,7 +17,7 @@ from trainer.vertical.window import span
 
 SENSORS = ("press", "oven")
 _FORK = multiprocessing.get_context("forkserver")  # whose children need not import torch each for itself
-_FORK.set_forkserver_preload(["trainer.vertical.head", "trainer.vertical.sensor"])
+_FORK.set_forkserver_preload(["trainer.vertical.live.head", "trainer.vertical.live.sensor"])
 
 
 def _run(words: Sequence[str], log: Path) -> None:

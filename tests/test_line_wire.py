@@ -19,10 +19,10 @@ from broker_config.messages import Refusal
 from broker_config.vertical import Channel, Denoising, LineHello, Recipe
 from tests.lines import Threads, draw, feed, in_threads, left, line_spec, simulated, source
 from trainer import progress
-from trainer.vertical import head
-from trainer.vertical.crier import Crier
-from trainer.vertical.joining import join
-from trainer.vertical.journal import history
+from trainer.vertical.live import head
+from trainer.vertical.live.crier import Crier
+from trainer.vertical.live.joining import join
+from trainer.vertical.live.journal import history
 from trainer.vertical.window import span
 
 

@@ -10,7 +10,7 @@ import pytest
 from broker_config.errors import EdgeNodeError, UsageError
 from edge.vertical import growing
 from edge.vertical.rows import Samples
-from trainer.vertical.labels import Labels
+from trainer.vertical.live.labels import Labels
 
 HEADER = "product,unit,heat,force\n"
 

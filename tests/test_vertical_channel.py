@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from broker_config.errors import UsageError
 from broker_config.vertical import Channel
-from trainer.vertical.channel import Array, parse, passed, quantised
+from trainer.vertical.channel import Array, extent, parse, passed, quantised
 
 
 def embedding(seed: int = 0, products: int = 400, size: int = 28) -> Array:
@@ -17,7 +17,7 @@ def embedding(seed: int = 0, products: int = 400, size: int = 28) -> Array:
 
 
 def through(channel: Channel, values: Array, seed: int = 1) -> Array:
-    return passed(channel, values, np.random.default_rng(seed))
+    return passed(channel, values, np.random.default_rng(seed), extent(values))
 
 
 def test_a_clean_channel_changes_nothing() -> None:
@@ -28,10 +28,11 @@ def test_a_clean_channel_changes_nothing() -> None:
 def test_a_quantiser_gives_the_nearest_of_its_levels_in_every_column(levels: int) -> None:
     values = embedding(size=1).astype(np.float64)
     grid = np.linspace(values.min(), values.max(), levels)
-    received = quantised(values, levels)
+    received = quantised(values, levels, values.min(0), values.max(0))
     assert np.array_equal(through(Channel(levels=levels), embedding(size=1)), received.astype(np.float32))
-    beside = np.concatenate([values, -1000 * values], 1)
-    assert np.allclose(quantised(beside, levels), np.concatenate([received, quantised(-1000 * values, levels)], 1))
+    beside = through(Channel(levels=levels), np.concatenate([values, -1000 * values], 1).astype(np.float32))
+    assert np.allclose(beside[:, :1], received)
+    assert np.allclose(beside[:, 1:], -1000 * received, atol=1010 * (grid[1] - grid[0]))
     nearest = np.abs(values[..., None] - grid).min(-1) if levels < 300 else (grid[1] - grid[0]) / 2
     assert np.all(np.abs(received - values) <= nearest + 1e-9)
     assert {received.min(), received.max()} == {grid[0], grid[-1]}
@@ -61,14 +62,23 @@ def test_a_constant_message_passes_a_quantiser_as_it_is(channel: Channel, value:
 
 
 def test_an_empty_message_passes() -> None:
-    empty = np.zeros((0, 4), np.float32)
-    assert through(Channel(levels=3, loss=0.5), empty).shape == (0, 4)
+    random, measure = np.random.default_rng(0), extent(embedding(size=4))
+    assert passed(Channel(levels=3, loss=0.5), np.zeros((0, 4), np.float32), random, measure).shape == (0, 4)
+
+
+def test_one_product_is_quantised_as_it_would_be_among_those_of_its_sensors_round() -> None:
+    values, channel = embedding(), Channel(levels=3)
+    measure, together = extent(values), through(channel, values)
+    alone = [passed(channel, row[None], np.random.default_rng(0), measure) for row in values]
+    assert np.array_equal(np.concatenate(alone), together)
+    beyond = passed(channel, values * 100 - 7, np.random.default_rng(0), measure)
+    assert (beyond.min(), beyond.max()) == (together.min(), together.max())
 
 
 def test_dither_makes_the_quantisers_error_vanish_in_the_mean_which_it_does_not_otherwise() -> None:
     values, random = embedding(products=20), np.random.default_rng(0)
     step = np.ptp(values) / 2
-    copies = [passed(Channel(levels=3, dither=True), values, random) for _ in range(2000)]
+    copies = [passed(Channel(levels=3, dither=True), values, random, extent(values)) for _ in range(2000)]
     assert np.abs(np.mean(copies, 0) - values).max() < 5 * step / 2 / np.sqrt(2000)
     assert np.abs(through(Channel(levels=3), values) - values).max() > step / 3
     assert {len(np.unique(column)) for copy in copies for column in copy.T} <= {2, 3}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from broker_config.vertical import Channel, Denoising, Privacy
 from tests.test_vertical_math import line, values
-from trainer.vertical.channel import passed
+from trainer.vertical.channel import extent, passed
 from trainer.vertical.denoiser import Denoiser
 from trainer.vertical.privacy import protected
 from trainer.vertical.simulate import play, send
@@ -32,7 +32,7 @@ def embeddings(seed: int, products: int = 200) -> Tensor:
 
 
 def arrives(channel: Channel, clean: Tensor, seed: int) -> Tensor:
-    return torch.from_numpy(passed(channel, clean.numpy(), np.random.default_rng(seed)))
+    return torch.from_numpy(passed(channel, clean.numpy(), np.random.default_rng(seed), extent(clean.numpy())))
 
 
 def error(made: Tensor, clean: Tensor) -> float:
@@ -51,6 +51,10 @@ def learnt(channel: Channel, target: Literal["clean", "noisy"], seed: int) -> tu
     return error(noisy, clean), error(denoiser([noisy])[0], clean)
 
 
+def own_units(model: nn.Module, noisy: Tensor, clean: Tensor) -> Tensor:
+    return model((noisy - noisy.mean()) / noisy.std()) * clean.std() + clean.mean()
+
+
 def test_a_round_descends_eq_3_over_all_pairs_with_adam() -> None:
     ours = Denoiser(Denoising(rounds=1, epochs=3, shared=False), [SIZE, SIZE], 0)
     theirs = copy.deepcopy(ours.module)
@@ -59,7 +63,7 @@ def test_a_round_descends_eq_3_over_all_pairs_with_adam() -> None:
     noisy = [arrives(Channel(levels=3), each, 1) for each in clean]
     for _ in range(3):
         optimiser.zero_grad()
-        loss = sum((theirs[str(k)](noisy[k]) - clean[k]).square().mean() for k in range(2)) / 2
+        loss = sum((own_units(theirs[str(k)], noisy[k], clean[k]) - clean[k]).square().mean() for k in range(2)) / 2
         loss.backward()
         optimiser.step()
     assert ours.learn(noisy, clean) == pytest.approx(loss.item(), rel=1e-5)
@@ -87,8 +91,26 @@ def test_one_autoencoder_serves_all_sensors_of_a_size_or_each_has_its_own() -> N
         assert all(map(torch.equal, denoiser(clean), clean))  # nothing learnt yet: as received
         assert denoiser.model(0) is None
         denoiser.learn(clean, clean)
-    assert one.model(0) is one.model(1)
-    assert each.model(0) is not each.model(1)
+    assert torch.equal(one.model(0)[2].weight, one.model(1)[2].weight)
+    assert not torch.equal(each.model(0)[2].weight, each.model(1)[2].weight)
+
+
+def test_what_is_exported_does_what_the_denoiser_does_to_each_sensors_embeddings() -> None:
+    denoiser = Denoiser(Denoising(rounds=1), [SIZE, SIZE], 0)
+    noisy, clean = [embeddings(1), 100 - 7 * embeddings(2)], [embeddings(1), embeddings(3)]
+    denoiser.learn(noisy, clean)
+    for sensor, denoised in enumerate(denoiser(noisy)):
+        assert torch.allclose(denoiser.model(sensor)(noisy[sensor]), denoised, rtol=1e-4, atol=1e-4)
+
+
+def test_embeddings_of_any_scale_are_denoised_alike() -> None:
+    clean = embeddings(1)
+    noisy = arrives(Channel(levels=3), clean, 1)
+    small, large = (Denoiser(Denoising(rounds=1), [SIZE], 0) for _ in range(2))
+    small.learn([noisy], [clean])
+    large.learn([1000 * noisy + 50], [1000 * clean + 50])
+    denoised = (large([1000 * noisy + 50])[0] - 50) / 1000
+    assert error(denoised, small([noisy])[0]) < 0.01
 
 
 def test_after_its_rounds_it_is_frozen_and_sensors_send_one_copy() -> None:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from edge.vertical.bundle import Array, Manifest
     from edge.vertical.embed import Leaving
     from export.signing import Signer
-    from trainer.vertical.joining import Source
-    from trainer.vertical.sensor import Deploy as SensorDeploy
-    from trainer.vertical.server import Deploy as HeadDeploy
+    from trainer.vertical.live.joining import Source
+    from trainer.vertical.live.sensor import Deploy as SensorDeploy
+    from trainer.vertical.live.server import Deploy as HeadDeploy
 
 _DAYS = 365  # that a signed bundle may be served
 
@@ -85,7 +85,7 @@ def _leaving() -> "Leaving":
     import numpy as np
 
     from trainer.seeding import generator
-    from trainer.vertical.channel import passed
+    from trainer.vertical.channel import Extent, passed
     from trainer.vertical.privacy import protected
 
     secret = token_bytes(32)  # nobody else can draw this noise
@@ -93,7 +93,8 @@ def _leaving() -> "Leaving":
     def leave(model: "Manifest", embeddings: "Array", products: Sequence[str]) -> "Array":
         hidden = protected(model.privacy, embeddings, secret)
         keys = [generator(model.seed, model.node, model.round, product) for product in products]
-        sent = [passed(model.channel, row[None], random) for row, random in zip(hidden, keys, strict=True)]
+        measure = Extent(np.array(model.low), np.array(model.high), model.deviation)
+        sent = [passed(model.channel, row[None], random, measure) for row, random in zip(hidden, keys, strict=True)]
         return np.concatenate(sent)
 
     return leave

@@ -115,8 +115,8 @@ def coordinate(
     """
     from broker_config.vertical import Denoising, LineSpec, Privacy, Recipe, Window
     from trainer import progress
-    from trainer.vertical import terms
     from trainer.vertical.channel import parse
+    from trainer.vertical.live import terms
 
     endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
     if endpoint.kit and endpoint.kit.name != COORDINATOR:
@@ -147,7 +147,7 @@ def coordinate(
     )
     terms.check(spec)
     with progress.show(as_json=as_json, quiet=quiet) as report:
-        from trainer.vertical.head import coordinate as run
+        from trainer.vertical.live.head import coordinate as run
 
         deploy = in_effect.head_bundles(state / BUNDLE, endpoint.kit)
         reached = run(spec, labels, endpoint, state, rounds=rounds, new=new, report=report, stop=stop, deploy=deploy)
@@ -198,8 +198,8 @@ def join(
     if name is None:
         raise UsageError("this sensor's name is missing", "write --sensor NAME, or pass a kit: --kit FILE")
     with progress.show(as_json=as_json, quiet=quiet) as report:
-        from trainer.vertical.joining import Source
-        from trainer.vertical.joining import join as run
+        from trainer.vertical.live.joining import Source
+        from trainer.vertical.live.joining import join as run
 
         source, state = Source(data, _names(columns), product, unit), state or Path(f"line-{name}")
         reached, finished = run(

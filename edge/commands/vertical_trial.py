@@ -20,7 +20,7 @@ def draw(
     seed: Seed = 0,
 ) -> None:
     """Draw what the sensors of a line measure, for trials: all at once, or as it would come."""
-    from trainer.vertical.drawn import LABELS, DrawnLine, stream, write, written
+    from trainer.vertical.trial.drawn import LABELS, DrawnLine, stream, write, written
 
     line, first, stop = DrawnLine(stations, seed), written(out), stop_on_signals()
     if rate:
@@ -48,7 +48,7 @@ def demo(
     from rich.console import Console
 
     from trainer import progress
-    from trainer.vertical.demo import run, table
+    from trainer.vertical.trial.demo import run, table
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, the child processes included
     with tempfile.TemporaryDirectory() as scratch, progress.show(as_json=as_json, quiet=quiet) as show:

@@ -73,6 +73,9 @@ class Description(Struct, frozen=True, kw_only=True):
     cycles: Annotated[int, Meta(ge=1, le=10_000)] = 1
     channel: Channel = Channel()  # that is simulated on the way to the head
     privacy: Privacy = Privacy()
+    low: tuple[float, ...] = ()  # range of each number of its embeddings in that round, which the channel goes by
+    high: tuple[float, ...] = ()
+    deviation: float = 0.0  # of all of them
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0  # of the simulated channel
     precision: Literal["fp32"] = "fp32"
 

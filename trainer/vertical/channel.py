@@ -1,5 +1,7 @@
 """Noise on the way from a sensor to the head: what a wireless link does to an embedding (paper VII-E)."""
 
+from typing import NamedTuple
+
 import numpy as np
 from msgspec import ValidationError, convert
 from numpy.typing import NDArray
@@ -11,34 +13,46 @@ Array = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
 
-def passed(channel: Channel, embedding: Array, random: np.random.Generator) -> Array:
-    """What arrives of an embedding [N, D]. The quantiser's ranges are the message's own, one for each of D numbers."""
+class Extent(NamedTuple):
+    """What noise is measured by: the embeddings of a sensor's newest round, since one product alone has no range."""
+
+    low: Doubles  # [D]
+    high: Doubles  # [D]
+    deviation: float
+
+
+def extent(embedding: Array) -> Extent:
+    """Of the embeddings [N, D] of a round; N is 1 or more."""
+    values = embedding.astype(np.float64)
+    return Extent(values.min(0), values.max(0), float(values.std()))
+
+
+def passed(channel: Channel, embedding: Array, random: np.random.Generator, measure: Extent) -> Array:
+    """What arrives of an embedding [N, D]."""
     received = embedding.astype(np.float64)
     if channel.levels:
-        received = quantised(received, channel.levels, random.random(embedding.shape) if channel.dither else 0.5)
+        dither = random.random(embedding.shape) if channel.dither else 0.5
+        received = quantised(received, channel.levels, measure.low, measure.high, dither)
     if channel.sigma:
-        received = received + random.normal(0, channel.sigma * embedding.std(dtype=np.float64), embedding.shape)
+        received = received + random.normal(0, channel.sigma * measure.deviation, embedding.shape)
     if channel.loss:
         received = received * (random.random((len(embedding), 1)) >= channel.loss)
     return received.astype(np.float32)
 
 
-def quantised(values: Doubles, levels: int, dither: Doubles | float = 0.5) -> Doubles:
-    """One of so many levels, evenly spread from the least to the largest of the (finite) values of a column.
+def quantised(values: Doubles, levels: int, low: Doubles, high: Doubles, dither: Doubles | float = 0.5) -> Doubles:
+    """One of so many levels, evenly spread from `low` to `high` of each column; what lies beyond is cut.
 
     With a dither of 0.5 that is the nearest level. With one drawn from [0, 1) for each value it is the level below or
     above, by chance, such that the value is what comes out in the mean (non-subtractive dither).
 
-    A range for the whole message would hang on its one extreme product.
+    The range is a column's own: one for the whole message would hang on its one extreme product, and columns that
+    vary little would lose all they tell.
     """
-    if not len(values):
-        return values
-    low, high = values.min(0), values.max(0)
-    wide = low < high
-    grid = np.linspace(low, high, levels)  # [levels, D]
-    below = (values - low) * ((levels - 1) / np.where(wide, high - low, 1))
-    index = np.minimum((below + dither).astype(np.int64), levels - 1)
-    return np.where(wide, np.take_along_axis(grid, index, 0), values)
+    width = high - low
+    place = (np.clip(values, low, high) - low) / np.where(width > 0, width, 1) * (levels - 1)
+    index = np.minimum(np.floor(place + dither), levels - 1)
+    return np.where(index == levels - 1, high, low + width * (index / (levels - 1)))
 
 
 def parse(text: str) -> Channel:

@@ -5,6 +5,7 @@ Lehtinen et al. 2018: independent noise of mean zero averages out, so that no cl
 """
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from itertools import pairwise
 
 import torch
@@ -14,7 +15,7 @@ from broker_config.vertical import Denoising
 from trainer.seeding import key_to_seed
 
 Embeddings = Sequence[Tensor]  # one [N, D_k] for each sensor
-_ADAM = "adam."
+_ADAM, _SCALES = "adam.", "scales"
 
 
 def pairs_in(settings: Denoising, round_: int) -> bool:
@@ -35,16 +36,18 @@ class Denoiser:
                 for sensor, size in enumerate(sizes):
                     if self._name(sensor) not in self._models:
                         self._models[self._name(sensor)] = _autoencoder(size, settings.bottleneck or _bottleneck(size))
+        self._scales = torch.zeros(len(sizes), 4)  # of each: mean and deviation of what comes, and of what is learnt
         rate = settings.learning_rate
         self._optimiser = torch.optim.Adam(self._models.parameters(), rate) if settings.rounds else None
 
     def learn(self, noisy: Embeddings, target: Embeddings) -> float:
         """Descend the mean squared error (eq. 3) over all pairs of a round; return it."""
         assert self._optimiser
+        self._scales = torch.stack([_scale(*pair) for pair in zip(noisy, target, strict=True)])
         loss = torch.zeros(())
         for _ in range(self.settings.epochs):
             self._optimiser.zero_grad()
-            made = [self._model(index)(each) for index, each in enumerate(noisy)]
+            made = [self._denoised(index, each) for index, each in enumerate(noisy)]
             loss = torch.stack([self._error(*pair) for pair in zip(made, target, strict=True)]).mean()
             loss.backward()  # type: ignore[no-untyped-call]
             self._optimiser.step()
@@ -56,16 +59,28 @@ class Denoiser:
         """Denoised embeddings; as received until the first pairs have been learnt."""
         if not self._trained:
             return list(received)
-        return [self._model(index)(each) for index, each in enumerate(received)]
+        return [self._denoised(index, each) for index, each in enumerate(received)]
 
     @property
     def module(self) -> nn.ModuleDict:
-        """The autoencoders by name, for checkpoints and export."""
+        """The autoencoders by name; they take and give embeddings in units of their own."""
         return self._models
 
+    @torch.no_grad()
     def model(self, sensor: int) -> nn.Module | None:
-        """The trained autoencoder of a sensor; None while there is none."""
-        return self._model(sensor) if self._trained else None
+        """What the denoiser does to a sensor's embeddings, as plain layers; None before it has learnt."""
+        if not self._trained:
+            return None
+        layers = deepcopy(self._model(sensor))
+        first, last = layers[0], layers[-1]
+        assert isinstance(first, nn.Linear)
+        assert isinstance(last, nn.Linear)
+        mean, deviation, target_mean, target_deviation = self._scales[sensor]
+        first.weight /= deviation
+        first.bias.sub_(mean * first.weight.sum(1))
+        last.weight *= target_deviation
+        last.bias.mul_(target_deviation).add_(target_mean)
+        return layers
 
     def state(self) -> dict[str, Tensor]:
         """All that is learnt, with Adam's moments; the tensors are those in use."""
@@ -74,16 +89,17 @@ class Denoiser:
             for index, values in (self._optimiser.state_dict()["state"] if self._optimiser else {}).items()
             for name, value in values.items()
         }
-        return {**self._models.state_dict(), **moments}
+        return {**self._models.state_dict(), **moments, _SCALES: self._scales}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take up what `state` gave."""
         moments: dict[int, dict[str, Tensor]] = {}
-        for name, value in state.items():
-            if name.startswith(_ADAM):
-                index, _, moment = name.removeprefix(_ADAM).partition(".")
-                moments.setdefault(int(index), {})[moment] = value.clone()
-        self._models.load_state_dict({name: value for name, value in state.items() if not name.startswith(_ADAM)})
+        models = dict(state)
+        self._scales = models.pop(_SCALES).clone()
+        for name in [name for name in models if name.startswith(_ADAM)]:
+            index, _, moment = name.removeprefix(_ADAM).partition(".")
+            moments.setdefault(int(index), {})[moment] = models.pop(name).clone()
+        self._models.load_state_dict(models)
         if self._optimiser:
             groups = self._optimiser.state_dict()["param_groups"]
             self._optimiser.load_state_dict({"state": moments, "param_groups": groups})
@@ -96,11 +112,24 @@ class Denoiser:
             squares = squares[target.any(1)]
         return squares.mean() if len(squares) else squares.sum()
 
-    def _model(self, sensor: int) -> nn.Module:
-        return self._models[self._name(sensor)]
+    def _denoised(self, sensor: int, received: Tensor) -> Tensor:
+        mean, deviation, target_mean, target_deviation = self._scales[sensor]
+        made: Tensor = self._model(sensor)((received - mean) / deviation)
+        scaled: Tensor = made * target_deviation + target_mean
+        return scaled
+
+    def _model(self, sensor: int) -> nn.Sequential:
+        model = self._models[self._name(sensor)]
+        assert isinstance(model, nn.Sequential)
+        return model
 
     def _name(self, sensor: int) -> str:
         return f"all_{self._sizes[sensor]}" if self.settings.shared else str(sensor)
+
+
+def _scale(noisy: Tensor, target: Tensor) -> Tensor:
+    """Embeddings grow as the feature models learn: an autoencoder sees them in units of their own."""
+    return torch.stack([value for each in (noisy, target) for value in (each.mean(), each.std() + 1e-6)])
 
 
 def _autoencoder(size: int, bottleneck: int) -> nn.Sequential:

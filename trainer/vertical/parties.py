@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from broker_config.errors import EdgeNodeError
 from broker_config.vertical import Denoising, Recipe
 from trainer.seeding import key_to_seed
+from trainer.vertical.channel import Extent
 from trainer.vertical.denoiser import Denoiser
 from trainer.vertical.networks import HEAD, feature_model, head_model
 
@@ -46,6 +47,7 @@ class Sensor:
         """`clip` is that of the line's Privacy; `secret`, which it needs, is this sensor's own and never leaves it."""
         self.index, self.name, self.secret = index, name, secret
         self.model = feature_model(network, shape, seed, name, clip)
+        self.extent: Extent | None = None  # of what it sent in its newest round
         self._recipe, self._seed = recipe, seed
 
     @torch.no_grad()

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from broker_config.vertical import LineSpec
 from trainer.seeding import generator, key_to_seed
-from trainer.vertical.channel import passed
+from trainer.vertical.channel import extent, passed
 from trainer.vertical.denoiser import pairs_in
 from trainer.vertical.networks import embedding_size
 from trainer.vertical.parties import Head, Sensor
@@ -79,7 +78,8 @@ class Line:
         received = []
         for sensor, part in zip(self.sensors, samples, strict=True):
             random = generator(self.spec.seed, sensor.name, self.round, key)
-            received.append(_arrived(self.spec, sensor, sensor.embed(part), random))
+            safe = protected(self.spec.privacy, sensor.embed(part).numpy(), sensor.secret)
+            received.append(torch.from_numpy(passed(self.spec.channel, safe, random, sensor.extent or extent(safe))))
         return self.head.predict(self.head.denoiser(received))
 
 
@@ -94,17 +94,15 @@ def send(spec: LineSpec, sensor: Sensor, samples: Tensor, round_: int) -> Sent:
     """Embed a round's samples; the channel's noise is drawn by (seed, sensor, round), protection by the secret."""
     random = generator(spec.seed, sensor.name, round_, "channel")
     embedding = sensor.embed(samples)
-    received = _arrived(spec, sensor, embedding, random)
+    safe = protected(spec.privacy, embedding.numpy(), sensor.secret)
+    sensor.extent = extent(safe)
+    received = torch.from_numpy(passed(spec.channel, safe, random, sensor.extent))
     if not pairs_in(spec.denoising, round_):
         return Sent(received, None)
     if spec.denoising.target == "clean":
         return Sent(received, embedding)
-    return Sent(received, _arrived(spec, sensor, embedding, random, copy=1))
-
-
-def _arrived(spec: LineSpec, sensor: Sensor, embedding: Tensor, random: np.random.Generator, copy: int = 0) -> Tensor:
-    safe = protected(spec.privacy, embedding.numpy(), sensor.secret, copy)
-    return torch.from_numpy(passed(spec.channel, safe, random))
+    other = protected(spec.privacy, embedding.numpy(), sensor.secret, copy=1)
+    return Sent(received, torch.from_numpy(passed(spec.channel, other, random, sensor.extent)))
 
 
 def _secret(seed: int, sensor: str) -> bytes:

@@ -8,7 +8,7 @@ from broker_config.errors import UsageError
 from trainer.seeding import generator
 from trainer.vertical.adaptive.latency import Floats
 from trainer.vertical.adaptive.policy import SHORTEST
-from trainer.vertical.journal import history, newest_spec
+from trainer.vertical.live.journal import history, newest_spec
 
 _FEWEST = 20  # rounds to draw from
 

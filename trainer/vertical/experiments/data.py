@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from broker_config.errors import UsageError
 from trainer.seeding import generator
-from trainer.vertical import cmapss
-from trainer.vertical.cmapss import Engines
 from trainer.vertical.simulate import Stream
+from trainer.vertical.trial import cmapss
+from trainer.vertical.trial.cmapss import Engines
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]

@@ -11,14 +11,14 @@ from torch import Tensor
 from broker_config.errors import UsageError
 from broker_config.frames import LARGEST_FRAME, PART, Graded, Represented
 from broker_config.vertical import LineSpec
-from trainer.vertical import packing
-from trainer.vertical.absence import rule
 from trainer.vertical.adaptive.live import make
 from trainer.vertical.adaptive.policy import Timing
-from trainer.vertical.checkpoint import Checkpoints
-from trainer.vertical.exchange import Collecting, Standing
-from trainer.vertical.journal import ClosedRound, Journal
-from trainer.vertical.labels import Labels
+from trainer.vertical.live import packing
+from trainer.vertical.live.absence import rule
+from trainer.vertical.live.checkpoint import Checkpoints
+from trainer.vertical.live.exchange import Collecting, Standing
+from trainer.vertical.live.journal import ClosedRound, Journal
+from trainer.vertical.live.labels import Labels
 from trainer.vertical.networks import embedding_size
 from trainer.vertical.parties import Head, Representation
 

@@ -15,7 +15,7 @@ from trainer import progress
 from trainer.enrol import check_name_free
 
 if TYPE_CHECKING:
-    from trainer.vertical.sensor import Deploy
+    from trainer.vertical.live.sensor import Deploy
 
 _PAUSE = 0.3  # seconds between two looks for a head
 
@@ -59,7 +59,7 @@ def join(
             f"the line {spec.federation!r} has no sensor {name!r}", f"its sensors are {', '.join(spec.sensors)}"
         )
     check_name_free(endpoint, spec.federation, name, state)
-    from trainer.vertical.sensor import take_part  # noqa: PLC0415  (torch takes seconds)
+    from trainer.vertical.live.sensor import take_part  # noqa: PLC0415  (torch takes seconds)
 
     return take_part(spec, name, source, endpoint, state, report=report, stop=stop, deploying=deploying)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from broker_config.errors import PeerError
 from broker_config.frames import Embeddings
-from trainer.vertical.packing import Rows
+from trainer.vertical.live.packing import Rows
 
 
 class Standing(NamedTuple):

@@ -19,8 +19,8 @@ from broker_config.embedded import start_broker
 from broker_config.errors import EdgeNodeError
 from trainer import progress
 from trainer.processes import Process, Processes, fresh
-from trainer.vertical.drawn import CLASSES, LABELS, DrawnLine, Products, write, write_rows
-from trainer.vertical.journal import history
+from trainer.vertical.live.journal import history
+from trainer.vertical.trial.drawn import CLASSES, LABELS, DrawnLine, Products, write, write_rows
 
 _START, _CHUNK, _WINDOW = 1000, 20, 1500  # products
 _HELD_OUT = 200  # products for each row of the table

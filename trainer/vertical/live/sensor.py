@@ -23,11 +23,11 @@ from broker_config.messages import Finished, Message, Presence, Refusal, RoundSt
 from broker_config.vertical import LineHello, LineSpec
 from edge.vertical.rows import Samples, Scaling
 from trainer import progress, standing
-from trainer.vertical import packing
-from trainer.vertical.checkpoint import Checkpoints
-from trainer.vertical.goal import Positions, is_newer
-from trainer.vertical.head import SWITCH
-from trainer.vertical.joining import Source
+from trainer.vertical.live import packing
+from trainer.vertical.live.checkpoint import Checkpoints
+from trainer.vertical.live.goal import Positions, is_newer
+from trainer.vertical.live.head import SWITCH
+from trainer.vertical.live.joining import Source
 from trainer.vertical.parties import Sensor
 from trainer.vertical.simulate import send
 from trainer.vertical.window import span

@@ -20,15 +20,15 @@ from broker_config.messages import Stage
 from broker_config.vertical import LineSpec
 from trainer import progress
 from trainer.federation.herald import check_unclaimed
-from trainer.vertical import packing
-from trainer.vertical.crier import Crier
 from trainer.vertical.denoiser import pairs_in
-from trainer.vertical.exchange import Collecting, Costs, Standing, reunite
-from trainer.vertical.journal import ClosedRound, Journal, adopted
-from trainer.vertical.labels import Labels
+from trainer.vertical.live import packing
+from trainer.vertical.live.crier import Crier
+from trainer.vertical.live.exchange import Collecting, Costs, Standing, reunite
+from trainer.vertical.live.journal import ClosedRound, Journal, adopted
+from trainer.vertical.live.labels import Labels
+from trainer.vertical.live.reception import Reception
+from trainer.vertical.live.server import Deploy, Represent, Server, timing
 from trainer.vertical.networks import embedding_size
-from trainer.vertical.reception import Reception
-from trainer.vertical.server import Deploy, Represent, Server, timing
 from trainer.vertical.window import span
 
 _INBOX = 2048  # events, of up to 1 MiB

@@ -15,7 +15,7 @@ from broker_config.frames import LARGEST_FRAME
 from broker_config.link import Link
 from broker_config.messages import Presence, Refusal, RoundState, Stage, Welcome
 from broker_config.vertical import LineOverview, LineSpec, SensorState
-from trainer.vertical.journal import ClosedRound
+from trainer.vertical.live.journal import ClosedRound
 
 _EVERY = 1.0  # seconds between two overviews, at least
 _FAREWELL = 5.0  # seconds for the last words

@@ -15,9 +15,9 @@ from broker_config.vertical import LineHello, LineSpec
 from trainer import progress
 from trainer.federation.herald import claimed
 from trainer.federation.roster import HELLO, MOST, WINDOW, Roster
-from trainer.vertical.crier import Crier
-from trainer.vertical.exchange import Standing
-from trainer.vertical.journal import Journal, Member
+from trainer.vertical.live.crier import Crier
+from trainer.vertical.live.exchange import Standing
+from trainer.vertical.live.journal import Journal, Member
 
 _AGAIN = "see the head's log, then join again"
 _KEEP = "pass the same --columns as before, or begin anew: edge-node line coordinate --new"

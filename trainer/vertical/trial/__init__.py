@@ -1,0 +1,1 @@
+"""Products to try a line with: drawn ones, and those of C-MAPSS."""
