@@ -85,7 +85,7 @@ def read(name: str, path: Path) -> tuple[str, Source]:
         found = Turbofans(cmapss.load(train), cmapss.load(test, lives))
         return _digest(found.train) + _digest(found.test), found
     try:
-        with np.load(path) as file:
+        with np.load(path, allow_pickle=False) as file:
             pictures = Pictures(*(file[key] for key in ("train_images", "train_labels", "test_images", "test_labels")))
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(
