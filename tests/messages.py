@@ -25,6 +25,7 @@ _TOLD = {  # functions that make messages
     "edge/status_lines.py": "notices",
     "trainer/intake/check.py": "brief",
     "trainer/progress/events.py": "describe",
+    "trainer/vertical/privacy.py": "account",
 }
 
 

@@ -16,6 +16,8 @@ import numpy as np
 from broker_config.vertical import LineSpec, Privacy
 from trainer.vertical.channel import Array, Doubles
 
+DELTA = 1e-5  # of what is told
+
 
 def protected(privacy: Privacy, embedding: Array, secret: bytes, copy: int = 0) -> Array:
     """Each row of an embedding [N, D] cut to the length `clip`, then noise of `multiplier` such lengths (Gaussian).
@@ -60,6 +62,14 @@ def spent(privacy: Privacy, times: int, delta: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if revealed(distance, middle) > delta else (low, middle)
     return high
+
+
+def account(spec: LineSpec, rounds: int) -> str:
+    """What a product whose embedding has left its sensor most often has spent so far; "" if nothing protects it."""
+    if not spec.privacy.clip:
+        return ""
+    epsilon = spent(spec.privacy, releases(spec, rounds), DELTA)
+    return f"after {rounds} rounds a product has spent epsilon {epsilon:.3g} of its protection, at delta {DELTA:g}"
 
 
 def revealed(distance: float, epsilon: float) -> float:

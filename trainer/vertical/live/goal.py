@@ -1,6 +1,6 @@
 """What a sensor knows of the round that it works towards: pure, without broker, clock or data."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from broker_config.frames import Opened
 
@@ -35,3 +35,29 @@ class Positions:
 def is_newer(frame: Opened, attempt: int, round_: int) -> bool:
     """Whether a round is yet to be taken part in by a sensor that has learnt from `round_` in `attempt`."""
     return frame.attempt > attempt or (frame.attempt == attempt and frame.round > round_)
+
+
+class Lacking:
+    """How long rounds wait for products that a sensor has no rows of yet, where they need not wait for ever.
+
+    Once a product has taken too long, none is waited for until rows come in time again: a file that lags behind must
+    not cost every round the same wait.
+    """
+
+    def __init__(self, patience: float):
+        self._patience = patience  # seconds
+        self._behind = False
+        self._given_up: dict[str, float] = {}  # product -> when it was asked for first
+
+    def waits(self, products: Sequence[str], lacking: Set[str], waited: float, now: float) -> bool:
+        """Whether a round of these `products`, opened `waited` seconds ago, is to wait for those that are lacking."""
+        if self._given_up:
+            old, self._given_up = self._given_up, {name: at for name, at in self._given_up.items() if name in lacking}
+            came = set(products) & old.keys() - lacking
+            self._behind &= not any(now - old[name] < self._patience for name in came)
+        fresh = lacking - self._given_up.keys()
+        if fresh and not self._behind and waited < self._patience:
+            return True
+        self._behind = bool(fresh)
+        self._given_up |= dict.fromkeys(fresh, now - waited)
+        return False

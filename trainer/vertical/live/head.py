@@ -6,6 +6,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ from trainer.vertical.live.labels import Labels
 from trainer.vertical.live.reception import Reception
 from trainer.vertical.live.server import Deploy, Represent, Server, timing
 from trainer.vertical.networks import embedding_size
+from trainer.vertical.privacy import account
 from trainer.vertical.window import span
 
 _INBOX = 2048  # events, of up to 1 MiB
@@ -101,6 +103,7 @@ class _Head:
         self._absent: set[str] = set()  # that rounds no longer wait for
         self._costs: dict[str, tuple[float, float, float]] = {}  # collection, communication, iteration
         self._heard: dict[str, float] = {}  # when a sensor's embeddings last came in the open round
+        self._recent: dict[int, float] = {}  # when the rounds of this attempt opened, for as long as `patience`
         self._opened = self._closed = self._asked = self._gathered = self._over = time.monotonic()
         self._silence = _AGAIN
         self._taken: tuple[int, ...] = ()  # local iterations of the round before
@@ -122,6 +125,8 @@ class _Head:
         return self.round
 
     def close(self) -> None:
+        if self._server:
+            self._tell_protection(self._server.round)
         self._tell(anyway=True)
         self._crier.close()
 
@@ -152,6 +157,7 @@ class _Head:
         if self._server is None:
             columns = {name: each.columns for name, each in self._reception.members.items()}
             self._server = Server(spec, columns, self._labels, self._folder, self._journal, self._say, self._deploy)
+            self._tell_protection(self._server.round)
         server, target = self._server, self._server.round
         if spec.absent == "wait":
             found = reunite(server.standing, self._standings)
@@ -164,6 +170,7 @@ class _Head:
             server.restore(target)
         self._absent = set(expected)
         self._gathering, self._attempt = False, self._journal.attempt(spec.run)
+        self._recent.clear()
         self._next()
 
     def _part_from_stragglers(self, ours: Standing) -> None:
@@ -204,6 +211,9 @@ class _Head:
         self._opened = self._asked = time.monotonic()
         self._silence = _AGAIN
         self._heard.clear()
+        self._recent[round_] = self._opened
+        while self._opened - self._recent[oldest := next(iter(self._recent))] > spec.patience:
+            del self._recent[oldest]
         self._labels.forget(span(spec.window, min(self._server.standing.kept) + 1)[0])
         for payload in self._opening(self._collecting, self._span, since):
             self._crier.publish(topics.opened(spec.federation), payload)
@@ -217,12 +227,16 @@ class _Head:
 
     def embedded(self, sensor: str, frame: Embeddings) -> None:
         """Embeddings have come."""
-        round_ = self._collecting
+        round_, now = self._collecting, time.monotonic()
         if round_ is None:
             return
-        self._heard[sensor] = now = time.monotonic()
         whole = round_.take(sensor, frame)
-        self._absent.discard(sensor)  # late or not, it is there again
+        if frame.attempt != round_.attempt:
+            return
+        if frame.part == frame.parts - 1 and now - self._recent.get(frame.round, -inf) < self._spec.patience:
+            self._absent.discard(sensor)  # so fast that it is worth waiting for, even if its round is over
+        if frame.round == round_.round:
+            self._heard[sensor] = now
         if not whole:
             return
         self._cost(sensor, round_.arrived[sensor].costs, now - self._opened)
@@ -380,6 +394,10 @@ class _Head:
         if self._is_finished():
             self._crier.say_state("finished", self._server.round)
         self._ask(sensor)
+
+    def _tell_protection(self, round_: int) -> None:
+        if text := account(self._spec, round_):
+            self._say(text)
 
     def _say(self, text: str) -> None:
         self._report(progress.Note(text=text))

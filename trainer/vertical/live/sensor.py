@@ -6,17 +6,16 @@ import queue
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from broker_config import disk, topics
 from broker_config.codec import DecodeError, decode, encode
 from broker_config.endpoint import Endpoint
-from broker_config.errors import EdgeNodeError
+from broker_config.errors import EdgeNodeError, brief
 from broker_config.frames import LARGEST_FRAME, AnyFrame, Graded, Opened, Represented, decode_frame, encode_frame
 from broker_config.link import TAKEN_OVER, Delivery, Link, LinkDown, LinkUp
 from broker_config.messages import Finished, Message, Presence, Refusal, RoundState, Welcome
@@ -25,10 +24,12 @@ from edge.vertical.rows import Samples, Scaling
 from trainer import progress, standing
 from trainer.vertical.live import packing
 from trainer.vertical.live.checkpoint import Checkpoints
-from trainer.vertical.live.goal import Positions, is_newer
+from trainer.vertical.live.goal import Lacking, Positions, is_newer
 from trainer.vertical.live.head import SWITCH
 from trainer.vertical.live.joining import Source
+from trainer.vertical.live.turn import Turn, skipped
 from trainer.vertical.parties import Sensor
+from trainer.vertical.privacy import account
 from trainer.vertical.simulate import send
 from trainer.vertical.window import span
 
@@ -72,26 +73,6 @@ def take_part(
             sensor.close()
 
 
-class _Open(NamedTuple):
-    """The round that this sensor has sent its embeddings for."""
-
-    round: int
-    samples: Tensor
-    sent: list[bytes]
-    reply: packing.Phi | packing.Gradient
-
-    def put(self, frame: Represented | Graded) -> bool:
-        """Take in what the head sends back; whether it is whole now. ValueError says why it cannot be."""
-        match self.reply, frame:
-            case packing.Phi() as reply, Represented():
-                reply.put(frame)
-            case packing.Gradient() as reply, Graded():
-                reply.put(frame)
-            case _:
-                raise ValueError(f"a {type(frame).__name__} is not for this line")
-        return self.reply.complete
-
-
 class _Sensor:
     def __init__(
         self,
@@ -110,8 +91,9 @@ class _Sensor:
         self._positions = Positions()
         self._attempt = -1
         self._goal: tuple[Opened, float] | None = None  # the newest round that opened, and when we learnt of it
-        self._open: _Open | None = None
-        self._given_up: set[str] = set()  # products that rounds no longer wait for
+        self._open: Turn | None = None
+        self._lacking = Lacking(spec.patience / 2)
+        self._told_lacking: Set[str] = frozenset()  # products
         self._iteration = 0.0  # seconds, as measured in the last round
         self._end: int | None = None  # the last round, once the head has said that it is over
         self._welcome = False
@@ -146,6 +128,7 @@ class _Sensor:
         self._samples.refresh()
         self._link.open()
         self._say(f"taking part in line {federation!r} as {name}, from round {self.round + 1} on")
+        self._tell_protection()
         while self._end is None or self.round < self._end:
             if stop():
                 return self.round, False
@@ -160,6 +143,7 @@ class _Sensor:
         return self.round, True
 
     def close(self) -> None:
+        self._tell_protection()
         if self._link.connected:
             self._link.publish(self._presence_topic, self._presence(online=False), retain=True)
             self._link.flush(5)
@@ -232,6 +216,10 @@ class _Sensor:
                         self._aim(frame)
             case Represented() | Graded() if frame.attempt == self._attempt:
                 if self._goal and self._goal[0].round == frame.round:
+                    if self._spec.absent != "wait" and skipped(frame, self._sensor.index):
+                        self._goal = None
+                        self._advance(frame.round)
+                        return
                     self._embed(*self._goal)  # the round is over at the head, and brought after us
                 if self._open and self._open.round == frame.round and self._open.put(frame):
                     self._learn(self._open)
@@ -298,10 +286,8 @@ class _Sensor:
         values, missing = self._samples.take(products)
         if missing and self._samples.refresh():
             values, missing = self._samples.take(products)
-        lacking = {products[row] for row in missing}
-        if lacking - self._given_up and (spec.absent == "wait" or time.monotonic() - since < spec.patience / 2):
+        if self._waits(products, {products[row] for row in missing}, since):
             return
-        self._given_up = lacking
         if self._samples.scaling is None:
             self._samples.settle(products)
             values, missing = self._samples.take(products)
@@ -324,25 +310,36 @@ class _Sensor:
         count, size = sent.received.shape
         shared = spec.labels == "shared"
         reply = packing.Phi(count, len(spec.sensors), len(spec.classes)) if shared else packing.Gradient(count, size)
-        self._goal, self._open = None, _Open(goal.round, samples, payloads, reply)
+        self._goal, self._open = None, Turn(goal.round, samples, missing, payloads, reply)
         self._send(self._open)
 
-    def _send(self, opened: _Open) -> None:
-        for payload in opened.sent:
+    def _waits(self, products: Sequence[str], lacking: Set[str], since: float) -> bool:
+        """Whether a round is to wait for rows that are lacking; when that takes long it is said which."""
+        now = time.monotonic()
+        if self._spec.absent != "wait":
+            return self._lacking.waits(products, lacking, now - since, now)
+        if lacking - self._told_lacking and now - since > self._spec.patience:
+            self._told_lacking = lacking
+            first, more = next(each for each in products if each in lacking), len(lacking) - 1
+            others = f" and {more} more" if more else ""
+            self._say(f"{self._name} lacks product {brief(first)}{others}: append its row; the line waits for it")
+        return bool(lacking)
+
+    def _send(self, turn: Turn) -> None:
+        for payload in turn.sent:
             self._link.publish(topics.embeddings(self._spec.federation, self._name), payload, qos=0)
 
-    def _learn(self, opened: _Open) -> None:
-        """Take the local iterations of a round, and write down where that leads at the end of a group."""
-        begun, sensor = time.monotonic(), self._sensor
-        match opened.reply:
-            case packing.Phi(whole=(phi, labels)) as reply:
-                steps = reply.iterations[sensor.index]
-                sensor.learn(opened.samples, labels, phi, steps, opened.round)
-            case packing.Gradient(whole=gradient, curvature=curvature, iterations=steps):
-                sensor.follow(opened.samples, gradient, curvature, steps, opened.round)
-        if steps:
+    def _learn(self, turn: Turn) -> None:
+        """Take the local iterations of a round."""
+        begun = time.monotonic()
+        if steps := turn.learn(self._sensor):
             self._iteration = (time.monotonic() - begun) / steps
-        self.round, self._open = opened.round, None
+        self._open = None
+        self._advance(turn.round)
+
+    def _advance(self, round_: int) -> None:
+        """A round is over; where it led is written down at the end of a group."""
+        self.round = round_
         if self.round % self._spec.commit == 0:
             self._commit()
             self._hand_over(last=False)
@@ -390,6 +387,10 @@ class _Sensor:
         if now - self._told >= 1.0:
             self._told = now
             self._report(progress.Activity(node=self._name, round=self.round, what="training"))
+
+    def _tell_protection(self) -> None:
+        if text := account(self._spec, self.round):
+            self._say(text)
 
     def _presence(self, *, online: bool) -> bytes:
         return encode(Presence(session=self._me.session, online=online, identity=self._me.identity))
