@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import onnx
 import pytest
 import torch
 from rich.console import Console
@@ -26,7 +27,7 @@ from trainer.vertical.experiments import data, views
 from trainer.vertical.experiments.cell import Cell, Finished
 from trainer.vertical.experiments.data import Material, Split
 from trainer.vertical.experiments.experiment import Experiment, Order
-from trainer.vertical.experiments.grids import FIXED, GRIDS, Plan
+from trainer.vertical.experiments.grids import FIXED, GRIDS, Plan, valued
 from trainer.vertical.experiments.presets import PRESETS
 from trainer.vertical.experiments.reference import Central, Fixed
 from trainer.vertical.experiments.run import attempt
@@ -236,7 +237,7 @@ def test_a_policys_rounds_are_those_of_its_decisions(
 def test_every_grid_has_each_variant_with_each_seed_on_each_data_set(name: str) -> None:
     studies = PRESETS["cpu"]
     entries = GRIDS[name](Plan(studies, dict.fromkeys(studies, "d"), TORCH))
-    for set_, study in studies.items():
+    for set_, study in (valued(studies) if name == "fig10" else studies).items():
         seeds: dict[str, set[int]] = {}
         for variant, each in entries:
             if each.split.data == set_:
@@ -321,3 +322,16 @@ def test_what_is_not_there_is_refused_with_a_remedy(order: Order) -> None:
         Experiment(order._replace(name="fig66"), progress.ignore)
     with pytest.raises(UsageError, match="no data set 'mnist'"):
         Experiment(order._replace(data={"mnist": Path()}), progress.ignore)
+
+
+@pytest.mark.parametrize(("sensors", "iterations"), [(2, 4), (4, 5)])
+def test_an_agent_of_another_line_is_refused(sensors: int, iterations: int, order: Order, tmp_path: Path) -> None:
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.INT64, [1]) for name in ("round", "decision")]
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Identity", ["round"], ["decision"])], "agent", ends[:1], ends[1:]
+    )
+    model = onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    onnx.helper.set_model_props(model, {"sensors": str(sensors), "iterations": str(iterations)})
+    onnx.save(model, tmp_path / "agent.onnx")
+    with pytest.raises(UsageError, match=f"for {sensors} sensors and up to {iterations} iterations, as no line here"):
+        Experiment(order._replace(name="fig8", agents=(tmp_path / "agent.onnx",)), progress.ignore)

@@ -312,7 +312,7 @@ def experiment(
     ],
     preset: Annotated[
         Literal["quick", "cpu", "full"],
-        typer.Option(help="quick: minutes on two cores; cpu: an hour; full: as the paper."),
+        typer.Option(help="quick: to try it; cpu: for two cores; full: as the paper."),
     ] = "quick",
     rounds: Annotated[int, typer.Option(min=0, help="Rounds in all.", show_default="the preset's")] = 0,
     seeds: Annotated[int, typer.Option(min=0, help="Number of seeds.", show_default="the preset's")] = 0,

@@ -1,8 +1,8 @@
 """The two data sets of the paper as streams of products: C-MAPSS FD002 for two sensors, CIFAR-10 for four.
 
 Readings of C-MAPSS differ more between the six operating conditions than over an engine's life, so that they are scaled
-by condition: with one scale for all, what little tells wear is lost. The scales are those of the first set: a line that
-starts to learn knows no more. An operating condition is what the plant sets, known to both sensors.
+by condition. The scales are those of the first set: a line that starts to learn knows no more. An operating condition
+is what the plant sets, known to both sensors.
 """
 
 import hashlib
@@ -25,7 +25,6 @@ Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
 Pool = Literal["report", "tuning"]
 
-COUNTS = (50_119, 30_365)  # samples of FD002 for training and for the test (paper VII-A)
 _SETTINGS = 3  # columns before the readings
 _SPREAD = 5.0  # scaled readings end there
 _HELD_OUT = {"cmapss": 0.2, "cifar10": 0.1}  # of the training engines or images, while tuning

@@ -20,7 +20,7 @@ from trainer.vertical.adaptive.live import OnnxAgent
 from trainer.vertical.experiments import data, figures, paper, tables, views
 from trainer.vertical.experiments.cell import Cell, Finished
 from trainer.vertical.experiments.data import Material
-from trainer.vertical.experiments.grids import GRIDS, Plan, distinct
+from trainer.vertical.experiments.grids import GRIDS, Plan, distinct, valued
 from trainer.vertical.experiments.presets import PRESETS, Study
 from trainer.vertical.experiments.run import attempt
 from trainer.vertical.window import span
@@ -59,10 +59,11 @@ class Experiment:
         for name, (_, source) in read.items():
             train, test = data.counts(source)
             show(progress.Note(text=f"{paper.DATASETS[name]}: {train} samples for training, {test} for the test"))
-        agents = [(OnnxAgent(path).sensors, path.read_bytes()) for path in order.agents]
-        digests = {str(sensors): hashlib.sha256(content).hexdigest()[:16] for sensors, content in agents}
-        self._material = Material(dict(read.values()), {digests[str(sensors)]: content for sensors, content in agents})
-        plan = Plan(_studies(order), {name: digest for name, (digest, _) in read.items()}, TORCH, digests)
+        studies = _studies(order)
+        agents = {_decides(path, studies): path.read_bytes() for path in order.agents}
+        digests = {line: hashlib.sha256(content).hexdigest()[:16] for line, content in agents.items()}
+        self._material = Material(dict(read.values()), {digests[line]: content for line, content in agents.items()})
+        plan = Plan(studies, {name: digest for name, (digest, _) in read.items()}, TORCH, digests)
         self.entries = GRIDS[order.name](plan)
         self.cells = distinct(self.entries)
 
@@ -153,6 +154,20 @@ def _studies(order: Order) -> dict[str, Study]:
         study = PRESETS[order.preset][name]
         found[name] = study._replace(rounds=order.rounds or study.rounds, seeds=order.seeds or study.seeds)
     return found
+
+
+def _decides(path: Path, studies: Mapping[str, Study]) -> tuple[int, int]:
+    """The number of sensors and E_max that an agent was trained for; UsageError if nothing that is played is so."""
+    agent = OnnxAgent(path)
+    line = agent.sensors, agent.iterations
+    lines = sorted({(study.sensors, study.most) for study in valued(studies).values()})
+    if line not in lines:
+        known = " or ".join(f"--sensors {sensors} --iterations {most}" for sensors, most in lines)
+        raise UsageError(
+            f"the agent {path} decides for {line[0]} sensors and up to {line[1]} iterations, as no line here",
+            f"train another: edge-node line agent {known}" if known else "leave --agent out: nothing here takes one",
+        )
+    return line
 
 
 def _check_data(given: Mapping[str, Path]) -> None:

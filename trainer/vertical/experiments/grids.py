@@ -8,14 +8,15 @@ import msgspec
 from broker_config.vertical import Channel, Denoising
 from trainer.vertical.experiments.cell import Cell
 from trainer.vertical.experiments.data import Pool, Split
-from trainer.vertical.experiments.presets import Study
+from trainer.vertical.experiments.presets import WORTH, Study
 from trainer.vertical.experiments.run import AGENT
 
 _SILENT = Denoising()
 _CLEAN = {"channel": Channel(), "denoising": _SILENT}
 NE, NI, DENOISED = "noise excluded (NE)", "noise included (NI)", "denoised"
 CENTRAL, FIXED = "centralised", "best fixed model (proxy)"
-_RULES = {"all": "HO (all take the most)", "one": "HE (one takes the most)", "deadline": "deadline rule"}
+_RULES = {"all": "HO (all take the most)", "one": "HE (one takes the most)"}
+_RULES |= {"deadline": "deadline rule", "proportional": "proportional rule"}
 
 
 class Entry(NamedTuple):
@@ -31,7 +32,7 @@ class Plan(NamedTuple):
     studies: Mapping[str, Study]  # of the data sets that are there
     digests: Mapping[str, str]  # of these
     torch: str  # version
-    agents: Mapping[str, str] = {}  # digest of the trained policy, if there is one, by data set
+    agents: Mapping[tuple[int, int], str] = {}  # digests of trained policies by number of sensors and E_max
 
     def entries(
         self, variants: Callable[[Study], Mapping[str, Mapping[str, Any]]], pool: Pool = "report"
@@ -39,7 +40,7 @@ class Plan(NamedTuple):
         """Every variant (what it changes in the base, by name) on every data set, seed by seed."""
         return [
             Entry(name, msgspec.structs.replace(self.base(data, seed, pool), **changes))
-            for seed in range(max(study.seeds for study in self.studies.values()))
+            for seed in range(max((study.seeds for study in self.studies.values()), default=0))
             for data, study in self.studies.items()
             if seed < study.seeds
             for name, changes in variants(study).items()
@@ -74,7 +75,10 @@ def fig4(plan: Plan) -> list[Entry]:
 
 
 def fig6(plan: Plan) -> list[Entry]:
-    """Fig. 6: without noise, with noise, and denoised in three ways."""
+    """Fig. 6: without noise, with noise, and denoised in three ways.
+
+    Two copies that are rounded to the nearest level are the same: Noise2Noise is for a channel with dither.
+    """
 
     def variants(study: Study) -> dict[str, Mapping[str, Any]]:
         replace = msgspec.structs.replace
@@ -83,7 +87,10 @@ def fig6(plan: Plan) -> list[Entry]:
             NI: {"denoising": _SILENT},
             f"{DENOISED}, one autoencoder": {},
             f"{DENOISED}, one a sensor": {"denoising": replace(study.denoising, shared=False)},
-            f"{DENOISED}, Noise2Noise": {"denoising": replace(study.denoising, target="noisy")},
+            f"{DENOISED}, Noise2Noise, dither": {
+                "channel": replace(study.channel, dither=True),
+                "denoising": replace(study.denoising, target="noisy"),
+            },
         }
 
     return plan.entries(variants)
@@ -113,7 +120,11 @@ def fig9(plan: Plan) -> list[Entry]:
 
 
 def fig10(plan: Plan) -> list[Entry]:
-    """Fig. 10: reward, whose accuracy is measured after each round on products held out of the training file."""
+    """Fig. 10: reward, whose accuracy is measured after each round on products held out of the training file.
+
+    Only of data sets for which it is known what accuracy is worth.
+    """
+    plan = plan._replace(studies=valued(plan.studies))
     return [
         entry._replace(cell=msgspec.structs.replace(entry.cell, every=1))
         for entry in plan.entries(_policies(plan), pool="tuning")
@@ -131,11 +142,16 @@ def central(plan: Plan) -> list[Entry]:
     return plan.entries(lambda _: {CENTRAL: {"kind": "central", **_CLEAN}, NE: _CLEAN, DENOISED: {}})
 
 
+def valued(studies: Mapping[str, Study]) -> dict[str, Study]:
+    """Those for which it is known what accuracy is worth: they have rewards, and agents."""
+    return {name: study for name, study in studies.items() if name in WORTH}
+
+
 def _policies(plan: Plan) -> Callable[[Study], dict[str, Mapping[str, Any]]]:
     def variants(study: Study) -> dict[str, Mapping[str, Any]]:
         most = (study.most,) * study.sensors
         names = dict(_RULES)
-        if digest := plan.agents.get(str(study.sensors)):
+        if digest := plan.agents.get((study.sensors, study.most)):
             names[AGENT + digest] = "PPO"
         return {name: {"policy": policy, "iterations": most} for policy, name in names.items()}
 

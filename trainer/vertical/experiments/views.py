@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.words import some
-from trainer.vertical.adaptive.curve import FD002
 from trainer.vertical.adaptive.game import balanced
 from trainer.vertical.adaptive.latency import Simulated
 from trainer.vertical.experiments import paper
 from trainer.vertical.experiments.cell import Cell, Finished
 from trainer.vertical.experiments.grids import FIXED, Entry
+from trainer.vertical.experiments.presets import WORTH
 
 Curve = dict[int, float]  # a value by round
 _CLASSES = 131  # of C-MAPSS
@@ -99,10 +99,10 @@ def regret(losses: Sequence[float | None], fixed: Sequence[float | None]) -> lis
 def rewards(result: Finished) -> Curve:
     """Eq. 19 of each round whose accuracy was measured; RMSE counts as 1 - RMSE / 130."""
     cell = result.cell
-    weights = balanced(Simulated(len(cell.iterations)), max(cell.iterations), cell.rounds, FD002)
+    weights = balanced(Simulated(len(cell.iterations)), max(cell.iterations), cell.rounds, WORTH[cell.split.data])
     found = {}
     for point in result.curve:
-        accuracy = point.accuracy if cell.split.data == "cifar10" else 1 - (point.rmse or _CLASSES) / (_CLASSES - 1)
+        accuracy = 1 - (point.rmse or _CLASSES) / (_CLASSES - 1)
         place = point.round - 1
         found[point.round] = weights.reward(accuracy, result.latency[place], result.disparity[place])
     return found
