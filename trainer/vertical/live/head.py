@@ -375,7 +375,6 @@ class _Head:
 
     def came(self, sensor: str, standing: Standing) -> None:
         """A sensor has said how far it is: take it along, or go back with all to where it is."""
-        self._absent.discard(sensor)
         if self._server is None or self._gathering:
             self._standings[sensor] = standing
             self._reunite()
