@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from msgspec import Struct, structs
+from msgspec import Struct, structs, to_builtins
 
 from broker_config import topics
-from broker_config.codec import DecodeError, decode_any
+from broker_config.codec import DecodeError, decode
 from broker_config.errors import EdgeNodeError, nearest
 from broker_config.link import Delivery, Endpoint, Link, LinkDown, LinkUp, probe
-from broker_config.messages import AnyMessage, NodeState, Overview, Presence, RoundState, Spec, Stage
+from broker_config.messages import Message, NodeState, Overview, Presence, RoundState, Spec, Stage
+from broker_config.vertical import LineOverview
 from edge.terminal import naturally
 
 _WAIT = 3.0  # seconds for what is retained
@@ -84,6 +85,7 @@ class Picture:
         self._clock, self._endpoint = clock, endpoint
         self._payloads: dict[str, bytes] = {}
         self._known: dict[str, _Known] = {}
+        self.learning: dict[str, LineOverview] = {}  # lines whose sensors learn together, by their federations
 
     def take(self, topic: str, payload: bytes, *, retained: bool) -> bool:
         """Take in a message; returns whether it says anything new."""
@@ -92,15 +94,17 @@ class Picture:
         self._payloads[topic] = payload
         self.unreadable = {other: error for other, error in self.unreadable.items() if other != topic}
         try:
-            message = decode_any(payload) if payload else None
+            message = decode(payload, Message) if payload else None
         except DecodeError as error:
             self.unreadable = {**self.unreadable, topic: str(error)}
             return True
         name = topics.federation_of(topic)
+        if isinstance(message, LineOverview):
+            self.learning = {**self.learning, name: message}
         self._known = {**self._known, name: self._with(self._known.get(name, _Known()), message, retained)}
         return True
 
-    def _with(self, known: _Known, message: AnyMessage | None, retained: bool) -> _Known:
+    def _with(self, known: _Known, message: Message | None, retained: bool) -> _Known:
         match message:
             case Spec():
                 return known._replace(spec=message)
@@ -115,6 +119,12 @@ class Picture:
                 age = max(0.0, (self.now() - message.time).total_seconds()) if retained else 0.0
                 return known._replace(overview=message, made=self._clock() - age)
         return known
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen to any of them."""
+        ended = [each.status == "finished" for each in self.learning.values()]
+        return all((*ended, *(view.ended for view in self.views())))
 
     def views(self) -> list[View]:
         """The federations, by name."""
@@ -181,7 +191,7 @@ def look(endpoint: Endpoint, federation: str | None) -> Picture:
     picture = Picture(federation, endpoint=endpoint)
     for topic, payload in probe(endpoint, picture.filters, _WAIT).items():
         picture.take(topic, payload, retained=True)
-    if picture.views() or picture.unreadable:
+    if picture.views() or picture.learning or picture.unreadable:
         return picture
     if federation is None:
         raise EdgeNodeError(
@@ -197,7 +207,7 @@ def follow(endpoint: Endpoint, picture: Picture, stop: Callable[[], bool]) -> It
     inbox: queue.Queue[Any] = queue.Queue()
     with Link(endpoint, f"status-{secrets.token_hex(8)}", inbox=inbox, persistent=False) as link:
         link.subscribe(*picture.filters, qos=0)
-        while not stop() and not all(view.ended for view in picture.views()):
+        while not stop() and not picture.ended:
             try:
                 event = inbox.get(timeout=_TICK)
             except queue.Empty:
@@ -221,3 +231,9 @@ def _changed(picture: Picture, event: Delivery | LinkUp | LinkDown) -> bool:
 def as_builtins(view: View) -> dict[str, Any]:
     """A view for machines: every field, also those that have their default."""
     return {**structs.asdict(view), "nodes": [structs.asdict(node) for node in view.nodes]}
+
+
+def objects(picture: Picture) -> list[dict[str, Any]]:
+    """All federations and lines, for machines."""
+    lines = [{"federation": name, **to_builtins(each)} for name, each in picture.learning.items()]
+    return [*map(as_builtins, picture.views()), *lines]

@@ -11,6 +11,7 @@ from rich.text import Text
 from broker_config import topics
 from broker_config.errors import printable
 from broker_config.messages import NodeState
+from broker_config.vertical import LineOverview
 from edge.status import Picture, View
 from edge.terminal import Redrawn, Row, fit, table
 from edge.words import SOON, about, ending, size, some
@@ -29,6 +30,8 @@ def lines(picture: Picture, width: int, height: int | None = None) -> list[Text]
         drawn = _whole(views[0], picture.now(), width, height)
     else:
         drawn = [line for view in views for line in _brief(view, picture.now(), width)]
+    for name, overview in picture.learning.items():
+        drawn += _learning(name, overview, width)
     for problem in _problems(picture):
         drawn += _wrapped(problem, width, "red")
     fit(drawn, width)
@@ -52,6 +55,27 @@ def _whole(view: View, now: datetime, width: int, height: int | None) -> list[Te
         return [*above, *below]
     room = len(rows) if height is None else max(_FEWEST_ROWS, height - len(above) - len(below) - 2)
     return [*above, *table(rows, _ORDER, _RANKS, width, room), *below]
+
+
+def _learning(name: str, line: LineOverview, width: int) -> list[Text]:
+    """A line whose sensors learn together."""
+    state = "paused" if line.paused and line.status == "open" else {"open": "learning"}.get(line.status, line.status)
+    loss = "" if line.loss is None else f", loss {line.loss:.3f}"
+    rows = {
+        each.name: Row(
+            "" if each.present else "absent",
+            "",
+            {
+                "latency": "" if each.latency is None else f"{1000 * each.latency:.0f} ms",
+                "iterations": str(each.iterations or ""),
+            },
+        )
+        for each in line.sensors
+    }
+    title = Text(printable(f"line {name}: {some(len(rows), 'sensor')}"), style="bold")
+    standing = f"{state}: {some(line.round, 'round')} closed{loss}, {line.rate:.1f} rounds a second"
+    order = ("doing", "latency", "iterations")
+    return [title, *_wrapped(standing, width), *table(rows, order, order, width, len(rows))]
 
 
 def _brief(view: View, now: datetime, width: int) -> list[Text]:

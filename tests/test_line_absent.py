@@ -1,15 +1,26 @@
 """A line that need not wait (`absent`: last, impute): a sensor dies, the line goes on, and takes it back."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from torch import Tensor
 
+from broker_config.embedded import EmbeddedBroker
+from broker_config.endpoint import Endpoint
+from broker_config.vertical import LineSpec, Window
 from tests.line_witness import Witness
 from tests.mosquitto import Mosquitto
-from tests.streams import Plant, Processes
+from tests.streams import CLASSES, COLUMNS, Plant, Processes
+from trainer.vertical.live.head import coordinate
+from trainer.vertical.live.joining import Source
 from trainer.vertical.live.journal import ClosedRound, history
+from trainer.vertical.live.sensor import take_part
+from trainer.vertical.parties import Sensor
+from trainer.vertical.simulate import Sent, send
 
 HEAD, SENSORS = "coordinator", ("press", "oven")
 WINDOW, CHUNK, COMMIT = 32, 2, 3
@@ -71,6 +82,49 @@ def line(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Line]:
     yield running
     running.end()
     broker.kill()
+
+
+@pytest.mark.parametrize("labels", ["shared", "server"])
+def test_a_sensor_that_is_always_too_slow_costs_one_wait(
+    labels: Literal["shared", "server"], tmp_path: Path, mosquitto: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds, patience, slow = 500, 0.4, threading.Event()
+
+    def dawdle(spec: LineSpec, party: Sensor, samples: Tensor, round_: int) -> Sent:
+        if party.name == "oven" and round_ > 1:
+            slow.set()
+            time.sleep(1.0)
+        return send(spec, party, samples, round_)
+
+    monkeypatch.setattr("trainer.vertical.live.sensor.send", dawdle)
+    spec = LineSpec(
+        federation="steel", run="0" * 16, software="", sensors=SENSORS, network="dense", classes=CLASSES,
+        window=Window(start=WINDOW, chunk=CHUNK, size=WINDOW), absent="last", patience=patience, labels=labels,
+    )  # fmt: skip
+    plant = Plant(tmp_path / "plant", SENSORS)
+    plant.feed(WINDOW + CHUNK * rounds)
+    plant.close()
+    endpoint = Endpoint.parse(mosquitto.url)
+
+    def join(name: str) -> None:
+        source = Source(plant.rows(name), COLUMNS, "product", None)
+        take_part(spec, name, source, endpoint, tmp_path / name, report=lambda _: None, stop=ended.is_set)
+
+    ended = threading.Event()
+    sensors = [threading.Thread(target=join, args=(name,)) for name in SENSORS]
+    for each in sensors:
+        each.start()
+    coordinate(spec, plant.labels, endpoint, tmp_path / HEAD, rounds=rounds, new=False, report=lambda _: None)
+    ended.set()
+    for each in sensors:
+        each.join(10)
+    closed = history(tmp_path / HEAD)
+    assert slow.is_set()
+    assert len(closed) == rounds
+    assert all(closed[0].iterations)
+    assert all(each.iterations[0] for each in closed)
+    waits = [each.round for each in closed[1:] if each.seconds > patience]
+    assert len(waits) == 1, waits
 
 
 def whole(round_: ClosedRound) -> bool:

@@ -13,16 +13,67 @@ from broker_config import frames, vertical
 from broker_config.codec import DecodeError, decode, decode_any, encode
 from broker_config.errors import PeerError
 from broker_config.frames import PART, Embeddings, Opened, Represented, decode_frame, encode_frame
+from broker_config.vertical import Recipe
 from trainer.vertical.live import packing
 from trainer.vertical.live.absence import Imputed, Last
 from trainer.vertical.live.checkpoint import Checkpoints
 from trainer.vertical.live.exchange import Collecting, Standing, reunite
-from trainer.vertical.live.goal import Positions
+from trainer.vertical.live.goal import Lacking, Positions
 from trainer.vertical.live.journal import ClosedRound, Journal, Member, history
-from trainer.vertical.parties import Representation
+from trainer.vertical.live.turn import Turn
+from trainer.vertical.parties import Representation, Sensor
 
 RUN, SESSION = "0123456789abcdef", "fedcba9876543210"
 SIZES = {"press": 4, "oven": 3}
+
+
+# What a sensor lacks
+
+
+def test_one_lacking_product_is_waited_for_once_and_those_after_it_as_long_as_they_come_in_time() -> None:
+    lacking = Lacking(5.0)
+    assert lacking.waits(["a", "b"], {"a"}, waited=4.0, now=4.0)
+    assert not lacking.waits(["a", "b"], {"a"}, waited=5.0, now=5.0)
+    assert not lacking.waits(["a", "b"], {"a"}, waited=0.0, now=6.0)
+    assert lacking.waits(["a", "b", "c"], {"a", "c"}, waited=0.0, now=7.0)
+    assert not lacking.waits(["a", "b", "c"], {"a"}, waited=1.0, now=8.0)
+
+
+def test_a_file_that_lags_costs_one_wait_until_rows_come_in_time_again() -> None:
+    lacking = Lacking(5.0)
+    assert not lacking.waits(["a"], {"a"}, waited=5.0, now=5.0)
+    assert not lacking.waits(["a", "b"], {"a", "b"}, waited=0.0, now=6.0)
+    assert not lacking.waits(["b", "c"], {"c"}, waited=0.0, now=12.0)  # b came, but late
+    assert lacking.waits(["c", "d"], {"d"}, waited=0.0, now=13.0)  # c came in time
+
+
+def test_a_sensor_learns_from_the_products_alone_that_it_has() -> None:
+    samples, labels, there = torch.randn(6, 3, 1), torch.tensor([0, 1, 1, 0, 1, 0]), [0, 2, 5]
+
+    def made(missing: tuple[int, ...], rows: list[int], *, gradient: bool) -> torch.Tensor:
+        sensor = Sensor(0, "press", "dense", (3, 1), Recipe(batches=2), 7)
+        size = sensor.embed(samples).shape[1]
+        torch.manual_seed(3)
+        head = {"weight": torch.randn(2, 2 * size), "bias": torch.zeros(2)}
+        phi, grade = (torch.randn(6, size), torch.randn(6, size)), torch.randn(6, size)
+        reply: packing.Phi | packing.Gradient = packing.Gradient(len(rows), size)
+        told: dict[str, Any] = {"run": RUN, "attempt": 1, "round": 4}
+        frame: Any = next(packing.graded(grade[rows], 0.5, 3, **told))
+        if not gradient:
+            reply = packing.Phi(len(rows), 2, 2)
+            whole = Representation(head, tuple(each[rows] for each in phi))
+            frame = next(packing.represented(whole, labels[rows], (3, 1), **told))
+        turn = Turn(4, samples[rows], missing, [], reply)
+        assert turn.put(frame)
+        assert turn.learn(sensor) == (3 if len(missing) < len(rows) else 0)
+        return torch.cat([each.flatten() for each in sensor.model.state_dict().values()])
+
+    everything = list(range(6))
+    for gradient in (False, True):
+        learnt = made((1, 3, 4), everything, gradient=gradient)
+        assert torch.equal(learnt, made((), there, gradient=gradient))
+        assert not torch.equal(learnt, made((), everything, gradient=gradient))
+        assert made(tuple(everything), everything, gradient=gradient).isfinite().all()
 
 
 # Frames

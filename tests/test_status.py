@@ -24,7 +24,8 @@ from broker_config.codec import encode
 from broker_config.embedded import EmbeddedBroker
 from broker_config.link import Endpoint, Link
 from broker_config.messages import AnyMessage, NodeState, Overview, Presence, RoundState, Spec
-from edge.status import Picture, View, as_builtins, look
+from broker_config.vertical import LineOverview, SensorState
+from edge.status import Picture, View, as_builtins, look, objects
 from edge.status_lines import lines, notices
 from tests.members import Guarded
 from tests.plants import CLASSES, FEDERATION, draw, run, start
@@ -51,8 +52,15 @@ OVERVIEW = Overview(
 )  # fmt: skip
 TOPICS = {
     Spec: topics.spec, RoundState: topics.round_state, Overview: topics.status,
-    Presence: lambda name: topics.presence(name, topics.COORDINATOR),
+    Presence: lambda name: topics.presence(name, topics.COORDINATOR), LineOverview: topics.status,
 }  # fmt: skip
+LINE = LineOverview(
+    run=RUN, time=NOW, round=41, status="open", loss=0.25, rate=212.5,
+    sensors=(
+        SensorState(name="press", present=True, latency=0.0304, iterations=2),
+        SensorState(name="oven", present=False),
+    ),
+)  # fmt: skip
 
 
 def topic_of(message: AnyMessage, federation: str = "steel") -> str:
@@ -132,6 +140,20 @@ def test_what_cannot_be_read_is_named_until_something_readable_comes() -> None:
     assert last.startswith("ignored an unreadable message on edge-node/v1/steel/round: JSON is malformed")
     found.take(topic_of(OPEN), encode(OPEN), retained=False)
     assert not found.unreadable
+
+
+def test_of_a_line_that_learns_its_sensors_rounds_loss_and_latencies_are_shown() -> None:
+    assert text(lines(picture(LINE), 60)) == [
+        "line steel: 2 sensors",
+        "learning: 41 rounds closed, loss 0.250, 212.5 rounds a",
+        "second",
+        "node   doing           latency  iterations",
+        "press                    30 ms           2",
+        "oven   absent",
+    ]
+    assert not picture(LINE).ended
+    assert picture(changed(LINE, status="finished")).ended
+    assert objects(picture(LINE))[0]["sensors"][1]["name"] == "oven"
 
 
 @pytest.mark.parametrize(

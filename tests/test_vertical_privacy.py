@@ -14,7 +14,7 @@ from tests.test_vertical_math import line
 from trainer.vertical import spec
 from trainer.vertical.channel import Array
 from trainer.vertical.networks import Cut
-from trainer.vertical.privacy import protected, releases, revealed, spent
+from trainer.vertical.privacy import account, protected, releases, revealed, spent
 from trainer.vertical.simulate import play, send
 from trainer.vertical.window import span
 
@@ -245,3 +245,11 @@ def test_settings_that_contradict_one_another_are_refused_with_the_reason(made: 
 )
 def test_the_rest_may_be(made: LineSpec) -> None:
     spec.check(made)
+
+
+def test_what_a_product_has_spent_is_told_where_it_is_protected() -> None:
+    protected_ = line(privacy=PRIVACY, window=Window(start=10, chunk=5, size=20)).spec
+    assert account(line().spec, 7) == ""
+    epsilon = spent(PRIVACY, 4, 1e-5)
+    assert f"after 7 rounds a product has spent epsilon {epsilon:.3g}" in account(protected_, 7)
+    assert "epsilon inf" in account(line(privacy=Privacy(clip=1)).spec, 7)

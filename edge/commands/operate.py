@@ -77,13 +77,13 @@ def status(
     kit: KitFile = None,
     as_json: Json = False,
 ) -> None:
-    """Show how a federation is doing: nodes, round, progress, last seen, errors."""
+    """Show how a federation is doing: nodes, round, progress, last seen, errors; or a line whose sensors learn."""
     from itertools import chain
 
     import msgspec
     from rich.console import Console
 
-    from edge.status import as_builtins, follow, look
+    from edge.status import follow, look, objects
     from edge.status_lines import lines, live
 
     stop = stop_on_signals()
@@ -98,9 +98,7 @@ def status(
     else:
         for _ in chain([None], changes):
             if as_json:
-                print(
-                    *(msgspec.json.encode(as_builtins(view)).decode() for view in picture.views()), sep="\n", flush=True
-                )
+                print(*(msgspec.json.encode(each).decode() for each in objects(picture)), sep="\n", flush=True)
             else:
                 console.print(*lines(picture, console.width), sep="\n")
     if stop():

@@ -40,8 +40,8 @@ def is_newer(frame: Opened, attempt: int, round_: int) -> bool:
 class Lacking:
     """How long rounds wait for products that a sensor has no rows of yet, where they need not wait for ever.
 
-    Once a product has taken too long, none is waited for until rows come in time again: a file that lags behind must
-    not cost every round the same wait.
+    Once the newest product has taken too long, none is waited for until rows come in time again: a file that lags
+    behind must not cost every round the same wait.
     """
 
     def __init__(self, patience: float):
@@ -58,6 +58,6 @@ class Lacking:
         fresh = lacking - self._given_up.keys()
         if fresh and not self._behind and waited < self._patience:
             return True
-        self._behind = bool(fresh)
+        self._behind = bool(fresh) and products[-1] in lacking
         self._given_up |= dict.fromkeys(fresh, now - waited)
         return False

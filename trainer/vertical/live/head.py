@@ -373,9 +373,10 @@ class _Head:
         if self._is_finished():
             self._done.add(sensor)
 
-    def came(self, sensor: str, standing: Standing) -> None:
+    def came(self, sensor: str, standing: Standing, *, anew: bool) -> None:
         """A sensor has said how far it is: take it along, or go back with all to where it is."""
-        self._absent.discard(sensor)
+        if anew:
+            self._absent.discard(sensor)
         if self._server is None or self._gathering:
             self._standings[sensor] = standing
             self._reunite()

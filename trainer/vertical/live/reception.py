@@ -35,8 +35,8 @@ class Listener(Protocol):
         """A sensor's embeddings; PeerError if they lie."""
         ...
 
-    def came(self, sensor: str, standing: Standing) -> None:
-        """A sensor takes part, and says how far it is."""
+    def came(self, sensor: str, standing: Standing, *, anew: bool) -> None:
+        """A sensor takes part, and says how far it is; `anew`: for the first time in its process's life."""
         ...
 
     def finished(self, sensor: str) -> None:
@@ -142,12 +142,12 @@ class Reception:
         if self.members.get(sensor) != member:
             self._journal.admit(self._spec.run, sensor, member)
             self.members[sensor], self._identities[sensor] = member, member.identity
-        if self._roster.session(sensor) != hello.session:
+        if anew := self._roster.session(sensor) != hello.session:
             self._report(progress.NodeJoined(node=sensor))
         self._roster.admit(sensor, hello)
         self.present.add(sensor)
         self._crier.answer(sensor, Welcome(session=hello.session))
-        self._listener.came(sensor, Standing(hello.round, hello.kept))
+        self._listener.came(sensor, Standing(hello.round, hello.kept), anew=anew)
 
     def _objection(self, sensor: str, hello: LineHello) -> Refusal | None:
         def refusal(reason: str, remedy: str) -> Refusal:
