@@ -93,6 +93,15 @@ class Client(paho.Client):
             return MQTTErrorCode.MQTT_ERR_SUCCESS
         return super()._packet_queue(command, packet, mid, qos, info)
 
+    @property
+    def on_publish(self) -> paho.CallbackOnPublish | None:
+        """Called by paho's thread alone: another that writes must not wait for what that thread is busy with."""
+        return self._on_publish if threading.current_thread() is self._thread else None
+
+    @on_publish.setter
+    def on_publish(self, func: paho.CallbackOnPublish | None) -> None:
+        self._on_publish = func
+
     def _wake(self) -> None:
         if self._sockpairW is not None:
             with suppress(BlockingIOError):  # it is awake
