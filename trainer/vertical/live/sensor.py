@@ -1,6 +1,7 @@
 """One sensor's session in a line: it embeds what it measures, and learns from what the head sends back."""
 
 import contextlib
+import gc
 import importlib.metadata
 import queue
 import secrets
@@ -65,6 +66,7 @@ def take_part(
     """
     torch.set_num_threads(spec.threads)
     sys.setswitchinterval(SWITCH)
+    gc.freeze()  # else every collection goes through all of torch, in the middle of a round
     with disk.claimed(folder):
         sensor = _Sensor(spec, name, source, endpoint, folder, report, deploying())
         try:

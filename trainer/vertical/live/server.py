@@ -36,7 +36,6 @@ class Represent(NamedTuple):
     phi: Representation
     labels: Tensor  # int64 [N]
     iterations: tuple[int, ...]  # E_{t,k}
-    loss: float
 
 
 class Server:
@@ -95,10 +94,13 @@ class Server:
         if self.absence:
             phi = phi._replace(embeddings=tuple(self.absence.fill(first, phi.embeddings, present)))
         labels = torch.from_numpy(self.labels.labels(first, last))
-        loss = torch.nn.functional.cross_entropy(self.head.predict(phi.embeddings), labels).item()
         decided = self._decide(timing, collecting.round)
         iterations = tuple(int(steps) if name in arrived else 0 for name, steps in zip(names, decided, strict=True))
-        return Represent(phi, labels, iterations, loss)
+        return Represent(phi, labels, iterations)
+
+    def loss(self, made: Represent) -> float:
+        """F_t, before anybody learns."""
+        return torch.nn.functional.cross_entropy(self.head.predict(made.phi.embeddings), made.labels).item()
 
     def replies(self, made: Represent, **frame: Any) -> Iterator[tuple[str | None, Represented | Graded]]:
         """The frames of a round's answer, and for which sensor each is; None: for all."""
