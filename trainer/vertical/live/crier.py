@@ -108,4 +108,4 @@ class Crier:
             sensors=sensors,
         )
         self.link.publish(topics.status(self._spec.federation), encode(overview), retain=True)
-        return {} if loss is None else {"loss": loss, "rounds_a_second": rate}
+        return {} if loss is None else {"loss": loss, "rate": rate}

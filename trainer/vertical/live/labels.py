@@ -24,6 +24,7 @@ class Labels:
         label: str = "label",
         tell: Tell = log.warning,
     ):
+        self.path = path
         self._file = GrowingFile(path, [product, label], tell)
         self._classes = {name: number for number, name in enumerate(classes)}
         self._known = Products()

@@ -22,6 +22,7 @@ from broker_config.link import TAKEN_OVER, Delivery, Link, LinkDown, LinkUp
 from broker_config.messages import Finished, Message, Presence, Refusal, RoundState, Welcome
 from broker_config.vertical import LineHello, LineSpec
 from edge.vertical.rows import Samples, Scaling
+from edge.words import some
 from trainer import progress, standing
 from trainer.vertical.live import packing
 from trainer.vertical.live.checkpoint import Checkpoints
@@ -87,6 +88,7 @@ class _Sensor:
         deploy: Deploy,
     ):
         self._spec, self._name, self._report, self._deploy = spec, name, report, deploy
+        self._path = source.path
         self._me, self._secret = standing.appear(folder), _secret(folder)
         self._samples = Samples(source.path, source.columns, spec.cycles, source.unit, source.product, self._say)
         self._checkpoints = Checkpoints(folder / spec.run)
@@ -101,9 +103,10 @@ class _Sensor:
         self._welcome = False
         self._ignored: set[str] = set()  # topics
         self._call = False  # whether the head is to be told how far we are
-        self._called = self._told = -_CALM
+        self._called, self._told = -_CALM, time.monotonic()
         self.round = 0
         self._restore(max(self._checkpoints.rounds))
+        self._told_round = self.round
 
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
         federation = spec.federation
@@ -128,6 +131,8 @@ class _Sensor:
         frames = (topics.opened(federation), topics.representation(federation), topics.gradients(federation, name))
         self._link.subscribe(*frames, qos=0)
         self._samples.refresh()
+        if not self._samples.count:
+            self._say(f"waiting for rows in {self._path}")
         self._link.open()
         self._say(f"taking part in line {federation!r} as {name}, from round {self.round + 1} on")
         self._tell_protection()
@@ -142,6 +147,7 @@ class _Sensor:
         self._hand_over(last=True)
         self._link.publish(topics.up(federation, name), encode(Finished(session=self._me.session, run=self._spec.run)))
         self._link.flush(_FAREWELL)
+        self._say(f"finished: {some(self.round, 'round')}")
         return self.round, True
 
     def close(self) -> None:
@@ -387,8 +393,9 @@ class _Sensor:
         """Once a second: rounds may be many."""
         now = time.monotonic()
         if now - self._told >= 1.0:
-            self._told = now
-            self._report(progress.Activity(node=self._name, round=self.round, what="training"))
+            rate = (self.round - self._told_round) / max(now - self._told, 1e-3)
+            self._report(progress.Learning(node=self._name, round=self.round, rate=max(0.0, rate)))
+            self._told, self._told_round = now, self.round
 
     def _tell_protection(self) -> None:
         if text := account(self._spec, self.round):
