@@ -176,3 +176,16 @@ def test_a_sensor_that_joins_a_line_that_is_over_serves_its_model_and_waits_for_
         line.start("head", *spec.sensors)
         line.end()
     assert (tmp_path / "bundle" / "manifest.json").is_file()
+
+
+def test_a_sensor_that_has_no_rows_yet_takes_part_and_starts_again(broker: str, tmp_path: Path) -> None:
+    spec = line_spec(absent="last", patience=0.3)
+    draw(tmp_path / "data", 100, 10)
+    (tmp_path / "data" / "oven.csv").write_text("product,heat\n")
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 7) as line:
+        line.start("head", *spec.sensors)
+        line.reach(3)
+        line.stop("oven")
+        line.start("oven")
+        line.end()
+    assert left(spec, tmp_path, 7).keys() == {"press", "oven", "head"}

@@ -352,10 +352,9 @@ class _Sensor:
         """Write down where this sensor is; what no checkpoint needs is forgotten."""
         if self.round not in self._checkpoints.rounds:
             state = {f"model.{name}": value for name, value in self._sensor.model.state_dict().items()}
-            for part, values in (("scaling.", self._samples.scaling), ("extent.", self._sensor.extent)):
-                state |= {
-                    part + name: torch.as_tensor(each) for name, each in (values._asdict() if values else {}).items()
-                }
+            if (scaling := self._samples.scaling) and (extent := self._sensor.extent):
+                state |= {f"scaling.{name}": torch.from_numpy(each) for name, each in scaling._asdict().items()}
+                state |= {f"extent.{name}": torch.as_tensor(each) for name, each in extent._asdict().items()}
             self._checkpoints.save(self.round, state)
         first = span(self._spec.window, min(self._checkpoints.rounds) + 1)[0]
         self._positions.forget(first)
@@ -380,9 +379,10 @@ class _Sensor:
         if round_:
             state = self._checkpoints.load(round_)
             self._sensor.model.load_state_dict(under("model.", state))
-            self._samples.scaling = Scaling(**{name: each.numpy() for name, each in under("scaling.", state).items()})
-            low, high, deviation = (state[f"extent.{name}"] for name in Extent._fields)
-            self._sensor.extent = Extent(low.numpy(), high.numpy(), deviation.item())
+            if scaling := under("scaling.", state):  # else it had no rows yet
+                self._samples.scaling = Scaling(**{name: each.numpy() for name, each in scaling.items()})
+                low, high, deviation = (state[f"extent.{name}"] for name in Extent._fields)
+                self._sensor.extent = Extent(low.numpy(), high.numpy(), deviation.item())
 
     # What is told about it
 
