@@ -1,10 +1,12 @@
 """The sensors of one line learn together: `line coordinate`, `line join`; predict: `line serve`; and `line agent`."""
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -158,6 +160,8 @@ def coordinate(
 
         deploy = in_effect.head_bundles(state / BUNDLE, endpoint.kit)
         reached = run(spec, labels, endpoint, state, rounds=rounds, new=new, report=report, stop=stop, deploy=deploy)
+        if rounds and reached >= rounds:
+            report(progress.Note(text=_next(state, broker, kit)))
         report(progress.Result(result={"rounds": reached}))
     if rounds and reached < rounds:
         print("stopped; the same command goes on", file=sys.stderr)
@@ -220,6 +224,8 @@ def join(
             stop=stop,
             deploying=partial(in_effect.sensor_bundles, state / BUNDLE, source, endpoint.kit),
         )
+        if finished:
+            report(progress.Note(text=_next(state, broker, kit, data)))
         report(progress.Result(result={"rounds": reached}))
     if not finished:
         print("stopped; the same command goes on", file=sys.stderr)
@@ -346,6 +352,13 @@ def experiment(
     paths = {key: Path(path) for key, path in pairs(data, "--data").items()}
     order = Order(name, preset, paths, rounds, seeds, store, workers, tuple(agent))
     run_grid(partial(Experiment, order), dry_run=dry_run, quiet=quiet, as_json=as_json)
+
+
+def _next(state: Path, broker: str | None, kit: Path | None, data: Path | None = None) -> str:
+    """How what was learnt is put to use."""
+    options = [("--data", data), ("--kit", kit)]
+    words = [state / BUNDLE, *([broker] if broker else []), *chain.from_iterable(each for each in options if each[1])]
+    return f"the bundle is in {state / BUNDLE}; next: edge-node line serve {shlex.join(map(str, words))}"
 
 
 def _names(text: str) -> tuple[str, ...]:

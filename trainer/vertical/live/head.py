@@ -1,6 +1,7 @@
 """The head of a line: MQTT and clock around what has arrived (`exchange`) and what is made of it (`server`)."""
 
 import contextlib
+import gc
 import queue
 import secrets
 import sys
@@ -19,6 +20,7 @@ from broker_config.frames import Embeddings, encode_frame
 from broker_config.link import Delivery, LinkDown, LinkUp
 from broker_config.messages import Stage
 from broker_config.vertical import LineSpec
+from edge.words import some
 from trainer import progress
 from trainer.federation.herald import check_unclaimed
 from trainer.vertical.denoiser import pairs_in
@@ -38,6 +40,7 @@ _TICK = 0.2  # seconds
 _LOOK = 0.02  # seconds between two looks for new products
 _AGAIN = 1.0  # seconds without an answer after which sensors are asked again, then twice as many
 _LONGEST = 30.0
+_QUIET = 10.0  # seconds without products after which it is said that the line waits for them
 _LINGER = 30.0  # seconds for sensors to write down the last round
 SWITCH = 5e-4  # seconds that Python's other thread may keep the network waiting
 
@@ -63,6 +66,7 @@ def coordinate(
     """
     torch.set_num_threads(spec.threads)
     sys.setswitchinterval(SWITCH)
+    gc.freeze()  # else every collection goes through all of torch, in the middle of a round
     embedding_size(spec.network, (1, spec.cycles))
     check_unclaimed(endpoint, spec.federation, ())
     with folder_claimed(folder), contextlib.closing(Journal(folder)) as journal:
@@ -108,6 +112,8 @@ class _Head:
         self._silence = _AGAIN
         self._taken: tuple[int, ...] = ()  # local iterations of the round before
         self._paused = False
+        self._awaited = ""  # what was last said about what the line waits for
+        self._loss: float | None = None  # of the last round
 
     def run(self, stop: Callable[[], bool]) -> int:
         self._labels.refresh()
@@ -115,13 +121,20 @@ class _Head:
         self._handle(self._inbox.get())  # LinkUp: what is retained of an earlier run is replaced
         spec = self._spec
         self._report(
-            progress.Gathering(federation=spec.federation, run=spec.run, nodes=len(spec.sensors), rounds=self._rounds)
+            progress.Gathering(
+                federation=spec.federation, run=spec.run, nodes=len(spec.sensors), rounds=self._rounds, what="sensor"
+            )
         )
+        if not self._labels.count:
+            self._say(f"waiting for rows in {self._labels.path}")
         self._gather()
         while not (stop() or self._is_over()):
             with contextlib.suppress(queue.Empty):
                 self._handle(self._inbox.get(timeout=self._nap()))
             self._watch_clock()
+        if self.over:
+            loss = "" if self._loss is None else f", loss {self._loss:.3f}"
+            self._say(f"finished: {some(self.round, 'round')}{loss}")
         return self.round
 
     def close(self) -> None:
@@ -136,7 +149,7 @@ class _Head:
         return self._server.round if self._server else 0
 
     def _nap(self) -> float:
-        waits = self._collecting is None and not self._gathering and not self._is_finished()
+        waits = self._collecting is None and not self._gathering and not self.over
         return _LOOK if waits else _TICK
 
     # Where the line goes on
@@ -187,7 +200,7 @@ class _Head:
     def _next(self) -> None:
         """Open the next round if its products are there, or end the line."""
         assert self._server
-        if self._is_finished():
+        if self.over:
             self._over = time.monotonic()
             self._server.commit()
             self._server.deploy(last=True)
@@ -202,7 +215,9 @@ class _Head:
         if self._labels.count < last:
             self._labels.refresh()
             if self._labels.count < last:
-                self._pause(round_, ["products"])
+                self._paused = True
+                if time.monotonic() - max(self._closed, self._gathered) > _QUIET:
+                    self._wait_for(f"waiting for more products in {self._labels.path}")
                 return False
         since = first if self._before is None else self._before[1][1]
         pairs = pairs_in(self._spec.denoising, round_)
@@ -263,20 +278,20 @@ class _Head:
         for name, payload in replies:
             self._crier.publish(self._topic(name), payload)
         self._before, self._collecting, self._taken = (round_, positions, replies), None, made.iterations
-        fact = self._fact(round_, made, positions)
         if round_.round != self._rounds:
             self._open(round_.round + 1)
+        fact = self._fact(round_, made, positions, server.loss(made))
         server.learn(made, fact)
-        self._paused = False
+        self._paused, self._loss = False, made.loss
         self._crier.closed(fact)
-        if self._is_finished():
+        if self.over:
             self._next()
 
     def _topic(self, sensor: str | None) -> str:
         federation = self._spec.federation
         return topics.representation(federation) if sensor is None else topics.gradients(federation, sensor)
 
-    def _fact(self, round_: Collecting, made: Represent, positions: tuple[int, int]) -> ClosedRound:
+    def _fact(self, round_: Collecting, made: Represent, positions: tuple[int, int], loss: float) -> ClosedRound:
         now, before = time.monotonic(), self._closed
         self._closed = now
         there = {name: self._costs[name] for name in round_.arrived}
@@ -286,19 +301,21 @@ class _Head:
             first=positions[0],
             last=positions[1],
             iterations=made.iterations,
-            loss=made.loss,
+            loss=loss,
             seconds=now - before,
             collection={name: costs[0] for name, costs in there.items()},
             communication={name: costs[1] for name, costs in there.items()},
             iteration={name: costs[2] for name, costs in there.items()},
         )
 
-    def _is_finished(self) -> bool:
+    @property
+    def over(self) -> bool:
+        """Whether the last round is closed."""
         return self._server is not None and 0 < self._rounds <= self._server.round
 
     def _is_over(self) -> bool:
         """Whether the last round is closed and on the disks of all who can be expected to write it there."""
-        if not self._is_finished():
+        if not self.over:
             return False
         waited = time.monotonic() - self._over
         return self._done >= set(self._spec.sensors) - self._absent or waited > _LINGER
@@ -313,8 +330,8 @@ class _Head:
             if self._standings:
                 self._reunite()
             if now - self._gathered > self._spec.patience and self._reception.members:
-                self._pause(0, [name for name in self._spec.sensors if name not in self._standings])
-        elif not self._is_finished():
+                self._pause(self.round + 1, [name for name in self._spec.sensors if name not in self._standings])
+        elif not self.over:
             self._next()
         self._tell()
 
@@ -340,16 +357,21 @@ class _Head:
                 self._crier.publish(topics.gradients(self._spec.federation, sensor), payload)
 
     def _pause(self, round_: int, waiting_for: list[str]) -> None:
-        if not self._paused:
-            self._paused = True
-            self._report(progress.Paused(round=round_, waiting_for=waiting_for))
+        self._paused = True
+        self._wait_for(f"round {round_} waits for {', '.join(waiting_for)}")
+
+    def _wait_for(self, text: str) -> None:
+        """Say what the line waits for, unless that was said last."""
+        if text != self._awaited:
+            self._awaited = text
+            self._say(text)
 
     def _tell(self, *, anyway: bool = False) -> None:
         round_ = self.round
         present = self._reception.present - self._absent
-        status: Stage = "finished" if self._is_finished() else "gathering" if self._gathering else "open"
+        status: Stage = "finished" if self.over else "gathering" if self._gathering else "open"
         if told := self._crier.say_overview(round_, status, present, paused=self._paused, anyway=anyway):
-            self._report(progress.Measured(node="line", round=round_, metrics=told))
+            self._report(progress.Learning(node=topics.COORDINATOR, round=round_, rounds=self._rounds, **told))
 
     # What arrives
 
@@ -366,11 +388,11 @@ class _Head:
         """(Re)publish what is retained: a broker restarted without persistence has forgotten it."""
         self._crier.say_presence(online=True)
         self._crier.say_spec()
-        self._crier.say_state("finished" if self._is_finished() else "open", self.round)
+        self._crier.say_state("finished" if self.over else "open", self.round)
 
     def finished(self, sensor: str) -> None:
         """A sensor has written down the last round."""
-        if self._is_finished():
+        if self.over:
             self._done.add(sensor)
 
     def came(self, sensor: str, standing: Standing, *, anew: bool) -> None:
@@ -392,7 +414,7 @@ class _Head:
         elif behind and self._spec.absent == "wait":
             self._gather()
             return
-        if self._is_finished():
+        if self.over:
             self._crier.say_state("finished", self._server.round)
         self._ask(sensor)
 

@@ -31,6 +31,11 @@ class Listener(Protocol):
         """The last one that is closed."""
         ...
 
+    @property
+    def over(self) -> bool:
+        """Whether the last round is closed: sensors may go."""
+        ...
+
     def embedded(self, sensor: str, frame: Embeddings) -> None:
         """A sensor's embeddings; PeerError if they lie."""
         ...
@@ -121,7 +126,8 @@ class Reception:
             case Presence(session=session, online=False):
                 if self._roster.session(sensor) == session:
                     self.present.discard(sensor)
-                    self._report(progress.NodeLost(node=sensor, round=self._listener.round))
+                    if not self._listener.over:
+                        self._report(progress.NodeLost(node=sensor, round=self._listener.round))
             case Presence():
                 pass
             case LineHello():

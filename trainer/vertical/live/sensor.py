@@ -1,6 +1,7 @@
 """One sensor's session in a line: it embeds what it measures, and learns from what the head sends back."""
 
 import contextlib
+import gc
 import importlib.metadata
 import queue
 import secrets
@@ -21,9 +22,11 @@ from broker_config.link import TAKEN_OVER, Delivery, Link, LinkDown, LinkUp
 from broker_config.messages import Finished, Message, Presence, Refusal, RoundState, Welcome
 from broker_config.vertical import LineHello, LineSpec
 from edge.vertical.rows import Samples, Scaling
+from edge.words import some
 from trainer import progress, standing
+from trainer.vertical.channel import Extent
 from trainer.vertical.live import packing
-from trainer.vertical.live.checkpoint import Checkpoints
+from trainer.vertical.live.checkpoint import Checkpoints, under
 from trainer.vertical.live.goal import Lacking, Positions, is_newer
 from trainer.vertical.live.head import SWITCH
 from trainer.vertical.live.joining import Source
@@ -65,6 +68,7 @@ def take_part(
     """
     torch.set_num_threads(spec.threads)
     sys.setswitchinterval(SWITCH)
+    gc.freeze()  # else every collection goes through all of torch, in the middle of a round
     with disk.claimed(folder):
         sensor = _Sensor(spec, name, source, endpoint, folder, report, deploying())
         try:
@@ -85,6 +89,7 @@ class _Sensor:
         deploy: Deploy,
     ):
         self._spec, self._name, self._report, self._deploy = spec, name, report, deploy
+        self._path = source.path
         self._me, self._secret = standing.appear(folder), _secret(folder)
         self._samples = Samples(source.path, source.columns, spec.cycles, source.unit, source.product, self._say)
         self._checkpoints = Checkpoints(folder / spec.run)
@@ -99,9 +104,10 @@ class _Sensor:
         self._welcome = False
         self._ignored: set[str] = set()  # topics
         self._call = False  # whether the head is to be told how far we are
-        self._called = self._told = -_CALM
+        self._called, self._told = -_CALM, time.monotonic()
         self.round = 0
         self._restore(max(self._checkpoints.rounds))
+        self._told_round = self.round
 
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
         federation = spec.federation
@@ -126,6 +132,8 @@ class _Sensor:
         frames = (topics.opened(federation), topics.representation(federation), topics.gradients(federation, name))
         self._link.subscribe(*frames, qos=0)
         self._samples.refresh()
+        if not self._samples.count:
+            self._say(f"waiting for rows in {self._path}")
         self._link.open()
         self._say(f"taking part in line {federation!r} as {name}, from round {self.round + 1} on")
         self._tell_protection()
@@ -140,6 +148,7 @@ class _Sensor:
         self._hand_over(last=True)
         self._link.publish(topics.up(federation, name), encode(Finished(session=self._me.session, run=self._spec.run)))
         self._link.flush(_FAREWELL)
+        self._say(f"finished: {some(self.round, 'round')}")
         return self.round, True
 
     def close(self) -> None:
@@ -200,8 +209,8 @@ class _Sensor:
 
     def _finish(self, round_: int) -> None:
         """The line is over, or was: what is retained may be older than the head that asks for more rounds."""
-        if not self._welcome and round_ > self.round:
-            return
+        if not self._welcome:
+            return  # it is said again after the Welcome
         if self.round < round_ and self._spec.absent == "wait":
             self._call = True  # what it takes to get there has been lost
             return
@@ -351,8 +360,9 @@ class _Sensor:
         """Write down where this sensor is; what no checkpoint needs is forgotten."""
         if self.round not in self._checkpoints.rounds:
             state = {f"model.{name}": value for name, value in self._sensor.model.state_dict().items()}
-            if scaling := self._samples.scaling:
-                state |= {name: torch.from_numpy(value) for name, value in scaling._asdict().items()}
+            if (scaling := self._samples.scaling) and (extent := self._sensor.extent):
+                state |= {f"scaling.{name}": torch.from_numpy(each) for name, each in scaling._asdict().items()}
+                state |= {f"extent.{name}": torch.as_tensor(each) for name, each in extent._asdict().items()}
             self._checkpoints.save(self.round, state)
         first = span(self._spec.window, min(self._checkpoints.rounds) + 1)[0]
         self._positions.forget(first)
@@ -376,8 +386,11 @@ class _Sensor:
         self.round = round_
         if round_:
             state = self._checkpoints.load(round_)
-            self._samples.scaling = Scaling(state.pop("mean").numpy(), state.pop("deviation").numpy())
-            self._sensor.model.load_state_dict({name.removeprefix("model."): each for name, each in state.items()})
+            self._sensor.model.load_state_dict(under("model.", state))
+            if scaling := under("scaling.", state):  # else it had no rows yet
+                self._samples.scaling = Scaling(**{name: each.numpy() for name, each in scaling.items()})
+                low, high, deviation = (state[f"extent.{name}"] for name in Extent._fields)
+                self._sensor.extent = Extent(low.numpy(), high.numpy(), deviation.item())
 
     # What is told about it
 
@@ -385,8 +398,9 @@ class _Sensor:
         """Once a second: rounds may be many."""
         now = time.monotonic()
         if now - self._told >= 1.0:
-            self._told = now
-            self._report(progress.Activity(node=self._name, round=self.round, what="training"))
+            rate = (self.round - self._told_round) / max(now - self._told, 1e-3)
+            self._report(progress.Learning(node=self._name, round=self.round, rate=max(0.0, rate)))
+            self._told, self._told_round = now, self.round
 
     def _tell_protection(self) -> None:
         if text := account(self._spec, self.round):
