@@ -282,7 +282,7 @@ class _Head:
             self._open(round_.round + 1)
         fact = self._fact(round_, made, positions, server.loss(made))
         server.learn(made, fact)
-        self._paused, self._loss = False, made.loss
+        self._paused, self._loss = False, fact.loss
         self._crier.closed(fact)
         if self.over:
             self._next()
