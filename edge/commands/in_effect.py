@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from edge.vertical.bundle import Array, Manifest
     from edge.vertical.embed import Leaving
     from export.signing import Signer
-    from trainer.vertical.live.joining import Source
     from trainer.vertical.live.sensor import Deploy as SensorDeploy
     from trainer.vertical.live.server import Deploy as HeadDeploy
+    from trainer.vertical.live.source import Source
 
 _DAYS = 365  # that a signed bundle may be served
 

@@ -209,8 +209,8 @@ def join(
     if name is None:
         raise UsageError("this sensor's name is missing", "write --sensor NAME, or pass a kit: --kit FILE")
     with progress.show(as_json=as_json, quiet=quiet) as report:
-        from trainer.vertical.live.joining import Source
         from trainer.vertical.live.joining import join as run
+        from trainer.vertical.live.source import Source
 
         source, state = Source(data, _names(columns), product, unit), state or Path(f"line-{name}")
         reached, finished = run(

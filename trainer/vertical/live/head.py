@@ -12,8 +12,7 @@ from pathlib import Path
 
 import torch
 
-from broker_config import topics
-from broker_config.disk import claimed as folder_claimed
+from broker_config import disk, topics
 from broker_config.endpoint import Endpoint
 from broker_config.errors import PeerError
 from broker_config.frames import Embeddings, encode_frame
@@ -42,6 +41,7 @@ _AGAIN = 1.0  # seconds without an answer after which sensors are asked again, t
 _LONGEST = 30.0
 _QUIET = 10.0  # seconds without products after which it is said that the line waits for them
 _LINGER = 30.0  # seconds for sensors to write down the last round
+_ENDED = "ended"  # file with the last round of a run
 SWITCH = 5e-4  # seconds that Python's other thread may keep the network waiting
 
 
@@ -68,10 +68,16 @@ def coordinate(
     sys.setswitchinterval(SWITCH)
     gc.freeze()  # else every collection goes through all of torch, in the middle of a round
     embedding_size(spec.network, (1, spec.cycles))
+    known = Labels(labels, spec.classes)
+    known.refresh()
     check_unclaimed(endpoint, spec.federation, ())
-    with folder_claimed(folder), contextlib.closing(Journal(folder)) as journal:
+    with disk.claimed(folder), contextlib.closing(Journal(folder)) as journal:
         spec = adopted(journal, spec, new=new)
-        head = _Head(spec, Labels(labels, spec.classes), endpoint, folder, journal, rounds, report, deploy)
+        if 0 < rounds <= (played := _ended(folder / spec.run)):
+            more = "--rounds for more, or --new for another run"
+            report(progress.Note(text=f"all {played} rounds are played: {more}"))
+            return played
+        head = _Head(spec, known, endpoint, folder, journal, rounds, report, deploy)
         try:
             return head.run(stop)
         finally:
@@ -116,7 +122,6 @@ class _Head:
         self._loss: float | None = None  # of the last round
 
     def run(self, stop: Callable[[], bool]) -> int:
-        self._labels.refresh()
         self._crier.open()
         self._handle(self._inbox.get())  # LinkUp: what is retained of an earlier run is replaced
         spec = self._spec
@@ -135,12 +140,15 @@ class _Head:
         if self.over:
             loss = "" if self._loss is None else f", loss {self._loss:.3f}"
             self._say(f"finished: {some(self.round, 'round')}{loss}")
+            _end(self._folder / self._spec.run, self.round)
         return self.round
 
     def close(self) -> None:
         if self._server:
             self._tell_protection(self._server.round)
         self._tell(anyway=True)
+        if not self.round and not self._journal.has_rounds(self._spec.run):
+            self._crier.withdraw()
         self._crier.close()
 
     @property
@@ -254,6 +262,7 @@ class _Head:
             self._heard[sensor] = now
         if not whole:
             return
+        self._crier.lacks.pop(sensor, None)
         self._cost(sensor, round_.arrived[sensor].costs, now - self._opened)
         if not round_.waits_for(self._spec.sensors):
             self._close(round_)
@@ -386,8 +395,8 @@ class _Head:
 
     def _announce(self) -> None:
         """(Re)publish what is retained: a broker restarted without persistence has forgotten it."""
+        self._crier.say_spec()  # first: what sensors answer to our presence is about this run
         self._crier.say_presence(online=True)
-        self._crier.say_spec()
         self._crier.say_state("finished" if self.over else "open", self.round)
 
     def finished(self, sensor: str) -> None:
@@ -424,3 +433,15 @@ class _Head:
 
     def _say(self, text: str) -> None:
         self._report(progress.Note(text=text))
+
+
+def _end(folder: Path, round_: int) -> None:
+    """Remember that a run has ended for all, with this round."""
+    with disk.writing(folder):
+        disk.replace_bytes(folder / _ENDED, str(round_).encode())
+
+
+def _ended(folder: Path) -> int:
+    """The round with which a run has ended; 0 if it has not."""
+    path = folder / _ENDED
+    return int(path.read_text()) if path.exists() else 0

@@ -25,7 +25,7 @@ class Labels:
         tell: Tell = log.warning,
     ):
         self.path = path
-        self._file = GrowingFile(path, [product, label], tell)
+        self._file = GrowingFile(path, [product, label], tell, dict.fromkeys((product, label), ""))
         self._classes = {name: number for number, name in enumerate(classes)}
         self._known = Products()
         self._first = 0  # position of the oldest that is kept

@@ -152,6 +152,9 @@ class Reception:
             self._report(progress.NodeJoined(node=sensor))
         self._roster.admit(sensor, hello)
         self.present.add(sensor)
+        if hello.lacks and hello.lacks != self._crier.lacks.get(sensor):
+            self._report(progress.Note(text=f"the line waits for {sensor}, which lacks {brief(hello.lacks, 300)}"))
+        self._crier.lacks[sensor] = hello.lacks
         self._crier.answer(sensor, Welcome(session=hello.session))
         self._listener.came(sensor, Standing(hello.round, hello.kept), anew=anew)
 
