@@ -21,10 +21,10 @@ from edge.commands.options import (
     Broker,
     Ca,
     Cert,
-    Config,
     Events,
     Key,
     KitFile,
+    PlainConfig,
     Quiet,
     Seed,
     Threads,
@@ -114,7 +114,7 @@ def coordinate(
     kit: KitFile = None,
     quiet: Quiet = False,
     as_json: Events = False,
-    config: Config = None,
+    config: PlainConfig = None,
 ) -> None:
     """Run a line's head: it has the labels, opens rounds, and learns the last layer.
 
@@ -194,7 +194,7 @@ def join(
     kit: KitFile = None,
     quiet: Quiet = False,
     as_json: Events = False,
-    config: Config = None,
+    config: PlainConfig = None,
 ) -> None:
     """Take part in a line's learning with what one sensor measures. The measurements stay here; embeddings leave.
 
@@ -251,7 +251,7 @@ def serve(
     cert: Cert = None,
     key: Key = None,
     kit: KitFile = None,
-    config: Config = None,
+    config: PlainConfig = None,
 ) -> None:
     """Embed new products at a sensor, or predict them at the head: what it is, the bundle says.
 
@@ -276,7 +276,7 @@ def agent(
     threads: Threads = 1,
     quiet: Quiet = False,
     as_json: Events = False,
-    config: Config = None,
+    config: PlainConfig = None,
 ) -> None:
     """Train an agent that decides local iterations: line coordinate --policy FILE.
 
@@ -349,7 +349,7 @@ def experiment(
     """
     from trainer.vertical.experiments.experiment import Experiment, Order
 
-    paths = {key: Path(path) for key, path in pairs(data, "--data").items()}
+    paths = {key: Path(path) for key, path in pairs(data, "--data", "cmapss={}").items()}
     order = Order(name, preset, paths, rounds, seeds, store, workers, tuple(agent))
     run_grid(partial(Experiment, order), dry_run=dry_run, quiet=quiet, as_json=as_json)
 
