@@ -1,6 +1,7 @@
 """The head's part of a line between network and disk: its model, what it decides, what it writes down."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -20,7 +21,7 @@ from trainer.vertical.live.exchange import Collecting, Standing
 from trainer.vertical.live.journal import ClosedRound, Journal
 from trainer.vertical.live.labels import Labels
 from trainer.vertical.networks import embedding_size
-from trainer.vertical.parties import Head, Representation
+from trainer.vertical.parties import Head, Representation, diverged
 
 
 class Deploy(Protocol):
@@ -87,7 +88,11 @@ class Server:
                 self.absence.restore(_under("absence.", state))
 
     def represent(self, collecting: Collecting, first: int, last: int, timing: Timing) -> Represent:
-        """Make of what has arrived what the round trains with. Who is not there takes no local iterations."""
+        """Make of what has arrived what the round trains with. Who is not there takes no local iterations.
+
+        Raises:
+            EdgeNodeError: the head has diverged, before a sensor learns of that.
+        """
         names, arrived = self.spec.sensors, collecting.arrived
         received, present = collecting.whole()
         second = [each.second for name in names if (each := arrived.get(name)) and each.second is not None]
@@ -96,6 +101,8 @@ class Server:
             phi = phi._replace(embeddings=tuple(self.absence.fill(first, phi.embeddings, present)))
         labels = torch.from_numpy(self.labels.labels(first, last))
         loss = torch.nn.functional.cross_entropy(self.head.predict(phi.embeddings), labels).item()
+        if not isfinite(loss):
+            raise diverged("the head")
         decided = self._decide(timing, collecting.round)
         iterations = tuple(int(steps) if name in arrived else 0 for name, steps in zip(names, decided, strict=True))
         return Represent(phi, labels, iterations, loss)
