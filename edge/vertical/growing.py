@@ -9,7 +9,6 @@ import difflib
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path

@@ -20,7 +20,7 @@ from trainer.vertical.live.exchange import Collecting, Standing
 from trainer.vertical.live.journal import ClosedRound, Journal
 from trainer.vertical.live.labels import Labels
 from trainer.vertical.networks import embedding_size
-from trainer.vertical.parties import Head, Representation
+from trainer.vertical.parties import Head, Representation, diverged
 
 
 class Deploy(Protocol):
@@ -86,7 +86,11 @@ class Server:
                 self.absence.restore(under("absence.", state))
 
     def represent(self, collecting: Collecting, first: int, last: int, timing: Timing) -> Represent:
-        """Make of what has arrived what the round trains with. Who is not there takes no local iterations."""
+        """Make of what has arrived what the round trains with. Who is not there takes no local iterations.
+
+        Raises:
+            EdgeNodeError: the head has diverged, before a sensor learns of that.
+        """
         names, arrived = self.spec.sensors, collecting.arrived
         received, present = collecting.whole()
         second = [each.second for name in names if (each := arrived.get(name)) and each.second is not None]
@@ -94,6 +98,8 @@ class Server:
         if self.absence:
             phi = phi._replace(embeddings=tuple(self.absence.fill(first, phi.embeddings, present)))
         labels = torch.from_numpy(self.labels.labels(first, last))
+        if not all(each.isfinite().all() for each in phi.embeddings):
+            raise diverged("the head")
         decided = self._decide(timing, collecting.round)
         iterations = tuple(int(steps) if name in arrived else 0 for name, steps in zip(names, decided, strict=True))
         return Represent(phi, labels, iterations)
