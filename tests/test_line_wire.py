@@ -189,3 +189,23 @@ def test_a_sensor_that_has_no_rows_yet_takes_part_and_starts_again(broker: str, 
         line.start("oven")
         line.end()
     assert left(spec, tmp_path, 7).keys() == {"press", "oven", "head"}
+
+
+def test_a_sensor_comes_with_the_columns_that_it_has_learnt_from_once_it_has_learnt(
+    broker: str, tmp_path: Path
+) -> None:
+    spec = line_spec()
+    draw(tmp_path / "data", 100, 11)
+    press = source(tmp_path / "data", "press")
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 4) as line:
+        line.start("head")
+        before = press._replace(columns=("speed",))
+        take_part(
+            spec, "press", before, Endpoint.parse(broker), tmp_path / "press", report=progress.ignore,
+            stop=lambda: progress.NodeJoined(node="press") in line.events["head"],
+        )  # fmt: skip
+        line.start(*spec.sensors)
+        line.end()
+    for other in (press._replace(columns=("speed", "force")), press._replace(columns=("speed",))):
+        with pytest.raises(UsageError, match=r"press has learnt from other columns: .*force.*speed"):
+            take_part(spec, "press", other, Endpoint.parse(broker), tmp_path / "press", report=progress.ignore)
