@@ -9,6 +9,7 @@ from broker_config.codec import encode
 from broker_config.errors import UsageError, nearest
 from broker_config.vertical import LineSpec
 from trainer.vertical import spec as contradictions
+from trainer.vertical.adaptive.live import make
 
 _MOST = 1000  # classes
 _NETWORKS = ("dense", "conv")  # those for rows of a file
@@ -50,6 +51,7 @@ def check(spec: LineSpec) -> None:
     if spec.reading == "expectation":
         _check_numbers(spec.classes)
     contradictions.check(spec)
+    make(spec.policy, spec.iterations, len(spec.sensors), lambda _: None)
     try:
         msgspec.json.decode(encode(spec), type=LineSpec)
     except msgspec.ValidationError as error:
