@@ -13,6 +13,7 @@ from trainer.vertical.live import terms
     ("asked", "complaint"),
     [
         ({"policy": "dedline"}, "there is no policy 'dedline'"),
+        ({"sensors": ("press", "head")}, "a sensor cannot be named 'head'"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_run_begins(asked: dict[str, Any], complaint: str) -> None:

@@ -11,6 +11,7 @@ from broker_config.vertical import LineSpec
 from trainer.vertical import spec as contradictions
 from trainer.vertical.adaptive.live import make
 
+_HEAD = "head"  # trainer.vertical.networks.HEAD, which needs torch
 _MOST = 1000  # classes
 _NETWORKS = ("dense", "conv")  # those for rows of a file
 
@@ -41,6 +42,10 @@ def check(spec: LineSpec) -> None:
         raise UsageError("the names of the sensors are missing", "write them as --sensors a,b,c")
     for name in spec.sensors:
         topics.check_node(name)
+        if name == _HEAD:
+            raise UsageError(
+                f"a sensor cannot be named {name!r}: the head's random numbers are drawn by that", "rename it"
+            )
     for what, names in (("sensor", spec.sensors), ("class", spec.classes)):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UsageError(f"the {what} {twice[0]!r} is named twice", "name each once")
