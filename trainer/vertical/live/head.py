@@ -176,10 +176,11 @@ class _Head:
         late = time.monotonic() - self._gathered > spec.patience
         if expected and (spec.absent == "wait" or not late or not self._standings or not self._reception.complete):
             return
-        if self._server is None:
+        if not self.round:  # until the first round is closed, a sensor may still come with other columns
             columns = {name: each.columns for name, each in self._reception.members.items()}
             self._server = Server(spec, columns, self._labels, self._folder, self._journal, self._say, self._deploy)
             self._tell_protection(self._server.round)
+        assert self._server
         server, target = self._server, self._server.round
         if spec.absent == "wait":
             found = reunite(server.standing, self._standings)
