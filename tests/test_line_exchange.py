@@ -1,6 +1,7 @@
 """What a line's parties make of what they are sent, without broker and clock."""
 
 import json
+import queue
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ import torch
 
 from broker_config import frames, vertical
 from broker_config.codec import DecodeError, decode, decode_any, encode
+from broker_config.endpoint import Endpoint
 from broker_config.errors import PeerError
 from broker_config.frames import PART, Embeddings, Opened, Represented, decode_frame, encode_frame
 from broker_config.vertical import Recipe
 from trainer.vertical.live import packing
 from trainer.vertical.live.absence import Imputed, Last
 from trainer.vertical.live.checkpoint import Checkpoints
+from trainer.vertical.live.crier import Crier
 from trainer.vertical.live.exchange import Collecting, Standing, reunite
 from trainer.vertical.live.goal import Lacking, Positions
 from trainer.vertical.live.journal import ClosedRound, Journal, Member, history
@@ -211,9 +214,23 @@ def test_the_two_newest_checkpoints_are_kept_and_going_back_makes_later_ones_voi
     assert checkpoints.rounds == Checkpoints(tmp_path).rounds == (40, 60)
     assert checkpoints.load(40)["w"].tolist() == [40.0, 40.0]
     checkpoints.drop(41)
-    assert Checkpoints(tmp_path).rounds == (0, 40)
+    assert Checkpoints(tmp_path).rounds == (40,)
     (tmp_path / "000000000060.safetensors.tmp").write_bytes(b"half of it")
-    assert Checkpoints(tmp_path).rounds == (0, 40)
+    assert Checkpoints(tmp_path).rounds == (40,)
+
+
+def test_the_beginning_can_be_gone_back_to_until_two_checkpoints_have_been_made(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(20, {"w": torch.zeros(2)})
+    assert Checkpoints(tmp_path).rounds == (0, 20)
+    checkpoints.drop(1)
+    assert Checkpoints(tmp_path).rounds == (0,)
+    for round_ in (20, 40):
+        checkpoints.save(round_, {"w": torch.zeros(2)})
+    checkpoints.drop(21)
+    kept = Checkpoints(tmp_path).rounds
+    assert kept == (20,)
+    assert reunite(Standing(20, kept), {"press": Standing(20, kept), "oven": Standing(0, (0,))}) is None
 
 
 def test_the_journal_keeps_members_attempts_and_rounds_of_which_replays_replace_the_first(tmp_path: Path) -> None:
@@ -236,6 +253,16 @@ def test_the_journal_keeps_members_attempts_and_rounds_of_which_replays_replace_
     assert (again.newest(), again.members(RUN)) == (spec, {"a": Member("1" * 16, 3)})
     again.close()
     assert history(tmp_path) == [facts[0], facts[2]]
+
+
+# What the head says
+
+
+def test_a_head_that_the_broker_cannot_hear_outlives_an_hour_without_piling_up_what_it_would_say() -> None:
+    crier = Crier(Endpoint.parse("mqtt://127.0.0.1:1"), SPEC, SESSION, queue.Queue())
+    for _ in range(3600):
+        crier.say_overview(41, "open", ["press"], paused=True, anyway=True)
+    assert not crier.link.crowded
 
 
 # Absence

@@ -17,12 +17,14 @@ from broker_config.frames import Embeddings, encode_frame
 from broker_config.link import Delivery, Link
 from broker_config.messages import Refusal
 from broker_config.vertical import Channel, Denoising, LineHello, Recipe
-from tests.lines import Threads, draw, feed, in_threads, left, line_spec, simulated, source
+from export.vertical import Rows, SensorBundles
+from tests.lines import COLUMNS, Threads, draw, feed, in_threads, left, line_spec, simulated, source
 from trainer import progress
 from trainer.vertical.live import head
 from trainer.vertical.live.crier import Crier
 from trainer.vertical.live.joining import join
 from trainer.vertical.live.journal import history
+from trainer.vertical.live.sensor import take_part
 from trainer.vertical.window import span
 
 
@@ -155,3 +157,35 @@ def test_a_sensor_that_lies_is_named_and_refused_and_the_line_goes_on_without_it
         line.reach(3)
         [refused] = [each for each in line.events["head"] if isinstance(each, progress.NodeRefused)]
         assert (refused.node, refused.round) == ("oven", 0)
+
+
+def test_a_sensor_that_joins_a_line_that_is_over_serves_its_model_and_waits_for_a_head(
+    broker: str, tmp_path: Path
+) -> None:
+    spec = line_spec()
+    draw(tmp_path / "data", 100, 9)
+    in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=4)
+    told: list[progress.AnyEvent] = []
+    ended = take_part(
+        spec, "press", source(tmp_path / "data", "press"), Endpoint.parse(broker), tmp_path / "press",
+        report=told.append, stop=lambda: progress.Note(text="the head is not connected; waiting for it") in told,
+    )  # fmt: skip
+    assert ended == (4, False), "what is retained may be older than a head that asks for more rounds"
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 4) as line:
+        line.deploying["press"] = lambda: SensorBundles(tmp_path / "bundle", Rows(COLUMNS["press"], "product", None))
+        line.start("head", *spec.sensors)
+        line.end()
+    assert (tmp_path / "bundle" / "manifest.json").is_file()
+
+
+def test_a_sensor_that_has_no_rows_yet_takes_part_and_starts_again(broker: str, tmp_path: Path) -> None:
+    spec = line_spec(absent="last", patience=0.3)
+    draw(tmp_path / "data", 100, 10)
+    (tmp_path / "data" / "oven.csv").write_text("product,heat\n")
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 7) as line:
+        line.start("head", *spec.sensors)
+        line.reach(3)
+        line.stop("oven")
+        line.start("oven")
+        line.end()
+    assert left(spec, tmp_path, 7).keys() == {"press", "oven", "head"}

@@ -89,7 +89,12 @@ def coordinate(
     eta: Annotated[float, typer.Option(help="Step of gradient descent.")] = 0.01,
     batches: Annotated[int, typer.Option(min=1, help="Parts of a round's products, a step each.")] = 1,
     iterations: Annotated[int, typer.Option(min=1, help="Local iterations of a sensor in a round, at most.")] = 2,
-    policy: Annotated[str, typer.Option(help="Who decides: deadline, all, least, one, proportional, random, or an agent's file.")] = "deadline",
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="Who decides how many: deadline, all, least, one, proportional, random, or an agent's .onnx file."
+        ),
+    ] = "deadline",
     absent: Annotated[
         Literal["wait", "last", "impute"], typer.Option(help="What a round does without one of the sensors.")
     ] = "wait",
@@ -117,6 +122,7 @@ def coordinate(
     """
     from broker_config.vertical import Denoising, LineSpec, Privacy, Recipe, Window
     from trainer import progress
+    from trainer.vertical.adaptive.live import check as check_policy
     from trainer.vertical.channel import parse
     from trainer.vertical.live import terms
 
@@ -148,6 +154,7 @@ def coordinate(
         threads=threads,
     )
     terms.check(spec)
+    check_policy(policy, iterations, len(spec.sensors))
     with progress.show(as_json=as_json, quiet=quiet) as report:
         from trainer.vertical.live.head import coordinate as run
 
@@ -276,11 +283,12 @@ def agent(
     Stopped or killed, it goes on with what it has learnt when it is started again with the same --out.
     """
     import torch
+    from rich.console import Console
 
     from trainer import progress
     from trainer.vertical.adaptive.latency import Simulated
     from trainer.vertical.adaptive.measured import read
-    from trainer.vertical.adaptive.training import train
+    from trainer.vertical.adaptive.training import table, train
 
     if out.suffix != ".onnx":
         raise UsageError(f"an agent is an .onnx file, {out} is none", "write for example --out agent.onnx")
@@ -289,7 +297,11 @@ def agent(
     with _bar(steps, shown=not (quiet or as_json)) as told:
         reached = train(source, iterations, rounds, steps, seed, out, told)
     with progress.show(as_json=as_json, quiet=quiet) as report:
-        report(progress.Result(result={"agent": str(out), "policies": reached}))
+        policies = {name: each._asdict() for name, each in reached.items()}
+        report(progress.Result(result={"agent": str(out), "policies": policies}))
+    if not as_json:
+        table(reached, Console())
+        print(f"next: edge-node line coordinate --policy {out} --iterations {iterations} ...")
 
 
 @contextmanager

@@ -188,14 +188,13 @@ class Products:
                     f"the product {brief(product)!r} has {len(product)} characters",
                     f"give it an id of 1 to {LONGEST_ID}",
                 )
-        known = self._numbers
-        twice = next((each for each in products if self.count - known.get(each, -MEMORY - 1) <= MEMORY), None)
-        added = dict(zip(products, range(self.count, self.count + len(products)), strict=True))
-        if len(added) < len(products):
-            twice = twice or next(each for number, each in enumerate(products) if added[each] != self.count + number)
-        if twice is not None:
-            raise BadRowError(f"the product {twice!r} is there already", "give each product an id of its own")
-        for product in products:
+        known, added = self._numbers, dict[str, int]()
+        for number, product in enumerate(products, self.count):
+            before = added.pop(product, None)
+            if number - known.get(product, -MEMORY - 1) <= MEMORY or (before is not None and number - before <= MEMORY):
+                raise BadRowError(f"the product {product!r} is there already", "give each product an id of its own")
+            added[product] = number
+        for product in added:
             known.pop(product, None)  # a very old one of the same id
         known.update(added)
         self.count += len(products)

@@ -91,7 +91,10 @@ class Crier:
     def say_overview(
         self, round_: int, status: Stage, present: Collection[str], *, paused: bool, anyway: bool
     ) -> dict[str, float]:
-        """How the line is doing, for whoever watches, once a second; returns the figures that it told, if it did."""
+        """How the line is doing, for whoever watches, once a second; returns the figures of it, if it was time.
+
+        What the broker cannot take now is not kept for later: by then it is old.
+        """
         elapsed = time.monotonic() - self._since
         if elapsed < _EVERY and not anyway:
             return {}
@@ -119,5 +122,6 @@ class Crier:
             rate=rate,
             sensors=sensors,
         )
-        self.link.publish(topics.status(self._spec.federation), encode(overview), retain=True)
+        if self.link.connected and not self.link.crowded:
+            self.link.publish(topics.status(self._spec.federation), encode(overview), retain=True)
         return {} if loss is None else {"loss": loss, "rate": rate}

@@ -1,6 +1,7 @@
 """The head of a line: MQTT and clock around what has arrived (`exchange`) and what is made of it (`server`)."""
 
 import contextlib
+import gc
 import queue
 import secrets
 import sys
@@ -65,6 +66,7 @@ def coordinate(
     """
     torch.set_num_threads(spec.threads)
     sys.setswitchinterval(SWITCH)
+    gc.freeze()  # else every collection goes through all of torch, in the middle of a round
     embedding_size(spec.network, (1, spec.cycles))
     known = Labels(labels, spec.classes)
     known.refresh()
@@ -285,11 +287,11 @@ class _Head:
         for name, payload in replies:
             self._crier.publish(self._topic(name), payload)
         self._before, self._collecting, self._taken = (round_, positions, replies), None, made.iterations
-        fact = self._fact(round_, made, positions)
         if round_.round != self._rounds:
             self._open(round_.round + 1)
+        fact = self._fact(round_, made, positions, server.loss(made))
         server.learn(made, fact)
-        self._paused, self._loss = False, made.loss
+        self._paused, self._loss = False, fact.loss
         self._crier.closed(fact)
         if self.over:
             self._next()
@@ -298,7 +300,7 @@ class _Head:
         federation = self._spec.federation
         return topics.representation(federation) if sensor is None else topics.gradients(federation, sensor)
 
-    def _fact(self, round_: Collecting, made: Represent, positions: tuple[int, int]) -> ClosedRound:
+    def _fact(self, round_: Collecting, made: Represent, positions: tuple[int, int], loss: float) -> ClosedRound:
         now, before = time.monotonic(), self._closed
         self._closed = now
         there = {name: self._costs[name] for name in round_.arrived}
@@ -308,7 +310,7 @@ class _Head:
             first=positions[0],
             last=positions[1],
             iterations=made.iterations,
-            loss=made.loss,
+            loss=loss,
             seconds=now - before,
             collection={name: costs[0] for name, costs in there.items()},
             communication={name: costs[1] for name, costs in there.items()},

@@ -1,6 +1,7 @@
 """One sensor's session in a line: it embeds what it measures, and learns from what the head sends back."""
 
 import contextlib
+import gc
 import importlib.metadata
 import queue
 import secrets
@@ -23,8 +24,9 @@ from broker_config.vertical import LineHello, LineSpec
 from edge.vertical.rows import Samples, Scaling
 from edge.words import some
 from trainer import progress, standing
+from trainer.vertical.channel import Extent
 from trainer.vertical.live import packing
-from trainer.vertical.live.checkpoint import Checkpoints
+from trainer.vertical.live.checkpoint import Checkpoints, under
 from trainer.vertical.live.goal import Lacking, Positions, is_newer
 from trainer.vertical.live.head import SWITCH
 from trainer.vertical.live.source import Source
@@ -75,6 +77,7 @@ def take_part(
     """
     torch.set_num_threads(spec.threads)
     sys.setswitchinterval(SWITCH)
+    gc.freeze()  # else every collection goes through all of torch, in the middle of a round
     with disk.claimed(folder):
         sensor = _Sensor(spec, name, source, endpoint, folder, report, deploying())
         try:
@@ -223,8 +226,8 @@ class _Sensor:
 
     def _finish(self, round_: int) -> None:
         """The line is over, or was: what is retained may be older than the head that asks for more rounds."""
-        if not self._welcome and round_ > self.round:
-            return
+        if not self._welcome:
+            return  # it is said again after the Welcome
         if self.round < round_ and self._spec.absent == "wait":
             self._call = True  # what it takes to get there has been lost
             return
@@ -384,8 +387,9 @@ class _Sensor:
         """Write down where this sensor is; what no checkpoint needs is forgotten."""
         if self.round not in self._checkpoints.rounds:
             state = {f"model.{name}": value for name, value in self._sensor.model.state_dict().items()}
-            if scaling := self._samples.scaling:
-                state |= {name: torch.from_numpy(value) for name, value in scaling._asdict().items()}
+            if (scaling := self._samples.scaling) and (extent := self._sensor.extent):
+                state |= {f"scaling.{name}": torch.from_numpy(each) for name, each in scaling._asdict().items()}
+                state |= {f"extent.{name}": torch.as_tensor(each) for name, each in extent._asdict().items()}
             self._checkpoints.save(self.round, state)
         first = span(self._spec.window, min(self._checkpoints.rounds) + 1)[0]
         self._positions.forget(first)
@@ -409,8 +413,11 @@ class _Sensor:
         self.round = round_
         if round_:
             state = self._checkpoints.load(round_)
-            self._samples.scaling = Scaling(state.pop("mean").numpy(), state.pop("deviation").numpy())
-            self._sensor.model.load_state_dict({name.removeprefix("model."): each for name, each in state.items()})
+            self._sensor.model.load_state_dict(under("model.", state))
+            if scaling := under("scaling.", state):  # else it had no rows yet
+                self._samples.scaling = Scaling(**{name: each.numpy() for name, each in scaling.items()})
+                low, high, deviation = (state[f"extent.{name}"] for name in Extent._fields)
+                self._sensor.extent = Extent(low.numpy(), high.numpy(), deviation.item())
 
     # What is told about it
 

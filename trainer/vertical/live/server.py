@@ -15,7 +15,7 @@ from trainer.vertical.adaptive.live import make
 from trainer.vertical.adaptive.policy import Timing
 from trainer.vertical.live import packing
 from trainer.vertical.live.absence import rule
-from trainer.vertical.live.checkpoint import Checkpoints
+from trainer.vertical.live.checkpoint import Checkpoints, under
 from trainer.vertical.live.exchange import Collecting, Standing
 from trainer.vertical.live.journal import ClosedRound, Journal
 from trainer.vertical.live.labels import Labels
@@ -36,7 +36,6 @@ class Represent(NamedTuple):
     phi: Representation
     labels: Tensor  # int64 [N]
     iterations: tuple[int, ...]  # E_{t,k}
-    loss: float
 
 
 class Server:
@@ -81,10 +80,10 @@ class Server:
         self.round = round_
         if round_:
             state = self._checkpoints.load(round_)
-            self.head.model.load_state_dict(_under("head.", state))
-            self.head.denoiser.restore(_under("denoiser.", state))
+            self.head.model.load_state_dict(under("head.", state))
+            self.head.denoiser.restore(under("denoiser.", state))
             if self.absence:
-                self.absence.restore(_under("absence.", state))
+                self.absence.restore(under("absence.", state))
 
     def represent(self, collecting: Collecting, first: int, last: int, timing: Timing) -> Represent:
         """Make of what has arrived what the round trains with. Who is not there takes no local iterations."""
@@ -95,10 +94,13 @@ class Server:
         if self.absence:
             phi = phi._replace(embeddings=tuple(self.absence.fill(first, phi.embeddings, present)))
         labels = torch.from_numpy(self.labels.labels(first, last))
-        loss = torch.nn.functional.cross_entropy(self.head.predict(phi.embeddings), labels).item()
         decided = self._decide(timing, collecting.round)
         iterations = tuple(int(steps) if name in arrived else 0 for name, steps in zip(names, decided, strict=True))
-        return Represent(phi, labels, iterations, loss)
+        return Represent(phi, labels, iterations)
+
+    def loss(self, made: Represent) -> float:
+        """F_t, before anybody learns."""
+        return torch.nn.functional.cross_entropy(self.head.predict(made.phi.embeddings), made.labels).item()
 
     def replies(self, made: Represent, **frame: Any) -> Iterator[tuple[str | None, Represented | Graded]]:
         """The frames of a round's answer, and for which sensor each is; None: for all."""
@@ -144,7 +146,3 @@ def timing(sensors: Sequence[str], told: Mapping[str, tuple[float, float, float]
     """Collection, communication and iteration of each sensor, seconds; zeros for one of which nothing is known."""
     rows = np.array([told.get(name, (0.0, 0.0, 0.0)) for name in sensors])
     return Timing(*rows.T)
-
-
-def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
