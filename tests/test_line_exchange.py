@@ -98,7 +98,8 @@ def test_a_round_is_whole_when_every_row_of_every_sensor_has_arrived_in_any_orde
         msgspec.structs.replace(frame, row=row, received=packing.to_bytes(press[row : row + 3])) for row in (2, 0)
     ]
     assert round_.waits_for(list(SIZES)) == ["press", "oven"]
-    assert [round_.take("press", each) for each in (halves[0], halves[0], halves[1], halves[1])] == [0, 0, 1, 0]
+    taken = [(round_.take("press", each), round_.rows("press")) for each in (*halves[:1] * 2, *halves[1:] * 2)]
+    assert taken == [(False, 3), (False, 3), (True, 5), (False, 5)]
     assert round_.waits_for(list(SIZES)) == ["oven"]
     assert round_.take("oven", embeddings(oven, missing=(1,))[0])
     received, present = round_.whole()
@@ -117,6 +118,7 @@ GOOD = torch.ones(5, 4)
         ({"received": b"\0" * 15}, "15 bytes are no rows"),
         ({"received": packing.to_bytes(torch.full((5, 4), torch.nan))}, "NaN or infinity"),
         ({"received": packing.to_bytes(torch.full((5, 4), torch.inf))}, "NaN or infinity"),
+        ({"received": packing.to_bytes(torch.full((5, 4), -1e38))}, "a number as large as 1e\\+38"),
         ({"row": 1}, "rows 1 to 6 of 5"),
         ({"missing": (5,)}, "row 5 is missing of 5"),
         ({"second": packing.to_bytes(GOOD)}, "of a second copy"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 from broker_config import topics
 from broker_config.codec import decode, encode
@@ -190,3 +191,59 @@ def test_a_sensor_that_has_no_rows_yet_takes_part_and_starts_again(broker: str, 
         line.start("oven")
         line.end()
     assert left(spec, tmp_path, 7).keys() == {"press", "oven", "head"}
+
+
+def test_a_sensor_that_says_the_same_again_and_again_is_not_waited_for(broker: str, tmp_path: Path) -> None:
+    """Somebody else's sensor, who never gets beyond its first row."""
+    spec = line_spec(absent="last", patience=0.3)
+    draw(tmp_path / "data", 60, 10)
+    with (
+        Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as line,
+        Link(Endpoint.parse(broker), "dripping", inbox=queue.Queue(), persistent=False) as link,
+    ):
+        line.start("head", "press")
+        line.until(lambda: bool(line.events.get("head")))
+        hello = LineHello(
+            session="a" * 16, run=spec.run, software="other", identity="b" * 16, incarnation=1, columns=1, round=0,
+            kept=(0,),
+        )  # fmt: skip
+        row = Embeddings(run=spec.run, attempt=1, round=1, session="a" * 16, row=0, received=bytes(4 * 16))
+        link.publish(topics.up(spec.federation, "oven"), encode(hello))
+
+        def closed() -> bool:
+            link.publish(topics.embeddings(spec.federation, "oven"), encode_frame(row), qos=0)
+            return len(list((tmp_path / "head").glob(f"{spec.run}/*3.safetensors"))) > 0
+
+        line.until(closed)
+
+
+def test_a_sensor_comes_with_the_columns_that_it_has_learnt_from_once_it_has_learnt(
+    broker: str, tmp_path: Path
+) -> None:
+    spec = line_spec()
+    draw(tmp_path / "data", 100, 11)
+    press = source(tmp_path / "data", "press")
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 4) as line:
+        line.start("head")
+        before = press._replace(columns=("speed",))
+        take_part(
+            spec, "press", before, Endpoint.parse(broker), tmp_path / "press", report=progress.ignore,
+            stop=lambda: progress.NodeJoined(node="press") in line.events["head"],
+        )  # fmt: skip
+        line.start(*spec.sensors)
+        line.end()
+    for other in (press._replace(columns=("speed", "force")), press._replace(columns=("speed",))):
+        with pytest.raises(UsageError, match=r"press has learnt from other columns: .*force.*speed"):
+            take_part(spec, "press", other, Endpoint.parse(broker), tmp_path / "press", report=progress.ignore)
+
+
+@pytest.mark.parametrize("lacking", ["p5,", "p"], ids=["one product", "all products"])
+def test_the_denoiser_learns_from_the_products_that_all_sensors_have(lacking: str, broker: str, tmp_path: Path) -> None:
+    channel, denoising = Channel(levels=3), Denoising(rounds=3, epochs=2)
+    spec = line_spec(absent="last", patience=0.3, channel=channel, denoising=denoising)
+    draw(tmp_path / "data", 60, 12)
+    oven = tmp_path / "data" / "oven.csv"
+    oven.write_text("".join(row for row in oven.read_text().splitlines(True) if not row.startswith(lacking)))
+    line = in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=3)
+    learnt = any(name.startswith("denoiser.adam") for name in load_file(*(tmp_path / "head").glob("*/*3.safetensors")))
+    assert learnt is ("has learnt nothing" not in line.said("head")) is (lacking == "p5,")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,10 +22,10 @@ from edge.commands.options import (
     Broker,
     Ca,
     Cert,
-    Config,
     Events,
     Key,
     KitFile,
+    PlainConfig,
     Quiet,
     Seed,
     Threads,
@@ -114,7 +115,7 @@ def coordinate(
     kit: KitFile = None,
     quiet: Quiet = False,
     as_json: Events = False,
-    config: Config = None,
+    config: PlainConfig = None,
 ) -> None:
     """Run a line's head: it has the labels, opens rounds, and learns the last layer.
 
@@ -194,7 +195,7 @@ def join(
     kit: KitFile = None,
     quiet: Quiet = False,
     as_json: Events = False,
-    config: Config = None,
+    config: PlainConfig = None,
 ) -> None:
     """Take part in a line's learning with what one sensor measures. The measurements stay here; embeddings leave.
 
@@ -251,12 +252,14 @@ def serve(
     cert: Cert = None,
     key: Key = None,
     kit: KitFile = None,
-    config: Config = None,
+    config: PlainConfig = None,
 ) -> None:
     """Embed new products at a sensor, or predict them at the head: what it is, the bundle says.
 
     Runs beside coordinate and join, whose newer bundles are taken up as they come. With --kit, bundles must be signed.
     """
+    if not isfinite(deadline):
+        raise UsageError(f"a deadline of {deadline} seconds never comes, or always", "write for example --deadline 1")
     endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
     in_effect.serve(bundle, endpoint, memory or state_folder(), data, output, deadline, threads, stop)
 
@@ -276,7 +279,7 @@ def agent(
     threads: Threads = 1,
     quiet: Quiet = False,
     as_json: Events = False,
-    config: Config = None,
+    config: PlainConfig = None,
 ) -> None:
     """Train an agent that decides local iterations: line coordinate --policy FILE.
 
@@ -349,7 +352,7 @@ def experiment(
     """
     from trainer.vertical.experiments.experiment import Experiment, Order
 
-    paths = {key: Path(path) for key, path in pairs(data, "--data").items()}
+    paths = {key: Path(path) for key, path in pairs(data, "--data", "cmapss={}").items()}
     order = Order(name, preset, paths, rounds, seeds, store, workers, tuple(agent))
     run_grid(partial(Experiment, order), dry_run=dry_run, quiet=quiet, as_json=as_json)
 

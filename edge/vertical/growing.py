@@ -9,6 +9,7 @@ import difflib
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 
@@ -49,6 +50,7 @@ class GrowingFile:
         self._good = False  # some row could be used
         self._line = 0  # lines that have been read
         self._offset, self._tail, self._file = 0, b"", (0, 0)
+        self._seen: tuple[int, ...] | None = None  # what tells whether there is news: as it was when all had been read
 
     def read(self, add: Callable[[Cells], None]) -> bool:
         """Hand `add` the rows that were appended since last time; True if there were any.
@@ -77,6 +79,8 @@ class GrowingFile:
 
     def _appended(self) -> bytes:
         """Whole lines after those that have been read."""
+        if self._seen and self._seen == self._marks_now():
+            return b""
         try:
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -91,6 +95,7 @@ class GrowingFile:
             )
         self._file = status.st_dev, status.st_ino
         data = data[len(self._tail) :]
+        self._seen = _marks(status) if len(data) < _BLOCK else None
         whole = data[: data.rfind(b"\n") + 1]
         if not whole and len(data) == _BLOCK:
             raise UsageError(
@@ -100,6 +105,12 @@ class GrowingFile:
         self._offset += len(whole)
         self._tail = (self._tail + whole)[-_TAIL:]
         return whole
+
+    def _marks_now(self) -> tuple[int, ...] | None:
+        """Cheaper than reading: services look every few milliseconds."""
+        with suppress(FileNotFoundError):
+            return _marks(self.path.stat())
+        return None
 
     def _read_header(self, line: bytes) -> None:
         self._line = 1
@@ -171,6 +182,10 @@ class GrowingFile:
         self.left_out += 1
         if self.left_out == 1:
             self._say(f"{where} is left out, and so will be others like it: {error.why}")
+
+
+def _marks(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class Products:

@@ -40,6 +40,7 @@ _LOOK = 0.02  # seconds between two looks for new products
 _AGAIN = 1.0  # seconds without an answer after which sensors are asked again, then twice as many
 _LONGEST = 30.0
 _QUIET = 10.0  # seconds without products after which it is said that the line waits for them
+_DRIPS = 10.0  # times the patience, after which a sensor is late even though more and more of its rows come
 _LINGER = 30.0  # seconds for sensors to write down the last round
 _ENDED = "ended"  # file with the last round of a run
 SWITCH = 5e-4  # seconds that Python's other thread may keep the network waiting
@@ -176,10 +177,11 @@ class _Head:
         late = time.monotonic() - self._gathered > spec.patience
         if expected and (spec.absent == "wait" or not late or not self._standings or not self._reception.complete):
             return
-        if self._server is None:
+        if not self.round:  # until the first round is closed, a sensor may still come with other columns
             columns = {name: each.columns for name, each in self._reception.members.items()}
             self._server = Server(spec, columns, self._labels, self._folder, self._journal, self._say, self._deploy)
             self._tell_protection(self._server.round)
+        assert self._server
         server, target = self._server, self._server.round
         if spec.absent == "wait":
             found = reunite(server.standing, self._standings)
@@ -254,12 +256,14 @@ class _Head:
         round_, now = self._collecting, time.monotonic()
         if round_ is None:
             return
+        before = round_.rows(sensor)
         whole = round_.take(sensor, frame)
         if frame.attempt != round_.attempt:
             return
-        if frame.part == frame.parts - 1 and now - self._recent.get(frame.round, -inf) < self._spec.patience:
+        ended = whole or (frame.round < round_.round and frame.part == frame.parts - 1)
+        if ended and now - self._recent.get(frame.round, -inf) < self._spec.patience:
             self._absent.discard(sensor)  # so fast that it is worth waiting for, even if its round is over
-        if frame.round == round_.round:
+        if whole or round_.rows(sensor) > before:
             self._heard[sensor] = now
         if not whole:
             return
@@ -348,7 +352,8 @@ class _Head:
     def _watch_round(self, round_: Collecting, now: float) -> None:
         missing = round_.waits_for(self._spec.sensors)
         patience = self._spec.patience
-        late = [name for name in missing if now - self._heard.get(name, self._opened) > patience]
+        drips = now - self._opened > _DRIPS * patience
+        late = [name for name in missing if drips or now - self._heard.get(name, self._opened) > patience]
         if late and self._spec.absent == "wait":
             self._pause(round_.round, late)
         elif late:

@@ -165,7 +165,7 @@ class Reception:
         known = self.members.get(sensor)
         if found := self._roster.objection(sensor, hello, self._spec.run, present=sensor in self.present):
             return found
-        if known and known.columns != hello.columns:
+        if known and known.columns != hello.columns and self._listener.round:
             return refusal(f"{sensor} had {known.columns} columns, and now has {hello.columns}", _KEEP)
         return None
 

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import torch
 
 from broker_config import disk, topics
 from broker_config.codec import DecodeError, decode, encode
 from broker_config.endpoint import Endpoint
-from broker_config.errors import EdgeNodeError, brief
+from broker_config.errors import EdgeNodeError, UsageError, brief
 from broker_config.frames import LARGEST_FRAME, AnyFrame, Graded, Opened, Represented, decode_frame, encode_frame
 from broker_config.link import TAKEN_OVER, Delivery, Link, LinkDown, LinkUp
 from broker_config.messages import Finished, Message, Presence, Refusal, RoundState, Welcome
@@ -41,6 +42,7 @@ _TICK = 0.2  # seconds
 _LOOK = 0.02  # seconds between two looks for new rows
 _ALONE = 10.0  # seconds for a head that asks for more rounds
 _CALM = 0.2  # seconds between two LineHello
+_SOURCE = "source"  # name in a checkpoint
 _FAREWELL = 10.0  # seconds for the head to learn that we have written down the last round
 
 
@@ -101,6 +103,7 @@ class _Sensor:
         self._spec, self._name, self._report, self._deploy = spec, name, report, deploy
         self._path = source.path
         self._me, self._secret = standing.appear(folder), _secret(folder)
+        self._source = source
         self._samples = Samples(source.path, source.columns, spec.cycles, source.unit, source.product, self._say)
         self._checkpoints = Checkpoints(folder / spec.run)
         self._positions = Positions()
@@ -398,6 +401,7 @@ class _Sensor:
         """Write down where this sensor is; what no checkpoint needs is forgotten."""
         if self.round not in self._checkpoints.rounds:
             state = {f"model.{name}": value for name, value in self._sensor.model.state_dict().items()}
+            state[_SOURCE] = torch.frombuffer(bytearray(_read_as(self._source)), dtype=torch.uint8)
             if (scaling := self._samples.scaling) and (extent := self._sensor.extent):
                 state |= {f"scaling.{name}": torch.from_numpy(each) for name, each in scaling._asdict().items()}
                 state |= {f"extent.{name}": torch.as_tensor(each) for name, each in extent._asdict().items()}
@@ -424,11 +428,20 @@ class _Sensor:
         self.round = round_
         if round_:
             state = self._checkpoints.load(round_)
+            self._check_source(state[_SOURCE].numpy().tobytes())
             self._sensor.model.load_state_dict(under("model.", state))
             if scaling := under("scaling.", state):  # else it had no rows yet
                 self._samples.scaling = Scaling(**{name: each.numpy() for name, each in scaling.items()})
                 low, high, deviation = (state[f"extent.{name}"] for name in Extent._fields)
                 self._sensor.extent = Extent(low.numpy(), high.numpy(), deviation.item())
+
+    def _check_source(self, before: bytes) -> None:
+        """A model knows its columns by their order."""
+        if before != (now := _read_as(self._source)):
+            raise UsageError(
+                f"{self._name} has learnt from other columns: {before.decode()}; they are now {now.decode()}",
+                "pass the same --columns, --product and --unit as before, or choose another --state folder",
+            )
 
     # What is told about it
 
@@ -449,6 +462,11 @@ class _Sensor:
 
     def _say(self, text: str) -> None:
         self._report(progress.Note(text=text))
+
+
+def _read_as(source: Source) -> bytes:
+    """What a sensor's samples are made of."""
+    return msgspec.json.encode({"columns": source.columns, "product": source.product, "unit": source.unit})
 
 
 def _secret(folder: Path) -> bytes:
