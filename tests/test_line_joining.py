@@ -15,7 +15,7 @@ from broker_config.errors import LinkError, UsageError
 from broker_config.link import probe
 from tests.lines import Threads, draw, in_threads, line_spec, source
 from trainer import progress
-from trainer.vertical.live import head
+from trainer.vertical.live import head, sensor
 from trainer.vertical.live.joining import find, join
 from trainer.vertical.live.source import Source
 
@@ -27,8 +27,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_a_line_says_that_it_is_finished_and_when_it_is_started_again_that_all_is_played(
-    broker: str, tmp_path: Path
+    broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sensor, "_ALONE", 0.5)
     spec = line_spec()
     draw(tmp_path / "data", 60, 1)
     line = in_threads(spec, broker, tmp_path / "data", tmp_path, 4)

@@ -21,7 +21,7 @@ from broker_config.vertical import Channel, Denoising, LineHello, Recipe
 from export.vertical import Rows, SensorBundles
 from tests.lines import COLUMNS, Threads, draw, feed, in_threads, left, line_spec, simulated, source
 from trainer import progress
-from trainer.vertical.live import head
+from trainer.vertical.live import head, sensor
 from trainer.vertical.live.crier import Crier
 from trainer.vertical.live.joining import join
 from trainer.vertical.live.journal import history
@@ -161,8 +161,9 @@ def test_a_sensor_that_lies_is_named_and_refused_and_the_line_goes_on_without_it
 
 
 def test_a_sensor_that_joins_a_line_that_is_over_serves_its_model_and_waits_for_a_head(
-    broker: str, tmp_path: Path
+    broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sensor, "_ALONE", 1.0)
     spec = line_spec()
     draw(tmp_path / "data", 100, 9)
     in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=4)

@@ -139,8 +139,6 @@ class _Head:
                 self._handle(self._inbox.get(timeout=self._nap()))
             self._watch_clock()
         if self.over:
-            loss = "" if self._loss is None else f", loss {self._loss:.3f}"
-            self._say(f"finished: {some(self.round, 'round')}{loss}")
             _end(self._folder / self._spec.run, self.round)
         return self.round
 
@@ -148,6 +146,9 @@ class _Head:
         if self._server:
             self._tell_protection(self._server.round)
         self._tell(anyway=True)
+        if self.over:
+            loss = "" if self._loss is None else f", loss {self._loss:.3f}"
+            self._say(f"finished: {some(self.round, 'round')}{loss}")
         if not self.round and not self._journal.has_rounds(self._spec.run):
             self._crier.withdraw()
         self._crier.close()

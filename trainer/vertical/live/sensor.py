@@ -40,6 +40,7 @@ from trainer.vertical.window import span
 _INBOX = 2048  # events, of up to 1 MiB
 _TICK = 0.2  # seconds
 _LOOK = 0.02  # seconds between two looks for new rows
+_ALONE = 10.0  # seconds for a head that asks for more rounds
 _CALM = 0.2  # seconds between two LineHello
 _SOURCE = "source"  # name in a checkpoint
 _FAREWELL = 10.0  # seconds for the head to learn that we have written down the last round
@@ -116,6 +117,7 @@ class _Sensor:
         self._end: int | None = None  # the last round, once the head has said that it is over
         self._welcome = False
         self._alone = False  # the head was said to be away
+        self._played, self._began = 0, time.monotonic()  # the last round, as retained
         self._ignored: set[str] = set()  # topics
         self._call = False  # whether the head is to be told how far we are
         self._called, self._told = -_CALM, time.monotonic()
@@ -229,12 +231,20 @@ class _Sensor:
 
     def _finish(self, round_: int) -> None:
         """The line is over, or was: what is retained may be older than the head that asks for more rounds."""
-        if not self._welcome:
-            return  # it is said again after the Welcome
+        if not self._welcome:  # it is said again after the Welcome, if there is a head
+            self._played = round_
+            return
         if self.round < round_ and self._spec.absent == "wait":
             self._call = True  # what it takes to get there has been lost
             return
         self._end = self.round
+
+    def _end_alone(self) -> None:
+        """Who has learnt from the last round waits for a while only for a head that asks for more."""
+        over = self._alone and not self._welcome and 0 < self._played <= self.round
+        if over and time.monotonic() - self._began > _ALONE:
+            self._say(f"all {self._played} rounds are played")
+            self._end = self.round
 
     def _take(self, frame: AnyFrame) -> None:
         match frame:
@@ -287,6 +297,7 @@ class _Sensor:
 
     def _pursue(self) -> None:
         """Do what is to be done next; called when nothing more has arrived."""
+        self._end_alone()
         if self._call and time.monotonic() - self._called > _CALM:
             self._hello()
         if self._goal and self._open is None:
