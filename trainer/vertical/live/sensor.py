@@ -16,7 +16,7 @@ from broker_config import disk, topics
 from broker_config.codec import DecodeError, decode, encode
 from broker_config.endpoint import Endpoint
 from broker_config.errors import EdgeNodeError, brief
-from broker_config.frames import LARGEST_FRAME, AnyFrame, Graded, Opened, Represented, decode_frame, encode_frame
+from broker_config.frames import LARGEST_FRAME, Graded, Opened, Represented, decode_frame, encode_frame
 from broker_config.link import TAKEN_OVER, Delivery, Link, LinkDown, LinkUp
 from broker_config.messages import Finished, Message, Presence, Refusal, RoundState, Welcome
 from broker_config.vertical import LineHello, LineSpec
@@ -24,7 +24,7 @@ from edge.vertical.rows import Samples, Scaling
 from trainer import progress, standing
 from trainer.vertical.live import packing
 from trainer.vertical.live.checkpoint import Checkpoints
-from trainer.vertical.live.goal import Lacking, Positions, is_newer
+from trainer.vertical.live.goal import Lacking, Positions, check, is_newer, remembered
 from trainer.vertical.live.head import SWITCH
 from trainer.vertical.live.joining import Source
 from trainer.vertical.live.turn import Turn, skipped
@@ -160,6 +160,7 @@ class _Sensor:
                 try:
                     self._receive(topic, payload)
                 except (DecodeError, ValueError) as error:
+                    self._call |= self._open is not None  # it may have been the answer
                     if topic not in self._ignored:
                         self._ignored.add(topic)
                         self._say(f"ignored a message on {topic}, and will others like it: {error}")
@@ -189,8 +190,10 @@ class _Sensor:
                 raise EdgeNodeError(f"the head refused {self._name}: {refusal.reason}", refusal.remedy)
             case Welcome(session=session) if session == self._me.session:
                 self._welcome = True
-            case LineSpec(run=run) if run != self._spec.run:
-                raise EdgeNodeError("the head has started a new run of this line", "run edge-node line join again")
+            case LineSpec(run=run, sensors=sensors) if run != self._spec.run:
+                self._call = True  # a head that has begun anew refuses us; from another time it may have come, too
+                if self._name not in sensors:
+                    raise EdgeNodeError("the head has started a new run of this line", "run edge-node line join again")
             case Presence(online=True):
                 self._call = True
             case Presence():
@@ -207,11 +210,12 @@ class _Sensor:
             return
         self._end = self.round
 
-    def _take(self, frame: AnyFrame) -> None:
+    def _take(self, frame: Opened | Represented | Graded) -> None:
+        check(frame, self._spec)
         match frame:
             case Opened():
                 if is_newer(frame, self._attempt, self.round):
-                    self._positions.put(frame.since, frame.products)
+                    self._positions.put(frame.since, frame.products, remembered(self._spec, frame.round))
                     if frame.part == frame.parts - 1:
                         self._aim(frame)
             case Represented() | Graded() if frame.attempt == self._attempt:
@@ -308,8 +312,9 @@ class _Sensor:
         )
         payloads = [encode_frame(each) for each in frames]
         count, size = sent.received.shape
-        shared = spec.labels == "shared"
-        reply = packing.Phi(count, len(spec.sensors), len(spec.classes)) if shared else packing.Gradient(count, size)
+        reply: packing.Phi | packing.Gradient = packing.Gradient(count, size)
+        if spec.labels == "shared":
+            reply = packing.Phi(count, [size] * len(spec.sensors), len(spec.classes))
         self._goal, self._open = None, Turn(goal.round, samples, missing, payloads, reply)
         self._send(self._open)
 
