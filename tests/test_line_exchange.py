@@ -20,7 +20,7 @@ from trainer.vertical.live import packing
 from trainer.vertical.live.absence import Imputed, Last
 from trainer.vertical.live.checkpoint import Checkpoints
 from trainer.vertical.live.crier import Crier
-from trainer.vertical.live.exchange import Collecting, Standing, reunite
+from trainer.vertical.live.exchange import Collecting, Costs, Standing, reunite
 from trainer.vertical.live.goal import Lacking, Positions, check
 from trainer.vertical.live.journal import ClosedRound, Journal, Member, history
 from trainer.vertical.live.turn import Turn
@@ -174,6 +174,12 @@ def test_what_the_head_sends_back_comes_in_parts_that_fit_and_is_the_same_to_the
     assert all(torch.equal(*pair) for pair in zip(representation.embeddings, phi.embeddings, strict=True))
     assert all(torch.equal(representation.head[name], state[name]) for name in state)
     assert back.iterations == (2, 0)
+
+
+def test_a_sensor_s_timings_are_believed_as_far_as_the_head_s_clock_goes() -> None:
+    assert Costs(0.2, 0.1, 0.05).within(0.5, 0.1) == Costs(0.2, 0.1, 0.05)
+    assert Costs(1e7, 1e7, 1e7).within(0.5, 0.1) == Costs(0.5, 0.0, 0.1)
+    assert Costs(0.2, 1e7, 0.0).within(0.5, 0.1) == Costs(0.2, 0.3, 0.0)
 
 
 # Where a line goes on
