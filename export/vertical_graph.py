@@ -21,7 +21,7 @@ from trainer.vertical.parties import Head
 _OPSET, _IR = 20, 10
 _REMEDY = "report it, with the network's name"
 _DIVERGED = "train again with a smaller learning rate"
-_EXACT = 8  # sensors; of more, absent embeddings are filled by their means: there are too many patterns of presence
+_EXACT = 1 << 22  # weights over all patterns of presence; of more, absent embeddings are filled by their means
 _MOST_PATTERNS = 256  # of presence that are compared with torch
 
 
@@ -138,8 +138,8 @@ def head_graph(head: Head, sizes: Sequence[int], fill: Fill, values: Sequence[fl
     is `expectation` [N] besides. LineParityError as above.
     """
     build, count = _Builder(), len(sizes)
-    if count > _EXACT:
-        fill = by_means(fill((False,) * count)[1], sizes)
+    exact = sum(sizes) * max(sum(sizes), head.model.out_features) << count <= _EXACT
+    fill = fill if exact else by_means(fill((False,) * count)[1], sizes)
     clean = [
         build.call(denoiser, f"embedding_{index}") if (denoiser := head.denoiser.model(index)) else f"embedding_{index}"
         for index in range(count)
@@ -147,12 +147,9 @@ def head_graph(head: Head, sizes: Sequence[int], fill: Fill, values: Sequence[fl
     owners = np.repeat(np.eye(count, dtype=np.float32), sizes, axis=1)  # [K, sum of D_k]
     there = build.add("Cast", "present", to=TensorProto.FLOAT)
     mask = build.add("Cast", build.add("MatMul", there, build.value(owners)), to=TensorProto.BOOL)
-    stand_in = fill((False,) * count)[1].numpy()[None] if count > _EXACT else np.zeros((1, 1), np.float32)
+    stand_in = np.zeros((1, 1), np.float32) if exact else fill((False,) * count)[1].numpy()[None]
     features = build.add("Where", mask, build.add("Concat", *clean, axis=1), build.value(stand_in))
-    if count > _EXACT:
-        logits = build.call(head.model, features)
-    else:
-        logits = _logits(build, head.model, features, there, fill, count)
+    logits = _logits(build, head.model, features, there, fill, count) if exact else build.call(head.model, features)
     outputs = {"probabilities": build.add("Softmax", logits, axis=1)}
     if values:
         column = build.value(np.array(values, np.float32)[:, None])

@@ -16,6 +16,7 @@ import torch
 from broker_config.embedded import start_broker
 from broker_config.endpoint import Endpoint
 from broker_config.trust import Trust
+from broker_config.vertical import Denoising, Recipe
 from edge import bundle
 from edge.bundle import BundleError
 from edge.verify import Guard
@@ -23,7 +24,7 @@ from edge.vertical.bundle import MANIFEST, read
 from edge.vertical.model import load_head, load_sensor
 from edge.vertical.rows import Scaling
 from export.vertical import HeadBundles, Pace, Rows, SensorBundles
-from export.vertical_graph import LineParityError, sensor_graph
+from export.vertical_graph import LineParityError, by_means, head_graph, sensor_graph
 from tests.line_models import COLUMNS, Learnt, rows
 from tests.lines import draw, left, line_spec, source
 from tests.members import make
@@ -33,6 +34,7 @@ from trainer.vertical.imputer import Imputer
 from trainer.vertical.live.head import coordinate
 from trainer.vertical.live.sensor import take_part
 from trainer.vertical.networks import embedding_size, feature_model
+from trainer.vertical.parties import Head
 
 
 @pytest.fixture(scope="module")
@@ -247,3 +249,18 @@ def test_a_slow_line_writes_at_every_commit(monkeypatch: pytest.MonkeyPatch) -> 
         assert pace.due(round_, 20)
     assert not pace.due(380, 20, last=True)  # it is written already
     assert pace.due(391, 20, last=True)
+
+
+@pytest.mark.parametrize(("sensors", "size", "exact"), [(8, 10, True), (8, 28, False), (9, 10, False)])
+def test_a_head_has_a_matrix_for_each_pattern_of_presence_as_long_as_these_are_soon_made(
+    sensors: int, size: int, exact: bool
+) -> None:
+    sizes, asked = [size] * sensors, set()
+    means = by_means(torch.zeros(sensors * size), sizes)
+
+    def fill(pattern: tuple[bool, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        asked.add(pattern)
+        return means(pattern)
+
+    head_graph(Head(sizes, 131, Denoising(), Recipe(), 0), sizes, fill, None)
+    assert len(asked) == (2**sensors if exact else 1), "the head of a line stands still meanwhile"

@@ -112,3 +112,9 @@ def test_every_product_has_one_final_answer_whatever_the_order(seed: int) -> Non
         finals += [each.product for each in gather.due(clock) if each.answer == "final"]
     finals += [each.product for each in gather.finish()]
     assert sorted(finals) == sorted({product for product, _ in messages})
+
+
+@pytest.mark.parametrize("value", [3e38, -2e6])
+def test_an_embedding_that_would_outvote_all_others_is_left_out(value: float, gather: Gather) -> None:
+    assert gather.add("a", "p", Part(np.float32([1, value]), 7, 0.0)) == "far too large"
+    assert gather.due(0.0) == []

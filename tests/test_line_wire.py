@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 from broker_config import topics
 from broker_config.codec import decode, encode
@@ -18,12 +19,14 @@ from broker_config.frames import Embeddings, encode_frame
 from broker_config.link import Delivery, Link
 from broker_config.messages import Refusal
 from broker_config.vertical import Channel, Denoising, LineHello, Recipe
-from tests.lines import Threads, draw, feed, in_threads, left, line_spec, simulated, source
+from export.vertical import Rows, SensorBundles
+from tests.lines import COLUMNS, Threads, draw, feed, in_threads, left, line_spec, simulated, source
 from trainer import progress
 from trainer.vertical.live import head
 from trainer.vertical.live.crier import Crier
 from trainer.vertical.live.joining import join
 from trainer.vertical.live.journal import history
+from trainer.vertical.live.sensor import take_part
 from trainer.vertical.window import span
 
 
@@ -158,6 +161,38 @@ def test_a_sensor_that_lies_is_named_and_refused_and_the_line_goes_on_without_it
         assert (refused.node, refused.round) == ("oven", 0)
 
 
+def test_a_sensor_that_joins_a_line_that_is_over_serves_its_model_and_waits_for_a_head(
+    broker: str, tmp_path: Path
+) -> None:
+    spec = line_spec()
+    draw(tmp_path / "data", 100, 9)
+    in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=4)
+    told: list[progress.AnyEvent] = []
+    ended = take_part(
+        spec, "press", source(tmp_path / "data", "press"), Endpoint.parse(broker), tmp_path / "press",
+        report=told.append, stop=lambda: progress.Note(text="the head is not connected; waiting for it") in told,
+    )  # fmt: skip
+    assert ended == (4, False), "what is retained may be older than a head that asks for more rounds"
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 4) as line:
+        line.deploying["press"] = lambda: SensorBundles(tmp_path / "bundle", Rows(COLUMNS["press"], "product", None))
+        line.start("head", *spec.sensors)
+        line.end()
+    assert (tmp_path / "bundle" / "manifest.json").is_file()
+
+
+def test_a_sensor_that_has_no_rows_yet_takes_part_and_starts_again(broker: str, tmp_path: Path) -> None:
+    spec = line_spec(absent="last", patience=0.3)
+    draw(tmp_path / "data", 100, 10)
+    (tmp_path / "data" / "oven.csv").write_text("product,heat\n")
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 7) as line:
+        line.start("head", *spec.sensors)
+        line.reach(3)
+        line.stop("oven")
+        line.start("oven")
+        line.end()
+    assert left(spec, tmp_path, 7).keys() == {"press", "oven", "head"}
+
+
 def test_a_sensor_that_says_the_same_again_and_again_is_not_waited_for(broker: str, tmp_path: Path) -> None:
     """Somebody else's sensor, who never gets beyond its first row."""
     spec = line_spec(absent="last", patience=0.3)
@@ -196,3 +231,35 @@ def test_an_older_spec_that_is_said_again_ends_no_sensor(broker: str, tmp_path: 
         feed(tmp_path / "data", tmp_path / "grown", span(spec.window, 9)[1])
         line.end()
     assert left(spec, tmp_path, 9) == simulated(spec, tmp_path / "data", 9)
+
+
+def test_a_sensor_comes_with_the_columns_that_it_has_learnt_from_once_it_has_learnt(
+    broker: str, tmp_path: Path
+) -> None:
+    spec = line_spec()
+    draw(tmp_path / "data", 100, 11)
+    press = source(tmp_path / "data", "press")
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 4) as line:
+        line.start("head")
+        before = press._replace(columns=("speed",))
+        take_part(
+            spec, "press", before, Endpoint.parse(broker), tmp_path / "press", report=progress.ignore,
+            stop=lambda: progress.NodeJoined(node="press") in line.events["head"],
+        )  # fmt: skip
+        line.start(*spec.sensors)
+        line.end()
+    for other in (press._replace(columns=("speed", "force")), press._replace(columns=("speed",))):
+        with pytest.raises(UsageError, match=r"press has learnt from other columns: .*force.*speed"):
+            take_part(spec, "press", other, Endpoint.parse(broker), tmp_path / "press", report=progress.ignore)
+
+
+@pytest.mark.parametrize("lacking", ["p5,", "p"], ids=["one product", "all products"])
+def test_the_denoiser_learns_from_the_products_that_all_sensors_have(lacking: str, broker: str, tmp_path: Path) -> None:
+    channel, denoising = Channel(levels=3), Denoising(rounds=3, epochs=2)
+    spec = line_spec(absent="last", patience=0.3, channel=channel, denoising=denoising)
+    draw(tmp_path / "data", 60, 12)
+    oven = tmp_path / "data" / "oven.csv"
+    oven.write_text("".join(row for row in oven.read_text().splitlines(True) if not row.startswith(lacking)))
+    line = in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=3)
+    learnt = any(name.startswith("denoiser.adam") for name in load_file(*(tmp_path / "head").glob("*/*3.safetensors")))
+    assert learnt is ("has learnt nothing" not in line.said("head")) is (lacking == "p5,")

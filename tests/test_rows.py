@@ -289,3 +289,27 @@ def test_positions_stay_when_old_ones_are_forgotten(tmp_path: Path) -> None:
     assert len(labels.labels(40, 100)) == 60
     with pytest.raises(IndexError, match="before 40"):
         labels.products(39, 42)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_products_position_hangs_on_the_file_alone_not_on_how_it_was_read(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids come again, sooner and later; one head follows the file and forgets, another starts at its end."""
+    monkeypatch.setattr(growing, "MEMORY", 20)
+    monkeypatch.setattr("trainer.vertical.live.labels.MEMORY", 20)
+    random, told = np.random.default_rng(seed), list[str]()
+    path = write(tmp_path / "labels.csv", [], "product,label\n")
+    running = Labels(path, ["good", "bad"], tell=told.append)
+    positions: list[str] = []
+    for _ in range(30):
+        ids = random.integers(0, 60, random.integers(1, 40))
+        append(path, "".join(f"p{each},good\n" for each in ids))
+        running.refresh()
+        positions += running.products(len(positions), running.count)
+        running.forget(running.count - 3)
+    again = Labels(path, ["good", "bad"], tell=told.append)
+    again.refresh()
+    assert list(again.products(0, again.count)) == positions
+    assert len(positions) > 100
+    assert len(running._known._numbers) <= 20

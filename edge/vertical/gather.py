@@ -8,6 +8,7 @@ import numpy as np
 from edge.vertical.bundle import Array, Source
 
 Answer = Literal["partial", "final"]
+_LARGEST = 1e6  # of an embedding: beyond it, one sensor's lie would be a sure prediction
 
 
 class Part(NamedTuple):
@@ -26,7 +27,7 @@ class Due(NamedTuple):
     parts: dict[str, Part]  # by the sensors that have reported
 
 
-Fault = Literal["no sensor of this line", "of the wrong length", "not finite", "late", "there already"]
+Fault = Literal["no sensor of this line", "of the wrong length", "not finite", "far too large", "late", "there already"]
 
 
 class _Open:
@@ -94,6 +95,8 @@ class Gather:
             return "of the wrong length"
         if not np.isfinite(embedding).all():
             return "not finite"
+        if np.abs(embedding).max() > _LARGEST:
+            return "far too large"
         if product in self._closed:
             return "there already" if sensor in self._closed[product] else "late"
         if product in self._open and sensor in self._open[product].parts:

@@ -63,3 +63,8 @@ class Checkpoints:
 
     def _path(self, round_: int) -> Path:
         return self._folder / f"{round_:012}.safetensors"
+
+
+def under(prefix: str, state: State) -> dict[str, Tensor]:
+    """What a checkpoint holds under names that begin like this, without that."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

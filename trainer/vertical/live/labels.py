@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_config.errors import nearest
-from edge.vertical.growing import BadRowError, Cells, GrowingFile, Products, Tell, log
+from edge.vertical.growing import MEMORY, BadRowError, Cells, GrowingFile, Products, Tell, log
 
 
 class Labels:
@@ -24,7 +24,8 @@ class Labels:
         label: str = "label",
         tell: Tell = log.warning,
     ):
-        self._file = GrowingFile(path, [product, label], tell)
+        self.path = path
+        self._file = GrowingFile(path, [product, label], tell, dict.fromkeys((product, label), ""))
         self._classes = {name: number for number, name in enumerate(classes)}
         self._known = Products()
         self._first = 0  # position of the oldest that is kept
@@ -53,7 +54,7 @@ class Labels:
         dropped = max(0, min(before, self.count) - self._first)
         del self._products[:dropped], self._labels[:dropped]
         self._first += dropped
-        self._known.forget(self._first)
+        self._known.forget(self.count - MEMORY)  # the ids stay: whether one is there already hangs on the file alone
 
     def _span(self, first: int, last: int) -> slice:
         if first < self._first:

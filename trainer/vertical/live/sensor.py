@@ -1,6 +1,7 @@
 """One sensor's session in a line: it embeds what it measures, and learns from what the head sends back."""
 
 import contextlib
+import gc
 import importlib.metadata
 import queue
 import secrets
@@ -10,23 +11,26 @@ from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import torch
 
 from broker_config import disk, topics
 from broker_config.codec import DecodeError, decode, encode
 from broker_config.endpoint import Endpoint
-from broker_config.errors import EdgeNodeError, brief
+from broker_config.errors import EdgeNodeError, UsageError, brief
 from broker_config.frames import LARGEST_FRAME, Graded, Opened, Represented, decode_frame, encode_frame
 from broker_config.link import TAKEN_OVER, Delivery, Link, LinkDown, LinkUp
 from broker_config.messages import Finished, Message, Presence, Refusal, RoundState, Welcome
 from broker_config.vertical import LineHello, LineSpec
 from edge.vertical.rows import Samples, Scaling
+from edge.words import some
 from trainer import progress, standing
+from trainer.vertical.channel import Extent
 from trainer.vertical.live import packing
-from trainer.vertical.live.checkpoint import Checkpoints
+from trainer.vertical.live.checkpoint import Checkpoints, under
 from trainer.vertical.live.goal import Lacking, Positions, check, is_newer, remembered
 from trainer.vertical.live.head import SWITCH
-from trainer.vertical.live.joining import Source
+from trainer.vertical.live.source import Source
 from trainer.vertical.live.turn import Turn, skipped
 from trainer.vertical.parties import Sensor
 from trainer.vertical.privacy import account
@@ -37,6 +41,7 @@ _INBOX = 2048  # events, of up to 1 MiB
 _TICK = 0.2  # seconds
 _LOOK = 0.02  # seconds between two looks for new rows
 _CALM = 0.2  # seconds between two LineHello
+_SOURCE = "source"  # name in a checkpoint
 _FAREWELL = 10.0  # seconds for the head to learn that we have written down the last round
 
 
@@ -45,6 +50,14 @@ class Deploy(Protocol):
 
     def __call__(self, spec: LineSpec, round_: int, sensor: Sensor, scaling: Scaling, *, last: bool) -> None:
         """There will be no other model after the `last` one."""
+
+
+class NewRunError(EdgeNodeError):
+    """The head has begun another run before this sensor had learnt anything in the one that it was in."""
+
+    def __init__(self, run: str):
+        super().__init__("the head has started a new run of this line", "run edge-node line join again")
+        self.run = run
 
 
 def take_part(
@@ -61,10 +74,12 @@ def take_part(
     """Take part in a line to its end; return the last round that was learnt from, and whether the line has ended.
 
     Raises:
+        NewRunError: it is to take part in that one.
         EdgeNodeError: with what to do about it.
     """
     torch.set_num_threads(spec.threads)
     sys.setswitchinterval(SWITCH)
+    gc.freeze()  # else every collection goes through all of torch, in the middle of a round
     with disk.claimed(folder):
         sensor = _Sensor(spec, name, source, endpoint, folder, report, deploying())
         try:
@@ -85,7 +100,9 @@ class _Sensor:
         deploy: Deploy,
     ):
         self._spec, self._name, self._report, self._deploy = spec, name, report, deploy
+        self._path = source.path
         self._me, self._secret = standing.appear(folder), _secret(folder)
+        self._source = source
         self._samples = Samples(source.path, source.columns, spec.cycles, source.unit, source.product, self._say)
         self._checkpoints = Checkpoints(folder / spec.run)
         self._positions = Positions()
@@ -94,14 +111,17 @@ class _Sensor:
         self._open: Turn | None = None
         self._lacking = Lacking(spec.patience / 2)
         self._told_lacking: Set[str] = frozenset()  # products
+        self._lacks = ""  # what the open round waits for, in words
         self._iteration = 0.0  # seconds, as measured in the last round
         self._end: int | None = None  # the last round, once the head has said that it is over
         self._welcome = False
+        self._alone = False  # the head was said to be away
         self._ignored: set[str] = set()  # topics
         self._call = False  # whether the head is to be told how far we are
-        self._called = self._told = -_CALM
+        self._called, self._told = -_CALM, time.monotonic()
         self.round = 0
         self._restore(max(self._checkpoints.rounds))
+        self._told_round = self.round
 
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
         federation = spec.federation
@@ -126,6 +146,8 @@ class _Sensor:
         frames = (topics.opened(federation), topics.representation(federation), topics.gradients(federation, name))
         self._link.subscribe(*frames, qos=0)
         self._samples.refresh()
+        if not self._samples.count:
+            self._say(f"waiting for rows in {self._path}")
         self._link.open()
         self._say(f"taking part in line {federation!r} as {name}, from round {self.round + 1} on")
         self._tell_protection()
@@ -140,6 +162,7 @@ class _Sensor:
         self._hand_over(last=True)
         self._link.publish(topics.up(federation, name), encode(Finished(session=self._me.session, run=self._spec.run)))
         self._link.flush(_FAREWELL)
+        self._say(f"finished: {some(self.round, 'round')}")
         return self.round, True
 
     def close(self) -> None:
@@ -185,26 +208,36 @@ class _Sensor:
             if frame.run == self._spec.run:
                 self._take(frame)
             return
-        match decode(payload, Message):
+        match message := decode(payload, Message):
             case Refusal(session=session) as refusal if session == self._me.session:
                 raise EdgeNodeError(f"the head refused {self._name}: {refusal.reason}", refusal.remedy)
             case Welcome(session=session) if session == self._me.session:
                 self._welcome = True
-            case LineSpec(run=run, sensors=sensors) if run != self._spec.run:
-                self._call = True  # a head that has begun anew refuses us; from another time it may have come, too
-                if self._name not in sensors:
-                    raise EdgeNodeError("the head has started a new run of this line", "run edge-node line join again")
+                if self._alone:
+                    self._alone = False
+                    self._say(f"the head is back; the next round is {self.round + 1}")
+            case LineSpec(run=run) if run != self._spec.run:
+                self._hear_of(message)
             case Presence(online=True):
                 self._call = True
             case Presence():
+                self._alone = True
                 self._say("the head is not connected; waiting for it")
             case RoundState(status="finished", run=run, round=round_) if run == self._spec.run:
                 self._finish(round_)
 
+    def _hear_of(self, spec: LineSpec) -> None:
+        """Of another run. A head that has begun it refuses us; if it is older, it has only been said again."""
+        if not self.round:
+            raise NewRunError(spec.run)
+        if self._name not in spec.sensors:
+            raise EdgeNodeError("the head has started a new run of this line", "run edge-node line join again")
+        self._call = True
+
     def _finish(self, round_: int) -> None:
         """The line is over, or was: what is retained may be older than the head that asks for more rounds."""
-        if not self._welcome and round_ > self.round:
-            return
+        if not self._welcome:
+            return  # it is said again after the Welcome
         if self.round < round_ and self._spec.absent == "wait":
             self._call = True  # what it takes to get there has been lost
             return
@@ -242,7 +275,8 @@ class _Sensor:
         if self._open and self._open.round == frame.round:
             self._send(self._open)  # we are asked again: something was lost
         else:
-            self._goal = frame, time.monotonic()
+            again = self._goal is not None and self._goal[0].round == frame.round  # it waits since then
+            self._goal = frame, self._goal[1] if self._goal and again else time.monotonic()
 
     def _go_back(self, round_: int) -> bool:
         """Be at the end of a round, as a new attempt needs it. False if that cannot be now."""
@@ -277,6 +311,7 @@ class _Sensor:
             columns=self._samples.columns,
             round=self.round,
             kept=self._checkpoints.rounds,
+            lacks=self._lacks,
         )
         self._link.publish(topics.up(self._spec.federation, self._name), encode(hello))
 
@@ -315,6 +350,7 @@ class _Sensor:
         reply: packing.Phi | packing.Gradient = packing.Gradient(count, size)
         if spec.labels == "shared":
             reply = packing.Phi(count, [size] * len(spec.sensors), len(spec.classes))
+        self._lacks = ""
         self._goal, self._open = None, Turn(goal.round, samples, missing, payloads, reply)
         self._send(self._open)
 
@@ -325,10 +361,17 @@ class _Sensor:
             return self._lacking.waits(products, lacking, now - since, now)
         if lacking - self._told_lacking and now - since > self._spec.patience:
             self._told_lacking = lacking
-            first, more = next(each for each in products if each in lacking), len(lacking) - 1
-            others = f" and {more} more" if more else ""
-            self._say(f"{self._name} lacks product {brief(first)}{others}: append its row; the line waits for it")
+            self._lacks, self._call = self._described([each for each in products if each in lacking]), True
+            self._say(f"{self._name} lacks {self._lacks}; the line waits for it")
         return bool(lacking)
+
+    def _described(self, lacking: Sequence[str]) -> str:
+        """Products without a sample, and what would help."""
+        others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        named, cycles = f"product {brief(lacking[0], 64)}{others}", self._spec.cycles
+        if all(map(self._samples.knows, lacking)):
+            return f"rows before {named}: a sample takes {cycles} of a unit; leave such out of the labels"
+        return f"{named}: append its row"
 
     def _send(self, turn: Turn) -> None:
         for payload in turn.sent:
@@ -356,8 +399,10 @@ class _Sensor:
         """Write down where this sensor is; what no checkpoint needs is forgotten."""
         if self.round not in self._checkpoints.rounds:
             state = {f"model.{name}": value for name, value in self._sensor.model.state_dict().items()}
-            if scaling := self._samples.scaling:
-                state |= {name: torch.from_numpy(value) for name, value in scaling._asdict().items()}
+            state[_SOURCE] = torch.frombuffer(bytearray(_read_as(self._source)), dtype=torch.uint8)
+            if (scaling := self._samples.scaling) and (extent := self._sensor.extent):
+                state |= {f"scaling.{name}": torch.from_numpy(each) for name, each in scaling._asdict().items()}
+                state |= {f"extent.{name}": torch.as_tensor(each) for name, each in extent._asdict().items()}
             self._checkpoints.save(self.round, state)
         first = span(self._spec.window, min(self._checkpoints.rounds) + 1)[0]
         self._positions.forget(first)
@@ -381,8 +426,20 @@ class _Sensor:
         self.round = round_
         if round_:
             state = self._checkpoints.load(round_)
-            self._samples.scaling = Scaling(state.pop("mean").numpy(), state.pop("deviation").numpy())
-            self._sensor.model.load_state_dict({name.removeprefix("model."): each for name, each in state.items()})
+            self._check_source(state[_SOURCE].numpy().tobytes())
+            self._sensor.model.load_state_dict(under("model.", state))
+            if scaling := under("scaling.", state):  # else it had no rows yet
+                self._samples.scaling = Scaling(**{name: each.numpy() for name, each in scaling.items()})
+                low, high, deviation = (state[f"extent.{name}"] for name in Extent._fields)
+                self._sensor.extent = Extent(low.numpy(), high.numpy(), deviation.item())
+
+    def _check_source(self, before: bytes) -> None:
+        """A model knows its columns by their order."""
+        if before != (now := _read_as(self._source)):
+            raise UsageError(
+                f"{self._name} has learnt from other columns: {before.decode()}; they are now {now.decode()}",
+                "pass the same --columns, --product and --unit as before, or choose another --state folder",
+            )
 
     # What is told about it
 
@@ -390,8 +447,9 @@ class _Sensor:
         """Once a second: rounds may be many."""
         now = time.monotonic()
         if now - self._told >= 1.0:
-            self._told = now
-            self._report(progress.Activity(node=self._name, round=self.round, what="training"))
+            rate = (self.round - self._told_round) / max(now - self._told, 1e-3)
+            self._report(progress.Learning(node=self._name, round=self.round, rate=max(0.0, rate)))
+            self._told, self._told_round = now, self.round
 
     def _tell_protection(self) -> None:
         if text := account(self._spec, self.round):
@@ -402,6 +460,11 @@ class _Sensor:
 
     def _say(self, text: str) -> None:
         self._report(progress.Note(text=text))
+
+
+def _read_as(source: Source) -> bytes:
+    """What a sensor's samples are made of."""
+    return msgspec.json.encode({"columns": source.columns, "product": source.product, "unit": source.unit})
 
 
 def _secret(folder: Path) -> bytes:

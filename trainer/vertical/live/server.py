@@ -1,7 +1,6 @@
 """The head's part of a line between network and disk: its model, what it decides, what it writes down."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -14,9 +13,10 @@ from broker_config.frames import LARGEST_FRAME, PART, Graded, Represented
 from broker_config.vertical import LineSpec
 from trainer.vertical.adaptive.live import make
 from trainer.vertical.adaptive.policy import Timing
+from trainer.vertical.denoiser import pairs_in
 from trainer.vertical.live import packing
 from trainer.vertical.live.absence import rule
-from trainer.vertical.live.checkpoint import Checkpoints
+from trainer.vertical.live.checkpoint import Checkpoints, under
 from trainer.vertical.live.exchange import Collecting, Standing
 from trainer.vertical.live.journal import ClosedRound, Journal
 from trainer.vertical.live.labels import Labels
@@ -37,7 +37,6 @@ class Represent(NamedTuple):
     phi: Representation
     labels: Tensor  # int64 [N]
     iterations: tuple[int, ...]  # E_{t,k}
-    loss: float
 
 
 class Server:
@@ -61,7 +60,7 @@ class Server:
             )
         self._checkpoints = Checkpoints(folder / spec.run)
         self._decide = make(spec.policy, spec.iterations, len(spec.sensors), warn)
-        self._deploy = deploy
+        self._deploy, self._warn = deploy, warn
         self._seen: tuple[Tensor, ...] = ()  # embeddings of the last round, denoised
         self._facts: list[ClosedRound] = []  # that are not on the disk yet
         self.round = 0
@@ -82,10 +81,10 @@ class Server:
         self.round = round_
         if round_:
             state = self._checkpoints.load(round_)
-            self.head.model.load_state_dict(_under("head.", state))
-            self.head.denoiser.restore(_under("denoiser.", state))
+            self.head.model.load_state_dict(under("head.", state))
+            self.head.denoiser.restore(under("denoiser.", state))
             if self.absence:
-                self.absence.restore(_under("absence.", state))
+                self.absence.restore(under("absence.", state))
 
     def represent(self, collecting: Collecting, first: int, last: int, timing: Timing) -> Represent:
         """Make of what has arrived what the round trains with. Who is not there takes no local iterations.
@@ -95,17 +94,31 @@ class Server:
         """
         names, arrived = self.spec.sensors, collecting.arrived
         received, present = collecting.whole()
-        second = [each.second for name in names if (each := arrived.get(name)) and each.second is not None]
-        phi = self.head.represent(received, second if second and present.all() else None)
+        self._denoise(collecting, received, present.all(1))
+        phi = self.head.represent(received)
         if self.absence:
             phi = phi._replace(embeddings=tuple(self.absence.fill(first, phi.embeddings, present)))
         labels = torch.from_numpy(self.labels.labels(first, last))
-        loss = torch.nn.functional.cross_entropy(self.head.predict(phi.embeddings), labels).item()
-        if not isfinite(loss):
+        if not all(each.isfinite().all() for each in phi.embeddings):
             raise diverged("the head")
         decided = self._decide(timing, collecting.round)
         iterations = tuple(int(steps) if name in arrived else 0 for name, steps in zip(names, decided, strict=True))
-        return Represent(phi, labels, iterations, loss)
+        return Represent(phi, labels, iterations)
+
+    def loss(self, made: Represent) -> float:
+        """F_t, before anybody learns."""
+        return torch.nn.functional.cross_entropy(self.head.predict(made.phi.embeddings), made.labels).item()
+
+    def _denoise(self, collecting: Collecting, received: Sequence[Tensor], whole: Tensor) -> None:
+        """Let the denoiser learn from the products [N] of which every sensor has sent both copies."""
+        settings, round_ = self.spec.denoising, collecting.round
+        if pairs_in(settings, round_) and whole.sum() > 1:
+            second = [collecting.arrived[name].second for name in self.spec.sensors]
+            self.head.denoiser.learn(
+                [each[whole] for each in received], [each[whole] for each in second if each is not None]
+            )
+        if round_ == settings.rounds and self.head.denoiser.model(0) is None:
+            self._warn("the denoiser has learnt nothing: in its rounds no product had embeddings of all sensors")
 
     def replies(self, made: Represent, **frame: Any) -> Iterator[tuple[str | None, Represented | Graded]]:
         """The frames of a round's answer, and for which sensor each is; None: for all."""
@@ -151,7 +164,3 @@ def timing(sensors: Sequence[str], told: Mapping[str, tuple[float, float, float]
     """Collection, communication and iteration of each sensor, seconds; zeros for one of which nothing is known."""
     rows = np.array([told.get(name, (0.0, 0.0, 0.0)) for name in sensors])
     return Timing(*rows.T)
-
-
-def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

@@ -1,6 +1,7 @@
 """What a line is asked to do, checked before anybody waits for it. Itself without torch."""
 
 import secrets
+from math import isfinite
 
 import msgspec
 
@@ -9,7 +10,9 @@ from broker_config.codec import encode
 from broker_config.errors import UsageError, nearest
 from broker_config.vertical import LineSpec
 from trainer.vertical import spec as contradictions
+from trainer.vertical.adaptive.live import make
 
+_HEAD = "head"  # trainer.vertical.networks.HEAD, which needs torch
 _MOST = 1000  # classes
 _NETWORKS = ("dense", "conv")  # those for rows of a file
 
@@ -40,6 +43,10 @@ def check(spec: LineSpec) -> None:
         raise UsageError("the names of the sensors are missing", "write them as --sensors a,b,c")
     for name in spec.sensors:
         topics.check_node(name)
+        if name == _HEAD:
+            raise UsageError(
+                f"a sensor cannot be named {name!r}: the head's random numbers are drawn by that", "rename it"
+            )
     for what, names in (("sensor", spec.sensors), ("class", spec.classes)):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UsageError(f"the {what} {twice[0]!r} is named twice", "name each once")
@@ -50,6 +57,7 @@ def check(spec: LineSpec) -> None:
     if spec.reading == "expectation":
         _check_numbers(spec.classes)
     contradictions.check(spec)
+    make(spec.policy, spec.iterations, len(spec.sensors), lambda _: None)
     try:
         msgspec.json.decode(encode(spec), type=LineSpec)
     except msgspec.ValidationError as error:
@@ -58,7 +66,8 @@ def check(spec: LineSpec) -> None:
 
 def _check_numbers(classes: tuple[str, ...]) -> None:
     try:
-        [float(name) for name in classes]
+        if not all(isfinite(float(name)) for name in classes):
+            raise ValueError("one of them is not finite")
     except ValueError as error:
         raise UsageError(
             f"the classes are to be numbers, whose mean is the result: {error}",
