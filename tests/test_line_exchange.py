@@ -14,20 +14,24 @@ from broker_config import frames, vertical
 from broker_config.codec import DecodeError, decode, decode_any, encode
 from broker_config.endpoint import Endpoint
 from broker_config.errors import PeerError
-from broker_config.frames import PART, Embeddings, Opened, Represented, decode_frame, encode_frame
+from broker_config.frames import PART, Embeddings, Graded, Opened, Represented, decode_frame, encode_frame
 from broker_config.vertical import Recipe
 from trainer.vertical.live import packing
 from trainer.vertical.live.absence import Imputed, Last
 from trainer.vertical.live.checkpoint import Checkpoints
 from trainer.vertical.live.crier import Crier
-from trainer.vertical.live.exchange import Collecting, Standing, reunite
-from trainer.vertical.live.goal import Lacking, Positions
+from trainer.vertical.live.exchange import Collecting, Costs, Standing, reunite
+from trainer.vertical.live.goal import Lacking, Positions, check
 from trainer.vertical.live.journal import ClosedRound, Journal, Member, history
 from trainer.vertical.live.turn import Turn
 from trainer.vertical.parties import Representation, Sensor
 
 RUN, SESSION = "0123456789abcdef", "fedcba9876543210"
 SIZES = {"press": 4, "oven": 3}
+SPEC = vertical.LineSpec(
+    federation="paint", run=RUN, software="0.1.0", sensors=("press", "oven"), network="conv", cycles=15,
+    classes=("good", "bad"), channel=vertical.Channel(levels=3), absent="last",
+)  # fmt: skip
 
 
 # What a sensor lacks
@@ -63,7 +67,7 @@ def test_a_sensor_learns_from_the_products_alone_that_it_has() -> None:
         told: dict[str, Any] = {"run": RUN, "attempt": 1, "round": 4}
         frame: Any = next(packing.graded(grade[rows], 0.5, 3, **told))
         if not gradient:
-            reply = packing.Phi(len(rows), 2, 2)
+            reply = packing.Phi(len(rows), (size, size), 2)
             whole = Representation(head, tuple(each[rows] for each in phi))
             frame = next(packing.represented(whole, labels[rows], (3, 1), **told))
         turn = Turn(4, samples[rows], missing, [], reply)
@@ -157,7 +161,7 @@ def test_what_the_head_sends_back_comes_in_parts_that_fit_and_is_the_same_to_the
     made = list(packing.represented(phi, labels, (2, 0), run=RUN, attempt=1, round=1))
     payloads = [encode_frame(each) for each in made]
     assert max(map(len, payloads)) < PART + 4096
-    back = packing.Phi(count, 2, 3)
+    back = packing.Phi(count, (28, 12), 3)
     for payload in reversed(payloads[1:]):
         frame = decode_frame(payload)
         assert isinstance(frame, Represented)
@@ -170,6 +174,12 @@ def test_what_the_head_sends_back_comes_in_parts_that_fit_and_is_the_same_to_the
     assert all(torch.equal(*pair) for pair in zip(representation.embeddings, phi.embeddings, strict=True))
     assert all(torch.equal(representation.head[name], state[name]) for name in state)
     assert back.iterations == (2, 0)
+
+
+def test_a_sensor_s_timings_are_believed_as_far_as_the_head_s_clock_goes() -> None:
+    assert Costs(0.2, 0.1, 0.05).within(0.5, 0.1) == Costs(0.2, 0.1, 0.05)
+    assert Costs(1e7, 1e7, 1e7).within(0.5, 0.1) == Costs(0.5, 0.0, 0.1)
+    assert Costs(0.2, 1e7, 0.0).within(0.5, 0.1) == Costs(0.2, 0.3, 0.0)
 
 
 # Where a line goes on
@@ -195,14 +205,58 @@ def test_a_line_goes_on_from_the_newest_round_that_all_can_be_at(
 
 def test_positions_are_known_from_the_frames_that_told_them() -> None:
     known = Positions()
-    known.put(10, ["a", "b", "c"])
-    known.put(13, ["d"])
+    known.put(10, ["a", "b", "c"], 9)
+    known.put(13, ["d"], 9)
     assert known.take(11, 14) == ["b", "c", "d"]
     assert known.take(9, 12) is known.take(13, 15) is None
     known.forget(12)
     assert (known.take(12, 14), known.take(11, 13)) == (["c", "d"], None)
-    known.put(30, ["x"])  # a frame in between was lost
+    known.put(30, ["x"], 9)  # a frame in between was lost
     assert (known.take(12, 14), known.take(30, 31)) == (None, ["x"])
+    for since in range(31, 999, 4):
+        known.put(since, ["a", "b", "c", "d"], 9)
+    assert (known.take(990, 999), known.take(989, 999)) == ([*"dabcdabcd"], None)
+
+
+ASKED = Opened(run=RUN, attempt=1, round=3, first=16, last=20, since=18, products=("a", "b"))
+REPRESENTED = Represented(
+    run=RUN,
+    attempt=1,
+    round=3,
+    row=0,
+    head=bytes(40),
+    embeddings=(bytes(8), bytes(8)),
+    labels=b"\0\0",
+    iterations=(2, 0),
+)
+GRADED = Graded(run=RUN, attempt=1, round=3, row=0, gradient=bytes(16), curvature=0.5, iterations=2)
+
+
+@pytest.mark.parametrize(
+    ("frame", "lie"),
+    [
+        (ASKED, {"first": 20}),
+        (ASKED, {"first": 20, "last": 16}),
+        (ASKED, {"last": 21}),
+        (ASKED, {"round": 4}),
+        (ASKED, {"round": 0, "first": 10, "last": 14, "since": 12}),
+        (ASKED, {"since": 19}),
+        (ASKED, {"since": 15}),
+        (ASKED, {"products": ("a",) * 10}),
+        (GRADED, {"iterations": 3}),
+        (REPRESENTED, {"iterations": (2, 1 << 31)}),
+    ],
+)
+def test_a_sensor_does_not_do_what_the_spec_does_not_say(frame: Any, lie: dict[str, Any]) -> None:
+    spec = msgspec.structs.replace(SPEC, window=vertical.Window(start=16, chunk=2, size=4))
+    check(frame, spec)
+    with pytest.raises(ValueError, match=r"position|iterations"):
+        check(msgspec.structs.replace(frame, **lie), spec)
+
+
+def test_what_the_head_sends_back_has_the_width_that_embeddings_have() -> None:
+    with pytest.raises(ValueError, match="no rows of 2 numbers"):
+        packing.Phi(1, (2, 2), 2).put(msgspec.structs.replace(REPRESENTED, embeddings=(bytes(8), bytes(12))))
 
 
 # Disk
@@ -302,10 +356,6 @@ def test_what_is_absent_is_told_by_the_others_embeddings() -> None:
 # The first version's bytes
 
 
-SPEC = vertical.LineSpec(
-    federation="paint", run=RUN, software="0.1.0", sensors=("press", "oven"), network="conv", cycles=15,
-    classes=("good", "bad"), channel=vertical.Channel(levels=3), absent="last",
-)  # fmt: skip
 HELLO = vertical.LineHello(
     session=SESSION, run=RUN, software="0.1.0", identity="1" * 16, incarnation=3, columns=2, round=41, kept=(20, 40)
 )

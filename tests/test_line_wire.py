@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from safetensors.torch import load_file
@@ -215,6 +216,22 @@ def test_a_sensor_that_says_the_same_again_and_again_is_not_waited_for(broker: s
             return len(list((tmp_path / "head").glob(f"{spec.run}/*3.safetensors"))) > 0
 
         line.until(closed)
+
+
+def test_an_older_spec_that_is_said_again_ends_no_sensor(broker: str, tmp_path: Path) -> None:
+    """A broker has kept what the head has signed."""
+    spec = line_spec()
+    draw(tmp_path / "data", span(spec.window, 9)[1], 11)
+    feed(tmp_path / "data", tmp_path / "grown", span(spec.window, 3)[1])
+    link = Link(Endpoint.parse(broker), "echo", inbox=queue.Queue(), persistent=False)
+    with Threads(spec, broker, tmp_path / "grown", tmp_path, 9) as line, link:
+        line.start("head", *spec.sensors)
+        line.reach(3)
+        older = msgspec.structs.replace(spec, run="a" * 16)
+        link.publish(topics.spec(spec.federation), encode(older), retain=True)
+        feed(tmp_path / "data", tmp_path / "grown", span(spec.window, 9)[1])
+        line.end()
+    assert left(spec, tmp_path, 9) == simulated(spec, tmp_path / "data", 9)
 
 
 def test_a_sensor_comes_with_the_columns_that_it_has_learnt_from_once_it_has_learnt(

@@ -33,6 +33,11 @@ class Costs(NamedTuple):
     embedding: float
     iteration: float
 
+    def within(self, latency: float, iteration: float) -> "Costs":
+        """As far as the head's own clock bears it out: a part of what it took takes no longer than the whole."""
+        collection = min(self.collection, latency)
+        return Costs(collection, min(self.embedding, latency - collection), min(self.iteration, iteration))
+
 
 class Arrived(NamedTuple):
     """A sensor's whole part of a round."""

@@ -2,7 +2,11 @@
 
 from collections.abc import Sequence, Set
 
-from broker_config.frames import Opened
+from broker_config.frames import Graded, Opened, Represented
+from broker_config.vertical import LineSpec
+from trainer.vertical.window import span
+
+_REMEMBERED = 3  # groups of rounds whose products are known beside those of the newest round
 
 
 class Positions:
@@ -12,12 +16,13 @@ class Positions:
         self._first = 0
         self._products: list[str] = []
 
-    def put(self, since: int, products: Sequence[str]) -> None:
-        """Take in the products from position `since` on; what does not touch them is forgotten."""
+    def put(self, since: int, products: Sequence[str], most: int) -> None:
+        """Take in the products from position `since` on, and forget what does not touch them; keep `most`, the last."""
         start = since - self._first
         if not 0 <= start <= len(self._products):
             self._first, self._products, start = since, [], 0
         self._products[start : start + len(products)] = products
+        self.forget(self._first + len(self._products) - most)
 
     def forget(self, before: int) -> None:
         """Drop earlier positions, to bound memory."""
@@ -30,6 +35,31 @@ class Positions:
         if first < self._first or last > self._first + len(self._products):
             return None
         return self._products[first - self._first : last - self._first]
+
+
+def check(frame: Opened | Represented | Graded, spec: LineSpec) -> None:
+    """ValueError says what the head cannot ask of a sensor: other products than the spec's, or more iterations."""
+    match frame:
+        case Opened(first=first, last=last, since=since, products=products):
+            if frame.round < 1 or (first, last) != span(spec.window, frame.round):
+                raise ValueError(f"positions {first} to {last} are not those of round {frame.round}")
+            if not min(first, last - spec.window.chunk) <= since <= last - len(products):
+                raise ValueError(
+                    f"{len(products)} products from position {since} on are not those of {first} to {last}"
+                )
+            return
+        case Represented(iterations=steps):
+            most = max(steps, default=0)
+        case Graded(iterations=most):
+            pass
+    if most > spec.iterations:
+        raise ValueError(f"{most} local iterations, of {spec.iterations} at most")
+
+
+def remembered(spec: LineSpec, round_: int) -> int:
+    """How many products a sensor has to know in a round, at most: those of its checkpoints' rounds, too."""
+    first, last = span(spec.window, round_)
+    return last - first + _REMEMBERED * spec.commit * spec.window.chunk
 
 
 def is_newer(frame: Opened, attempt: int, round_: int) -> bool:

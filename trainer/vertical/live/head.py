@@ -275,9 +275,10 @@ class _Head:
     def _cost(self, sensor: str, costs: Costs, latency: float) -> None:
         """A round opens while sensors still train in the one before it: that is no time of the network's."""
         assert self._server
-        trained = 0.0
-        if self._taken:
-            trained = self._taken[self._spec.sensors.index(sensor)] * costs.iteration
+        steps = self._taken[self._spec.sensors.index(sensor)] if self._taken else 0
+        most = (time.monotonic() - self._closed) / steps if steps else self._spec.patience
+        costs = costs.within(latency, most)
+        trained = steps * costs.iteration
         communication = max(0.0, latency - trained - costs.collection - costs.embedding)
         self._costs[sensor] = costs.collection, communication, costs.iteration
         self._crier.latency[sensor] = latency

@@ -110,11 +110,11 @@ def graded(gradient: Tensor, curvature: float, iterations: int, **frame: Any) ->
 
 
 class Phi:
-    """Represented as it arrives: of `count` products, for so many sensors and classes."""
+    """Represented as it arrives: of `count` products, for sensors with so wide embeddings, and for so many classes."""
 
-    def __init__(self, count: int, sensors: int, classes: int):
-        self._count, self._sensors, self._classes = count, sensors, classes
-        self._rows: list[Rows] = []
+    def __init__(self, count: int, sizes: Sequence[int], classes: int):
+        self._sensors, self._classes = len(sizes), classes
+        self._rows = [Rows(count, size) for size in sizes]
         self._labels = torch.zeros(count, dtype=torch.int64)
         self._head: dict[str, Tensor] = {}
         self.iterations: tuple[int, ...] = ()
@@ -131,8 +131,6 @@ class Phi:
         if not frame.labels or len(frame.labels) % 2:
             raise ValueError(f"{len(frame.labels)} bytes are no labels")
         labels = np.frombuffer(frame.labels, "<u2").astype(np.int64)
-        if not self._rows:
-            self._rows = [Rows(self._count, max(1, len(data) // (4 * len(labels)))) for data in frame.embeddings]
         taken = {rows.put(frame.row, data) for rows, data in zip(self._rows, frame.embeddings, strict=True)}
         if taken != {len(labels)} or labels.max() >= self._classes:
             raise ValueError("its labels and its embeddings do not belong together")

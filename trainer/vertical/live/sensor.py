@@ -18,7 +18,7 @@ from broker_config import disk, topics
 from broker_config.codec import DecodeError, decode, encode
 from broker_config.endpoint import Endpoint
 from broker_config.errors import EdgeNodeError, UsageError, brief
-from broker_config.frames import LARGEST_FRAME, AnyFrame, Graded, Opened, Represented, decode_frame, encode_frame
+from broker_config.frames import LARGEST_FRAME, Graded, Opened, Represented, decode_frame, encode_frame
 from broker_config.link import TAKEN_OVER, Delivery, Link, LinkDown, LinkUp
 from broker_config.messages import Finished, Message, Presence, Refusal, RoundState, Welcome
 from broker_config.vertical import LineHello, LineSpec
@@ -28,7 +28,7 @@ from trainer import progress, standing
 from trainer.vertical.channel import Extent
 from trainer.vertical.live import packing
 from trainer.vertical.live.checkpoint import Checkpoints, under
-from trainer.vertical.live.goal import Lacking, Positions, is_newer
+from trainer.vertical.live.goal import Lacking, Positions, check, is_newer, remembered
 from trainer.vertical.live.head import SWITCH
 from trainer.vertical.live.source import Source
 from trainer.vertical.live.turn import Turn, skipped
@@ -185,6 +185,7 @@ class _Sensor:
                 try:
                     self._receive(topic, payload)
                 except (DecodeError, ValueError) as error:
+                    self._call |= self._open is not None  # it may have been the answer
                     if topic not in self._ignored:
                         self._ignored.add(topic)
                         self._say(f"ignored a message on {topic}, and will others like it: {error}")
@@ -209,7 +210,7 @@ class _Sensor:
             if frame.run == self._spec.run:
                 self._take(frame)
             return
-        match decode(payload, Message):
+        match message := decode(payload, Message):
             case Refusal(session=session) as refusal if session == self._me.session:
                 raise EdgeNodeError(f"the head refused {self._name}: {refusal.reason}", refusal.remedy)
             case Welcome(session=session) if session == self._me.session:
@@ -217,10 +218,8 @@ class _Sensor:
                 if self._alone:
                     self._alone = False
                     self._say(f"the head is back; the next round is {self.round + 1}")
-            case LineSpec(run=run) if run != self._spec.run and not self.round:
-                raise NewRunError(run)
             case LineSpec(run=run) if run != self._spec.run:
-                raise EdgeNodeError("the head has started a new run of this line", "run edge-node line join again")
+                self._hear_of(message)
             case Presence(online=True):
                 self._call = True
             case Presence():
@@ -228,6 +227,14 @@ class _Sensor:
                 self._say("the head is not connected; waiting for it")
             case RoundState(status="finished", run=run, round=round_) if run == self._spec.run:
                 self._finish(round_)
+
+    def _hear_of(self, spec: LineSpec) -> None:
+        """Of another run. A head that has begun it refuses us; if it is older, it has only been said again."""
+        if not self.round:
+            raise NewRunError(spec.run)
+        if self._name not in spec.sensors:
+            raise EdgeNodeError("the head has started a new run of this line", "run edge-node line join again")
+        self._call = True
 
     def _finish(self, round_: int) -> None:
         """The line is over, or was: what is retained may be older than the head that asks for more rounds."""
@@ -246,11 +253,12 @@ class _Sensor:
             self._say(f"all {self._played} rounds are played")
             self._end = self.round
 
-    def _take(self, frame: AnyFrame) -> None:
+    def _take(self, frame: Opened | Represented | Graded) -> None:
+        check(frame, self._spec)
         match frame:
             case Opened():
                 if is_newer(frame, self._attempt, self.round):
-                    self._positions.put(frame.since, frame.products)
+                    self._positions.put(frame.since, frame.products, remembered(self._spec, frame.round))
                     if frame.part == frame.parts - 1:
                         self._aim(frame)
             case Represented() | Graded() if frame.attempt == self._attempt:
@@ -350,8 +358,9 @@ class _Sensor:
         )
         payloads = [encode_frame(each) for each in frames]
         count, size = sent.received.shape
-        shared = spec.labels == "shared"
-        reply = packing.Phi(count, len(spec.sensors), len(spec.classes)) if shared else packing.Gradient(count, size)
+        reply: packing.Phi | packing.Gradient = packing.Gradient(count, size)
+        if spec.labels == "shared":
+            reply = packing.Phi(count, [size] * len(spec.sensors), len(spec.classes))
         self._lacks = ""
         self._goal, self._open = None, Turn(goal.round, samples, missing, payloads, reply)
         self._send(self._open)
