@@ -3,8 +3,11 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
+from typer.testing import CliRunner
 
 from broker_config.errors import UsageError
+from edge.cli import app
 from tests.lines import line_spec
 from trainer.vertical.live import terms
 
@@ -14,9 +17,18 @@ from trainer.vertical.live import terms
     [
         ({"policy": "dedline"}, "there is no policy 'dedline'"),
         ({"sensors": ("press", "head")}, "a sensor cannot be named 'head'"),
+        ({"reading": "expectation", "classes": ("0", "nan")}, "the classes are to be numbers"),
+        ({"reading": "expectation", "classes": ("0", "1", "inf")}, "the classes are to be numbers"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_run_begins(asked: dict[str, Any], complaint: str) -> None:
     terms.check(line_spec())
     with pytest.raises(UsageError, match=complaint):
-        terms.check(line_spec(**asked))
+        terms.check(replace(line_spec(), **asked))
+
+
+@pytest.mark.parametrize("deadline", ["nan", "inf"])
+def test_a_deadline_is_a_number_of_seconds(deadline: str) -> None:
+    found = CliRunner().invoke(app, ["line", "serve", "bundle", "--deadline", deadline])
+    assert isinstance(found.exception, UsageError)
+    assert f"a deadline of {deadline} seconds" in found.exception.what

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -244,6 +245,8 @@ def serve(
 
     Runs beside coordinate and join, whose newer bundles are taken up as they come. With --kit, bundles must be signed.
     """
+    if not isfinite(deadline):
+        raise UsageError(f"a deadline of {deadline} seconds never comes, or always", "write for example --deadline 1")
     endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
     in_effect.serve(bundle, endpoint, memory or state_folder(), data, output, deadline, threads, stop)
 

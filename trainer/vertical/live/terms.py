@@ -1,6 +1,7 @@
 """What a line is asked to do, checked before anybody waits for it. Itself without torch."""
 
 import secrets
+from math import isfinite
 
 import msgspec
 
@@ -65,7 +66,8 @@ def check(spec: LineSpec) -> None:
 
 def _check_numbers(classes: tuple[str, ...]) -> None:
     try:
-        [float(name) for name in classes]
+        if not all(isfinite(float(name)) for name in classes):
+            raise ValueError("one of them is not finite")
     except ValueError as error:
         raise UsageError(
             f"the classes are to be numbers, whose mean is the result: {error}",
