@@ -27,8 +27,7 @@ def test_what_cannot_be_is_refused_before_a_run_begins(asked: dict[str, Any], co
         terms.check(replace(line_spec(), **asked))
 
 
-@pytest.mark.parametrize("deadline", ["nan", "inf"])
-def test_a_deadline_is_a_number_of_seconds(deadline: str) -> None:
-    found = CliRunner().invoke(app, ["line", "serve", "bundle", "--deadline", deadline])
+def test_a_deadline_is_a_finite_number_of_seconds() -> None:
+    found = CliRunner().invoke(app, ["line", "serve", "bundle", "--deadline", "inf"])
     assert isinstance(found.exception, UsageError)
-    assert f"a deadline of {deadline} seconds" in found.exception.what
+    assert "a deadline of inf seconds" in found.exception.what
