@@ -4,6 +4,7 @@ import os
 import secrets
 import socket
 import ssl
+import threading
 import time
 from contextlib import suppress
 from typing import Any
@@ -35,11 +36,12 @@ _ALERTS = {  # the end of TLS's word for what is wrong with our certificate -> t
 
 
 class Client(paho.Client):
-    """paho's client, with three things set right.
+    """paho's client, with four things set right.
 
     Its WebSocket reports a partly written packet as 0 bytes, which it takes for "done": the packet would be lost.
     Nagle's algorithm would hold small messages back for up to 40 ms. And why TLS 1.3 ended a connection it keeps to
-    itself: the broker judges our certificate when we already take the connection for made.
+    itself: the broker judges our certificate when we already take the connection for made. And what is published it
+    leaves to its own thread to write: to wake that takes longer than to write, most of all where cores are few.
     """
 
     answer = ""  # of the broker to the latest CONNECT, in MQTT's words
@@ -67,22 +69,60 @@ class Client(paho.Client):
             self.tls_set_context(endpoint.tls_context())
         if endpoint.websocket:
             self.ws_set_options(endpoint.path)
+        self._writing = threading.Lock()  # packets go out whole, one after the other
+        self._using = threading.Lock()  # a TLS or WebSocket connection is one thread's at a time
         self.on_socket_open = _send_at_once
         self.on_connect = self._note_answer
 
     def _note_answer(self, _client: object, _data: object, _flags: object, reason: ReasonCode, _: object) -> None:
         self.answer = reason.getName()
 
+    def _packet_queue(
+        self, command: int, packet: bytes | bytearray, mid: int, qos: int, info: paho.MQTTMessageInfo | None = None
+    ) -> MQTTErrorCode:
+        """What is published at QoS 0 is written now, unless the socket has no room: then paho's thread does it."""
+        ours = self._thread is not None and threading.current_thread() is not self._thread
+        if (command & 0xF0) == paho.PUBLISH and not qos and ours and self.is_connected() and not self._out_packet:
+            self._out_packet.append({
+                "command": command, "mid": mid, "qos": qos, "pos": 0,
+                "to_process": len(packet), "packet": packet, "info": info,
+            })  # fmt: skip
+            if self._packet_write() == MQTTErrorCode.MQTT_ERR_SUCCESS:
+                return MQTTErrorCode.MQTT_ERR_SUCCESS
+            self._wake()
+            return MQTTErrorCode.MQTT_ERR_SUCCESS
+        return super()._packet_queue(command, packet, mid, qos, info)
+
+    @property
+    def on_publish(self) -> paho.CallbackOnPublish | None:
+        """Called by paho's thread alone: another that writes must not wait for what that thread is busy with."""
+        return self._on_publish if threading.current_thread() is self._thread else None
+
+    @on_publish.setter
+    def on_publish(self, func: paho.CallbackOnPublish | None) -> None:
+        self._on_publish = func
+
+    def _wake(self) -> None:
+        if self._sockpairW is not None:
+            with suppress(BlockingIOError):  # it is awake
+                self._sockpairW.send(b"0")
+
+    def _packet_write(self) -> MQTTErrorCode:
+        with self._writing:
+            return super()._packet_write()
+
     def _sock_recv(self, bufsize: int) -> bytes:
         try:
-            return super()._sock_recv(bufsize)
+            with self._using:
+                return super()._sock_recv(bufsize)
         except ssl.SSLError as error:
             self.alert = error
             raise
 
     def _sock_send(self, buf: bytes | bytearray) -> int:
         try:
-            sent = super()._sock_send(buf)
+            with self._using:
+                sent = super()._sock_send(buf)
         except (ssl.SSLEOFError, ConnectionError):
             with suppress(OSError):  # the connection was closed while we wrote: its last word may say why
                 self._sock_recv(1)

@@ -90,6 +90,7 @@ class LineHello(Message, frozen=True, kw_only=True):
     columns: Annotated[int, Meta(ge=1, le=10_000)]
     round: Period
     kept: Annotated[tuple[Period, ...], Meta(max_length=8)] = ()  # rounds whose end it can go back to
+    lacks: Annotated[str, Meta(max_length=300)] = ""  # what its round waits for, in words
 
 
 class SensorState(Struct, frozen=True, kw_only=True):
@@ -99,6 +100,7 @@ class SensorState(Struct, frozen=True, kw_only=True):
     present: bool
     latency: Seconds | None = None  # from the round's opening to its embeddings, in the last round that had them
     iterations: Annotated[int, Meta(ge=0, le=1000)] = 0  # in the last round; 0: none
+    lacks: Annotated[str, Meta(max_length=300)] = ""  # what it waits for, in words
 
 
 class LineOverview(Message, frozen=True, kw_only=True):

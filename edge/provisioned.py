@@ -10,6 +10,8 @@ from broker_config.register import BROKER
 from broker_config.topics import COORDINATOR
 from edge.words import some
 
+_SENSORS = "sensors of one line: edge-node line coordinate, then line join; see docs/sensors.md"
+
 
 def facts(folder: Path, done: Provisioned) -> dict[str, Any]:
     """For machines. Who has got new keys is both `revoked` and `added`."""
@@ -91,7 +93,7 @@ def _founding(folder: Path, done: Provisioned) -> Iterator[str]:
     else:
         hint = "not as root: it becomes user mosquitto, who cannot read this folder; see --broker-folder"
         yield f"mosquitto -c {(folder / 'broker').resolve()}/mosquitto.conf  ({hint})"
-    yield f"edge-node coordinate --kit {COORDINATOR}.kit --classes ..."
+    yield f"edge-node coordinate --kit {COORDINATOR}.kit --classes ...  ({_SENSORS})"
     yield f"edge-node join --kit {register.nodes[0]}.kit --data images/"
 
 

@@ -75,7 +75,11 @@ def _learning(name: str, line: LineOverview, width: int) -> list[Text]:
     title = Text(printable(f"line {name}: {some(len(rows), 'sensor')}"), style="bold")
     standing = f"{state}: {some(line.round, 'round')} closed{loss}, {line.rate:.1f} rounds a second"
     order = ("doing", "latency", "iterations")
-    return [title, *_wrapped(standing, width), *table(rows, order, order, width, len(rows))]
+    drawn = [title, *_wrapped(standing, width), *table(rows, order, order, width, len(rows))]
+    for each in line.sensors:
+        if each.lacks:
+            drawn += _wrapped(printable(f"the line waits for {each.name}, which lacks {each.lacks}"), width, "yellow")
+    return drawn
 
 
 def _brief(view: View, now: datetime, width: int) -> list[Text]:

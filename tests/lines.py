@@ -16,9 +16,9 @@ from broker_config.vertical import LineSpec, Window
 from edge.vertical.rows import Samples
 from trainer import progress
 from trainer.vertical.live.head import coordinate
-from trainer.vertical.live.joining import Source
 from trainer.vertical.live.labels import Labels
 from trainer.vertical.live.sensor import Deploy, take_part
+from trainer.vertical.live.source import Source
 from trainer.vertical.live.terms import new_run
 from trainer.vertical.simulate import Line, Stream
 

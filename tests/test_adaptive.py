@@ -333,6 +333,12 @@ def test_a_training_goes_on_where_it_was_saved(game: Game, trained: Trained) -> 
     assert len(told) == 1
 
 
+def test_a_training_of_another_line_is_not_gone_on_with(trained: Trained) -> None:
+    for sensors, most in ((3, 5), (2, 6)):
+        with pytest.raises(UsageError, match="an agent for 2 sensors and up to 5 iterations"):
+            ppo.learn(simulated(sensors, most, ROUNDS, FD002), 1, 3, trained.path.with_suffix(".zip"), print)
+
+
 # In a live head
 
 
@@ -348,6 +354,15 @@ def test_an_agent_of_another_line_is_refused(trained: Trained) -> None:
     for most, sensors in ((6, 2), (5, 3)):
         with pytest.raises(UsageError, match="for 2 sensors and up to 5 iterations"):
             live.make(str(trained.path), most, sensors, print)
+
+
+def test_an_agent_of_another_line_is_refused_before_a_head_waits_for_anybody(trained: Trained, tmp_path: Path) -> None:
+    result = run(
+        "line", "coordinate", "mqtt://127.0.0.1:1", "--sensors", "a,b,c", "--labels", tmp_path / "labels.csv",
+        "--classes", "good,bad", "--iterations", 5, "--policy", trained.path, "--state", tmp_path / "head",
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert "decides for 2 sensors and up to 5 iterations" in result.stderr
 
 
 @pytest.mark.parametrize("decided", [[9, -3], [1], [np.nan, 1.0], "nonsense", None])
@@ -389,3 +404,11 @@ def test_the_command_says_how_its_agent_stands_beside_the_rules(trained: Trained
     assert set(policies) == {"agent", *RULES}
     rewards = [each["reward"] for each in policies.values()]
     assert rewards == sorted(rewards, reverse=True)
+
+
+def test_people_see_how_an_agent_stands_beside_the_rules(trained: Trained, tmp_path: Path) -> None:
+    path = tmp_path / "agent.onnx"
+    path.with_suffix(".zip").write_bytes(trained.path.with_suffix(".zip").read_bytes())
+    told = run("line", "agent", "--rounds", ROUNDS, "--steps", 1, "--out", path, timeout=200).stdout
+    assert all(name in told for name in ("agent", *RULES))
+    assert f"line coordinate --policy {path}" in told

@@ -16,9 +16,9 @@ from tests.line_witness import Witness
 from tests.mosquitto import Mosquitto
 from tests.streams import CLASSES, COLUMNS, Plant, Processes
 from trainer.vertical.live.head import coordinate
-from trainer.vertical.live.joining import Source
 from trainer.vertical.live.journal import ClosedRound, history
 from trainer.vertical.live.sensor import take_part
+from trainer.vertical.live.source import Source
 from trainer.vertical.parties import Sensor
 from trainer.vertical.simulate import Sent, send
 

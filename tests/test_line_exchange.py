@@ -1,6 +1,7 @@
 """What a line's parties make of what they are sent, without broker and clock."""
 
 import json
+import queue
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from broker_config import frames, vertical
 from broker_config.codec import DecodeError, decode, decode_any, encode
+from broker_config.endpoint import Endpoint
 from broker_config.errors import PeerError
 from broker_config.frames import PART, Embeddings, Opened, Represented, decode_frame, encode_frame
 from broker_config.vertical import Recipe
@@ -19,6 +21,7 @@ from tests.lines import line_spec
 from trainer.vertical.live import packing
 from trainer.vertical.live.absence import Imputed, Last
 from trainer.vertical.live.checkpoint import Checkpoints
+from trainer.vertical.live.crier import Crier
 from trainer.vertical.live.exchange import Collecting, Standing, reunite
 from trainer.vertical.live.goal import Lacking, Positions
 from trainer.vertical.live.journal import ClosedRound, Journal, Member, history
@@ -97,7 +100,8 @@ def test_a_round_is_whole_when_every_row_of_every_sensor_has_arrived_in_any_orde
         msgspec.structs.replace(frame, row=row, received=packing.to_bytes(press[row : row + 3])) for row in (2, 0)
     ]
     assert round_.waits_for(list(SIZES)) == ["press", "oven"]
-    assert [round_.take("press", each) for each in (halves[0], halves[0], halves[1], halves[1])] == [0, 0, 1, 0]
+    taken = [(round_.take("press", each), round_.rows("press")) for each in (*halves[:1] * 2, *halves[1:] * 2)]
+    assert taken == [(False, 3), (False, 3), (True, 5), (False, 5)]
     assert round_.waits_for(list(SIZES)) == ["oven"]
     assert round_.take("oven", embeddings(oven, missing=(1,))[0])
     received, present = round_.whole()
@@ -116,6 +120,7 @@ GOOD = torch.ones(5, 4)
         ({"received": b"\0" * 15}, "15 bytes are no rows"),
         ({"received": packing.to_bytes(torch.full((5, 4), torch.nan))}, "NaN or infinity"),
         ({"received": packing.to_bytes(torch.full((5, 4), torch.inf))}, "NaN or infinity"),
+        ({"received": packing.to_bytes(torch.full((5, 4), -1e38))}, "a number as large as 1e\\+38"),
         ({"row": 1}, "rows 1 to 6 of 5"),
         ({"missing": (5,)}, "row 5 is missing of 5"),
         ({"second": packing.to_bytes(GOOD)}, "of a second copy"),
@@ -213,9 +218,23 @@ def test_the_two_newest_checkpoints_are_kept_and_going_back_makes_later_ones_voi
     assert checkpoints.rounds == Checkpoints(tmp_path).rounds == (40, 60)
     assert checkpoints.load(40)["w"].tolist() == [40.0, 40.0]
     checkpoints.drop(41)
-    assert Checkpoints(tmp_path).rounds == (0, 40)
+    assert Checkpoints(tmp_path).rounds == (40,)
     (tmp_path / "000000000060.safetensors.tmp").write_bytes(b"half of it")
-    assert Checkpoints(tmp_path).rounds == (0, 40)
+    assert Checkpoints(tmp_path).rounds == (40,)
+
+
+def test_the_beginning_can_be_gone_back_to_until_two_checkpoints_have_been_made(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(20, {"w": torch.zeros(2)})
+    assert Checkpoints(tmp_path).rounds == (0, 20)
+    checkpoints.drop(1)
+    assert Checkpoints(tmp_path).rounds == (0,)
+    for round_ in (20, 40):
+        checkpoints.save(round_, {"w": torch.zeros(2)})
+    checkpoints.drop(21)
+    kept = Checkpoints(tmp_path).rounds
+    assert kept == (20,)
+    assert reunite(Standing(20, kept), {"press": Standing(20, kept), "oven": Standing(0, (0,))}) is None
 
 
 def test_the_journal_keeps_members_attempts_and_rounds_of_which_replays_replace_the_first(tmp_path: Path) -> None:
@@ -238,6 +257,16 @@ def test_the_journal_keeps_members_attempts_and_rounds_of_which_replays_replace_
     assert (again.newest(), again.members(RUN)) == (spec, {"a": Member("1" * 16, 3)})
     again.close()
     assert history(tmp_path) == [facts[0], facts[2]]
+
+
+# What the head says
+
+
+def test_a_head_that_the_broker_cannot_hear_outlives_an_hour_without_piling_up_what_it_would_say() -> None:
+    crier = Crier(Endpoint.parse("mqtt://127.0.0.1:1"), SPEC, SESSION, queue.Queue())
+    for _ in range(3600):
+        crier.say_overview(41, "open", ["press"], paused=True, anyway=True)
+    assert not crier.link.crowded
 
 
 # Absence

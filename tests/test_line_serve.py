@@ -72,12 +72,20 @@ class Site:
 
     def start(self, name: str, deadline: float = DEADLINE) -> None:
         """Start a member's service."""
-        special = ["--output", self.output, "--deadline", deadline]
+        special: list[object] = ["--output", self.output, "--deadline", deadline]
         if name != "coordinator":
             special = ["--data", self.folder / f"{name}.csv"]
-        self._running[name] = start(
+        self._running[name] = self._service(name, self.folder / f"{name}.log", special)
+
+    def rivals(self, name: str) -> list[subprocess.Popen[bytes]]:
+        """Two services of one sensor at a time."""
+        special = ["--data", self.folder / f"{name}.csv"]
+        return [self._service(name, self.folder / f"rival-{index}.log", special) for index in (0, 1)]
+
+    def _service(self, name: str, log: Path, special: list[object]) -> subprocess.Popen[bytes]:
+        return start(
             "line", "serve", self.bundles[name], "--kit", self.broker.folder / "kits" / f"{name}.kit",
-            "--memory", self.folder / "memory", *special, log=self.folder / f"{name}.log",
+            "--memory", self.folder / "memory", *special, log=log,
             EDGE_NODE_PASSPHRASE=self.broker.members.passphrase(name),
         )  # fmt: skip
 
@@ -247,3 +255,17 @@ def test_what_came_while_the_head_was_away_is_predicted_and_what_is_open_at_its_
     site.stop("coordinator")
     assert watch.final("f-1")["absent"] == ["oven", "scale"]
     assert json.loads(site.output.read_text().splitlines()[-1])["product"] == "f-1"
+
+
+def test_of_two_services_of_one_member_one_gives_way_and_says_why(site: Site) -> None:
+    site.stop("press")
+    first, second = site.rivals("press")
+    site.wait(lambda: first.poll() is not None or second.poll() is not None)
+    loser, winner = (first, second) if first.poll() is not None else (second, first)
+    assert loser.returncode == 1
+    assert any(
+        "another process serves as press" in (site.folder / f"rival-{index}.log").read_text() for index in (0, 1)
+    )
+    assert winner.poll() is None
+    winner.terminate()
+    assert winner.wait(20) == 0

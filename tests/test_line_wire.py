@@ -192,6 +192,30 @@ def test_a_sensor_that_has_no_rows_yet_takes_part_and_starts_again(broker: str, 
     assert left(spec, tmp_path, 7).keys() == {"press", "oven", "head"}
 
 
+def test_a_sensor_that_says_the_same_again_and_again_is_not_waited_for(broker: str, tmp_path: Path) -> None:
+    """Somebody else's sensor, who never gets beyond its first row."""
+    spec = line_spec(absent="last", patience=0.3)
+    draw(tmp_path / "data", 60, 10)
+    with (
+        Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as line,
+        Link(Endpoint.parse(broker), "dripping", inbox=queue.Queue(), persistent=False) as link,
+    ):
+        line.start("head", "press")
+        line.until(lambda: bool(line.events.get("head")))
+        hello = LineHello(
+            session="a" * 16, run=spec.run, software="other", identity="b" * 16, incarnation=1, columns=1, round=0,
+            kept=(0,),
+        )  # fmt: skip
+        row = Embeddings(run=spec.run, attempt=1, round=1, session="a" * 16, row=0, received=bytes(4 * 16))
+        link.publish(topics.up(spec.federation, "oven"), encode(hello))
+
+        def closed() -> bool:
+            link.publish(topics.embeddings(spec.federation, "oven"), encode_frame(row), qos=0)
+            return len(list((tmp_path / "head").glob(f"{spec.run}/*3.safetensors"))) > 0
+
+        line.until(closed)
+
+
 def test_a_sensor_comes_with_the_columns_that_it_has_learnt_from_once_it_has_learnt(
     broker: str, tmp_path: Path
 ) -> None:

@@ -269,6 +269,24 @@ def test_a_full_inbox_drops_qos_0_and_holds_qos_1_back(mosquitto: EmbeddedBroker
         assert [int(each.payload) for each in arrived if each.topic == "firm"] == list(range(20))
 
 
+def test_what_is_published_at_qos_0_leaves_at_once_even_while_the_link_waits_for_its_inbox(
+    mosquitto: EmbeddedBroker,
+) -> None:
+    heard, full = Inbox(), Inbox(1)
+    with link_to(mosquitto.url, "other", inbox=heard) as other, link_to(mosquitto.url, inbox=full) as link:
+        expect(heard, LinkUp)
+        other.subscribe("out", qos=0)
+        assert other.await_subscription(5)
+        link.subscribe("in")
+        assert link.await_subscription(5)
+        for number in range(3):
+            other.publish("in", b"%d" % number)
+        assert other.flush(5)
+        for number in range(50):
+            link.publish("out", b"%d" % number, qos=0)
+        assert [expect(heard).payload for _ in range(50)] == [b"%d" % number for number in range(50)]
+
+
 def test_a_link_closes_even_when_nobody_empties_its_inbox(mosquitto: EmbeddedBroker) -> None:
     link = link_to(mosquitto.url, inbox=queue.Queue(maxsize=1)).open()
     link.subscribe("topic")

@@ -22,6 +22,7 @@ from trainer.progress import (
     FederationFinished,
     Gathering,
     Late,
+    Learning,
     Measured,
     NodeJoined,
     NodeLost,
@@ -112,7 +113,19 @@ def log(events: list[AnyEvent], clock: Callable[[], float] = Clock()) -> list[st
 
 
 def test_the_story_has_every_kind_of_event() -> None:
-    assert {type(event) for event in STORY} == set(get_args(AnyEvent))
+    assert {type(event) for event in STORY} | {Learning} == set(get_args(AnyEvent))
+
+
+def test_a_line_that_learns_has_a_line_now_and_then_and_one_at_its_end() -> None:
+    clock = Clock()
+    stream = io.StringIO()
+    show = progress.plain(stream, clock)
+    for round_ in range(1, 31):
+        clock.now += 1
+        show(Learning(node="coordinator", round=round_, rounds=30, rate=1, loss=0.5))
+        show(Learning(node="coordinator", round=round_, rounds=30, rate=1, loss=0.5))
+    said = [line[9:] for line in stream.getvalue().splitlines()]
+    assert said == [f"round {each} of 30: loss 0.500, 1.0 rounds a second" for each in (1, 11, 21, 30)]
 
 
 # For machines

@@ -54,13 +54,30 @@ def test_the_same_embeddings_have_the_same_noise_and_others_have_none_in_common(
     first = protected(PRIVACY, embedding(), SECRET)
     assert np.array_equal(first, protected(PRIVACY, embedding(), SECRET))
     changed = embedding()
-    changed[0, 0] += 1e-3
+    changed[:, 0] += 1e-3
     for second in (
         protected(PRIVACY, changed, SECRET),
         protected(PRIVACY, embedding(), b"another secret!!"),
         protected(PRIVACY, embedding(), SECRET, copy=1),
     ):
         assert (first - second).std() == pytest.approx(sqrt(2) * 3, rel=0.05)
+
+
+def test_who_asks_for_other_products_besides_gets_no_other_noise() -> None:
+    one = protected(PRIVACY, embedding(), SECRET)
+    assert np.array_equal(one[100:], protected(PRIVACY, embedding()[100:], SECRET))
+    changed = embedding()
+    changed[0, 0] += 1e-3
+    other = protected(PRIVACY, changed, SECRET)
+    assert np.array_equal(one[1:], other[1:])
+    assert np.abs(one[0] - other[0]).max() > 0.1
+
+
+def test_equal_embeddings_are_not_told_by_their_noise() -> None:
+    twice = np.concatenate([embedding(), embedding()])
+    first, second = np.split(protected(PRIVACY, twice, SECRET), 2)
+    assert (first - second).std() == pytest.approx(sqrt(2) * 3, rel=0.05)
+    assert np.array_equal(first, protected(PRIVACY, embedding(), SECRET))
 
 
 def test_what_a_spec_says_does_not_suffice_to_take_the_noise_off() -> None:

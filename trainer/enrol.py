@@ -209,5 +209,5 @@ def check_name_free(endpoint: Endpoint, federation: str, name: str, state: Path)
             if presence.online and (last is None or presence.identity != last.identity):
                 raise UsageError(
                     f"the name {name!r} is taken: a node of that name is connected to federation {federation!r}",
-                    "choose another --name; if that node has just crashed, the broker notices within a minute",
+                    "stop that one, or choose another name; if it has just crashed, the broker notices within a minute",
                 )

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from edge.vertical.bundle import Array, Manifest
     from edge.vertical.embed import Leaving
     from export.signing import Signer
-    from trainer.vertical.live.joining import Source
     from trainer.vertical.live.sensor import Deploy as SensorDeploy
     from trainer.vertical.live.server import Deploy as HeadDeploy
+    from trainer.vertical.live.source import Source
 
 _DAYS = 365  # that a signed bundle may be served
 
@@ -33,13 +33,20 @@ def serve(
     stop: Callable[[], bool],
 ) -> None:
     """The service of whoever's bundle it is, until `stop`. Raises EdgeNodeError as `embed` and `predict` do."""
-    from edge.vertical.bundle import HEAD, role_of
+    from edge.vertical.bundle import HEAD, claimed
     from edge.vertical.embed import embed
     from edge.vertical.head import predict
     from edge.vertical.model import load_head, load_sensor
 
-    guard = _guard(endpoint.kit, memory) if endpoint.kit else None
-    if role_of(bundle) == HEAD:
+    said, kit = claimed(bundle), endpoint.kit
+    if kit and (kit.name, kit.federation) != (said.node, said.federation):
+        raise UsageError(
+            f"{bundle} is of {said.node} in federation {said.federation!r}, "
+            f"the kit of {kit.name} in {kit.federation!r}",
+            f"pass the kit of {said.node}, or a bundle of {kit.name}",
+        )
+    guard = _guard(kit, memory) if kit else None
+    if said.role == HEAD:
         if data:
             raise UsageError(f"{bundle} is the head's, which reads no rows", "leave out --data")
         predict(bundle, partial(load_head, guard=guard, threads=threads), endpoint, output, deadline, stop)

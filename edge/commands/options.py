@@ -128,6 +128,15 @@ Config = Annotated[
 ]
 
 
+PlainConfig = Annotated[
+    Path | None,
+    typer.Option(
+        help="TOML file with options of this command, a line NAME = VALUE each; the command line beats it.",
+        is_eager=True,
+        callback=_read_config,
+    ),
+]
+
 LineConfig = Annotated[
     Path | None,
     typer.Option(
@@ -182,11 +191,11 @@ def tell_weights(request: "Request", given: str, show: "Report") -> None:
         show(Note(text="ImageNet's weights are out of reach: starting from those that come with edge-node (surface)"))
 
 
-def pairs(given: list[str], flag: str) -> dict[str, str]:
-    """Texts NAME=VALUE as a mapping. Raises UsageError for one that is none."""
+def pairs(given: list[str], flag: str, like: str = "{}=1") -> dict[str, str]:
+    """Texts NAME=VALUE as a mapping. Raises UsageError for one that is none, with an example `like` that."""
     for pair in given:
         if "=" not in pair:
-            raise UsageError(f"{flag} {pair!r} is not NAME=VALUE", f"write for example {flag} {pair}=1")
+            raise UsageError(f"{flag} {pair!r} is not NAME=VALUE", f"write for example {flag} {like.format(pair)}")
     return dict(pair.split("=", 1) for pair in given)
 
 

@@ -140,7 +140,7 @@ def experiment(
     """Run a grid of federations as the AFedCL paper has them, then print its tables and draw its figure."""
     from trainer.experiments.experiment import Experiment, Order
 
-    folders = {key: Path(folder) for key, folder in pairs(data, "--data").items()}
+    folders = {key: Path(folder) for key, folder in pairs(data, "--data", "neu={}").items()}
     order = Order(name, preset, folders, model, weights, size, rounds, seeds, store, workers, ray)
     run_grid(partial(Experiment, order), dry_run=dry_run, quiet=quiet, as_json=as_json)
 

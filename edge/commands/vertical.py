@@ -1,10 +1,12 @@
 """The sensors of one line learn together: `line coordinate`, `line join`; predict: `line serve`; and `line agent`."""
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,10 +22,10 @@ from edge.commands.options import (
     Broker,
     Ca,
     Cert,
-    Config,
     Events,
     Key,
     KitFile,
+    PlainConfig,
     Quiet,
     Seed,
     Threads,
@@ -88,7 +90,12 @@ def coordinate(
     eta: Annotated[float, typer.Option(help="Step of gradient descent.")] = 0.01,
     batches: Annotated[int, typer.Option(min=1, help="Parts of a round's products, a step each.")] = 1,
     iterations: Annotated[int, typer.Option(min=1, help="Local iterations of a sensor in a round, at most.")] = 2,
-    policy: Annotated[str, typer.Option(help="Who decides how many: deadline, all, or an agent's file.")] = "deadline",
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="Who decides how many: deadline, all, least, one, proportional, random, or an agent's .onnx file."
+        ),
+    ] = "deadline",
     absent: Annotated[
         Literal["wait", "last", "impute"], typer.Option(help="What a round does without one of the sensors.")
     ] = "wait",
@@ -108,7 +115,7 @@ def coordinate(
     kit: KitFile = None,
     quiet: Quiet = False,
     as_json: Events = False,
-    config: Config = None,
+    config: PlainConfig = None,
 ) -> None:
     """Run a line's head: it has the labels, opens rounds, and learns the last layer.
 
@@ -116,6 +123,7 @@ def coordinate(
     """
     from broker_config.vertical import Denoising, LineSpec, Privacy, Recipe, Window
     from trainer import progress
+    from trainer.vertical.adaptive.live import check as check_policy
     from trainer.vertical.channel import parse
     from trainer.vertical.live import terms
 
@@ -147,11 +155,14 @@ def coordinate(
         threads=threads,
     )
     terms.check(spec)
+    check_policy(policy, iterations, len(spec.sensors))
     with progress.show(as_json=as_json, quiet=quiet) as report:
         from trainer.vertical.live.head import coordinate as run
 
         deploy = in_effect.head_bundles(state / BUNDLE, endpoint.kit)
         reached = run(spec, labels, endpoint, state, rounds=rounds, new=new, report=report, stop=stop, deploy=deploy)
+        if rounds and reached >= rounds:
+            report(progress.Note(text=_next(state, broker, kit)))
         report(progress.Result(result={"rounds": reached}))
     if rounds and reached < rounds:
         print("stopped; the same command goes on", file=sys.stderr)
@@ -184,7 +195,7 @@ def join(
     kit: KitFile = None,
     quiet: Quiet = False,
     as_json: Events = False,
-    config: Config = None,
+    config: PlainConfig = None,
 ) -> None:
     """Take part in a line's learning with what one sensor measures. The measurements stay here; embeddings leave.
 
@@ -199,8 +210,8 @@ def join(
     if name is None:
         raise UsageError("this sensor's name is missing", "write --sensor NAME, or pass a kit: --kit FILE")
     with progress.show(as_json=as_json, quiet=quiet) as report:
-        from trainer.vertical.live.joining import Source
         from trainer.vertical.live.joining import join as run
+        from trainer.vertical.live.source import Source
 
         source, state = Source(data, _names(columns), product, unit), state or Path(f"line-{name}")
         reached, finished = run(
@@ -214,6 +225,8 @@ def join(
             stop=stop,
             deploying=partial(in_effect.sensor_bundles, state / BUNDLE, source, endpoint.kit),
         )
+        if finished:
+            report(progress.Note(text=_next(state, broker, kit, data)))
         report(progress.Result(result={"rounds": reached}))
     if not finished:
         print("stopped; the same command goes on", file=sys.stderr)
@@ -239,7 +252,7 @@ def serve(
     cert: Cert = None,
     key: Key = None,
     kit: KitFile = None,
-    config: Config = None,
+    config: PlainConfig = None,
 ) -> None:
     """Embed new products at a sensor, or predict them at the head: what it is, the bundle says.
 
@@ -266,18 +279,19 @@ def agent(
     threads: Threads = 1,
     quiet: Quiet = False,
     as_json: Events = False,
-    config: Config = None,
+    config: PlainConfig = None,
 ) -> None:
     """Train an agent that decides local iterations: line coordinate --policy FILE.
 
     Stopped or killed, it goes on with what it has learnt when it is started again with the same --out.
     """
     import torch
+    from rich.console import Console
 
     from trainer import progress
     from trainer.vertical.adaptive.latency import Simulated
     from trainer.vertical.adaptive.measured import read
-    from trainer.vertical.adaptive.training import train
+    from trainer.vertical.adaptive.training import table, train
 
     if out.suffix != ".onnx":
         raise UsageError(f"an agent is an .onnx file, {out} is none", "write for example --out agent.onnx")
@@ -286,7 +300,11 @@ def agent(
     with _bar(steps, shown=not (quiet or as_json)) as told:
         reached = train(source, iterations, rounds, steps, seed, out, told)
     with progress.show(as_json=as_json, quiet=quiet) as report:
-        report(progress.Result(result={"agent": str(out), "policies": reached}))
+        policies = {name: each._asdict() for name, each in reached.items()}
+        report(progress.Result(result={"agent": str(out), "policies": policies}))
+    if not as_json:
+        table(reached, Console())
+        print(f"next: edge-node line coordinate --policy {out} --iterations {iterations} ...")
 
 
 @contextmanager
@@ -334,9 +352,16 @@ def experiment(
     """
     from trainer.vertical.experiments.experiment import Experiment, Order
 
-    paths = {key: Path(path) for key, path in pairs(data, "--data").items()}
+    paths = {key: Path(path) for key, path in pairs(data, "--data", "cmapss={}").items()}
     order = Order(name, preset, paths, rounds, seeds, store, workers, tuple(agent))
     run_grid(partial(Experiment, order), dry_run=dry_run, quiet=quiet, as_json=as_json)
+
+
+def _next(state: Path, broker: str | None, kit: Path | None, data: Path | None = None) -> str:
+    """How what was learnt is put to use."""
+    options = [("--data", data), ("--kit", kit)]
+    words = [state / BUNDLE, *([broker] if broker else []), *chain.from_iterable(each for each in options if each[1])]
+    return f"the bundle is in {state / BUNDLE}; next: edge-node line serve {shlex.join(map(str, words))}"
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -28,8 +28,10 @@ def draw(
     else:
         write(line, out, first, first + products)
     print(f"{products} products, classes {','.join(line.classes)}: {out / LABELS}")
+    print("to let sensors learn from them, with a broker and a head on this machine:")
     for name, columns in line.stations.items():
-        print(f"  --sensor {name} --columns {','.join(each.name for each in columns)} --data {out / name}.csv")
+        features = ",".join(each.name for each in columns)
+        print(f"  edge-node line join mqtt://127.0.0.1 --sensor {name} --columns {features} --data {out / name}.csv")
 
 
 @app.command(epilog="Example: edge-node line demo --keep runs/line")

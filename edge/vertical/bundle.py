@@ -135,9 +135,9 @@ def read(folder: Path, guard: Guard | None = None) -> Bundle:
         return _complete(folder, found.manifest)
 
 
-def role_of(folder: Path) -> str:
-    """Whose bundle this is, as far as its manifest says: `sensor` or `head`. BundleError if it is no bundle."""
-    return parse(folder, load_manifest(folder)).role
+def claimed(folder: Path) -> Manifest:
+    """What a bundle says of itself, of which nothing is verified. BundleError if it is none."""
+    return parse(folder, load_manifest(folder))
 
 
 def _complete(folder: Path, manifest: Manifest) -> Bundle:

@@ -9,13 +9,14 @@ from typing import Any
 
 from broker_config import topics
 from broker_config.endpoint import Endpoint
-from broker_config.errors import EdgeNodeError
 from broker_config.frames import Embedded, encode_frame
-from broker_config.link import TAKEN_OVER, Link, LinkDown
+from broker_config.link import Link, LinkDown, LinkUp
 from edge.vertical.bundle import Array, Manifest
 from edge.vertical.model import SensorModel
 from edge.vertical.reload import Loaded, Reloading
+from edge.vertical.rivals import Rivals
 from edge.vertical.rows import Samples
+from edge.words import some
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +42,8 @@ def embed(
     products wait in the file.
 
     Raises:
-        EdgeNodeError: the bundle, the file or the broker cannot be used at the start, or the file any more.
+        EdgeNodeError: the bundle, the file or the broker cannot be used at the start, or the file any more; or another
+            process serves this sensor.
     """
     inbox: queue.Queue[Any] = queue.Queue()
     reloading = Reloading(bundle, load, inbox)
@@ -56,10 +58,13 @@ def embed(
     with Link(endpoint, client, inbox=inbox, persistent=False) as link, reloading:
         service = _Service(model, samples, link, leaving, done)
         sys.stderr.write(f"ready {manifest.node}, round {manifest.round}\n")
+        if not done:
+            sys.stderr.write(f"waiting for rows in {rows}\n")
         while not stop():
             service.hear(inbox)
             service.look()
         link.flush(_DRAIN)
+    sys.stderr.write(f"stopped {manifest.node}: {some(service.sent, 'product')} embedded\n")
     return service.sent
 
 
@@ -68,6 +73,7 @@ class _Service:
         self.sent = 0
         self._model, self._samples, self._link, self._leaving, self._done = model, samples, link, leaving, done
         self._topic = topics.products(model.manifest.federation, model.manifest.node)
+        self._rivals = Rivals(model.manifest.node)
 
     def hear(self, inbox: queue.Queue[Any]) -> None:
         """Heed what has happened; wait a moment if nothing has."""
@@ -78,8 +84,8 @@ class _Service:
         match event:
             case Loaded(model):
                 self._exchange(model)
-            case LinkDown(_, reason) if reason == TAKEN_OVER:
-                raise taken_over(self._model.manifest.node)
+            case LinkUp() | LinkDown():
+                self._rivals.heed(event)
 
     def look(self) -> None:
         """Embed what is new in the file, as long as the broker takes it."""
@@ -106,14 +112,10 @@ class _Service:
     def _exchange(self, model: SensorModel) -> None:
         if _input(model.manifest) == _input(self._model.manifest):
             self._model = model
+            sys.stderr.write(f"now with the model of round {model.manifest.round}\n")
         else:
             _log.warning("a newer bundle takes other samples than the one that is served: start this service again")
 
 
 def _input(manifest: Manifest) -> tuple[object, ...]:
     return manifest.node, manifest.columns, manifest.cycles, manifest.product, manifest.unit
-
-
-def taken_over(name: str) -> EdgeNodeError:
-    """Another process has connected under our client id."""
-    return EdgeNodeError(f"another process serves as {name}", "stop one of them")

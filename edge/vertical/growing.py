@@ -5,9 +5,11 @@ is left out as if it were not there, with a note for the first one; but a file w
 """
 
 import csv
+import difflib
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 
@@ -36,8 +38,11 @@ class BadRowError(ValueError):
 class GrowingFile:
     """Reads each row of a CSV file once."""
 
-    def __init__(self, path: Path, columns: Sequence[str], tell: Tell = log.warning):
+    def __init__(
+        self, path: Path, columns: Sequence[str], tell: Tell = log.warning, options: Mapping[str, str] | None = None
+    ):
         self.path = path
+        self._options = options or {}  # column -> what names it on the command line
         self.left_out = 0  # rows
         self._columns, self._say = tuple(columns), tell
         self._chosen: list[int] = []
@@ -45,6 +50,7 @@ class GrowingFile:
         self._good = False  # some row could be used
         self._line = 0  # lines that have been read
         self._offset, self._tail, self._file = 0, b"", (0, 0)
+        self._seen: tuple[int, ...] | None = None  # what tells whether there is news: as it was when all had been read
 
     def read(self, add: Callable[[Cells], None]) -> bool:
         """Hand `add` the rows that were appended since last time; True if there were any.
@@ -57,14 +63,24 @@ class GrowingFile:
         """
         news = False
         while whole := self._appended():
-            lines = whole.split(b"\n")[:-1]
-            if not self._width:
-                self._read_header(lines.pop(0))
-            news |= self._add(lines, add)
+            news |= self._take(whole, add)
         return news
+
+    def look(self, add: Callable[[Cells], None]) -> None:
+        """Read the first rows only. EdgeNodeError as `read` raises it."""
+        if whole := self._appended():
+            self._take(whole, add)
+
+    def _take(self, whole: bytes, add: Callable[[Cells], None]) -> bool:
+        lines = whole.split(b"\n")[:-1]
+        if not self._width:
+            self._read_header(lines.pop(0))
+        return self._add(lines, add)
 
     def _appended(self) -> bytes:
         """Whole lines after those that have been read."""
+        if self._seen and self._seen == self._look():
+            return b""
         try:
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -82,6 +98,7 @@ class GrowingFile:
             )
         self._file = status.st_dev, status.st_ino
         data = data[len(self._tail) :]
+        self._seen = _marks(status) if len(data) < _BLOCK else None
         whole = data[: data.rfind(b"\n") + 1]
         if not whole and len(data) == _BLOCK:
             raise UsageError(
@@ -91,6 +108,12 @@ class GrowingFile:
         self._offset += len(whole)
         self._tail = (self._tail + whole)[-_TAIL:]
         return whole
+
+    def _look(self) -> tuple[int, ...] | None:
+        """Cheaper than reading: services look every few milliseconds."""
+        with suppress(FileNotFoundError):
+            return _marks(self.path.stat())
+        return None
 
     def _read_header(self, line: bytes) -> None:
         self._line = 1
@@ -102,15 +125,25 @@ class GrowingFile:
             ) from None
         if names[0].startswith("\ufeff"):
             raise UsageError(f"{self.path} begins with a byte order mark", "save it as UTF-8 without BOM")
-        if len(names) == 1 and ";" in names[0]:
-            raise UsageError(
-                f"{self.path} has semicolons between its columns", "save it with commas, and points in numbers"
-            )
+        for mark, what in ((";", "semicolons"), ("\t", "tabs")):
+            if len(names) == 1 and mark in names[0]:
+                raise UsageError(
+                    f"{self.path} has {what} between its columns", "save it with commas, and points in numbers"
+                )
         for column in self._columns:
             if names.count(column) != 1:
                 wrong = "no column" if column not in names else "more than one column"
-                raise UsageError(f"line 1 of {self.path} has {wrong} {column!r}", nearest(column, names))
+                raise UsageError(f"line 1 of {self.path} has {wrong} {column!r}", self._remedy(column, names))
         self._chosen, self._width = [names.index(column) for column in self._columns], len(names)
+
+    def _remedy(self, column: str, names: Sequence[str]) -> str:
+        if column in names or column not in self._options:
+            return nearest(column, names)
+        like = difflib.get_close_matches(column.lower(), [name.lower() for name in names], n=1)
+        meant = next((name for name in names if name.lower() in like), names[0])
+        if option := self._options[column]:
+            return f"if it is {meant!r}, write {option} {meant!r}"
+        return f"rename the column that has it to {column}; there are {', '.join(names)}"
 
     def _add(self, lines: Sequence[bytes], add: Callable[[Cells], None]) -> bool:
         """Add the next lines all at once, or else in halves: a bad one among thousands is soon found."""
@@ -152,6 +185,10 @@ class GrowingFile:
         self.left_out += 1
         if self.left_out == 1:
             self._say(f"{where} is left out, and so will be others like it: {error.why}")
+
+
+def _marks(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class Products:

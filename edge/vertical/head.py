@@ -20,12 +20,13 @@ from broker_config.codec import DecodeError
 from broker_config.endpoint import Endpoint
 from broker_config.errors import LinkError, brief
 from broker_config.frames import LARGEST_FRAME, Embedded, decode_frame
-from broker_config.link import TAKEN_OVER, Delivery, Link, LinkDown
+from broker_config.link import Delivery, Link, LinkDown, LinkUp
 from edge.sinks.appending import write_all
-from edge.vertical.embed import taken_over
 from edge.vertical.gather import Answer, Due, Gather, Part
 from edge.vertical.model import HeadModel
 from edge.vertical.reload import Loaded, Reloading
+from edge.vertical.rivals import Rivals
+from edge.words import some
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ def predict(
     predictions are appended to `output`, too. At the end, open products get theirs at once.
 
     Raises:
-        EdgeNodeError: the bundle or the broker cannot be used at the start.
+        EdgeNodeError: the bundle or the broker cannot be used at the start, or another process serves as the head.
     """
     inbox = _Inbox(_INBOX)
     reloading = Reloading(bundle, load, inbox)
@@ -94,6 +95,7 @@ def predict(
             service.hear(inbox)
         service.finish()
         link.flush(_DRAIN)
+    sys.stderr.write(f"stopped head: {some(service.final, 'product')} predicted\n")
     return service.final
 
 
@@ -105,6 +107,7 @@ class _Service:
         self._gather = Gather(model.manifest.sensors, deadline)
         self._topic = topics.predictions(model.manifest.federation)
         self._left_out: Counter[tuple[str, str]] = Counter()  # by sensor and reason
+        self._rivals = Rivals("the head")
         self._unwritten = False  # whether the file could not be written last time
 
     def hear(self, inbox: _Inbox) -> None:
@@ -140,8 +143,8 @@ class _Service:
                     self._leave_out(sensor, reason)
             case Loaded(model):
                 self._exchange(model)
-            case LinkDown(_, reason) if reason == TAKEN_OVER:
-                raise taken_over(topics.COORDINATOR)
+            case LinkUp() | LinkDown():
+                self._rivals.heed(event)
 
     def _fault(self, sensor: str, payload: bytes, at: float) -> str | None:
         """Take an embedding; or say why not."""
@@ -172,6 +175,7 @@ class _Service:
             self._models.clear()
             self._gather = Gather(model.manifest.sensors, self._deadline)
         self._models.append(model)
+        sys.stderr.write(f"now with the model of round {model.manifest.round}\n")
 
     def _answer(self, due: Sequence[Due]) -> None:
         """Predict, all products of a model at once, and tell."""

@@ -43,7 +43,7 @@ class Samples:
         self.columns, self.cycles = len(columns), cycles
         self.scaling: Scaling | None = None  # applied by `take` once it is there; see `settle`
         self._names, self._unit = tuple(columns), unit
-        self._file = GrowingFile(path, names, tell)
+        self._file = GrowingFile(path, names, tell, {product: "--product"} | ({unit: "--unit"} if unit else {}))
         self._products = Products()
         self._last: dict[str, int] = {}  # number of each unit's last row
         self._number = np.empty(0, np.int64)  # of each row that is kept: its number in the file
@@ -54,6 +54,10 @@ class Samples:
     def refresh(self) -> bool:
         """Read what was appended to the file since last time; True if there is news. EdgeNodeError: see GrowingFile."""
         return self._file.read(self._add)
+
+    def look(self) -> None:
+        """Read the beginning of the file: errors as of `refresh`, at once however long the file is."""
+        self._file.look(self._add)
 
     @property
     def count(self) -> int:
@@ -68,6 +72,10 @@ class Samples:
         """Whether there is a sample of it."""
         number = self._products.number(product)
         return number != _NONE and bool(self._depth[np.searchsorted(self._number, number)] == self.cycles)
+
+    def knows(self, product: str) -> bool:
+        """Whether its own row is there: what its sample lacks then are rows before it."""
+        return self._products.number(product) != _NONE
 
     def take(self, products: Sequence[str]) -> tuple[Array, tuple[int, ...]]:
         """Samples float32 [n, columns, cycles], scaled, and which of them are lacking: zeros."""

@@ -63,7 +63,7 @@ class Roster:
             if present and not same:
                 return refusal(
                     f"the name {node!r} is taken by a connected node",
-                    "choose another --name; if that node has just gone, or lost its state, try again in a minute",
+                    "stop that one, or choose another name; if it has just gone, or lost its state, wait a minute",
                 )
         elif len(self._identities) >= self._places:
             names = ", ".join(sorted(self._identities))

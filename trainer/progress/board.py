@@ -19,6 +19,7 @@ from trainer.progress.events import (
     Contribution,
     FederationFinished,
     Gathering,
+    Learning,
     Measured,
     NodeJoined,
     NodeLost,
@@ -99,7 +100,7 @@ class Board:
                 return said
             case Gathering():
                 self._pace, self._started = Pace(event.rounds, self._clock), self._clock()
-                self._waiting = f"waiting for {some(event.nodes, 'node')}"
+                self._waiting = f"waiting for {some(event.nodes, event.what)}"
                 return [*self._end_step(), describe(event)]
             case FederationFinished():
                 self._finished = describe(event)
@@ -115,6 +116,8 @@ class Board:
                 self._up, self._down = self._up + event.bytes_up, self._down + event.bytes_down
             case Activity() | Received() | Contribution() | Measured() | NodeJoined() | NodeLost() | NodeRefused():
                 return self._take_of_node(event)
+            case Learning():
+                self._take_of_line(event)
             case CellFinished():
                 self._cells, self._stepped = event, self._clock()
                 return [*self._end_step(), describe(event)]
@@ -145,6 +148,15 @@ class Board:
                 row.doing, row.part = "gone" if isinstance(event, NodeLost) else "left out", ""
                 return [describe(event)]
         return []
+
+    def _take_of_line(self, event: Learning) -> None:
+        self._waiting, row = "", self._rows.setdefault(event.node, _Row())
+        row.round, row.doing = str(event.round), "learning"
+        row.metrics["rounds/s"] = f"{event.rate:.1f}"
+        if event.loss is not None:
+            row.metrics["loss"] = value("loss", event.loss)
+        if event.round > self._pace.closed:
+            self._pace.close(event.round, 1 / max(event.rate, 1e-3))
 
     def _end_step(self) -> list[str]:
         step, took = self._step, self._clock() - self._stepped

@@ -30,7 +30,8 @@ class Gathering(Event, frozen=True, kw_only=True):
     federation: str
     run: str
     nodes: int
-    rounds: int
+    rounds: int  # 0: without end
+    what: Literal["node", "sensor"] = "node"
 
 
 class NodeJoined(Event, frozen=True, kw_only=True):
@@ -126,6 +127,16 @@ class RoundClosed(Event, frozen=True, kw_only=True):
     bytes_down: int = 0
 
 
+class Learning(Event, frozen=True, kw_only=True):
+    """How far a party of a line is, once a second at most: its rounds may be many."""
+
+    node: str
+    round: int  # the last one that it has learnt from
+    rounds: int = 0  # in all; 0: not known, or without end
+    rate: float  # rounds a second, lately
+    loss: float | None = None  # of that round, which the head knows
+
+
 class FederationFinished(Event, frozen=True, kw_only=True):
     """The last round is closed and every node has its model. A node tells its own bytes."""
 
@@ -177,6 +188,7 @@ AnyEvent = (
     | Late
     | Measured
     | RoundClosed
+    | Learning
     | FederationFinished
     | Exported
     | CellFinished
@@ -211,9 +223,8 @@ def describe(event: AnyEvent) -> str:
         case Step(what=text) | Note(text=text):
             return text
         case Gathering():
-            return (
-                f"federation {event.federation}: waiting for {some(event.nodes, 'node')}, {some(event.rounds, 'round')}"
-            )
+            rounds = some(event.rounds, "round") if event.rounds else "rounds without end"
+            return f"federation {event.federation}: waiting for {some(event.nodes, event.what)}, {rounds}"
         case NodeJoined():
             return f"{event.node} joined"
         case NodeLost():
@@ -244,6 +255,10 @@ def _describe_progress(event: AnyEvent) -> str:
         case RoundClosed():
             without = f" without {_names(event.missing)}" if event.missing else ""
             return f"round {event.round} closed after {event.seconds:.1f} s{without}"
+        case Learning():
+            of = f" of {event.rounds}" if event.rounds else ""
+            loss = "" if event.loss is None else f"loss {event.loss:.3f}, "
+            return f"round {event.round}{of}: {loss}{event.rate:.1f} rounds a second"
         case FederationFinished():
             up, down = event.bytes_up, event.bytes_down
             moved = f", {size(up)} up, {size(down)} down" if up or down else ""

@@ -13,6 +13,7 @@ from trainer.progress.events import (
     AnyEvent,
     Contribution,
     Gathering,
+    Learning,
     Measured,
     NodeJoined,
     Received,
@@ -27,6 +28,7 @@ from trainer.progress.pace import Clock, Pace
 _ROUNDS = 50  # lines of rounds; of more rounds only every so many-th has one, or one a minute
 _JOINS = 10  # lines of nodes that join, likewise
 _MINUTE = 60.0
+_LINE = 10.0  # seconds between two lines about a line that learns, at least
 
 
 def plain(stream: TextIO, clock: Clock = time.monotonic) -> Report:
@@ -52,6 +54,7 @@ class _Log:
         self._weights: dict[str, float] = {}  # of the open round, by node
         self._metrics: dict[str, dict[str, float]] = defaultdict(dict)  # the newest known, by node
         self._said = clock()  # when the last round had a line
+        self._learnt: dict[str, tuple[int, float]] = {}  # by party of a line: its round when it last had one, and when
 
     def line(self, event: AnyEvent) -> str:
         """What to say about an event; empty when nothing."""
@@ -67,6 +70,8 @@ class _Log:
                 return self._closed(event) if self._is_due(event.round) else ""
             case NodeJoined():
                 return self._join(event)
+            case Learning():
+                return self._learning(event)
             case Activity() | Received() | Result():
                 pass
             case _:
@@ -81,6 +86,14 @@ class _Log:
         if due:
             self._said = self._clock()
         return due
+
+    def _learning(self, event: Learning) -> str:
+        round_, when = self._learnt.get(event.node, (0, 0.0))
+        ended = 0 < event.rounds <= event.round
+        if event.round == round_ or (round_ and not ended and self._clock() - when < _LINE):
+            return ""
+        self._learnt[event.node] = event.round, self._clock()
+        return describe(event)
 
     def _closed(self, event: RoundClosed) -> str:
         left = self._pace.left

@@ -29,6 +29,8 @@ def extent(embedding: Array) -> Extent:
 
 def passed(channel: Channel, embedding: Array, random: np.random.Generator, measure: Extent) -> Array:
     """What arrives of an embedding [N, D]."""
+    if not (channel.levels or channel.sigma or channel.loss):
+        return embedding
     received = embedding.astype(np.float64)
     if channel.levels:
         dither = random.random(embedding.shape) if channel.dither else 0.5

@@ -55,7 +55,7 @@ class Sensor:
         """h_k [N, D] of samples [N, *shape]; EdgeNodeError if the model has diverged."""
         embedding = torch.cat([self.model(part) for part in torch.split(samples, _PART)])
         if not embedding.isfinite().all():
-            raise _diverged(self.name)
+            raise diverged(self.name)
         return embedding
 
     def learn(
@@ -112,7 +112,7 @@ class Head:
             self.denoiser.learn(received, second)
         head = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
         if not all(value.isfinite().all() for value in head.values()):
-            raise _diverged("the head")
+            raise diverged("the head")
         return Representation(head, tuple(self.denoiser(received)))
 
     def learn(self, phi: Representation, labels: Tensor, iterations: int, round_: int) -> tuple[float, int]:
@@ -175,7 +175,7 @@ def _descend(
                     parameter.sub_(gradient, alpha=recipe.eta)
             total, steps = total + value.item(), steps + 1
             if not isfinite(total):
-                raise _diverged(party)
+                raise diverged(party)
     return total / max(1, steps), steps
 
 
@@ -191,7 +191,8 @@ def _random(seed: int, party: str, round_: int) -> torch.Generator:
     return torch.Generator().manual_seed(key_to_seed(seed, party, round_, "batches"))
 
 
-def _diverged(party: str) -> EdgeNodeError:
+def diverged(party: str) -> EdgeNodeError:
+    """What ends a party whose numbers are of no use any more."""
     return EdgeNodeError(
         f"the training of {party} has diverged: its numbers are not finite any more",
         "start a new run with a smaller step (eta), and look for readings that are far out of scale",

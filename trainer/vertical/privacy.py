@@ -9,7 +9,9 @@ products. For that, training would have to be private, too.
 """
 
 import hashlib
-from math import ceil, erfc, exp, inf, log, log1p, pi, prod, sqrt
+from collections import Counter
+from collections.abc import Sequence
+from math import ceil, erfc, exp, inf, log, log1p, pi, sqrt
 
 import numpy as np
 
@@ -22,9 +24,10 @@ DELTA = 1e-5  # of what is told
 def protected(privacy: Privacy, embedding: Array, secret: bytes, copy: int = 0) -> Array:
     """Each row of an embedding [N, D] cut to the length `clip`, then noise of `multiplier` such lengths (Gaussian).
 
-    The noise follows from the sensor's secret and the embedding itself. So nobody else can draw it and take it off; who
-    replays a round repeats what was said and reveals nothing new; and no two embeddings ever have the same noise, whose
-    difference would show theirs. `copy` tells apart two messages that shall have noise of their own.
+    A row's noise follows from the sensor's secret and the row itself. So nobody else can draw it and take it off; who
+    asks again, for whichever other rows besides, hears what was said and nothing new; and no two embeddings ever have
+    the same noise, whose difference would show theirs: not even equal ones, which are counted, lest it shows that they
+    are. `copy` tells apart two messages that shall have noise of their own.
     """
     if not privacy.clip:
         return embedding
@@ -32,8 +35,13 @@ def protected(privacy: Privacy, embedding: Array, secret: bytes, copy: int = 0) 
         raise ValueError("a sensor that protects its embeddings needs a secret of its own")
     length = np.linalg.norm(embedding, axis=1, keepdims=True)
     cut = embedding * np.minimum(1, privacy.clip / np.maximum(length, 1e-12))
-    key = hashlib.blake2b(embedding.tobytes(), key=secret, salt=bytes([copy])).digest()
-    return np.asarray(cut + privacy.multiplier * privacy.clip * _normal(key, embedding.shape), np.float32)
+    keys, equal = [], Counter[bytes]()
+    for row in embedding:
+        data = row.tobytes()
+        salt = copy.to_bytes(1, "little") + equal[data].to_bytes(8, "little")
+        keys.append(hashlib.blake2b(data, key=secret, salt=salt).digest())
+        equal[data] += 1
+    return np.asarray(cut + privacy.multiplier * privacy.clip * _normal(keys, embedding.shape[1]), np.float32)
 
 
 def releases(spec: LineSpec, rounds: int) -> int:
@@ -84,11 +92,11 @@ def _log_normal_cdf(x: float) -> float:
     return -x * x / 2 - log(-x * sqrt(2 * pi)) + log1p(-(x**-2) + 3 * x**-4)  # Mills' ratio: to 1e-7
 
 
-def _normal(key: bytes, shape: tuple[int, ...]) -> Doubles:
-    """Normal numbers from a cryptographic stream (SHAKE-256, Box and Muller)."""
-    count = prod(shape)
-    half = -(-count // 2)
-    bits = np.frombuffer(hashlib.shake_256(key).digest(16 * half), "<u8").reshape(2, half)
-    radius, angle = ((bits >> np.uint64(11)) + 0.5) * 2.0**-53
-    radius, angle = np.sqrt(-2 * np.log(radius)), 2 * np.pi * angle
-    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count].reshape(shape)
+def _normal(keys: Sequence[bytes], width: int) -> Doubles:
+    """Normal numbers from cryptographic streams, a row for each key (SHAKE-256, Box and Muller)."""
+    half = -(-width // 2)
+    stream = b"".join(hashlib.shake_256(key).digest(16 * half) for key in keys)
+    bits = np.frombuffer(stream, "<u8").reshape(len(keys), 2, half)
+    uniform = ((bits >> np.uint64(11)) + 0.5) * 2.0**-53
+    radius, angle = np.sqrt(-2 * np.log(uniform[:, 0])), 2 * np.pi * uniform[:, 1]
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)[:, :width]

@@ -36,6 +36,11 @@ def make(name: str, iterations: int, sensors: int, warn: Warn) -> Policy:
     return Guarded(agent, iterations, warn)
 
 
+def check(name: str, iterations: int, sensors: int) -> None:
+    """Raise UsageError as `make` does."""
+    make(name, iterations, sensors, lambda _: None)
+
+
 class OnnxAgent:
     """What `edge-node line agent` has written, on measured timings. UsageError for a file that is no agent."""
 

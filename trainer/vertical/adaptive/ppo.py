@@ -23,6 +23,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import Tensor, nn
 
+from broker_config.errors import UsageError
 from trainer.seeding import key_to_seed
 from trainer.vertical.adaptive.env import LineEnv
 from trainer.vertical.adaptive.game import Game, bounds
@@ -69,9 +70,18 @@ def learn(game: Game, steps: int, seed: int, checkpoint: Path, report: Report) -
     """Train until so many rounds have been played in all; goes on from the checkpoint if there is one.
 
     A training that was interrupted goes on with fresh random numbers: it ends well, but not with the same bytes.
+
+    Raises:
+        UsageError: the checkpoint is of an agent for another number of sensors or iterations.
     """
     if checkpoint.exists():
         trained: Agent = Agent.load(checkpoint, device="cpu")
+        most = trained.action_space.nvec.tolist()
+        if most != game.source.sensors * [game.iterations]:
+            raise UsageError(
+                f"the training in {checkpoint} is of an agent for {len(most)} sensors and up to {most[0]} iterations",
+                f"write --sensors {len(most)} --iterations {most[0]} to go on with it, or another --out to begin anew",
+            )
         trained.set_random_seed(seed + trained.num_timesteps)
         trained.set_env(_lines(game, seed, trained.num_timesteps))
     else:

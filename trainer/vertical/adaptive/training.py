@@ -1,10 +1,13 @@
 """Train an agent, write it, and see how it stands beside the rules."""
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from trainer.vertical.adaptive.compare import summary
+from rich.console import Console
+from rich.table import Table
+
+from trainer.vertical.adaptive.compare import Summary, summary
 from trainer.vertical.adaptive.curve import FD002
 from trainer.vertical.adaptive.game import surrogate
 from trainer.vertical.adaptive.latency import Source
@@ -14,11 +17,27 @@ from trainer.vertical.adaptive.rules import RULES
 _SEEDS = range(1000, 1010)  # of the comparison
 
 
-def train(source: Source, iterations: int, rounds: int, steps: int, seed: int, out: Path, report: Report) -> Any:
-    """Write the agent to `out`, its checkpoint beside it; return each policy's means, the best reward first."""
+def train(
+    source: Source, iterations: int, rounds: int, steps: int, seed: int, out: Path, report: Report
+) -> dict[str, Summary]:
+    """Write the agent to `out`, its checkpoint beside it; return each policy's means, the best reward first.
+
+    Raises:
+        UsageError: as `ppo.learn` does.
+    """
     game = surrogate(source, iterations, rounds, FD002)
     agent = learn(game, steps, seed, out.with_suffix(".zip"), report)
     export(agent, game, out)
     policies = {name: partial(rule, iterations) for name, rule in RULES.items()}
-    found = summary(game, {**policies, "agent": partial(Learnt, agent, game)}, _SEEDS)
-    return {name: each._asdict() for name, each in found.items()}
+    return summary(game, {**policies, "agent": partial(Learnt, agent, game)}, _SEEDS)
+
+
+def table(found: Mapping[str, Summary], console: Console) -> None:
+    """Print the policies side by side."""
+    shown = Table(title=f"rounds that the agent has not seen, means of {len(_SEEDS)} seeds")
+    for column in ("who decides", "iterations", "latency s", "disparity", "accuracy", "reward"):
+        shown.add_column(column, justify="left" if column == "who decides" else "right")
+    for name, each in found.items():
+        numbers = (each.iterations, each.latency, each.disparity, each.accuracy, each.reward)
+        shown.add_row(name, *(f"{number:.3f}" for number in numbers), style="bold" if name == "agent" else "")
+    console.print(shown)

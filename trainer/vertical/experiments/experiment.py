@@ -49,7 +49,7 @@ class Experiment:
             UsageError: what cannot be, and what to do instead.
         """
         if order.name not in GRIDS:
-            raise UsageError(f"there is no experiment {order.name!r}", nearest(order.name, GRIDS))
+            raise UsageError(f"there is no experiment {order.name!r}", f"take one of {', '.join(GRIDS)}")
         _check_data(order.data)
         self._order = order
         self._records = Records(order.store / "cells.jsonl", Finished)
@@ -86,8 +86,9 @@ class Experiment:
         done = f"{state.cells - state.missing} of {some(state.cells, 'cell')} finished in {self._order.store}"
         if not state.missing:
             return done
-        needed = "an unknown time" if state.seconds is None else about(state.seconds)
-        return f"{done}; the rest takes {needed} with {some(self._workers, 'worker')}"
+        if state.seconds is None:
+            return f"{done}; how long the rest takes is known once some of each kind has been played"
+        return f"{done}; the rest takes {about(state.seconds)} with {some(self._workers, 'worker')}"
 
     def run(self, show: progress.Report) -> list[Failed[Cell]]:
         """Run what is missing, storing each result as it comes; returns what failed, which is tried again next time."""

@@ -14,18 +14,24 @@ State = Mapping[str, Tensor]
 
 
 class Checkpoints:
-    """Checkpoints of one run, each named by the round at whose end it was made. EdgeNodeError if the disk fails."""
+    """Checkpoints of one run, each named by the round at whose end it was made. EdgeNodeError if the disk fails.
+
+    An empty one stands for round 0, before the first. It is dropped as the others are: who has forgotten the first
+    products cannot begin with them again.
+    """
 
     def __init__(self, folder: Path):
         self._folder = folder
         with disk.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         self._rounds = sorted(int(path.stem) for path in folder.glob("*.safetensors") if path.stem.isdecimal())
+        if not self._rounds:
+            self.save(0, {})
 
     @property
     def rounds(self) -> tuple[int, ...]:
-        """Those that can be gone back to. To round 0, before the first, as long as nothing was dropped."""
-        return tuple(self._rounds if len(self._rounds) == _KEPT else [0, *self._rounds])
+        """Those that can be gone back to: one at least."""
+        return tuple(self._rounds)
 
     def save(self, round_: int, state: State) -> None:
         """Make one, safe on the disk when this returns; those of later rounds are void from now on."""

@@ -29,6 +29,7 @@ class Crier:
         self._spec, self._session = spec, session
         self._presence = topics.presence(spec.federation, topics.COORDINATOR)
         self.latency: dict[str, float] = {}  # of each sensor, seconds
+        self.lacks: dict[str, str] = {}  # what each sensor waits for, in words
         self._fact: ClosedRound | None = None  # of the last round
         self._rounds, self._since = 0, time.monotonic()  # closed since the last overview
         self.link = Link(
@@ -76,6 +77,13 @@ class Crier:
         state = RoundState(run=self._spec.run, round=min(round_, _MOST), status=status)
         self.link.publish(topics.round_state(self._spec.federation), encode(state), retain=True)
 
+    def withdraw(self) -> None:
+        """Take back what is retained of a line that has learnt nothing: nobody is to wait for it."""
+        federation = self._spec.federation
+        if self.link.connected:
+            for topic in (topics.spec(federation), topics.round_state(federation), topics.status(federation)):
+                self.link.publish(topic, b"", retain=True)
+
     def closed(self, fact: ClosedRound) -> None:
         """A round is over."""
         self._fact, self._rounds = fact, self._rounds + 1
@@ -83,7 +91,10 @@ class Crier:
     def say_overview(
         self, round_: int, status: Stage, present: Collection[str], *, paused: bool, anyway: bool
     ) -> dict[str, float]:
-        """How the line is doing, for whoever watches, once a second; returns the figures that it told, if it did."""
+        """How the line is doing, for whoever watches, once a second; returns the figures of it, if it was time.
+
+        What the broker cannot take now is not kept for later: by then it is old.
+        """
         elapsed = time.monotonic() - self._since
         if elapsed < _EVERY and not anyway:
             return {}
@@ -92,7 +103,11 @@ class Crier:
         taken = dict(zip(self._spec.sensors, fact.iterations, strict=True)) if fact else {}
         sensors = tuple(
             SensorState(
-                name=name, present=name in present, latency=self.latency.get(name), iterations=taken.get(name, 0)
+                name=name,
+                present=name in present,
+                latency=self.latency.get(name),
+                iterations=taken.get(name, 0),
+                lacks=self.lacks.get(name, ""),
             )
             for name in self._spec.sensors
         )
@@ -107,5 +122,6 @@ class Crier:
             rate=rate,
             sensors=sensors,
         )
-        self.link.publish(topics.status(self._spec.federation), encode(overview), retain=True)
-        return {} if loss is None else {"loss": loss, "rounds_a_second": rate}
+        if self.link.connected and not self.link.crowded:
+            self.link.publish(topics.status(self._spec.federation), encode(overview), retain=True)
+        return {} if loss is None else {"loss": loss, "rate": rate}

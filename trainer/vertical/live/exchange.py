@@ -100,6 +100,10 @@ class Collecting:
             raise ValueError(f"row {max(frame.missing)} is missing of {counts[0]}")
         self._missing[sensor] |= {frame.row + row for row in frame.missing}
 
+    def rows(self, sensor: str) -> int:
+        """How many rows of a sensor have arrived, of whichever copy: repetition does not raise it."""
+        return self._count if sensor in self.arrived else sum(rows.there for rows in self._rows[sensor])
+
     def waits_for(self, sensors: Sequence[str]) -> list[str]:
         """Those of `sensors` whose part is not whole."""
         return [name for name in sensors if name not in self.arrived]

@@ -1,6 +1,7 @@
 """The head of a line: MQTT and clock around what has arrived (`exchange`) and what is made of it (`server`)."""
 
 import contextlib
+import gc
 import queue
 import secrets
 import sys
@@ -11,14 +12,14 @@ from pathlib import Path
 
 import torch
 
-from broker_config import topics
-from broker_config.disk import claimed as folder_claimed
+from broker_config import disk, topics
 from broker_config.endpoint import Endpoint
 from broker_config.errors import PeerError
 from broker_config.frames import Embeddings, encode_frame
 from broker_config.link import Delivery, LinkDown, LinkUp
 from broker_config.messages import Stage
 from broker_config.vertical import LineSpec
+from edge.words import some
 from trainer import progress
 from trainer.federation.herald import check_unclaimed
 from trainer.vertical.denoiser import pairs_in
@@ -38,7 +39,10 @@ _TICK = 0.2  # seconds
 _LOOK = 0.02  # seconds between two looks for new products
 _AGAIN = 1.0  # seconds without an answer after which sensors are asked again, then twice as many
 _LONGEST = 30.0
+_QUIET = 10.0  # seconds without products after which it is said that the line waits for them
+_DRIPS = 10.0  # times the patience, after which a sensor is late even though more and more of its rows come
 _LINGER = 30.0  # seconds for sensors to write down the last round
+_ENDED = "ended"  # file with the last round of a run
 SWITCH = 5e-4  # seconds that Python's other thread may keep the network waiting
 
 
@@ -63,11 +67,18 @@ def coordinate(
     """
     torch.set_num_threads(spec.threads)
     sys.setswitchinterval(SWITCH)
+    gc.freeze()  # else every collection goes through all of torch, in the middle of a round
     embedding_size(spec.network, (1, spec.cycles))
+    known = Labels(labels, spec.classes)
+    known.refresh()
     check_unclaimed(endpoint, spec.federation, ())
-    with folder_claimed(folder), contextlib.closing(Journal(folder)) as journal:
+    with disk.claimed(folder), contextlib.closing(Journal(folder)) as journal:
         spec = adopted(journal, spec, new=new)
-        head = _Head(spec, Labels(labels, spec.classes), endpoint, folder, journal, rounds, report, deploy)
+        if 0 < rounds <= (played := _ended(folder / spec.run)):
+            more = "--rounds for more, or --new for another run"
+            report(progress.Note(text=f"all {played} rounds are played: {more}"))
+            return played
+        head = _Head(spec, known, endpoint, folder, journal, rounds, report, deploy)
         try:
             return head.run(stop)
         finally:
@@ -108,26 +119,37 @@ class _Head:
         self._silence = _AGAIN
         self._taken: tuple[int, ...] = ()  # local iterations of the round before
         self._paused = False
+        self._awaited = ""  # what was last said about what the line waits for
+        self._loss: float | None = None  # of the last round
 
     def run(self, stop: Callable[[], bool]) -> int:
-        self._labels.refresh()
         self._crier.open()
         self._handle(self._inbox.get())  # LinkUp: what is retained of an earlier run is replaced
         spec = self._spec
         self._report(
-            progress.Gathering(federation=spec.federation, run=spec.run, nodes=len(spec.sensors), rounds=self._rounds)
+            progress.Gathering(
+                federation=spec.federation, run=spec.run, nodes=len(spec.sensors), rounds=self._rounds, what="sensor"
+            )
         )
+        if not self._labels.count:
+            self._say(f"waiting for rows in {self._labels.path}")
         self._gather()
         while not (stop() or self._is_over()):
             with contextlib.suppress(queue.Empty):
                 self._handle(self._inbox.get(timeout=self._nap()))
             self._watch_clock()
+        if self.over:
+            loss = "" if self._loss is None else f", loss {self._loss:.3f}"
+            self._say(f"finished: {some(self.round, 'round')}{loss}")
+            _end(self._folder / self._spec.run, self.round)
         return self.round
 
     def close(self) -> None:
         if self._server:
             self._tell_protection(self._server.round)
         self._tell(anyway=True)
+        if not self.round and not self._journal.has_rounds(self._spec.run):
+            self._crier.withdraw()
         self._crier.close()
 
     @property
@@ -136,7 +158,7 @@ class _Head:
         return self._server.round if self._server else 0
 
     def _nap(self) -> float:
-        waits = self._collecting is None and not self._gathering and not self._is_finished()
+        waits = self._collecting is None and not self._gathering and not self.over
         return _LOOK if waits else _TICK
 
     # Where the line goes on
@@ -188,7 +210,7 @@ class _Head:
     def _next(self) -> None:
         """Open the next round if its products are there, or end the line."""
         assert self._server
-        if self._is_finished():
+        if self.over:
             self._over = time.monotonic()
             self._server.commit()
             self._server.deploy(last=True)
@@ -203,7 +225,9 @@ class _Head:
         if self._labels.count < last:
             self._labels.refresh()
             if self._labels.count < last:
-                self._pause(round_, ["products"])
+                self._paused = True
+                if time.monotonic() - max(self._closed, self._gathered) > _QUIET:
+                    self._wait_for(f"waiting for more products in {self._labels.path}")
                 return False
         since = first if self._before is None else self._before[1][1]
         pairs = pairs_in(self._spec.denoising, round_)
@@ -231,15 +255,18 @@ class _Head:
         round_, now = self._collecting, time.monotonic()
         if round_ is None:
             return
+        before = round_.rows(sensor)
         whole = round_.take(sensor, frame)
         if frame.attempt != round_.attempt:
             return
-        if frame.part == frame.parts - 1 and now - self._recent.get(frame.round, -inf) < self._spec.patience:
+        ended = whole or (frame.round < round_.round and frame.part == frame.parts - 1)
+        if ended and now - self._recent.get(frame.round, -inf) < self._spec.patience:
             self._absent.discard(sensor)  # so fast that it is worth waiting for, even if its round is over
-        if frame.round == round_.round:
+        if whole or round_.rows(sensor) > before:
             self._heard[sensor] = now
         if not whole:
             return
+        self._crier.lacks.pop(sensor, None)
         self._cost(sensor, round_.arrived[sensor].costs, now - self._opened)
         if not round_.waits_for(self._spec.sensors):
             self._close(round_)
@@ -264,20 +291,20 @@ class _Head:
         for name, payload in replies:
             self._crier.publish(self._topic(name), payload)
         self._before, self._collecting, self._taken = (round_, positions, replies), None, made.iterations
-        fact = self._fact(round_, made, positions)
         if round_.round != self._rounds:
             self._open(round_.round + 1)
+        fact = self._fact(round_, made, positions, server.loss(made))
         server.learn(made, fact)
-        self._paused = False
+        self._paused, self._loss = False, fact.loss
         self._crier.closed(fact)
-        if self._is_finished():
+        if self.over:
             self._next()
 
     def _topic(self, sensor: str | None) -> str:
         federation = self._spec.federation
         return topics.representation(federation) if sensor is None else topics.gradients(federation, sensor)
 
-    def _fact(self, round_: Collecting, made: Represent, positions: tuple[int, int]) -> ClosedRound:
+    def _fact(self, round_: Collecting, made: Represent, positions: tuple[int, int], loss: float) -> ClosedRound:
         now, before = time.monotonic(), self._closed
         self._closed = now
         there = {name: self._costs[name] for name in round_.arrived}
@@ -287,19 +314,21 @@ class _Head:
             first=positions[0],
             last=positions[1],
             iterations=made.iterations,
-            loss=made.loss,
+            loss=loss,
             seconds=now - before,
             collection={name: costs[0] for name, costs in there.items()},
             communication={name: costs[1] for name, costs in there.items()},
             iteration={name: costs[2] for name, costs in there.items()},
         )
 
-    def _is_finished(self) -> bool:
+    @property
+    def over(self) -> bool:
+        """Whether the last round is closed."""
         return self._server is not None and 0 < self._rounds <= self._server.round
 
     def _is_over(self) -> bool:
         """Whether the last round is closed and on the disks of all who can be expected to write it there."""
-        if not self._is_finished():
+        if not self.over:
             return False
         waited = time.monotonic() - self._over
         return self._done >= set(self._spec.sensors) - self._absent or waited > _LINGER
@@ -314,15 +343,16 @@ class _Head:
             if self._standings:
                 self._reunite()
             if now - self._gathered > self._spec.patience and self._reception.members:
-                self._pause(0, [name for name in self._spec.sensors if name not in self._standings])
-        elif not self._is_finished():
+                self._pause(self.round + 1, [name for name in self._spec.sensors if name not in self._standings])
+        elif not self.over:
             self._next()
         self._tell()
 
     def _watch_round(self, round_: Collecting, now: float) -> None:
         missing = round_.waits_for(self._spec.sensors)
         patience = self._spec.patience
-        late = [name for name in missing if now - self._heard.get(name, self._opened) > patience]
+        drips = now - self._opened > _DRIPS * patience
+        late = [name for name in missing if drips or now - self._heard.get(name, self._opened) > patience]
         if late and self._spec.absent == "wait":
             self._pause(round_.round, late)
         elif late:
@@ -341,16 +371,21 @@ class _Head:
                 self._crier.publish(topics.gradients(self._spec.federation, sensor), payload)
 
     def _pause(self, round_: int, waiting_for: list[str]) -> None:
-        if not self._paused:
-            self._paused = True
-            self._report(progress.Paused(round=round_, waiting_for=waiting_for))
+        self._paused = True
+        self._wait_for(f"round {round_} waits for {', '.join(waiting_for)}")
+
+    def _wait_for(self, text: str) -> None:
+        """Say what the line waits for, unless that was said last."""
+        if text != self._awaited:
+            self._awaited = text
+            self._say(text)
 
     def _tell(self, *, anyway: bool = False) -> None:
         round_ = self.round
         present = self._reception.present - self._absent
-        status: Stage = "finished" if self._is_finished() else "gathering" if self._gathering else "open"
+        status: Stage = "finished" if self.over else "gathering" if self._gathering else "open"
         if told := self._crier.say_overview(round_, status, present, paused=self._paused, anyway=anyway):
-            self._report(progress.Measured(node="line", round=round_, metrics=told))
+            self._report(progress.Learning(node=topics.COORDINATOR, round=round_, rounds=self._rounds, **told))
 
     # What arrives
 
@@ -365,13 +400,13 @@ class _Head:
 
     def _announce(self) -> None:
         """(Re)publish what is retained: a broker restarted without persistence has forgotten it."""
+        self._crier.say_spec()  # first: what sensors answer to our presence is about this run
         self._crier.say_presence(online=True)
-        self._crier.say_spec()
-        self._crier.say_state("finished" if self._is_finished() else "open", self.round)
+        self._crier.say_state("finished" if self.over else "open", self.round)
 
     def finished(self, sensor: str) -> None:
         """A sensor has written down the last round."""
-        if self._is_finished():
+        if self.over:
             self._done.add(sensor)
 
     def came(self, sensor: str, standing: Standing, *, anew: bool) -> None:
@@ -393,7 +428,7 @@ class _Head:
         elif behind and self._spec.absent == "wait":
             self._gather()
             return
-        if self._is_finished():
+        if self.over:
             self._crier.say_state("finished", self._server.round)
         self._ask(sensor)
 
@@ -403,3 +438,15 @@ class _Head:
 
     def _say(self, text: str) -> None:
         self._report(progress.Note(text=text))
+
+
+def _end(folder: Path, round_: int) -> None:
+    """Remember that a run has ended for all, with this round."""
+    with disk.writing(folder):
+        disk.replace_bytes(folder / _ENDED, str(round_).encode())
+
+
+def _ended(folder: Path) -> int:
+    """The round with which a run has ended; 0 if it has not."""
+    path = folder / _ENDED
+    return int(path.read_text()) if path.exists() else 0

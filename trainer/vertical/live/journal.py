@@ -78,6 +78,11 @@ class Journal:
         """A new run."""
         self._commit(("INSERT INTO runs VALUES (?, ?, 0)", (spec.run, msgspec.json.encode(spec))))
 
+    def has_rounds(self, run: str) -> bool:
+        """Whether anything of a run is written down."""
+        with self._writing():
+            return self._db.execute("SELECT 1 FROM rounds WHERE run = ? LIMIT 1", (run,)).fetchone() is not None
+
     def attempt(self, run: str) -> int:
         """The number of the next attempt: it is higher than any before it, whatever is killed."""
         with self._writing():
@@ -160,7 +165,7 @@ def _reading(folder: Path) -> contextlib.closing[sqlite3.Connection]:
 
 
 def adopted(journal: Journal, spec: LineSpec, *, new: bool) -> LineSpec:
-    """The spec of the run that goes on, or that begins.
+    """The spec of the run that goes on, or that begins: settings are fixed once rounds are written down.
 
     Raises:
         UsageError: the run in the journal has other settings.
@@ -170,6 +175,9 @@ def adopted(journal: Journal, spec: LineSpec, *, new: bool) -> LineSpec:
         journal.begin(spec)
         return spec
     same = msgspec.structs.replace(spec, run=old.run, software=old.software)
+    if same != old and not journal.has_rounds(old.run):
+        journal.begin(spec)
+        return spec
     if same != old:
         differ = [name for name in spec.__struct_fields__ if getattr(same, name) != getattr(old, name)]
         raise UsageError(

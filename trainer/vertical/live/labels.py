@@ -24,7 +24,8 @@ class Labels:
         label: str = "label",
         tell: Tell = log.warning,
     ):
-        self._file = GrowingFile(path, [product, label], tell)
+        self.path = path
+        self._file = GrowingFile(path, [product, label], tell, dict.fromkeys((product, label), ""))
         self._classes = {name: number for number, name in enumerate(classes)}
         self._known = Products()
         self._first = 0  # position of the oldest that is kept

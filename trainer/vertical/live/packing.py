@@ -11,6 +11,7 @@ from broker_config.frames import PART, Embeddings, Graded, Opened, Represented
 from trainer.vertical.parties import Representation
 
 _IDS = 4000  # products in a frame
+_LARGEST = 1e6  # number that can be meant: far beyond it who computes with it ends at infinity
 
 
 class Rows:
@@ -26,6 +27,11 @@ class Rows:
         """Whether each row has arrived."""
         return bool(self._there.all())
 
+    @property
+    def there(self) -> int:
+        """How many have arrived."""
+        return int(np.count_nonzero(self._there))
+
     def put(self, row: int, data: bytes) -> int:
         """Take rows from `row` on; returns how many. ValueError says why these cannot be."""
         count, width = self._values.shape
@@ -36,6 +42,8 @@ class Rows:
             raise ValueError(f"rows {row} to {row + len(values)} of {count}")
         if not np.isfinite(values).all():
             raise ValueError("it holds NaN or infinity")
+        if (largest := np.abs(values).max()) > _LARGEST:
+            raise ValueError(f"it holds a number as large as {largest:.3g}")
         self._values[row : row + len(values)] = values
         self._there[row : row + len(values)] = True
         return len(values)

@@ -31,6 +31,11 @@ class Listener(Protocol):
         """The last one that is closed."""
         ...
 
+    @property
+    def over(self) -> bool:
+        """Whether the last round is closed: sensors may go."""
+        ...
+
     def embedded(self, sensor: str, frame: Embeddings) -> None:
         """A sensor's embeddings; PeerError if they lie."""
         ...
@@ -121,7 +126,8 @@ class Reception:
             case Presence(session=session, online=False):
                 if self._roster.session(sensor) == session:
                     self.present.discard(sensor)
-                    self._report(progress.NodeLost(node=sensor, round=self._listener.round))
+                    if not self._listener.over:
+                        self._report(progress.NodeLost(node=sensor, round=self._listener.round))
             case Presence():
                 pass
             case LineHello():
@@ -146,6 +152,9 @@ class Reception:
             self._report(progress.NodeJoined(node=sensor))
         self._roster.admit(sensor, hello)
         self.present.add(sensor)
+        if hello.lacks and hello.lacks != self._crier.lacks.get(sensor):
+            self._report(progress.Note(text=f"the line waits for {sensor}, which lacks {brief(hello.lacks, 300)}"))
+        self._crier.lacks[sensor] = hello.lacks
         self._crier.answer(sensor, Welcome(session=hello.session))
         self._listener.came(sensor, Standing(hello.round, hello.kept), anew=anew)
 

@@ -1,6 +1,7 @@
 """One sensor's session in a line: it embeds what it measures, and learns from what the head sends back."""
 
 import contextlib
+import gc
 import importlib.metadata
 import queue
 import secrets
@@ -22,13 +23,14 @@ from broker_config.link import TAKEN_OVER, Delivery, Link, LinkDown, LinkUp
 from broker_config.messages import Finished, Message, Presence, Refusal, RoundState, Welcome
 from broker_config.vertical import LineHello, LineSpec
 from edge.vertical.rows import Samples, Scaling
+from edge.words import some
 from trainer import progress, standing
 from trainer.vertical.channel import Extent
 from trainer.vertical.live import packing
 from trainer.vertical.live.checkpoint import Checkpoints, under
 from trainer.vertical.live.goal import Lacking, Positions, is_newer
 from trainer.vertical.live.head import SWITCH
-from trainer.vertical.live.joining import Source
+from trainer.vertical.live.source import Source
 from trainer.vertical.live.turn import Turn, skipped
 from trainer.vertical.parties import Sensor
 from trainer.vertical.privacy import account
@@ -50,6 +52,14 @@ class Deploy(Protocol):
         """There will be no other model after the `last` one."""
 
 
+class NewRunError(EdgeNodeError):
+    """The head has begun another run before this sensor had learnt anything in the one that it was in."""
+
+    def __init__(self, run: str):
+        super().__init__("the head has started a new run of this line", "run edge-node line join again")
+        self.run = run
+
+
 def take_part(
     spec: LineSpec,
     name: str,
@@ -64,10 +74,12 @@ def take_part(
     """Take part in a line to its end; return the last round that was learnt from, and whether the line has ended.
 
     Raises:
+        NewRunError: it is to take part in that one.
         EdgeNodeError: with what to do about it.
     """
     torch.set_num_threads(spec.threads)
     sys.setswitchinterval(SWITCH)
+    gc.freeze()  # else every collection goes through all of torch, in the middle of a round
     with disk.claimed(folder):
         sensor = _Sensor(spec, name, source, endpoint, folder, report, deploying())
         try:
@@ -88,6 +100,7 @@ class _Sensor:
         deploy: Deploy,
     ):
         self._spec, self._name, self._report, self._deploy = spec, name, report, deploy
+        self._path = source.path
         self._me, self._secret = standing.appear(folder), _secret(folder)
         self._source = source
         self._samples = Samples(source.path, source.columns, spec.cycles, source.unit, source.product, self._say)
@@ -98,14 +111,17 @@ class _Sensor:
         self._open: Turn | None = None
         self._lacking = Lacking(spec.patience / 2)
         self._told_lacking: Set[str] = frozenset()  # products
+        self._lacks = ""  # what the open round waits for, in words
         self._iteration = 0.0  # seconds, as measured in the last round
         self._end: int | None = None  # the last round, once the head has said that it is over
         self._welcome = False
+        self._alone = False  # the head was said to be away
         self._ignored: set[str] = set()  # topics
         self._call = False  # whether the head is to be told how far we are
-        self._called = self._told = -_CALM
+        self._called, self._told = -_CALM, time.monotonic()
         self.round = 0
         self._restore(max(self._checkpoints.rounds))
+        self._told_round = self.round
 
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
         federation = spec.federation
@@ -130,6 +146,8 @@ class _Sensor:
         frames = (topics.opened(federation), topics.representation(federation), topics.gradients(federation, name))
         self._link.subscribe(*frames, qos=0)
         self._samples.refresh()
+        if not self._samples.count:
+            self._say(f"waiting for rows in {self._path}")
         self._link.open()
         self._say(f"taking part in line {federation!r} as {name}, from round {self.round + 1} on")
         self._tell_protection()
@@ -144,6 +162,7 @@ class _Sensor:
         self._hand_over(last=True)
         self._link.publish(topics.up(federation, name), encode(Finished(session=self._me.session, run=self._spec.run)))
         self._link.flush(_FAREWELL)
+        self._say(f"finished: {some(self.round, 'round')}")
         return self.round, True
 
     def close(self) -> None:
@@ -193,11 +212,17 @@ class _Sensor:
                 raise EdgeNodeError(f"the head refused {self._name}: {refusal.reason}", refusal.remedy)
             case Welcome(session=session) if session == self._me.session:
                 self._welcome = True
+                if self._alone:
+                    self._alone = False
+                    self._say(f"the head is back; the next round is {self.round + 1}")
+            case LineSpec(run=run) if run != self._spec.run and not self.round:
+                raise NewRunError(run)
             case LineSpec(run=run) if run != self._spec.run:
                 raise EdgeNodeError("the head has started a new run of this line", "run edge-node line join again")
             case Presence(online=True):
                 self._call = True
             case Presence():
+                self._alone = True
                 self._say("the head is not connected; waiting for it")
             case RoundState(status="finished", run=run, round=round_) if run == self._spec.run:
                 self._finish(round_)
@@ -242,7 +267,8 @@ class _Sensor:
         if self._open and self._open.round == frame.round:
             self._send(self._open)  # we are asked again: something was lost
         else:
-            self._goal = frame, time.monotonic()
+            again = self._goal is not None and self._goal[0].round == frame.round  # it waits since then
+            self._goal = frame, self._goal[1] if self._goal and again else time.monotonic()
 
     def _go_back(self, round_: int) -> bool:
         """Be at the end of a round, as a new attempt needs it. False if that cannot be now."""
@@ -277,6 +303,7 @@ class _Sensor:
             columns=self._samples.columns,
             round=self.round,
             kept=self._checkpoints.rounds,
+            lacks=self._lacks,
         )
         self._link.publish(topics.up(self._spec.federation, self._name), encode(hello))
 
@@ -314,6 +341,7 @@ class _Sensor:
         count, size = sent.received.shape
         shared = spec.labels == "shared"
         reply = packing.Phi(count, len(spec.sensors), len(spec.classes)) if shared else packing.Gradient(count, size)
+        self._lacks = ""
         self._goal, self._open = None, Turn(goal.round, samples, missing, payloads, reply)
         self._send(self._open)
 
@@ -324,10 +352,17 @@ class _Sensor:
             return self._lacking.waits(products, lacking, now - since, now)
         if lacking - self._told_lacking and now - since > self._spec.patience:
             self._told_lacking = lacking
-            first, more = next(each for each in products if each in lacking), len(lacking) - 1
-            others = f" and {more} more" if more else ""
-            self._say(f"{self._name} lacks product {brief(first)}{others}: append its row; the line waits for it")
+            self._lacks, self._call = self._described([each for each in products if each in lacking]), True
+            self._say(f"{self._name} lacks {self._lacks}; the line waits for it")
         return bool(lacking)
+
+    def _described(self, lacking: Sequence[str]) -> str:
+        """Products without a sample, and what would help."""
+        others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        named, cycles = f"product {brief(lacking[0], 64)}{others}", self._spec.cycles
+        if all(map(self._samples.knows, lacking)):
+            return f"rows before {named}: a sample takes {cycles} of a unit; leave such out of the labels"
+        return f"{named}: append its row"
 
     def _send(self, turn: Turn) -> None:
         for payload in turn.sent:
@@ -403,8 +438,9 @@ class _Sensor:
         """Once a second: rounds may be many."""
         now = time.monotonic()
         if now - self._told >= 1.0:
-            self._told = now
-            self._report(progress.Activity(node=self._name, round=self.round, what="training"))
+            rate = (self.round - self._told_round) / max(now - self._told, 1e-3)
+            self._report(progress.Learning(node=self._name, round=self.round, rate=max(0.0, rate)))
+            self._told, self._told_round = now, self.round
 
     def _tell_protection(self) -> None:
         if text := account(self._spec, self.round):

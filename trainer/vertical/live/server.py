@@ -21,7 +21,7 @@ from trainer.vertical.live.exchange import Collecting, Standing
 from trainer.vertical.live.journal import ClosedRound, Journal
 from trainer.vertical.live.labels import Labels
 from trainer.vertical.networks import embedding_size
-from trainer.vertical.parties import Head, Representation
+from trainer.vertical.parties import Head, Representation, diverged
 
 
 class Deploy(Protocol):
@@ -37,7 +37,6 @@ class Represent(NamedTuple):
     phi: Representation
     labels: Tensor  # int64 [N]
     iterations: tuple[int, ...]  # E_{t,k}
-    loss: float
 
 
 class Server:
@@ -88,7 +87,11 @@ class Server:
                 self.absence.restore(under("absence.", state))
 
     def represent(self, collecting: Collecting, first: int, last: int, timing: Timing) -> Represent:
-        """Make of what has arrived what the round trains with. Who is not there takes no local iterations."""
+        """Make of what has arrived what the round trains with. Who is not there takes no local iterations.
+
+        Raises:
+            EdgeNodeError: the head has diverged, before a sensor learns of that.
+        """
         names, arrived = self.spec.sensors, collecting.arrived
         received, present = collecting.whole()
         self._denoise(collecting, received, present.all(1))
@@ -96,10 +99,15 @@ class Server:
         if self.absence:
             phi = phi._replace(embeddings=tuple(self.absence.fill(first, phi.embeddings, present)))
         labels = torch.from_numpy(self.labels.labels(first, last))
-        loss = torch.nn.functional.cross_entropy(self.head.predict(phi.embeddings), labels).item()
+        if not all(each.isfinite().all() for each in phi.embeddings):
+            raise diverged("the head")
         decided = self._decide(timing, collecting.round)
         iterations = tuple(int(steps) if name in arrived else 0 for name, steps in zip(names, decided, strict=True))
-        return Represent(phi, labels, iterations, loss)
+        return Represent(phi, labels, iterations)
+
+    def loss(self, made: Represent) -> float:
+        """F_t, before anybody learns."""
+        return torch.nn.functional.cross_entropy(self.head.predict(made.phi.embeddings), made.labels).item()
 
     def _denoise(self, collecting: Collecting, received: Sequence[Tensor], whole: Tensor) -> None:
         """Let the denoiser learn from the products [N] of which every sensor has sent both copies."""
