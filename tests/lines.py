@@ -17,7 +17,7 @@ from edge.vertical.rows import Samples
 from trainer import progress
 from trainer.vertical.live.head import coordinate
 from trainer.vertical.live.labels import Labels
-from trainer.vertical.live.sensor import Deploy, take_part
+from trainer.vertical.live.sensor import take_part
 from trainer.vertical.live.source import Source
 from trainer.vertical.live.terms import new_run
 from trainer.vertical.simulate import Line, Stream
@@ -111,7 +111,6 @@ class Threads:
     def __init__(self, spec: LineSpec, url: str, data: Path, folder: Path, rounds: int):
         self.spec, self.folder = spec, folder
         self.events: dict[str, list[progress.AnyEvent]] = {}
-        self.deploying: dict[str, Callable[[], Deploy]] = {}  # of sensors whose models are to be served
         self._endpoint, self._data, self._rounds = Endpoint.parse(url), data, rounds
         self._jobs: dict[str, Future[object]] = {}
         self._stops: dict[str, threading.Event] = {}
@@ -143,7 +142,6 @@ class Threads:
             )
         return take_part(
             self.spec, party, source(self._data, party), self._endpoint, folder, report=report, stop=stop,
-            deploying=self.deploying.get(party, lambda: lambda *_, **__: None),
         )  # fmt: skip
 
     def stop(self, party: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import queue
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from broker_config.endpoint import Endpoint
 from broker_config.errors import PeerError
 from broker_config.frames import PART, Embeddings, Graded, Opened, Represented, decode_frame, encode_frame
 from broker_config.vertical import Recipe
+from tests.lines import line_spec
 from trainer.vertical.live import packing
 from trainer.vertical.live.absence import Imputed, Last
 from trainer.vertical.live.checkpoint import Checkpoints
@@ -393,3 +395,14 @@ def test_the_first_version_s_frames_decode_for_ever(frame: frames.AnyFrame) -> N
     for length in range(len(encode_frame(frame))):
         with pytest.raises(DecodeError):
             decode_frame(encode_frame(frame)[:length])
+
+
+def test_the_journal_keeps_a_round_whose_loss_was_not_finite(tmp_path: Path) -> None:
+    spec, journal = line_spec(), Journal(tmp_path)
+    with closing(journal):
+        journal.begin(spec)
+        journal.close_rounds(spec.run, [ClosedRound(
+            round=1, attempt=1, first=0, last=9, iterations=(1,), loss=float("nan"), seconds=0.1,
+            collection={}, communication={}, iteration={},
+        )])  # fmt: skip
+    assert [each.loss for each in history(tmp_path)] == [None]

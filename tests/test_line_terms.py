@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from broker_config.errors import UsageError
@@ -23,11 +24,10 @@ from trainer.vertical.live import terms
 def test_what_cannot_be_is_refused_before_a_run_begins(asked: dict[str, Any], complaint: str) -> None:
     terms.check(line_spec())
     with pytest.raises(UsageError, match=complaint):
-        terms.check(line_spec(**asked))
+        terms.check(replace(line_spec(), **asked))
 
 
-@pytest.mark.parametrize("deadline", ["nan", "inf"])
-def test_a_deadline_is_a_number_of_seconds(deadline: str) -> None:
-    found = CliRunner().invoke(app, ["line", "serve", "bundle", "--deadline", deadline])
+def test_a_deadline_is_a_finite_number_of_seconds() -> None:
+    found = CliRunner().invoke(app, ["line", "serve", "bundle", "--deadline", "inf"])
     assert isinstance(found.exception, UsageError)
-    assert f"a deadline of {deadline} seconds" in found.exception.what
+    assert "a deadline of inf seconds" in found.exception.what

@@ -174,10 +174,12 @@ def test_a_sensor_that_joins_a_line_that_is_over_serves_its_model_and_waits_for_
         report=told.append, stop=lambda: progress.Note(text="the head is not connected; waiting for it") in told,
     )  # fmt: skip
     assert ended == (4, False), "what is retained may be older than a head that asks for more rounds"
-    with Threads(spec, broker, tmp_path / "data", tmp_path, 4) as line:
-        line.deploying["press"] = lambda: SensorBundles(tmp_path / "bundle", Rows(COLUMNS["press"], "product", None))
-        line.start("head", *spec.sensors)
-        line.end()
+    bundles = SensorBundles(tmp_path / "bundle", Rows(COLUMNS["press"], "product", None))
+    press = source(tmp_path / "data", "press")
+    started = sensor._Sensor(
+        spec, "press", press, Endpoint.parse(broker), tmp_path / "press", progress.ignore, bundles
+    )  # fmt: skip
+    started._hand_over(last=True)
     assert (tmp_path / "bundle" / "manifest.json").is_file()
 
 

@@ -313,3 +313,8 @@ def test_a_products_position_hangs_on_the_file_alone_not_on_how_it_was_read(
     assert list(again.products(0, again.count)) == positions
     assert len(positions) > 100
     assert len(running._known._numbers) <= 20
+
+
+def test_a_path_that_is_no_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
+        opened(tmp_path)[0].refresh()

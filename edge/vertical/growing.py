@@ -88,6 +88,9 @@ class GrowingFile:
                 data = file.read(len(self._tail) + _BLOCK)
         except FileNotFoundError:
             raise UsageError(f"there is no file {self.path}", "pass the path of a CSV file with a header") from None
+        except OSError as error:
+            why = brief(error.strerror or str(error))
+            raise UsageError(f"{self.path} cannot be read: {why}", "make it a file that this user may read") from None
         if self._offset and (self._file != (status.st_dev, status.st_ino) or not data.startswith(self._tail)):
             raise EdgeNodeError(
                 f"{self.path} was replaced or got shorter while it was read",

@@ -40,7 +40,7 @@ class ClosedRound(msgspec.Struct, frozen=True, kw_only=True):
     first: int  # position of the first product
     last: int  # past the end
     iterations: tuple[int, ...]  # E_{t,k}, in the order of sensors; 0: was absent
-    loss: float  # F_t before the local iterations, of the denoised embeddings
+    loss: float | None  # F_t before the local iterations, of the denoised embeddings; None: was not finite
     seconds: float  # since the round before it was closed
     collection: dict[str, float]
     communication: dict[str, float]
