@@ -6,8 +6,6 @@ from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any
 
-import numpy as np
-
 from broker_config import topics
 from broker_config.codec import encode
 from broker_config.endpoint import Endpoint
@@ -111,7 +109,7 @@ class Crier:
             )
             for name in self._spec.sensors
         )
-        loss = fact.loss if fact and np.isfinite(fact.loss) else None
+        loss = fact.loss if fact else None
         overview = LineOverview(
             run=self._spec.run,
             time=datetime.now(UTC),
