@@ -111,7 +111,7 @@ class Crier:
             )
             for name in self._spec.sensors
         )
-        loss = fact.loss if fact and np.isfinite(fact.loss) else None
+        loss = fact.loss if fact and fact.loss is not None and np.isfinite(fact.loss) else None
         overview = LineOverview(
             run=self._spec.run,
             time=datetime.now(UTC),
