@@ -90,7 +90,9 @@ class GrowingFile:
             raise UsageError(f"there is no file {self.path}", "pass the path of a CSV file with a header") from None
         except OSError as error:
             why = brief(error.strerror or str(error))
-            raise UsageError(f"{self.path} cannot be read: {why}", "make it a file that this user may read") from None
+            raise UsageError(
+                f"the rows or labels in {self.path} cannot be read: {why}", "make it a file that this user may read"
+            ) from None
         if self._offset and (self._file != (status.st_dev, status.st_ino) or not data.startswith(self._tail)):
             raise EdgeNodeError(
                 f"{self.path} was replaced or got shorter while it was read",
