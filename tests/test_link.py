@@ -440,6 +440,7 @@ def test_a_clean_close_sends_no_will(broker: EmbeddedBroker) -> None:
     inbox: Inbox = queue.Queue()
     with link_to(broker.url, "observer", inbox=inbox) as observer:
         observer.subscribe("presence")
+        assert observer.await_subscription(10)
         with link_to(broker.url, "leaver", will=("presence", b"gone")) as leaver:
             leaver.publish("presence", b"leaving")
             assert leaver.flush(10)
