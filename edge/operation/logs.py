@@ -149,7 +149,10 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
+    """What the caller added. A name with an underscore in front is a library's own mark on every record (ray's, say)."""
+    return {
+        name: value for name, value in record.__dict__.items() if name not in _STANDARD and not name.startswith("_")
+    }
 
 
 def _traceback(record: logging.LogRecord) -> list[str]:
