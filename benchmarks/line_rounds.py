@@ -6,13 +6,13 @@ The line is made of real processes at a mosquitto on this machine. The bare clie
 what a head sends in a round, each of the others answers with what a sensor sends, and the first waits for all of them.
 Compute is the longest way through the round's arithmetic, or all of it shared by the cores, whichever is longer. What
 the line takes beyond both is its protocol's: checks, copies, signatures, files. The three are measured one after the
-other, several times, and their medians are compared. All are in milliseconds a round. `cpu` is processor time of all
-parties together: it is what can be compared on a machine that does other things besides.
+other, several times, and their medians are compared. All are in milliseconds a round: means, in which a commit's fsync
+is spread over its group of rounds. `cpu` is processor time of all parties together. On a machine that does other things
+besides, rounds mostly wait for a core: `--alone` measures them as if it did not.
 """
 
 import argparse
 import contextlib
-import itertools
 import json
 import multiprocessing
 import os
@@ -22,7 +22,8 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,6 +56,7 @@ class Case(NamedTuple):
     iterations: int  # E
     commit: int  # rounds
     kits: bool  # certificates and signatures
+    alone: bool  # before all other work of the machine
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -80,11 +82,17 @@ class Broker(NamedTuple):
     members: Mapping[str, Kit]
 
 
-class Compute(NamedTuple):
+class Took(NamedTuple):
     """Of a round, milliseconds."""
 
-    total: float
-    path: float  # embed at the slowest sensor, represent, learn at the slowest party
+    wall: float
+    cpu: float  # of all parties
+
+    @classmethod
+    def of(cls, rounds: Sequence[float], cpu: float) -> "Took":
+        """From the seconds of each round, after the first ones, and milliseconds of processor time a round."""
+        counted = rounds[int(WARM * len(rounds)) :]
+        return cls(1000 * statistics.fmean(counted), cpu)
 
 
 @contextlib.contextmanager
@@ -103,11 +111,18 @@ def broker(case: Case, folder: Path) -> Iterator[Broker]:
         yield Broker(strict.url, strict.members.register.port, kits, strict.kits)
 
 
-class Took(NamedTuple):
-    """Of a round, milliseconds."""
+def put_first(case: Case) -> None:
+    """Let this process and its children have a core before all else on this machine, if the case is so."""
+    if case.alone:
+        for thread in threads():
+            os.sched_setscheduler(thread, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
 
-    wall: float
-    cpu: float  # of all parties
+
+def threads() -> Iterator[int]:
+    """Theirs."""
+    children = {pid for each in Path("/proc/self/task").glob("*/children") for pid in each.read_text().split()}
+    for pid in children | {"self"}:
+        yield from (int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir())
 
 
 def cpu(processes: Iterable[int]) -> float:
@@ -134,6 +149,7 @@ def real(case: Case, plant: Plant, at: Broker, folder: Path, rounds: int) -> Too
         while processes["coordinator"].poll() is None:
             last = re.findall(rb'"round":(\d+)', line.log("coordinator").read_bytes())
             if last and int(last[-1]) not in seen:
+                put_first(case)
                 seen[int(last[-1])] = cpu(each.pid for each in processes.values())
             time.sleep(0.02)
         for name, process in processes.items():
@@ -144,22 +160,22 @@ def real(case: Case, plant: Plant, at: Broker, folder: Path, rounds: int) -> Too
     seconds = [each.seconds for each in history(line.state("coordinator"))]
     counted = {round_: took for round_, took in seen.items() if WARM * rounds <= round_ < rounds}
     first, last_ = min(counted), max(counted)
-    return Took(
-        1000 * statistics.fmean(seconds[int(WARM * rounds) :]), (counted[last_] - counted[first]) / (last_ - first)
-    )
+    assert first < last_, "so few rounds take less than the second between two reports: pass more --rounds"
+    return Took.of(seconds, (counted[last_] - counted[first]) / (last_ - first))
 
 
-def compute(case: Case, plant: Plant, rounds: int) -> Compute:
-    """Mean arithmetic of a round, in one process."""
-    line = simulated(case.spec, plant)
-    total = path = 0.0
+def compute(case: Case, plant: Plant, rounds: int) -> Took:
+    """A round's arithmetic, in one process, with as many cores as there are here.
+
+    The longest way through it: embed at the slowest sensor, represent, learn at the slowest party.
+    """
+    line, cores = simulated(case.spec, plant), len(os.sched_getaffinity(0))
+    totals, least = [], []
     for round_ in range(1, rounds + 1):
-        took = _step(line, case, round_)
-        if round_ > WARM * rounds:
-            sent, represented_, learnt = took
-            total += sum(sent) + represented_ + sum(learnt)
-            path += max(sent) + represented_ + max(learnt)
-    return Compute(*(1000 * each / (rounds - int(WARM * rounds)) for each in (total, path)))
+        sent, represented_, learnt = _step(line, case, round_)
+        totals.append(sum(sent) + represented_ + sum(learnt))
+        least.append(max(max(sent) + represented_ + max(learnt), totals[-1] / cores))
+    return Took.of(least, 1000 * statistics.fmean(totals[int(WARM * rounds) :]))
 
 
 def _step(line: Line, case: Case, round_: int) -> tuple[list[float], float, list[float]]:
@@ -255,15 +271,15 @@ def bare(case: Case, at: Broker, moved: tuple[int, int, int], rounds: int) -> To
         for _ in range(case.sensors + 1):
             assert ready.acquire(timeout=PATIENCE)
         pids = [os.getpid(), *(each.pid for each in others if each.pid)]
-        for round_ in range(rounds):
-            if round_ == int(WARM * rounds):
-                begun, before = time.perf_counter(), cpu(pids)
+        put_first(case)
+        ends, before = [time.perf_counter()], cpu(pids)
+        for _ in range(rounds):
             head.publish("edge-node/v1/steel/line/representation", bytes(answer))
             head.publish("edge-node/v1/steel/line/opened", bytes(first))
             for _ in range(case.sensors):
                 assert back.acquire(timeout=30)
-        counted = rounds - int(WARM * rounds)
-        return Took(1000 * (time.perf_counter() - begun) / counted, (cpu(pids) - before) / counted)
+            ends.append(time.perf_counter())
+        return Took.of([after - begun for begun, after in pairwise(ends)], (cpu(pids) - before) / rounds)
     finally:
         for each in others:
             each.kill()
@@ -276,8 +292,7 @@ def bare(case: Case, at: Broker, moved: tuple[int, int, int], rounds: int) -> To
 
 def measure(case: Case, rounds: int, repetitions: int) -> dict[str, object]:
     """One case, as a row of the table."""
-    cores = len(os.sched_getaffinity(0))
-    lines, bares, totals, paths = [], [], [], []
+    lines, bares, computes = [], [], []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         folder.chmod(0o711)  # mosquitto's user must pass
@@ -290,17 +305,13 @@ def measure(case: Case, rounds: int, repetitions: int) -> dict[str, object]:
                 bares.append(bare(case, at, moved, rounds))
                 (work := folder / str(repetition)).mkdir()
                 lines.append(real(case, plant, at, work, rounds))
-                total, path = compute(case, plant, rounds)
-                totals.append(total)
-                paths.append(path)
-    line, plain = (Took(*map(statistics.median, zip(*each, strict=True))) for each in (lines, bares))
-    total, path = statistics.median(totals), statistics.median(paths)
-    least = max(path, total / cores)
+                computes.append(compute(case, plant, rounds))
+    line, plain, least = (Took(*map(statistics.median, zip(*each, strict=True))) for each in (lines, bares, computes))
     figures = {
-        "rounds_per_second": 1000 / line.wall, "line_ms": line.wall, "bare_ms": plain.wall, "compute_ms": least,
-        "overhead_ms": line.wall - plain.wall - least, "line_to_bare": line.wall / plain.wall,
-        "line_cpu_ms": line.cpu, "bare_cpu_ms": plain.cpu, "simulated_cpu_ms": total,
-        "overhead_cpu_ms": line.cpu - plain.cpu - total,
+        "rounds_per_second": 1000 / line.wall, "line_ms": line.wall, "bare_ms": plain.wall, "compute_ms": least.wall,
+        "overhead_ms": line.wall - plain.wall - least.wall, "line_to_bare": line.wall / plain.wall,
+        "line_cpu_ms": line.cpu, "bare_cpu_ms": plain.cpu, "simulated_cpu_ms": least.cpu,
+        "overhead_cpu_ms": line.cpu - plain.cpu - least.cpu,
     }  # fmt: skip
     load = round(os.getloadavg()[0], 1)
     return {**case._asdict(), "bytes": moved, "load": load} | {name: round(each, 3) for name, each in figures.items()}
@@ -314,14 +325,15 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--commit", type=int, nargs="+", default=[20])
     parser.add_argument("--kits", type=int, nargs="+", default=[0], help="0: in the clear, 1: TLS and signatures")
-    parser.add_argument("--rounds", type=int, default=600)
+    parser.add_argument("--alone", action="store_true", help="before all other work of the machine (root only)")
+    parser.add_argument("--rounds", type=int, default=1500)
     parser.add_argument("--repetitions", type=int, default=3)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    for sensors, window, iterations, commit, kits in itertools.product(
+    for sensors, window, iterations, commit, kits in product(
         given.sensors, given.window, given.iterations, given.commit, given.kits
     ):
-        case = Case(sensors, window, max(1, window // 20), iterations, commit, bool(kits))
+        case = Case(sensors, window, max(1, window // 20), iterations, commit, bool(kits), given.alone)
         print(json.dumps(measure(case, given.rounds, given.repetitions)), flush=True)
 
 

@@ -15,7 +15,7 @@ from broker_config.vertical import LineSpec, Window
 from tests.line_witness import Witness
 from tests.mosquitto import Mosquitto
 from tests.streams import CLASSES, COLUMNS, Plant, Processes
-from trainer.vertical.live.head import coordinate
+from trainer.vertical.live.coordinating import coordinate
 from trainer.vertical.live.journal import ClosedRound, history
 from trainer.vertical.live.sensor import take_part
 from trainer.vertical.live.source import Source
@@ -96,7 +96,7 @@ def test_a_sensor_that_is_always_too_slow_does_not_hold_up_the_line_again_and_ag
             time.sleep(1.0)
         return send(spec, party, samples, round_)
 
-    monkeypatch.setattr("trainer.vertical.live.sensor.send", dawdle)
+    monkeypatch.setattr("trainer.vertical.live.learner.send", dawdle)
     spec = LineSpec(
         federation="steel", run="0" * 16, software="", sensors=SENSORS, network="dense", classes=CLASSES,
         window=Window(start=WINDOW, chunk=CHUNK, size=WINDOW), absent="last", patience=patience, labels=labels,

@@ -28,7 +28,7 @@ from trainer.vertical.experiments.cell import Cell, Finished
 from trainer.vertical.experiments.data import Material, Split
 from trainer.vertical.experiments.experiment import Experiment, Order
 from trainer.vertical.experiments.grids import FIXED, GRIDS, Plan, valued
-from trainer.vertical.experiments.presets import PRESETS
+from trainer.vertical.experiments.presets import PRESETS, Study
 from trainer.vertical.experiments.reference import Central, Fixed
 from trainer.vertical.experiments.run import attempt
 from trainer.vertical.simulate import Line, Stream
@@ -71,7 +71,22 @@ def material(source: tuple[str, data.Source]) -> Material:
 
 @pytest.fixture
 def order(folder: Path, tmp_path: Path) -> Order:
-    return Order("fig6", "quick", {"cmapss": folder}, 3, 1, tmp_path / "store", 1)
+    return Order("fig6", "quick", {"cmapss": folder}, 2, 1, tmp_path / "store", 1)
+
+
+@pytest.fixture
+def small_study(monkeypatch: pytest.MonkeyPatch) -> Study:
+    """The preset `quick`, quicker."""
+    study = PRESETS["quick"]["cmapss"]
+    found = study._replace(
+        rounds=2,
+        window=Window(start=300, chunk=100),
+        recipe=Recipe(batches=4),
+        denoising=msgspec.structs.replace(study.denoising, epochs=3),
+        most=3,
+    )
+    monkeypatch.setitem(PRESETS, "quick", {"cmapss": found})
+    return found
 
 
 def parts(source: tuple[str, data.Source], seed: int = 0, **settings: str) -> data.Parts:
@@ -201,7 +216,7 @@ def test_regret_is_the_sum_of_what_each_round_lost_beyond_the_fixed_model() -> N
 
 
 def cell(source: tuple[str, data.Source], **changes: object) -> Cell:
-    plan = Plan({"cmapss": PRESETS["quick"]["cmapss"]._replace(rounds=2)}, {"cmapss": source[0]}, TORCH)
+    plan = Plan({"cmapss": PRESETS["quick"]["cmapss"]}, {"cmapss": source[0]}, TORCH)
     return msgspec.structs.replace(plan.base("cmapss", 0), **changes)
 
 
@@ -212,6 +227,7 @@ def test_a_cells_key_hangs_on_all_that_it_depends_on_and_on_nothing_else(source:
     assert len({base.key, *(cell(source, **other).key for other in others)}) == 5
 
 
+@pytest.mark.usefixtures("small_study")
 def test_a_line_that_diverges_is_a_result(source: tuple[str, data.Source], material: Material) -> None:
     found = attempt(cell(source, recipe=Recipe(eta=1e6), rounds=3), material)
     assert isinstance(found, Finished)
@@ -219,6 +235,7 @@ def test_a_line_that_diverges_is_a_result(source: tuple[str, data.Source], mater
     assert found.last is None
 
 
+@pytest.mark.usefixtures("small_study")
 @pytest.mark.parametrize("policy", ["all", "one"])
 def test_a_policys_rounds_are_those_of_its_decisions(
     policy: str, source: tuple[str, data.Source], material: Material
@@ -280,7 +297,8 @@ def test_a_killed_grid_goes_on_and_ends_as_if_nothing_had_happened(order: Order,
     after = grid.finished()
     assert len((order.store / "cells.jsonl").read_text().splitlines()) == 5
     assert all(same(after[key], found) for key, found in before.items())
-    assert all(same(after[each.key], attempt(each, material)) for each in grid.cells)
+    again_alone = [each for each in grid.cells if each.key not in before][:2]
+    assert all(same(after[each.key], attempt(each, material)) for each in again_alone)
     assert sorted(path.name for path in order.store.iterdir()) == [
         ".gitattributes", "cells.jsonl", "fig6.md", "fig6.svg"
     ]  # fmt: skip
@@ -292,12 +310,13 @@ def played() -> dict[str, Finished]:
     return {}
 
 
+@pytest.mark.usefixtures("small_study")
 @pytest.mark.parametrize("name", GRIDS)
 def test_every_figure_has_a_curve_and_every_table_a_row_for_each_variant(
     name: str, order: Order, material: Material, played: dict[str, Finished], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer.vertical.experiments.reference._STEPS", 20)
-    grid = Experiment(order._replace(name=name, rounds=2), progress.ignore)
+    grid = Experiment(order._replace(name=name), progress.ignore)
     for each in grid.cells:
         if each.key not in played:
             found = attempt(each, material)

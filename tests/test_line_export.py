@@ -31,7 +31,7 @@ from tests.members import make
 from tests.tiny_bundle import tiny_bundle
 from trainer.progress.events import ignore
 from trainer.vertical.imputer import Imputer
-from trainer.vertical.live.head import coordinate
+from trainer.vertical.live.coordinating import coordinate
 from trainer.vertical.live.sensor import take_part
 from trainer.vertical.networks import embedding_size, feature_model
 from trainer.vertical.parties import Head

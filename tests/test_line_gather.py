@@ -100,6 +100,15 @@ def test_at_the_end_all_that_is_open_is_answered(gather: Gather) -> None:
     assert seen(gather.finish()) == [("p", "final", "a"), ("q", "final", "c")]
 
 
+def test_who_comes_after_gives_no_second_final_answer(gather: Gather) -> None:
+    gather.add("a", "p", part("a"))
+    gather.finish()
+    after = Gather(SENSORS, deadline=1.0, closed=gather.closed)
+    assert after.add("a", "p", part("a")) == "there already"
+    assert after.add("b", "p", part("b")) == "late"
+    assert after.due(5.0) == []
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_every_product_has_one_final_answer_whatever_the_order(seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -16,6 +16,7 @@ from broker_config.link import probe
 from tests.lines import Threads, draw, in_threads, line_spec, source
 from trainer import progress
 from trainer.vertical.live import head, sensor
+from trainer.vertical.live.forgetting import forget
 from trainer.vertical.live.joining import find, join
 from trainer.vertical.live.source import Source
 
@@ -41,6 +42,22 @@ def test_a_line_says_that_it_is_finished_and_when_it_is_started_again_that_all_i
         again.start("head", "press")
         again.end(10)
         assert "all 4 rounds are played" in again.said("head")
+
+
+def test_a_head_that_was_killed_after_the_last_round_ends_though_its_sensors_have_gone(
+    broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head, "_LINGER", 1.0)
+    spec = line_spec()
+    draw(tmp_path / "data", 60, 6)
+    in_threads(spec, broker, tmp_path / "data", tmp_path, 4)
+    ended = tmp_path / "head" / spec.run / "ended"
+    ended.unlink()  # it is written when all have told that they are done
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 4) as again:
+        again.start("head")
+        again.end()
+        assert "finished: 4 rounds" in again.said("head")
+    assert ended.exists()
 
 
 def test_settings_can_be_changed_until_something_was_learnt_and_no_line_is_left_behind(
@@ -109,3 +126,20 @@ def test_what_a_sensor_lacks_is_said_by_the_head_too(broker: str, tmp_path: Path
         line.start("head", *spec.sensors)
         line.until(lambda: "which lacks" in line.said("head"))
         assert "lacks rows before product p0 and 1 more: a sample takes 3 of a unit" in line.said("head")
+
+
+def test_a_broker_forgets_a_line_that_nobody_runs_any_more_and_no_other(broker: str, tmp_path: Path) -> None:
+    spec, endpoint = line_spec(), Endpoint.parse(broker)
+    draw(tmp_path / "data", 60, 7)
+    kept = probe(endpoint, ["#"], 1.0)
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 2) as line:
+        line.start("head")
+        line.until(lambda: bool(line.said()))
+        with pytest.raises(UsageError, match="already has a coordinator"):
+            forget(endpoint, spec.federation)
+        line.start(*spec.sensors)
+        line.end()
+    assert forget(endpoint, spec.federation) == 6, "settings, state, overview, and who was there"
+    assert probe(endpoint, ["#"], 1.0) == kept
+    with pytest.raises(UsageError, match="keeps nothing of a line"):
+        forget(endpoint, spec.federation)

@@ -1,6 +1,5 @@
 """Processes of a line that are killed: the line goes on, and learns the same to the last bit."""
 
-import multiprocessing
 import os
 import sys
 import time
@@ -12,12 +11,11 @@ import pytest
 
 from broker_config.embedded import start_broker
 from edge.cli import main
+from tests.line_witness import FORK
 from tests.lines import CLASSES, COLUMNS, draw, feed, left, line_spec, simulated
 from trainer.vertical.window import span
 
 SENSORS = ("press", "oven")
-_FORK = multiprocessing.get_context("forkserver")  # whose children need not import torch each for itself
-_FORK.set_forkserver_preload(["trainer.vertical.live.head", "trainer.vertical.live.sensor"])
 
 
 def _run(words: Sequence[str], log: Path) -> None:
@@ -43,7 +41,7 @@ class Processes:
             self._starts += 1
             log = self.folder / f"{party}-{self._starts}.log"
             words = [str(each) for each in (*self._words(party), "--state", self.folder / party)]
-            self.running[party] = process = _FORK.Process(target=_run, args=(words, log))
+            self.running[party] = process = FORK.Process(target=_run, args=(words, log))
             process.start()
 
     def _words(self, party: str) -> tuple[object, ...]:

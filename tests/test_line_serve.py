@@ -161,7 +161,7 @@ def test_products_are_predicted_as_their_rows_appear_and_as_torch_would(site: Si
         assert final["probability"] == pytest.approx(expected[number].max(), abs=1e-5)
         assert final["expectation"] == pytest.approx(expected[number] @ np.arange(4), abs=1e-4)
         assert (final["present"], final["absent"]) == ([*SENSORS], [])
-        assert 0 < final["latency_ms"] < 1000
+        assert 0 < final["latency_ms"] < 20_000  # a busy machine
         assert (final["run"], final["round"]) == (RUN, 12)
     site.wait(lambda: site.output.read_text().count('"a-') == len(products))  # a line each, none twice
     late = Watch(site.broker)
@@ -255,6 +255,9 @@ def test_what_came_while_the_head_was_away_is_predicted_and_what_is_open_at_its_
     site.stop("coordinator")
     assert watch.final("f-1")["absent"] == ["oven", "scale"]
     assert json.loads(site.output.read_text().splitlines()[-1])["product"] == "f-1"
+    site.append("oven", ["f-1"], raw)  # waits at the broker
+    site.start("coordinator")
+    site.wait(lambda: "of oven: late" in site.log("coordinator"))  # no second answer
 
 
 def test_of_two_services_of_one_member_one_gives_way_and_says_why(site: Site) -> None:
@@ -264,7 +267,7 @@ def test_of_two_services_of_one_member_one_gives_way_and_says_why(site: Site) ->
     loser, winner = (first, second) if first.poll() is not None else (second, first)
     assert loser.returncode == 1
     assert any(
-        "another process serves as press" in (site.folder / f"rival-{index}.log").read_text() for index in (0, 1)
+        "another process has connected as press" in (site.folder / f"rival-{index}.log").read_text() for index in (0, 1)
     )
     assert winner.poll() is None
     winner.terminate()

@@ -1,7 +1,10 @@
 """A line over a real broker: what it learns is what a simulation learns, to the last bit."""
 
 import queue
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +17,22 @@ from broker_config import topics
 from broker_config.codec import decode, encode
 from broker_config.embedded import start_broker
 from broker_config.endpoint import Endpoint
-from broker_config.errors import UsageError
+from broker_config.errors import EdgeNodeError, UsageError
 from broker_config.frames import Embeddings, encode_frame
 from broker_config.link import Delivery, Link
-from broker_config.messages import Refusal
+from broker_config.messages import Refusal, RoundState
 from broker_config.vertical import Channel, Denoising, LineHello, Recipe
+from edge.vertical import rivals
+from edge.vertical.rows import Samples
 from export.vertical import Rows, SensorBundles
 from tests.lines import COLUMNS, Threads, draw, feed, in_threads, left, line_spec, simulated, source
 from trainer import progress
-from trainer.vertical.live import head, sensor
+from trainer.vertical.live import pace, sensor
+from trainer.vertical.live.coordinating import coordinate
 from trainer.vertical.live.crier import Crier
 from trainer.vertical.live.joining import join
 from trainer.vertical.live.journal import history
+from trainer.vertical.live.learner import Learner
 from trainer.vertical.live.sensor import take_part
 from trainer.vertical.window import span
 
@@ -66,7 +73,7 @@ def test_frames_that_are_lost_are_asked_for_again_and_change_no_byte(
             publish(crier, topic, payload)
 
     monkeypatch.setattr(Crier, "publish", lossy)
-    monkeypatch.setattr(head, "_AGAIN", 0.05)
+    monkeypatch.setattr(pace, "_AGAIN", 0.05)
     spec = line_spec(seed=4)
     draw(tmp_path / "data", 100, 4)
     in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=7)
@@ -115,7 +122,7 @@ def test_a_second_head_and_a_second_sensor_of_one_name_are_turned_away(broker: s
         line.start("head", *spec.sensors)
         line.reach(3)
         with pytest.raises(UsageError, match="already has a coordinator"):
-            head.coordinate(
+            coordinate(
                 spec, tmp_path / "data/labels.csv", Endpoint.parse(broker), tmp_path / "other", rounds=1, new=False,
                 report=progress.ignore,
             )  # fmt: skip
@@ -176,10 +183,7 @@ def test_a_sensor_that_joins_a_line_that_is_over_serves_its_model_and_waits_for_
     assert ended == (4, False), "what is retained may be older than a head that asks for more rounds"
     bundles = SensorBundles(tmp_path / "bundle", Rows(COLUMNS["press"], "product", None))
     press = source(tmp_path / "data", "press")
-    started = sensor._Sensor(
-        spec, "press", press, Endpoint.parse(broker), tmp_path / "press", progress.ignore, bundles
-    )  # fmt: skip
-    started._hand_over(last=True)
+    Learner(spec, "press", press, tmp_path / "press", print, bundles).commit(last=True)
     assert (tmp_path / "bundle" / "manifest.json").is_file()
 
 
@@ -194,6 +198,7 @@ def test_a_sensor_that_has_no_rows_yet_takes_part_and_starts_again(broker: str, 
         line.start("oven")
         line.end()
     assert left(spec, tmp_path, 7).keys() == {"press", "oven", "head"}
+    assert {each.iterations for each in history(tmp_path / "head")} == {(2, 0)}
 
 
 def test_a_sensor_that_says_the_same_again_and_again_is_not_waited_for(broker: str, tmp_path: Path) -> None:
@@ -234,6 +239,72 @@ def test_an_older_spec_that_is_said_again_ends_no_sensor(broker: str, tmp_path: 
         feed(tmp_path / "data", tmp_path / "grown", span(spec.window, 9)[1])
         line.end()
     assert left(spec, tmp_path, 9) == simulated(spec, tmp_path / "data", 9)
+
+
+def test_an_old_end_of_the_line_that_is_said_again_ends_no_sensor(broker: str, tmp_path: Path) -> None:
+    """As above: once the line had three rounds only."""
+    spec = line_spec(absent="last", patience=5.0)
+    draw(tmp_path / "data", span(spec.window, 9)[1], 13)
+    feed(tmp_path / "data", tmp_path / "grown", span(spec.window, 6)[1])
+    link = Link(Endpoint.parse(broker), "echo", inbox=queue.Queue(), persistent=False)
+    with Threads(spec, broker, tmp_path / "grown", tmp_path, 9) as line, link:
+        line.start("head", *spec.sensors)
+        line.reach(3)
+        link.publish(topics.round_state(spec.federation), encode(RoundState(run=spec.run, round=3, status="finished")))
+        line.reach(6)
+        feed(tmp_path / "data", tmp_path / "grown", span(spec.window, 9)[1])
+        line.end()
+
+
+def test_while_a_product_is_late_a_sensor_only_looks_for_news(
+    broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = line_spec(patience=0.1)
+    draw(tmp_path / "data", 60, 14)
+    oven = tmp_path / "data" / "oven.csv"
+    *rows, last = oven.read_text().splitlines(keepends=True)[: span(spec.window, 2)[1] + 1]
+    oven.write_text("".join(rows))
+    take, taken = Samples.take, list[int]()
+
+    def counted(samples: Samples, products: Sequence[str]) -> Any:
+        taken.append(len(products))
+        return take(samples, products)
+
+    monkeypatch.setattr(Samples, "take", counted)
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 2) as line:
+        line.start("head", *spec.sensors)
+        line.until(lambda: "oven lacks product" in line.said("oven"))
+        before = len(taken)
+        line.until(lambda: line.said("head").count("which lacks") > 0)
+        time.sleep(5 * sensor._LOOK)
+        assert len(taken) == before
+        with oven.open("a") as file:
+            file.write(last)
+        line.end()
+
+
+def test_of_two_processes_of_one_sensor_one_gives_way_and_says_why(
+    broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a broker that does not say why it closes a connection."""
+    monkeypatch.setattr(rivals, "_OFTEN", 2)
+    spec = line_spec()
+    draw(tmp_path / "data", 60, 15)
+    lost = threading.Event()
+
+    def play(folder: str) -> str:
+        try:
+            take_part(
+                spec, "press", source(tmp_path / "data", "press"), Endpoint.parse(broker), tmp_path / folder,
+                report=progress.ignore, stop=lost.is_set,
+            )  # fmt: skip
+        except EdgeNodeError as error:
+            lost.set()
+            return error.what
+        return "goes on"
+
+    with ThreadPoolExecutor() as pool:
+        assert sorted(pool.map(play, ("one", "other"))) == ["another process has connected as press", "goes on"]
 
 
 def test_a_sensor_comes_with_the_columns_that_it_has_learnt_from_once_it_has_learnt(

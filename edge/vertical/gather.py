@@ -1,6 +1,7 @@
 """When to predict: products whose embeddings arrive one by one, from sensors of which some are late, gone or lying."""
 
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -46,12 +47,19 @@ class Gather:
     `most` / K products at a time; one that opens more closes its own oldest, so a sensor gone wild harms no other's.
     """
 
-    def __init__(self, sensors: tuple[Source, ...], deadline: float, most: int = 4096):
+    def __init__(
+        self,
+        sensors: tuple[Source, ...],
+        deadline: float,
+        most: int = 4096,
+        closed: Mapping[str, Iterable[str]] = {},
+    ):
+        """`closed` is what another of these gave at its end: what has had its final prediction gets no other."""
         self._sizes = {each.name: each.size for each in sensors}
         self._deadline, self._most = deadline, max(1, most // len(sensors))
         self._open: OrderedDict[str, _Open] = OrderedDict()  # in order of their first embeddings
         self._begun: dict[str, OrderedDict[str, None]] = {name: OrderedDict() for name in self._sizes}  # by whom opened
-        self._closed: OrderedDict[str, frozenset[str]] = OrderedDict()  # the newest: what each of them had
+        self._closed = OrderedDict((product, frozenset(had)) for product, had in closed.items())
         self._fresh: dict[str, None] = {}  # open products that have something new
         self._due: list[Due] = []
 
@@ -87,6 +95,11 @@ class Gather:
         for product in list(self._open):
             self._close(product)
         return self.due(0)
+
+    @property
+    def closed(self) -> dict[str, tuple[str, ...]]:
+        """The newest products that had their final prediction, and whose embeddings each of them had."""
+        return {product: tuple(sorted(had)) for product, had in self._closed.items()}
 
     def _fault(self, sensor: str, product: str, embedding: Array) -> Fault | None:
         if sensor not in self._sizes:

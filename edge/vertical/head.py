@@ -5,7 +5,7 @@ import queue
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct, field
 
-from broker_config import topics
+from broker_config import disk, topics
 from broker_config.codec import DecodeError
 from broker_config.endpoint import Endpoint
 from broker_config.errors import LinkError, brief
@@ -56,6 +56,13 @@ class Prediction(Struct, frozen=True, kw_only=True, omit_defaults=True):
     rounds: tuple[int, ...]  # of the models that made the embeddings, in the order of `present`
 
 
+class _Answered(Struct, frozen=True):
+    """What a service leaves to the next one: products that had their final prediction, and of which sensors."""
+
+    run: str
+    products: dict[str, tuple[str, ...]]
+
+
 class _Inbox(queue.Queue[Any]):
     """A queue that notes when each thing came, in seconds of the monotonic clock."""
 
@@ -67,6 +74,7 @@ def predict(
     bundle: Path,
     load: Callable[[Path], HeadModel],
     endpoint: Endpoint,
+    memory: Path,
     output: Path | None,
     deadline: float,
     stop: Callable[[], bool],
@@ -74,10 +82,12 @@ def predict(
     """Serve until `stop`; return how many products had their final prediction.
 
     A product's is final when all sensors have reported, or `deadline` seconds after the first one did. Final
-    predictions are appended to `output`, too. At the end, open products get theirs at once.
+    predictions are appended to `output`, too. At the end, open products get theirs at once, and the folder `memory` is
+    told which had theirs: the next service gives them no other.
 
     Raises:
-        EdgeNodeError: the bundle or the broker cannot be used at the start, or another process serves as the head.
+        EdgeNodeError: the bundle or the broker cannot be used at the start, `memory` cannot be written, or another
+            process serves as the head.
     """
     inbox = _Inbox(_INBOX)
     reloading = Reloading(bundle, load, inbox)
@@ -88,23 +98,34 @@ def predict(
     link.longest = LARGEST_FRAME
     link.subscribe(topics.products(federation, "+"))
     with link, reloading:
-        service = _Service(model, link, output, deadline)
+        answered = memory / f"{federation}-answered.json"
+        service = _Service(model, link, output, deadline, _recalled(answered, model.manifest.run))
         link.await_subscription(_DRAIN)
         sys.stderr.write(f"ready head, round {model.manifest.round}\n")
         while not stop():
             service.hear(inbox)
         service.finish()
         link.flush(_DRAIN)
+    with disk.writing(memory):
+        memory.mkdir(parents=True, exist_ok=True)
+        disk.replace_bytes(answered, _encode(service.answered))
     sys.stderr.write(f"stopped head: {some(service.final, 'product')} predicted\n")
     return service.final
 
 
 class _Service:
-    def __init__(self, model: HeadModel, link: Link, output: Path | None, deadline: float):
+    def __init__(
+        self,
+        model: HeadModel,
+        link: Link,
+        output: Path | None,
+        deadline: float,
+        closed: Mapping[str, tuple[str, ...]],
+    ):
         self.final = 0
         self._link, self._output, self._deadline = link, output, deadline
         self._models = deque([model], _KEPT)
-        self._gather = Gather(model.manifest.sensors, deadline)
+        self._gather = Gather(model.manifest.sensors, deadline, closed=closed)
         self._topic = topics.predictions(model.manifest.federation)
         self._left_out: Counter[tuple[str, str]] = Counter()  # by sensor and reason
         self._rivals = Rivals("the head")
@@ -133,6 +154,11 @@ class _Service:
         self._answer(self._gather.finish())
         for (sensor, reason), count in self._left_out.items():
             _log.warning("left out %d messages of %s: %s", count, sensor, reason)
+
+    @property
+    def answered(self) -> _Answered:
+        """What the next service is to know."""
+        return _Answered(self._models[-1].manifest.run, self._gather.closed)
 
     def _take(self, at: float, event: object, taken: list[Delivery]) -> None:
         match event:
@@ -212,6 +238,15 @@ class _Service:
             if not self._unwritten:
                 _log.warning("predictions are not written to %s: %s", path, error.strerror)
             self._unwritten = True
+
+
+def _recalled(path: Path, run: str) -> dict[str, tuple[str, ...]]:
+    """What the service before has left; of another run, or unreadable, it is of no use."""
+    try:
+        before = msgspec.json.decode(path.read_bytes(), type=_Answered)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return {}
+    return before.products if before.run == run else {}
 
 
 def predictions(model: HeadModel, due: Sequence[Due]) -> Iterator[Prediction]:

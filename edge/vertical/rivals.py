@@ -21,10 +21,10 @@ class Rivals:
         self._up, self._short = 0.0, 0
 
     def heed(self, event: LinkUp | LinkDown) -> None:
-        """Raise EdgeNodeError if this shows that another process serves as us."""
+        """Raise EdgeNodeError if this shows that another process is there."""
         if isinstance(event, LinkUp):
             self._up = self._clock()
             return
         self._short = self._short + 1 if self._clock() - self._up < _SHORT else 0
         if event.reason == TAKEN_OVER or self._short == _OFTEN:
-            raise EdgeNodeError(f"another process serves as {self._name}", "stop one of them")
+            raise EdgeNodeError(f"another process has connected as {self._name}", "stop one of them")

@@ -5,22 +5,21 @@ Facts are kept for ever (a round of 5 nodes takes about 1 KB); of tensors, see `
 
 import contextlib
 import sqlite3
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from broker_config.errors import EdgeNodeError, UsageError
+from broker_config.errors import UsageError
 from broker_config.messages import Manifest, Spec
+from trainer.facts import Facts, Statement
 
 TRANSITIONS = ("begun", "claimed", "admitted", "opened", "contributed", "concluded", "finished", "aborted")
 """The kinds of fact, in the order in which a run meets them first."""
 
-_VERSION = 2  # of the schema
-_SCHEMA = f"""
-BEGIN;
+_TABLES = """
 CREATE TABLE runs (
     run TEXT PRIMARY KEY, spec BLOB NOT NULL, digest TEXT NOT NULL, size INTEGER NOT NULL, begun TEXT NOT NULL,
     ended TEXT, outcome TEXT, result TEXT, result_size INTEGER);
@@ -34,8 +33,6 @@ CREATE TABLE rounds (
 CREATE TABLE contributions (
     run TEXT NOT NULL, round INTEGER NOT NULL, node TEXT NOT NULL, weight REAL NOT NULL, digest TEXT,
     bytes INTEGER NOT NULL, PRIMARY KEY (run, round, node));
-PRAGMA user_version = {_VERSION};
-COMMIT;
 """
 _LATEST = "SELECT {} FROM runs ORDER BY rowid DESC LIMIT 1"
 _CLOSE = "UPDATE rounds SET closed = ? WHERE run = ? AND round = ?"
@@ -91,26 +88,10 @@ class ClosedRound(msgspec.Struct, frozen=True):
     closed: str
 
 
-class Journal:
+class Journal(Facts):
     """Facts, every one a transaction that is on disk when the method returns. EdgeNodeError if the disk fails."""
 
-    def __init__(self, folder: Path):
-        self._folder = folder
-        with self._writing():
-            self._db = sqlite3.connect(folder / "journal.sqlite", isolation_level=None)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            (version,) = self._db.execute("PRAGMA user_version").fetchone()
-            (tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            if not tables:
-                self._db.executescript(_SCHEMA)
-                version = _VERSION
-        if version != _VERSION:
-            self.close()
-            raise UsageError(
-                f"the journal in {folder} was written by another version of edge-node",
-                "finish that run with its version, or choose another --state folder",
-            )
+    FILE, VERSION, TABLES = "journal.sqlite", 2, _TABLES
 
     def begun(self, spec: Spec, broadcast: Blob) -> None:
         """A new run starts from this broadcast."""
@@ -181,7 +162,7 @@ class Journal:
 
     def has_contributed(self, run: str, round_: int, node: str) -> bool:
         """Whether a node's contribution to a round is a fact."""
-        with self._writing():
+        with self._using():
             found = self._db.execute(
                 "SELECT 1 FROM contributions WHERE run = ? AND round = ? AND node = ?", (run, round_, node)
             ).fetchone()
@@ -189,7 +170,7 @@ class Journal:
 
     def tallies(self, run: str) -> list[Tally]:
         """What each node has contributed to a run."""
-        with self._writing():
+        with self._using():
             rows = self._db.execute(
                 "SELECT node, max(round), weight, sum(bytes) FROM contributions WHERE run = ? GROUP BY node", (run,)
             )  # beside max(), SQLite takes the other columns from the row that has it
@@ -197,36 +178,13 @@ class Journal:
 
     def latest(self) -> Run | None:
         """Where the newest run stands; None if there is none."""
-        with self._writing():
+        with self._using():
             return _latest(self._db)
 
-    def close(self) -> None:
-        """Release the file."""
-        self._db.close()
-
-    def _commit(self, kind: str, *statements: tuple[str, tuple[object, ...]]) -> None:
+    def _commit(self, kind: str, *statements: Statement) -> None:
         """The one way into the database: all of a fact, or nothing."""
         assert kind in TRANSITIONS
-        with self._writing():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                for statement, values in statements:
-                    self._db.execute(statement, values)
-                self._db.execute("COMMIT")
-            except sqlite3.Error:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, sqlite3.Error) as error:
-            raise EdgeNodeError(
-                f"the journal in {self._folder} cannot be written: {error}",
-                "free some space there, make it writable, and start again: nothing is lost",
-            ) from error
+        self._write(*statements)
 
 
 def has_run(folder: Path) -> bool:

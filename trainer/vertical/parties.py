@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from broker_config.errors import EdgeNodeError
 from broker_config.vertical import Denoising, Recipe
 from trainer.seeding import key_to_seed
-from trainer.vertical.channel import Extent
+from trainer.vertical.channel import Array, Extent, extent
 from trainer.vertical.denoiser import Denoiser
 from trainer.vertical.networks import HEAD, feature_model, head_model
 
@@ -47,8 +48,15 @@ class Sensor:
         """`clip` is that of the line's Privacy; `secret`, which it needs, is this sensor's own and never leaves it."""
         self.index, self.name, self.secret = index, name, secret
         self.model = feature_model(network, shape, seed, name, clip)
-        self.extent: Extent | None = None  # of what it sent in its newest round
+        self.sent: Array | Extent | None = None  # in its newest round, or the extent of that
         self._recipe, self._seed = recipe, seed
+
+    @property
+    def extent(self) -> Extent | None:
+        """Of what it sent in its newest round; it is measured for whoever asks, which is seldom done."""
+        if isinstance(self.sent, np.ndarray):
+            self.sent = extent(self.sent)
+        return self.sent
 
     @torch.no_grad()
     def embed(self, samples: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from broker_config.vertical import LineSpec
+from broker_config.vertical import Channel, LineSpec
 from trainer.seeding import generator, key_to_seed
 from trainer.vertical.channel import extent, passed
 from trainer.vertical.denoiser import pairs_in
@@ -92,17 +92,20 @@ class Sent(NamedTuple):
 
 def send(spec: LineSpec, sensor: Sensor, samples: Tensor, round_: int) -> Sent:
     """Embed a round's samples; the channel's noise is drawn by (seed, sensor, round), protection by the secret."""
-    random = generator(spec.seed, sensor.name, round_, "channel")
     embedding = sensor.embed(samples)
-    safe = protected(spec.privacy, embedding.numpy(), sensor.secret)
-    sensor.extent = extent(safe)
-    received = torch.from_numpy(passed(spec.channel, safe, random, sensor.extent))
-    if not pairs_in(spec.denoising, round_):
-        return Sent(received, None)
-    if spec.denoising.target == "clean":
-        return Sent(received, embedding)
-    other = protected(spec.privacy, embedding.numpy(), sensor.secret, copy=1)
-    return Sent(received, torch.from_numpy(passed(spec.channel, other, random, sensor.extent)))
+    copies = [protected(spec.privacy, embedding.numpy(), sensor.secret)]
+    pairs, clean = pairs_in(spec.denoising, round_), spec.denoising.target == "clean"
+    if pairs and not clean:
+        copies.append(protected(spec.privacy, embedding.numpy(), sensor.secret, copy=1))
+    sensor.sent = copies[0]
+    if spec.channel != Channel():
+        random = generator(spec.seed, sensor.name, round_, "channel")
+        sensor.sent = measure = extent(copies[0])
+        copies = [passed(spec.channel, each, random, measure) for each in copies]
+    received, *second = map(torch.from_numpy, copies)
+    if pairs and clean:
+        second = [embedding]
+    return Sent(received, second[0] if second else None)
 
 
 def _secret(seed: int, sensor: str) -> bytes:

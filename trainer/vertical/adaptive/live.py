@@ -73,9 +73,10 @@ class Guarded:
         """Decide; never raises."""
         most = self._iterations * ones(len(timing.iteration))
         try:
-            if not all(np.isfinite(each).all() and (each >= 0).all() for each in timing):
+            times = np.array(timing)
+            if not (np.isfinite(times).all() and times.min() >= 0):
                 raise ValueError("a timing is negative or no number")
-            known = Timing(*(np.maximum(each, SHORTEST) for each in timing))
+            known = Timing(*np.maximum(times, SHORTEST))
             decision = np.asarray(self._policy(known, round_))
             if decision.shape != most.shape or not np.isfinite(decision).all():
                 raise ValueError(f"it decided {decision!r}")

@@ -1,21 +1,18 @@
 """One experiment from its name to its table: what is asked for, what is missing, and what came of it."""
 
 import hashlib
-import os
-from collections.abc import Iterable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
 
 from broker_config.errors import UsageError, nearest
-from edge.words import about, some
 from trainer import progress
-from trainer.experiments.machine import TORCH, machine
-from trainer.experiments.processes import over_processes
+from trainer.experiments.cells import Cells, Work
+from trainer.experiments.machine import TORCH
 from trainer.experiments.store import Records
-from trainer.experiments.tally import Failed, State, judge
+from trainer.experiments.tally import Failed
 from trainer.vertical.adaptive.live import OnnxAgent
 from trainer.vertical.experiments import data, figures, paper, tables, views
 from trainer.vertical.experiments.cell import Cell, Finished
@@ -39,8 +36,8 @@ class Order(NamedTuple):
     agents: tuple[Path, ...] = ()  # trained policies, of lines with different numbers of sensors
 
 
-class Experiment:
-    """A grid of cells, some of them finished already."""
+class Experiment(Cells[Cell, Finished]):
+    """A grid of lines, some of them played already."""
 
     def __init__(self, order: Order, show: progress.Report):
         """Read the data.
@@ -51,9 +48,7 @@ class Experiment:
         if order.name not in GRIDS:
             raise UsageError(f"there is no experiment {order.name!r}", f"take one of {', '.join(GRIDS)}")
         _check_data(order.data)
-        self._order = order
-        self._records = Records(order.store / "cells.jsonl", Finished)
-        self._workers = order.workers or len(os.sched_getaffinity(0))
+        self._name = order.name
         show(progress.Step(what="reading data"))
         read = {name: data.read(name, path) for name, path in order.data.items()}
         for name, (_, source) in read.items():
@@ -65,46 +60,8 @@ class Experiment:
         self._material = Material(dict(read.values()), {digests[line]: content for line, content in agents.items()})
         plan = Plan(studies, {name: digest for name, (digest, _) in read.items()}, TORCH, digests)
         self.entries = GRIDS[order.name](plan)
-        self.cells = distinct(self.entries)
-
-    def missing(self) -> list[Cell]:
-        """What is not finished."""
-        there = self.finished()
-        return [cell for cell in self.cells if cell.key not in there]
-
-    def finished(self) -> dict[str, Finished]:
-        """All that is finished in the store, by key; of equal keys the first."""
-        return {each.key: each for each in reversed(list(self._records))}
-
-    def state(self) -> State:
-        """How far it is."""
-        missing = self.missing()
-        return State(len(self.cells), len(missing), self._estimate(missing))
-
-    def describe(self, state: State) -> str:
-        """That in words."""
-        done = f"{state.cells - state.missing} of {some(state.cells, 'cell')} finished in {self._order.store}"
-        if not state.missing:
-            return done
-        if state.seconds is None:
-            return f"{done}; how long the rest takes is known once some of each kind has been played"
-        return f"{done}; the rest takes {about(state.seconds)} with {some(self._workers, 'worker')}"
-
-    def run(self, show: progress.Report) -> list[Failed[Cell]]:
-        """Run what is missing, storing each result as it comes; returns what failed, which is tried again next time."""
-        left = {cell.key: cell for cell in self.missing()}
-        total, failed = len(left), []
-        show(progress.Step(what=f"{total} of {len(self.cells)} cells to run"))
-        with closing(over_processes(self._workers, attempt, list(left.values()), self._material)) as outcomes:  # type: ignore[type-var]
-            for outcome in outcomes if total else ():
-                cell = left.pop(outcome.cell.key)
-                if isinstance(outcome, Failed):
-                    failed.append(outcome)
-                    show(progress.Note(text=f"failed: {describe(cell)}: {outcome.error}"))
-                    continue
-                self._records.add([outcome])
-                show(_event(outcome, total - len(left), total, self._estimate(left.values())))
-        return failed
+        records = Records(order.store / "cells.jsonl", Finished)
+        super().__init__(distinct(self.entries), records, order.store, order.workers)
 
     def tell(self, console: Console) -> list[Path]:
         """Print its tables, draw its figure, and return the files that it has written.
@@ -112,13 +69,24 @@ class Experiment:
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
         """
-        name, folder = self._order.name, self._order.store
         panels = views.panels(self.entries, self.finished())
-        return [tables.show(name, panels, folder, console), figures.draw(name, panels, folder)]
+        return [
+            tables.show(self._name, panels, self.folder, console),
+            figures.draw(self._name, panels, self.folder),
+        ]
 
-    def _estimate(self, cells: Iterable[Cell]) -> float | None:
-        ran = [(*_work(each.cell), each.seconds) for each in self.finished().values() if each.machine == machine()]
-        return judge([_work(cell) for cell in cells], ran, self._workers)
+    def _attempt(self) -> tuple[Callable[[Cell, Material], Finished | Failed[Cell]], Material]:
+        return attempt, self._material
+
+    def _told(self, cell: Cell) -> str:
+        return describe(cell)
+
+    def _figures(self, finished: Finished) -> dict[str, float | None]:
+        last = finished.last
+        return {"accuracy": last.accuracy if last else None, "rmse": last.rmse if last else None}
+
+    def _work(self, cell: Cell) -> Work:
+        return _work(cell)
 
 
 def describe(cell: Cell) -> str:
@@ -127,19 +95,6 @@ def describe(cell: Cell) -> str:
     denoised = f", denoised {cell.denoising.rounds} rounds" if cell.denoising.rounds else ""
     steps = cell.policy or "E = " + " ".join(map(str, cell.iterations))
     return f"{cell.kind}, {paper.DATASETS[cell.split.data]}, {noise}{denoised}, {steps}, seed {cell.seed}"
-
-
-def _event(finished: Finished, done: int, total: int, left: float | None) -> progress.CellFinished:
-    last = finished.last
-    return progress.CellFinished(
-        done=done,
-        total=total,
-        cell=describe(finished.cell),
-        accuracy=last.accuracy if last else None,
-        rmse=last.rmse if last else None,
-        seconds=finished.seconds,
-        left=left,
-    )
 
 
 def _work(cell: Cell) -> tuple[tuple[str, str, str, int], float]:

@@ -43,11 +43,7 @@ def _curves(axes: "Axes", panel: Panel, measure: Measure) -> None:
         if not rounds:
             continue
         colour = style.COLOURS[number - 1] if number else style.REFERENCE
-        mean = values.mean(axis=0)
-        axes.plot(rounds, mean, lw=1.5, color=colour, label=variant)
-        if len(values) > 1:
-            spread = values.std(axis=0, ddof=1)
-            axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.18, lw=0)
+        style.band(axes, rounds, values, colour, variant)
     axes.set_ylabel(measure.name)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from broker_config.errors import EdgeNodeError, explain
 from broker_config.vertical import LineSpec
-from trainer.experiments.machine import TORCH, machine
+from trainer.experiments.machine import check_torch, machine
 from trainer.experiments.tally import Failed
 from trainer.vertical.adaptive.latency import Floats, Ints, Simulated, disparity, latencies
 from trainer.vertical.adaptive.live import OnnxAgent
@@ -41,10 +41,7 @@ def run_cell(cell: Cell, material: Material) -> Finished:
     Raises:
         EdgeNodeError: another torch is installed here, or the products do not last.
     """
-    if cell.torch != TORCH:
-        raise EdgeNodeError(
-            f"the cell asks for torch {cell.torch}, this machine has {TORCH}", "install that torch there"
-        )
+    check_torch(cell.torch)
     started = time.monotonic()
     parts = split(cell.split, material.sources[cell.split.digest], cell.seed, cell.window.start)
     timings = Simulated(len(cell.iterations)).sample(cell.rounds, cell.seed, 0)

@@ -2,21 +2,25 @@
 
 import queue
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from broker_config import topics
 from broker_config.codec import encode
 from broker_config.endpoint import Endpoint
-from broker_config.frames import LARGEST_FRAME
+from broker_config.frames import LARGEST_FRAME, encode_frame
 from broker_config.link import Link
-from broker_config.messages import Presence, Refusal, RoundState, Stage, Welcome
+from broker_config.messages import Finished, Presence, Refusal, RoundState, Stage, Welcome
 from broker_config.vertical import LineOverview, LineSpec, SensorState
+from trainer.vertical.live import packing
+from trainer.vertical.live.exchange import Collecting
 from trainer.vertical.live.journal import ClosedRound
 
 _EVERY = 1.0  # seconds between two overviews, at least
 _FAREWELL = 5.0  # seconds for the last words
+Replies = Sequence[tuple[str | None, bytes]]
+"""Frames of a round's answer, and for which sensor each is; None: for all."""
 _MOST = 1_000_000  # rounds that a RoundState can tell of
 
 
@@ -57,7 +61,35 @@ class Crier:
         """A frame: what is lost of it is asked for again."""
         self.link.publish(topic, payload, qos=0)
 
-    def answer(self, sensor: str, message: Welcome | Refusal) -> None:
+    def open_round(
+        self,
+        round_: Collecting,
+        positions: tuple[int, int],
+        since: int,
+        products: Sequence[str],
+        sensor: str | None = None,
+    ) -> None:
+        """A round is open, with these products from position `since` on; said to all, or to one sensor again."""
+        federation = self._spec.federation
+        topic = topics.gradients(federation, sensor) if sensor else topics.opened(federation)
+        first, last = positions
+        frame = {"run": round_.run, "attempt": round_.attempt, "round": round_.round}
+        for each in packing.opened(first, last, since, products, **frame):
+            self.publish(topic, encode_frame(each))
+
+    def reply(self, replies: Replies) -> None:
+        """What a round trains with, to whom it is for."""
+        for sensor, payload in replies:
+            federation = self._spec.federation
+            self.publish(topics.gradients(federation, sensor) if sensor else topics.representation(federation), payload)
+
+    def reply_again(self, replies: Replies, sensor: str) -> None:
+        """To this sensor, what is for it."""
+        for name, payload in replies:
+            if name in (None, sensor):
+                self.publish(topics.gradients(self._spec.federation, sensor), payload)
+
+    def answer(self, sensor: str, message: Welcome | Refusal | Finished) -> None:
         """A message for one sensor; none while the broker takes them more slowly than sensors ask for them."""
         if not self.link.crowded:
             self.link.publish(topics.down(self._spec.federation, sensor), encode(message))

@@ -120,7 +120,7 @@ class Collecting:
         for column, (name, size) in enumerate(self._sizes.items()):
             arrived = self.arrived.get(name)
             received.append(arrived.received if arrived else torch.zeros(self._count, size))
-            if arrived:
-                present[:, column] = True
+            present[:, column] = arrived is not None
+            if arrived and arrived.missing:
                 present[sorted(arrived.missing), column] = False
         return received, present

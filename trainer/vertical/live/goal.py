@@ -1,12 +1,21 @@
 """What a sensor knows of the round that it works towards: pure, without broker, clock or data."""
 
 from collections.abc import Sequence, Set
+from typing import NamedTuple
 
 from broker_config.frames import Graded, Opened, Represented
 from broker_config.vertical import LineSpec
 from trainer.vertical.window import span
 
 _REMEMBERED = 3  # groups of rounds whose products are known beside those of the newest round
+
+
+class Goal(NamedTuple):
+    """The newest round that opened."""
+
+    frame: Opened
+    since: float  # when we learnt of it
+    late: frozenset[str] = frozenset()  # products without a sample, when we last looked
 
 
 class Positions:

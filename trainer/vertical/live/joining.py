@@ -17,7 +17,7 @@ from trainer.enrol import check_name_free
 from trainer.vertical.live.source import Source
 
 if TYPE_CHECKING:
-    from trainer.vertical.live.sensor import Deploy
+    from trainer.vertical.live.learner import Deploy
 
 _PAUSE = 0.3  # seconds between two looks for a head
 

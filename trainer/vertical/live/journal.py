@@ -2,24 +2,21 @@
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from broker_config.errors import EdgeNodeError, UsageError
+from broker_config.errors import UsageError
 from broker_config.vertical import LineSpec
+from trainer.facts import Facts
 
-_VERSION = 1  # of the schema
-_SCHEMA = f"""
-BEGIN;
+_TABLES = """
 CREATE TABLE runs (run TEXT PRIMARY KEY, spec BLOB NOT NULL, attempt INTEGER NOT NULL);
 CREATE TABLE sensors (
     run TEXT NOT NULL, sensor TEXT NOT NULL, identity TEXT NOT NULL, columns INTEGER NOT NULL,
     PRIMARY KEY (run, sensor));
 CREATE TABLE rounds (run TEXT NOT NULL, round INTEGER NOT NULL, fact BLOB NOT NULL, PRIMARY KEY (run, round));
-PRAGMA user_version = {_VERSION};
-COMMIT;
 """
 _MOST = 100_000  # rounds whose facts are kept
 _NEWEST = "SELECT run, spec, attempt FROM runs ORDER BY rowid DESC LIMIT 1"
@@ -47,95 +44,53 @@ class ClosedRound(msgspec.Struct, frozen=True, kw_only=True):
     iteration: dict[str, float]
 
 
-class Journal:
+class Journal(Facts):
     """The facts of a head's runs. EdgeNodeError if the disk fails."""
 
-    def __init__(self, folder: Path):
-        self._folder = folder
-        with self._writing():
-            self._db = sqlite3.connect(folder / "line.sqlite", isolation_level=None)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            (version,) = self._db.execute("PRAGMA user_version").fetchone()
-            (tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            if not tables:
-                self._db.executescript(_SCHEMA)
-                version = _VERSION
-        if version != _VERSION:
-            self.close()
-            raise UsageError(
-                f"the journal in {folder} was written by another version of edge-node",
-                "finish that run with its version, or choose another --state folder",
-            )
+    FILE, VERSION, TABLES = "line.sqlite", 1, _TABLES
 
     def newest(self) -> LineSpec | None:
         """The spec of the newest run; None if there is none."""
-        with self._writing():
+        with self._using():
             row = self._db.execute(_NEWEST).fetchone()
         return msgspec.json.decode(row[1], type=LineSpec) if row else None
 
     def begin(self, spec: LineSpec) -> None:
         """A new run."""
-        self._commit(("INSERT INTO runs VALUES (?, ?, 0)", (spec.run, msgspec.json.encode(spec))))
+        self._write(("INSERT INTO runs VALUES (?, ?, 0)", (spec.run, msgspec.json.encode(spec))))
 
     def has_rounds(self, run: str) -> bool:
         """Whether anything of a run is written down."""
-        with self._writing():
+        with self._using():
             return self._db.execute("SELECT 1 FROM rounds WHERE run = ? LIMIT 1", (run,)).fetchone() is not None
 
     def attempt(self, run: str) -> int:
         """The number of the next attempt: it is higher than any before it, whatever is killed."""
-        with self._writing():
+        with self._using():
             (attempt,) = self._db.execute("SELECT attempt FROM runs WHERE run = ?", (run,)).fetchone()
-        self._commit(("UPDATE runs SET attempt = ? WHERE run = ?", (attempt + 1, run)))
+        self._write(("UPDATE runs SET attempt = ? WHERE run = ?", (attempt + 1, run)))
         return int(attempt) + 1
 
     def admit(self, run: str, sensor: str, member: Member) -> None:
         """A sensor is let in, or has a new state folder."""
-        self._commit(
+        self._write(
             ("INSERT OR REPLACE INTO sensors VALUES (?, ?, ?, ?)", (run, sensor, member.identity, member.columns))
         )
 
     def members(self, run: str) -> dict[str, Member]:
         """Who was let in."""
-        with self._writing():
+        with self._using():
             rows = self._db.execute("SELECT sensor, identity, columns FROM sensors WHERE run = ?", (run,))
             return {sensor: Member(identity, columns) for sensor, identity, columns in rows}
 
     def close_rounds(self, run: str, rounds: Sequence[ClosedRound]) -> None:
         """Rounds are closed: one group. Those that are played again replace themselves; very old ones are dropped."""
         if rounds:
-            self._commit(
+            self._write(
                 *(("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)", (run, each.round, msgspec.json.encode(each)))
                   for each in rounds),
                 ("DELETE FROM rounds WHERE run = ? AND round <= ?", (run, rounds[-1].round - _MOST)),
             )  # fmt: skip
-
-    def close(self) -> None:
-        """Release the file."""
-        self._db.close()
-
-    def _commit(self, *statements: tuple[str, tuple[object, ...]]) -> None:
-        with self._writing():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                for statement, values in statements:
-                    self._db.execute(statement, values)
-                self._db.execute("COMMIT")
-            except sqlite3.Error:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, sqlite3.Error) as error:
-            raise EdgeNodeError(
-                f"the journal in {self._folder} cannot be written: {error}",
-                "free some space there, make it writable, and start again: nothing is lost",
-            ) from error
 
 
 def history(folder: Path) -> list[ClosedRound]:

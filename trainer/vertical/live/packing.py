@@ -1,6 +1,7 @@
 """A round's tensors as frames of about `frames.PART` bytes, and frames as tensors again."""
 
 from collections.abc import Iterator, Sequence
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -40,9 +41,9 @@ class Rows:
         values = np.frombuffer(data, "<f4").reshape(-1, width)
         if row + len(values) > count:
             raise ValueError(f"rows {row} to {row + len(values)} of {count}")
-        if not np.isfinite(values).all():
+        if not isfinite(largest := np.abs(values).max()):  # as it is if any of them is NaN
             raise ValueError("it holds NaN or infinity")
-        if (largest := np.abs(values).max()) > _LARGEST:
+        if largest > _LARGEST:
             raise ValueError(f"it holds a number as large as {largest:.3g}")
         self._values[row : row + len(values)] = values
         self._there[row : row + len(values)] = True
@@ -147,8 +148,8 @@ class Phi:
         classes, width = self._classes, sum(rows.tensor.shape[1] for rows in self._rows)
         values = Rows(1, classes * (width + 1))
         values.put(0, data)
-        weight, bias = torch.split(values.tensor[0], [classes * width, classes])
-        return {"weight": weight.reshape(classes, width).clone(), "bias": bias.clone()}
+        weight, bias = values.tensor[0, : classes * width], values.tensor[0, classes * width :]
+        return {"weight": weight.reshape(classes, width), "bias": bias}
 
 
 class Gradient:

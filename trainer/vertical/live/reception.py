@@ -105,6 +105,11 @@ class Reception:
         if session:
             self._crier.answer(name, Refusal(session=session, reason=error.why, remedy=remedy))
 
+    def release(self, sensor: str) -> None:
+        """Tell a sensor that the line is over. In answer to its own session: what is retained may be played back."""
+        if session := self._roster.session(sensor):
+            self._crier.answer(sensor, Finished(session=session, run=self._spec.run))
+
     def _look_at(self, sensor: str, payload: bytes) -> None:
         frame = decode_frame(payload)
         if not isinstance(frame, Embeddings):

@@ -87,12 +87,11 @@ class Server:
                 self.absence.restore(under("absence.", state))
 
     def represent(self, collecting: Collecting, first: int, last: int, timing: Timing) -> Represent:
-        """Make of what has arrived what the round trains with. Who is not there takes no local iterations.
+        """Make of what has arrived what the round trains with. Who has no product of it takes no local iterations.
 
         Raises:
             EdgeNodeError: the head has diverged, before a sensor learns of that.
         """
-        names, arrived = self.spec.sensors, collecting.arrived
         received, present = collecting.whole()
         self._denoise(collecting, received, present.all(1))
         phi = self.head.represent(received)
@@ -102,12 +101,8 @@ class Server:
         if not all(each.isfinite().all() for each in phi.embeddings):
             raise diverged("the head")
         decided = self._decide(timing, collecting.round)
-        iterations = tuple(int(steps) if name in arrived else 0 for name, steps in zip(names, decided, strict=True))
+        iterations = tuple((decided * present.any(0).numpy()).tolist())
         return Represent(phi, labels, iterations)
-
-    def loss(self, made: Represent) -> float:
-        """F_t, before anybody learns."""
-        return torch.nn.functional.cross_entropy(self.head.predict(made.phi.embeddings), made.labels).item()
 
     def _denoise(self, collecting: Collecting, received: Sequence[Tensor], whole: Tensor) -> None:
         """Let the denoiser learn from the products [N] of which every sensor has sent both copies."""
@@ -131,15 +126,41 @@ class Server:
             for part in packing.graded(*grade, steps, **frame):
                 yield name, part
 
-    def learn(self, made: Represent, fact: ClosedRound) -> None:
-        """Take the head's local iterations: as many as the busiest sensor. A group of rounds ends on the disk."""
-        self.head.learn(made.phi, made.labels, max(made.iterations), fact.round)
-        self.round = fact.round
+    def learn(
+        self,
+        made: Represent,
+        round_: Collecting,
+        positions: tuple[int, int],
+        seconds: float,
+        costs: Mapping[str, tuple[float, float, float]],
+    ) -> ClosedRound:
+        """Take the head's local iterations: as many as the busiest sensor. A group of rounds ends on the disk.
+
+        `seconds` the round took, and `costs` (collection, communication, iteration) are those of its sensors.
+        """
+        loss = torch.nn.functional.cross_entropy(self.head.predict(made.phi.embeddings), made.labels).item()
+        self.head.learn(made.phi, made.labels, max(made.iterations), round_.round)
+        collection, communication, iteration = (
+            {name: costs[name][which] for name in round_.arrived} for which in range(3)
+        )
+        fact = ClosedRound(
+            round=round_.round,
+            attempt=round_.attempt,
+            first=positions[0],
+            last=positions[1],
+            iterations=made.iterations,
+            loss=loss,
+            seconds=seconds,
+            collection=collection,
+            communication=communication,
+            iteration=iteration,
+        )
+        self.round, self._seen = fact.round, made.phi.embeddings
         self._facts.append(fact)
-        self._seen = made.phi.embeddings
         if self.round % self.spec.commit == 0:
             self.commit()
             self.deploy(last=False)
+        return fact
 
     def deploy(self, *, last: bool) -> None:
         """Let the model as it is be served; `last`: there will be no other."""
