@@ -27,7 +27,7 @@ demo: $(INSTALLED)
 	$(BIN)/edge-node demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Kill everything, many times, send what no peer should, and look for a byte that differs.
 chaos: $(INSTALLED)

@@ -23,12 +23,12 @@ import torch
 from torch.nn import functional
 
 from broker_config.messages import Spec
-from trainer import backbones
 from trainer.data import Images, LabelledImages
 from trainer.engine import TrainingSet, Views, augment, batches
 from trainer.federation.spec import Request, draft
 from trainer.simulate import Engine, simulate
 from trainer.tree import Arrays
+from trainer.vision import torchvision_models
 
 CLASSES = ("a", "b", "c")
 RATIOS = (("plain", "bare"), ("batched", "bare"), ("afedcl batched", "afedcl plain"))
@@ -60,7 +60,7 @@ def job(method: str, nodes: int, samples: int, rounds: int, model: str, size: in
 def bare(work: Job, device: str) -> None:
     """FedAvg without us. Each node keeps its optimiser from round to round, as ours do."""
     spec, random = work.spec, torch.Generator().manual_seed(0)
-    average = getattr(backbones.torchvision_models(), spec.model)(num_classes=len(CLASSES)).to(device).eval()
+    average = getattr(torchvision_models(), spec.model)(num_classes=len(CLASSES)).to(device).eval()
     models = {name: copy.deepcopy(average) for name in work.images}
     optimisers = {name: torch.optim.Adam(m.parameters(), lr=spec.training.learning_rate) for name, m in models.items()}
     data = {name: TrainingSet.of(own.train, spec.preprocessing, device) for name, own in work.images.items()}

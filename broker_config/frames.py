@@ -64,7 +64,7 @@ class Represented(Frame, frozen=True, kw_only=True):
     head: bytes = b""  # float32: weight [C, sum of D_k], then bias [C]; in part 0
     embeddings: Annotated[tuple[bytes, ...], Meta(max_length=64)]  # of each sensor [n, D_k], denoised
     labels: bytes  # uint16 [n]
-    iterations: Annotated[tuple[Count, ...], Meta(max_length=64)]  # E_{t,k}, in the order of sensors; 0: was absent
+    iterations: Annotated[tuple[Count, ...], Meta(max_length=64)]  # E_{t,k}, in the order of sensors; 0: has no product
     part: Count = 0
     parts: Annotated[int, Meta(ge=1, le=10_000)] = 1
 

@@ -103,6 +103,7 @@ class Spec(Message, frozen=True, kw_only=True):
     deadline: Seconds = 0.0  # of a round, after which a quorum suffices; 0: none
     min_wait: Seconds = 0.0  # for absent nodes, before a quorum of all that are present suffices
     aggregation: Aggregation = Aggregation()
+    relays: dict[str, TensorSpec] = {}  # what a node contributes beside, by name; it is not averaged
 
 
 class RoundState(Message, frozen=True, kw_only=True):

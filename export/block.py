@@ -71,7 +71,6 @@ def widen(graph: GraphProto, pixels: str, zero: int) -> None:
     values.put(shared.first, weight[keep], bias[keep])
     values.put(shared.depthwise, deep[keep], shift[keep])
     next(each for each in shared.depthwise.attribute if each.name == "group").i = len(keep)
-    del graph.value_info[:]  # the shapes before
 
 
 def _readers(graph: GraphProto, name: str) -> list[NodeProto]:

@@ -13,16 +13,19 @@ import onnxscript.optimizer
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
-from torch.nn.functional import conv2d, linear
+from torch.nn.functional import linear
 
 from broker_config.errors import EdgeNodeError, UsageError
 from broker_config.messages import Preprocessing
+from export import evidence
 from trainer import backbones
 from trainer.network import Network, Tree
+from trainer.texture.network import behind_stem
 from trainer.weights import FEATURES
 
 EXTRAS: tuple[Literal["opinions", "features", "maps"], ...] = ("opinions", "features", "maps")
 OUTPUTS = ("probabilities", *EXTRAS)
+"""Of a graph; some have no maps, which come last."""
 REMEDY = "install the torch, onnx and onnxscript versions of constraints.txt; report it if it stays"
 _OPSET = 20
 _OURS = ("temperature", "channel_mean")  # values that no personal model holds
@@ -56,8 +59,9 @@ def kind(tree: Tree) -> Literal["one", "fused", "joined"]:
 class _Served(nn.Module):
     """uint8 images [n, S, S, 3] -> probabilities [n, classes] and EXTRAS; `module` folds the preprocessing in.
 
-    The maps of all encoders, averaged over space and added up, plus the classifier's bias, are the logits (before they
-    are divided by the temperature): a map says what each place of the image adds to each class.
+    Two encoders share a stem. The maps of all encoders, averaged over space and added up, plus the classifier's bias,
+    are the logits (before they are divided by the temperature): a map says what each place of the image adds to each
+    class. Where features are no sum over places there are none.
     """
 
     fusion: Tensor
@@ -67,8 +71,9 @@ class _Served(nn.Module):
     def __init__(self, architecture: Architecture):
         super().__init__()
         self.encoder = backbones.build(architecture.model)
-        self.received = None if architecture.encoders == "one" else backbones.build(architecture.model)
+        self.has_stem = "stem" in dict(self.encoder.named_children())
         self.kind = architecture.encoders
+        self.received = None if self.kind == "one" else behind_stem(backbones.build(architecture.model))
         features = FEATURES[architecture.model] * (2 if self.kind == "joined" else 1)
         self.classifier = nn.Linear(features, architecture.classes)
         if self.kind == "fused":
@@ -78,34 +83,28 @@ class _Served(nn.Module):
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         pixels = image.permute(0, 3, 1, 2).float() - self.channel_mean
-        own = backbones.feature_map(self.encoder, pixels)
+        seen = self.encoder.get_submodule("stem")(pixels) if self.has_stem else pixels
+        both = (self.encoder,) if self.received is None else (self.received, self.encoder)
+        alone, places = zip(*(evidence.look(encoder, seen) for encoder in both), strict=True)
         weight, bias = self.classifier.weight, self.classifier.bias
-        if self.received is None:
-            means = [own.mean((2, 3))]
-            features, heads = means[0], [weight]
-            maps = [_map(own, weight)]
-        else:
-            received = backbones.feature_map(self.received, pixels)
-            means = [received.mean((2, 3)), own.mean((2, 3))]
-            if self.kind == "joined":
+        match self.kind:
+            case "one":
+                features, heads, shares = alone[0], [weight], [weight]
+            case "fused":
+                features, heads = Network.fuse(self.fusion, *alone), [weight, weight]
+                shares = [self.fusion * weight, (1 - self.fusion) * weight]
+            case "joined":
                 width = self.classifier.in_features // 2
-                features, heads = Network.join(*means), [weight[:, :width], weight[:, width:]]
-                maps = [_map(received, heads[0]), _map(own, heads[1])]
-            else:
-                features, heads = Network.fuse(self.fusion, *means), [weight, weight]
-                maps = [_map(received, self.fusion * weight), _map(own, (1 - self.fusion) * weight)]
-        opinions = torch.stack([linear(mean, head, bias) for mean, head in zip(means, heads, strict=True)], 1)
+                features, heads = Network.join(*alone), [weight[:, :width], weight[:, width:]]
+                shares = heads
+        opinions = torch.stack([linear(each, head, bias) for each, head in zip(alone, heads, strict=True)], 1)
+        maps = [adds(share) for adds, share in zip(places, shares, strict=True) if adds]
         return (
             torch.softmax(self.classifier(features) / self.temperature, 1),
             torch.softmax(opinions / self.temperature, 2),
             features,
-            torch.stack(maps, 1),
+            *([torch.stack(maps, 1)] if maps else []),
         )
-
-
-def _map(seen: Tensor, head: Tensor) -> Tensor:
-    """What each place of a feature map [n, F, h, w] adds to each class, [n, classes, h, w] (Zhou et al. 2016)."""
-    return conv2d(seen, head[:, :, None, None])
 
 
 def module(architecture: Architecture, tree: Tree, source: Path) -> nn.Module:
@@ -119,8 +118,8 @@ def module(architecture: Architecture, tree: Tree, source: Path) -> nn.Module:
         )
     for name, value in tree.items():
         state[name].copy_(value)
-    folded = fuse(served)
-    for prefix in ("encoder",) if served.received is None else ("received", "encoder"):
+    folded = fuse(served) if any(isinstance(each, nn.BatchNorm2d) for each in served.modules()) else served
+    for prefix in ("encoder",) if served.received is None or served.has_stem else ("received", "encoder"):
         _fold_scale(folded.get_submodule(prefix), architecture.preprocessing.std)
     return folded
 
@@ -134,6 +133,8 @@ def _fold_scale(encoder: nn.Module, std: Sequence[float]) -> None:
 def trace(module: nn.Module, size: int) -> onnx.ModelProto:
     """The graph of `module` with a dynamic batch; its initialisers carry the names of the module's tensors."""
     example = torch.zeros((2, size, size, 3), dtype=torch.uint8)
+    with torch.no_grad():
+        count = len(module(example))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations inside the exporter, of no use to a user
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
@@ -143,7 +144,7 @@ def trace(module: nn.Module, size: int) -> onnx.ModelProto:
             dynamo=True,
             opset_version=_OPSET,
             input_names=["image"],
-            output_names=OUTPUTS,
+            output_names=OUTPUTS[:count],
             dynamic_shapes={"image": {0: torch.export.Dim("batch")}},
             verbose=False,
             optimize=False,

@@ -9,6 +9,7 @@ from trainer.data import LabelledImages
 from trainer.engine import TrainingSet, judge
 from trainer.network import Network, Tree
 from trainer.personal import Facts
+from trainer.tree import frozen, pick, put_under, take_from
 
 SHARE = 0.05  # of the features, below which an encoder is tried to be left out
 
@@ -32,9 +33,9 @@ def drop(facts: Facts, tree: Tree, held_out: LabelledImages) -> Leaner | None:
     if share >= SHARE:
         return None
     kept: Literal["received", "own"] = "received" if weight > share else "own"
-    prefix = {"received": "received.", "own": "encoder."}[kept]
-    lean = {f"encoder.{name.removeprefix(prefix)}": value for name, value in tree.items() if name.startswith(prefix)}
-    lean |= {name: value for name, value in tree.items() if name.startswith("classifier.")}
+    encoder = take_from({"received": "received", "own": "encoder"}[kept], tree)
+    stem = {name: value for name, value in tree.items() if frozen(name)}
+    lean = {**stem, **put_under("encoder", encoder), **pick(tree, ("classifier",))}
     network, images = Network(facts.model, len(facts.classes)), TrainingSet.of(held_out, facts.preprocessing)
     with torch.no_grad():
         both, one = (judge(network, each, images).argmax(1) for each in (tree, lean))

@@ -13,7 +13,7 @@ from export.gate import compare
 from export.graph import EXTRAS, Architecture, encoders, kind, module, trace, with_temperature, with_values
 from export.images import Album
 from export.lean import drop
-from export.parity import check_parity, pictures, session
+from export.parity import check_parity, outputs, pictures, session
 from export.quantise import MOST, TOLERANCE, quantise
 from export.signing import Signer
 from export.student import average, teach
@@ -194,6 +194,8 @@ def _write(folder: Path, model: _Model, graph: _Graph, signing: bundle.Signing |
         sure = held_out.confidence(content, model.held_out, facts)
         content = with_temperature(content, sure.temperature)
         reference = held_out.reference(content, model.held_out)
+    running, golden = session(content), pictures(facts.preprocessing.size, 1)
+    there = outputs(running)
     description = bundle.Description(
         federation=facts.federation,
         run=facts.run,
@@ -203,14 +205,13 @@ def _write(folder: Path, model: _Model, graph: _Graph, signing: bundle.Signing |
         round=facts.round,
         classes=facts.classes,
         input=bundle.Input(size=facts.preprocessing.size),
-        extras=EXTRAS,
+        extras=tuple(name for name in EXTRAS if name in there),
         encoders=graph.encoders,
         precision=graph.precision,
         confidence=sure,
         metrics=facts.metrics,
     )
-    golden = pictures(facts.preprocessing.size, 1)
-    [probabilities] = session(content).run(["probabilities"], {"image": golden})[0].tolist()
+    [probabilities] = running.run(["probabilities"], {"image": golden})[0].tolist()
     tolerance = TOLERANCE if graph.precision == "int8" else bundle.TOLERANCE
     bundle.write(folder, description, content, golden[0], probabilities, signing, reference, tolerance)
 

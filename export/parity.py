@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import softmax
 
 from broker_config.errors import UsageError
-from export.graph import OUTPUTS, REMEDY, Architecture, ParityError
+from export.graph import REMEDY, Architecture, ParityError
 from trainer.network import Network, Tree
 from trainer.seeding import generator
 
@@ -35,9 +35,12 @@ def check_parity(content: bytes, architecture: Architecture, tree: Tree, source:
                 f"the personal model in {source} gives no finite probabilities: its training has diverged",
                 "train again with a smaller --training learning_rate",
             )
-        found = dict(zip(OUTPUTS, session(content).run(OUTPUTS, {"image": images}), strict=True))
-        found["maps"] = found["maps"].mean((3, 4))
-        for name, value in expected.items():
+        running = session(content)
+        names = outputs(running)
+        found = dict(zip(names, running.run(names, {"image": images}), strict=True))
+        if "maps" in found:
+            found["maps"] = found["maps"].mean((3, 4))
+        for name, value in ((name, expected[name]) for name in names):
             if found[name].shape != value.shape or not np.isfinite(found[name]).all():
                 raise ParityError(f"the graph of {source} gives {found[name].shape} {name} for {count} images", REMEDY)
             largest = max(largest, float(np.abs(found[name] - value).max() / max(1, np.abs(value).max())))
@@ -57,7 +60,8 @@ def _expected(architecture: Architecture, tree: Tree, images: np.ndarray) -> dic
         logits = network.judge(tree, pixels)
         features = network.see(tree, pixels)
         prefixes = ("encoder",) if architecture.encoders == "one" else ("received", "encoder")
-        alone = [network.encode(tree, pixels, prefix=prefix) for prefix in prefixes]
+        seen = network.stem(tree, pixels)
+        alone = [network.encode(tree, seen, prefix=prefix) for prefix in prefixes]
     weight, bias = tree["classifier.weight"], tree["classifier.bias"]
     heads = weight.chunk(2, 1) if architecture.encoders == "joined" else [weight] * len(alone)
     share = tree.get("fusion")
@@ -70,6 +74,11 @@ def _expected(architecture: Architecture, tree: Tree, images: np.ndarray) -> dic
         "maps": torch.stack([share * each for share, each in zip(shares, added, strict=True)], 1),
     }
     return {name: value.numpy() for name, value in outputs.items()}
+
+
+def outputs(session: onnxruntime.InferenceSession) -> list[str]:
+    """Names of what a graph gives."""
+    return [each.name for each in session.get_outputs()]
 
 
 def session(content: bytes) -> onnxruntime.InferenceSession:

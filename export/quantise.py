@@ -19,39 +19,71 @@ MOST = 256  # images that calibrate
 # where another processor's kernels, or a later onnxruntime, fuse other nodes.
 TOLERANCE = 0.1
 _OPERATORS = ["Conv", "Clip", "Relu", "MaxPool", "Add"]
+_PRODUCTS = ["MatMul", "Gemm"]
+_MANY = 1 << 14  # weights of a matrix, below which its product costs little: codebooks, whose distances want every bit
 _ROUNDING = 64  # images that are enough to round weights by
 
 
 def quantise(graph: bytes, images: NDArray[np.uint8]) -> bytes:
     """The graph in int8, calibrated on images uint8 [n, S, S, 3], of which at most MOST are taken.
 
-    The encoders and maps are quantised; the rest costs little and stays as it is. Images enter as the integers that
-    they are.
+    The encoders and maps are quantised; the rest costs little and stays as it is. Of transformers that is all but
+    products with large matrices of weights: sums, LayerNorm, softmax and GELU, and the products of two activations,
+    whose range is no image's own. Images enter as the integers that they are.
     """
     model = onnx.load_from_string(graph)
     pixels, zero = _with_one_mean(model.graph)
     widen(model.graph, pixels, int(zero))
+    del model.graph.value_info[:]  # shapes before that, and the tracer's own, in which numbers have a dimension
     chosen = np.sort(generator(0, "calibration").permutation(len(images))[:MOST])
     with tempfile.TemporaryDirectory() as folder:
         exact, quantised = Path(folder) / "exact.onnx", Path(folder) / "int8.onnx"
-        quant_pre_process(model, exact, skip_optimization=True)  # it would remove a temperature of 1
+        # Optimisation would remove a temperature of 1; symbolic shapes cannot be had of a token for any batch.
+        quant_pre_process(model, exact, skip_optimization=True, skip_symbolic_shape=True)
         quantize_static(
             exact,
             quantised,
             _Images(images[chosen]),
             quant_format=QuantFormat.QDQ,
-            op_types_to_quantize=_OPERATORS,
+            op_types_to_quantize=_OPERATORS + _PRODUCTS,
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
-            nodes_to_exclude=[node.name for node in model.graph.node if "features" in node.output],
-            extra_options={"TensorQuantOverrides": {pixels: [{"scale": np.array(1, np.float32), "zero_point": zero}]}},
+            nodes_to_exclude=_exact(model.graph),
+            extra_options={
+                "TensorQuantOverrides": {pixels: [{"scale": np.array(1, np.float32), "zero_point": zero}]},
+                "OpTypesToExcludeOutputQuantization": _PRODUCTS,  # sums take them as they are
+            },
         )
         model = onnx.load(quantised)
         round_well(model, onnx.load(exact), images[chosen[:_ROUNDING]])
     _feed_integers(model.graph, pixels)
     onnx.checker.check_model(model)
     return bytes(model.SerializeToString())
+
+
+def _exact(graph: GraphProto) -> list[str]:
+    """Names of the nodes that stay as they are.
+
+    From the first matrix product on these are all but the products by which features come about of MANY weights.
+    """
+    many = {value.name for value in graph.initializer if np.prod(value.dims) >= _MANY}
+    needed = {"features"}
+    for node in reversed(graph.node):
+        if needed.intersection(node.output):
+            needed.update(node.input)
+    behind: set[str] = set()
+    exact = []
+    for node in graph.node:
+        product = node.op_type in _PRODUCTS
+        if product or behind.intersection(node.input):
+            behind.update(node.output)
+            if product and many.intersection(node.input[1:]) and needed.intersection(node.output):
+                continue
+            exact.append(node.name)
+        elif "features" in node.output:
+            exact.append(node.name)
+    return exact
 
 
 class _Images(CalibrationDataReader):  # type: ignore[misc]
@@ -81,9 +113,13 @@ def _with_one_mean(graph: GraphProto) -> tuple[str, NDArray[np.uint8]]:
     _set(values["channel_mean"], np.full_like(mean, zero))
     for node in graph.node:
         if subtract.output[0] in node.input:
-            _, weight, bias = (values.get(name) for name in node.input)
-            missing = numpy_helper.to_array(weight) * (zero - mean)
-            _set(bias, numpy_helper.to_array(bias) + missing.sum((1, 2, 3)))
+            _, weight, *bias = (values.get(name) for name in node.input)
+            missing = (numpy_helper.to_array(weight) * (zero - mean)).sum((1, 2, 3)).astype(np.float32)
+            if bias:
+                _set(bias[0], numpy_helper.to_array(bias[0]) + missing)
+            else:  # it was zero
+                node.input.append(f"{node.input[1]}_shift")
+                graph.initializer.append(numpy_helper.from_array(missing, node.input[2]))
     return subtract.output[0], zero
 
 

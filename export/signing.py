@@ -12,8 +12,10 @@ from broker_config.seal import Seal
 from broker_config.signing import ForgedError, SigningKey
 from edge.bundle import Signing
 from edge.verify import check_broadcast
+from export.graph import kind
 from trainer.network import Tree, to_arrays
 from trainer.personal import Facts
+from trainer.tree import frozen, put_under, take_from
 
 
 class Signer:
@@ -61,11 +63,13 @@ class Signer:
 
 
 def _check_received(tree: Tree, broadcast: Manifest) -> None:
-    """Where a model serves the received encoder as it came, raise ForgedError unless it is the broadcast's."""
-    received = {
-        f"encoder.{name.removeprefix('received.')}": value
-        for name, value in tree.items()
-        if name.startswith("received.")
-    }
-    if received and hashlib.sha256(encode_tensors(to_arrays(received))).hexdigest() != broadcast.digest:
+    """Where a model serves the received encoder as it came, raise ForgedError unless it is the broadcast's.
+
+    Fused, it came so; joined (FENDA), the node has trained it further.
+    """
+    if kind(tree) != "fused":
+        return
+    stem = {name: value for name, value in tree.items() if frozen(name)}
+    received = {**stem, **put_under("encoder", take_from("received", tree))}
+    if hashlib.sha256(encode_tensors(to_arrays(received))).hexdigest() != broadcast.digest:
         raise ForgedError("its received encoder is another one")

@@ -10,7 +10,7 @@ from trainer.data import LabelledImages
 from trainer.engine import TrainingSet, Views, batches
 from trainer.network import Network, Tree
 from trainer.seeding import key_to_seed
-from trainer.tree import trainable
+from trainer.tree import pick, take_from, trainable
 
 EPOCHS = 20
 _BATCH, _RATE = 32, 3e-5
@@ -24,12 +24,12 @@ def average(tree: Tree) -> Tree:
     are nearly the average of the features (Wortsman et al. 2022).
     """
     weight = tree["fusion"]
+    both = take_from("received", tree)  # all that they have apart: a stem is there once
     encoder = {
-        name: Network.fuse(weight, tree[f"received.{name.removeprefix('encoder.')}"], value)
-        for name, value in tree.items()
-        if name.startswith("encoder.")
+        f"encoder.{name}": Network.fuse(weight, both[name], value) if name in both else value
+        for name, value in take_from("encoder", tree).items()
     }
-    return encoder | {name: value for name, value in tree.items() if name.startswith("classifier.")}
+    return encoder | pick(tree, ("classifier",))
 
 
 def teach(

@@ -21,7 +21,7 @@ WAITING = "waiting"
 STEPS = {  # what is done: by which method
     "reading rows": "edge.vertical.rows:Samples.refresh",
     "reading labels": "trainer.vertical.live.labels:Labels.refresh",
-    "embedding": "trainer.vertical.live.sensor:_Sensor._embed",
+    "embedding": "trainer.vertical.live.learner:Learner.embed",
     "representing": "trainer.vertical.live.server:Server.represent",
     "learning": "trainer.vertical.parties:Sensor.learn",
     "learning as head": "trainer.vertical.parties:Head.learn",
@@ -32,8 +32,9 @@ STEPS = {  # what is done: by which method
 }
 STARTING = "starting"
 _SIZE = 32  # bytes of a note
-_CONTEXT: Any = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.line_witness", *{where.partition(":")[0] for where in STEPS.values()}])
+FORK: Any = multiprocessing.get_context("forkserver")  # whose children need not import all of this each for itself
+_SLOW = ("edge.commands.vertical", "export.vertical", "torch._dynamo", "trainer.vertical.live.joining")
+FORK.set_forkserver_preload(["tests.line_witness", *_SLOW, "trainer.vertical.live.sensor"])
 
 
 class Witness:
@@ -48,7 +49,7 @@ class Witness:
     def start(self, words: Sequence[object]) -> None:
         """Start it, for the first time or again."""
         self._step.write_bytes(STARTING.encode().ljust(_SIZE))
-        self._process = _CONTEXT.Process(target=_live, args=([str(each) for each in words], *self._paths))
+        self._process = FORK.Process(target=_live, args=([str(each) for each in words], *self._paths))
         self._process.start()
 
     @property

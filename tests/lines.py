@@ -15,7 +15,7 @@ from broker_config.endpoint import Endpoint
 from broker_config.vertical import LineSpec, Window
 from edge.vertical.rows import Samples
 from trainer import progress
-from trainer.vertical.live.head import coordinate
+from trainer.vertical.live.coordinating import coordinate
 from trainer.vertical.live.labels import Labels
 from trainer.vertical.live.sensor import take_part
 from trainer.vertical.live.source import Source

@@ -17,6 +17,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from edge.cli import main
+from tests.forked import Forked
 from trainer.tree import take_from
 from trainer.weights import initial_encoder
 
@@ -36,11 +37,23 @@ def draw(folder: Path, per_class: int, seed: int, classes: Sequence[str] = CLASS
     return folder
 
 
-def start(*arguments: object, log: Path, module: str = "edge.cli", **environment: str) -> subprocess.Popen[bytes]:
-    """An `edge-node` process; its output goes to `log`."""
-    command = [sys.executable, "-m", module, *map(str, arguments)]
+Process = subprocess.Popen[bytes] | Forked
+
+
+def start(*arguments: object, log: Path, module: str = "edge.cli", **environment: str) -> Process:
+    """An `edge-node` process; its output goes to `log`.
+
+    One that trains is forked, where nothing else is special about it; test_demo and test_kits start theirs anew.
+    """
+    words = [str(each) for each in arguments]
+    trains = words[0] == "join" or (words[0] == "coordinate" and "--weights" not in words)  # which imports torch
+    if trains and module == "edge.cli" and not environment:
+        return Forked(words, log)
     with log.open("wb") as file:
-        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **environment})
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *words], stdout=file, stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+        )  # fmt: skip
 
 
 def run(*arguments: object, timeout: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -23,6 +23,7 @@ from trainer.federation.ledger import Ledger
 from trainer.federation.spec import Request, Terms, draft
 from trainer.node import take_part
 from trainer.tree import Arrays
+from trainer.weights import SIZES
 
 PLANTS = ("plant-a", "plant-b", "plant-c")
 PATIENCE = 60.0  # seconds for anything
@@ -69,9 +70,10 @@ class Federation:
 
     def __init__(
         self, broker: Endpoint, plants: dict[str, Path], folder: Path, name: str, rounds: int, terms: Terms,
-        method: str = "afedcl", seals: Mapping[str, Seal] | None = None, **options: str,
+        method: str = "afedcl", seals: Mapping[str, Seal] | None = None, model: str = "small", **options: str,
     ):  # fmt: skip
-        request = Request(method, options, "small", size=32, training={"local_epochs": 1}, rounds=rounds, seed=7)
+        training = {"local_epochs": 1, "augment": model not in SIZES}  # a texture network's stem is then seen once
+        request = Request(method, options, model, "none", SIZES.get(model, 32), training, rounds=rounds, seed=7)
         self.spec, self.first = draft(request, federation=name, classes=CLASSES, nodes=len(PLANTS), terms=terms)
         self._broker, self._plants, self.folder = broker, plants, folder
         self._seals = seals or {}

@@ -193,7 +193,7 @@ class Soak:
             line.step([ITERATIONS] * len(SENSORS))
         models = {HEAD: line.head.model} | {each.name: each.model for each in line.sensors}
         for name, model in models.items():
-            path = max(self._line.state(name).glob("*/*.safetensors"))
+            path = max(self._line.state(name).glob("*/[0-9]*.safetensors"))
             if int(path.stem) != self.rounds:
                 yield f"the last checkpoint of {name} is of round {int(path.stem)}"
             kept = load_file(path)

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from subprocess import Popen
 
 import numpy as np
 import torch
 
 from broker_config.vertical import LineSpec
 from edge.vertical.rows import Samples
-from tests.plants import start
+from tests.plants import Process, start
 from trainer.vertical.live.labels import Labels
 from trainer.vertical.simulate import Line, Stream
 
@@ -80,11 +79,11 @@ class Processes:
         self._address = [] if kits else [url]
         self._settings = [str(each) for option in settings.items() for each in option]
 
-    def head(self) -> Popen[bytes]:
+    def head(self) -> Process:
         """Start it."""
         return self._start("coordinator")
 
-    def sensor(self, name: str) -> Popen[bytes]:
+    def sensor(self, name: str) -> Process:
         """Start it."""
         return self._start(name)
 
@@ -108,7 +107,7 @@ class Processes:
         """What it has said in its present life."""
         return self.folder / f"{name}.log"
 
-    def _start(self, name: str) -> Popen[bytes]:
+    def _start(self, name: str) -> Process:
         environment = {"OMP_NUM_THREADS": "1"}
         if self._kits:
             environment["EDGE_NODE_PASSPHRASE"] = self._kits[name][1]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from broker_config.errors import UsageError
 from broker_config.vertical import LineSpec, Recipe, Window
-from tests.plants import run
+from tests.plants import here
 from trainer.vertical.adaptive import latency, live, measured, ppo
 from trainer.vertical.adaptive.compare import summary, trajectories
 from trainer.vertical.adaptive.curve import FD002, Curve, Run, fit
@@ -59,9 +59,9 @@ class Trained(NamedTuple):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     path = tmp_path_factory.mktemp("agent") / "agent.onnx"
-    result = run(
+    result = here(
         "line", "agent", "--sensors", 2, "--iterations", 5, "--rounds", ROUNDS, "--steps", 4096,
-        "--out", path, "--seed", 3, "--json", timeout=200,
+        "--out", path, "--seed", 3, "--json",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     return Trained(ppo.Agent.load(path.with_suffix(".zip"), device="cpu"), path, result.stdout)
@@ -357,7 +357,7 @@ def test_an_agent_of_another_line_is_refused(trained: Trained) -> None:
 
 
 def test_an_agent_of_another_line_is_refused_before_a_head_waits_for_anybody(trained: Trained, tmp_path: Path) -> None:
-    result = run(
+    result = here(
         "line", "coordinate", "mqtt://127.0.0.1:1", "--sensors", "a,b,c", "--labels", tmp_path / "labels.csv",
         "--classes", "good,bad", "--iterations", 5, "--policy", trained.path, "--state", tmp_path / "head",
     )  # fmt: skip
@@ -409,6 +409,6 @@ def test_the_command_says_how_its_agent_stands_beside_the_rules(trained: Trained
 def test_people_see_how_an_agent_stands_beside_the_rules(trained: Trained, tmp_path: Path) -> None:
     path = tmp_path / "agent.onnx"
     path.with_suffix(".zip").write_bytes(trained.path.with_suffix(".zip").read_bytes())
-    told = run("line", "agent", "--rounds", ROUNDS, "--steps", 1, "--out", path, timeout=200).stdout
+    told = here("line", "agent", "--rounds", ROUNDS, "--steps", 1, "--out", path).stdout
     assert all(name in told for name in ("agent", *RULES))
     assert f"line coordinate --policy {path}" in told

@@ -46,6 +46,10 @@ class Toy(Network):
     def __init__(self) -> None:
         self.shape = Shape(1, 2)
 
+    @property
+    def has_stem(self) -> bool:
+        return False
+
     def encode(self, tree: Tree, images: Tensor, *, prefix: str = "encoder", training: bool = False) -> Tensor:
         return images.flatten(1) @ tree[f"{prefix}.weight"].T
 

@@ -95,6 +95,18 @@ def test_simulated_nodes_have_their_images_from_several_sources_under_common_nam
     assert report["data"] == f"{one}, {two}"
 
 
+def test_simulated_groups_of_nodes_may_share_some_images_of_each_class(tmp_path: Path) -> None:
+    images = draw(tmp_path / "images", 20, 1, classes=("inclusion", "rust", "scratches"))
+    result = here(
+        "simulate", "--data", images, "--partition", "groups", "--classes-per-node", 1, "--nodes", 3, "--shared", 2,
+        "--model", "small", "--size", 32, "--rounds", 1, "--samples", 6, "--test-samples", 4, "--pool", "all",
+        "--method", "fedavg", "--quiet", "--json",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    nodes = json.loads(result.stdout)["result"]["nodes"]
+    assert [(node["classes"], node["images"]) for node in nodes] == [(["inclusion", "rust", "scratches"], 12)] * 3
+
+
 @pytest.mark.parametrize(
     ("flags", "hint"),
     [
@@ -108,7 +120,7 @@ def test_simulated_nodes_have_their_images_from_several_sources_under_common_nam
         (("--weights", "nowhere.safetensors"), "nowhere.safetensors"),
         (("--classes-per-node", "9"), "fewer --classes-per-node"),
         (("--samples", "100000"), "lacks"),
-        (("--partition", "fair"), "disjoint, dirichlet, iid and sources"),
+        (("--partition", "fair"), "groups, sources and sources_groups"),
     ],
 )
 def test_a_wrong_value_is_answered_with_the_remedy(flags: tuple[str, ...], hint: str, images: Path) -> None:

@@ -24,12 +24,14 @@ from export.graph import ParityError
 from export.onnx import Exported, export
 from export.signing import Signer
 from tests.signers import Signers
+from tests.test_methods import ON_ANY_MODEL
 from trainer import personal, progress
 from trainer.federation.spec import Request, draft
-from trainer.methods import METHODS, make
+from trainer.methods import make
 from trainer.network import Network, Tree, to_arrays, to_tensors
 from trainer.personal import Facts, Personal
 from trainer.seeding import generator
+from trainer.tree import frozen, put_under, take_from
 
 CLASSES = ("crazing", "inclusion", "patches")
 SMALL = Request(model="small", size=32, rounds=4)
@@ -171,10 +173,10 @@ def test_the_difference_that_is_reported_is_small_and_said(run: Run) -> None:
 @pytest.fixture(scope="module")
 def of_all_methods(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A model of each method, at a node of the same name."""
-    return export_all([made(SMALL, name, name, 4) for name in METHODS], tmp_path_factory.mktemp("methods"))
+    return export_all([made(SMALL, name, name, 4) for name in ON_ANY_MODEL], tmp_path_factory.mktemp("methods"))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ON_ANY_MODEL)
 def test_a_model_of_every_method_answers_as_torch_does(of_all_methods: Run, method: str) -> None:
     images = pictures(32, 5)
     predictor = Predictor(bundle.read(of_all_methods.exported[0].folder.with_name(method)))
@@ -209,7 +211,7 @@ def served(run: Run, node: str) -> Predictor:
     return Predictor(bundle.read(run.exported[0].folder.with_name(node)))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ON_ANY_MODEL)
 def test_the_maps_of_all_encoders_averaged_over_space_and_the_bias_are_the_logits(
     of_all_methods: Run, method: str
 ) -> None:
@@ -222,7 +224,7 @@ def test_the_maps_of_all_encoders_averaged_over_space_and_the_bias_are_the_logit
     assert np.ptp(found.maps, axis=(3, 4)).min() > 1e-3  # it does matter where one looks
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ON_ANY_MODEL)
 def test_features_and_each_encoders_opinion_are_torchs(of_all_methods: Run, method: str) -> None:
     model, images = of_all_methods.models[method], pictures(32, 5)
     predictor = served(of_all_methods, method)
@@ -242,8 +244,8 @@ def test_features_and_each_encoders_opinion_are_torchs(of_all_methods: Run, meth
 
 
 def test_encoders_are_named_in_the_order_of_their_opinions(of_all_methods: Run) -> None:
-    encoders = {method: served(of_all_methods, method).manifest.encoders for method in METHODS}
-    assert {method for method in METHODS if len(encoders[method]) == 2} == {"afedcl", "fenda"}
+    encoders = {method: served(of_all_methods, method).manifest.encoders for method in ON_ANY_MODEL}
+    assert {method for method in ON_ANY_MODEL if len(encoders[method]) == 2} == {"afedcl", "fenda"}
     assert encoders["afedcl"] == encoders["fenda"] == ("received", "own")
     assert encoders["fedavg"] == ("own",)
 
@@ -322,7 +324,9 @@ def test_a_model_whose_training_diverged_is_refused(run: Run, tmp_path: Path, mo
 
 def attested(signers: Signers, model: Personal, **changes: object) -> Personal:
     """The model, made from a broadcast that the coordinator has signed; AFedCL's serves it as it came."""
-    received = {f"encoder.{name[9:]}": each for name, each in model.tree.items() if name.startswith("received.")}
+    received = put_under("encoder", take_from("received", model.tree))
+    if received:  # its stem is there once, as the own encoder's
+        received |= {name: value for name, value in model.tree.items() if frozen(name)}
     facts = model.facts
     content = {"digest": hashlib.sha256(encode_tensors(to_arrays(received))).hexdigest()} if received else {}
     broadcast = signers.broadcast(**{"run": facts.run, "round": facts.round} | content | changes)

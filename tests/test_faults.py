@@ -23,13 +23,12 @@ from broker_config.endpoint import Endpoint
 from broker_config.link import probe
 from broker_config.messages import Spec
 from tests.foreign import Tensors
-from tests.plants import CLASSES, draw, start
+from tests.plants import CLASSES, Process, draw, start
 from tests.siege import Gate, Honest
 from tests.traffic import small_weights
 
 PATIENCE = 60  # seconds for anything
 ROUNDS = 3
-Process = subprocess.Popen[bytes]
 root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
 
 

@@ -4,7 +4,6 @@ import json
 import queue
 import re
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -24,13 +23,13 @@ from broker_config.link import Link, probe
 from broker_config.messages import RoundState
 from broker_config.transfer import CHUNK
 from tests.conftest import Secured
-from tests.plants import CLASSES, FEDERATION, draw, drawn_weights, federate, here, start
+from tests.plants import CLASSES, FEDERATION, Process, draw, drawn_weights, federate, here, start
+from tests.test_methods import ON_ANY_MODEL
 from trainer import progress, timeline
 from trainer.enrol import load_images
 from trainer.federation.coordinator import coordinate
 from trainer.federation.ledger import Ledger
 from trainer.federation.spec import Request, draft
-from trainer.methods import METHODS
 from trainer.network import to_arrays
 from trainer.node import take_part
 from trainer.personal import load_facts
@@ -161,7 +160,7 @@ def two(plants: dict[str, Path]) -> dict[str, Path]:
     return {name: plants[name] for name in PLANTS[:2]}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ON_ANY_MODEL)
 def test_every_method_exchanges_the_same_bytes_over_a_broker_as_in_the_simulation(
     method: str, exchange: str, two: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -230,6 +229,7 @@ def test_a_killed_node_is_named_and_the_federation_goes_on_when_it_is_back(
         }  # fmt: skip
         try:
             wait_for(tmp_path / "coordinator.log", "round 1 closed")
+            wait_for(tmp_path / "plant-b" / timeline.FILE, '"activity":"refining"')  # which may take longer
             nodes["plant-b"].send_signal(signal.SIGKILL)
             killed = time.time()
             wait_for(tmp_path / "coordinator.log", "plant-b is gone")
@@ -310,7 +310,7 @@ def test_what_others_retain_and_nobody_can_read_stops_neither_coordinator_nor_no
     with start_broker(tmp_path / "broker", kind="mosquitto") as broker:
         endpoint = Endpoint.parse(broker.url)
 
-        def join(name: str, *more: object) -> subprocess.Popen[bytes]:
+        def join(name: str, *more: object) -> Process:
             return start(
                 "join", broker.url, "--name", name, "--data", plants[name], "--state", tmp_path / name, *more,
                 log=tmp_path / f"{name}.log",

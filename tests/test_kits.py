@@ -11,7 +11,7 @@ import pytest
 from broker_config import kit as kits
 from broker_config.seal import check_broadcast
 from tests import members
-from tests.plants import CLASSES, FEDERATION, draw, run, start
+from tests.plants import CLASSES, FEDERATION, draw, here, run, start
 from tests.terminal import Terminal
 from trainer.personal import load_facts
 
@@ -78,10 +78,11 @@ def test_a_kit_and_images_are_all_that_a_node_needs(guarded: members.Guarded, tm
     ],
 )
 def test_what_contradicts_a_kit_or_is_missing_without_one_is_said(
-    guarded: members.Guarded, arguments: tuple[str, ...], said: str
+    guarded: members.Guarded, arguments: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(SECRET, guarded.members.passphrase("plant-a"))
     words = [str(kit(guarded, "plant-a")) if word == "plant-a" else word for word in arguments]
-    done = run(*words, **{SECRET: guarded.members.passphrase("plant-a")})
+    done = here(*words)
     assert done.returncode == 2
     assert said in done.stderr
 

@@ -19,7 +19,7 @@ from trainer.partition import Scheme, Share
 CLASSES = ("crazing", "inclusion", "patches", "pitted", "scale", "scratches")
 PLENTY = dict.fromkeys(CLASSES, 200)
 SEEDS = range(6)
-schemes = pytest.mark.parametrize("scheme", ["disjoint", "dirichlet", "iid"])
+schemes = pytest.mark.parametrize("scheme", ["disjoint", "dirichlet", "iid", "groups"])
 
 
 def catalogue(counts: Mapping[str, int] = PLENTY) -> Catalogue:
@@ -131,6 +131,80 @@ def test_a_smaller_alpha_makes_dirichlet_nodes_differ_more() -> None:
     assert largest(0.05) > largest(1.0) > largest(100.0)
 
 
+# Groups of nodes
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("nodes", "each"), [(6, 1), (8, 1), (3, 2), (7, 2), (2, 3), (5, 4), (3, 6)])
+def test_no_class_is_in_two_groups_and_nodes_of_one_group_have_its_classes_evenly(
+    seed: int, nodes: int, each: int
+) -> None:
+    shares = Scheme("groups", nodes, 20, seed, classes_per_node=each).shares(catalogue())
+    count = -(-len(CLASSES) // each)
+    groups = [set(classes(share.train)) for share in shares[:count]]
+    assert sorted(name for group in groups for name in group) == sorted(CLASSES)
+    assert [len(group) for group in groups[:-1]] == [each] * (count - 1)
+    for number, share in enumerate(shares):
+        assert classes(share.train).keys() == classes(share.test).keys() == groups[number % count]
+        assert max(classes(share.train).values()) - min(classes(share.train).values()) <= 1
+
+
+def test_which_classes_make_a_group_depends_on_the_seed() -> None:
+    shares = [Scheme("groups", 3, 10, seed).shares(catalogue()) for seed in SEEDS]
+    assert len({frozenset(classes(drawn[0].train)) for drawn in shares}) > 1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_groups_within_sources_have_the_images_of_one_source_and_the_same_classes_in_each(seed: int) -> None:
+    sources = [stretch(name, dict.fromkeys(CLASSES, 90)) for name in "ab"]
+    shares = Scheme("sources_groups", 7, 12, seed, classes_per_node=2).shares(*sources)
+    assert [share.node for share in shares] == [f"plant-{number}" for number in range(1, 8)]
+    assert [of(share) for share in shares] == [{"a"}, {"b"}, {"a"}, {"b"}, {"a"}, {"b"}, {"a"}]
+    groups = [set(classes(share.train)) for share in shares]
+    assert groups[0] == groups[1] == groups[6]
+    assert groups[2] == groups[3]
+    assert groups[0] | groups[2] | groups[4] == set(CLASSES)
+
+
+def test_a_source_with_fewer_nodes_than_groups_of_its_classes_is_refused() -> None:
+    sources = [stretch(name, dict.fromkeys(CLASSES, 90)) for name in "ab"]
+    with pytest.raises(UsageError, match="2 nodes cannot have 3 groups of 2 of 6 classes, one each"):
+        Scheme("sources_groups", 5, 12, 0, classes_per_node=2).shares(*sources)
+
+
+# Images that all nodes train on
+
+
+@pytest.mark.parametrize("scheme", partition.PARTITIONS)
+@pytest.mark.parametrize("seed", SEEDS[:3])
+def test_shared_images_are_the_same_ones_of_each_class_for_all_and_leave_everything_else_as_it_was(
+    scheme: str, seed: int
+) -> None:
+    sources = [stretch(name, dict.fromkeys(CLASSES, 400)) for name in "ab"]
+    request = Scheme(scheme, 6, 12, seed, alpha=1.0, test_samples=20)
+    own, beside = request.shares(*sources), request._replace(shared=5).shares(*sources)
+    added = [set(digests(after.train)) - set(digests(before.train)) for before, after in zip(own, beside, strict=True)]
+    assert all(common == added[0] for common in added)
+    assert Counter(classes_of(sources, added[0])) == dict.fromkeys(CLASSES, 5)
+    for before, after in zip(own, beside, strict=True):
+        assert after.test == before.test
+        assert set(digests(before.train)) < set(digests(after.train))
+        assert digests(after.train) == sorted(digests(after.train))
+
+
+def test_shared_images_are_of_all_sources_that_have_their_class() -> None:
+    sources = [stretch("a", {"rust": 60, "scale": 60}), stretch("b", {"ash": 60, "scale": 60})]
+    (first, _) = Scheme("sources", 2, 8, 0, shared=7).shares(*sources)
+    common = Counter((entry.path.parts[0], entry.class_name) for entry in first.train.entries)
+    assert common == {("a", "rust"): 4 + 7, ("a", "scale"): 4 + 4, ("b", "ash"): 7, ("b", "scale"): 3}
+
+
+def test_a_class_that_lacks_images_for_all_is_named() -> None:
+    images = catalogue({"common": 100, "rare": 22})
+    with pytest.raises(UsageError, match="20 images and 3 common ones a class cannot be had: class rare lacks 3 of 25"):
+        Scheme("iid", 2, 20, 0, pool="all", shared=3).shares(images)
+
+
 # Too few images
 
 
@@ -171,12 +245,21 @@ def test_what_a_scarce_class_has_left_is_shared_in_proportion_to_the_last_image_
 @pytest.mark.parametrize(
     ("scheme", "hint"),
     [
-        (Scheme("disjunct", 2, 4, 0), "disjoint, dirichlet, iid and sources"),
+        (Scheme("disjunct", 2, 4, 0), "disjoint, dirichlet, iid, groups, sources and sources_groups"),
         (Scheme("iid", 2, 4, 0, pool="train"), "report, tuning and all"),
         (Scheme("disjoint", 2, 20, 0, classes_per_node=7), "fewer --classes-per-node"),
         (Scheme("disjoint", 2, 3, 0, classes_per_node=4), "fewer --classes-per-node"),
+        (Scheme("groups", 6, 20, 0, classes_per_node=7), "fewer --classes-per-node"),
+        (Scheme("groups", 5, 20, 0, classes_per_node=1), "more --nodes"),
     ],
-    ids=["no such partition", "no such pool", "more classes than there are", "more classes than images"],
+    ids=[
+        "no such partition",
+        "no such pool",
+        "more classes than there are",
+        "more classes than images",
+        "a group of more classes than there are",
+        "more groups than nodes",
+    ],
 )
 def test_a_request_that_makes_no_sense_says_what_would(scheme: Scheme, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
@@ -210,7 +293,7 @@ def test_an_image_stays_in_its_pool_when_others_come_and_go() -> None:
 
 # Several sources
 
-SCHEMES = st.sampled_from(["disjoint", "dirichlet", "iid", "sources"])
+SCHEMES = st.sampled_from(partition.PARTITIONS)
 STEEL = {"crazing": 300, "inclusion": 300, "patches": 299, "pitted": 300, "scale": 300, "scratches": 300}
 ROLLED = {"ash": 122, "inclusion": 238, "printing": 203, "red": 388, "scale": 266, "scratches": 134}
 
@@ -229,6 +312,10 @@ def of(share: Share) -> set[str]:
     return {entry.path.parts[0] for part in (share.train, share.test) for entry in part.entries}
 
 
+def classes_of(sources: list[Catalogue], chosen: set[str]) -> list[str]:
+    return [entry.class_name for entry in data.union(sources).entries if entry.digest in chosen]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     scheme=SCHEMES,
@@ -237,25 +324,33 @@ def of(share: Share) -> set[str]:
     samples=st.integers(6, 20),
     held_out=st.integers(1, 80),
     pool=st.sampled_from(["report", "tuning", "all"]),
-    shared=st.integers(0, 40),
+    twins=st.integers(0, 40),
+    shared=st.integers(0, 12),
+    each=st.integers(1, 6),
 )
 def test_whatever_is_asked_for_shares_are_exact_and_disjoint_or_a_class_is_named(
-    scheme: str, seed: int, nodes: int, samples: int, held_out: int, pool: str, shared: int
+    scheme: str, seed: int, nodes: int, samples: int, held_out: int, pool: str, twins: int, shared: int, each: int
 ) -> None:
     """Two sources of real sizes, some of whose images are the same in both."""
-    common = stretch("common", {"inclusion": shared, "scratches": shared})
-    sources = [data.union([common, stretch(name, counts)]) for name, counts in (("a", STEEL), ("b", ROLLED))]
-    request = Scheme(scheme, nodes, samples, seed, pool=pool, test_samples=held_out, alpha=0.5)
+    both = stretch("both", {"inclusion": twins, "scratches": twins})
+    sources = [data.union([both, stretch(name, counts)]) for name, counts in (("a", STEEL), ("b", ROLLED))]
+    request = Scheme(scheme, nodes, samples, seed, each, 0.5, pool, held_out, shared)
     try:
         shares = request.shares(*sources)
     except UsageError as error:
-        assert re.search(r"class \w+ lacks \d+ of \d+ images", error.what)  # noqa: PT017
+        lacks = r"class \w+ lacks \d+ of \d+ images|\d nodes cannot have \d+ groups of \d of \d+ classes"
+        assert re.search(lacks, error.what)  # noqa: PT017
         return
+    common = set.intersection(*(set(digests(share.train)) for share in shares))
     held = [digest for share in shares for part in (share.train, share.test) for digest in digests(part)]
-    assert len(held) == len(set(held))
+    own = [digest for digest in held if digest not in common]
+    assert len(own) == len(set(own))
     assert set(held) <= set(digests(partition.pool(data.union(sources), pool)))
+    assert set(Counter(classes_of(sources, common)).values()) <= {shared}
     for share in shares:
-        train, test = classes(share.train), classes(share.test)
+        assert not common & set(digests(share.test))
+        train = Counter(entry.class_name for entry in share.train.entries if entry.digest not in common)
+        test = classes(share.test)
         assert train.total() == samples
         assert train.keys() == test.keys()
         assert test.total() <= max(held_out, len(test))

@@ -13,6 +13,7 @@ from benchmarks.attacks import Trial, tampering
 from broker_config.codec import encode_tensors
 from broker_config.errors import UsageError
 from broker_config.messages import Aggregation, TensorSpec
+from tests.test_methods import ON_ANY_MODEL
 from trainer.data import Images, LabelledImages
 from trainer.federation.gathering import Gathering
 from trainer.federation.robust import (
@@ -28,7 +29,7 @@ from trainer.federation.robust import (
     trimmed_mean,
 )
 from trainer.federation.spec import Request, Terms, draft
-from trainer.methods import METHODS, make
+from trainer.methods import make
 from trainer.participant import Contributed
 from trainer.simulate import simulate
 from trainer.tree import Arrays
@@ -322,7 +323,7 @@ def test_a_number_of_liars_is_refused_where_a_rule_does_not_count_them(rule: Any
         drafted(aggregate=rule, liars=1)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ON_ANY_MODEL)
 def test_rules_combine_with_those_methods_that_send_models(method: str) -> None:
     if method in ("local", "scaffold", "fednova"):
         with pytest.raises(UsageError, match=f"median does not combine with {method}: "):

@@ -428,7 +428,9 @@ def test_the_daemon_remembers_what_it_has_served_even_if_it_is_killed_at_once(ou
 
 
 def test_a_running_line_outlives_its_bundle_and_says_so_every_day(ours, options, tmp_path):
-    folder = ours.bundle(tmp_path / "bundle", expires=soon(3 / 86400))
+    folder = ours.bundle(
+        tmp_path / "bundle", expires=soon(10 / 86400)
+    )  # seconds: more than a busy machine takes to start
     with daemon(folder, *options, before="import edge.expiry\nedge.expiry._DAY = 1") as process:
         line, _ = ready(process)
         assert process.stderr

@@ -11,8 +11,8 @@ from broker_config import topics
 from broker_config.codec import decode, encode
 from broker_config.errors import UsageError
 from broker_config.messages import Spec, Training
+from tests.test_methods import ON_ANY_MODEL
 from trainer.federation.spec import Request, Terms, check_training, draft, suited_training
-from trainer.methods import METHODS
 from trainer.tree import Arrays, pick
 from trainer.weights import initial_encoder
 
@@ -74,7 +74,7 @@ def test_training_suits_the_weights_and_what_was_given_wins(tmp_path: Path) -> N
     assert suited_training("imagenet") == suited_training(str(weights)) != Training()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ON_ANY_MODEL)
 def test_the_spec_tells_every_tensor_of_the_first_broadcast_and_which_a_node_sends(method: str) -> None:
     spec, broadcast = drafted(small(method=method))
     assert {name: tensor.shape for name, tensor in spec.tensors.items()} == {n: a.shape for n, a in broadcast.items()}
@@ -82,7 +82,7 @@ def test_the_spec_tells_every_tensor_of_the_first_broadcast_and_which_a_node_sen
     assert all(pick(spec.tensors, (prefix,)) for prefix in spec.sends)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ON_ANY_MODEL)
 def test_a_node_reads_the_spec_as_it_was_drafted(method: str) -> None:
     spec, _ = drafted(small(method=method))
     assert decode(encode(spec), Spec) == spec

@@ -28,7 +28,7 @@ from broker_config.vertical import LineOverview, SensorState
 from edge.status import Picture, View, as_builtins, look, objects
 from edge.status_lines import lines, notices
 from tests.members import Guarded
-from tests.plants import CLASSES, FEDERATION, draw, run, start
+from tests.plants import CLASSES, FEDERATION, Process, draw, here, run, start
 from tests.terminal import Terminal
 from tests.test_codec import CASES, MANIFEST, RUN, SESSION
 from tests.test_overview import Clock
@@ -340,7 +340,7 @@ def test_as_json_a_federation_is_one_object_with_all_that_is_known(
     coordinator: Coordinator, mosquitto: EmbeddedBroker
 ) -> None:
     coordinator.publish(SPEC, OPEN, OFFLINE, just_now())
-    result = run("status", mosquitto.url, "--json")
+    result = here("status", mosquitto.url, "--json")
     assert result.returncode == 0, result.stderr
     shown = json.loads(result.stdout)
     assert set(shown) == {field.name for field in msgspec.structs.fields(View)}
@@ -379,22 +379,22 @@ def test_with_a_kit_the_end_of_its_certificate_and_charter_and_of_the_coordinato
 def test_one_of_several_federations_is_shown_by_its_name(coordinator: Coordinator, mosquitto: EmbeddedBroker) -> None:
     coordinator.publish(SPEC, OPEN, ONLINE, just_now())
     coordinator.publish(changed(SPEC, federation="wood"), federation="wood")
-    all_ = [json.loads(line) for line in run("status", mosquitto.url, "--json").stdout.splitlines()]
+    all_ = [json.loads(line) for line in here("status", mosquitto.url, "--json").stdout.splitlines()]
     assert [each["federation"] for each in all_] == ["steel", "wood"]
-    assert len(run("status", mosquitto.url).stdout.splitlines()) == 5
-    assert "plant-10" in run("status", mosquitto.url, "--federation", "steel").stdout
-    result = run("status", mosquitto.url, "--federation", "steal")
+    assert len(here("status", mosquitto.url).stdout.splitlines()) == 5
+    assert "plant-10" in here("status", mosquitto.url, "--federation", "steel").stdout
+    result = here("status", mosquitto.url, "--federation", "steal")
     assert result.returncode == 1
     assert "there is no federation 'steal'" in result.stderr
     assert "did you mean 'steel'?" in result.stderr
 
 
 def test_where_there_is_no_federation_that_is_an_error(mosquitto: EmbeddedBroker) -> None:
-    result = run("status", mosquitto.url)
+    result = here("status", mosquitto.url)
     assert result.returncode == 1
     assert "there is no federation on" in result.stderr
-    assert run("status", mosquitto.url, "--federation", "a/#").returncode == 2
-    assert run("status", "mqtt://127.0.0.1:1").returncode == 69
+    assert here("status", mosquitto.url, "--federation", "a/#").returncode == 2
+    assert here("status", "mqtt://127.0.0.1:1").returncode == 69
 
 
 @pytest.mark.parametrize("columns", [60, 100])
@@ -484,7 +484,7 @@ class Federation:
     def __init__(self, url: str, folder: Path):
         self._url, self._folder = url, folder
         self._images = {name: draw(folder / "images" / name, 8, seed) for seed, name in enumerate(PLANTS)}
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Process] = {}
         self._count = itertools.count()
 
     def start(self, name: str) -> None:
@@ -493,7 +493,7 @@ class Federation:
         else:
             command = (
                 "coordinate", self._url, "--classes", ",".join(CLASSES), "--nodes", 2, "--method", "fedavg",
-                *FEDERATION, "--rounds", 24, "--training", "local_epochs=30", "--deadline", 300,
+                *FEDERATION, "--rounds", 14, "--training", "local_epochs=30", "--deadline", 300,
             )  # fmt: skip
         log = self._folder / f"{name}-{next(self._count)}.log"
         self.processes[name] = start(*command, "--state", self._folder / name, log=log)
@@ -520,7 +520,7 @@ def test_a_federation_is_shown_as_it_gathers_trains_loses_a_node_and_its_coordin
 ) -> None:
     federation.start("coordinator")
     deadline = time.monotonic() + 30
-    while run("status", mosquitto.url).returncode:
+    while here("status", mosquitto.url).returncode:
         assert time.monotonic() < deadline
     followed = Followed(mosquitto.url)
     shown = followed.next(lambda shown: shown["age"] is not None)
@@ -553,6 +553,6 @@ def test_a_federation_is_shown_as_it_gathers_trains_loses_a_node_and_its_coordin
     assert not shown["paused"]
 
     shown = followed.next(lambda shown: shown["status"] == "finished" and not shown["online"])
-    assert (shown["round"], doings(shown)) == (24, {"plant-a": "finished", "plant-b": "finished"})
+    assert (shown["round"], doings(shown)) == (14, {"plant-a": "finished", "plant-b": "finished"})
     assert followed.process.wait(20) == 0
     assert [process.wait(30) for process in federation.processes.values()] == [0, 0, 0]

@@ -15,11 +15,13 @@ from safetensors.torch import save_file as save_torch_file
 from broker_config.errors import UsageError
 from trainer import backbones
 from trainer.network import Network, to_tensors
+from trainer.texture.presets import PRESETS
 from trainer.tree import Arrays
 from trainer.weights import FEATURES, initial_encoder, linear, suited_weights
 
 HOUSE = Path(__file__).parent.parent
-models = pytest.mark.parametrize("model", FEATURES)
+MODELS = [*(model for model in FEATURES if model not in PRESETS), "fedtfi_small"]  # one texture network stands for all
+models = pytest.mark.parametrize("model", MODELS)
 
 
 def same(one: Arrays, other: Arrays) -> bool:
@@ -40,7 +42,7 @@ def test_a_backbones_feature_vector_is_as_wide_as_promised(model: str) -> None:
     tree = to_tensors(initial_encoder(model, "none", 0))
     network.check(tree, "a drawn encoder")
     with torch.no_grad():
-        features = network.encode(tree, torch.rand(2, 3, 64, 64))
+        features = network.encode(tree, network.stem(tree, torch.rand(2, 3, 64, 64)))
     assert features.shape == (2, FEATURES[model]) == (2, network.shape.features)
     assert features.isfinite().all()
     assert not torch.equal(features[0], features[1])
@@ -54,7 +56,7 @@ def test_a_torchvision_that_brings_its_operators_is_taken_as_it_is(tmp_path: Pat
         "library = torch.library.Library('torchvision', 'DEF')\n"
         "library.define('nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')\n"
     )
-    code = "from trainer import backbones; print(backbones.torchvision_models().__file__)"
+    code = "from trainer.vision import torchvision_models; print(torchvision_models().__file__)"
     path = os.pathsep.join((str(tmp_path), str(HOUSE)))
     result = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
@@ -151,6 +153,14 @@ def test_weights_in_a_type_that_numpy_does_not_have_are_refused(tmp_path: Path) 
     assert "save them as float32" in done.stderr
 
 
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_weights_of_a_training_that_diverged_are_refused(value: float, tmp_path: Path) -> None:
+    arrays = backbones.draw("small", 0)
+    arrays["features.0.bias"][3] = value
+    save_file(arrays, tmp_path / "diverged.safetensors")
+    assert "diverged.safetensors holds NaN or infinity" in refused("small", tmp_path / "diverged.safetensors").what
+
+
 @pytest.mark.parametrize("weights", ["missing.safetensors", "Imagenet", "."])
 def test_a_file_that_is_not_there_is_named_with_what_else_there_is(weights: str, tmp_path: Path) -> None:
     error = refused("small", tmp_path / weights)
@@ -231,6 +241,7 @@ def test_offline_the_weights_that_come_with_the_package_are_the_default() -> Non
         "resnet18": "imagenet",
         "resnet50": "imagenet",
         "small": "none",
+        **dict.fromkeys(PRESETS, "imagenet"),
     }
 
 

@@ -48,6 +48,10 @@ class Toy(Network):
     def __init__(self, model: str = "toy", classes: int = 2) -> None:
         self.shape = Shape(1, classes)
 
+    @property
+    def has_stem(self) -> bool:
+        return False
+
     def check(self, tree: Tree, source: str) -> None:
         """It fits."""
 

@@ -13,27 +13,10 @@ from torch import Tensor, nn
 
 from broker_config.errors import UsageError
 from trainer.seeding import key_to_seed
-from trainer.tree import Arrays
-
-_keep_alive: list[torch.library.Library] = []
-
-
-def torchvision_models() -> Any:
-    """torchvision.models, also where its compiled operators cannot be loaded (a CPU-only torch beside a CUDA build).
-
-    Only detection needs those operators, but torchvision cannot be imported without their schemas. Declared beside
-    operators that do load, they would abort the process: so only after an import that failed.
-    """
-    try:
-        import torchvision.models  # noqa: PLC0415  (slow, and only torchvision's networks need it)
-    except RuntimeError:  # operator torchvision::nms does not exist
-        library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _keep_alive.append(library)
-        import torchvision.models  # noqa: PLC0415
-
-    return torchvision.models
+from trainer.texture import pretrained
+from trainer.texture.presets import PRESETS
+from trainer.tree import Arrays, pick
+from trainer.vision import torchvision_models
 
 
 class PooledFeatures(nn.Module):
@@ -75,12 +58,14 @@ _BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "resnet18": _resnet("resnet18"),
     "resnet50": _resnet("resnet50"),
     "small": _small,
+    **{name: preset.build for name, preset in PRESETS.items()},
 }
 _PATIENCE = 3.0  # seconds for a server to say that it is there
 _IMAGENET = {
     "mobilenet_v2": "MobileNet_V2_Weights",
     "resnet18": "ResNet18_Weights",
     "resnet50": "ResNet50_Weights",
+    **{name: preset.imagenet for name, preset in PRESETS.items()},
 }
 
 
@@ -129,8 +114,8 @@ def _imagenet(model: str) -> Any:
     return getattr(torchvision_models(), _IMAGENET[model]).DEFAULT
 
 
-def download(model: str) -> Arrays:
-    """torchvision's ImageNet weights.
+def download(model: str, seed: int) -> Arrays:
+    """torchvision's ImageNet weights; where a model only begins with them, the rest is drawn from `seed`.
 
     Raises:
         UsageError: the model has none, or there is no internet connection.
@@ -145,8 +130,11 @@ def download(model: str) -> Arrays:
             f"the ImageNet weights could not be downloaded from {weights.url} ({error})",
             "connect to the internet once, or pass --weights surface, none or a FILE.safetensors",
         ) from error
-    names = build(model).state_dict().keys()
-    return _arrays({name: state[name] for name in names})
+    if model not in PRESETS:
+        return _arrays({name: state[name] for name in build(model).state_dict()})
+    drawn = draw(model, seed)
+    begun = pretrained.beginning(_arrays(state), stem=PRESETS[model].stem)
+    return {**drawn, **pick(begun, drawn)}
 
 
 def _arrays(state: dict[str, Tensor]) -> Arrays:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from trainer.engine import descend
+from trainer.engine import TrainingSet, descend
 from trainer.methods.base import Metrics, Phase
 from trainer.network import Tree
 from trainer.participant import Contributed, Participant, State
@@ -26,9 +26,6 @@ class Group:
     def __init__(self, participants: Sequence[Participant]):
         self._participants = participants
         self.nodes = [participant.node for participant in participants]
-        sets = [participant.data for participant in participants]
-        images, labels = (torch.cat([each[part] for each in sets]) for part in (0, 1))
-        self._data = sets[0]._replace(images=images, labels=labels)
 
     def contribute(
         self, states: Sequence[State], broadcast: Arrays, round_: int
@@ -41,7 +38,7 @@ class Group:
         states = [own.receive(state, received) for own, state in zip(self._participants, states, strict=True)]
         states, metrics = self._run(first.method.train, states, received, round_)
         return [
-            (state, own.send(state, received, measured), measured)
+            (state, own.send(state, received, measured, round_), measured)
             for own, state, measured in zip(self._participants, states, metrics, strict=True)
         ]
 
@@ -71,13 +68,14 @@ class Group:
 
     def _train(self, phase: Phase, states: Sequence[State], received: Tree, round_: int) -> list[tuple[State, Metrics]]:
         first = self._participants[0]
+        data = [participant.training_set(received) for participant in self._participants]
         tree, moments, steps, metrics = descend(
             first.network,
             phase,
             _stack([state.tree for state in states]),
             _stack([state.moments for state in states]),
             received,
-            self._data,
+            TrainingSet.joined(data),
             first.spec.training,
             [participant.seed(round_, phase) for participant in self._participants],
         )
@@ -98,7 +96,12 @@ class Group:
 
 
 def group(participants: Sequence[Participant], most: int = MOST) -> list[Group]:
-    """Those with equally many images together, at most `most`: their batches are then equal in number and size."""
+    """Those with equally many images together, at most `most`: their batches are then equal in number and size.
+
+    Where losses draw random numbers, each node trains alone.
+    """
+    if any(phase.draws for each in participants for phase in each.method.train + each.method.refine):
+        most = 1
     alike: dict[int, list[Participant]] = defaultdict(list)
     for participant in participants:
         alike[len(participant.data.labels)].append(participant)

@@ -46,6 +46,7 @@ class LabelledImages(NamedTuple):
     labels: np.ndarray  # int64 [n]
     digests: tuple[str, ...]
     paths: tuple[Path, ...]
+    seen: np.ndarray | None = None  # float32 [n, ...]: what a frozen stem makes of them, where that is known
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,7 +60,13 @@ class LabelledImages(NamedTuple):
             self.labels[index],
             tuple(self.digests[i] for i in index),
             tuple(self.paths[i] for i in index),
+            None if self.seen is None else self.seen[index],
         )
+
+    def among(self, catalogue: Catalogue) -> "LabelledImages":
+        """Those that a catalogue has."""
+        wanted = {entry.digest for entry in catalogue.entries}  # both are ordered by digest
+        return self.take(np.flatnonzero([digest in wanted for digest in self.digests]))
 
 
 class Images(NamedTuple):

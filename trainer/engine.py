@@ -43,6 +43,7 @@ class TrainingSet(NamedTuple):
     labels: Tensor  # int64 [n]
     mean: Tensor  # [3, 1, 1]
     std: Tensor
+    seen: Tensor | None = None  # what the network's stem makes of the images as they are, where that is kept
 
     @staticmethod
     def of(images: LabelledImages, preprocessing: Preprocessing, device: str = "cpu") -> "TrainingSet":
@@ -52,7 +53,16 @@ class TrainingSet(NamedTuple):
             torch.from_numpy(np.asarray(images.labels, np.int64)).to(device),
             torch.tensor(preprocessing.mean, device=device)[:, None, None],
             torch.tensor(preprocessing.std, device=device)[:, None, None],
+            None if images.seen is None else torch.from_numpy(images.seen).to(device),
         )
+
+    @staticmethod
+    def joined(sets: "Sequence[TrainingSet]") -> "TrainingSet":
+        """One set's images after another's."""
+        first = sets[0]
+        images, labels = torch.cat([each.images for each in sets]), torch.cat([each.labels for each in sets])
+        seen = None if first.seen is None else torch.cat([each.seen for each in sets if each.seen is not None])
+        return first._replace(images=images, labels=labels, seen=seen)
 
     def network_input(self, index: Tensor | slice, views: Views | None = None) -> Tensor:
         """Images [b, 3, S, S], varied if `views` are given, normalised."""
@@ -60,6 +70,18 @@ class TrainingSet(NamedTuple):
         if views is not None:
             images = augment(images, views)
         return (images - self.mean) / self.std
+
+    def keep_seen(self, network: Network, tree: Tree) -> "TrainingSet":
+        """With what a frozen stem makes of the images, if there is one: it is computed now, and never again."""
+        if self.seen is not None or not network.has_stem:
+            return self
+        return self._replace(seen=network.stem(tree, self.network_input(slice(None))))
+
+    def see(self, network: Network, tree: Tree, index: Tensor | slice, views: Views | None = None) -> Tensor:
+        """What the network's stem makes of images, varied if `views` are given: what encoders start from."""
+        if self.seen is None or views is not None:
+            return network.stem(tree, self.network_input(index, views))
+        return self.seen[index]
 
 
 def augment(images: Tensor, views: Views) -> Tensor:
@@ -162,9 +184,10 @@ def descend(
             index = torch.cat([own[places] for own, places in zip(chosen, order, strict=True)])
             views = _draw([len(places) for places in order], randoms) if training.augment else None
             index = index.to(data.labels.device)
-            images = data.network_input(index, views)
+            images = data.see(network, received, index, views)
             features = reference.features(index, images) if reference else None
-            batch = Batch(images, data.labels[index], features, received)
+            random = randoms[0] if phase.draws else None
+            batch = Batch(images, data.labels[index], features, received, random)
             _take_steps(network, phase, tree, batch, encode, optimiser, sums, len(seeds))
             steps += 1
         metrics = {name: _mean(name, values) for name, values in sums.items()}
@@ -263,8 +286,7 @@ class _Reference:
 
     def __init__(self, network: Network, received: Tree, data: TrainingSet, cached: bool):
         self._network, self._received = network, received
-        everything = slice(0, len(data.labels))
-        self._cache = self._encode(data.network_input(everything)) if cached else None
+        self._cache = self._encode(data.see(network, received, slice(None))) if cached else None
 
     def features(self, index: Tensor, images: Tensor) -> Tensor:
         """Features [b, features] of the images at `index`, seen as `images`."""
@@ -307,6 +329,6 @@ def judge(network: Network, personal: Tree, data: TrainingSet) -> np.ndarray:
     answers = []
     with torch.no_grad():
         for start in range(0, len(data.labels), _EVALUATION_BATCH):
-            images = data.network_input(slice(start, start + _EVALUATION_BATCH))
-            answers.append(network.judge(personal, images))
+            seen = data.see(network, personal, slice(start, start + _EVALUATION_BATCH))
+            answers.append(network.judge_seen(personal, seen))
     return torch.cat(answers).cpu().numpy()

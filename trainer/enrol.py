@@ -17,7 +17,7 @@ from trainer.intake import check
 from trainer.intake.findings import Finding, refuse
 from trainer.intake.look import Look, into
 from trainer.intake.rules import judge
-from trainer.methods import METHODS
+from trainer.methods import METHODS, make
 from trainer.weights import FEATURES
 
 Say = Callable[[str], None]
@@ -74,6 +74,8 @@ def join(
         f"{len(images.train.labels)} training images of {', '.join(classes)}, "
         + (f"{len(images.test.labels)} held out" if images.test else "too few to hold any out")
     )
+    if make(spec.method, spec.training, spec.options).relay is not None:
+        say(f"with {spec.method} all other nodes see pieces of what the model makes of these images, and their classes")
     report(progress.Step(what="getting ready to train"))
     check_name_free(endpoint, spec.federation, name, state)
     # Only now: importing torch takes seconds, and whoever cannot take part should hear so at once.

@@ -2,24 +2,34 @@
 
 Small batches of small images on one processor core spend most of their time beside the arithmetic. So
 
-- a 1 x 1 convolution is a matrix product over pixels,
+- a 1 x 1 convolution is a matrix product over pixels, as a linear layer is one over tokens,
 - BatchNorm on stored statistics is folded into the weights of the convolution before it, gradients included,
 - ReLU works in place, or within the matrix product.
+
+What else has tensors runs as its module does, on the tree's values.
 
 Mapped over stacked nodes (`torch.func.vmap`) they do the same in operations that can be mapped. Results differ from the
 modules' in rounding only. Every choice depends on shapes alone, never on what ran before.
 """
 
+import copy
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping
-from functools import lru_cache
+from contextlib import nullcontext
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, fx, nn
 from torch.autograd.function import once_differentiable
+from torch.func import functional_call
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer import backbones
+from trainer.texture.network import behind_stem
+from trainer.tree import take_from
 
 # Folding is work on every weight, a BatchNorm of its own on every pixel: where weights are many, it is not worth it.
 _FOLDED = 600  # weights an output channel, at most
@@ -39,29 +49,60 @@ class Lean:
     """An encoder's structure, free of values."""
 
     def __init__(self, encoder: nn.Module, mapped: bool):
-        self.shapes = {name: tuple(value.shape) for name, value in encoder.state_dict().items()}
         convolutions = [module for module in encoder.modules() if isinstance(module, nn.Conv2d)]
         # Matrix products want pixels of adjacent channels; other convolutions are faster without.
-        by_pixels = sum(map(_pointwise, convolutions)) * 2 >= len(convolutions)
+        by_pixels = sum(map(_pointwise, convolutions)) * 2 >= len(convolutions) > 0
         # A mapped tensor has no layout of its own to choose.
         self._layout = torch.channels_last if by_pixels and not mapped else torch.contiguous_format
         self._graph = _rewrite(encoder, by_pixels, mapped)
+        # Attention's fused form cannot be mapped: it is written out.
+        self._attention = partial(sdpa_kernel, SDPBackend.MATH) if mapped else nullcontext
 
-    def __call__(self, images: Tensor, run: Run) -> Tensor:
-        """Features [n, features] of images [n, 3, S, S]."""
-        return cast(Tensor, self._graph(images.contiguous(memory_format=self._layout), run))
+    def __call__(self, seen: Tensor, run: Run) -> Any:
+        """What the module gives for images [n, 3, S, S], or for what it begins with."""
+        layout = self._layout if seen.ndim == 4 else torch.contiguous_format  # a part may begin with tokens
+        with self._attention():
+            return self._graph(seen.contiguous(memory_format=layout), run)
+
+
+class Encoder:
+    """A backbone's structure, free of values: its frozen stem, where it has one, and the rest."""
+
+    def __init__(self, model: str, mapped: bool):
+        with torch.device("meta"):
+            whole = backbones.build(model)
+        self.shapes = {name: tuple(value.shape) for name, value in whole.state_dict().items()}
+        self.rest = Lean(behind_stem(whole), mapped)
+        self._children, self._parts, self._mapped = dict(whole.named_children()), dict[str, Lean](), mapped
+
+    @property
+    def has_stem(self) -> bool:
+        """Whether it begins with a stem."""
+        return "stem" in self._children
+
+    def part(self, name: str) -> Lean:
+        """The child `name` by itself; it takes the whole encoder's tensors."""
+        if name not in self._parts:
+            self._parts[name] = Lean(nn.Sequential(OrderedDict({name: self._children[name]})), self._mapped)
+        return self._parts[name]
 
 
 @lru_cache
-def lean(model: str, mapped: bool = False) -> Lean:
+def lean(model: str, mapped: bool = False) -> Encoder:
     """The structure of the backbone `model`, to be run as it is or `mapped` over stacked nodes."""
-    with torch.device("meta"):
-        return Lean(backbones.build(model), mapped)
+    return Encoder(model, mapped)
+
+
+class _Tracer(fx.Tracer):
+    """Stops at modules that hold tensors themselves: a graph refers to modules' inputs, not to their tensors."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return next(m.parameters(recurse=False), None) is not None or super().is_leaf_module(m, module_qualified_name)
 
 
 def _rewrite(encoder: nn.Module, by_pixels: bool, mapped: bool) -> fx.GraphModule:
     """The encoder's graph, its layers exchanged for ours, with a second input: the run."""
-    traced = fx.symbolic_trace(encoder)
+    traced = fx.GraphModule(encoder, _Tracer().trace(encoder))
     graph, modules = traced.graph, dict(traced.named_modules())
     (images,) = graph.find_nodes(op="placeholder")
     with graph.inserting_after(images):
@@ -82,8 +123,14 @@ def _rewrite(encoder: nn.Module, by_pixels: bool, mapped: bool) -> fx.GraphModul
             for absorbed in filter(None, (relu, norm)):
                 absorbed.replace_all_uses_with(node)
                 graph.erase_node(absorbed)
+        elif isinstance(module, nn.BatchNorm2d):
+            block = _BatchNorm(node.target)
         elif isinstance(module, nn.GroupNorm):
-            block = _GroupNorm(node.target, module)
+            block = _GroupNorm(node.target, module, mapped)
+        elif isinstance(module, nn.Linear):
+            block = _Linear(node.target, mapped)
+        elif next(module.parameters(), None) is not None:
+            block = _AsItIs(node.target, module)
         else:
             continue
         traced.set_submodule(node.target, block)
@@ -106,13 +153,52 @@ def _only_user(node: fx.Node, modules: Mapping[str, nn.Module], *kinds: type[nn.
     return None
 
 
-class _GroupNorm(nn.Module):
-    def __init__(self, name: str, norm: nn.GroupNorm):
+class _AsItIs(nn.Module):
+    """Any other module, on the tree's values. They are put into it while it runs, so each thread has a copy."""
+
+    def __init__(self, name: str, module: nn.Module):
         super().__init__()
-        self.name, self.groups, self.eps = name, norm.num_groups, norm.eps
+        self.name, self.module, self.copies = name, module, threading.local()
+
+    def forward(self, x: Tensor, run: Run) -> Any:
+        if not hasattr(self.copies, "module"):
+            self.copies.module = copy.deepcopy(self.module)
+        return functional_call(self.copies.module, take_from(self.name, run.tree), (x,))
+
+
+class _Linear(nn.Module):
+    def __init__(self, name: str, mapped: bool):
+        super().__init__()
+        self.name, self.multiply = name, _multiply_rows_mapped if mapped else _multiply_rows
+
+    def forward(self, x: Tensor, run: Run) -> Tensor:
+        weight = run.tree[f"{self.name}.weight"]
+        out = self.multiply(x.flatten(0, -2), weight, run.tree.get(f"{self.name}.bias"), None)
+        return out.reshape(*x.shape[:-1], -1)
+
+
+class _BatchNorm(nn.Module):
+    """One that no convolution goes before: of what several have given, say."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: Tensor, run: Run) -> Tensor:
+        mean, variance = run.tree[f"{self.name}.running_mean"], run.tree[f"{self.name}.running_var"]
+        weight, bias = run.tree[f"{self.name}.weight"], run.tree[f"{self.name}.bias"]
+        return functional.batch_norm(x, mean, variance, weight, bias, run.training, _MOMENTUM, _EPS)
+
+
+class _GroupNorm(nn.Module):
+    def __init__(self, name: str, norm: nn.GroupNorm, mapped: bool):
+        super().__init__()
+        self.name, self.groups, self.eps, self.mapped = name, norm.num_groups, norm.eps, mapped
 
     def forward(self, x: Tensor, run: Run) -> Tensor:
         weight, bias = run.tree[f"{self.name}.weight"], run.tree[f"{self.name}.bias"]
+        if self.mapped:
+            x = x.contiguous()  # vmap does not normalise what is laid out by pixels
         return functional.group_norm(x, self.groups, weight, bias, self.eps)
 
 
@@ -129,7 +215,7 @@ class _Convolution(nn.Module):
         mapped: bool,
     ):
         super().__init__()
-        self.multiply, self.clip = (_multiply_mapped, _clip_mapped) if mapped else (_multiply, _clip)
+        self.multiply, self.clip = (_multiply_rows_mapped, _clip_mapped) if mapped else (_multiply_rows, _clip)
         self.name, self.norm, self.ceiling = name, norm, ceiling
         self.stride, self.padding, self.groups = convolution.stride[0], int(convolution.padding[0]), convolution.groups
         self.foldable = norm is not None and convolution.weight[0].numel() <= _FOLDED
@@ -153,7 +239,8 @@ class _Convolution(nn.Module):
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, ceiling: float | None) -> Tensor:
         if self.by_pixels:
-            return self.multiply(x[:, :, :: self.stride, :: self.stride], weight.flatten(1), bias, ceiling)
+            x = x[:, :, :: self.stride, :: self.stride]
+            return _images(self.multiply(_pixels(x), weight.flatten(1), bias, ceiling), x)
         padding = self.padding
         if self.groups > 1 and min(x.shape[2:]) < 3:  # oneDNN pads such small images ten times slower than we do
             x, padding = functional.pad(x, (padding,) * 4), 0
@@ -186,17 +273,14 @@ class _Clip(torch.autograd.Function):
         return torch.ops.aten.hardtanh_backward(gradient, out, 0.0, ctx.ceiling), None
 
 
-def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, ceiling: float | None) -> Tensor:
-    pixels = _pixels(x)
-    if _ONEDNN and x.device.type == "cpu" and x.dtype == torch.float32:
-        out: Tensor = _Product.apply(pixels, weight, bias, ceiling)  # type: ignore[no-untyped-call]
-    else:
-        out = _clip(functional.linear(pixels, weight, bias), ceiling)
-    return _images(out, x)
+def _multiply_rows(rows: Tensor, weight: Tensor, bias: Tensor | None, ceiling: float | None) -> Tensor:
+    if _ONEDNN and rows.device.type == "cpu" and rows.dtype == torch.float32:
+        return cast(Tensor, _Product.apply(rows, weight, bias, ceiling))  # type: ignore[no-untyped-call]
+    return _clip(functional.linear(rows, weight, bias), ceiling)
 
 
-def _multiply_mapped(x: Tensor, weight: Tensor, bias: Tensor | None, ceiling: float | None) -> Tensor:
-    return _images(_clip_mapped(functional.linear(_pixels(x), weight, bias), ceiling), x)
+def _multiply_rows_mapped(rows: Tensor, weight: Tensor, bias: Tensor | None, ceiling: float | None) -> Tensor:
+    return _clip_mapped(functional.linear(rows, weight, bias), ceiling)
 
 
 def _pixels(x: Tensor) -> Tensor:

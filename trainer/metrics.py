@@ -19,6 +19,23 @@ def macro_f1(predicted: np.ndarray, labels: np.ndarray) -> float:
     return float(np.mean(scores))
 
 
+def macro_auc(shares: np.ndarray, labels: np.ndarray) -> float:
+    """Area under the curve of each class against the rest, averaged over the classes that occur among the labels.
+
+    NaN if there is but one.
+
+    Args:
+        shares: what each class has of a verdict, [n, classes].
+        labels: of the images, [n].
+    """
+    from sklearn.metrics import roc_auc_score  # noqa: PLC0415  (slow to import)
+
+    found = np.unique(labels)
+    if len(found) < 2:
+        return math.nan
+    return float(np.mean([roc_auc_score(labels == label, shares[:, label]) for label in found]))
+
+
 def wilson(correct: int, count: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a share of `correct` among `count`."""
     z = 1.959964

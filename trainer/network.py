@@ -58,9 +58,28 @@ class Network:
                 "take the weights that were made for this model, or another --model",
             )
 
-    def encode(self, tree: Tree, images: Tensor, *, prefix: str = "encoder", training: bool = False) -> Tensor:
-        """Features [n, features] of images [n, 3, S, S]; `training` uses and updates BatchNorm's batch statistics."""
-        return self._encoder(images, Run(take_from(prefix, tree), training))
+    @property
+    def has_stem(self) -> bool:
+        """Whether the encoder begins with frozen layers."""
+        return self._encoder.has_stem
+
+    def stem(self, tree: Tree, images: Tensor) -> Tensor:
+        """What the rest of the encoder starts from: images [n, 3, S, S], or the maps that a frozen stem makes of them.
+
+        It sees one image at a time: maps are then the same bytes, however images are batched.
+        """
+        if not self.has_stem:
+            return images
+        stem, run = self._encoder.part("stem"), Run(take_from("encoder", tree), training=False)
+        return torch.cat([stem(image, run) for image in images.unsqueeze(1)])
+
+    def encode(self, tree: Tree, seen: Tensor, *, prefix: str = "encoder", training: bool = False) -> Tensor:
+        """Features [n, features] of what `stem` gave; `training` uses and updates BatchNorm's batch statistics."""
+        return cast(Tensor, self._encoder.rest(seen, Run(take_from(prefix, tree), training)))
+
+    def part(self, name: str, tree: Tree, seen: Tensor, *, prefix: str = "encoder", training: bool = False) -> Any:
+        """What one direct child of the encoder module makes of what the one before gave."""
+        return self._encoder.part(name)(seen, Run(take_from(prefix, tree), training))
 
     def linear(self, tree: Tree, name: str, inputs: Tensor) -> Tensor:
         """The fully connected layer `name` of the tree."""
@@ -93,17 +112,24 @@ class Network:
 
     def see(self, personal: Tree, images: Tensor) -> Tensor:
         """Features of a personal model: its encoder's, fused (AFedCL) or joined (FENDA) with those of `received`."""
-        features = self.encode(personal, images)
+        return self._see(personal, self.stem(personal, images))
+
+    def _see(self, personal: Tree, seen: Tensor) -> Tensor:
+        features = self.encode(personal, seen)
         if not any(name.startswith("received.") for name in personal):
             return features
-        received = self.encode(personal, images, prefix="received")
+        received = self.encode(personal, seen, prefix="received")
         if "fusion" in personal:
             return self.fuse(personal["fusion"], received, features)
         return self.join(received, features)
 
     def judge(self, personal: Tree, images: Tensor) -> Tensor:
         """Logits [n, classes] of a personal model."""
-        return self.linear(personal, "classifier", self.see(personal, images))
+        return self.judge_seen(personal, self.stem(personal, images))
+
+    def judge_seen(self, personal: Tree, seen: Tensor) -> Tensor:
+        """Logits [n, classes] of a personal model for what its `stem` gave."""
+        return self.linear(personal, "classifier", self._see(personal, seen))
 
 
 def to_tensors(arrays: dict[str, np.ndarray], device: str = "cpu") -> Tree:

@@ -54,22 +54,30 @@ def never() -> bool:
 
 
 class Participant:
-    """One node of a federation: its method, its images, its share of the seed. Holds no training state itself."""
+    """One node of a federation: its method, its images, its share of the seed. Holds no training state itself.
 
-    def __init__(self, spec: Spec, node: str, images: Images, device: str = "cpu"):
-        self.spec, self.node, self._images, self._device = spec, node, images, device
+    A `secret` of the node's own stands in for the seed where random numbers hide something of what it sends.
+    """
+
+    def __init__(self, spec: Spec, node: str, images: Images, device: str = "cpu", secret: str = ""):
+        self.spec, self.node, self._images, self._device, self._secret = spec, node, images, device, secret
         self.method = make(spec.method, spec.training, spec.options)
         self.network = Network(spec.model, len(spec.classes))
         self.data = TrainingSet.of(images.train, spec.preprocessing, device)
+        self._held_out: TrainingSet | None = None  # when first judged
         # Whether `conclude` needs the average made after the last round, or only the broadcast of the last round.
         self.needs_final = self.method.deploys_final or images.test is None
 
     def start(self, broadcast: Arrays) -> State:
         """The state before the first round."""
-        received = self.tensors(broadcast)
+        received = self.received(broadcast)
         self.network.check(received, "the coordinator's broadcast")
         own = self.method.init_node(broadcast, self.network.shape, generator(self.spec.seed, self.node, "init"))
         return State({**received, **self.tensors(own)}, {})
+
+    def received(self, broadcast: Arrays) -> Tree:
+        """What of a broadcast is for this node, where it trains."""
+        return self.tensors(self.method.admit(broadcast, self.node))
 
     def tensors(self, arrays: Arrays) -> Tree:
         """Where the node trains."""
@@ -79,27 +87,31 @@ class Participant:
         self, state: State, broadcast: Arrays, round_: int, stop: Callable[[], bool] = never
     ) -> tuple[State, Contributed, Metrics]:
         """Stage 1: receive, train, and say what leaves the node."""
-        received = self.tensors(broadcast)
+        received = self.received(broadcast)
         state = self.receive(state, received)
         state, metrics = self._run(self.method.train, state, received, round_, stop)
-        return state, self.send(state, received, metrics), metrics
+        return state, self.send(state, received, metrics, round_), metrics
 
     def receive(self, state: State, received: Tree) -> State:
         """What stage 1 starts from."""
         moments = state.moments if self.spec.training.moments == "keep" else {}
         return State(self.method.receive(state.tree, received), moments)
 
-    def send(self, state: State, received: Tree, metrics: Metrics) -> Contributed:
+    def send(self, state: State, received: Tree, metrics: Metrics, round_: int) -> Contributed:
         """What leaves the node after stage 1, which reached `state` and `metrics`."""
         weight = self.method.measure(metrics, len(self.data.labels))
-        sent = pick(self.method.contribute(state.tree, received), self.spec.sends)
-        return Contributed(to_arrays(sent), weight)
+        sent = to_arrays(pick(self.method.contribute(state.tree, received), self.spec.sends))
+        if (relay := self.method.relay) is not None:
+            secret = (self._secret,) if relay.hides else ()
+            random = generator(self.spec.seed, self.node, round_, "relay", *secret)
+            sent |= relay.make(self.network, received, self.training_set(received), random)
+        return Contributed(sent, weight)
 
     def refine(
         self, state: State, broadcast: Arrays, round_: int, stop: Callable[[], bool] = never
     ) -> tuple[State, Metrics]:
         """Stage 2: what the node goes on training while its contribution travels."""
-        received = self.tensors(broadcast)
+        received = self.received(broadcast)
         state, metrics = self._run(self.method.refine, state, received, round_, stop)
         return state, metrics | self.look(state, received, round_)
 
@@ -108,7 +120,7 @@ class Participant:
         metrics = {"A_k": float(state.tree["fusion"])} if "fusion" in state.tree else {}
         test, spec = self._images.test, self.spec
         if test is not None and (round_ % spec.evaluate_every == 0 or round_ == spec.rounds):
-            logits = self._judge(self.method.deploy(state.tree, received), test)
+            logits = self._judge_held_out(self.method.deploy(state.tree, received), test)
             metrics["accuracy"] = accuracy(logits.argmax(1), test.labels)
         return metrics
 
@@ -132,7 +144,9 @@ class Participant:
         """
         tree = self.method.deploy(state.tree, self.tensors(final if self.method.deploys_final else broadcast))
         test, classes = self._images.test, self.spec.classes
-        judged, logits = (test, self._judge(tree, test)) if test is not None else self._cross_validate(tree, final)
+        judged, logits = (
+            (test, self._judge_held_out(tree, test)) if test is not None else self._cross_validate(tree, final)
+        )
         labels, predicted = judged.labels, logits.argmax(1)
         low, high = wilson(int((predicted == labels).sum()), len(labels))
         metrics = {
@@ -164,12 +178,20 @@ class Participant:
                 state, _, _ = fold.contribute(state, final, round_)
                 state, _ = fold.refine(state, final, round_)
             personal = fold.method.deploy(state.tree, self.tensors(final))
-            logits[held_out] = self._judge(personal, images.take(held_out))
+            data = TrainingSet.of(images.take(held_out), self.spec.preprocessing, self._device)
+            logits[held_out] = self._judge(personal, data)
         return images, logits
 
-    def _judge(self, personal: Tree, images: LabelledImages) -> np.ndarray:
+    def _judge_held_out(self, personal: Tree, test: LabelledImages) -> np.ndarray:
+        if self._held_out is None:
+            torch.set_num_threads(self.spec.threads)
+            data = TrainingSet.of(test, self.spec.preprocessing, self._device)
+            self._held_out = data.keep_seen(self.network, personal)
+        return self._judge(personal, self._held_out)
+
+    def _judge(self, personal: Tree, data: TrainingSet) -> np.ndarray:
         torch.set_num_threads(self.spec.threads)
-        return judge(self.network, personal, TrainingSet.of(images, self.spec.preprocessing, self._device))
+        return judge(self.network, personal, data)
 
     def _run(
         self, phases: tuple[Phase, ...], state: State, received: Tree, round_: int, stop: Callable[[], bool]
@@ -186,10 +208,17 @@ class Participant:
         self, phase: Phase, state: State, received: Tree, round_: int, stop: Callable[[], bool] = never
     ) -> tuple[State, Metrics]:
         """One phase of a stage."""
+        data = self.training_set(received)
         tree, moments, metrics = run_phase(
-            self.network, phase, *state, received, self.data, self.spec.training, self.seed(round_, phase), stop
+            self.network, phase, *state, received, data, self.spec.training, self.seed(round_, phase), stop
         )
         return State(tree, moments), metrics
+
+    def training_set(self, received: Tree) -> TrainingSet:
+        """The training images; what a frozen stem makes of them is kept, unless they are varied."""
+        if self.data.seen is None and not self.spec.training.augment:
+            self.data = self.data.keep_seen(self.network, received)
+        return self.data
 
     def seed(self, round_: int, phase: Phase) -> int:
         """Of a phase's random numbers."""

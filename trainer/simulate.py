@@ -41,6 +41,14 @@ def honest(node: str, round_: int, contributed: Contributed, broadcast: Arrays) 
     return contributed
 
 
+Closed = Callable[[int, Arrays], None]
+"""(round, the broadcast that it has led to) -> nothing; called when a round is over."""
+
+
+def unwatched(round_: int, broadcast: Arrays) -> None:
+    """Nobody looks."""
+
+
 class Simulated(NamedTuple):
     """What a simulated federation leaves."""
 
@@ -55,6 +63,7 @@ def simulate(
     show: progress.Report = progress.ignore,
     engine: Engine = PLAIN,
     tamper: Tamper = honest,
+    closed: Closed = unwatched,
 ) -> Simulated:
     """Run a federation of the nodes in `images`; `tamper` stands between each node and the server.
 
@@ -96,6 +105,7 @@ def simulate(
                 show(progress.Measured(node=name, round=round_, metrics={**metrics, **refined}))
                 show(progress.Activity(node=name, round=round_, what="waiting"))
         broadcast = gathering.close(broadcast)
+        closed(round_, broadcast)
         rounds.close(sorted(drawn or participants))
     models = {}
     for name, (last, received) in trained_on.items():

@@ -14,7 +14,7 @@ from broker_config.messages import Round, RunId
 
 FILE = "timeline.jsonl"
 _MOST = 10_000  # spans kept, the newest; about 1 MB and 2,000 rounds
-_SHORTEST = 1e-3  # seconds
+_SHORTEST = 1e-3  # seconds of waiting; work counts however soon it is done, or seen to be
 
 Activity = Literal["waiting", "receiving", "training", "sending", "refining"]
 """For the next round; for its broadcast; stage 1; from the offer to Accepted; stage 2, beside the sending."""
@@ -50,7 +50,7 @@ class Timeline:
         """Until now; nothing happens when it has not begun."""
         if activity in self._begun:
             (round_, begin), end = self._begun.pop(activity), self._now()
-            if end - begin >= _SHORTEST:
+            if activity != "waiting" or end - begin >= _SHORTEST:
                 self._append(Span(self._run, round_, activity, round(begin, 3), round(end, 3)))
 
     def _now(self) -> float:

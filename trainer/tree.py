@@ -32,8 +32,18 @@ def take_from(prefix: str, tree: Mapping[str, T]) -> dict[str, T]:
 
 
 def trainable(name: str) -> bool:
-    """Whether gradients move this tensor: BatchNorm's running statistics are not moved by them."""
-    return not name.endswith(("running_mean", "running_var"))
+    """Whether gradients move this tensor: BatchNorm's running statistics are not moved by them, nor a stem."""
+    return not name.endswith(("running_mean", "running_var")) and not frozen(name)
+
+
+def frozen(name: str) -> bool:
+    """Whether this tensor keeps its first values: it belongs to a stem."""
+    return "stem" in name.split(".")
+
+
+def without_frozen(tree: Mapping[str, T]) -> dict[str, T]:
+    """The tensors that can change: a second encoder needs no stem of its own."""
+    return {name: value for name, value in tree.items() if not frozen(name)}
 
 
 def normalisation_layers(tree: Mapping[str, Any]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -9,13 +10,30 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from broker_config.errors import UsageError
-from trainer.tree import Arrays
+from trainer.texture.presets import PRESETS
+from trainer.texture.pretrained import beginning
+from trainer.tree import Arrays, pick
 
-FEATURES = {"mobilenet_v2": 1280, "resnet18": 512, "resnet50": 2048, "small": 64}
+FEATURES = {
+    "mobilenet_v2": 1280,
+    "resnet18": 512,
+    "resnet50": 2048,
+    "small": 64,
+    **{name: preset.features for name, preset in PRESETS.items()},
+}
 """Width of each backbone's feature vector; the keys are the backbones there are."""
 
-_VALUES = {"mobilenet_v2": 2_257_984, "resnet18": 11_186_112, "resnet50": 23_561_152, "small": 60_864}
+_VALUES = {
+    "mobilenet_v2": 2_257_984,
+    "resnet18": 11_186_112,
+    "resnet50": 23_561_152,
+    "small": 60_864,
+    **{name: preset.values for name, preset in PRESETS.items()},
+}
 """How many numbers each backbone's encoder holds."""
+
+SIZES = {name: preset.size for name, preset in PRESETS.items()}
+"""Pixels of the images that a backbone takes, where it takes one size only."""
 
 SURFACE = {"mobilenet_v2": Path(__file__).parent / "pretrained" / "surface_mobilenet_v2.safetensors"}
 """The weights that come with the package, by backbone: `trainer/pretrain.py` made them from drawn images alone."""
@@ -62,7 +80,8 @@ def initial_encoder(model: str, weights: str, seed: int) -> Arrays:
     Args:
         model: a key of FEATURES.
         weights: `none` (drawn from `seed`), `surface` (comes with the package), `imagenet` (downloaded by torchvision)
-            or a safetensors file with torchvision's names.
+            or a safetensors file with torchvision's names. A texture network may only begin with what is downloaded or
+            in a file (VGG19's first layers; its trunk): the rest is drawn.
         seed: of the draw.
 
     Raises:
@@ -71,23 +90,45 @@ def initial_encoder(model: str, weights: str, seed: int) -> Arrays:
     if model not in FEATURES:
         raise UsageError(f"there is no model {model!r}", f"take one of {', '.join(FEATURES)}")
     if weights in ("none", "imagenet"):
-        if importlib.util.find_spec("torch") is None:
-            raise UsageError(
-                f"--weights {weights} needs torch, which is not installed here",
-                "install edge-node[train], or pass --weights surface or a FILE.safetensors",
-            )
-        from trainer import backbones  # noqa: PLC0415  (imports torch)
-
-        encoder = backbones.draw(model, seed) if weights == "none" else backbones.download(model)
+        backbones = _backbones(weights)
+        encoder = backbones.draw(model, seed) if weights == "none" else backbones.download(model, seed)
     else:
         encoder = _read(_surface(model) if weights == "surface" else Path(weights))
         found = sum(array.size for array in encoder.values())
         if found != _VALUES[model]:
-            raise UsageError(
-                f"{weights} holds {found:,} numbers beside a classifier, {model} has {_VALUES[model]:,}",
-                "take the weights that were made for this model, or another --model",
-            )
+            begun = _begun(model, weights, seed, encoder) if model in PRESETS else None
+            if begun is None:
+                raise UsageError(
+                    f"{weights} holds {found:,} numbers beside a classifier, {model} has {_VALUES[model]:,}",
+                    "take the weights that were made for this model, or another --model",
+                )
+            encoder = begun
     return {f"encoder.{name}": array for name, array in encoder.items()}
+
+
+def hang_on_seed(model: str, weights: str) -> bool:
+    """Whether a model's first values follow from the seed, all of them or those behind what it begins with."""
+    return weights == "none" or model in PRESETS
+
+
+def _begun(model: str, weights: str, seed: int, arrays: Arrays) -> Arrays | None:
+    """An encoder that begins with `arrays` and is drawn from there on; None if it does not begin with such arrays."""
+    stem = PRESETS[model].stem
+    begun = beginning(arrays, stem=stem)
+    drawn = _backbones(weights).draw(model, seed)
+    expected = {name: array.shape for name, array in pick(drawn, ["stem" if stem else "trunk"]).items()}
+    return {**drawn, **begun} if {name: array.shape for name, array in begun.items()} == expected else None
+
+
+def _backbones(weights: str) -> ModuleType:
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError(
+            f"--weights {weights} needs torch, which is not installed here",
+            "install edge-node[train], or pass --weights surface or a FILE.safetensors",
+        )
+    from trainer import backbones  # noqa: PLC0415  (imports torch)
+
+    return backbones
 
 
 def _surface(model: str) -> Path:
@@ -108,6 +149,8 @@ def _read(path: Path) -> Arrays:
             f"{path} is not a safetensors file of weights ({error})",
             "save them as float32 with safetensors.torch.save_file; pickled files (.pt, .pth) are never read",
         ) from error
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise UsageError(f"{path} holds NaN or infinity", "take weights of a training that has not diverged")
     return {
         name: array.astype(np.float32)
         for name, array in arrays.items()

@@ -1,6 +1,7 @@
 """A node's training thread and its durable state: what it reports is on disk before it is said."""
 
 import queue
+import secrets
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -62,7 +63,7 @@ class Worker:
     def __init__(self, spec: Spec, name: str, images: Images, folder: Path, inbox: queue.Queue[object]):
         self._spec, self._name, self._folder, self._inbox = spec, name, folder, inbox
         self.store = BlobStore(folder / "blobs")
-        self._participant = Participant(spec, name, images)
+        self._participant = Participant(spec, name, images, secret=secrets.token_hex(16))
         self.needs_final = self._participant.needs_final
         self.progress = standing.progress(folder, spec.run)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="training")

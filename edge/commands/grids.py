@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from trainer import progress
 
-Store = Annotated[Path, typer.Option(help="Folder of results; what is finished there is not run again.")]
+STORE = "Folder of results; what is finished there is not run again."
+Store = Annotated[Path, typer.Option(help=STORE)]
 Workers = Annotated[int, typer.Option(min=0, help="Processes, a thread each.", show_default="all cores")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what is left to do, and how long it takes.")]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from edge.vertical.bundle import Array, Manifest
     from edge.vertical.embed import Leaving
     from export.signing import Signer
-    from trainer.vertical.live.sensor import Deploy as SensorDeploy
+    from trainer.vertical.live.learner import Deploy as SensorDeploy
     from trainer.vertical.live.server import Deploy as HeadDeploy
     from trainer.vertical.live.source import Source
 
@@ -49,7 +49,7 @@ def serve(
     if said.role == HEAD:
         if data:
             raise UsageError(f"{bundle} is the head's, which reads no rows", "leave out --data")
-        predict(bundle, partial(load_head, guard=guard, threads=threads), endpoint, output, deadline, stop)
+        predict(bundle, partial(load_head, guard=guard, threads=threads), endpoint, memory, output, deadline, stop)
     else:
         if data is None:
             raise UsageError(f"{bundle} is a sensor's, whose rows are missing", "write --data FILE")

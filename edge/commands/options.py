@@ -38,17 +38,23 @@ Ca = Annotated[Path | None, typer.Option(help="Certificate authority of the brok
 Cert = Annotated[Path | None, typer.Option(help="This side's certificate (PEM).")]
 Key = Annotated[Path | None, typer.Option(help="This side's private key (PEM).")]
 Data = Annotated[Path, typer.Option(help="Folder of labelled images: one folder a class.", show_default=False)]
-METHODS = "afedcl, ditto, fedala, fedavg, fedbn, fednova, fedper, fedprox, fedrep, fenda, local or scaffold."
+METHODS = "afedcl, ditto, fedala, fedavg, fedbn, fednova, fedper, fedprox, fedrep, fedtfi, fenda, local or scaffold."
 Method = Annotated[str, typer.Option(help=METHODS)]
 Options = Annotated[
     list[str], typer.Option("--option", metavar="NAME=VALUE", help="An option of the method, e.g. lambda=0.1.")
 ]
-Model = Annotated[str, typer.Option(help="mobilenet_v2, resnet18, resnet50 or small.")]
+Model = Annotated[
+    str, typer.Option(help="mobilenet_v2, resnet18, resnet50, small, or a texture network such as fedtfi_small.")
+]
 WEIGHTS = "Initial weights: imagenet, surface (come with edge-node), none, or a safetensors FILE of torchvision's."
 SUITED_WEIGHTS = "imagenet, or surface when offline; none for small"
 Weights = Annotated[str, typer.Option(help=WEIGHTS, show_default=SUITED_WEIGHTS)]
 Size = Annotated[
-    int, typer.Option(help="Width and height of the network's input, pixels.", show_default="128; 64 for small")
+    int,
+    typer.Option(
+        help="Width and height of the network's input, pixels.",
+        show_default="128; 64 for small; a texture network's own",
+    ),
 ]
 Settings = Annotated[
     list[str],
@@ -84,7 +90,7 @@ Events = Annotated[
     bool, typer.Option("--json", help="For machines: events as JSON lines on standard output, the result as the last.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result and errors.")]
-ClassesPerNode = Annotated[int, typer.Option(min=1, help="disjoint: classes of each node.")]
+ClassesPerNode = Annotated[int, typer.Option(min=1, help="disjoint, groups: classes of each node.")]
 Samples = Annotated[int, typer.Option(min=2, help=SAMPLES)]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from broker_config.errors import UsageError
-from edge.commands.grids import DryRun, Store, Workers, run_grid
+from edge.commands.grids import STORE, DryRun, Workers, run_grid
 from edge.commands.options import (
     ROUNDS,
     SUITED_WEIGHTS,
@@ -51,7 +51,11 @@ def simulate(
     ],
     method: Method = "afedcl",
     partition: Annotated[
-        str, typer.Option(help="disjoint, dirichlet, iid, or sources: each node's images are of one source.")
+        str,
+        typer.Option(
+            help="disjoint, dirichlet, iid; groups: of nodes, each with --classes-per-node that no other has; "
+            "sources: each node's images are of one source; or sources_groups: groups within each source."
+        ),
     ] = "disjoint",
     rename: Annotated[
         list[str], typer.Option(metavar="CLASS=COMMON", help="A class of one source that another source has too.")
@@ -63,6 +67,9 @@ def simulate(
     test_samples: Annotated[
         int, typer.Option(min=1, help="Held-out images of each node at most, but one of each of its classes.")
     ] = 60,
+    shared: Annotated[
+        int, typer.Option(min=0, help="Images of each class that all nodes train on, the same ones, beside their own.")
+    ] = 0,
     rounds: Rounds = 30,
     option: Options = [],
     model: Model = "mobilenet_v2",
@@ -93,7 +100,7 @@ def simulate(
     request = make_request(
         method, option, model, weights, size, training, rounds, seed, threads, evaluate_every, aggregate, liars
     )
-    scheme = Scheme(partition, nodes, samples, seed, classes_per_node, alpha, pool, test_samples)
+    scheme = Scheme(partition, nodes, samples, seed, classes_per_node, alpha, pool, test_samples, shared)
     with progress.show(as_json=as_json, quiet=quiet) as show:
         tell_weights(request, weights, show)
         outcome = simulate_folder(request, data, pairs(rename, "--rename"), scheme, out, show, Engine(engine, device))
@@ -107,28 +114,39 @@ def experiment(
     name: Annotated[
         str,
         typer.Argument(
-            help="table2, fig4, fig5, fig7, fig8, fig9, fig10; tune before them; or factors.", show_default=False
+            help="table2, fig4, fig5, fig7, fig8, fig9, fig10; tune before them; or factors. Of textures: "
+            "fedtfi-table2, fedtfi-table4, fedtfi-fig6 to fedtfi-fig10, fedtfi-fuse, fedtfi-leak; fedtfi-tune before.",
+            show_default=False,
         ),
     ],
     data: Annotated[
         list[str],
-        typer.Option(metavar="NAME=FOLDER", help="Class folders of a data set: neu, xsdd, gc10.", show_default=False),
+        typer.Option(
+            metavar="NAME=FOLDER",
+            help="Class folders of a data set: neu, xsdd, gc10; of textures kth (with folders sample_a to sample_d), "
+            "or neu and xsdd together.",
+            show_default=False,
+        ),
     ],
     preset: Annotated[
         Literal["quick", "cpu", "full"],
         typer.Option(help="quick: minutes on two cores; cpu: hours; full: as the paper, for a GPU."),
     ] = "quick",
-    model: Model = "mobilenet_v2",
+    model: Annotated[str, typer.Option(help="Backbone; not of fedtfi-*.", show_default="mobilenet_v2")] = "",
     weights: Annotated[
         list[str],
         typer.Option(
-            metavar="[MODEL=]WEIGHTS", help=f"{WEIGHTS} MODEL= for another of fig9's.", show_default=SUITED_WEIGHTS
+            metavar="[MODEL=]WEIGHTS",
+            help=f"{WEIGHTS} MODEL= for another of several (fig9, fedtfi-*).",
+            show_default=SUITED_WEIGHTS,
         ),
     ] = [],
-    size: Annotated[int, typer.Option(help="Width and height of images, pixels.", show_default="the preset's")] = 0,
+    size: Annotated[
+        int, typer.Option(help="Width and height of images, pixels; not of fedtfi-*.", show_default="the preset's")
+    ] = 0,
     rounds: Annotated[int, typer.Option(help=ROUNDS, show_default="the preset's")] = 0,
     seeds: Annotated[int, typer.Option(help="Number of seeds.", show_default="the preset's")] = 0,
-    store: Store = Path("experiments"),
+    store: Annotated[Path | None, typer.Option(help=STORE, show_default="experiments, or experiments/texture")] = None,
     workers: Workers = 0,
     ray: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Run on this Ray cluster instead; auto: this machine's.")
@@ -137,12 +155,43 @@ def experiment(
     quiet: Quiet = False,
     as_json: Events = False,
 ) -> None:
-    """Run a grid of federations as the AFedCL paper has them, then print its tables and draw its figure."""
+    """Run a grid of federations as the AFedCL or FedTFI paper has them, then print its tables and draw its figure."""
+    folders = {key: Path(folder) for key, folder in pairs(data, "--data", "neu={}").items()}
+    if name.startswith("fedtfi-"):
+        from trainer.texture.experiments import experiment as textures
+
+        _check_textures(model, size, ray)
+        asked = textures.Order(
+            name, preset, folders, weights, rounds, seeds, store or Path("experiments/texture"), workers
+        )
+        run_grid(partial(textures.Experiment, asked), dry_run=dry_run, quiet=quiet, as_json=as_json)
+        return
     from trainer.experiments.experiment import Experiment, Order
 
-    folders = {key: Path(folder) for key, folder in pairs(data, "--data", "neu={}").items()}
-    order = Order(name, preset, folders, model, weights, size, rounds, seeds, store, workers, ray)
+    order = Order(
+        name,
+        preset,
+        folders,
+        model or "mobilenet_v2",
+        weights,
+        size,
+        rounds,
+        seeds,
+        store or Path("experiments"),
+        workers,
+        ray,
+    )
     run_grid(partial(Experiment, order), dry_run=dry_run, quiet=quiet, as_json=as_json)
+
+
+def _check_textures(model: str, size: int, ray: str) -> None:
+    given = [flag for flag, value in (("--model", model), ("--size", size), ("--ray", ray)) if value]
+    if given:
+        raise UsageError(
+            f"an experiment with textures has networks and sizes of its own, and runs here: {given[0]} has nothing to "
+            "act on",
+            f"leave out {given[0]}",
+        )
 
 
 @app.command(epilog="Example: edge-node dataset neu-cls --out images")

@@ -15,6 +15,7 @@ from tests.chaos.schedule import COORDINATOR, Strike
 from tests.mosquitto import Mosquitto
 from tests.plants import CLASSES, draw
 from tests.storm import Storm, Weather
+from trainer.weights import SIZES
 
 _PATIENCE = 240.0  # seconds without any durable step after which the federation counts as stuck
 _AGAIN = 0.5  # seconds until a process that gave up is started again
@@ -30,6 +31,16 @@ class Federation(NamedTuple):
     nodes: int
     seed: int
     method: str = "afedcl"
+
+    @property
+    def model(self) -> str:
+        """That the method trains here."""
+        return "fedtfi_small" if self.method == "fedtfi" else "small"
+
+    @property
+    def size(self) -> int:
+        """Of its images, pixels."""
+        return SIZES.get(self.model, 32)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -104,9 +115,10 @@ class Campaign:
         self._processes = {
             COORDINATOR: EdgeNode(
                 folder, COORDINATOR,
-                ["coordinate", url, "--classes", ",".join(CLASSES), "--nodes", federation.nodes, "--model", "small",
-                 "--size", 32, "--rounds", federation.rounds, "--seed", federation.seed, "--method", federation.method,
-                 "--training", "local_epochs=1", "--chunk-size", chunk, "--state", folder / COORDINATOR],
+                ["coordinate", url, "--classes", ",".join(CLASSES), "--nodes", federation.nodes, "--model",
+                 federation.model, "--weights", "none", "--size", federation.size, "--rounds", federation.rounds,
+                 "--seed", federation.seed, "--method", federation.method, "--training", "local_epochs=1",
+                 "--chunk-size", chunk, "--state", folder / COORDINATOR],
             )
         }  # fmt: skip
         for name, images in plants.items():

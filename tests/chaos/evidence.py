@@ -28,8 +28,9 @@ def simulated(federation: Federation, plants: dict[str, Path]) -> Tensors:
     """The federation in this process, without broker, processes or kills."""
     request = Request(
         federation.method,
-        model="small",
-        size=32,
+        model=federation.model,
+        weights="none",
+        size=federation.size,
         training={"local_epochs": 1},
         rounds=federation.rounds,
         seed=federation.seed,

@@ -1,14 +1,11 @@
 """`edge-node` processes that can be killed; a fork server starts them in milliseconds."""
 
-import multiprocessing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.chaos import witness
-
-CONTEXT: Any = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.chaos.witness"])  # torch and all else is imported once
+from tests.forked import CONTEXT
 
 
 class EdgeNode:

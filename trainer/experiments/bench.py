@@ -9,7 +9,7 @@ from trainer import data
 from trainer.data import Catalogue, LabelledImages
 from trainer.experiments.cell import Cell
 from trainer.tree import Arrays
-from trainer.weights import initial_encoder
+from trainer.weights import hang_on_seed, initial_encoder
 
 
 class Material(NamedTuple):
@@ -35,7 +35,7 @@ class Bench:
     def encoder(self, model: str, seed: int) -> str:
         """The digest of a model's first encoder. Raises UsageError if its weights cannot be had."""
         weights = self._weights[model]
-        place = (model, seed if weights == "none" else 0)
+        place = (model, seed if hang_on_seed(model, weights) else 0)
         if place not in self._known:
             encoder = initial_encoder(model, weights, seed)
             self._known[place] = _digest_encoder(encoder)

@@ -75,9 +75,9 @@ def _curves(panels: Sequence[Panel]) -> tuple["Figure", str]:
     figure, grid = style.grid(2, len(settings), 4.2, 2.5, sharex=True)
     for (panel, x), (upper, lower) in zip(settings, grid.T, strict=True):
         for number, series in enumerate(panel.series):
-            look = {"color": _colour(number, panel), "label": series.name}
-            _band(upper, series.entries.get(x, {}).values(), "L_D", 1, look)
-            _band(lower, series.entries.get(x, {}).values(), "accuracy", 100, look)
+            runs = series.entries.get(x, {}).values()
+            _band(upper, runs, "L_D", 1, _colour(number, panel), series.name)
+            _band(lower, runs, "accuracy", 100, _colour(number, panel), series.name)
         upper.axhline(math.log(2), color="#666666", lw=0.8, ls=":", label="chance, ln 2")
         upper.set(title=f"{panel.title}, {panel.column(x)}", ylabel="discrimination loss L_D")
         upper.set_ylim(bottom=0)
@@ -135,12 +135,7 @@ def _bars(panels: Sequence[Panel]) -> tuple["Figure", str]:
             at = [place for place, x in enumerate(panel.xs) if x in series.entries]
             means, deviations = _spreads(series, [panel.xs[place] for place in at])
             left = [place + (number - (len(panel.series) - 1) / 2) * width for place in at]
-            look: dict[str, Any] = {"color": _colour(number, panel), "edgecolor": "white", "label": series.name}
-            axes.bar(left, means, width, yerr=deviations, error_kw={"lw": 0.9, "capsize": 2}, **look)
-            for place, mean in zip(left, means, strict=True):
-                axes.text(
-                    place, 2, f"{mean:.1f}", rotation=90, ha="center", va="bottom", size=8, color=_ink(number, panel)
-                )
+            style.bars(axes, left, means, deviations, width, _colour(number, panel), series.name)
         axes.set_xticks(range(len(panel.xs)), map(str, panel.xs))
         axes.grid(axis="x", visible=False)
         axes.set(title=panel.title, xlabel=_ACROSS[panel.across], ylabel="accuracy %", ylim=(0, 105))
@@ -182,19 +177,14 @@ _DRAWN: dict[str, _Drawer] = {
 }  # fmt: skip
 
 
-def _band(axes: "Axes", results: Iterable[Finished], metric: str, scale: float, look: dict[str, Any]) -> None:
+def _band(axes: "Axes", results: Iterable[Finished], metric: str, scale: float, colour: str, label: str) -> None:
     """Mean over seeds of the mean over nodes, in the rounds that all of them measured."""
     runs = [[node.history[metric] for node in each.nodes if metric in node.history] for each in results]
     values = np.array([np.mean(np.array(run, float), axis=0) for run in runs if run]) * scale
     if not values.size:
         return
     rounds = np.flatnonzero(~np.isnan(values).any(axis=0))
-    values = values[:, rounds]
-    mean = values.mean(axis=0)
-    axes.plot(rounds + 1, mean, lw=1.6, **look)
-    if len(values) > 1:
-        deviation = values.std(axis=0, ddof=1)
-        axes.fill_between(rounds + 1, mean - deviation, mean + deviation, color=look["color"], alpha=0.18, lw=0)
+    style.band(axes, rounds + 1, values[:, rounds], colour, label)
 
 
 def _spreads(series: Series, xs: Iterable[X]) -> tuple[list[float], list[float]]:
@@ -205,10 +195,6 @@ def _spreads(series: Series, xs: Iterable[X]) -> tuple[list[float], list[float]]
 
 def _colour(number: int, panel: Panel) -> str:
     return style.REFERENCE if number == len(panel.series) - 1 else style.COLOURS[number % len(style.COLOURS)]
-
-
-def _ink(number: int, panel: Panel) -> str:
-    return "white" if _colour(number, panel) in ("#0072B2", "#000000", "#009E73", style.REFERENCE) else "black"
 
 
 def _row(panels: Sequence[Panel], width: float) -> tuple["Figure", Any]:

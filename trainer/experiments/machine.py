@@ -5,6 +5,8 @@ from pathlib import Path
 
 import torch
 
+from broker_config.errors import EdgeNodeError
+
 TORCH = torch.__version__.partition("+")[0]
 
 
@@ -17,3 +19,9 @@ def machine() -> str:
         return "unknown"
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else "unknown"
+
+
+def check_torch(version: str) -> None:
+    """Raise EdgeNodeError unless this torch is the one that a cell asks for: its numbers would be others."""
+    if version != TORCH:
+        raise EdgeNodeError(f"the cell asks for torch {version}, this machine has {TORCH}", "install that torch there")

@@ -67,13 +67,20 @@ def last_pairs(finished: Iterable[Finished]) -> tuple[list[float], list[float]]:
 def gaps(panels: Sequence[Panel]) -> str:
     """A sentence on what has fewer seeds than the rest, empty if nothing has."""
     asked = max((panel.seeds for panel in panels), default=0)
-    short = [
-        f"{series.name} in {panel.title}, {panel.column(x)} ({len(series.entries.get(x, ()))})"
-        for panel in panels
-        for series in panel.series
-        for x in panel.xs
-        if len(series.entries.get(x, ())) < asked
-    ]
+    return fewer(
+        asked,
+        {
+            f"{series.name} in {panel.title}, {panel.column(x)}": len(series.entries.get(x, ()))
+            for panel in panels
+            for series in panel.series
+            for x in panel.xs
+        },
+    )
+
+
+def fewer(asked: int, seeds: Mapping[str, int]) -> str:
+    """A sentence on what has fewer seeds (numbers by name) than `asked`, empty if nothing has."""
+    short = [f"{name} ({count})" for name, count in seeds.items() if count < asked]
     more = f" and {len(short) - 3} more" if len(short) > 3 else ""
     return f"Fewer than {asked} seeds: {'; '.join(short[:3])}{more}." if short else ""
 

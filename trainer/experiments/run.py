@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 import torch
 
-from broker_config.errors import EdgeNodeError
-from trainer.data import Catalogue, Images, LabelledImages
+from trainer.data import Images, LabelledImages
 from trainer.engine import TrainingSet
 from trainer.experiments.bench import Material
 from trainer.experiments.cell import Cell, Finished, NodeResult
-from trainer.experiments.machine import TORCH, machine
+from trainer.experiments.machine import check_torch, machine
 from trainer.experiments.store import Embedding
 from trainer.federation.spec import Request, draft
 from trainer.methods.base import Metrics
@@ -40,10 +38,7 @@ def run_cell(cell: Cell, material: Material, *, embed: bool = False) -> Done:
     Raises:
         EdgeNodeError: the images do not suffice, the training has diverged, or another torch is installed here.
     """
-    if cell.torch != TORCH:
-        raise EdgeNodeError(
-            f"the cell asks for torch {cell.torch}, this machine has {TORCH}", "install that torch there"
-        )
+    check_torch(cell.torch)
     setting = cell.setting
     catalogue = material.catalogues[setting.images]
     scheme = Scheme(
@@ -75,7 +70,7 @@ def run_cell(cell: Cell, material: Material, *, embed: bool = False) -> Done:
     )
     pictures = material.pictures[setting.images, cell.size]
     images = {
-        share.node: Images(_pick(pictures, share.train), _pick(pictures, share.test))
+        share.node: Images(pictures.among(share.train), pictures.among(share.test))
         for share in scheme.shares(catalogue)
     }
     started = time.monotonic()
@@ -88,11 +83,6 @@ def run_cell(cell: Cell, material: Material, *, embed: bool = False) -> Done:
         machine=machine(),
     )
     return Done(finished, [_embedding(cell, models[name], images[name].test) for name in models] if embed else [])
-
-
-def _pick(pictures: LabelledImages, part: Catalogue) -> LabelledImages:
-    wanted = {entry.digest for entry in part.entries}  # both are ordered by digest
-    return pictures.take(np.flatnonzero([digest in wanted for digest in pictures.digests]))
 
 
 def _result(name: str, model: Personal) -> NodeResult:

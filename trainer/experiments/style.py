@@ -1,14 +1,19 @@
 """How figures look: light background, text as text, colours after Okabe and Ito; SVG, for documents."""
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 REFERENCE = "#D55E00"  # of what the others are compared with
 COLOURS = ("#0072B2", "#009E73", "#56B4E9", "#CC79A7", "#E69F00", "#000000", "#F0E442")
+_DARK = ("#0072B2", "#000000", "#009E73", REFERENCE)  # what white text is read on
 _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "edge-node",  # the same cells give the same file
@@ -38,6 +43,33 @@ def grid(rows: int, columns: int, width: float, height: float, **options: Any) -
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
+def band(axes: "Axes", rounds: Sequence[int] | np.ndarray, values: np.ndarray, colour: str, label: str) -> None:
+    """The mean of several runs [runs, rounds], and a standard deviation to both sides; a single run has none."""
+    mean = values.mean(axis=0)
+    axes.plot(rounds, mean, lw=1.5, color=colour, label=label)
+    axes.locator_params(axis="x", integer=True)
+    if len(values) > 1:
+        spread = values.std(axis=0, ddof=1)
+        axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.18, lw=0)
+
+
+def bars(
+    axes: "Axes",
+    xs: Sequence[float],
+    means: Sequence[float],
+    deviations: Sequence[float],
+    width: float,
+    colour: str,
+    label: str | None = None,
+) -> None:
+    """Bars that bear their numbers, standard deviations on top."""
+    look: dict[str, Any] = {"color": colour, "edgecolor": "white", "label": label}
+    axes.bar(xs, means, width, yerr=deviations, error_kw={"lw": 0.9, "capsize": 2}, **look)
+    ink = "white" if colour in _DARK else "black"
+    for x, mean in zip(xs, means, strict=True):
+        axes.text(x, 2, f"{mean:.1f}", rotation=90, ha="center", va="bottom", size=8, color=ink)
+
+
 def legend(figure: "Figure", panels: Any) -> None:
     """One for all panels, above them."""
     shown = {
@@ -50,7 +82,7 @@ def legend(figure: "Figure", panels: Any) -> None:
 
 def save(figure: "Figure", caption: str, path: Path) -> None:
     """With its caption below, as wide as the figure."""
-    width = int(figure.get_figwidth() * 17)
+    width = int(figure.get_figwidth() * 16)
     figure.supxlabel("\n".join(textwrap.wrap(caption, width)), fontsize=8, color="#444444", x=0.01, ha="left")
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=150)
 

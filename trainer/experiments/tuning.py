@@ -4,9 +4,9 @@ Which trial is taken is read from the finished cells of the tuning pool: nothing
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -14,6 +14,8 @@ from broker_config.messages import Option, Training
 from trainer.experiments.cell import Cell, Finished
 from trainer.methods import METHODS, complete_options
 
+K = TypeVar("K", bound=Hashable)  # what is tuned
+Place = Hashable  # where trials are compared: a setting and a seed
 TRIALS = 6  # of each method
 _RATES, _BATCH_NORMS = (3e-4, 1e-4, 1e-3), ("eval", "train")
 # What a method has of its own to tune; the choices are taken in turn.
@@ -72,10 +74,7 @@ def trials(method: str, training: Training) -> list[Trial]:
 def choose(
     methods: Iterable[str], training: Training, finished: Iterable[Finished], suits: Callable[[Cell], bool]
 ) -> dict[str, Trial]:
-    """The best trial of each method; empty unless there is one for all methods.
-
-    Trials are compared where most of them are finished, of every method; one that is not has failed there, and does
-    not count. The first of equals is taken.
+    """The best trial of each method, as `best` has it.
 
     Args:
         methods: that are compared.
@@ -83,24 +82,37 @@ def choose(
         finished: cells.
         suits: whether a tuning cell's network, weights and size are those of the comparison.
     """
-    reached: dict[tuple[str, str], dict[Any, float]] = defaultdict(dict)
+    reached: dict[tuple[str, str], dict[Place, float]] = defaultdict(dict)
     for each in finished:
         if each.cell.setting.pool == "tuning" and suits(each.cell):
             place = (each.cell.setting, each.cell.rounds, each.cell.seed)
-            reached[each.cell.method, _name(each.cell.options, each.cell.training)][place] = each.mean("accuracy")
-    tried = {
-        method: [(trial, reached[method, _name(*trial)]) for trial in trials(method, training)] for method in methods
-    }
-    counts = [Counter(place for _, found in each for place in found) for each in tried.values()]
-    places = {place for place in counts[0] if all(count[place] > TRIALS / 2 for count in counts)}
-    best = {}
-    for method, found_of in tried.items():
+            reached[each.cell.method, written(each.cell.options, each.cell.training)][place] = each.mean("accuracy")
+    return best(
+        {
+            method: [(trial, reached[method, written(*trial)]) for trial in trials(method, training)]
+            for method in methods
+        }
+    )
+
+
+def best(tried: Mapping[K, Sequence[tuple[Trial, Mapping[Place, float]]]]) -> dict[K, Trial]:
+    """The best trial of each, by what its trials reached at each place (a setting and a seed).
+
+    Empty unless there is one for all. Trials are compared where most of them are finished, of every contender; one
+    that is not has failed there, and does not count. The first of equals is taken.
+    """
+    counts = [(Counter(place for _, found in each for place in found), len(each) / 2) for each in tried.values()]
+    everywhere = {place for count, _ in counts for place in count}
+    places = {place for place in everywhere if all(count[place] > half for count, half in counts)}
+    chosen = {}
+    for contender, found_of in tried.items():
         complete = [(trial, found) for trial, found in found_of if places <= found.keys()]
         if not places or not complete:
             return {}
-        best[method] = max(complete, key=lambda each: mean(each[1][place] for place in places))[0]
-    return best
+        chosen[contender] = max(complete, key=lambda each: mean(each[1][place] for place in places))[0]
+    return chosen
 
 
-def _name(options: Mapping[str, Option], training: Training) -> str:
+def written(options: Mapping[str, Option], training: Training) -> str:
+    """A trial as text: what it is known by."""
     return msgspec.json.encode((options, training), order="deterministic").decode()

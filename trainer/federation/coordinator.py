@@ -467,9 +467,9 @@ class _Coordinator:
     def _close_round(self, contributors: frozenset[str]) -> None:
         self._arrivals.clear()
         self._courier.withdraw(self._ledger.broadcast_blob.digest)
+        missing = sorted(self._ledger.absent)
         self._ledger.average()
-        missing = (self._state.drawn or self._state.members) - contributors
-        self._rounds.close(sorted(contributors), sorted(missing))
+        self._rounds.close(sorted(contributors), missing)
 
     def _say_round(self) -> None:
         """Say where the federation stands, and serve what a round starts from."""

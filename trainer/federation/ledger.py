@@ -98,7 +98,8 @@ class Ledger:
         self.broadcast_blob = run.broadcast
         self.identities, self.finished, self.sessions = dict(run.members), set(run.finished), run.sessions
         self._method = make(spec.method, spec.training, spec.options)
-        self._sent = pick(spec.tensors, spec.sends)
+        self._sent = {**pick(spec.tensors, spec.sends), **spec.relays}
+        self._gone, self._drawn = {*gone}, {*run.drawn} - {*gone}
         self._largest = encoded_size(self._sent)  # bytes of a contribution's blob
         self.store.purge({run.broadcast.digest, *(each.digest for each in contributions if each.digest)}, arriving=True)
         self.broadcast = self._read(run.broadcast.digest)
@@ -109,8 +110,8 @@ class Ledger:
                 self._verify(each.digest)
             self._gathering.add(each.node, self._source(each.digest), each.weight)
         self._journal.claimed(spec.run, session, run.round, gone)
-        members, drawn = run.members.keys() - {*gone}, {*run.drawn} - {*gone}
-        return rounds.restore(plan, run.round, members, drawn, [each.node for each in contributions])
+        members = run.members.keys() - self._gone
+        return rounds.restore(plan, run.round, members, self._drawn, self._gathering.contributors)
 
     def admit(self, node: str, identity: str) -> None:
         """A node holds a place, under this identity."""
@@ -162,6 +163,11 @@ class Ledger:
         """What each node has contributed in this run."""
         return self._journal.tallies(self.spec.run)
 
+    @property
+    def absent(self) -> set[str]:
+        """Members that were to contribute to the open round and have not so far."""
+        return (self._drawn or self.identities.keys() - self._gone) - self._gathering.contributors
+
     def average(self) -> None:
         """Make what the open round has gathered the broadcast. Not yet a fact: `open` or `conclude` follow.
 
@@ -171,13 +177,14 @@ class Ledger:
         if self.spec.aggregation.rule != "mean":
             for digest in self.store.digests():
                 self._verify(digest)
-        self.broadcast = self._gathering.close(self.broadcast)
+        self.broadcast = self._gathering.close(self.broadcast, self.absent | self._gone)
         self.broadcast_blob = Blob(*self.store.put(encode_tensors(self.broadcast)))
 
     def open(self, round_: int, drawn: Collection[str]) -> None:
         """The round before is closed, and `round_` starts from the broadcast."""
         self._journal.opened(self.spec.run, round_, self.broadcast_blob, drawn)
         self._gathering, self._contributed = Gathering(self.spec, self._method), set()
+        self._drawn = {*drawn}
         self.store.purge({self.broadcast_blob.digest})
 
     def conclude(self) -> None:
@@ -246,7 +253,7 @@ def _differences(old: Spec, new: Spec) -> Iterator[str]:
     """What was asked for then and is now, in words; what only follows from that is left out."""
     for name in old.__struct_fields__:
         was, now = getattr(old, name), getattr(new, name)
-        if was != now and name not in ("run", "software", "tensors"):
+        if was != now and name not in ("run", "software", "tensors", "relays"):
             plain = isinstance(was, int | float | str)
             yield f"{name} was {was}, is {now}" if plain else f"{name} differ"
     if old.tensors != new.tensors and old.nodes == new.nodes:

@@ -16,8 +16,8 @@ from trainer.federation.robust import RULES
 from trainer.methods import allowed, complete_options, make
 from trainer.methods.base import Method
 from trainer.seeding import generator
-from trainer.tree import Arrays
-from trainer.weights import FEATURES, Shape, initial_encoder, suited_weights
+from trainer.tree import Arrays, frozen, pick, without_frozen
+from trainer.weights import FEATURES, SIZES, Shape, initial_encoder, suited_weights
 
 
 class Request(NamedTuple):
@@ -27,7 +27,7 @@ class Request(NamedTuple):
     options: Mapping[str, Option | str] = {}  # of the method
     model: str = "mobilenet_v2"
     weights: str = ""  # none, surface, imagenet or a file; by default `suited_weights`
-    size: int = 0  # pixels; by default 64 for `small`, else 128
+    size: int = 0  # pixels; by default a texture network's own, 64 for `small`, else 128
     training: Mapping[str, Option | str] = {}  # fields of Training that differ from `suited_training`
     rounds: int = 30
     seed: int = 0
@@ -105,7 +105,7 @@ def draft(
         options=options,
         model=request.model,
         classes=tuple(classes),
-        preprocessing=Preprocessing(size=request.size or (64 if request.model == "small" else 128)),
+        preprocessing=Preprocessing(size=_size(request)),
         training=training,
         rounds=request.rounds,
         nodes=nodes,
@@ -114,12 +114,13 @@ def draft(
         threads=request.threads,
         evaluate_every=request.evaluate_every,
         tensors={name: TensorSpec(array.shape, scale_for(array, nodes)) for name, array in broadcast.items()},
-        sends=method.sends(broadcast),
+        sends=_without_frozen(method.sends(broadcast), broadcast),
         start=terms.start,
         sample=terms.sample,
         deadline=terms.deadline,
         min_wait=terms.min_wait,
         aggregation=aggregation,
+        relays=_relays(method, broadcast),
     )
     try:
         decode(encode(spec), Spec)  # as the nodes will: what they would refuse must not be published
@@ -142,6 +143,21 @@ def _check(federation: str, classes: Sequence[str], nodes: int, terms: Terms) ->
     ):
         if not 1 <= number <= most:
             raise UsageError(f"{what} {number} cannot be had from {most} nodes", f"take 1 to {most}")
+
+
+def _size(request: Request) -> int:
+    only = SIZES.get(request.model)
+    if only and request.size not in (0, only):
+        raise UsageError(
+            f"{request.model} takes images of {only} pixels, not {request.size}", f"leave out --size, or take {only}"
+        )
+    return only or request.size or (64 if request.model == "small" else 128)
+
+
+def _without_frozen(sends: tuple[str, ...], broadcast: Arrays) -> tuple[str, ...]:
+    """What nodes send, less the tensors that they cannot have changed."""
+    sent = pick(broadcast, sends)
+    return tuple(without_frozen(sent)) if any(map(frozen, sent)) else sends
 
 
 def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:
@@ -169,6 +185,11 @@ def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:
             + (f"a rule that needs fewer: {', '.join(others)}" if others else "mean"),
         )
     return Aggregation(name, liars)
+
+
+def _relays(method: Method, broadcast: Arrays) -> dict[str, TensorSpec]:
+    shapes = method.relay.shapes(broadcast) if method.relay else {}
+    return {name: TensorSpec(tuple(shape), scale=0) for name, shape in shapes.items()}
 
 
 def _training(weights: str, given: Mapping[str, Option | str]) -> Training:

@@ -14,7 +14,7 @@ import numpy as np
 from broker_config.errors import UsageError
 from broker_config.messages import Training
 from trainer.methods.base import Batch, Encode, Method, Phase, Step, plain_phase, share
-from trainer.tree import Arrays, pick, put_under, take_from
+from trainer.tree import Arrays, pick, put_under, take_from, without_frozen
 from trainer.weights import Shape, linear
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _init_node(options: Options, shape: Shape, random: np.random.Generator) -> A
 def _deploy_both(own: dict[str, T], received: dict[str, T]) -> dict[str, T]:
     return {
         **pick(own, ("encoder", "classifier", "fusion")),
-        **put_under("received", take_from("encoder", received)),
+        **put_under("received", without_frozen(take_from("encoder", received))),
     }
 
 

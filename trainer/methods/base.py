@@ -6,7 +6,7 @@ loss as an argument. So the coordinator, which only weighs and averages, runs wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
 
 import msgspec
@@ -17,8 +17,9 @@ from trainer.tree import Arrays, pick
 from trainer.weights import Shape, linear
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Generator, Tensor
 
+    from trainer.engine import TrainingSet
     from trainer.network import Network, Tree
 
 Metrics = dict[str, float]
@@ -48,6 +49,7 @@ class Batch(NamedTuple):
         Tensor | None
     )  # the received encoder's features [b, features] of the same view; where the phase asks for it
     received: Tree  # the round's broadcast, frozen
+    random: Generator | None = None  # the phase's own; where it draws
 
 
 class Encode(Protocol):
@@ -92,6 +94,26 @@ class Phase(NamedTuple):
     settled: Callable[[Tree, Tree, Sequence[float]], bool] | None = None
     # What becomes of the trained tree: (tree, received tree, optimiser steps taken) -> tree.
     after: Callable[[Tree, Tree, int], Tree] = lambda tree, received, steps: tree
+    draws: bool = False  # whether its losses draw random numbers; such a phase trains one node at a time
+
+
+class Relay(NamedTuple):
+    """What each node sends beside the tensors under `sends`, and what the next broadcast holds of it.
+
+    It is not averaged: the coordinator checks it and hands it on, in tensors of the broadcast that no node contributes.
+    """
+
+    # What each node sends, from the first broadcast: name -> shape.
+    shapes: Callable[[Arrays], Mapping[str, tuple[int, ...]]]
+    # How it is made before training: (network, received tree, training images, random numbers) -> tensors.
+    make: Callable[[Network, Tree, TrainingSet, np.random.Generator], Arrays]
+    # ValueError if finite tensors of these shapes are not what an honest node sends: (tensors, number of classes).
+    check: Callable[[Arrays, int], None]
+    # What the next broadcast holds of it: (broadcast, what was sent by node, nodes that were to contribute and have
+    # not) -> tensors of the broadcast. It must not depend on the order of the nodes.
+    merge: Callable[[Arrays, Mapping[str, Arrays], Collection[str]], Arrays]
+    # Whether a node's random numbers for it are its secret: who knows the seed could undo what they hide.
+    hides: bool = False
 
 
 class Method(NamedTuple):
@@ -107,6 +129,8 @@ class Method(NamedTuple):
     init_server: Callable[[Arrays, Shape, np.random.Generator], Arrays] = lambda encoder, shape, random: {}
     # What a node has from the start besides the broadcast that it is given.
     init_node: Callable[[Arrays, Shape, np.random.Generator], Arrays] = lambda broadcast, shape, random: {}
+    # What of a broadcast is for a node: (broadcast, the node's name) -> received tree.
+    admit: Callable[[Arrays, str], Arrays] = lambda broadcast, node: broadcast
     # Before training: (own tree, received tree) -> the tree that is trained.
     receive: Callable[[Tree, Tree], Tree] = lambda own, received: {**own, **received}
     # What the names under `sends` hold when they leave: (own tree after stage 1, received tree) -> tree.
@@ -120,6 +144,7 @@ class Method(NamedTuple):
     only_mean: str = ""
     # The next broadcast: (broadcast, weighted mean of the contributions, share of the nodes that contributed).
     finish: Callable[[Arrays, Arrays, float], Arrays] = lambda broadcast, mean, share: {**broadcast, **mean}
+    relay: Relay | None = None  # what nodes see of one another beside the average
     refine: tuple[Phase, ...] = ()  # stage 2, while the upload is under way; changes nothing of what was sent
     # The personal model: (own tree, broadcast) -> `encoder`, `classifier` and, with a second encoder, `received`;
     # both encoders' features are fused by the weight `fusion` or, without one, joined.

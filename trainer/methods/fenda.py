@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from broker_config.messages import Training
 from trainer.methods.base import Batch, Encode, Method, OneStage, Phase, Step, share
-from trainer.tree import pick, put_under, take_from
+from trainer.tree import pick, put_under, take_from, without_frozen
 from trainer.weights import linear
 
 if TYPE_CHECKING:
@@ -38,6 +38,6 @@ def fenda(training: Training, options: Options) -> Method:
         deploy=lambda own, received: {
             **take_from("private", own),
             **pick(own, ("classifier",)),
-            **put_under("received", take_from("encoder", own)),
+            **put_under("received", without_frozen(take_from("encoder", own))),
         },
     )

@@ -1,0 +1,119 @@
+"""What an image costs a texture network on the line: `python -m benchmarks.texture_serving [--models fedtfi_small]`.
+
+Weights are drawn: times do not hang on them. Calibration images are noise, so nothing is said of verdicts: the gate
+of `edge-node export --int8` measures those. All graphs of a model run in turns, one image at a time, as the line runs
+them; the tenth percentile is what they take where nothing else disturbs them.
+"""
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.serving.bare import Bare
+from edge import bundle
+from edge.line import Line, Nowhere, load
+from export.graph import Architecture, module, trace, with_values
+from export.parity import pictures, session
+from export.quantise import TOLERANCE, quantise
+from trainer.federation.spec import Request, draft
+from trainer.network import to_tensors
+from trainer.surfaces import CLASSES
+
+_WARM_UP = 3
+
+Call = Callable[[], Awaitable[object]]
+
+
+def graphs(model: str) -> dict[str, bytes]:
+    """The network with drawn weights, exact and in int8."""
+    spec, start = draft(
+        Request(method="fedavg", model=model, weights="none"), federation="benchmark", classes=CLASSES, nodes=2
+    )
+    architecture = Architecture(model, len(CLASSES), "one", spec.preprocessing)
+    served = module(architecture, to_tensors(start), Path(model))
+    exact = with_values(trace(served, spec.preprocessing.size), served)
+    return {"fp32": exact, "int8": quantise(exact, pictures(spec.preprocessing.size, 8))}
+
+
+def served(folder: Path, model: str, content: bytes, size: int) -> Path:
+    """A bundle with this graph."""
+    description = bundle.Description(
+        federation="benchmark",
+        run="0" * 16,
+        node="plant",
+        method="fedavg",
+        model=model,
+        round=1,
+        classes=CLASSES,
+        input=bundle.Input(size=size),
+    )
+    golden = pictures(size, 1)
+    [probabilities] = session(content).run(["probabilities"], {"image": golden})[0].tolist()
+    bundle.write(folder, description, content, golden[0], probabilities, tolerance=TOLERANCE)
+    return folder
+
+
+async def timed(calls: dict[str, Call], runs: int) -> dict[str, list[float]]:
+    """Milliseconds of each call, in turns."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(_WARM_UP + runs):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            await call()
+            if turn >= _WARM_UP:
+                found[name].append((time.perf_counter() - start) * 1000)
+    return found
+
+
+def measure(model: str, runs: int, threads: int) -> None:
+    """Print a JSON line for each precision and way to ask."""
+    contents = graphs(model)
+    with tempfile.TemporaryDirectory() as place:
+        calls: dict[str, Call] = {}
+        lines = []
+        for precision, content in contents.items():
+            size = session(content).get_inputs()[0].shape[1]
+            folder = served(Path(place) / precision, model, content, size)
+            pixels = np.random.default_rng(0).integers(0, 256, (1, size, size, 3), np.uint8)
+            bare, line = Bare(folder, threads), Line(load(folder, threads=threads), Nowhere())
+            lines.append(line)
+            calls[f"{precision}, session.run"] = _asked(bare, pixels)
+            calls[f"{precision}, Line.infer"] = _inferred(line, pixels)
+        for name, times in asyncio.run(timed(calls, runs)).items():
+            p10, p50 = np.quantile(times, (0.1, 0.5)).round(2).tolist()
+            size = len(contents[name.partition(",")[0]])
+            print(json.dumps({"model": model, "what": name, "bytes": size, "p10 ms": p10, "p50 ms": p50}), flush=True)
+        for line in lines:
+            line.close()
+
+
+def _asked(bare: Bare, pixels: np.ndarray) -> Call:
+    async def ask() -> None:
+        bare.run(pixels)
+
+    return ask
+
+
+def _inferred(line: Line, pixels: np.ndarray) -> Call:
+    return lambda: line.infer(line.model, pixels)
+
+
+def main() -> None:
+    """Measure each model."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", default="fedtfi_small,fedtfi")
+    parser.add_argument("--runs", type=int, default=200, help="of each graph; a tenth of `fedtfi`, the paper's")
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    for model in options.models.split(","):
+        measure(model, options.runs // 10 if model == "fedtfi" else options.runs, options.threads)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""FedTFI (Peng et al., 2022): FedAvg, and nodes that exchange patches of feature maps.
+
+The paper leaves open: margin, lambda, p, the size of the bank, and which rounds its patches come from.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+
+from broker_config.errors import UsageError
+from broker_config.messages import Training
+from trainer.methods import fedavg
+from trainer.methods.base import (
+    WHOLE,
+    Method,
+    Relay,
+    plain_phase,
+    shared_classifier,
+)
+from trainer.methods.fedtfi import bank, losses, patches
+from trainer.methods.fedtfi.protect import Protection
+from trainer.tree import Arrays, pick
+from trainer.weights import Shape
+
+_MOST = 1 << 26  # bytes of patches in a contribution or a broadcast: the coordinator has those of all nodes in memory
+Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+
+
+class Options(Protection, frozen=True):
+    """Options of `fedtfi`, with those that protect what a node shows."""
+
+    epochs: Annotated[int, msgspec.Meta(ge=0)] = 0  # a round; 0 = the spec's local_epochs
+    mask: Annotated[int, msgspec.Meta(ge=1, le=16)] = 2  # side of a patch on the maps, alpha H; TEL's patches have 2
+    channels: Positive = 32  # p, of each sample's maps that are interpolated
+    swaps: Positive = 16  # cells of each of those channels
+    quota: Positive = 64  # patches that a node sends a round
+    capacity: Positive = 512  # of the bank
+    margin: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 1.0  # m
+    lam: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = msgspec.field(default=0.1, name="lambda")  # of the triplet loss
+    # triplet: eq. (13). mixed: interpolation alone, the cross-entropy of positives instead of that of anchors.
+    use: Literal["triplet", "mixed"] = "triplet"
+
+
+def fedtfi(training: Training, options: Options) -> Method:
+    """Cross-entropy and, with patches of other nodes put into maps, a triplet loss of TEL's output token (eq. 13)."""
+    loss = losses.mixed(options) if options.use == "mixed" else losses.triplet(options)
+    return fedavg.fedavg(training, fedavg.Options())._replace(
+        train=(plain_phase(training, options.epochs, loss)._replace(draws=True),),
+        init_server=lambda encoder, shape, random: _begin(options, encoder, shape, random),
+        admit=bank.without_own,
+        receive=lambda own, received: pick({**own, **received}, WHOLE),
+        relay=Relay(
+            shapes=lambda broadcast: _shapes(options, broadcast),
+            make=lambda network, received, data, random: patches.make(network, received, data, random, options),
+            check=bank.check,
+            merge=bank.merge,
+            hides=any((options.noise, options.levels, options.mix > 1)),
+        ),
+    )
+
+
+def _begin(options: Options, encoder: Arrays, shape: Shape, random: np.random.Generator) -> Arrays:
+    if not all(pick(encoder, (part,)) for part in ("encoder.project", "encoder.encoding")):
+        raise UsageError(
+            "fedtfi exchanges patches of feature maps, and this model has none of FedTFI's",
+            "take --model fedtfi_small or another model of FedTFI's, or another --method",
+        )
+    channels = len(encoder["encoder.project.weight"])
+    if options.channels > channels:
+        raise UsageError(
+            f"fedtfi cannot interpolate {options.channels} channels: this model's maps have {channels}",
+            f"take --option channels=1 to {channels}",
+        )
+    largest = 4 * max(options.quota, options.capacity) * channels * options.mask**2
+    if largest > _MOST:
+        raise UsageError(
+            f"fedtfi would send {largest >> 20} MiB of patches at once: {_MOST >> 20} are the most",
+            "take a smaller --option quota, capacity or mask",
+        )
+    return {**shared_classifier(encoder, shape, random), **bank.empty(options.capacity, channels, options.mask)}
+
+
+def _shapes(options: Options, broadcast: Arrays) -> dict[str, tuple[int, ...]]:
+    return {
+        bank.VALUES: (options.quota, *broadcast["bank.patches"].shape[1:]),
+        bank.LABELS: (options.quota,),
+    }

@@ -1,0 +1,79 @@
+"""What FedTFI descends: cross-entropy with a triplet loss (eqs. 6 and 13), or on interpolated maps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainer.methods.base import Batch, Encode, Loss, classification
+from trainer.methods.fedtfi.patches import Cells, Items, interpolate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.methods.fedtfi import Options
+    from trainer.network import Network, Tree
+
+
+def triplet(options: Options) -> Loss:
+    """L_C of the maps as they are + lambda L_T; without patches to put into them, L_C alone."""
+
+    def loss(network: Network, tree: Tree, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
+        import torch  # noqa: PLC0415  (the coordinator has none)
+
+        maps = network.part("project", tree, batch.images)
+        drawn = _draw(options, maps, batch, (True, False))
+        there = drawn[0][1] & drawn[1][1] if drawn else batch.labels < 0
+        if not there.any():
+            plain, reported = classification(network, tree, batch, encode)
+            return plain, {**reported, "L_T": torch.zeros_like(plain)}
+        positives, negatives = (changed[there] for changed, _ in drawn)
+        embedded, features = _embed(network, tree, torch.cat([maps, positives, negatives]), len(maps))
+        positive, negative = embedded[len(maps) :].chunk(2)
+        apart = gaps(embedded[: len(maps)][there], positive, negative, options.margin).mean()
+        entropy = network.cross_entropy(network.linear(tree, "classifier", features), batch.labels)
+        return entropy + options.lam * apart, {"L_C": entropy, "L_T": apart}
+
+    return loss
+
+
+def mixed(options: Options) -> Loss:
+    """L_C of maps with patches of the same label put into them, where there are any."""
+
+    def loss(network: Network, tree: Tree, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
+        maps = network.part("project", tree, batch.images)
+        drawn = _draw(options, maps, batch, (True,))
+        if not drawn:
+            return classification(network, tree, batch, encode)
+        ((changed, there),) = drawn
+        maps = changed.where(there[:, None, None, None], maps)
+        _, features = _embed(network, tree, maps, len(maps))
+        entropy = network.cross_entropy(network.linear(tree, "classifier", features), batch.labels)
+        return entropy, {"L_C": entropy}
+
+    return loss
+
+
+def gaps(anchors: Tensor, positives: Tensor, negatives: Tensor, margin: float) -> Tensor:
+    """Eq. (6), its bracket in the usual place: max(0, m + |a - p| - |a - n|) of each row of [n, d], [n]."""
+    near: Tensor = (anchors - positives).norm(dim=1)
+    far: Tensor = (anchors - negatives).norm(dim=1)
+    return (margin + near - far).clamp(min=0)
+
+
+def _draw(options: Options, maps: Tensor, batch: Batch, same: tuple[bool, ...]) -> list[tuple[Tensor, Tensor]]:
+    """Maps with patches of the same label, or of another one, and in which samples there are any; none for no bank."""
+    patches, of, random = batch.received["bank.patches"], batch.received["bank.labels"], batch.random
+    if random is None or not (of >= 0).any():
+        return []
+    cells = Cells.draw(maps, options.mask, options.channels, options.swaps, random)
+    drawn = [Items.draw(batch.labels, of, cells, random, same=each) for each in same]
+    return [(interpolate(maps, patches, items, cells), items.there) for items in drawn]
+
+
+def _embed(network: Network, tree: Tree, maps: Tensor, anchors: int) -> tuple[Tensor, Tensor]:
+    """F of all maps, TEL's output token or else the features, and the features of the first `anchors`."""
+    if any(name.startswith("encoder.tel.") for name in tree):
+        token, tokens = network.part("tel", tree, maps)
+        return token, network.part("encoding", tree, tokens[:anchors])
+    features = network.part("encoding", tree, network.part("patches", tree, maps))
+    return features, features[:anchors]

@@ -1,0 +1,29 @@
+"""Finished cells as tables and figures show them: by data set and scenario its variants, for each of them its seeds."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from trainer.texture.experiments.cell import Finished
+from trainer.texture.experiments.grids import Entry
+
+
+class Panel(NamedTuple):
+    """A data set in a scenario: by variant, in the order of the grid, its seeds."""
+
+    data: str
+    scenario: str
+    variants: Mapping[str, Mapping[int, Finished]]
+
+    @property
+    def results(self) -> Iterator[Finished]:
+        """All of it."""
+        return (each for seeds in self.variants.values() for each in seeds.values())
+
+
+def panels(entries: Sequence[Entry], finished: Mapping[str, Finished]) -> list[Panel]:
+    """What is finished of a grid."""
+    found: dict[tuple[str, str], dict[str, dict[int, Finished]]] = {}
+    for name, scenario, cell in entries:
+        if there := finished.get(cell.key):
+            found.setdefault((cell.setting.data, scenario), {}).setdefault(name, {})[cell.seed] = there
+    return [Panel(*place, variants) for place, variants in found.items()]

@@ -1,0 +1,47 @@
+"""MusTEN (FedTFI, section 3.3): descriptors, encoded by several learnable codebooks."""
+
+import torch
+from torch import Tensor, nn
+
+_NEAR = 1e-6  # squared distances below are taken for this: rounding is as large, and the root has a slope at 0
+
+
+class Codebook(nn.Module):
+    """Residuals between descriptors and words, softly assigned and summed: eqs. (7) and (8).
+
+    With `squared` distances it is the encoding layer of Deep-TEN (Zhang et al., 2017).
+    """
+
+    def __init__(self, words: int, depth: int, *, squared: bool = False):
+        super().__init__()
+        self.squared = squared
+        bound = (words * depth) ** -0.5
+        self.words = nn.Parameter(torch.empty(words, depth).uniform_(-bound, bound))
+        self.smoothing = nn.Parameter(torch.rand(words))
+
+    def forward(self, descriptors: Tensor) -> Tensor:
+        """[n, N, depth] -> [n, words, depth]."""
+        assigned = self.assign(descriptors)
+        return assigned.mT @ descriptors - assigned.sum(1).unsqueeze(2) * self.words
+
+    def assign(self, descriptors: Tensor) -> Tensor:
+        """How much of each descriptor [n, N, depth] each word gets, eq. (8): [n, N, words]."""
+        return torch.softmax(-self.smoothing * self._distances(descriptors), -1)
+
+    def _distances(self, descriptors: Tensor) -> Tensor:
+        """[n, N, words]. No residual is written out: they would take `depth` times the memory."""
+        lengths = descriptors.square().sum(2, keepdim=True) + self.words.square().sum(1)
+        squares = (lengths - 2 * descriptors @ self.words.mT).clamp(min=_NEAR)
+        return squares if self.squared else squares.sqrt()
+
+
+class MultiScale(nn.Module):
+    """Eq. (9): codebooks of several sizes, one below the other."""
+
+    def __init__(self, codebooks: tuple[int, ...], depth: int, *, squared: bool = False):
+        super().__init__()
+        self.codebooks = nn.ModuleList(Codebook(words, depth, squared=squared) for words in codebooks)
+
+    def forward(self, descriptors: Tensor) -> Tensor:
+        """[n, N, depth] -> [n, words of all codebooks, depth]."""
+        return torch.cat([codebook(descriptors) for codebook in self.codebooks], 1)
