@@ -17,11 +17,12 @@ from trainer.texture.experiments.views import Panel
 Measure = Callable[[Finished], float]
 _CURVES = ("fedtfi-fig6", "fedtfi-fig7", "fedtfi-fig8", "fedtfi-fig9", "fedtfi-fig10")
 _COMPARED = ("fedtfi-table2", "fedtfi-table4")  # their last row with all others
+_LOSS = "training loss"
 _SHARED: Mapping[str, Measure] = {
     "accuracy, %": lambda found: 100 * found.curve[-1].accuracy,
     "F1, %": lambda found: 100 * found.curve[-1].f1,
     "AUC, %": lambda found: 100 * found.curve[-1].auc,
-    "training loss": lambda found: found.curve[-1].loss,
+    _LOSS: lambda found: found.curve[-1].loss,
 }
 _LEGEND = (
     "Entries: accuracy % of the shared model after the last round on all nodes' held-out images, mean ± standard "
@@ -125,7 +126,10 @@ def _differences(panels: Sequence[Panel], measure: Measure) -> Table:
 
 def _figures(panel: Panel) -> Table:
     rows = [
-        [variant, *(_entry(_values(panel, variant, measure), panel) for measure in _SHARED.values())]
+        [
+            variant,
+            *(_entry(_values(panel, variant, of), panel, 3 if what == _LOSS else 1) for what, of in _SHARED.items()),
+        ]
         for variant in panel.variants
     ]
     return Table(f"{paper.DATASETS[panel.data]}, {panel.scenario}", ["", *_SHARED], rows)
@@ -140,12 +144,13 @@ def _values(panel: Panel, variant: str, measure: Measure) -> dict[int, float]:
     return {seed: measure(found) for seed, found in panel.variants.get(variant, {}).items()}
 
 
-def _entry(values: Mapping[int, float], panel: Panel) -> str:
+def _entry(values: Mapping[int, float], panel: Panel, digits: int = 1) -> str:
     if not values:
         return "-"
     middle, deviation, count = statistics.spread(values.values())
     most = max(map(len, panel.variants.values()))
-    return f"{middle:.1f}" + (f" ± {deviation:.1f}" if count > 1 else "") + (f" [{count}]" if count < most else "")
+    spread = f" ± {deviation:.{digits}f}" if count > 1 else ""
+    return f"{middle:.{digits}f}" + spread + (f" [{count}]" if count < most else "")
 
 
 def _difference(own: Mapping[int, float], other: Mapping[int, float]) -> str:
