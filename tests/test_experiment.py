@@ -215,6 +215,7 @@ def test_features_of_held_out_images_are_kept_in_two_dimensions(order: Order) ->
         ({"data": {}}, "--data NAME=FOLDER"),
         ({"model": "smal"}, "did you mean 'small'?"),
         ({"weights": ["smal=none"]}, "did you mean 'small'?"),
+        ({"ray": "auto", "device": "cuda"}, "leave out --device"),
     ],
 )
 def test_a_wrong_value_is_answered_with_the_remedy(change: dict[str, object], hint: str, order: Order) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
 
@@ -125,6 +126,14 @@ def test_a_cells_key_hangs_on_all_that_it_depends_on() -> None:
     ]
     assert len({each.key for each in (cell, *others)}) == 4
     assert msgspec.json.decode(msgspec.json.encode(cell), type=Cell).key == cell.key
+
+
+def test_what_the_cpu_has_trained_is_found_as_before_there_was_a_choice() -> None:
+    cell = grid("fedtfi-table2", plan())[0].cell
+    assert b"cuda" not in msgspec.json.encode(cell)
+    on_gpu = grid("fedtfi-table2", plan()._replace(device="cuda"))[0].cell
+    assert (cell.device, on_gpu.device) == ("cpu", "cuda")
+    assert cell.key != on_gpu.key
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
@@ -275,6 +284,26 @@ def test_the_command_refuses_what_has_nothing_to_act_on(kth: Path) -> None:
     refused = here("experiment", "fedtfi-table2", "--data", f"kth={kth}", "--model", "small")
     assert refused.returncode == 2
     assert "leave out --model" in refused.stderr
+
+
+def test_without_a_gpu_nothing_begins_on_one(kth: Path, tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    refused = here(
+        "experiment",
+        "fedtfi-table2",
+        "--data",
+        f"kth={kth}",
+        "--weights",
+        "none",
+        "--store",
+        tmp_path,
+        "--device",
+        "cuda",
+    )
+    assert refused.returncode == 2
+    assert "leave out --device" in refused.stderr
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_dry_run_says_what_is_left(kth: Path, tmp_path: Path, small: None) -> None:

@@ -21,12 +21,14 @@ from trainer.participant import Contributed, Participant
 from trainer.personal import Personal
 from trainer.tree import Arrays
 
+Device = Literal["cpu", "cuda"]
+
 
 class Engine(NamedTuple):
     """What trains the nodes: one after the other (`plain`), or as many at once as can be (`batched`)."""
 
     kind: Literal["plain", "batched"] = "plain"
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Device = "cpu"
 
 
 PLAIN = Engine()
@@ -56,6 +58,12 @@ class Simulated(NamedTuple):
     models: dict[str, Personal]  # by node; one that was never drawn has none
 
 
+def check_device(device: Device) -> None:
+    """Raise UsageError unless torch can use it."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("there is no GPU here that torch can use", "leave out --device, or install a torch with CUDA")
+
+
 def simulate(
     spec: Spec,
     broadcast: Arrays,
@@ -73,8 +81,7 @@ def simulate(
     Raises:
         UsageError: the engine's device is not there.
     """
-    if engine.device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("there is no GPU here that torch can use", "leave out --device, or install a torch with CUDA")
+    check_device(engine.device)
     method = make(spec.method, spec.training, spec.options)
     participants = {name: Participant(spec, name, share, engine.device) for name, share in images.items()}
     most = batched.MOST if engine.kind == "batched" else 1

@@ -151,6 +151,9 @@ def experiment(
     ray: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Run on this Ray cluster instead; auto: this machine's.")
     ] = "",
+    device: Annotated[
+        Literal["cpu", "cuda"], typer.Option(help="Where nodes train; on a GPU one worker unless told.")
+    ] = "cpu",
     dry_run: DryRun = False,
     quiet: Quiet = False,
     as_json: Events = False,
@@ -162,7 +165,7 @@ def experiment(
 
         _check_textures(model, size, ray)
         asked = textures.Order(
-            name, preset, folders, weights, rounds, seeds, store or Path("experiments/texture"), workers
+            name, preset, folders, weights, rounds, seeds, store or Path("experiments/texture"), workers, device
         )
         run_grid(partial(textures.Experiment, asked), dry_run=dry_run, quiet=quiet, as_json=as_json)
         return
@@ -180,6 +183,7 @@ def experiment(
         store or Path("experiments"),
         workers,
         ray,
+        device,
     )
     run_grid(partial(Experiment, order), dry_run=dry_run, quiet=quiet, as_json=as_json)
 

@@ -149,7 +149,7 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """What the caller added. A name with an underscore in front is a library's own mark on every record (ray's, say)."""
+    """What the caller added; names with an underscore in front are libraries' own marks on every record, as ray's."""
     return {
         name: value for name, value in record.__dict__.items() if name not in _STANDARD and not name.startswith("_")
     }

@@ -1,6 +1,5 @@
 """Cells of any kind, some of them finished already: what is missing, how long that takes, and running it."""
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import closing
@@ -9,10 +8,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from edge.words import about, some
 from trainer import progress
-from trainer.experiments.machine import machine
+from trainer.experiments.machine import machine, suited_workers
 from trainer.experiments.processes import over_processes
 from trainer.experiments.store import Records
 from trainer.experiments.tally import Failed, State, judge
+from trainer.simulate import Device
 
 
 class Keyed(Protocol):
@@ -59,10 +59,10 @@ Work = tuple[Hashable, float]
 class Cells(ABC, Generic[C, F]):
     """A grid of cells. A subclass says what its cells are."""
 
-    def __init__(self, cells: Sequence[C], records: Records[Any], folder: Path, workers: int):
-        """With the results so far, which lie in the folder, and the number of processes; 0 = all cores."""
+    def __init__(self, cells: Sequence[C], records: Records[Any], folder: Path, workers: int, device: Device = "cpu"):
+        """With the results so far, which lie in the folder, and the number of processes; 0 = as suits the device."""
         self.cells, self._records, self.folder = cells, records, folder
-        self._workers = workers or len(os.sched_getaffinity(0))
+        self._workers, self._machine = workers or suited_workers(device), machine(device)
 
     @abstractmethod
     def _attempt(self) -> tuple[Callable[[C, Any], F | Failed[C]], Any]:
@@ -135,5 +135,7 @@ class Cells(ABC, Generic[C, F]):
         return failed
 
     def _estimate(self, cells: Iterable[C]) -> float | None:
-        ran = [(*self._work(each.cell), each.seconds) for each in self.finished().values() if each.machine == machine()]
+        ran = [
+            (*self._work(each.cell), each.seconds) for each in self.finished().values() if each.machine == self._machine
+        ]
         return judge([self._work(cell) for cell in cells], ran, self._workers)

@@ -1,6 +1,5 @@
 """One experiment from its name to its table: what is asked for, what is missing, and what came of it."""
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,10 +15,11 @@ from trainer.experiments.cell import Cell, Finished
 from trainer.experiments.cluster import on_cluster
 from trainer.experiments.grid import Job, Spread, estimate, in_processes, run_grid
 from trainer.experiments.grids import DATASETS, GRIDS, PRESETS, Plan
-from trainer.experiments.machine import TORCH
+from trainer.experiments.machine import TORCH, suited_workers
 from trainer.experiments.store import Store
 from trainer.experiments.tally import Failed, State
 from trainer.federation.spec import suited_training
+from trainer.simulate import Device, check_device
 from trainer.weights import FEATURES, SURFACE, suited_weights
 
 _BACKBONES = ("mobilenet_v2", "resnet18", "resnet50")  # of Fig. 9
@@ -37,8 +37,9 @@ class Order(NamedTuple):
     rounds: int
     seeds: int
     store: Path
-    workers: int  # 0 = all cores
+    workers: int  # 0 = as suits the device
     ray: str = ""  # address of a Ray cluster; empty = this machine's processes
+    device: Device = "cpu"
 
 
 class Experiment:
@@ -55,8 +56,9 @@ class Experiment:
         if order.model not in FEATURES:
             raise UsageError(f"there is no model {order.model!r}", nearest(order.model, FEATURES))
         _check_data(order.data)
+        _check_device(order)
         self._order, self._store = order, Store(order.store)
-        self._workers = order.workers or len(os.sched_getaffinity(0))
+        self._workers = order.workers or suited_workers(order.device)
         show(progress.Step(what="reading images and weights"))
         weights = _weights(order)
         self._bench = Bench(order.data, weights)
@@ -83,6 +85,7 @@ class Experiment:
             training=suited_training(weights[order.model]),
             tuned={},
             torch=TORCH,
+            device=order.device,
         )
 
     def _tuned(self, plan: Plan) -> dict[str, tuning.Trial]:
@@ -152,6 +155,12 @@ def _check_data(data: Mapping[str, Path]) -> None:
     for name in data:
         if name not in DATASETS:
             raise UsageError(f"there is no data set {name!r}", nearest(name, DATASETS))
+
+
+def _check_device(order: Order) -> None:
+    check_device(order.device)
+    if order.ray and order.device != "cpu":
+        raise UsageError("workers of a Ray cluster train on its processors", "leave out --device or --ray")
 
 
 def _weights(order: Order) -> dict[str, str]:

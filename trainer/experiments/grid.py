@@ -68,7 +68,9 @@ def describe(cell: Cell) -> str:
 
 def estimate(cells: Iterable[Cell], finished: Iterable[Finished], workers: int) -> float | None:
     """Seconds that the cells will take here, judged by those that were run here; None where nothing is known."""
-    ran = [(_kind(each.cell), _work(each.cell), each.seconds) for each in finished if each.machine == machine()]
+    cells = list(cells)
+    here = {machine(cell.device) for cell in cells}
+    ran = [(_kind(each.cell), _work(each.cell), each.seconds) for each in finished if each.machine in here]
     return judge([(_kind(cell), _work(cell)) for cell in cells], ran, workers)
 
 

@@ -3,11 +3,14 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from msgspec import UNSET
+
 from broker_config.messages import Option, Training
 from trainer.experiments.cell import Cell, Pool, Setting
 from trainer.experiments.factors import COMMON, OWN, vary
 from trainer.experiments.tuning import Trial, plain, trials
 from trainer.methods import complete_options
+from trainer.simulate import Device
 
 METHODS = ("local", "fedavg", "fedprox", "fedper", "fedrep", "ditto", "fedala", "afedcl")  # the paper's
 RELATIVES = ("fedbn", "scaffold", "fednova", "fenda")
@@ -53,6 +56,7 @@ class Plan(NamedTuple):
     training: Training
     tuned: Mapping[str, Trial]  # by method; empty = defaults
     torch: str  # version
+    device: Device = "cpu"
 
     def setting(
         self, dataset: str, partition: str, *, nodes: int = 5, samples: int = 10, pool: Pool = "report"
@@ -101,6 +105,7 @@ class Plan(NamedTuple):
             rounds=self.preset.rounds,
             seed=seed,
             torch=self.torch,
+            cuda=self.device == "cuda" or UNSET,
         )
 
     def disjoint(self) -> list[Setting]:

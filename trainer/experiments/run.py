@@ -20,7 +20,7 @@ from trainer.network import Network
 from trainer.page.examine import project
 from trainer.partition import Scheme
 from trainer.personal import Personal
-from trainer.simulate import simulate
+from trainer.simulate import Engine, simulate
 
 _LOOKS = 5  # at the held-out images, in the course of a federation
 
@@ -74,13 +74,13 @@ def run_cell(cell: Cell, material: Material, *, embed: bool = False) -> Done:
         for share in scheme.shares(catalogue)
     }
     started = time.monotonic()
-    models = simulate(spec, broadcast, images).models
+    models = simulate(spec, broadcast, images, engine=Engine(device=cell.device)).models
     finished = Finished(
         key=cell.key,
         cell=cell,
         nodes=[_result(name, model) for name, model in models.items()],
         seconds=round(time.monotonic() - started, 1),
-        machine=machine(),
+        machine=machine(cell.device),
     )
     return Done(finished, [_embedding(cell, models[name], images[name].test) for name in models] if embed else [])
 

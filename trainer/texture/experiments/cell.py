@@ -4,8 +4,10 @@ import hashlib
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from broker_config.messages import Option, Training
+from trainer.simulate import Device
 
 Pool = Literal["report", "tuning"]
 
@@ -37,7 +39,13 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     seed: int
     torch: str  # version
+    cuda: Literal[True] | UnsetType = UNSET  # trained on a GPU; unset, as in all results from before there was a choice
     embed: bool = False  # whether features are looked at in two dimensions
+
+    @property
+    def device(self) -> Device:
+        """What trains its nodes."""
+        return "cuda" if self.cuda else "cpu"
 
     @property
     def key(self) -> str:

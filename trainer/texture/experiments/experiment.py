@@ -14,6 +14,7 @@ from trainer.experiments.cells import Cells, Work
 from trainer.experiments.machine import TORCH
 from trainer.experiments.store import Records
 from trainer.experiments.tally import Failed
+from trainer.simulate import Device, check_device
 from trainer.texture.experiments import contenders, data, figures, tables, views
 from trainer.texture.experiments.cell import Cell, Finished
 from trainer.texture.experiments.data import Material
@@ -33,7 +34,8 @@ class Order(NamedTuple):
     rounds: int
     seeds: int
     store: Path
-    workers: int  # 0 = all cores
+    workers: int  # 0 = as suits the device
+    device: Device = "cpu"
 
 
 class Experiment(Cells[Cell, Finished]):
@@ -47,6 +49,7 @@ class Experiment(Cells[Cell, Finished]):
         """
         if order.name not in EXPERIMENTS:
             raise UsageError(f"there is no experiment {order.name!r}", nearest(order.name, EXPERIMENTS))
+        check_device(order.device)
         show(progress.Step(what="reading images"))
         self._name, self._sources = order.name, data.read(order.data)
         preset = PRESETS[order.preset]
@@ -57,7 +60,8 @@ class Experiment(Cells[Cell, Finished]):
         )
         self._weights = _weights(order.weights, {who.model for who in contenders.everyone(preset)})
         images = {name: data.digest(sources) for name, sources in self._sources.items()}
-        plan = Plan(preset, images, {model: _digest(weights) for model, weights in self._weights.items()}, TORCH)
+        weights = {model: _digest(weights) for model, weights in self._weights.items()}
+        plan = Plan(preset, images, weights, TORCH, order.device)
         records = Records(order.store / "cells.jsonl", Finished)
         if order.name != TUNE:
             plan = plan._replace(tuned=tuned(order.name, plan, list(records)))
@@ -65,7 +69,7 @@ class Experiment(Cells[Cell, Finished]):
                 how = "as tuned" if trials else "with its defaults: not all have been tuned"
                 show(progress.Note(text=f"trials with {scenario}: what is compared is run {how}"))
         self.entries = grid(order.name, plan)
-        super().__init__(distinct(self.entries), records, order.store, order.workers)
+        super().__init__(distinct(self.entries), records, order.store, order.workers, order.device)
 
     def tell(self, console: Console) -> list[Path]:
         """Print its tables, draw its figure, and return the files that it has written.

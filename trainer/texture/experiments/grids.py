@@ -3,7 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec import UNSET
+
 from trainer.experiments.tuning import Trial
+from trainer.simulate import Device
 from trainer.texture.experiments import contenders
 from trainer.texture.experiments.cell import Cell, Finished, Pool, Setting
 from trainer.texture.experiments.contenders import FRAMEWORKS, Contender
@@ -44,6 +47,7 @@ class Plan(NamedTuple):
     images: Mapping[str, str]  # their digests
     weights: Mapping[str, str]  # digests by network
     torch: str  # version
+    device: Device = "cpu"
     tuned: Mapping[str, Mapping[Contender, Trial]] = {}  # by scenario
 
     def trial(self, who: Contender, scenario: str) -> Trial:
@@ -87,6 +91,7 @@ class Plan(NamedTuple):
             rounds=self.preset.rounds,
             seed=seed,
             torch=self.torch,
+            cuda=self.device == "cuda" or UNSET,
             embed=embed,
         )
 

@@ -94,6 +94,9 @@ PRESETS: dict[str, Preset] = {
         training=Training(learning_rate=1e-3, local_epochs=10, batch_size=128, augment=False),
         rounds=50,
         seeds=5,
-        studies={"kth": _KTH._replace(samples=100, test_samples=60), "steel": _STEEL._replace(samples=60)},
+        studies={  # as many images as the tuning pool of KTH-TIPS2 and the report pool of X-SDD can give every node
+            "kth": _KTH._replace(samples=36, test_samples=20),
+            "steel": _STEEL._replace(samples=48, test_samples=30),
+        },
     ),
 }

@@ -23,7 +23,7 @@ from trainer.network import Network, to_tensors
 from trainer.page.examine import project
 from trainer.partition import Scheme
 from trainer.personal import Personal
-from trainer.simulate import simulate
+from trainer.simulate import Device, Engine, simulate
 from trainer.texture.experiments.cell import Cell, Embedding, Finished, Node, Point
 from trainer.texture.experiments.data import SOURCES, Material
 from trainer.tree import Arrays, frozen
@@ -61,8 +61,8 @@ def run_cell(cell: Cell, material: Material) -> Finished:
     spec, broadcast = draft(request, federation="experiment", classes=union(sources).classes, nodes=cell.setting.nodes)
     pictures = _seen(cell, material, spec, broadcast)
     images = {share.node: Images(pictures.among(share.train), pictures.among(share.test)) for share in shares}
-    watcher = Judge(spec, pictures.among(union([share.test for share in shares])), broadcast)
-    outcome = simulate(spec, broadcast, images, closed=watcher)
+    watcher = Judge(spec, pictures.among(union([share.test for share in shares])), broadcast, cell.device)
+    outcome = simulate(spec, broadcast, images, engine=Engine(device=cell.device), closed=watcher)
     return Finished(
         key=cell.key,
         cell=cell,
@@ -72,7 +72,7 @@ def run_cell(cell: Cell, material: Material) -> Finished:
         nodes=[_node(name, model) for name, model in outcome.models.items()],
         embedding=_embedding(watcher, outcome.broadcast, sources, cell) if cell.embed else None,
         seconds=round(time.monotonic() - started, 1),
-        machine=machine(),
+        machine=machine(cell.device),
     )
 
 
@@ -92,10 +92,10 @@ def _seen(cell: Cell, material: Material, spec: Spec, broadcast: Arrays) -> Labe
     if key not in _kept:
         torch.set_num_threads(spec.threads)
         with torch.no_grad():
-            data = TrainingSet.of(pictures, spec.preprocessing)
-            seen = data.keep_seen(Network(spec.model, len(spec.classes)), to_tensors(broadcast)).seen
+            data = TrainingSet.of(pictures, spec.preprocessing, cell.device)
+            seen = data.keep_seen(Network(spec.model, len(spec.classes)), to_tensors(broadcast, cell.device)).seen
         _kept.clear()  # the next cells have the same images, mostly
-        _kept[key] = pictures._replace(seen=None if seen is None else seen.numpy())
+        _kept[key] = pictures._replace(seen=None if seen is None else seen.cpu().numpy())
     return _kept[key]
 
 
@@ -111,20 +111,20 @@ class Seen(NamedTuple):
 class Judge:
     """Judges each round's shared model on the same images, where there is a classifier in it."""
 
-    def __init__(self, spec: Spec, images: LabelledImages, broadcast: Arrays):
+    def __init__(self, spec: Spec, images: LabelledImages, broadcast: Arrays, device: Device):
         """What nothing of a network's training changes is computed once, with the first broadcast."""
-        self.images, self.seen = images, list[Seen]()
-        self._network, tree = Network(spec.model, len(spec.classes)), to_tensors(broadcast)
+        self.images, self.seen, self._device = images, list[Seen](), device
+        self._network, tree = Network(spec.model, len(spec.classes)), to_tensors(broadcast, device)
         torch.set_num_threads(spec.threads)
         with torch.no_grad():
-            self._data = TrainingSet.of(images, spec.preprocessing).keep_seen(self._network, tree)
+            self._data = TrainingSet.of(images, spec.preprocessing, device).keep_seen(self._network, tree)
 
     def __call__(self, round_: int, broadcast: Arrays) -> None:  # noqa: ARG002
         """A round has closed with this."""
         if "classifier.weight" not in broadcast:
             return
         labels = self.images.labels
-        shares = softmax(judge(self._network, to_tensors(broadcast), self._data), axis=1)
+        shares = softmax(judge(self._network, to_tensors(broadcast, self._device), self._data), axis=1)
         predicted = shares.argmax(1)
         self.seen.append(
             Seen(
@@ -137,9 +137,9 @@ class Judge:
 
     def features(self, broadcast: Arrays) -> np.ndarray:
         """Of the images by this shared model, [n, features]."""
-        tree = to_tensors(broadcast)
+        tree = to_tensors(broadcast, self._device)
         with torch.no_grad():
-            return self._network.encode(tree, self._data.see(self._network, tree, slice(None))).numpy()
+            return self._network.encode(tree, self._data.see(self._network, tree, slice(None))).cpu().numpy()
 
 
 def _scheme(cell: Cell) -> Scheme:
