@@ -39,9 +39,9 @@ from trainer.engine import TrainingSet
 from trainer.federation.spec import Request, draft
 from trainer.methods.fedtfi.protect import Floats, Protection
 from trainer.network import Network, to_tensors
+from trainer.patterns import texture
 from trainer.seeding import generator
 from trainer.simulate import simulate
-from trainer.textures import texture
 from trainer.tree import Arrays
 
 Knows = Literal["same", "other"]

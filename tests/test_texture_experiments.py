@@ -18,6 +18,7 @@ from trainer.experiments.machine import TORCH
 from trainer.experiments.store import Records
 from trainer.metrics import macro_auc
 from trainer.partition import pool
+from trainer.patterns import texture
 from trainer.seeding import generator
 from trainer.surfaces import photograph, style
 from trainer.texture.experiments import contenders, data, tables, tuning
@@ -27,7 +28,6 @@ from trainer.texture.experiments.experiment import Experiment, Order
 from trainer.texture.experiments.grids import COMPARISONS, EXPERIMENTS, TUNE, Plan, distinct, grid, tuned
 from trainer.texture.experiments.presets import BOTH_1, BOTH_2, FEATURE, LABEL, PRESETS, Study
 from trainer.texture.experiments.run import attempt
-from trainer.textures import texture
 
 FABRICS = ("corduroy", "cotton", "linen", "wool")
 PIECES = ("sample_a", "sample_b", "sample_c", "sample_d")

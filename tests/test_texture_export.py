@@ -33,13 +33,13 @@ from trainer.data import LabelledImages
 from trainer.federation.spec import Request
 from trainer.network import Network
 from trainer.partition import Scheme
+from trainer.patterns import texture
 from trainer.personal import Personal
 from trainer.seeding import generator
 from trainer.simulate import simulate_folder
 from trainer.surfaces import photograph, style
 from trainer.texture.network import behind_stem
 from trainer.texture.presets import PRESETS
-from trainer.textures import texture
 
 KINDS, SIZE = ("linen", "satin", "twill"), 64
 TRAINING = {"augment": False, "local_epochs": 1}

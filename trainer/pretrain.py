@@ -23,9 +23,9 @@ from trainer import surfaces
 from trainer.backbones import build
 from trainer.data import LabelledImages
 from trainer.engine import TrainingSet
+from trainer.patterns import texture
 from trainer.seeding import generator, key_to_seed
 from trainer.surfaces import CLASSES
-from trainer.textures import texture
 from trainer.weights import FEATURES
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from trainer import surfaces
+from trainer.patterns import texture
 from trainer.seeding import generator
-from trainer.textures import texture
 
 SIZE, COUNT = 64, 8
 LOOK = surfaces.style(0, 0)
