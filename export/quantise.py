@@ -1,6 +1,7 @@
 """fp32 graphs -> int8: static, QDQ, weights per channel, activations calibrated on images that trained the model."""
 
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -65,9 +66,12 @@ def quantise(graph: bytes, images: NDArray[np.uint8]) -> bytes:
 def _exact(graph: GraphProto) -> list[str]:
     """Names of the nodes that stay as they are.
 
-    From the first matrix product on these are all but the products by which features come about of MANY weights.
+    From the first matrix product on these are all but the products by which features come about of MANY weights that
+    nothing else reads: of weights in int8 with two readers onnxruntime cannot make the unsigned ones that a processor
+    without VNNI needs, and does not load the graph there.
     """
-    many = {value.name for value in graph.initializer if np.prod(value.dims) >= _MANY}
+    read = Counter(name for node in graph.node for name in node.input)
+    many = {value.name for value in graph.initializer if np.prod(value.dims) >= _MANY and read[value.name] == 1}
     needed = {"features"}
     for node in reversed(graph.node):
         if needed.intersection(node.output):
