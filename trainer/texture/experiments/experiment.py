@@ -134,5 +134,5 @@ def _digest(weights: str) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UsageError(
-            f"there is no weights file {weights}", "pass none, surface, imagenet or an existing .safetensors file"
+            f"there is no weights file {weights}", "pass none, imagenet or an existing .safetensors file"
         ) from error
