@@ -50,9 +50,10 @@ def test_every_example_in_the_help_is_a_command_line_that_parses() -> None:
     bundle = group.commands["bundle"]
     commands = {**group.commands, **{f"bundle {name}": command for name, command in bundle.commands.items()}}
     for name, command in commands.items():
-        words = command.epilog.removeprefix("Example: edge-node ").split()
-        assert " ".join(words).startswith(name)
-        command.make_context(name, words[len(name.split()) :])
+        for example in command.epilog.split("\n\n"):
+            words = example.removeprefix("Example: edge-node ").split()
+            assert " ".join(words).startswith(name)
+            command.make_context(name, words[len(name.split()) :])
 
 
 def test_no_help_text_loses_words_in_brackets_that_a_terminal_takes_for_markup() -> None:

@@ -109,7 +109,10 @@ def simulate(
         report.table(outcome, Console())
 
 
-@app.command(epilog="Example: edge-node experiment table2 --preset quick --data neu=NEU-CLS/ --data xsdd=X-SDD/")
+@app.command(
+    epilog="Example: edge-node experiment table2 --preset quick --data neu=NEU-CLS/ --data xsdd=X-SDD/\n\n"
+    "Example: edge-node experiment fedtfi-table2 --preset quick --data kth=KTH-TIPS2-a/"
+)
 def experiment(
     name: Annotated[
         str,
