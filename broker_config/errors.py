@@ -106,6 +106,8 @@ def explain(error: Exception) -> EdgeNodeError:
 
 
 def nearest(wrong: str, known: Iterable[str]) -> str:
-    """A remedy that names the nearest known word, or all of them."""
-    close = difflib.get_close_matches(wrong, known := list(known), n=1)
-    return f"did you mean {close[0]!r}?" if close else f"take one of {', '.join(known) or '(none)'}"
+    """A remedy that names the known words that begin with a wrong one, else the nearest, else all of them."""
+    known = list(known)
+    begun = [each for each in known if each.startswith(wrong)]
+    close = begun or difflib.get_close_matches(wrong, known, n=1)
+    return f"did you mean {close[0]!r}?" if len(close) == 1 else f"take one of {', '.join(close or known) or '(none)'}"

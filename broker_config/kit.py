@@ -27,6 +27,7 @@ from broker_config.messages import Name
 _FORMAT = 1
 _COST = 2**15  # of scrypt, with blocks of 8 KB: 32 MB, about a tenth of a second
 _LARGEST = 1 << 24  # bytes of a kit
+_AGAIN = "copy the file again, or ask whoever provisions the federation for another"
 _GENERATED = re.compile(r"[a-z2-7]{5}(-[a-z2-7]{5}){4}")
 
 
@@ -107,17 +108,7 @@ def read(path: Path, passphrase: str) -> Kit:
         PassphraseError: the passphrase is wrong, or what it encrypts was damaged.
         UsageError: it is no kit.
     """
-    again = "copy the file again, or ask whoever provisions the federation for another"
-    try:
-        if path.stat().st_size > _LARGEST:
-            raise UsageError(f"{path} is too large for a kit", again)
-        envelope = msgspec.json.decode(path.read_bytes(), type=_Envelope)
-    except OSError as error:
-        raise UsageError(f"the kit {path} cannot be read: {error.strerror}", "check the name of the file") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no kit ({error})", again) from None
-    if envelope.edge_node_kit != _FORMAT:
-        raise UsageError(f"{path} is a kit of another version of edge-node", "upgrade edge-node here")
+    envelope = _read(path)
     try:
         content = AESGCM(_derive(passphrase, envelope.salt)).decrypt(
             envelope.nonce, envelope.content, _public(envelope.federation, envelope.name)
@@ -126,16 +117,32 @@ def read(path: Path, passphrase: str) -> Kit:
     except (InvalidTag, msgspec.MsgspecError):
         raise PassphraseError(
             f"the passphrase does not open {path}, or the file is damaged",
-            f"check the passphrase (passphrases.txt of whoever provisions); else {again}",
+            f"check the passphrase (passphrases.txt of whoever provisions); else {_AGAIN}",
         ) from None
+
+
+def _read(path: Path) -> _Envelope:
+    """What needs no passphrase. UsageError if it is no kit."""
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise UsageError(f"{path} is too large for a kit", _AGAIN)
+        envelope = msgspec.json.decode(path.read_bytes(), type=_Envelope)
+    except OSError as error:
+        raise UsageError(f"the kit {path} cannot be read: {error.strerror}", "check the name of the file") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no kit ({error})", _AGAIN) from None
+    if envelope.edge_node_kit != _FORMAT:
+        raise UsageError(f"{path} is a kit of another version of edge-node", "upgrade edge-node here")
+    return envelope
 
 
 def ask(path: Path) -> str:
     """The passphrase of a kit: from the environment, else from whoever sits at the terminal.
 
     Raises:
-        UsageError: there is neither.
+        UsageError: there is neither; or it is no kit, and no passphrase would open it.
     """
+    _read(path)
     if found := secret(PASSPHRASE):
         return found
     if not sys.stdin.isatty():

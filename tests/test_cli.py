@@ -7,10 +7,13 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 import typer.main
+from rich.text import Text
 
 from broker_config.errors import LinkError, UsageError, explain
 from edge.cli import app
@@ -47,9 +50,24 @@ def test_every_example_in_the_help_is_a_command_line_that_parses() -> None:
     bundle = group.commands["bundle"]
     commands = {**group.commands, **{f"bundle {name}": command for name, command in bundle.commands.items()}}
     for name, command in commands.items():
-        words = command.epilog.removeprefix("Example: edge-node ").split()
-        assert " ".join(words).startswith(name)
-        command.make_context(name, words[len(name.split()) :])
+        for example in command.epilog.split("\n\n"):
+            words = example.removeprefix("Example: edge-node ").split()
+            assert " ".join(words).startswith(name)
+            command.make_context(name, words[len(name.split()) :])
+
+
+def test_no_help_text_loses_words_in_brackets_that_a_terminal_takes_for_markup() -> None:
+    def texts(command: click.Command) -> Iterator[str]:
+        yield from (text for text in (command.help, command.epilog) if text)
+        for parameter in command.params:
+            shown = (getattr(parameter, "help", None), parameter.metavar, getattr(parameter, "show_default", None))
+            yield from (text for text in shown if isinstance(text, str))
+        for each in getattr(command, "commands", {}).values():
+            yield from texts(each)
+
+    found = list(texts(typer.main.get_command(app)))
+    assert len(found) > 300
+    assert [text for text in found if Text.from_markup(text).plain != text] == []
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -194,6 +194,31 @@ def test_a_dry_run_says_what_is_left_and_runs_nothing(order: Order, images: Path
     assert not order.store.exists()
 
 
+def test_a_grid_of_which_nothing_is_stored_sends_to_the_cause_and_not_to_the_others(
+    order: Order, images: Path, tmp_path: Path
+) -> None:
+    few = shutil.copytree(images, tmp_path / "few")
+    for path in sorted((few / "patches").iterdir())[2:]:
+        path.unlink()
+    words = ("experiment", "fig4", "--model", "small", "--weights", "none", "--size", 32, "--rounds", 1, "--seeds", 1)
+    words = (*words, "--store", order.store, "--workers", 1, "--data")
+    result = here(*words, f"neu={few}")
+    assert result.returncode == 1
+    assert "2 of 2 cells failed; the first: " in result.stderr
+    assert "What to do: mend that first" in result.stderr
+    result = here(*words, f"neu={few}", "--data", f"xsdd={images}")
+    assert "2 of 4 cells failed" in result.stderr
+    assert "What to do: the others are stored" in result.stderr
+
+
+@pytest.mark.parametrize("flag", ["--rounds", "--seeds", "--size"])
+@pytest.mark.parametrize("name", ["table2", "fedtfi-table2"])
+def test_less_than_none_is_refused_before_a_dry_run_reckons_with_it(name: str, flag: str, images: Path) -> None:
+    result = here("experiment", name, "--data", f"neu={images}", flag, "-3", "--dry-run")
+    assert result.returncode == 2
+    assert flag in result.stderr
+
+
 def test_features_of_held_out_images_are_kept_in_two_dimensions(order: Order) -> None:
     order = order._replace(name="fig7")
     grid = Experiment(order, progress.ignore)
@@ -211,6 +236,9 @@ def test_features_of_held_out_images_are_kept_in_two_dimensions(order: Order) ->
     ("change", "hint"),
     [
         ({"name": "tabel2"}, "did you mean 'table2'?"),
+        ({"name": "fedtif-table2"}, "did you mean 'fedtfi-table2'?"),
+        ({"name": "fedtfi"}, "take one of fedtfi-t"),
+        ({"data": {"kth": Path("images")}}, "kth is for experiments fedtfi-*"),
         ({"data": {"nue": Path("images")}}, "did you mean 'neu'?"),
         ({"data": {}}, "--data NAME=FOLDER"),
         ({"model": "smal"}, "did you mean 'small'?"),

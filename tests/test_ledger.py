@@ -199,8 +199,9 @@ def test_other_settings_neither_resume_nor_replace_a_run_unless_told_so(tmp_path
     for ledger in begun(tmp_path, first):
         ledger.resume(SESSION)
     with Ledger(tmp_path) as ledger:
-        with pytest.raises(UsageError, match=r"quorum was 3, is 2, deadline was 0\.0, is 9"):
+        with pytest.raises(UsageError, match=r"quorum was 3, is 2, deadline was 0\.0, is 9") as refused:
             ledger.take_up(*drafted(quorum=2, deadline=9), new=False)
+        assert "pass --new or choose another --state folder" in refused.value.remedy
         ledger.take_up(*drafted(), new=False)
         assert ledger.run is not None
         assert ledger.run.spec == first[0]
@@ -216,6 +217,9 @@ def test_a_new_run_does_not_throw_rounds_away_that_have_begun(tmp_path: Path) ->
     with Ledger(tmp_path) as ledger:
         with pytest.raises(UsageError, match="round 1 of 2"):
             ledger.take_up(*drafted(), new=True)
+        with pytest.raises(UsageError, match="other settings") as refused:
+            ledger.take_up(*drafted(quorum=2), new=False)
+        assert "--new" not in refused.value.remedy
         ledger.abort()
     with Ledger(tmp_path) as ledger:
         ledger.take_up(*drafted(), new=True)

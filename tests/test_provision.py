@@ -466,6 +466,11 @@ def test_what_is_no_kit_is_refused_with_a_remedy(steel: Members, tmp_path: Path)
         kit.read(tmp_path / "none.kit", "x")
 
 
+def test_no_passphrase_is_asked_for_where_there_is_no_kit(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        kit.ask(tmp_path / "none.kit")
+
+
 def test_a_trust_file_names_the_node_and_whom_the_authority_vouches_for(steel: Members, tmp_path: Path) -> None:
     path = steel.folder / "trust" / "plant-a.trust"
     believed = trust.read(path)

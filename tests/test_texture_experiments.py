@@ -12,7 +12,7 @@ from rich.console import Console
 from broker_config.errors import UsageError
 from broker_config.messages import Training
 from tests.plants import here
-from trainer import progress
+from trainer import backbones, progress
 from trainer.data import union
 from trainer.experiments.machine import TORCH
 from trainer.experiments.store import Records
@@ -112,6 +112,17 @@ def test_data_that_is_lacking_or_unknown_is_refused_with_a_remedy(folders: dict[
     with pytest.raises(UsageError) as refused:
         data.read(folders)
     assert hint in refused.value.remedy
+
+
+@pytest.mark.parametrize(("below", "hint"), [("", ""), ("sample_a", ", perhaps {kth}"), ("nowhere", "")])
+def test_fabrics_are_looked_for_in_the_folder_above_the_pieces(
+    below: str, hint: str, kth: Path, tmp_path: Path
+) -> None:
+    folder = kth / below if below else tmp_path
+    with pytest.raises(UsageError, match=f"kth has no folder {folder}/sample_a") as refused:
+        data.read({"kth": folder})
+    expected = f"pass the folder that holds sample_a to sample_d as --data kth=FOLDER{hint.format(kth=kth)}"
+    assert refused.value.remedy == expected
 
 
 # Grids
@@ -278,6 +289,23 @@ def test_areas_under_curves_are_averaged_over_the_classes_that_occur() -> None:
 
 
 # The command
+
+
+def test_weights_out_of_reach_are_told_before_any_cell_starts(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(backbones, "within_reach", asked.append)
+    with pytest.raises(UsageError, match=r"ImageNet weights for '.*' are out of reach") as refused:
+        Experiment(order._replace(name="fedtfi-table2", weights=["imagenet"]), progress.ignore)
+    assert "--weights none or a FILE.safetensors of VGG19's first layers" in refused.value.remedy
+    monkeypatch.setattr(backbones, "within_reach", lambda model: asked.append(model) or True)
+    asked.clear()
+    Experiment(order._replace(name="fedtfi-table2", weights=["imagenet"]), progress.ignore)
+    assert len(asked) == 1  # all begin with the same file
+
+
+def test_a_folder_without_its_name_is_answered_with_an_example_that_fits(kth: Path) -> None:
+    refused = here("experiment", "fedtfi-table2", "--data", kth)
+    assert f"write for example --data kth={kth}" in refused.stderr
 
 
 def test_the_command_refuses_what_has_nothing_to_act_on(kth: Path) -> None:

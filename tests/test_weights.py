@@ -234,6 +234,30 @@ def test_imagenet_weights_without_a_connection_say_what_else_can_be_done() -> No
     assert "--weights surface, none or a FILE.safetensors" in error.remedy
 
 
+TEXTURE_OFFLINE = [
+    ("fedtfi_small", "pass --weights none or a FILE.safetensors of VGG19's first layers"),
+    ("cunet", "pass --weights none or a FILE.safetensors of torchvision's DenseNet121"),
+]
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(("model", "remedy"), TEXTURE_OFFLINE)
+def test_a_texture_network_without_a_connection_is_sent_to_no_weights_that_it_does_not_have(
+    model: str, remedy: str, tmp_path: Path
+) -> None:
+    assert refused(model, "imagenet").remedy == f"connect to the internet once, or {remedy}"
+    assert refused(model, "surface").remedy == remedy
+    assert "surface" not in refused(model, tmp_path / "missing.safetensors").remedy
+
+
+@pytest.mark.usefixtures("offline")
+def test_what_torch_says_of_a_download_is_not_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    refused("fedtfi_small", "imagenet")
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Downloading" in said.err
+
+
 @pytest.mark.usefixtures("offline")
 def test_offline_the_weights_that_come_with_the_package_are_the_default() -> None:
     assert {model: suited_weights(model) for model in FEATURES} == {
@@ -284,3 +308,4 @@ def test_a_machine_without_torch_reads_a_file_but_cannot_draw_or_download(
         error = refused("small", weights)
         assert f"--weights {weights} needs torch" in error.what
         assert "edge-node[train]" in error.remedy
+        assert "surface" not in error.remedy

@@ -1,6 +1,8 @@
 """The encoders: image [n, 3, S, S] -> features [n, F]. torchvision's networks, and a small one of our own."""
 
+import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +19,7 @@ from trainer.texture import pretrained
 from trainer.texture.presets import PRESETS
 from trainer.tree import Arrays, pick
 from trainer.vision import torchvision_models
+from trainer.weights import instead
 
 
 class PooledFeatures(nn.Module):
@@ -124,11 +127,12 @@ def download(model: str, seed: int) -> Arrays:
         raise UsageError(f"there are no ImageNet weights for {model!r}", f"take one of {', '.join(_IMAGENET)}")
     weights = _imagenet(model)
     try:
-        state = weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
+        with redirect_stdout(sys.stderr):  # torch says there what it downloads; our standard output may be JSON
+            state = weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
     except (URLError, OSError, RuntimeError) as error:
         raise UsageError(
             f"the ImageNet weights could not be downloaded from {weights.url} ({error})",
-            "connect to the internet once, or pass --weights surface, none or a FILE.safetensors",
+            f"connect to the internet once, or {instead(model)}",
         ) from error
     if model not in PRESETS:
         return _arrays({name: state[name] for name in build(model).state_dict()})

@@ -66,6 +66,15 @@ def suited_weights(model: str) -> str:
     return "imagenet"
 
 
+def instead(model: str) -> str:
+    """A remedy where a model's initial weights cannot be had: what else `--weights` takes for it."""
+    if model in SURFACE:
+        return "pass --weights surface, none or a FILE.safetensors"
+    if (preset := PRESETS.get(model)) is None:
+        return "pass --weights none or a FILE.safetensors"
+    return f"pass --weights none or a FILE.safetensors of {preset.begins_with}"
+
+
 def _imagenet_within_reach(model: str) -> bool:
     if importlib.util.find_spec("torch") is None:
         return False
@@ -90,10 +99,10 @@ def initial_encoder(model: str, weights: str, seed: int) -> Arrays:
     if model not in FEATURES:
         raise UsageError(f"there is no model {model!r}", f"take one of {', '.join(FEATURES)}")
     if weights in ("none", "imagenet"):
-        backbones = _backbones(weights)
+        backbones = _backbones(model, weights)
         encoder = backbones.draw(model, seed) if weights == "none" else backbones.download(model, seed)
     else:
-        encoder = _read(_surface(model) if weights == "surface" else Path(weights))
+        encoder = _read(model, _surface(model) if weights == "surface" else Path(weights))
         found = sum(array.size for array in encoder.values())
         if found != _VALUES[model]:
             begun = _begun(model, weights, seed, encoder) if model in PRESETS else None
@@ -115,16 +124,17 @@ def _begun(model: str, weights: str, seed: int, arrays: Arrays) -> Arrays | None
     """An encoder that begins with `arrays` and is drawn from there on; None if it does not begin with such arrays."""
     stem = PRESETS[model].stem
     begun = beginning(arrays, stem=stem)
-    drawn = _backbones(weights).draw(model, seed)
+    drawn = _backbones(model, weights).draw(model, seed)
     expected = {name: array.shape for name, array in pick(drawn, ["stem" if stem else "trunk"]).items()}
     return {**drawn, **begun} if {name: array.shape for name, array in begun.items()} == expected else None
 
 
-def _backbones(weights: str) -> ModuleType:
+def _backbones(model: str, weights: str) -> ModuleType:
     if importlib.util.find_spec("torch") is None:
+        kinds = "surface or a FILE.safetensors" if model in SURFACE else "a FILE.safetensors of the whole network"
         raise UsageError(
             f"--weights {weights} needs torch, which is not installed here",
-            "install edge-node[train], or pass --weights surface or a FILE.safetensors",
+            f"install edge-node[train], or pass --weights {kinds}",
         )
     from trainer import backbones  # noqa: PLC0415  (imports torch)
 
@@ -133,15 +143,15 @@ def _backbones(weights: str) -> ModuleType:
 
 def _surface(model: str) -> Path:
     if model not in SURFACE:
-        raise UsageError(f"no weights for {model!r} come with edge-node", f"take --model {' or '.join(SURFACE)}")
+        other = "" if model in PRESETS else f", or take --model {' or '.join(SURFACE)}"  # no method's for textures
+        raise UsageError(f"no weights for {model!r} come with edge-node", f"{instead(model)}{other}")
     return SURFACE[model]
 
 
-def _read(path: Path) -> Arrays:
+def _read(model: str, path: Path) -> Arrays:
     if not path.is_file():
-        raise UsageError(
-            f"there is no weights file {path}", "pass none, surface, imagenet or an existing .safetensors file"
-        )
+        names = "none, imagenet" if model in PRESETS else "none, surface, imagenet"
+        raise UsageError(f"there is no weights file {path}", f"pass {names} or an existing .safetensors file")
     try:
         arrays = load_file(path)
     except (SafetensorError, TypeError) as error:  # the latter for bfloat16, which numpy does not have

@@ -58,7 +58,10 @@ def run_grid(make: Callable[["progress.Report"], Grid], *, dry_run: bool, quiet:
     if not as_json:
         print(grid.describe(state), *files, sep="\n")
     if failed:
+        none_stored = state.missing == state.cells
         raise EdgeNodeError(
             f"{len(failed)} of {state.cells} cells failed; the first: {failed[0].error}",
-            "the others are stored; the same command tries these again",
+            "mend that first, then give the same command again"
+            if none_stored
+            else "the others are stored; the same command tries these again",
         )

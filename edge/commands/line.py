@@ -219,7 +219,7 @@ def infer(
     ] = False,
     view: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A line's TOML file: region, tiles and thresholds of its table [view]."),
+        typer.Option(metavar="FILE", help="A line's TOML file: region, tiles and thresholds of its table view."),
     ] = None,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads.", show_default="2, or the cores there are")] = 0,
     trust: TrustFile = None,

@@ -47,7 +47,7 @@ Model = Annotated[
     str, typer.Option(help="mobilenet_v2, resnet18, resnet50, small, or a texture network such as fedtfi_small.")
 ]
 WEIGHTS = "Initial weights: imagenet, surface (come with edge-node), none, or a safetensors FILE of torchvision's."
-SUITED_WEIGHTS = "imagenet, or surface when offline; none for small"
+SUITED_WEIGHTS = "imagenet; offline, mobilenet_v2 takes surface; none for small"
 Weights = Annotated[str, typer.Option(help=WEIGHTS, show_default=SUITED_WEIGHTS)]
 Size = Annotated[
     int,

@@ -109,7 +109,10 @@ def simulate(
         report.table(outcome, Console())
 
 
-@app.command(epilog="Example: edge-node experiment table2 --preset quick --data neu=NEU-CLS/ --data xsdd=X-SDD/")
+@app.command(
+    epilog="Example: edge-node experiment table2 --preset quick --data neu=NEU-CLS/ --data xsdd=X-SDD/\n\n"
+    "Example: edge-node experiment fedtfi-table2 --preset quick --data kth=KTH-TIPS2-a/"
+)
 def experiment(
     name: Annotated[
         str,
@@ -142,10 +145,11 @@ def experiment(
         ),
     ] = [],
     size: Annotated[
-        int, typer.Option(help="Width and height of images, pixels; not of fedtfi-*.", show_default="the preset's")
+        int,
+        typer.Option(min=0, help="Width and height of images, pixels; not of fedtfi-*.", show_default="the preset's"),
     ] = 0,
-    rounds: Annotated[int, typer.Option(help=ROUNDS, show_default="the preset's")] = 0,
-    seeds: Annotated[int, typer.Option(help="Number of seeds.", show_default="the preset's")] = 0,
+    rounds: Annotated[int, typer.Option(min=0, help=ROUNDS, show_default="the preset's")] = 0,
+    seeds: Annotated[int, typer.Option(min=0, help="Number of seeds.", show_default="the preset's")] = 0,
     store: Annotated[Path | None, typer.Option(help=STORE, show_default="experiments, or experiments/texture")] = None,
     workers: Workers = 0,
     ray: Annotated[
@@ -159,8 +163,10 @@ def experiment(
     as_json: Events = False,
 ) -> None:
     """Run a grid of federations as the AFedCL or FedTFI paper has them, then print its tables and draw its figure."""
-    folders = {key: Path(folder) for key, folder in pairs(data, "--data", "neu={}").items()}
-    if name.startswith("fedtfi-"):
+    of_textures = name.startswith("fedtfi-")
+    like = "kth={}" if of_textures else "neu={}"
+    folders = {key: Path(folder) for key, folder in pairs(data, "--data", like).items()}
+    if of_textures:
         from trainer.texture.experiments import experiment as textures
 
         _check_textures(model, size, ray)

@@ -20,6 +20,8 @@ from trainer.experiments.store import Store
 from trainer.experiments.tally import Failed, State
 from trainer.federation.spec import suited_training
 from trainer.simulate import Device, check_device
+from trainer.texture.experiments.data import FOLDERS as TEXTURES
+from trainer.texture.experiments.grids import EXPERIMENTS as OF_TEXTURES
 from trainer.weights import FEATURES, SURFACE, suited_weights
 
 _BACKBONES = ("mobilenet_v2", "resnet18", "resnet50")  # of Fig. 9
@@ -52,7 +54,8 @@ class Experiment:
             UsageError: what cannot be, and what to do instead.
         """
         if order.name not in GRIDS:
-            raise UsageError(f"there is no experiment {order.name!r}", nearest(order.name, GRIDS))
+            names = [*GRIDS, *OF_TEXTURES]
+            raise UsageError(f"there is no experiment {order.name!r}", nearest(order.name, names))
         if order.model not in FEATURES:
             raise UsageError(f"there is no model {order.model!r}", nearest(order.model, FEATURES))
         _check_data(order.data)
@@ -154,7 +157,8 @@ def _check_data(data: Mapping[str, Path]) -> None:
         raise UsageError("an experiment needs images", f"pass --data NAME=FOLDER, NAME of {', '.join(DATASETS)}")
     for name in data:
         if name not in DATASETS:
-            raise UsageError(f"there is no data set {name!r}", nearest(name, DATASETS))
+            elsewhere = f"; {name} is for experiments fedtfi-*, such as fedtfi-table2" if name in TEXTURES else ""
+            raise UsageError(f"there is no data set {name!r}", f"{nearest(name, DATASETS)}{elsewhere}")
 
 
 def _check_device(order: Order) -> None:

@@ -58,20 +58,23 @@ class Ledger:
             UsageError: there is a run of other settings or one that was aborted, or `new` would throw rounds away.
         """
         run = self.run
-        if new and run is not None and run.outcome is None and run.round > 0:
+        if run is None or (new and not _has_begun(run)):
+            self._begin(spec, broadcast)
+            return
+        if new:
             raise UsageError(
                 f"the run in {self.folder} is in round {run.round} of {run.spec.rounds}",
                 "leave out --new to go on with it, or end it first with edge-node abort",
             )
-        if run is None or new:
-            self._begin(spec, broadcast)
-            return
         if run.outcome == "aborted":
             raise UsageError(f"the run in {self.folder} was aborted", "begin another one with --new")
         if differ := ", ".join(_differences(run.spec, spec)):
+            other = (
+                "choose another --state folder" if _has_begun(run) else "pass --new or choose another --state folder"
+            )
             raise UsageError(
                 f"the run in {self.folder} was begun with other settings: {differ}",
-                "give those of its start, or choose another --state folder for another run",
+                f"give those of its start, or {other} for another run",
             )
 
     def _begin(self, spec: Spec, broadcast: Arrays) -> None:
@@ -247,6 +250,11 @@ def plan_of(spec: Spec, gone: int = 0) -> rounds.Plan:
         spec.seed,
         waits=spec.min_wait > 0,
     )
+
+
+def _has_begun(run: Run) -> bool:
+    """Whether it has rounds that another run would throw away."""
+    return run.outcome is None and run.round > 0
 
 
 def _differences(old: Spec, new: Spec) -> Iterator[str]:

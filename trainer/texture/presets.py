@@ -27,6 +27,12 @@ class Preset(NamedTuple):
     stem: bool = True  # whether it begins with VGG19's first layers, frozen
     imagenet: str = "VGG19_Weights"  # torchvision's, with which it begins: as `stem` or as `trunk`
 
+    @property
+    def begins_with(self) -> str:
+        """What a file of its first layers holds, in words."""
+        network = self.imagenet.removesuffix("_Weights")
+        return f"{network}'s first layers" if self.stem else f"torchvision's {network}"
+
 
 def _fedtfi(size: int, features: int, tel: Tel | None, codebooks: tuple[int, ...], depth: int) -> Build:
     """FedTFI's network. Without `tel` or `codebooks` (of words of `depth` numbers) it lacks that part."""

@@ -62,7 +62,15 @@ def digest(sources: Sequence[Catalogue]) -> str:
 
 def _kth(folders: Sequence[Path]) -> tuple[Catalogue, ...]:
     (folder,) = folders
-    pieces = scan_sources([folder / name for names in _PIECES for name in names], {})
+    names = [name for source in _PIECES for name in source]
+    for name in names:
+        if not (folder / name).is_dir():
+            above = f", perhaps {folder.parent}" if folder.name in names else ""
+            raise UsageError(
+                f"the data set kth has no folder {folder / name}",
+                f"pass the folder that holds {names[0]} to {names[-1]} as --data kth=FOLDER{above}",
+            )
+    pieces = scan_sources([folder / name for name in names], {})
     return union(pieces[:2]), union(pieces[2:])
 
 

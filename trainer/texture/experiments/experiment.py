@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from broker_config.errors import UsageError, nearest
-from trainer import progress
+from trainer import backbones, progress
 from trainer.data import load, union
 from trainer.experiments.cells import Cells, Work
 from trainer.experiments.machine import TORCH
@@ -21,7 +21,8 @@ from trainer.texture.experiments.data import Material
 from trainer.texture.experiments.grids import EXPERIMENTS, TUNE, Plan, distinct, grid, tuned
 from trainer.texture.experiments.presets import PRESETS
 from trainer.texture.experiments.run import attempt
-from trainer.weights import FEATURES, suited_weights
+from trainer.texture.presets import PRESETS as FIRST
+from trainer.weights import FEATURES, instead, suited_weights
 
 
 class Order(NamedTuple):
@@ -70,6 +71,7 @@ class Experiment(Cells[Cell, Finished]):
                 show(progress.Note(text=f"trials with {scenario}: what is compared is run {how}"))
         self.entries = grid(order.name, plan)
         super().__init__(distinct(self.entries), records, order.store, order.workers, order.device)
+        _check_reach({cell.model for cell in self.missing() if self._weights[cell.model] == "imagenet"})
 
     def tell(self, console: Console) -> list[Path]:
         """Print its tables, draw its figure, and return the files that it has written.
@@ -125,6 +127,16 @@ def _weights(given: Sequence[str], models: Iterable[str]) -> dict[str, str]:
     return {model: found.get(model) or found.get("") or suited_weights(model) for model in models}
 
 
+def _check_reach(models: Iterable[str]) -> None:
+    """Refuse ImageNet's weights that cannot be had, before cells fail one after another for want of them."""
+    for model in {FIRST[model].imagenet: model for model in sorted(models)}.values():  # one for each file
+        if not backbones.within_reach(model):
+            raise UsageError(
+                f"the ImageNet weights for {model!r} are out of reach",
+                f"connect to the internet once, or {instead(model)}",
+            )
+
+
 def _digest(weights: str) -> str:
     """What a name or a file is known by; UsageError if there is no such file."""
     if weights in ("none", "imagenet"):
@@ -134,5 +146,5 @@ def _digest(weights: str) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UsageError(
-            f"there is no weights file {weights}", "pass none, surface, imagenet or an existing .safetensors file"
+            f"there is no weights file {weights}", "pass none, imagenet or an existing .safetensors file"
         ) from error
