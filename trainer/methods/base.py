@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from trainer.network import Network, Tree
 
 Metrics = dict[str, float]
+PATCHED = "patched"
+"""The metric of a loss that puts what others relay into images: the share of images for which there was any."""
 WHOLE = ("encoder", "classifier")
 """The plain model."""
 
