@@ -291,31 +291,38 @@ Begin = Callable[..., Federation]
 def begin(broker: Endpoint, plants: dict[str, Path], tmp_path: Path, run: Run) -> Begin:
     """A federation over the broker. The network was traced before: while one thread traces, none may use torch."""
     run(rounds=2)
-    return lambda name, rounds, **terms: Federation(
-        broker, plants, tmp_path, name, rounds, Terms(**terms), "fedtfi", model=MODEL, **SHOWN
+    return lambda name, rounds, options=None, **terms: Federation(
+        broker, plants, tmp_path, name, rounds, Terms(**terms), "fedtfi", model=MODEL, **SHOWN, **(options or {})
     )
 
 
-def test_a_plant_is_told_before_anything_leaves_it_that_others_will_see_pieces(
-    begin: Begin, broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+@pytest.mark.parametrize(
+    ("options", "hidden"),
+    [
+        ({}, "; nothing hides images in them"),
+        ({"levels": "4", "noise": "0.5", "mix": "4"}, "mix=4, noise=0.5, levels=4 hides images in them"),
+    ],
+    ids=["bare", "hidden"],
+)
+def test_a_plant_is_told_before_anything_leaves_it_that_others_will_see_pieces_and_what_hides_images(
+    begin: Begin, broker: Endpoint, plants: dict[str, Path], tmp_path: Path, options: dict[str, str], hidden: str
 ) -> None:
-    coordinator, told = begin("told", 1).coordinator(), list[str]()
+    federation = begin("told" + "-hidden" * bool(options), 1, options)
+    coordinator, told = federation.coordinator(), list[str]()
 
     def hear(event: object) -> None:
         told.append(str(event))
 
     name, state = PLANTS[0], tmp_path / "joined"
-    given: dict[str, Any] = {"federation": "told", "telemetry": False, "wait": 10, "report": hear}
+    given: dict[str, Any] = {"federation": federation.spec.federation, "telemetry": False, "wait": 10, "report": hear}
     join(broker, name=name, folder=plants[name], test=None, state=state, stop=lambda: "ready" in str(told), **given)
     coordinator.stop()
     assert "all other nodes see pieces" in str(told)
+    assert hidden in str(told)
 
 
-def test_each_plant_says_once_that_what_the_others_sent_does_not_fit_its_images(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path, run: Run
-) -> None:
-    run(rounds=2)  # traces the network: see `begin`
-    alone = Federation(broker, plants, tmp_path, "alone", 3, Terms(), "fedtfi", model=MODEL, **SHOWN, mix="64")
+def test_each_plant_says_once_that_what_the_others_sent_does_not_fit_its_images(begin: Begin) -> None:
+    alone = begin("alone", 3, {"mix": "64"})
     coordinator, nodes = alone.coordinator(), {name: alone.node(name) for name in PLANTS}
     for name, node in nodes.items():
         node.wait_for(progress.FederationFinished)
