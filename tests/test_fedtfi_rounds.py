@@ -80,6 +80,8 @@ def test_later_rounds_have_a_triplet_loss_and_no_model_holds_the_bank(run: Run) 
     first, second = zip(*([entry["L_T"] for entry in model.facts.history] for model in models), strict=True)
     assert first == (0, 0, 0)
     assert max(second) > 0
+    shares = [tuple(entry["patched"] for entry in model.facts.history) for model in models]
+    assert (0, 1) in shares
     assert not any(name.startswith("bank") for model in models for name in model.tree)
 
 
@@ -147,6 +149,51 @@ def test_more_channels_than_there_are_and_more_patches_than_fit_into_memory_are_
 ) -> None:
     with pytest.raises(UsageError, match=complaint):
         drafted(**options)
+
+
+# An exchange that teaches nothing
+
+
+def warnings(told: list[progress.AnyEvent]) -> list[str]:
+    return [event.text for event in told if isinstance(event, progress.Note) and "teaches nothing" in event.text]
+
+
+def own_label(number: int, images: Images) -> Images:
+    """Of a plant's images those of one label, which is no other plant's."""
+    return images._replace(train=images.train.take(np.flatnonzero(images.train.labels == number)))
+
+
+@pytest.mark.parametrize("use", ["triplet", "mixed"])
+def test_plants_whose_labels_no_other_has_are_named_once_and_train_as_by_fedavg(
+    images: dict[str, Images], use: str
+) -> None:
+    apart = {name: own_label(number, images[name]) for number, name in enumerate(PLANTS)}
+    told: list[progress.AnyEvent] = []
+    after = simulate(*drafted(use=use), apart, told.append)
+    (warning,) = warnings(told)
+    assert warning.startswith("round 2: no patches of others fit the images of plant-a, plant-b, plant-c")
+    assert same(pick(after.broadcast, ("encoder", "classifier")), simulate(*drafted("fedavg"), apart).broadcast)
+    assert {entry["patched"] for model in after.models.values() for entry in model.facts.history} == {0}
+
+
+def test_only_plants_that_are_alone_with_their_labels_are_named(images: dict[str, Images]) -> None:
+    told: list[progress.AnyEvent] = []
+    alone = {**{name: own_label(1, images[name]) for name in PLANTS[:2]}, PLANTS[2]: own_label(2, images[PLANTS[2]])}
+    simulate(*drafted(rounds=2), alone, told.append)
+    assert "images of plant-c: " in warnings(told)[0]
+
+
+def test_it_is_said_that_no_label_has_as_many_images_as_are_mixed(images: dict[str, Images]) -> None:
+    told: list[progress.AnyEvent] = []
+    assert owners(simulate(*drafted(rounds=2, mix="6"), images, told.append).broadcast) == set()
+    assert len(warnings(told)) == 1
+
+
+def test_an_exchange_that_reaches_everybody_is_not_warned_of(images: dict[str, Images]) -> None:
+    told: list[progress.AnyEvent] = []
+    simulate(*drafted(rounds=2, quota="24", capacity="72"), images, told.append)
+    simulate(*drafted("fedavg", rounds=2), images, told.append)
+    assert warnings(told) == []
 
 
 # Peers that cannot be honest
@@ -244,24 +291,45 @@ Begin = Callable[..., Federation]
 def begin(broker: Endpoint, plants: dict[str, Path], tmp_path: Path, run: Run) -> Begin:
     """A federation over the broker. The network was traced before: while one thread traces, none may use torch."""
     run(rounds=2)
-    return lambda name, rounds, **terms: Federation(
-        broker, plants, tmp_path, name, rounds, Terms(**terms), "fedtfi", model=MODEL, **SHOWN
+    return lambda name, rounds, options=None, **terms: Federation(
+        broker, plants, tmp_path, name, rounds, Terms(**terms), "fedtfi", model=MODEL, **SHOWN, **(options or {})
     )
 
 
-def test_a_plant_is_told_before_anything_leaves_it_that_others_will_see_pieces(
-    begin: Begin, broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+@pytest.mark.parametrize(
+    ("options", "hidden"),
+    [
+        ({}, "; nothing hides images in them"),
+        ({"levels": "4", "noise": "0.5", "mix": "4"}, "mix=4, noise=0.5, levels=4 hides images in them"),
+    ],
+    ids=["bare", "hidden"],
+)
+def test_a_plant_is_told_before_anything_leaves_it_that_others_will_see_pieces_and_what_hides_images(
+    begin: Begin, broker: Endpoint, plants: dict[str, Path], tmp_path: Path, options: dict[str, str], hidden: str
 ) -> None:
-    coordinator, told = begin("told", 1).coordinator(), list[str]()
+    federation = begin("told" + "-hidden" * bool(options), 1, options)
+    coordinator, told = federation.coordinator(), list[str]()
 
     def hear(event: object) -> None:
         told.append(str(event))
 
     name, state = PLANTS[0], tmp_path / "joined"
-    given: dict[str, Any] = {"federation": "told", "telemetry": False, "wait": 10, "report": hear}
+    given: dict[str, Any] = {"federation": federation.spec.federation, "telemetry": False, "wait": 10, "report": hear}
     join(broker, name=name, folder=plants[name], test=None, state=state, stop=lambda: "ready" in str(told), **given)
     coordinator.stop()
     assert "all other nodes see pieces" in str(told)
+    assert hidden in str(told)
+
+
+def test_each_plant_says_once_that_what_the_others_sent_does_not_fit_its_images(begin: Begin) -> None:
+    alone = begin("alone", 3, {"mix": "64"})
+    coordinator, nodes = alone.coordinator(), {name: alone.node(name) for name in PLANTS}
+    for name, node in nodes.items():
+        node.wait_for(progress.FederationFinished)
+        (warning,) = warnings(node.told)
+        assert f"images of {name}: " in warning
+        node.end()
+    coordinator.end()
 
 
 def test_a_coordinator_and_a_node_that_stop_in_a_round_change_no_byte_of_models_or_bank(begin: Begin) -> None:

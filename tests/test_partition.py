@@ -168,8 +168,22 @@ def test_groups_within_sources_have_the_images_of_one_source_and_the_same_classe
 
 def test_a_source_with_fewer_nodes_than_groups_of_its_classes_is_refused() -> None:
     sources = [stretch(name, dict.fromkeys(CLASSES, 90)) for name in "ab"]
-    with pytest.raises(UsageError, match="2 nodes cannot have 3 groups of 2 of 6 classes, one each"):
-        Scheme("sources_groups", 5, 12, 0, classes_per_node=2).shares(*sources)
+    scheme, complaint = Scheme("sources_groups", 5, 12, 0, classes_per_node=2), "the nodes of source 2, 2 of 5, cannot "
+    with pytest.raises(UsageError, match=complaint + "have 3 groups of 2 of 6 classes, one each") as caught:
+        scheme.shares(*sources)
+    assert "--nodes 6 or more" in caught.value.remedy
+    assert len(scheme._replace(nodes=6).shares(*sources)) == 6
+
+
+def test_the_nodes_that_groups_of_several_sources_take_are_those_of_the_source_with_most_classes() -> None:
+    sources = [stretch(str(count), dict.fromkeys(CLASSES[:count], 90)) for count in (1, 4, 2)]
+    scheme = Scheme("sources_groups", 3, 12, 0, classes_per_node=1)
+    with pytest.raises(UsageError, match="the nodes of source 2, 1 of 3, cannot have 4 groups") as caught:
+        scheme.shares(*sources)
+    assert "--nodes 11 or more" in caught.value.remedy
+    with pytest.raises(UsageError, match="the nodes of source 2, 3 of 10, cannot"):
+        scheme._replace(nodes=10).shares(*sources)
+    assert len(scheme._replace(nodes=11).shares(*sources)) == 11
 
 
 # Images that all nodes train on
@@ -250,7 +264,7 @@ def test_what_a_scarce_class_has_left_is_shared_in_proportion_to_the_last_image_
         (Scheme("disjoint", 2, 20, 0, classes_per_node=7), "fewer --classes-per-node"),
         (Scheme("disjoint", 2, 3, 0, classes_per_node=4), "fewer --classes-per-node"),
         (Scheme("groups", 6, 20, 0, classes_per_node=7), "fewer --classes-per-node"),
-        (Scheme("groups", 5, 20, 0, classes_per_node=1), "more --nodes"),
+        (Scheme("groups", 5, 20, 0, classes_per_node=1), "take --nodes 6 or more"),
     ],
     ids=[
         "no such partition",
@@ -338,7 +352,7 @@ def test_whatever_is_asked_for_shares_are_exact_and_disjoint_or_a_class_is_named
     try:
         shares = request.shares(*sources)
     except UsageError as error:
-        lacks = r"class \w+ lacks \d+ of \d+ images|\d nodes cannot have \d+ groups of \d of \d+ classes"
+        lacks = r"class \w+ lacks \d+ of \d+ images|nodes .*cannot have \d+ groups of \d of \d+ classes"
         assert re.search(lacks, error.what)  # noqa: PT017
         return
     common = set.intersection(*(set(digests(share.train)) for share in shares))

@@ -74,8 +74,11 @@ def join(
         f"{len(images.train.labels)} training images of {', '.join(classes)}, "
         + (f"{len(images.test.labels)} held out" if images.test else "too few to hold any out")
     )
-    if make(spec.method, spec.training, spec.options).relay is not None:
-        say(f"with {spec.method} all other nodes see pieces of what the model makes of these images, and their classes")
+    if (relay := make(spec.method, spec.training, spec.options).relay) is not None:
+        say(
+            f"with {spec.method} all other nodes see pieces of what the model makes of these images, "
+            f"and their classes; {relay.hides or 'nothing'} hides images in them"
+        )
     report(progress.Step(what="getting ready to train"))
     check_name_free(endpoint, spec.federation, name, state)
     # Only now: importing torch takes seconds, and whoever cannot take part should hear so at once.

@@ -38,6 +38,7 @@ from broker_config.transfer import Courier, Fetched, FetchFailed
 from trainer import progress as events
 from trainer import standing
 from trainer.data import Images
+from trainer.exchange import Exchange
 from trainer.personal import describe, load_facts
 from trainer.standing import Progress
 from trainer.timeline import Timeline
@@ -94,7 +95,7 @@ class _Node:
         self._me = standing.appear(folder)
         self._session = self._me.session  # of this process: what was meant for an earlier one is told apart
         self._telemetry, self._report = telemetry, report
-        self._throttle = events.Throttle(report)
+        self._throttle, self._exchange = events.Throttle(report), Exchange(report)
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
         self._worker = Worker(spec, name, images, folder, self._inbox)
         self._progress = self._worker.progress  # of the last stage that is on disk
@@ -391,6 +392,7 @@ class _Node:
     def _tell(self, progress: Progress) -> None:
         metrics = {name: value for name, value in progress.history[-1].items() if name != "round"}
         self._report(events.Measured(node=self._name, round=progress.round, metrics=metrics))
+        self._exchange.take(progress.round, {self._name: metrics})
         if self._telemetry:
             self._send(Telemetry(session=self._session, run=progress.run, round=progress.round, metrics=metrics))
 

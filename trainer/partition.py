@@ -66,6 +66,8 @@ class Scheme(NamedTuple):
             shares, common = self._by_source(pooled)
         else:
             whole = union(pooled)
+            if self.partition == "groups":
+                self._check_groups([whole])
             shares, common = self._shares(whole, self._common([whole])[0])
         return [share._replace(train=union([share.train, common])) for share in shares]
 
@@ -79,6 +81,8 @@ class Scheme(NamedTuple):
                 f"{self.nodes} nodes cannot have {len(sources)} sources, one each",
                 "take more --nodes, or fewer --data",
             )
+        if self.partition == "sources_groups":
+            self._check_groups(sources)
         common = self._common(sources)
         shares: dict[int, Share] = {}
         shown = []
@@ -151,12 +155,22 @@ class Scheme(NamedTuple):
         """
         each, classes = self._each(catalogue), [str(name) for name in random.permutation(catalogue.classes)]
         groups = [classes[first : first + each] for first in range(0, len(classes), each)]
-        if self.nodes < len(groups):
-            raise UsageError(
-                f"{self.nodes} nodes cannot have {len(groups)} groups of {each} of {len(classes)} classes, one each",
-                "take more --nodes (each of several sources needs that many), or more --classes-per-node",
-            )
         return [self._evenly(groups[number % len(groups)]) for number in range(self.nodes)]
+
+    def _check_groups(self, sources: Sequence[Catalogue]) -> None:
+        """Raise UsageError unless each group of each source, to which nodes are dealt in turn, has a node."""
+        groups = [-(-len(source.classes) // self._each(source)) for source in sources]
+        needed = max(first + 1 + (count - 1) * len(sources) for first, count in enumerate(groups))
+        for first, (source, count) in enumerate(zip(sources, groups, strict=True)):
+            mine = len(range(first, self.nodes, len(sources)))
+            if mine < count:
+                each, classes = self.classes_per_node, len(source.classes)
+                of_source = f"the nodes of source {first + 1}, {mine} of {self.nodes},"
+                raise UsageError(
+                    f"{of_source if len(sources) > 1 else f'{mine} nodes'} cannot have {count} groups of {each} of "
+                    f"{classes} classes, one each",
+                    f"take --nodes {needed} or more, or more --classes-per-node",
+                )
 
     def _each(self, catalogue: Catalogue) -> int:
         """Classes of a node, of which there must be enough."""

@@ -11,6 +11,7 @@ from broker_config.errors import UsageError
 from broker_config.messages import Spec
 from trainer import batched, data, partition, personal, progress, report
 from trainer.data import Images
+from trainer.exchange import Exchange
 from trainer.federation.gathering import Gathering
 from trainer.federation.robust import InMemory
 from trainer.federation.round import draw
@@ -91,7 +92,7 @@ def simulate(
     histories: dict[str, tuple[Metrics, ...]] = dict.fromkeys(participants, ())
     started = time.monotonic()
     show(progress.Gathering(federation=spec.federation, run=spec.run, nodes=len(participants), rounds=spec.rounds))
-    rounds = progress.Rounds(show, lambda: (0, 0))
+    rounds, exchange = progress.Rounds(show, lambda: (0, 0)), Exchange(show)
     for round_ in range(1, spec.rounds + 1):
         received = broadcast
         drawn = draw(participants, spec.sample, spec.seed, round_)
@@ -113,7 +114,9 @@ def simulate(
                 show(progress.Activity(node=name, round=round_, what="waiting"))
         broadcast = gathering.close(broadcast)
         closed(round_, broadcast)
-        rounds.close(sorted(drawn or participants))
+        took_part = sorted(drawn or participants)
+        rounds.close(took_part)
+        exchange.take(round_, {name: histories[name][-1] for name in took_part})
     models = {}
     for name, (last, received) in trained_on.items():
         show(progress.Activity(node=name, round=spec.rounds, what="judging"))

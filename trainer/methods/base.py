@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from trainer.network import Network, Tree
 
 Metrics = dict[str, float]
+PATCHED = "patched"
+"""The metric of a loss that puts what others relay into images: the share of images for which there was any."""
 WHOLE = ("encoder", "classifier")
 """The plain model."""
 
@@ -112,8 +114,9 @@ class Relay(NamedTuple):
     # What the next broadcast holds of it: (broadcast, what was sent by node, nodes that were to contribute and have
     # not) -> tensors of the broadcast. It must not depend on the order of the nodes.
     merge: Callable[[Arrays, Mapping[str, Arrays], Collection[str]], Arrays]
-    # Whether a node's random numbers for it are its secret: who knows the seed could undo what they hide.
-    hides: bool = False
+    # What hides images in it, in words; if anything, a node's random numbers for it are its secret: who knows the seed
+    # could undo what they hide.
+    hides: str = ""
 
 
 class Method(NamedTuple):

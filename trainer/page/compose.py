@@ -110,6 +110,7 @@ _CURVES = (
     ("L_D", "L", "D", "discrimination loss", "At ln 2 the discriminator cannot tell local features from global ones."),
     ("A_k", "A", "k", "fusion weight", "The share of the received encoder's features in the personal model."),
     ("L_C", "L", "C", "classification loss", "Stage 1, on the node's training images."),
+    ("L_T", "L", "T", "triplet loss", "Images with patches of other plants; 0 while there are none."),
     ("L_F", "L", "F", "fusion loss", "Stage 2, on the node's training images."),
     ("accuracy", "", "", "accuracy", "On held-out images, %."),
 )

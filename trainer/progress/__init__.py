@@ -33,6 +33,7 @@ from trainer.progress.events import (
     describe,
     ignore,
     json_lines,
+    names,
     read_line,
 )
 from trainer.progress.plain import plain
@@ -67,6 +68,7 @@ __all__ = [
     "describe",
     "ignore",
     "json_lines",
+    "names",
     "plain",
     "read_line",
     "show",

@@ -234,7 +234,7 @@ def describe(event: AnyEvent) -> str:
         case Late():
             return f"round {event.round}: {event.node} contributed too late; it is not counted"
         case Paused():
-            return f"round {event.round} waits for {_names(event.waiting_for) or 'more nodes'} to come back"
+            return f"round {event.round} waits for {names(event.waiting_for) or 'more nodes'} to come back"
         case _:
             return _describe_progress(event)
 
@@ -253,7 +253,7 @@ def _describe_progress(event: AnyEvent) -> str:
         case Measured():
             return f"round {event.round}: {event.node}: {values(event.metrics)}"
         case RoundClosed():
-            without = f" without {_names(event.missing)}" if event.missing else ""
+            without = f" without {names(event.missing)}" if event.missing else ""
             return f"round {event.round} closed after {event.seconds:.1f} s{without}"
         case Learning():
             of = f" of {event.rounds}" if event.rounds else ""
@@ -275,6 +275,7 @@ def _describe_progress(event: AnyEvent) -> str:
     raise AssertionError(event)
 
 
-def _names(nodes: Sequence[str]) -> str:
+def names(nodes: Sequence[str]) -> str:
+    """Nodes in a sentence: the first few, and how many more."""
     more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
     return ", ".join(nodes[:_NAMED]) + more

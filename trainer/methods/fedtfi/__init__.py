@@ -57,7 +57,7 @@ def fedtfi(training: Training, options: Options) -> Method:
             make=lambda network, received, data, random: patches.make(network, received, data, random, options),
             check=bank.check,
             merge=bank.merge,
-            hides=any((options.noise, options.levels, options.mix > 1)),
+            hides=options.in_force,
         ),
     )
 

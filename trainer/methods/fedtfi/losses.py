@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.methods.base import Batch, Encode, Loss, classification
+from trainer.methods.base import PATCHED, Batch, Encode, Loss, classification
 from trainer.methods.fedtfi.patches import Cells, Items, interpolate
 
 if TYPE_CHECKING:
@@ -23,15 +23,16 @@ def triplet(options: Options) -> Loss:
         maps = network.part("project", tree, batch.images)
         drawn = _draw(options, maps, batch, (True, False))
         there = drawn[0][1] & drawn[1][1] if drawn else batch.labels < 0
+        patched = there.float().mean()
         if not there.any():
             plain, reported = classification(network, tree, batch, encode)
-            return plain, {**reported, "L_T": torch.zeros_like(plain)}
+            return plain, {**reported, "L_T": torch.zeros_like(plain), PATCHED: patched}
         positives, negatives = (changed[there] for changed, _ in drawn)
         embedded, features = _embed(network, tree, torch.cat([maps, positives, negatives]), len(maps))
         positive, negative = embedded[len(maps) :].chunk(2)
         apart = gaps(embedded[: len(maps)][there], positive, negative, options.margin).mean()
         entropy = network.cross_entropy(network.linear(tree, "classifier", features), batch.labels)
-        return entropy + options.lam * apart, {"L_C": entropy, "L_T": apart}
+        return entropy + options.lam * apart, {"L_C": entropy, "L_T": apart, PATCHED: patched}
 
     return loss
 
@@ -43,12 +44,13 @@ def mixed(options: Options) -> Loss:
         maps = network.part("project", tree, batch.images)
         drawn = _draw(options, maps, batch, (True,))
         if not drawn:
-            return classification(network, tree, batch, encode)
+            plain, reported = classification(network, tree, batch, encode)
+            return plain, {**reported, PATCHED: plain.new_zeros(())}
         ((changed, there),) = drawn
         maps = changed.where(there[:, None, None, None], maps)
         _, features = _embed(network, tree, maps, len(maps))
         entropy = network.cross_entropy(network.linear(tree, "classifier", features), batch.labels)
-        return entropy, {"L_C": entropy}
+        return entropy, {"L_C": entropy, PATCHED: there.float().mean()}
 
     return loss
 

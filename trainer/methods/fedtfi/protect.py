@@ -29,6 +29,12 @@ class Protection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.levels == 1:
             raise UsageError("patches of one level would all be the same", "give levels 2 or more, or 0 for no levels")
 
+    @property
+    def in_force(self) -> str:
+        """Those that protect, in the order in which they act; empty if none does."""
+        given = {"mix": self.mix if self.mix > 1 else 0, "noise": self.noise, "levels": self.levels}
+        return ", ".join(f"{name}={value:g}" for name, value in given.items() if value)
+
 
 class Measure(NamedTuple):
     """What noise and levels are measured by: each channel of the maps that patches are cut from."""
