@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import softmax
 
 from broker_config.errors import UsageError
+from edge.predictor import session_options
 from export.graph import REMEDY, Architecture, ParityError
 from trainer.network import Network, Tree
 from trainer.seeding import generator
@@ -82,8 +83,8 @@ def outputs(session: onnxruntime.InferenceSession) -> list[str]:
 
 
 def session(content: bytes) -> onnxruntime.InferenceSession:
-    """The graph, ready to run on the CPU."""
-    return onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    """The graph, ready to run as the line runs it: where int8 needs slower kernels to be right, with them."""
+    return onnxruntime.InferenceSession(content, session_options(), providers=["CPUExecutionProvider"])
 
 
 def pictures(size: int, count: int) -> np.ndarray:

@@ -1,13 +1,12 @@
 """fp32 graphs -> int8: static, QDQ, weights per channel, activations calibrated on images that trained the model."""
 
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import GraphProto, TensorProto, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -59,6 +58,7 @@ def quantise(graph: bytes, images: NDArray[np.uint8]) -> bytes:
         model = onnx.load(quantised)
         round_well(model, onnx.load(exact), images[chosen[:_ROUNDING]])
     _feed_integers(model.graph, pixels)
+    _part_readers(model.graph)
     onnx.checker.check_model(model)
     return bytes(model.SerializeToString())
 
@@ -66,12 +66,9 @@ def quantise(graph: bytes, images: NDArray[np.uint8]) -> bytes:
 def _exact(graph: GraphProto) -> list[str]:
     """Names of the nodes that stay as they are.
 
-    From the first matrix product on these are all but the products by which features come about of MANY weights that
-    nothing else reads: of weights in int8 with two readers onnxruntime cannot make the unsigned ones that a processor
-    without VNNI needs, and does not load the graph there.
+    From the first matrix product on these are all but the products by which features come about of MANY weights.
     """
-    read = Counter(name for node in graph.node for name in node.input)
-    many = {value.name for value in graph.initializer if np.prod(value.dims) >= _MANY and read[value.name] == 1}
+    many = {value.name for value in graph.initializer if np.prod(value.dims) >= _MANY}
     needed = {"features"}
     for node in reversed(graph.node):
         if needed.intersection(node.output):
@@ -144,3 +141,28 @@ def _feed_integers(graph: GraphProto, pixels: str) -> None:
     for node in (quantise, subtract, cast):
         graph.node.remove(node)
     graph.initializer.remove(next(value for value in graph.initializer if value.name == subtract.input[1]))
+
+
+def _part_readers(graph: GraphProto) -> None:
+    """Give every reader of weights in int8 its own: a head and the maps of two encoders read the same ones.
+
+    For a processor without VNNI onnxruntime (1.31) makes weights unsigned, once for each reader, and does not load a
+    graph in which it does so twice under one name.
+    """
+    values = {value.name: value for value in graph.initializer}
+    int8 = {name for name, value in values.items() if value.data_type == TensorProto.INT8}
+    nodes: list[NodeProto] = []
+    for node in graph.node:
+        nodes.append(node)
+        given = node.output[0] if node.op_type == "DequantizeLinear" and node.input[0] in int8 else None
+        readers = [(each, place) for each in graph.node for place, name in enumerate(each.input) if name == given]
+        for number, (reader, place) in enumerate(readers[1:], 1):
+            (own := NodeProto()).CopyFrom(node)
+            own.name, own.output[0] = f"{node.name}_{number}", f"{node.output[0]}_{number}"
+            for which, name in enumerate(node.input):
+                own.input[which] = f"{name}_{number}"
+                graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(values[name]), own.input[which]))
+            reader.input[place] = own.output[0]
+            nodes.append(own)
+    del graph.node[:]
+    graph.node.extend(nodes)

@@ -51,7 +51,8 @@ def agree(spec: Spec, broadcast: Arrays, nodes: dict[str, Images]) -> None:
         assert together[name].metrics == pytest.approx(plain[name].metrics, rel=1e-5)
         for tensor, values in plain[name].tensors.items():
             distance = np.linalg.norm(values - together[name].tensors[tensor])
-            assert distance <= TOLERANCE * np.linalg.norm(values - plain[other].tensors[tensor]), tensor
+            last_bit = np.finfo(np.float32).eps  # of a weight of about 1: which are rounded depends on the processor
+            assert distance <= TOLERANCE * np.linalg.norm(values - plain[other].tensors[tensor]) + last_bit, tensor
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -29,6 +29,7 @@ from export.parity import session
 from export.quantise import quantise
 from export.rounding import round_well, rounded
 from export.student import average, teach
+from tests.kernels import answers
 from tests.test_export import CLASSES, SMALL, made, pictures
 from trainer import personal, progress
 from trainer.data import LabelledImages
@@ -106,6 +107,11 @@ def test_int8_answers_nearly_as_fp32_does_with_all_extras(run: Run) -> None:
         exact, faster = (session(graph).run([name], {"image": images})[0] for graph in (run.exact, run.faster))
         assert exact.shape == faster.shape
         assert 0 < np.abs(exact - faster).mean() < 0.02 * np.ptp(exact)
+
+
+def test_int8_loads_on_processors_with_and_without_instructions_for_it(run: Run) -> None:
+    with_vnni, without = answers(run.faster, pictures(32, 5))
+    assert with_vnni.shape == without.shape == (5, 3)
 
 
 def test_encoders_compute_in_integers_and_take_the_image_as_it_is(run: Run) -> None:

@@ -137,7 +137,7 @@ def test_while_sinks_are_exchanged_under_load_no_outcome_is_lost_and_a_sink_that
         ending.set()
         for each in loaders:
             each.join()
-    assert len(ids) > 20
+    assert len(ids) > 6  # more than exchanges, on a machine however slow
     assert [each["id"] for each in line.outcomes("steady")] == sorted(
         set(ids), key=[each["id"] for each in line.outcomes("steady")].index
     )
