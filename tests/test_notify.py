@@ -138,8 +138,12 @@ Predictor.run = hanging
         assert line.process.poll() is None
         ear.forget()  # what was said before it hung
         ear.socket.settimeout(0.7)  # longer than the watchdog waits
-        with pytest.raises(TimeoutError):
-            ear.hear()
+        late = 0
+        with contextlib.suppress(TimeoutError):
+            while late < 3:
+                ear.hear()
+                late += 1
+        assert late < 3  # what was under way when it hung may come yet, no more
         stuck.unlink()
         ear.socket.settimeout(20)
         assert "1 images judged" in ear.hear_until("WATCHDOG")[-1]["STATUS"]
