@@ -133,7 +133,9 @@ def experiment(
     ],
     preset: Annotated[
         Literal["quick", "cpu", "full"],
-        typer.Option(help="quick: minutes on two cores; cpu: hours; full: as the paper, for a GPU."),
+        typer.Option(
+            help="quick: minutes on two cores, of textures two hours; cpu: hours; full: as the paper, for a GPU."
+        ),
     ] = "quick",
     model: Annotated[str, typer.Option(help="Backbone; not of fedtfi-*.", show_default="mobilenet_v2")] = "",
     weights: Annotated[
