@@ -100,8 +100,9 @@ def test_a_late_contribution_is_not_counted_and_its_node_is_told(
     federation.spec = msgspec.structs.replace(federation.spec, training=training)
     straggler = federation.node(PLANTS[2])
     late = coordinator.wait_for(progress.Late)
+    while late.node != PLANTS[2]:  # type: ignore[union-attr]  (a busy machine may make any of them late)
+        late = coordinator.wait_for(progress.Late)
     assert isinstance(late, progress.Late)
-    assert late.node == PLANTS[2]
     straggler.wait_for(late)
     for session in (straggler, coordinator, *nodes):
         session.stop()
