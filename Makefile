@@ -18,6 +18,9 @@ TARGET := $(if $(PYTHON_VERSION),--python-version $(PYTHON_VERSION)) $(if $(MACH
 	$(patsubst %,--platform manylinux_2_%_$(MACHINE),$(shell seq 17 28)))
 COLLECT = build/pip/bin/pip download $(QUIET) --only-binary :all: $(TARGET) --constraint constraints.txt --dest $(WHEELHOUSE)
 
+# The tests start hundreds of processes, which should not all compile the same modules.
+unexport PYTHONDONTWRITEBYTECODE
+
 # pip shows its progress to people only.
 QUIET := $$(test -t 2 || echo --quiet)
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -15,6 +14,9 @@ import pytest
 from broker_config.embedded import EmbeddedBroker, find_mosquitto, start_broker
 from tests.certificates import Authority
 from tests.members import Guarded, guarded
+from tests.ports import free_port
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as several workers share the processors; a fifth less time in all
 
 # A shell that starts the tests in the background lets them, and all that they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -82,11 +84,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     certificate, key = authority.issue("broker")
     folder.chmod(0o755)
     key.chmod(0o644)  # mosquitto reads it as another user when root starts it
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(5)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    server = Secured(*ports, authority)
+    server = Secured(*(free_port() for _ in range(5)), authority)
     config = folder / "mosquitto.conf"
     config.write_text(
         "user root\n" + SECURED.format(**server._asdict(), certificate=certificate, key=key, ca=authority.ca)

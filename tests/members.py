@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -16,8 +15,7 @@ from broker_config.embedded import find_mosquitto
 from broker_config.kit import Kit
 from broker_config.provision import kits, provision
 from broker_config.register import Register, Wish
-
-HOST = "127.0.0.1"
+from tests.ports import HOST, free_port
 
 
 class Members(NamedTuple):
@@ -114,9 +112,7 @@ class Guarded:
 @contextmanager
 def guarded(folder: Path, **options: Any) -> Iterator[Guarded]:
     """A running mosquitto for a new federation in `folder`, which all users can reach; `options` as in `make`."""
-    with socket.create_server((HOST, 0)) as trial:
-        port = trial.getsockname()[1]
-    broker = Guarded(make(folder, port=port, **options))
+    broker = Guarded(make(folder, port=free_port(), **options))
     try:
         broker.start()
         yield broker

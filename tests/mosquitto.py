@@ -1,6 +1,5 @@
 """A mosquitto that can be killed and started again."""
 
-import random
 import socket
 import subprocess
 import time
@@ -8,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from broker_config.embedded import find_mosquitto
+from tests.ports import free_port
 
 BROKER = "broker"
 
@@ -34,7 +34,7 @@ class Mosquitto:
     def __init__(self, folder: Path, *, persistence: bool, more: str = ""):
         folder.mkdir()
         self.log = folder / "broker.log"
-        self.port = _port()
+        self.port = free_port()
         self.url = f"mqtt://127.0.0.1:{self.port}"
         self._config = folder / "mosquitto.conf"
         settings = {"port": self.port, "folder": folder, "persistence": str(persistence).lower(), "more": more}
@@ -65,11 +65,3 @@ class Mosquitto:
         """Kill -9, and wait until it is dead."""
         self._process.kill()
         self._process.wait()
-
-
-def _port() -> int:
-    """A free port below those that connections are given: nobody takes it while the broker is dead."""
-    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise AssertionError("no port is free")

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ import pytest
 
 from broker_config.errors import UsageError
 from tests.plants import CLASSES, draw
+from tests.ports import free_port
 from trainer import progress
 from trainer.experiments.experiment import Experiment, Order
 from trainer.experiments.store import Store
@@ -25,8 +25,7 @@ RAY = Path(sys.executable).with_name("ray")
 def cluster() -> Iterator[str]:
     """Its address."""
     pytest.importorskip("ray")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     folder = Path(tempfile.mkdtemp(prefix="ray-"))  # pytest's own is too long for the names of sockets
     start = ["start", "--head", "--port", str(port), "--node-ip-address", "127.0.0.1", "--num-cpus", "2"]
     more = ["--include-dashboard", "false", "--disable-usage-stats", "--object-store-memory", "100000000"]

@@ -39,6 +39,7 @@ from edge.doctor.wire import Wire
 from tests.certificates import Authority
 from tests.conftest import Secured
 from tests.plants import run, start
+from tests.ports import free_port
 from tests.proxy import Proxy
 from tests.test_daemon import BLOCK_TORCH
 
@@ -68,8 +69,7 @@ def tried(endpoint: Endpoint | str, name: str = "plant-a", **known: object) -> I
 @contextmanager
 def configured(folder: Path, *lines: str) -> Iterator[int]:
     """The port of a mosquitto that admits everybody, with these lines in its configuration, or as they say."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     folder.mkdir(exist_ok=True)
     (folder / "conf").write_text("\n".join(["user root", f"listener {port} 127.0.0.1", "allow_anonymous true", *lines]))
     with (folder / "log").open("w") as log:

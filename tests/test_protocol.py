@@ -27,6 +27,7 @@ from broker_config.embedded import find_mosquitto
 from edge.verdict import Failure, Notice, Verdict
 from tests.foreign import ForeignNode, Tensors
 from tests.plants import CLASSES, FEDERATION, draw, run, start
+from tests.ports import free_port
 from trainer.federation.aggregate import FixedPointSum
 
 PAGE = (Path(__file__).parent.parent / "docs" / "protocol.md").read_text()
@@ -220,9 +221,7 @@ def guarded(tmp_path: Path) -> Iterator[int]:
     """The port of a mosquitto with the page's access list, and an observer who may read everything."""
     (access,) = re.findall(r"```acl\n(.+?)```", SECTIONS["Topics"], re.DOTALL)
     (tmp_path / "acl").write_text(f"{access}\nuser observer\ntopic read edge-node/#\n")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     configuration = Template((Path(broker_config.__file__).parent / "mosquitto" / "embedded.conf").read_text())
     fields = {"host": "127.0.0.1", "port": port, "max_packet": 128 * 1024, "log": tmp_path / "broker.log"}
     (tmp_path / "conf").write_text(configuration.substitute(fields) + f"\nacl_file {tmp_path / 'acl'}\n")

@@ -32,6 +32,7 @@ from edge.sources import folder as folder_source
 from edge.sources import mqtt as mqtt_source
 from edge.sources import video
 from edge.verdict import Failure, Notice, Outcome, Verdict
+from tests.ports import free_port
 from tests.tiny_bundle import BLUE, GREEN, RED, tiny_bundle
 
 VERDICT = Verdict(image="", label="", confidence=1, probabilities={}, bundle="", milliseconds=0, time="")
@@ -442,8 +443,7 @@ def test_bad_and_too_large_images_are_failures_and_retained_ones_are_left_out(mo
 
 
 def test_a_broker_that_is_not_there_yet_is_told_and_tried_again(model, site, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
 
     async def run() -> None:
         async with fed(model, *opened(site, mqtt(f"mqtt://127.0.0.1:{port}"))) as outbox:

@@ -1,13 +1,13 @@
 """The store of finished cells: what is added is there, whatever happened to whoever added it."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from broker_config.errors import EdgeNodeError, UsageError
 from broker_config.messages import Training
+from tests.forked import CONTEXT
 from trainer.experiments.cell import Cell, Finished, NodeResult, Setting
 from trainer.experiments.store import Embedding, Store
 
@@ -69,13 +69,19 @@ def test_a_line_that_a_kill_has_torn_is_as_if_it_had_never_been(lost: int, tmp_p
     assert path.read_bytes().count(b"\n") == 2
 
 
+def add(folder: Path, first: int) -> None:
+    """A hundred cells, one by one."""
+    for seed in range(first, first + 100):
+        Store(folder).add(finished(seed), [])
+
+
 def test_several_processes_may_add_at_once(tmp_path: Path) -> None:
-    code = (
-        "import sys\nfrom pathlib import Path\nfrom tests.test_store import *\n"
-        "for seed in range(int(sys.argv[2]), int(sys.argv[2]) + 100): Store(Path(sys.argv[1])).add(finished(seed), [])"
-    )
-    processes = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(number)]) for number in (0, 100, 200)]
-    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    processes = [CONTEXT.Process(target=add, args=(tmp_path, first)) for first in (0, 100, 200)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
     assert Store(tmp_path).finished().keys() == {finished(seed).key for seed in range(300)}
 
 

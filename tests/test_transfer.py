@@ -26,6 +26,7 @@ from broker_config.link import Delivery, Endpoint, Link
 from broker_config.messages import Manifest, Want
 from broker_config.sending import SendQueue
 from broker_config.transfer import BlobStore, Courier, Fetch, Fetched, FetchFailed
+from tests.ports import free_port
 from tests.proxy import Proxy
 
 KIB = 1024
@@ -397,14 +398,15 @@ def test_a_transfer_survives_a_cut_connection_without_starting_over(mosquitto: E
 
 
 def test_a_transfer_survives_a_restart_of_the_broker(tmp_path: Path, meet: Meet) -> None:
-    with start_broker(tmp_path / "broker", kind="mosquitto") as first, Proxy(first.port, rate=20e6) as proxy:
+    port = free_port()
+    with start_broker(tmp_path / "broker", port=port, kind="mosquitto") as first, Proxy(port, rate=20e6) as proxy:
         holder, asker = meet(first.url, "holder"), meet(proxy.url, "asker")
         data = os.urandom(SIZE)
         manifest = holder.offer(data)
         asker.courier.fetch(manifest)
         wait_until(lambda: asker.courier.bytes_received > SIZE / 3)
         first.stop()
-        with start_broker(tmp_path / "broker", port=first.port, kind="mosquitto"):
+        with start_broker(tmp_path / "broker", port=port, kind="mosquitto"):
             assert asker.get(manifest) == data
 
 
