@@ -24,14 +24,20 @@ unexport PYTHONDONTWRITEBYTECODE
 # pip shows its progress to people only.
 QUIET := $$(test -t 2 || echo --quiet)
 
-.PHONY: demo test chaos soak soak-line lint audit format wheelhouse offline aarch64
+.PHONY: demo test slow chaos soak soak-line lint audit format wheelhouse offline aarch64
 
 demo: $(INSTALLED)
 	$(BIN)/edge-node demo
 
 # Brokers, processes and clocks are real, and a busy machine may miss a deadline: what fails is tried once more, and listed.
+PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --reruns 1 -rfER
+
 test: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --reruns 1 -rfER
+	$(PYTEST) -m "not slow"
+
+# Whole demos, grids and federations, which take as long as half of the others together.
+slow: $(INSTALLED)
+	$(PYTEST) -m slow
 
 # Kill everything, many times, send what no peer should, and look for a byte that differs.
 chaos: $(INSTALLED)

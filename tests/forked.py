@@ -18,9 +18,9 @@ CONTEXT.set_forkserver_preload(["tests.chaos.witness", "tests.forked", "pytest"]
 class Forked:
     """A running `edge-node ARGUMENTS`, with what tests ask of a `subprocess.Popen`; its output goes to `log`."""
 
-    def __init__(self, arguments: Sequence[str], log: Path):
+    def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]):
         log.write_bytes(b"")
-        self._process: Any = CONTEXT.Process(target=_live, args=(arguments, log, dict(os.environ)))
+        self._process: Any = CONTEXT.Process(target=_live, args=(arguments, log, {**os.environ, **environment}))
         self._process.start()
         self.pid: int = self._process.pid
 

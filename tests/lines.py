@@ -160,8 +160,8 @@ class Threads:
             time.sleep(0.01)
 
     def reach(self, round_: int) -> None:
-        """Wait until all that run have written down a round."""
-        self.until(lambda: all(list((self.folder / party).glob(f"*/{round_:012}.safetensors")) for party in self._jobs))
+        """Wait until all that run have written down a round, or one after it: only the last ones are kept."""
+        self.until(lambda: all(written(self.folder / party) >= round_ for party in self._jobs))
 
     def end(self, seconds: float = 40) -> None:
         """Wait until the line has ended for all."""
@@ -173,6 +173,11 @@ class Threads:
         """What a party, or all, have told."""
         told = [each for name, events in self.events.items() if party in ("", name) for each in events]
         return "\n".join(map(progress.describe, told))
+
+
+def written(state: Path) -> int:
+    """The last round that a party has written down; 0 if none."""
+    return max((int(path.stem) for path in state.glob("*/*.safetensors") if path.stem.isdecimal()), default=0)
 
 
 def in_threads(spec: LineSpec, url: str, data: Path, folder: Path, rounds: int) -> Threads:

@@ -40,15 +40,13 @@ def draw(folder: Path, per_class: int, seed: int, classes: Sequence[str] = CLASS
 Process = subprocess.Popen[bytes] | Forked
 
 
-def start(*arguments: object, log: Path, module: str = "edge.cli", **environment: str) -> Process:
-    """An `edge-node` process; its output goes to `log`.
-
-    One that trains is forked, where nothing else is special about it; test_demo and test_kits start theirs anew.
-    """
+def start(*arguments: object, log: Path, module: str = "edge.cli", anew: bool = False, **environment: str) -> Process:
+    """An `edge-node` process; its output goes to `log`. One that trains is forked, unless it shall start `anew`."""
     words = [str(each) for each in arguments]
-    trains = words[0] == "join" or (words[0] == "coordinate" and "--weights" not in words)  # which imports torch
-    if trains and module == "edge.cli" and not environment:
-        return Forked(words, log)
+    command = next(word for word in words if not word.startswith("--"))
+    trains = command == "join" or (command == "coordinate" and "--weights" not in words)  # which imports torch
+    if trains and module == "edge.cli" and not anew:
+        return Forked(words, log, environment)
     with log.open("wb") as file:
         return subprocess.Popen(
             [sys.executable, "-m", module, *words], stdout=file, stderr=subprocess.STDOUT,

@@ -488,6 +488,7 @@ def test_a_node_written_from_the_page_takes_part_in_a_signed_federation(
     assert federation.contributors() == [{*PLANTS}] * 2
 
 
+@pytest.mark.slow
 def test_who_is_revoked_in_a_run_has_no_part_in_it_any_more_and_the_others_go_on(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -18,6 +18,8 @@ from trainer import progress
 from trainer.experiments.experiment import Experiment, Order
 from trainer.experiments.store import Store
 
+pytestmark = pytest.mark.slow
+
 RAY = Path(sys.executable).with_name("ray")
 
 

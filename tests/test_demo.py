@@ -16,6 +16,8 @@ import pytest
 from broker_config.environment import PASSPHRASE, PASSWORD
 from tests.plants import CLASSES, draw, here
 
+pytestmark = pytest.mark.slow
+
 QUICK = ("--nodes", "2", "--rounds", "3", "--model", "small")
 
 
@@ -98,7 +100,6 @@ def demo(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
         each.kill()
 
 
-@pytest.mark.slow
 def test_the_demo_learns_exports_serves_and_reports(demo: Callable[..., Demo], tmp_path: Path) -> None:
     code, said = demo("--seed", "5").end(180)
     assert code == 0, said

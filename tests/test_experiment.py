@@ -194,6 +194,7 @@ def test_a_dry_run_says_what_is_left_and_runs_nothing(order: Order, images: Path
     assert not order.store.exists()
 
 
+@pytest.mark.slow
 def test_a_grid_of_which_nothing_is_stored_sends_to_the_cause_and_not_to_the_others(
     order: Order, images: Path, tmp_path: Path
 ) -> None:
@@ -219,6 +220,7 @@ def test_less_than_none_is_refused_before_a_dry_run_reckons_with_it(name: str, f
     assert flag in result.stderr
 
 
+@pytest.mark.slow
 def test_features_of_held_out_images_are_kept_in_two_dimensions(order: Order) -> None:
     order = order._replace(name="fig7")
     grid = Experiment(order, progress.ignore)

@@ -73,6 +73,7 @@ def test_a_live_coordinator_under_hostile_frames_ends_with_the_honest_nodes_byte
     assert len(refused) > len(IMPOSSIBLE) + war.frames // SPELL, refused
 
 
+@pytest.mark.slow
 def test_a_storm_of_hellos_that_nobody_can_answer_stops_nothing(bombed: Bombed, tmp_path: Path) -> None:
     mutator = Mutator(bombed[0], Random(0))
     peace = besiege(tmp_path / "peace", mutator, 0)

@@ -30,12 +30,13 @@ def kit(broker: members.Guarded, name: str) -> Path:
     return broker.folder / "kits" / f"{name}.kit"
 
 
+@pytest.mark.slow
 def test_a_kit_and_images_are_all_that_a_node_needs(guarded: members.Guarded, tmp_path: Path) -> None:
     """Behind mosquitto's generated configuration; the models can show what they were made from."""
     processes = {
         "coordinator": start(
             "coordinate", "--kit", kit(guarded, "coordinator"), "--classes", ",".join(CLASSES), *FEDERATION,
-            "--state", tmp_path / "coordinator", log=tmp_path / "coordinator.log",
+            "--state", tmp_path / "coordinator", log=tmp_path / "coordinator.log", anew=True,
             **{SECRET: guarded.members.passphrase("coordinator")},
         ),
     }  # fmt: skip
@@ -43,7 +44,7 @@ def test_a_kit_and_images_are_all_that_a_node_needs(guarded: members.Guarded, tm
         images = draw(tmp_path / "images" / name, 8, seed)
         processes[name] = start(
             "join", "--kit", kit(guarded, name), "--data", images, "--state", tmp_path / name,
-            log=tmp_path / f"{name}.log", **{SECRET: guarded.members.passphrase(name)},
+            log=tmp_path / f"{name}.log", anew=True, **{SECRET: guarded.members.passphrase(name)},
         )  # fmt: skip
     try:
         codes = {name: process.wait(120) for name, process in processes.items()}

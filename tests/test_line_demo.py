@@ -19,6 +19,8 @@ from broker_config.errors import UsageError
 from tests.plants import here
 from trainer.vertical.trial.drawn import CLASSES, LABELS, DrawnLine, stream, write, written
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("seed", [3, 11])
 def test_a_drawn_line_hangs_on_its_seed_alone_however_it_is_cut(tmp_path: Path, seed: int) -> None:
@@ -102,7 +104,6 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     return Demo(tmp_path_factory.mktemp("line") / "demo")
 
 
-@pytest.mark.slow
 def test_the_sensors_together_know_more_than_without_one_of_them_and_that_more_than_guessing(demo: Demo) -> None:
     accuracy = {each["absent"]: each["accuracy"] for each in demo.result["judged"]}
     together = accuracy.pop("")
@@ -112,7 +113,6 @@ def test_the_sensors_together_know_more_than_without_one_of_them_and_that_more_t
     assert min(accuracy.values()) > demo.result["guessing"]
 
 
-@pytest.mark.slow
 def test_the_demo_measures_and_leaves_what_it_says(demo: Demo) -> None:
     assert demo.result["rounds"] == 60
     assert 0 < demo.result["milliseconds_round"] < 1000

@@ -12,7 +12,7 @@ import pytest
 from broker_config.embedded import start_broker
 from edge.cli import main
 from tests.line_witness import FORK
-from tests.lines import CLASSES, COLUMNS, draw, feed, left, line_spec, simulated
+from tests.lines import CLASSES, COLUMNS, draw, feed, left, line_spec, simulated, written
 from trainer.vertical.window import span
 
 SENSORS = ("press", "oven")
@@ -72,7 +72,7 @@ class Processes:
     def reach(self, round_: int) -> None:
         """Wait until all have written down a round."""
         deadline = time.monotonic() + 60
-        while not all(list((self.folder / party).glob(f"*/{round_:012}.safetensors")) for party in self.running):
+        while not all(written(self.folder / party) >= round_ for party in self.running):
             assert time.monotonic() < deadline, self.logs()
             assert all(process.is_alive() for process in self.running.values()), self.logs()
             time.sleep(0.02)

@@ -25,7 +25,7 @@ from broker_config.vertical import Channel, Denoising, LineHello, Recipe
 from edge.vertical import rivals
 from edge.vertical.rows import Samples
 from export.vertical import Rows, SensorBundles
-from tests.lines import COLUMNS, Threads, draw, feed, in_threads, left, line_spec, simulated, source
+from tests.lines import COLUMNS, Threads, draw, feed, in_threads, left, line_spec, simulated, source, written
 from trainer import progress
 from trainer.vertical.live import pace, sensor
 from trainer.vertical.live.coordinating import coordinate
@@ -220,7 +220,7 @@ def test_a_sensor_that_says_the_same_again_and_again_is_not_waited_for(broker: s
 
         def closed() -> bool:
             link.publish(topics.embeddings(spec.federation, "oven"), encode_frame(row), qos=0)
-            return len(list((tmp_path / "head").glob(f"{spec.run}/*3.safetensors"))) > 0
+            return written(tmp_path / "head") >= 3
 
         line.until(closed)
 

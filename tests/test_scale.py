@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.scale import measure
 
 
+@pytest.mark.slow
 def test_thirty_nodes_need_no_more_of_the_coordinator_s_memory_than_three_and_give_the_exact_mean(
     tmp_path: Path,
 ) -> None:

@@ -515,6 +515,7 @@ def doings(shown: dict[str, Any]) -> dict[str, str]:
     return {node["node"]: node["doing"] for node in shown["nodes"]}
 
 
+@pytest.mark.slow
 def test_a_federation_is_shown_as_it_gathers_trains_loses_a_node_and_its_coordinator_and_ends(
     federation: Federation, mosquitto: EmbeddedBroker
 ) -> None:

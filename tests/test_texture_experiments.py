@@ -227,6 +227,7 @@ def test_tuning_looks_at_no_image_of_a_report(sources: tuple[data.Catalogue, ...
 # Running
 
 
+@pytest.mark.slow
 def test_an_experiment_runs_goes_on_where_it_was_and_tells(order: Order) -> None:
     first = Experiment(order, progress.ignore)
     assert len(first.cells) == 2
