@@ -74,6 +74,30 @@ def test_the_images_of_a_mixture_are_different_ones_of_one_label(mix: int, seed:
     assert {*labels[rows[:, 0]]} == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize(
+    ("given", "demanded", "unmet"),
+    [
+        ({}, {}, ""),
+        ({"noise": 0.5, "levels": 4, "mix": 3}, {"noise": "0.5", "levels": "4", "mix": "3"}, ""),
+        ({"levels": 4}, {"levels": "8", "mix": "1"}, ""),
+        ({"levels": 16}, {"levels": "8"}, "levels=8 or fewer"),
+        ({}, {"levels": "8"}, "levels=8 or fewer"),
+        ({"mix": 2, "noise": 1.0}, {"noise": "1.5", "mix": "3"}, "mix=3 or more, noise=1.5 or more"),
+    ],
+)
+def test_what_a_node_demands_is_met_by_as_much_or_more(
+    given: dict[str, float], demanded: dict[str, str], unmet: str
+) -> None:
+    assert Protection(**given).short_of(demanded) == unmet  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("demanded", [{"nois": "1"}, {"noise": "much"}, {"mix": "0"}])
+def test_a_demand_that_means_nothing_is_refused(demanded: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="cannot be met") as refused:
+        Protection().short_of(demanded)
+    assert "noise=S, levels=N or mix=N" in refused.value.remedy
+
+
 def test_a_label_with_too_few_images_to_mix_is_never_sent() -> None:
     labels = np.array([0, 0, 0, 1, 1, 2])
     assert {*labels[mixtures(labels, 50, 3, generator(0))].ravel()} == {0}

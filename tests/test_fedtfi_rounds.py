@@ -315,10 +315,28 @@ def test_a_plant_is_told_before_anything_leaves_it_that_others_will_see_pieces_a
 
     name, state = PLANTS[0], tmp_path / "joined"
     given: dict[str, Any] = {"federation": federation.spec.federation, "telemetry": False, "wait": 10, "report": hear}
+    given["demands"] = options  # which are met
     join(broker, name=name, folder=plants[name], test=None, state=state, stop=lambda: "ready" in str(told), **given)
     coordinator.stop()
     assert "all other nodes see pieces" in str(told)
     assert hidden in str(told)
+
+
+def test_a_plant_that_demands_more_than_its_federation_hides_does_not_take_part(
+    begin: Begin, broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    federation = begin("demanding", 1, {"noise": "0.5", "mix": "4"})
+    coordinator, state, told = federation.coordinator(), tmp_path / "joined", list[object]()
+    given: dict[str, Any] = {"federation": federation.spec.federation, "telemetry": False, "wait": 10}
+    given |= {"name": PLANTS[0], "folder": plants[PLANTS[0]], "test": None, "state": state, "report": told.append}
+    with pytest.raises(UsageError, match="than it demands: it lacks noise=1 or more, levels=8 or fewer") as refused:
+        join(broker, demands={"noise": "1", "mix": "2", "levels": "8"}, **given)
+    assert "--demand" in refused.value.remedy
+    with pytest.raises(UsageError, match=r"cannot be met: .*`nois`"):
+        join(broker, demands={"nois": "1"}, **given)
+    coordinator.stop()
+    assert "all other nodes" not in str(told)
+    assert not state.exists()
 
 
 def test_each_plant_says_once_that_what_the_others_sent_does_not_fit_its_images(begin: Begin) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import importlib.metadata
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from broker_config import topics
@@ -33,6 +33,7 @@ def join(
     state: Path,
     federation: str | None,
     telemetry: bool,
+    demands: Mapping[str, str],
     wait: float,
     report: progress.Report,
     stop: Callable[[], bool] = lambda: False,
@@ -47,6 +48,7 @@ def join(
         state: folder for this node's state; its personal model comes to lie in `state/model`.
         federation: its name; None takes the only one on the broker.
         telemetry: whether losses, A_k and accuracy are told to the coordinator.
+        demands: what must at least hide images where others see pieces of them: noise, levels, mix.
         wait: seconds to wait for a coordinator.
         report: shows progress.
         stop: asked often.
@@ -66,6 +68,13 @@ def join(
     spec = discover(endpoint, federation, wait, say, stop, state)
     if spec is None:
         return None
+    relay = make(spec.method, spec.training, spec.options).relay
+    if relay and (unmet := relay.short_of(demands)):
+        raise UsageError(
+            f"federation {spec.federation!r} hides less in what others see of this plant's images than it demands: "
+            f"it lacks {unmet}",
+            "ask its coordinator for such --option, or demand less here (--demand)",
+        )
     images = load_images(spec, folder, test, say)
     classes = sorted({spec.classes[label] for label in images.train.labels})
     say(
@@ -74,7 +83,7 @@ def join(
         f"{len(images.train.labels)} training images of {', '.join(classes)}, "
         + (f"{len(images.test.labels)} held out" if images.test else "too few to hold any out")
     )
-    if (relay := make(spec.method, spec.training, spec.options).relay) is not None:
+    if relay:
         say(
             f"with {spec.method} all other nodes see pieces of what the model makes of these images, "
             f"and their classes; {relay.hides or 'nothing'} hides images in them"

@@ -34,6 +34,7 @@ from edge.commands.options import (
     agreed,
     make_endpoint,
     make_request,
+    pairs,
     stop_on_signals,
     tell_weights,
 )
@@ -257,6 +258,14 @@ def join(
     telemetry: Annotated[
         bool, typer.Option("--telemetry", help="Tell the coordinator losses, A_k and accuracy.")
     ] = False,
+    demand: Annotated[
+        list[str],
+        typer.Option(
+            "--demand",
+            metavar="NAME=VALUE",
+            help="Take part only if this or more hides images in patches that others see: noise=1, mix=4, levels=8.",
+        ),
+    ] = [],
     wait: Annotated[float, typer.Option(help="Seconds to wait for a coordinator.")] = 600,
     ca: Ca = None,
     cert: Cert = None,
@@ -286,6 +295,7 @@ def join(
             state=state or Path(f"edge-node-{name}"),
             federation=agreed(federation, endpoint, "federation"),
             telemetry=telemetry,
+            demands=pairs(demand, "--demand", "{}=4"),
             wait=wait,
             report=report,
             stop=stop,

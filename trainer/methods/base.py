@@ -116,7 +116,9 @@ class Relay(NamedTuple):
     merge: Callable[[Arrays, Mapping[str, Arrays], Collection[str]], Arrays]
     # What hides images in it, in words; if anything, a node's random numbers for it are its secret: who knows the seed
     # could undo what they hide.
-    hides: str = ""
+    hides: str
+    # What of a node's own demands on that is not met, in words: (option -> value) -> words, empty if nothing.
+    short_of: Callable[[Mapping[str, str]], str]
 
 
 class Method(NamedTuple):

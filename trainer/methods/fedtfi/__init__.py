@@ -58,6 +58,7 @@ def fedtfi(training: Training, options: Options) -> Method:
             check=bank.check,
             merge=bank.merge,
             hides=options.in_force,
+            short_of=options.short_of,
         ),
     )
 

@@ -5,6 +5,7 @@ it exact. Who can draw the random numbers can take the noise off and knows the p
 not, the generator comes from a secret of the node's own.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -34,6 +35,21 @@ class Protection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Those that protect, in the order in which they act; empty if none does."""
         given = {"mix": self.mix if self.mix > 1 else 0, "noise": self.noise, "levels": self.levels}
         return ", ".join(f"{name}={value:g}" for name, value in given.items() if value)
+
+    def short_of(self, demanded: Mapping[str, str]) -> str:
+        """A node's demands that are not met, in words; empty if all are. UsageError if they mean nothing."""
+        try:
+            wanted = msgspec.convert(dict(demanded), Protection, strict=False)
+        except msgspec.ValidationError as error:
+            raise UsageError(
+                f"what this node demands cannot be met: {error}", "demand noise=S, levels=N or mix=N"
+            ) from error
+        unmet = {
+            f"mix={wanted.mix} or more": self.mix < wanted.mix,
+            f"noise={wanted.noise:g} or more": self.noise < wanted.noise,
+            f"levels={wanted.levels} or fewer": wanted.levels and not 0 < self.levels <= wanted.levels,
+        }
+        return ", ".join(words for words, is_so in unmet.items() if is_so)
 
 
 class Measure(NamedTuple):
