@@ -47,7 +47,7 @@ def order(tmp_path: Path) -> Order:
 def test_a_cluster_reaches_what_this_machine_does(order: Order, tmp_path: Path, cluster: str) -> None:
     assert Experiment(order, progress.ignore).run(progress.ignore) == []
     there = Experiment(order._replace(store=tmp_path / "there", ray=cluster), progress.ignore)
-    material = there.material([job.cell for job in there.missing()])
+    material = there.material(there.missing())
     shutil.rmtree(order.data["neu"])
     there.material = lambda cells: material  # type: ignore[method-assign]  (decoded while the folder was there)
     assert there.run(progress.ignore) == []

@@ -19,7 +19,8 @@ from broker_config.errors import EdgeNodeError, UsageError
 from tests.plants import CLASSES, draw, here
 from trainer import progress
 from trainer.experiments.experiment import Experiment, Order
-from trainer.experiments.grid import attempt, in_processes
+from trainer.experiments.processes import over_processes
+from trainer.experiments.run import run_cell
 from trainer.experiments.store import Store
 from trainer.federation.spec import Request
 from trainer.partition import Scheme
@@ -44,8 +45,7 @@ def everything(store: Path) -> dict[str, object]:
 def test_a_cell_reaches_what_simulate_does(order: Order, images: Path, tmp_path: Path) -> None:
     grid = Experiment(order, progress.ignore)
     cell = grid.cells[0]
-    (job,) = [job for job in grid.missing() if job.cell == cell]
-    done = attempt(job, grid.material([cell]))
+    done = run_cell(cell, grid.material([cell]))
     request = Request(cell.method, cell.options, "small", "none", 32, rounds=2, seed=cell.seed, evaluate_every=1)
     scheme = Scheme("disjoint", 5, 10, cell.seed)
     report = simulate_folder(request, [images], {}, scheme, None, progress.ignore)
@@ -154,14 +154,14 @@ def test_a_cell_that_fails_stops_no_other_and_is_tried_again(order: Order, image
     failed = grid.run(events.append)
     assert {each.cell.setting.dataset for each in failed} == {"NEU-CLS"}
     assert all("class patches lacks" in each.error for each in failed)
-    assert {each.cell.setting.dataset for each in grid.finished()} == {"X-SDD"}
+    assert {each.cell.setting.dataset for each in grid.finished().values()} == {"X-SDD"}
     assert [each for each in events if isinstance(each, progress.CellFinished)][-1].done == len(grid.cells)
     assert grid.state().missing == len(failed)
 
 
 def test_a_worker_that_is_killed_is_told_of(order: Order) -> None:
     grid = Experiment(order._replace(rounds=1000), progress.ignore)
-    outcomes = in_processes(1)(grid.missing(), grid.material(grid.cells))
+    outcomes = over_processes(1, run_cell, grid.missing(), grid.material(grid.cells))
     this = psutil.Process()
 
     def kill_soon() -> None:
@@ -227,7 +227,7 @@ def test_features_of_held_out_images_are_kept_in_two_dimensions(order: Order) ->
     grid.run(progress.ignore)
     embeddings = Store(order.store).embeddings()
     assert embeddings.keys() == {cell.key for cell in grid.cells}
-    for finished in grid.finished():
+    for finished in grid.finished().values():
         for node, each in zip(finished.nodes, embeddings[finished.key], strict=True):
             assert each.node == node.name
             assert len(each.points) == len(each.labels) == node.tested

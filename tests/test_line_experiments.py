@@ -22,6 +22,7 @@ from tests.plants import here
 from trainer import progress
 from trainer.experiments.machine import TORCH
 from trainer.experiments.store import Records
+from trainer.experiments.tally import attempt
 from trainer.seeding import generator
 from trainer.vertical.experiments import data, views
 from trainer.vertical.experiments.cell import Cell, Finished
@@ -30,7 +31,7 @@ from trainer.vertical.experiments.experiment import Experiment, Order
 from trainer.vertical.experiments.grids import FIXED, GRIDS, Plan, valued
 from trainer.vertical.experiments.presets import PRESETS, Study
 from trainer.vertical.experiments.reference import Central, Fixed
-from trainer.vertical.experiments.run import attempt
+from trainer.vertical.experiments.run import run_cell
 from trainer.vertical.simulate import Line, Stream
 from trainer.vertical.window import span
 
@@ -229,7 +230,7 @@ def test_a_cells_key_hangs_on_all_that_it_depends_on_and_on_nothing_else(source:
 
 @pytest.mark.usefixtures("small_study")
 def test_a_line_that_diverges_is_a_result(source: tuple[str, data.Source], material: Material) -> None:
-    found = attempt(cell(source, recipe=Recipe(eta=1e6), rounds=3), material)
+    found = attempt(run_cell, cell(source, recipe=Recipe(eta=1e6), rounds=3), material)
     assert isinstance(found, Finished)
     assert 0 < found.diverged <= 3
     assert found.last is None
@@ -240,8 +241,8 @@ def test_a_line_that_diverges_is_a_result(source: tuple[str, data.Source], mater
 def test_a_policys_rounds_are_those_of_its_decisions(
     policy: str, source: tuple[str, data.Source], material: Material
 ) -> None:
-    decided = attempt(cell(source, policy=policy, iterations=(3, 3)), material)
-    fixed = attempt(cell(source, iterations=(3, 3) if policy == "all" else (1, 3)), material)
+    decided = attempt(run_cell, cell(source, policy=policy, iterations=(3, 3)), material)
+    fixed = attempt(run_cell, cell(source, iterations=(3, 3) if policy == "all" else (1, 3)), material)
     assert isinstance(decided, Finished)
     assert isinstance(fixed, Finished)
     assert decided.curve == fixed.curve
@@ -298,7 +299,7 @@ def test_a_killed_grid_goes_on_and_ends_as_if_nothing_had_happened(order: Order,
     assert len((order.store / "cells.jsonl").read_text().splitlines()) == 5
     assert all(same(after[key], found) for key, found in before.items())
     again_alone = [each for each in grid.cells if each.key not in before][:2]
-    assert all(same(after[each.key], attempt(each, material)) for each in again_alone)
+    assert all(same(after[each.key], attempt(run_cell, each, material)) for each in again_alone)
     assert sorted(path.name for path in order.store.iterdir()) == [
         ".gitattributes", "cells.jsonl", "fig6.md", "fig6.svg"
     ]  # fmt: skip
@@ -319,7 +320,7 @@ def test_every_figure_has_a_curve_and_every_table_a_row_for_each_variant(
     grid = Experiment(order._replace(name=name), progress.ignore)
     for each in grid.cells:
         if each.key not in played:
-            found = attempt(each, material)
+            found = attempt(run_cell, each, material)
             assert isinstance(found, Finished), found
             played[each.key] = found
     Records(order.store / "cells.jsonl", Finished).add([played[each.key] for each in grid.cells])

@@ -16,6 +16,7 @@ from trainer import backbones, progress
 from trainer.data import union
 from trainer.experiments.machine import TORCH
 from trainer.experiments.store import Records
+from trainer.experiments.tally import attempt
 from trainer.metrics import macro_auc
 from trainer.partition import pool
 from trainer.patterns import texture
@@ -27,7 +28,6 @@ from trainer.texture.experiments.contenders import Contender
 from trainer.texture.experiments.experiment import Experiment, Order
 from trainer.texture.experiments.grids import COMPARISONS, EXPERIMENTS, TUNE, Plan, distinct, grid, tuned
 from trainer.texture.experiments.presets import BOTH_1, BOTH_2, FEATURE, LABEL, PRESETS, Study
-from trainer.texture.experiments.run import attempt
 
 FABRICS = ("corduroy", "cotton", "linen", "wool")
 PIECES = ("sample_a", "sample_b", "sample_c", "sample_d")
@@ -231,7 +231,7 @@ def test_tuning_looks_at_no_image_of_a_report(sources: tuple[data.Catalogue, ...
 def test_an_experiment_runs_goes_on_where_it_was_and_tells(order: Order) -> None:
     first = Experiment(order, progress.ignore)
     assert len(first.cells) == 2
-    run, material = first._attempt()  # as worker processes have it
+    run, material = first._task()  # as worker processes have it
     left, right = (run(cell, material) for cell in first.cells)
     records = Records(order.store / "cells.jsonl", Finished)
     records.add([left])
@@ -254,7 +254,7 @@ def test_an_experiment_runs_goes_on_where_it_was_and_tells(order: Order) -> None
 def test_where_no_classifier_is_shared_the_nodes_own_models_count(order: Order) -> None:
     made = Experiment(order._replace(name="fedtfi-fuse", rounds=1), progress.ignore)
     cell = next(cell for cell in made.cells if cell.method == "fedper")
-    run, material = made._attempt()
+    run, material = made._task()
     found = run(cell, material)
     assert not found.curve
     assert found.accuracy == found.personal == pytest.approx(np.mean([node.accuracy for node in found.nodes]))
@@ -263,7 +263,8 @@ def test_where_no_classifier_is_shared_the_nodes_own_models_count(order: Order) 
 def test_what_goes_wrong_with_a_cell_is_told_and_not_stored(order: Order) -> None:
     made = Experiment(order, progress.ignore)
     cell = msgspec.structs.replace(made.cells[0], torch="0.1")
-    failed = attempt(cell, made._attempt()[1])
+    run, material = made._task()
+    failed = attempt(run, cell, material)
     assert "torch 0.1" in failed.error
 
 

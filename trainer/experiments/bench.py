@@ -18,6 +18,7 @@ class Material(NamedTuple):
     catalogues: Mapping[str, Catalogue]  # by `Setting.images`
     pictures: Mapping[tuple[str, int], LabelledImages]  # by that and the size, in the catalogue's order
     encoders: Mapping[str, Arrays]  # by `Cell.weights`
+    embed: bool = False  # whether features are wanted in two dimensions
 
 
 class Bench:

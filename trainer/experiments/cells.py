@@ -1,8 +1,9 @@
 """Cells of any kind, some of them finished already: what is missing, how long that takes, and running it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -11,7 +12,7 @@ from trainer import progress
 from trainer.experiments.machine import machine, suited_workers
 from trainer.experiments.processes import over_processes
 from trainer.experiments.store import Records
-from trainer.experiments.tally import Failed, State, judge
+from trainer.experiments.tally import Failed, State, attempt, judge
 from trainer.simulate import Device
 
 
@@ -65,8 +66,8 @@ class Cells(ABC, Generic[C, F]):
         self._workers, self._machine = workers or suited_workers(device), machine(device)
 
     @abstractmethod
-    def _attempt(self) -> tuple[Callable[[C, Any], F | Failed[C]], Any]:
-        """A function of a module that runs a cell, and the material that it takes."""
+    def _task(self) -> tuple[Callable[[C, Any], Any], Any]:
+        """A function of a module that runs a cell, and the material that it takes for those that are missing."""
 
     @abstractmethod
     def _told(self, cell: C) -> str:
@@ -79,6 +80,16 @@ class Cells(ABC, Generic[C, F]):
     @abstractmethod
     def _work(self, cell: C) -> Work:
         """By which the time of a cell is judged."""
+
+    def _spread(self, work: Callable[[C, Any], Any], cells: Sequence[C], material: Any) -> Iterator[Any]:
+        """What work gives for each cell, as it comes; closed early it leaves nothing running."""
+        return over_processes(self._workers, work, cells, material)
+
+    def _keep(self, done: Any) -> F:
+        """Store what has come of a cell, and return its record."""
+        self._records.add([done])
+        finished: F = done
+        return finished
 
     def missing(self) -> list[C]:
         """What is not finished."""
@@ -113,23 +124,23 @@ class Cells(ABC, Generic[C, F]):
         show(progress.Step(what=f"{total} of {len(self.cells)} cells to run"))
         if not left:
             return []
-        attempt, material = self._attempt()
-        with closing(over_processes(self._workers, attempt, list(left.values()), material)) as outcomes:  # type: ignore[type-var]
+        task, material = self._task()
+        with closing(self._spread(partial(attempt, task), list(left.values()), material)) as outcomes:  # type: ignore[type-var]
             for outcome in outcomes:
                 if isinstance(outcome, Failed):
                     del left[outcome.cell.key]
                     failed.append(outcome)
                     show(progress.Note(text=f"failed: {self._told(outcome.cell)}: {outcome.error}"))
                     continue
-                self._records.add([outcome])
-                cell = left.pop(outcome.key)
+                finished = self._keep(outcome)
+                cell = left.pop(finished.key)
                 event = progress.CellFinished(
                     done=total - len(left),
                     total=total,
                     cell=self._told(cell),
-                    seconds=outcome.seconds,
+                    seconds=finished.seconds,
                     left=self._estimate(left.values()),
-                    **self._figures(outcome),
+                    **self._figures(finished),
                 )
                 show(event)
         return failed

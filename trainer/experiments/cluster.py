@@ -2,8 +2,8 @@
 
 import contextlib
 import socket
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -11,35 +11,33 @@ import broker_config
 import edge
 import trainer
 from broker_config.errors import UsageError
-from trainer.experiments.bench import Material
-from trainer.experiments.grid import Job, Outcome, Spread, attempt
 from trainer.experiments.tally import Failed
 
+C = TypeVar("C")  # cell
+M = TypeVar("M")  # material
+R = TypeVar("R")  # result
 
-def on_cluster(address: str) -> Spread:
-    """Spreads jobs over the processors of the Ray cluster at `address` (host:port, or `auto` for this machine's).
+
+def over_cluster(address: str, work: Callable[[C, M], R], cells: Sequence[C], material: M) -> Iterator[R | Failed[C]]:
+    """What `work` (picklable) gives for each cell, on the Ray cluster at `address` (host:port; auto: this machine's).
 
     Images, encoders and our code travel there; its machines need Python and the packages of edge-node[train].
     """
+    import ray  # noqa: PLC0415  (an extra, and slow)
 
-    def spread(jobs: Sequence[Job], material: Material) -> Iterator[Outcome]:
-        import ray  # noqa: PLC0415  (an extra, and slow)
-
-        _connect(ray, address)
-        waiting: dict[Any, Job] = {}
-        try:
-            task, shared = ray.remote(num_cpus=1)(_work_on), ray.put(material)
-            waiting = {task.remote(job, shared): job for job in jobs}
-            while waiting:
-                (done,), _ = ray.wait([*waiting])
-                yield _outcome(ray, done, waiting.pop(done))
-        finally:
-            for each in waiting:
-                with contextlib.suppress(ray.exceptions.RayError):
-                    ray.cancel(each, force=True)
-            ray.shutdown()
-
-    return spread
+    _connect(ray, address)
+    waiting: dict[Any, C] = {}
+    try:
+        task, shared = ray.remote(num_cpus=1)(_call), ray.put(material)
+        waiting = {task.remote(work, cell, shared): cell for cell in cells}
+        while waiting:
+            (done,), _ = ray.wait([*waiting])
+            yield _outcome(ray, done, waiting.pop(done))
+    finally:
+        for each in waiting:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.cancel(each, force=True)
+        ray.shutdown()
 
 
 def _connect(ray: Any, address: str) -> None:
@@ -62,14 +60,13 @@ def _knock(address: str) -> None:
         pass
 
 
-def _outcome(ray: Any, done: Any, job: Job) -> Outcome:
+def _outcome(ray: Any, done: Any, cell: C) -> Any:
     try:
-        outcome: Outcome = ray.get(done)
+        return ray.get(done)
     except ray.exceptions.RayError as error:
-        return Failed(job.cell, f"a machine of the cluster was lost: {str(error).splitlines()[0]}")
-    return outcome
+        return Failed(cell, f"a machine of the cluster was lost: {str(error).splitlines()[0]}")
 
 
-def _work_on(job: Job, material: Material) -> Outcome:
+def _call(work: Callable[[C, M], R], cell: C, material: M) -> R:
     torch.set_num_threads(1)
-    return attempt(job, material)
+    return work(cell, material)

@@ -1,23 +1,22 @@
 """One experiment from its name to its table: what is asked for, what is missing, and what came of it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
 from broker_config.errors import UsageError, nearest
-from edge.words import about, some
 from trainer import backbones, progress
 from trainer.experiments import figures, tables, tuning
 from trainer.experiments.bench import Bench, Material
 from trainer.experiments.cell import Cell, Finished
-from trainer.experiments.cluster import on_cluster
-from trainer.experiments.grid import Job, Spread, estimate, in_processes, run_grid
+from trainer.experiments.cells import Cells, Work
+from trainer.experiments.cluster import over_cluster
 from trainer.experiments.grids import DATASETS, GRIDS, PRESETS, Plan
-from trainer.experiments.machine import TORCH, suited_workers
+from trainer.experiments.machine import TORCH
+from trainer.experiments.run import Done, run_cell
 from trainer.experiments.store import Store
-from trainer.experiments.tally import Failed, State
 from trainer.federation.spec import suited_training
 from trainer.simulate import Device, check_device
 from trainer.texture.experiments.data import FOLDERS as TEXTURES
@@ -44,7 +43,7 @@ class Order(NamedTuple):
     device: Device = "cpu"
 
 
-class Experiment:
+class Experiment(Cells[Cell, Finished]):
     """A grid of cells, some of them finished already."""
 
     def __init__(self, order: Order, show: progress.Report):
@@ -61,7 +60,7 @@ class Experiment:
         _check_data(order.data)
         _check_device(order)
         self._order, self._store = order, Store(order.store)
-        self._workers = order.workers or suited_workers(order.device)
+        self._embeds = order.name == "fig7"
         show(progress.Step(what="reading images and weights"))
         weights = _weights(order)
         self._bench = Bench(order.data, weights)
@@ -72,7 +71,7 @@ class Experiment:
             show(progress.Note(text=f"every method is run {tuned}"))
         if order.name == "fig9" and (left_out := [name for name in _BACKBONES if name not in plan.backbones]):
             show(progress.Note(text=f"left out, since their weights are out of reach: {', '.join(left_out)}"))
-        self.cells = GRIDS[order.name](plan)
+        super().__init__(GRIDS[order.name](plan), self._store.cells, order.store, order.workers, order.device)
 
     def _plan(self, weights: Mapping[str, str]) -> Plan:
         order, preset = self._order, PRESETS[self._order.preset]
@@ -98,47 +97,36 @@ class Experiment:
 
         return tuning.choose(plan.preset.methods, plan.training, self._store.finished().values(), suits)
 
-    def missing(self) -> list[Job]:
-        """What is not finished."""
-        embed = self._order.name == "fig7"
-        there = set(self._store.finished())
-        if embed:
+    def missing(self) -> list[Cell]:
+        """What is not finished, or has no features in two dimensions where they are wanted."""
+        there = set(self.finished())
+        if self._embeds:
             there &= self._store.embeddings().keys()
-        return [Job(cell, embed) for cell in self.cells if cell.key not in there]
-
-    def state(self) -> State:
-        """How far it is."""
-        missing = [job.cell for job in self.missing()]
-        seconds = estimate(missing, self._store.finished().values(), self._workers)
-        return State(len(self.cells), len(missing), seconds)
-
-    def describe(self, state: State) -> str:
-        """That in words."""
-        done = f"{state.cells - state.missing} of {some(state.cells, 'cell')} finished in {self._order.store}"
-        if not state.missing:
-            return done
-        needed = "an unknown time" if state.seconds is None else about(state.seconds)
-        return f"{done}; the rest takes {needed} with {some(self._workers, 'worker')}"
-
-    def run(self, show: progress.Report) -> list[Failed[Cell]]:
-        """Run what is missing; returns what failed."""
-        jobs = self.missing()
-        show(progress.Step(what=f"{len(jobs)} of {len(self.cells)} cells to run"))
-        if not jobs:
-            return []
-        return run_grid(jobs, self.material(job.cell for job in jobs), self._store, self._spread(), self._workers, show)
+        return [cell for cell in self.cells if cell.key not in there]
 
     def material(self, cells: Iterable[Cell]) -> Material:
         """What these cells of it need; images are decoded now."""
-        return self._bench.material(cells)
+        return self._bench.material(cells)._replace(embed=self._embeds)
 
-    def _spread(self) -> Spread:
-        return on_cluster(self._order.ray) if self._order.ray else in_processes(self._workers)
+    def _task(self) -> tuple[Callable[[Cell, Material], Done], Material]:
+        return run_cell, self.material(self.missing())
 
-    def finished(self) -> list[Finished]:
-        """What is finished of it, in the grid's order."""
-        there = self._store.finished()
-        return [there[cell.key] for cell in self.cells if cell.key in there]
+    def _spread(self, work: Callable[[Cell, Any], Any], cells: Sequence[Cell], material: Any) -> Iterator[Any]:
+        ray = self._order.ray
+        return over_cluster(ray, work, cells, material) if ray else super()._spread(work, cells, material)
+
+    def _keep(self, done: Done) -> Finished:
+        self._store.add(*done)
+        return done.finished
+
+    def _told(self, cell: Cell) -> str:
+        return describe(cell)
+
+    def _figures(self, finished: Finished) -> dict[str, float | None]:
+        return {"accuracy": finished.mean("accuracy")}
+
+    def _work(self, cell: Cell) -> Work:
+        return (cell.model, cell.size), float(cell.rounds * cell.setting.nodes * cell.setting.samples)
 
     def tell(self, console: Console) -> list[Path]:
         """Print its tables, draw its figures, and return the files that it has written.
@@ -146,10 +134,17 @@ class Experiment:
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
         """
-        name, folder, finished = self._order.name, self._order.store, self.finished()
+        name, folder, there = self._order.name, self.folder, self.finished()
+        finished = [there[cell.key] for cell in self.cells if cell.key in there]
         tables.show(name, finished, folder, console)
         embeddings = [each for found in finished for each in self._store.embeddings().get(found.key, [])]
         return [folder / f"{name}.md", *figures.draw(name, finished, folder, embeddings)]
+
+
+def describe(cell: Cell) -> str:
+    """A cell in words."""
+    setting = cell.setting
+    return f"{cell.method}, {setting.dataset} {setting.partition} {setting.samples}, {cell.model}, seed {cell.seed}"
 
 
 def _check_data(data: Mapping[str, Path]) -> None:

@@ -26,13 +26,13 @@ _LOOKS = 5  # at the held-out images, in the course of a federation
 
 
 class Done(NamedTuple):
-    """What a job gave."""
+    """What a cell gave."""
 
     finished: Finished
     embeddings: list[Embedding]
 
 
-def run_cell(cell: Cell, material: Material, *, embed: bool = False) -> Done:
+def run_cell(cell: Cell, material: Material) -> Done:
     """Simulate the federation.
 
     Raises:
@@ -82,7 +82,8 @@ def run_cell(cell: Cell, material: Material, *, embed: bool = False) -> Done:
         seconds=round(time.monotonic() - started, 1),
         machine=machine(cell.device),
     )
-    return Done(finished, [_embedding(cell, models[name], images[name].test) for name in models] if embed else [])
+    embedded = models if material.embed else []
+    return Done(finished, [_embedding(cell, models[name], images[name].test) for name in embedded])
 
 
 def _result(name: str, model: Personal) -> NodeResult:

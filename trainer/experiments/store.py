@@ -57,7 +57,7 @@ class Store:
     """A folder of results. Of equal keys the first counts."""
 
     def __init__(self, folder: Path):
-        self._cells = Records(folder / "cells.jsonl", Finished)
+        self.cells = Records(folder / "cells.jsonl", Finished)
         self._embeddings = Records(folder / "embeddings.jsonl", Embedding)
 
     def finished(self) -> dict[str, Finished]:
@@ -67,7 +67,7 @@ class Store:
             UsageError: a line is damaged.
         """
         found: dict[str, Finished] = {}
-        for each in self._cells:
+        for each in self.cells:
             found.setdefault(each.key, each)
         return found
 
@@ -82,7 +82,7 @@ class Store:
         """Append a cell's results; they are on the disk when this returns. EdgeNodeError if it does not take them."""
         if embeddings:
             self._embeddings.add(embeddings)
-        self._cells.add([finished])
+        self.cells.add([finished])
 
 
 def _append(path: Path, lines: bytes) -> None:

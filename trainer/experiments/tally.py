@@ -1,13 +1,17 @@
 """How far a grid is: what is left, how long that takes, what failed."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from broker_config.errors import explain
+
 C = TypeVar("C")  # cell
 K = TypeVar("K", bound=Hashable)  # kind of work
+M = TypeVar("M")  # material
+R = TypeVar("R")  # result
 
 
 class State(msgspec.Struct, frozen=True):
@@ -23,6 +27,14 @@ class Failed(NamedTuple, Generic[C]):
 
     cell: C
     error: str
+
+
+def attempt(run: Callable[[C, M], R], cell: C, material: M) -> R | Failed[C]:
+    """Run a cell; what goes wrong with it is part of the outcome."""
+    try:
+        return run(cell, material)
+    except Exception as error:  # one cell must not stop the others
+        return Failed(cell, explain(error).what)
 
 
 def judge(left: Iterable[tuple[K, float]], ran: Iterable[tuple[K, float, float]], workers: int) -> float | None:

@@ -13,14 +13,13 @@ from trainer.data import load, union
 from trainer.experiments.cells import Cells, Work
 from trainer.experiments.machine import TORCH
 from trainer.experiments.store import Records
-from trainer.experiments.tally import Failed
 from trainer.simulate import Device, check_device
 from trainer.texture.experiments import contenders, data, figures, tables, views
 from trainer.texture.experiments.cell import Cell, Finished
 from trainer.texture.experiments.data import Material
 from trainer.texture.experiments.grids import EXPERIMENTS, TUNE, Plan, distinct, grid, tuned
 from trainer.texture.experiments.presets import PRESETS
-from trainer.texture.experiments.run import attempt
+from trainer.texture.experiments.run import run_cell
 from trainer.texture.presets import PRESETS as FIRST
 from trainer.weights import FEATURES, instead, suited_weights
 
@@ -83,10 +82,10 @@ class Experiment(Cells[Cell, Finished]):
         table = tables.show(self._name, self.entries, finished, self.folder, console)
         return [table, *figures.draw(self._name, views.panels(self.entries, finished), self.folder)]
 
-    def _attempt(self) -> tuple[Callable[[Cell, Material], Finished | Failed[Cell]], Material]:
+    def _task(self) -> tuple[Callable[[Cell, Material], Finished], Material]:
         missing = self.missing()
         sources = {cell.setting.images: self._sources[cell.setting.data] for cell in missing}
-        return attempt, Material(
+        return run_cell, Material(
             sources,
             {
                 (images, size): load(union(sources[images]), union(sources[images]).classes, size)

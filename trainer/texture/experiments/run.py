@@ -11,12 +11,10 @@ import torch
 from scipy.special import softmax
 from sklearn.metrics import confusion_matrix
 
-from broker_config.errors import explain
 from broker_config.messages import Spec
 from trainer.data import Catalogue, Images, LabelledImages, union
 from trainer.engine import TrainingSet, judge
 from trainer.experiments.machine import check_torch, machine
-from trainer.experiments.tally import Failed
 from trainer.federation.spec import Request, draft
 from trainer.metrics import accuracy, macro_auc, macro_f1
 from trainer.network import Network, to_tensors
@@ -27,14 +25,6 @@ from trainer.simulate import Device, Engine, simulate
 from trainer.texture.experiments.cell import Cell, Embedding, Finished, Node, Point
 from trainer.texture.experiments.data import SOURCES, Material
 from trainer.tree import Arrays, frozen
-
-
-def attempt(cell: Cell, material: Material) -> Finished | Failed[Cell]:
-    """Run a cell; what goes wrong with it is part of the outcome."""
-    try:
-        return run_cell(cell, material)
-    except Exception as error:  # one cell must not stop the others
-        return Failed(cell, explain(error).what)
 
 
 def run_cell(cell: Cell, material: Material) -> Finished:

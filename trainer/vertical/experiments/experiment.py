@@ -12,14 +12,13 @@ from trainer import progress
 from trainer.experiments.cells import Cells, Work
 from trainer.experiments.machine import TORCH
 from trainer.experiments.store import Records
-from trainer.experiments.tally import Failed
 from trainer.vertical.adaptive.live import OnnxAgent
 from trainer.vertical.experiments import data, figures, paper, tables, views
 from trainer.vertical.experiments.cell import Cell, Finished
 from trainer.vertical.experiments.data import Material
 from trainer.vertical.experiments.grids import GRIDS, Plan, distinct, valued
 from trainer.vertical.experiments.presets import PRESETS, Study
-from trainer.vertical.experiments.run import attempt
+from trainer.vertical.experiments.run import run_cell
 from trainer.vertical.window import span
 
 
@@ -75,8 +74,8 @@ class Experiment(Cells[Cell, Finished]):
             figures.draw(self._name, panels, self.folder),
         ]
 
-    def _attempt(self) -> tuple[Callable[[Cell, Material], Finished | Failed[Cell]], Material]:
-        return attempt, self._material
+    def _task(self) -> tuple[Callable[[Cell, Material], Finished], Material]:
+        return run_cell, self._material
 
     def _told(self, cell: Cell) -> str:
         return describe(cell)

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from broker_config.errors import EdgeNodeError, explain
+from broker_config.errors import EdgeNodeError
 from broker_config.vertical import LineSpec
 from trainer.experiments.machine import check_torch, machine
-from trainer.experiments.tally import Failed
 from trainer.vertical.adaptive.latency import Floats, Ints, Simulated, disparity, latencies
 from trainer.vertical.adaptive.live import OnnxAgent
 from trainer.vertical.adaptive.policy import Policy, Timing
@@ -25,14 +24,6 @@ from trainer.vertical.window import span
 
 Player = Line | Central | Fixed
 AGENT = "agent "  # before the digest of a trained policy
-
-
-def attempt(cell: Cell, material: Material) -> Finished | Failed[Cell]:
-    """Run a cell; what goes wrong with it is part of the outcome."""
-    try:
-        return run_cell(cell, material)
-    except Exception as error:  # one cell must not stop the others
-        return Failed(cell, explain(error).what)
 
 
 def run_cell(cell: Cell, material: Material) -> Finished:
