@@ -1,7 +1,7 @@
 """One experiment from its name to its table: what is asked for, what is missing, and what came of it."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,6 +72,18 @@ class Experiment(Cells[Cell, Finished]):
         super().__init__(distinct(self.entries), records, order.store, order.workers, order.device)
         _check_reach({cell.model for cell in self.missing() if self._weights[cell.model] == "imagenet"})
 
+    def material(self, cells: Collection[Cell]) -> Material:
+        """What these cells of it need; images are decoded now."""
+        sources = {cell.setting.images: self._sources[cell.setting.data] for cell in cells}
+        return Material(
+            sources,
+            {
+                (images, size): load(union(sources[images]), union(sources[images]).classes, size)
+                for images, size in {(cell.setting.images, cell.size) for cell in cells}
+            },
+            {cell.weights: self._weights[cell.model] for cell in cells},
+        )
+
     def tell(self, console: Console) -> list[Path]:
         """Print its tables, draw its figure, and return the files that it has written.
 
@@ -83,16 +95,7 @@ class Experiment(Cells[Cell, Finished]):
         return [table, *figures.draw(self._name, views.panels(self.entries, finished), self.folder)]
 
     def _task(self) -> tuple[Callable[[Cell, Material], Finished], Material]:
-        missing = self.missing()
-        sources = {cell.setting.images: self._sources[cell.setting.data] for cell in missing}
-        return run_cell, Material(
-            sources,
-            {
-                (images, size): load(union(sources[images]), union(sources[images]).classes, size)
-                for images, size in {(cell.setting.images, cell.size) for cell in missing}
-            },
-            {cell.weights: self._weights[cell.model] for cell in missing},
-        )
+        return run_cell, self.material(self.missing())
 
     def _told(self, cell: Cell) -> str:
         return describe(cell)
