@@ -3,6 +3,7 @@
 import os
 import queue
 import socket
+import statistics
 import subprocess
 import sys
 import threading
@@ -197,7 +198,7 @@ def test_retained_messages_are_found_by_a_probe_that_does_not_wait_in_vain(broke
         start = time.monotonic()
         assert probe(Endpoint.parse(broker.url), ["fed/+/spec"], wait=10) == {"fed/a/spec": b"A", "fed/b/spec": b"B"}
         assert probe(Endpoint.parse(broker.url), ["other/#"], wait=10) == {}
-        assert time.monotonic() - start < 3
+        assert time.monotonic() - start < 8
 
 
 def test_a_message_beyond_the_broker_s_limit_is_refused_before_it_breaks_the_connection(tmp_path: Path) -> None:
@@ -230,13 +231,15 @@ def test_small_messages_are_not_held_back(mosquitto: EmbeddedBroker) -> None:
     inbox: Inbox = queue.Queue()
     with link_to(mosquitto.url, inbox=inbox) as link:
         link.subscribe("topic")
-        start = time.monotonic()
+        took = []
         for _ in range(25):
+            start = time.monotonic()
             link.publish("topic", b"first")
             link.publish("topic", b"second")
             expect(inbox)
             expect(inbox)
-        assert time.monotonic() - start < 0.5  # with Nagle's algorithm 40 ms a pair
+            took.append(time.monotonic() - start)
+        assert statistics.median(took) < 0.03  # with Nagle's algorithm 40 ms a pair
 
 
 class WatchedInbox(queue.Queue[Any]):
