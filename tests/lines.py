@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -108,10 +108,11 @@ def _bytes(state: dict[str, torch.Tensor]) -> dict[str, bytes]:
 class Threads:
     """The parties of a line in threads of this process: processes would above all import torch."""
 
-    def __init__(self, spec: LineSpec, url: str, data: Path, folder: Path, rounds: int):
+    def __init__(self, spec: LineSpec, broker: str | Mapping[str, Endpoint], data: Path, folder: Path, rounds: int):
+        """At a broker's URL, or where each party has an endpoint of its own."""
         self.spec, self.folder = spec, folder
         self.events: dict[str, list[progress.AnyEvent]] = {}
-        self._endpoint, self._data, self._rounds = Endpoint.parse(url), data, rounds
+        self._broker, self._data, self._rounds = broker, data, rounds
         self._jobs: dict[str, Future[object]] = {}
         self._stops: dict[str, threading.Event] = {}
         self._pool = ThreadPoolExecutor()
@@ -134,14 +135,15 @@ class Threads:
             )
 
     def _run(self, party: str, report: progress.Report, stop: Callable[[], bool]) -> object:
-        folder = self.folder / party
+        folder, broker = self.folder / party, self._broker
+        endpoint = Endpoint.parse(broker) if isinstance(broker, str) else broker[party]
         if party == "head":
             labels = self._data / "labels.csv"
             return coordinate(
-                self.spec, labels, self._endpoint, folder, rounds=self._rounds, new=False, report=report, stop=stop
+                self.spec, labels, endpoint, folder, rounds=self._rounds, new=False, report=report, stop=stop
             )
         return take_part(
-            self.spec, party, source(self._data, party), self._endpoint, folder, report=report, stop=stop,
+            self.spec, party, source(self._data, party), endpoint, folder, report=report, stop=stop,
         )  # fmt: skip
 
     def stop(self, party: str) -> None:

@@ -1,5 +1,6 @@
 """A line's processes before the first round and after the last: who finds whom, what is said, what can be changed."""
 
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from broker_config.endpoint import Endpoint
 from broker_config.errors import LinkError, UsageError
 from broker_config.link import probe
 from tests.lines import Threads, draw, in_threads, line_spec, source
+from tests.members import guarded
 from trainer import progress
 from trainer.vertical.live import head, sensor
 from trainer.vertical.live.forgetting import forget
@@ -143,3 +145,23 @@ def test_a_broker_forgets_a_line_that_nobody_runs_any_more_and_no_other(broker: 
     assert probe(endpoint, ["#"], 1.0) == kept
     with pytest.raises(UsageError, match="keeps nothing of a line"):
         forget(endpoint, spec.federation)
+
+
+def test_with_kits_the_head_forgets_all_but_how_its_sensors_said_they_are(tmp_path: Path) -> None:
+    """Nobody but they may write there."""
+    spec = line_spec()
+    draw(tmp_path / "data", 60, 8)
+    with (
+        tempfile.TemporaryDirectory() as passable,  # pytest's folders are closed to the user mosquitto
+        guarded(Path(passable), federation=spec.federation, nodes=spec.sensors) as broker,
+    ):
+        ends = {name: Endpoint.of_kit(kit) for name, kit in broker.kits.items()}
+        with Threads(spec, {**ends, "head": ends["coordinator"]}, tmp_path / "data", tmp_path, 2) as line:
+            line.start("head", *spec.sensors)
+            line.end()
+        assert forget(ends["coordinator"], spec.federation) == 4, "settings, state, overview, its own presence"
+        there = probe(ends["coordinator"], [each(spec.federation) for each in (topics.spec, topics.status)], 1.0)
+        there |= probe(ends["coordinator"], [topics.presence(spec.federation, "+")], 1.0)
+        assert there.keys() == {topics.presence(spec.federation, name) for name in spec.sensors}
+        with pytest.raises(UsageError, match="keeps nothing of a line"):
+            forget(ends["coordinator"], spec.federation)
