@@ -19,9 +19,9 @@ from broker_config.errors import EdgeNodeError, UsageError
 from broker_config.messages import Preprocessing
 from export import evidence
 from trainer import backbones
+from trainer.models import FEATURES
 from trainer.network import Network, Tree
 from trainer.texture.network import behind_stem
-from trainer.weights import FEATURES
 
 EXTRAS: tuple[Literal["opinions", "features", "maps"], ...] = ("opinions", "features", "maps")
 OUTPUTS = ("probabilities", *EXTRAS)

@@ -21,9 +21,9 @@ from trainer.federation.coordinator import Outcome, abort, coordinate
 from trainer.federation.journal import history
 from trainer.federation.ledger import Ledger
 from trainer.federation.spec import Request, Terms, draft
+from trainer.models import SIZES
 from trainer.node import take_part
 from trainer.tree import Arrays
-from trainer.weights import SIZES
 
 PLANTS = ("plant-a", "plant-b", "plant-c")
 PATIENCE = 60.0  # seconds for anything

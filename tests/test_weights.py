@@ -14,10 +14,11 @@ from safetensors.torch import save_file as save_torch_file
 
 from broker_config.errors import UsageError
 from trainer import backbones
+from trainer.models import FEATURES
 from trainer.network import Network, to_tensors
 from trainer.texture.presets import PRESETS
 from trainer.tree import Arrays
-from trainer.weights import FEATURES, initial_encoder, linear, suited_weights
+from trainer.weights import initial_encoder, linear, suited_weights
 
 HOUSE = Path(__file__).parent.parent
 MODELS = [*(model for model in FEATURES if model not in PRESETS), "fedtfi_small"]  # one texture network stands for all

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from broker_config.errors import UsageError
+from trainer.models import instead
 from trainer.seeding import key_to_seed
 from trainer.texture import pretrained
 from trainer.texture.presets import PRESETS
 from trainer.tree import Arrays, pick
 from trainer.vision import torchvision_models
-from trainer.weights import instead
 
 
 class PooledFeatures(nn.Module):

@@ -18,7 +18,7 @@ from trainer.intake.findings import Finding, refuse
 from trainer.intake.look import Look, into
 from trainer.intake.rules import judge
 from trainer.methods import METHODS, make
-from trainer.weights import FEATURES
+from trainer.models import FEATURES
 
 Say = Callable[[str], None]
 HELD_OUT = 0.2  # share of a plant's images that is held out when it brings no test folder

@@ -10,8 +10,9 @@ from torch.nn import functional
 
 from broker_config.errors import UsageError
 from trainer.lean import Run, lean
+from trainer.models import FEATURES
 from trainer.tree import pick, take_from, trainable
-from trainer.weights import FEATURES, Shape
+from trainer.weights import Shape
 
 Tree = dict[str, Tensor]
 

@@ -23,10 +23,10 @@ from trainer import surfaces
 from trainer.backbones import build
 from trainer.data import LabelledImages
 from trainer.engine import TrainingSet
+from trainer.models import FEATURES
 from trainer.patterns import texture
 from trainer.seeding import generator, key_to_seed
 from trainer.surfaces import CLASSES
-from trainer.weights import FEATURES
 
 
 class Plan(NamedTuple):

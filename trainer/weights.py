@@ -10,33 +10,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from broker_config.errors import UsageError
+from trainer.models import FEATURES, SURFACE, VALUES, instead
 from trainer.texture.presets import PRESETS
 from trainer.texture.pretrained import beginning
 from trainer.tree import Arrays, pick
-
-FEATURES = {
-    "mobilenet_v2": 1280,
-    "resnet18": 512,
-    "resnet50": 2048,
-    "small": 64,
-    **{name: preset.features for name, preset in PRESETS.items()},
-}
-"""Width of each backbone's feature vector; the keys are the backbones there are."""
-
-_VALUES = {
-    "mobilenet_v2": 2_257_984,
-    "resnet18": 11_186_112,
-    "resnet50": 23_561_152,
-    "small": 60_864,
-    **{name: preset.values for name, preset in PRESETS.items()},
-}
-"""How many numbers each backbone's encoder holds."""
-
-SIZES = {name: preset.size for name, preset in PRESETS.items()}
-"""Pixels of the images that a backbone takes, where it takes one size only."""
-
-SURFACE = {"mobilenet_v2": Path(__file__).parent / "pretrained" / "surface_mobilenet_v2.safetensors"}
-"""The weights that come with the package, by backbone: `trainer/pretrain.py` made them from drawn images alone."""
 
 _HEADS = ("classifier.", "fc.")  # torchvision's ImageNet classifiers: not part of the encoder
 
@@ -64,15 +41,6 @@ def suited_weights(model: str) -> str:
     if model in SURFACE and not _imagenet_within_reach(model):
         return "surface"
     return "imagenet"
-
-
-def instead(model: str) -> str:
-    """A remedy where a model's initial weights cannot be had: what else `--weights` takes for it."""
-    if model in SURFACE:
-        return "pass --weights surface, none or a FILE.safetensors"
-    if (preset := PRESETS.get(model)) is None:
-        return "pass --weights none or a FILE.safetensors"
-    return f"pass --weights none or a FILE.safetensors of {preset.begins_with}"
 
 
 def _imagenet_within_reach(model: str) -> bool:
@@ -104,11 +72,11 @@ def initial_encoder(model: str, weights: str, seed: int) -> Arrays:
     else:
         encoder = _read(model, _surface(model) if weights == "surface" else Path(weights))
         found = sum(array.size for array in encoder.values())
-        if found != _VALUES[model]:
+        if found != VALUES[model]:
             begun = _begun(model, weights, seed, encoder) if model in PRESETS else None
             if begun is None:
                 raise UsageError(
-                    f"{weights} holds {found:,} numbers beside a classifier, {model} has {_VALUES[model]:,}",
+                    f"{weights} holds {found:,} numbers beside a classifier, {model} has {VALUES[model]:,}",
                     "take the weights that were made for this model, or another --model",
                 )
             encoder = begun

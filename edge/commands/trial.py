@@ -61,7 +61,7 @@ def demo(
 
     from trainer import progress, report
     from trainer.demo import run
-    from trainer.weights import SURFACE
+    from trainer.models import SURFACE
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, the child processes included
     rounds, size = rounds or (30 if data else 20), size or (0 if data else 64)

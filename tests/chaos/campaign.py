@@ -15,7 +15,7 @@ from tests.chaos.schedule import COORDINATOR, Strike
 from tests.mosquitto import Mosquitto
 from tests.plants import CLASSES, draw
 from tests.storm import Storm, Weather
-from trainer.weights import SIZES
+from trainer.models import SIZES
 
 _PATIENCE = 240.0  # seconds without any durable step after which the federation counts as stuck
 _AGAIN = 0.5  # seconds until a process that gave up is started again

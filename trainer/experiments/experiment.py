@@ -18,10 +18,11 @@ from trainer.experiments.machine import TORCH
 from trainer.experiments.run import Done, run_cell
 from trainer.experiments.store import Store
 from trainer.federation.spec import suited_training
+from trainer.models import FEATURES, SURFACE
 from trainer.simulate import Device, check_device
 from trainer.texture.experiments.data import FOLDERS as TEXTURES
 from trainer.texture.experiments.grids import EXPERIMENTS as OF_TEXTURES
-from trainer.weights import FEATURES, SURFACE, suited_weights
+from trainer.weights import suited_weights
 
 _BACKBONES = ("mobilenet_v2", "resnet18", "resnet50")  # of Fig. 9
 

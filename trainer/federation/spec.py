@@ -15,9 +15,10 @@ from trainer.federation.aggregate import scale_for
 from trainer.federation.robust import RULES
 from trainer.methods import allowed, complete_options, make
 from trainer.methods.base import Method
+from trainer.models import FEATURES, SIZES
 from trainer.seeding import generator
 from trainer.tree import Arrays, frozen, pick, without_frozen
-from trainer.weights import FEATURES, SIZES, Shape, initial_encoder, suited_weights
+from trainer.weights import Shape, initial_encoder, suited_weights
 
 
 class Request(NamedTuple):

@@ -13,6 +13,7 @@ from trainer.data import load, union
 from trainer.experiments.cells import Cells, Work
 from trainer.experiments.machine import TORCH
 from trainer.experiments.store import Records
+from trainer.models import FEATURES, instead
 from trainer.simulate import Device, check_device
 from trainer.texture.experiments import contenders, data, figures, tables, views
 from trainer.texture.experiments.cell import Cell, Finished
@@ -21,7 +22,7 @@ from trainer.texture.experiments.grids import EXPERIMENTS, TUNE, Plan, distinct,
 from trainer.texture.experiments.presets import PRESETS
 from trainer.texture.experiments.run import run_cell
 from trainer.texture.presets import PRESETS as FIRST
-from trainer.weights import FEATURES, instead, suited_weights
+from trainer.weights import suited_weights
 
 
 class Order(NamedTuple):

@@ -6,13 +6,13 @@ from typing import NamedTuple
 from msgspec import UNSET
 
 from trainer.experiments.tuning import Trial
+from trainer.models import SIZES
 from trainer.simulate import Device
 from trainer.texture.experiments import contenders
 from trainer.texture.experiments.cell import Cell, Finished, Pool, Setting
 from trainer.texture.experiments.contenders import FRAMEWORKS, Contender
 from trainer.texture.experiments.presets import BOTH_1, BOTH_2, FEATURE, LABEL, Preset
 from trainer.texture.experiments.tuning import choose, plain, trials
-from trainer.weights import SIZES
 
 
 class Scenario(NamedTuple):
