@@ -283,6 +283,18 @@ def test_a_table_has_ours_beside_the_papers_and_the_differences(tmp_path: Path) 
     assert "| FedNova, CU-NET | +10.0 ± 0.0 |" in written
 
 
+def test_a_grid_of_which_little_is_finished_is_compared_with_fedtfi_all_the_same(tmp_path: Path) -> None:
+    """Its first scenario had FedTFI and one other only: who came first in the next was taken for the last."""
+    entries = grid("fedtfi-table2", plan())
+    first = entries[0].scenario
+    some = [each for each in entries if each.scenario != first or each.variant in ("FedAvg, Deep-TEN", "FedTFI")]
+    found = {each.cell.key: finished(each.cell, 0.8 if each.variant == "FedTFI" else 0.7) for each in some}
+    written = tables.show("fedtfi-table2", entries, found, tmp_path, Console(quiet=True)).read_text()
+    assert ": FedTFI minus each of the others, points" in written
+    assert "| FedNova, CU-NET | - | +10.0" in written
+    assert "| FedAvg, Deep-TEN | +10.0" in written
+
+
 def test_areas_under_curves_are_averaged_over_the_classes_that_occur() -> None:
     labels = np.array([0, 0, 1, 1])
     shares = np.array([[0.9, 0.1, 0.0], [0.4, 0.6, 0.0], [0.3, 0.7, 0.0], [0.8, 0.2, 0.0]])

@@ -72,6 +72,7 @@ def panel(
         data,
         scenario,
         {name: {seed: finished(data, share, seed) for seed in seeds} for name, share in variants.items()},
+        list(variants),
     )
 
 

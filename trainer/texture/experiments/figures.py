@@ -11,7 +11,7 @@ from trainer.experiments.panels import fewer
 from trainer.texture.experiments import paper, tables
 from trainer.texture.experiments.cell import Embedding, Finished, Point
 from trainer.texture.experiments.contenders import FRAMEWORKS
-from trainer.texture.experiments.views import Panel
+from trainer.texture.experiments.views import Panel, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,7 +61,7 @@ def _learning(panels: Sequence[Panel]) -> tuple["Figure", str]:
 
 def _ranking(panels: Sequence[Panel]) -> tuple["Figure", str]:
     """Fig. 7: F1 and AUC, below them training loss, over rounds; a column for each framework, the same axes for all."""
-    names = _variants(panels)
+    names = shown(panels)
     figure, grid = style.grid(2 * len(panels), len(names), 2.3, 2.2, sharex="col", sharey="row")
     for panel, (upper, lower) in zip(panels, zip(grid[::2], grid[1::2], strict=True), strict=True):
         for place, variant in enumerate(names):
@@ -82,7 +82,7 @@ def _ranking(panels: Sequence[Panel]) -> tuple["Figure", str]:
 
 def _mistakes(panels: Sequence[Panel]) -> tuple["Figure", str]:
     """Fig. 8: verdicts by class, a column for each framework."""
-    names = _variants(panels)
+    names = shown(panels)
     figure, grid = style.grid(len(panels), len(names), 2.3, 2.6)
     for panel, row in zip(panels, grid, strict=True):
         for axes, variant in zip(row, names, strict=True):
@@ -190,9 +190,7 @@ def _spread(found: Iterable[Finished]) -> statistics.Spread:
 
 def _gaps(panels: Sequence[Panel]) -> str:
     seeds = {
-        f"{name} in {_title(panel)}": len(panel.variants.get(name, ()))
-        for panel in panels
-        for name in _variants(panels)
+        f"{name} in {_title(panel)}": len(panel.variants.get(name, ())) for panel in panels for name in shown(panels)
     }
     return fewer(max(seeds.values()), seeds)
 
@@ -201,11 +199,7 @@ def _title(panel: Panel) -> str:
     return f"{paper.DATASETS[panel.data]}, {panel.scenario}"
 
 
-def _variants(panels: Iterable[Panel]) -> list[str]:
-    return list(dict.fromkeys(name for panel in panels for name in panel.variants))
-
-
-def _colours(panels: Iterable[Panel]) -> dict[str, Any]:
+def _colours(panels: Sequence[Panel]) -> dict[str, Any]:
     """The same for a variant in all panels."""
-    others = [name for name in _variants(panels) if name not in _OWN]
+    others = [name for name in shown(panels) if name not in _OWN]
     return dict(zip(others, style.COLOURS, strict=False)) | dict.fromkeys(_OWN, style.REFERENCE)

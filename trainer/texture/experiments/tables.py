@@ -12,7 +12,7 @@ from trainer.experiments.tables import Table
 from trainer.texture.experiments import paper, views
 from trainer.texture.experiments.cell import Cell, Finished
 from trainer.texture.experiments.grids import TUNE, Entry
-from trainer.texture.experiments.views import Panel
+from trainer.texture.experiments.views import Panel, shown
 
 Measure = Callable[[Finished], float]
 _CURVES = ("fedtfi-fig6", "fedtfi-fig7", "fedtfi-fig8", "fedtfi-fig9", "fedtfi-fig10")
@@ -105,14 +105,15 @@ def _scenarios(name: str, panels: Sequence[Panel], measure: Measure) -> Table:
                 for panel in panels
             ),
         ]
-        for variant in _variants(panels)
+        for variant in shown(panels)
     ]
     return Table(paper.DATASETS[panels[0].data], ["", *(panel.scenario for panel in panels)], rows)
 
 
 def _differences(panels: Sequence[Panel], measure: Measure) -> Table:
-    """The last variant minus each of the others."""
-    *others, own = _variants(panels)
+    """The grid's last variant minus each of the others."""
+    own = panels[0].names[-1]
+    others = [name for name in shown(panels) if name != own]
     rows = [
         [
             variant,
@@ -133,10 +134,6 @@ def _figures(panel: Panel) -> Table:
         for variant in panel.variants
     ]
     return Table(f"{paper.DATASETS[panel.data]}, {panel.scenario}", ["", *_SHARED], rows)
-
-
-def _variants(panels: Sequence[Panel]) -> list[str]:
-    return list(dict.fromkeys(variant for panel in panels for variant in panel.variants))
 
 
 def _values(panel: Panel, variant: str, measure: Measure) -> dict[int, float]:

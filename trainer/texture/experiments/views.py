@@ -12,7 +12,8 @@ class Panel(NamedTuple):
 
     data: str
     scenario: str
-    variants: Mapping[str, Mapping[int, Finished]]
+    variants: Mapping[str, Mapping[int, Finished]]  # those of which some are finished
+    names: Sequence[str]  # of all variants of the grid
 
     @property
     def results(self) -> Iterator[Finished]:
@@ -26,4 +27,14 @@ def panels(entries: Sequence[Entry], finished: Mapping[str, Finished]) -> list[P
     for name, scenario, cell in entries:
         if there := finished.get(cell.key):
             found.setdefault((cell.setting.data, scenario), {}).setdefault(name, {})[cell.seed] = there
-    return [Panel(*place, variants) for place, variants in found.items()]
+    names = list(dict.fromkeys(entry.variant for entry in entries))
+    return [
+        Panel(*place, {name: variants[name] for name in names if name in variants}, names)
+        for place, variants in found.items()
+    ]
+
+
+def shown(panels: Sequence[Panel]) -> list[str]:
+    """The variants of which any panel has some, in the order of the grid."""
+    there = {name for panel in panels for name in panel.variants}
+    return [name for name in dict.fromkeys(name for panel in panels for name in panel.names) if name in there]
