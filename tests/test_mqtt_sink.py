@@ -53,11 +53,12 @@ class Subscriber:
                 self.messages.append(json.loads(message.payload))
             self._news.notify_all()
 
-    def until(self, number: int, moment: float = 0.2) -> list[dict[str, Any]]:
-        """What came until an outcome of this number or a later one, and a moment (seconds) after it."""
+    def until(self, number: int, moment: float = 0.4) -> list[dict[str, Any]]:
+        """What came until an outcome of this number or a later one, and until nothing came for a moment (seconds)."""
         with self._news:
             assert self._news.wait_for(lambda: any(int(each["image"]) >= number for each in self.messages[-1:]), 60)
-            self._news.wait_for(lambda: False, moment)
+            while moment and self._news.wait(moment):
+                pass
         return list(self.messages)
 
     def close(self) -> None:
