@@ -16,7 +16,8 @@ from tests.certificates import Authority
 from tests.members import Guarded, guarded
 from tests.ports import free_port
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # as several workers share the processors; a fifth less time in all
+# Workers share the processors: with a thread each, tests that train take a quarter less of them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell that starts the tests in the background lets them, and all that they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
