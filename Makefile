@@ -41,20 +41,20 @@ slow: $(INSTALLED)
 
 # Kill everything, many times, send what no peer should, and look for a byte that differs.
 chaos: $(INSTALLED)
-	$(BIN)/python -m tests.chaos --kills 100 --rounds 20 --nodes 5 --seed 3
-	$(BIN)/python -m tests.chaos --kills 100 --rounds 20 --nodes 5 --seed 4 --no-persistence
-	$(BIN)/python -m tests.chaos --kills 20 --rounds 20 --nodes 5 --seed 5 --storm
-	$(BIN)/python -m tests.fuzz --frames 100000 --live 20000
-	$(BIN)/python -m tests.fuzz_frames 100000
+	$(BIN)/python -m tests.support.chaos --kills 100 --rounds 20 --nodes 5 --seed 3
+	$(BIN)/python -m tests.support.chaos --kills 100 --rounds 20 --nodes 5 --seed 4 --no-persistence
+	$(BIN)/python -m tests.support.chaos --kills 20 --rounds 20 --nodes 5 --seed 5 --storm
+	$(BIN)/python -m tests.support.fuzz --frames 100000 --live 20000
+	$(BIN)/python -m tests.support.fuzz_frames 100000
 
 # One daemon under everything at once: swaps, restarts of the broker, bad images, full disks, malformed requests.
 soak: $(INSTALLED)
-	$(BIN)/python -m tests.soak
-	$(BIN)/python -m tests.fuzz_http 10000
+	$(BIN)/python -m tests.support.soak
+	$(BIN)/python -m tests.support.fuzz_http 10000
 
 # A line that learns, for tens of thousands of rounds: head, sensors and broker are killed, and no byte may differ.
 soak-line: $(INSTALLED)
-	$(BIN)/python -m tests.soak_line
+	$(BIN)/python -m tests.support.soak_vfl
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -63,7 +63,7 @@ lint: $(INSTALLED)
 
 # Known vulnerabilities of the pinned versions, as far as the network reaches; whether all is pinned, without one.
 audit: $(INSTALLED)
-	$(BIN)/python -m tests.audit $(OSV_URL)
+	$(BIN)/python -m tests.support.audit $(OSV_URL)
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
@@ -88,7 +88,7 @@ endif
 # What the wheelhouse holds is installed where there is no network, and works there.
 offline: $(INSTALLED) wheelhouse
 	rm -rf build/bundle
-	$(BIN)/python -c "from pathlib import Path; from tests.tiny_bundle import tiny_bundle; tiny_bundle(Path('build/bundle'))"
+	$(BIN)/python -c "from pathlib import Path; from tests.support.tiny_bundle import tiny_bundle; tiny_bundle(Path('build/bundle'))"
 	tests/offline.sh $(PYTHON) $(WHEELHOUSE) $(SET) build/bundle
 
 # Every package of the line is pure Python or has a wheel for 64-bit ARM.

@@ -16,16 +16,16 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from edge.predictor import session_options
+from edge.inference.predictor import session_options
 from export import held_out
-from export.gate import verdicts_of
+from export.distillation import average
 from export.graph import Architecture, kind, module, trace, with_values
-from export.images import Album
-from export.quantise import quantise
-from export.student import average
-from trainer import personal
-from trainer.data import LabelledImages
-from trainer.network import Tree
+from export.model_images import Album
+from export.quantisation import quantise
+from export.speed_gate import verdicts_of
+from trainer.data.class_folders import LabelledImages
+from trainer.models.network import Tree
+from trainer.training import personal_model
 
 _RUNS, _WARM_UP = 200, 20
 _FUSED, _ONE = "fused, fp32", "one encoder, fp32"
@@ -49,7 +49,7 @@ class Tracer:
 
     def node(self, source: Path) -> Node:
         """All variants of a personal model."""
-        facts, tree, *_ = personal.load(source)
+        facts, tree, *_ = personal_model.load(source)
         facts = msgspec.structs.replace(
             facts, preprocessing=msgspec.structs.replace(facts.preprocessing, size=self._size)
         )
@@ -61,7 +61,7 @@ class Tracer:
         graphs |= {_QUANTISED[name]: quantise(graph, training.images) for name, graph in graphs.items()}
         return Node(facts.node, graphs, judging)
 
-    def _graph(self, facts: personal.Facts, tree: Tree, source: Path) -> bytes:
+    def _graph(self, facts: personal_model.Facts, tree: Tree, source: Path) -> bytes:
         architecture = Architecture(facts.model, len(facts.classes), kind(tree), facts.preprocessing)
         served = module(architecture, tree, source)
         if architecture not in self._traced:

@@ -17,13 +17,13 @@ from typing import get_args
 
 import numpy as np
 
-from benchmarks.scale import peak_memory
-from broker_config.codec import encode_tensors
-from broker_config.messages import Aggregation, TensorSpec
-from trainer.federation.aggregate import FixedPointSum, scale_for
-from trainer.federation.robust import OnDisk, aggregate
+from benchmarks.node_scale import peak_memory
+from broker_config.protocol.codec import encode_tensors
+from broker_config.protocol.messages import Aggregation, TensorSpec
+from trainer.federation.server.aggregation import FixedPointSum, scale_for
+from trainer.federation.server.robust_rules import OnDisk, aggregate
 from trainer.methods.base import IMAGES_CAP
-from trainer.weights import initial_encoder
+from trainer.models.initial_weights import initial_encoder
 
 FILES = 8  # that stand for all nodes' contributions
 RULES: tuple[str, ...] = get_args(Aggregation.__annotations__["rule"])

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainer import backbones
-from trainer.network import Network, Tree
-from trainer.texture.presets import PRESETS
-from trainer.tree import frozen, put_under, trainable
+from trainer.models import backbones
+from trainer.models.named_tensors import frozen, put_under, trainable
+from trainer.models.network import Network, Tree
+from trainer.models.texture.texture_presets import PRESETS
 
 _BATCH = 32
 

@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.serving.bare import Bare
-from edge import bundle
-from edge.line import Line, Nowhere, load
+from edge.bundle import bundle_format
+from edge.inference.pipeline import Line, Nowhere, load
 from export.graph import Architecture, module, trace, with_values
 from export.parity import pictures, session
-from export.quantise import TOLERANCE, quantise
-from trainer.federation.spec import Request, draft
-from trainer.network import to_tensors
-from trainer.surfaces import CLASSES
+from export.quantisation import TOLERANCE, quantise
+from trainer.data.drawn_surfaces import CLASSES
+from trainer.federation.server.spec import Request, draft
+from trainer.models.network import to_tensors
 
 _WARM_UP = 3
 
@@ -43,7 +43,7 @@ def graphs(model: str) -> dict[str, bytes]:
 
 def served(folder: Path, model: str, content: bytes, size: int) -> Path:
     """A bundle with this graph."""
-    description = bundle.Description(
+    description = bundle_format.Description(
         federation="benchmark",
         run="0" * 16,
         node="plant",
@@ -51,11 +51,11 @@ def served(folder: Path, model: str, content: bytes, size: int) -> Path:
         model=model,
         round=1,
         classes=CLASSES,
-        input=bundle.Input(size=size),
+        input=bundle_format.Input(size=size),
     )
     golden = pictures(size, 1)
     [probabilities] = session(content).run(["probabilities"], {"image": golden})[0].tolist()
-    bundle.write(folder, description, content, golden[0], probabilities, tolerance=TOLERANCE)
+    bundle_format.write(folder, description, content, golden[0], probabilities, tolerance=TOLERANCE)
     return folder
 
 

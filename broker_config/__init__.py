@@ -1,1 +1,1 @@
-"""The contract between nodes: topics, messages, tensors as bytes, and the link to the broker."""
+"""The contract between machines, and the broker: protocol, MQTT, blob transfer, security, storage."""

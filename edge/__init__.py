@@ -1,1 +1,1 @@
-"""The line: bundles, prediction, the daemon and the command line. Starts without torch installed."""
+"""The line: inference on frames, its daemon, and the command line. Starts without torch installed."""

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.bundle import Confidence
+from edge.bundle.bundle_format import Confidence
 
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.int64]

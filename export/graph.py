@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 from torch.nn.functional import linear
 
-from broker_config.errors import EdgeNodeError, UsageError
-from broker_config.messages import Preprocessing
-from export import evidence
-from trainer import backbones
-from trainer.models import FEATURES
-from trainer.network import Network, Tree
-from trainer.texture.network import behind_stem
+from broker_config.protocol.errors import EdgeNodeError, UsageError
+from broker_config.protocol.messages import Preprocessing
+from export import class_evidence
+from trainer.models import backbones
+from trainer.models.catalogue import FEATURES
+from trainer.models.network import Network, Tree
+from trainer.models.texture.texture_network import behind_stem
 
 EXTRAS: tuple[Literal["opinions", "features", "maps"], ...] = ("opinions", "features", "maps")
 OUTPUTS = ("probabilities", *EXTRAS)
@@ -85,7 +85,7 @@ class _Served(nn.Module):
         pixels = image.permute(0, 3, 1, 2).float() - self.channel_mean
         seen = self.encoder.get_submodule("stem")(pixels) if self.has_stem else pixels
         both = (self.encoder,) if self.received is None else (self.received, self.encoder)
-        alone, places = zip(*(evidence.look(encoder, seen) for encoder in both), strict=True)
+        alone, places = zip(*(class_evidence.look(encoder, seen) for encoder in both), strict=True)
         weight, bias = self.classifier.weight, self.classifier.bias
         match self.kind:
             case "one":

@@ -5,15 +5,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from broker_config.errors import UsageError
-from edge.bundle import Confidence
-from edge.doubt.reference import Reference
+from broker_config.protocol.errors import UsageError
+from edge.bundle.bundle_format import Confidence
+from edge.uncertainty.reference import Reference
 from export.calibration import FEWEST, calibrate
-from export.images import Album
+from export.model_images import Album
 from export.parity import session
-from trainer import personal
-from trainer.data import LabelledImages
-from trainer.personal import Facts
+from trainer.data.class_folders import LabelledImages
+from trainer.training import personal_model
+from trainer.training.personal_model import Facts
 
 _BATCH = 32
 
@@ -31,7 +31,7 @@ def find(source: Path, facts: Facts, album: Album) -> LabelledImages | str:
     if facts.metrics.get("cross_validated"):
         return "all of its images trained it"
     try:
-        verdicts = personal.load_verdicts(source)
+        verdicts = personal_model.load_verdicts(source)
     except UsageError as error:
         return str(error)
     found = album.find(verdicts, facts)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softmax
 
-from broker_config.errors import UsageError
-from edge.predictor import session_options
+from broker_config.protocol.errors import UsageError
+from edge.inference.predictor import session_options
 from export.graph import REMEDY, Architecture, ParityError
-from trainer.network import Network, Tree
-from trainer.seeding import generator
+from trainer.models.network import Network, Tree
+from trainer.training.seeding import generator
 
 TOLERANCE = 1e-4  # largest difference between torch and onnxruntime, relative to the largest value or to 1
 BATCHES = (1, 2, 5)

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import pytest
 
-from broker_config.embedded import EmbeddedBroker, find_mosquitto, start_broker
-from tests.certificates import Authority
-from tests.members import Guarded, guarded
-from tests.ports import free_port
+from broker_config.broker.embedded import EmbeddedBroker, find_mosquitto, start_broker
+from tests.support.certificates import Authority
+from tests.support.ports import free_port
+from tests.support.provisioned_federation import Guarded, guarded
 
 # Workers share the processors: with a thread each, tests that train take a quarter less of them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

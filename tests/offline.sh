@@ -39,7 +39,7 @@ if [ "$set" = line ]; then
   "${install[@]}" edge-node
   if venv/bin/python -c "import torch" 2>/dev/null; then echo "the line's install has torch" >&2; exit 1; fi
   venv/bin/edge-node infer "$bundle" "$bundle/golden.png"
-  venv/bin/python -c "import trainer.federation.coordinator"
+  venv/bin/python -c "import trainer.federation.server.coordinator"
 else
   "${install[@]}" 'edge-node[train]'
   venv/bin/edge-node demo --rounds 2

@@ -1,1 +1,1 @@
-"""Training: methods, the local engine, the federation's rounds, and a node's session."""
+"""Learning: methods, models, data, training, and the federation's two sides."""

@@ -6,17 +6,17 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from edge import bundle
+from edge.bundle import bundle_format
 
 
 class Bare:
     """A session as the handbook makes one, with a number of threads."""
 
     def __init__(self, folder: Path, threads: int) -> None:
-        manifest = bundle.read(folder).manifest
+        manifest = bundle_format.read(folder).manifest
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-        path = folder / manifest.roles[bundle.CLASSIFIER].file
+        path = folder / manifest.roles[bundle_format.CLASSIFIER].file
         self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self._input, self._output = manifest.input.name, manifest.output
         self.size = manifest.input.size

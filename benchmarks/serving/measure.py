@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from benchmarks.serving import services
 from benchmarks.serving.bare import Bare
 from benchmarks.serving.services import Service
-from edge import bundle
-from edge.line import Frame, Line, Nowhere, load
-from edge.metrics import Counted, Metrics
+from edge.bundle import bundle_format
+from edge.daemon.prometheus_metrics import Counted, Metrics
+from edge.inference.pipeline import Frame, Line, Nowhere, load
 
 WARM_UP = 20  # calls
 STARTS = 5  # of the daemon
@@ -51,7 +51,7 @@ class Report(msgspec.Struct):
 
 def measure(folder: Path, threads: int, count: int, rate: float, seconds: float, *, others: bool) -> Report:
     """Measure `count` calls of each, then `seconds` of steady load, `rate` calls a second; `others` beside ours."""
-    manifest = bundle.read(folder).manifest
+    manifest = bundle_format.read(folder).manifest
     size = manifest.input.size
     pixels = np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
     ready = []

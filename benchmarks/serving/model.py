@@ -4,15 +4,16 @@ from pathlib import Path
 
 import numpy as np
 
-from edge.bundle import MANIFEST
-from export.onnx import export
-from trainer import personal, progress
-from trainer.federation.spec import Request, draft
+from edge.bundle.bundle_format import MANIFEST
+from export.bundle_export import export
+from trainer import progress
+from trainer.data.drawn_surfaces import CLASSES
+from trainer.federation.server.spec import Request, draft
 from trainer.methods import make
-from trainer.network import Network, to_arrays, to_tensors
-from trainer.personal import Facts, Personal
-from trainer.seeding import generator
-from trainer.surfaces import CLASSES
+from trainer.models.network import Network, to_arrays, to_tensors
+from trainer.training import personal_model
+from trainer.training.personal_model import Facts, Personal
+from trainer.training.seeding import generator
 
 SIZE = 224  # pixels
 NODE = "press-3"
@@ -36,7 +37,7 @@ def fused(folder: Path) -> Path:
         name: np.asarray(value * (1 + 0.01 * noise.standard_normal(value.shape)), np.float32)
         for name, value in to_arrays(tree).items()
     }
-    personal.save(Personal(Facts.of(spec, NODE, 1, {}, {}, ()), to_tensors(varied)), folder / "model")
+    personal_model.save(Personal(Facts.of(spec, NODE, 1, {}, {}, ()), to_tensors(varied)), folder / "model")
     with progress.show(as_json=False, quiet=False) as report:
         export([folder / "model"], folder, report)
     return bundle

@@ -17,7 +17,7 @@ import psutil
 from numpy.typing import NDArray
 from PIL import Image
 
-from edge.bundle import Manifest
+from edge.bundle.bundle_format import Manifest
 
 _PATIENCE = 60.0  # seconds for a service to be ready
 
@@ -77,7 +77,7 @@ def _tree(number: int) -> list[psutil.Process]:
 @contextlib.contextmanager
 def daemon(folder: Path, manifest: Manifest, threads: int, pixels: NDArray[np.uint8]) -> Iterator[Service]:
     """Ours: `edge-node serve`."""
-    command = [sys.executable, "-c", "from edge.cli import main; main()", "serve", str(folder)]
+    command = [sys.executable, "-c", "from edge.cli.main import main; main()", "serve", str(folder)]
     command += ["--port", "0", "--threads", str(threads)]
     with _started(command) as (process, start):
         assert process.stderr

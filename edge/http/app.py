@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client.core import GaugeMetricFamily
 
-from edge.expiry import warnings
-from edge.http import tensors
+from edge.bundle.expiry import warnings
+from edge.daemon.prometheus_metrics import CONTENT_TYPE as METRICS_TYPE
+from edge.daemon.prometheus_metrics import Metrics, Reading
+from edge.http import inference_protocol
 from edge.http.request import Answer, Intake, Receive, Request, RequestError, shutting_down
-from edge.images import ImageError, decode
-from edge.line import BrokenModelError, Frame, Line, Model
-from edge.metrics import CONTENT_TYPE as METRICS_TYPE
-from edge.metrics import Metrics, Reading
-from edge.predictor import Outputs
-from edge.verdict import Failure
+from edge.inference.image_decoding import ImageError, decode
+from edge.inference.pipeline import BrokenModelError, Frame, Line, Model
+from edge.inference.predictor import Outputs
+from edge.inference.verdict import Failure
 
 BATCH = 8  # images of a request that are computed at a time: others have their turn in between
 _INLINE = 1 << 16  # bytes of JSON that are read where all requests wait for it; it takes less than a millisecond
@@ -154,7 +154,7 @@ class App:
             headers = {b"x-model": found.verdict.model.encode()}
             if not annotate:
                 return Answer.json(found.verdict, headers=headers)
-            from edge.view.annotate import jpeg  # noqa: PLC0415  (few ask for pictures)
+            from edge.inference.annotation import jpeg  # noqa: PLC0415  (few ask for pictures)
 
             picture = await self._line.decoding(lambda seen: jpeg(seen, heat=annotate == "heat"), found)
         return Answer(picture, kind=b"image/jpeg", headers=headers)
@@ -183,16 +183,18 @@ class App:
         return Answer.json(content, 200 if content["ready"] else 503)
 
     async def _model(self, request: Request) -> Answer:
-        return Answer.json(tensors.metadata(self._served(request)))
+        return Answer.json(inference_protocol.metadata(self._served(request)))
 
     def _served(self, request: Request) -> Model:
         """The model that the path names."""
         model = self._line.model
         if request.names["name"] != model.manifest.node:
             raise RequestError("there is no model of that name", f"ask for {model.manifest.node}", 404)
-        if request.names.get("version", tensors.version(model)) != tensors.version(model):
+        if request.names.get("version", inference_protocol.version(model)) != inference_protocol.version(model):
             raise RequestError(
-                "that version of the model is not served", f"ask for version {tensors.version(model)}, or for none", 404
+                "that version of the model is not served",
+                f"ask for version {inference_protocol.version(model)}, or for none",
+                404,
             )
         return model
 
@@ -202,31 +204,31 @@ class App:
             model = self._served(request)
             try:
                 inquiry = await self._inquiry(request, body, model)
-            except tensors.Unfit as error:
+            except inference_protocol.Unfit as error:
                 raise RequestError(
                     f"the inference request does not fit: {error}", "compare it with the model's metadata"
                 ) from error
             outputs = await self._outputs(inquiry, model, request)
-        content, head = tensors.reply(inquiry, model, outputs)
+        content, head = inference_protocol.reply(inquiry, model, outputs)
         named = {b"x-model": model.digest.encode()}
         if head is None:
             return Answer(content, headers=named)
         return Answer(content, 200, _BINARY, named | {_HEAD_LENGTH: b"%d" % head})
 
-    async def _inquiry(self, request: Request, body: bytes, model: Model) -> tensors.Inquiry:
+    async def _inquiry(self, request: Request, body: bytes, model: Model) -> inference_protocol.Inquiry:
         given = request.headers.get(_HEAD_LENGTH)
         if given is not None and not (given.isdigit() and len(given) < 10):
-            raise tensors.Unfit("its Inference-Header-Content-Length is no number of bytes")
+            raise inference_protocol.Unfit("its Inference-Header-Content-Length is no number of bytes")
         head = None if given is None else int(given)
 
-        def parse(content: bytes) -> tensors.Inquiry:
-            return tensors.parse(content, head, model.manifest)
+        def parse(content: bytes) -> inference_protocol.Inquiry:
+            return inference_protocol.parse(content, head, model.manifest)
 
         if len(body) <= _SMALL and (len(body) if head is None else head) <= _INLINE:
             return parse(body)
         return await self._line.decoding(parse, body)
 
-    async def _outputs(self, inquiry: tensors.Inquiry, model: Model, request: Request) -> Outputs:
+    async def _outputs(self, inquiry: inference_protocol.Inquiry, model: Model, request: Request) -> Outputs:
         """What the model gives for all images, a few at a time, as long as there is somebody to answer."""
         extras = [wanted.name for wanted in inquiry.outputs if wanted.name != model.manifest.output]
         parts = []
@@ -243,7 +245,7 @@ class App:
             raise RequestError(error.what, error.remedy, 500) from error
         finally:
             leaving.cancel()
-        return parts[0] if len(parts) == 1 else tensors.joined(parts)
+        return parts[0] if len(parts) == 1 else inference_protocol.joined(parts)
 
     def _check_worth(self, leaving: asyncio.Task[None]) -> None:
         """RequestError when it is no use going on."""
@@ -252,7 +254,7 @@ class App:
         if self._line.draining:
             raise shutting_down()
 
-    async def _images(self, inquiry: tensors.Inquiry, model: Model, some: slice) -> NDArray[np.uint8]:
+    async def _images(self, inquiry: inference_protocol.Inquiry, model: Model, some: slice) -> NDArray[np.uint8]:
         if inquiry.images is not None:
             return inquiry.images[some]
 

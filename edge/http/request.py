@@ -10,9 +10,9 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from broker_config.errors import EdgeNodeError
-from edge.images import MAX_BYTES
-from edge.line import Line
+from broker_config.protocol.errors import EdgeNodeError
+from edge.inference.image_decoding import MAX_BYTES
+from edge.inference.pipeline import Line
 
 MAX_WAITING = 16  # requests with a body
 MAX_HELD = 2 * MAX_BYTES  # bytes of all their bodies together

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from broker_config.errors import printable
-from edge.sinks.appending import Appending, Ours
+from broker_config.protocol.errors import printable
+from edge.inference.verdict import Failure, Notice, Outcome, Verdict
+from edge.sinks.append_file import Appending, Ours
 from edge.sinks.sink import Item
-from edge.verdict import Failure, Notice, Outcome, Verdict
 
 COLUMNS = (
     "seq", "id", "type", "time", "source", "image", "label", "confidence", "defect", "doubts", "bundle", "model",

@@ -10,11 +10,11 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from broker_config.disk import sync, writing
-from broker_config.errors import EdgeNodeError
-from edge.sinks.appending import Ours
+from broker_config.protocol.errors import EdgeNodeError
+from broker_config.storage.disk import sync, writing
+from edge.inference.verdict import Outcome, Verdict
+from edge.sinks.append_file import Ours
 from edge.sinks.sink import Item, SinkDown, wire
-from edge.verdict import Outcome, Verdict
 
 _LAST = ".last"
 

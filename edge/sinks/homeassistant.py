@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from broker_config import topics
+from broker_config.protocol import topics
+from edge.inference.verdict import Failure, Notice, Outcome, Verdict
 from edge.sinks.mqtt import Broker
 from edge.sinks.sink import Item, SinkDown
-from edge.verdict import Failure, Notice, Outcome, Verdict
 
 if TYPE_CHECKING:
-    from edge.sinks.connection import Connection
+    from edge.sinks.mqtt_connection import Connection
 
 _ONLINE, _OFFLINE = b"online", b"offline"  # what Home Assistant expects, if not told otherwise
 
@@ -92,7 +92,7 @@ class HomeAssistant:
             self._connection.close()
 
     def _connected(self) -> "Connection":
-        from edge.sinks.connection import Connection  # noqa: PLC0415
+        from edge.sinks.mqtt_connection import Connection  # noqa: PLC0415
 
         if self._connection and not self._connection.lost:
             return self._connection

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from edge.sinks.appending import Appending, Ours, write_all
+from edge.sinks.append_file import Appending, Ours, write_all
 from edge.sinks.sink import Item, SinkDown, wire
 
 _BEGINNING = b'{"seq":'

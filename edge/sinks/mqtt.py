@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from broker_config import topics
-from broker_config.endpoint import Endpoint
-from edge.sinks.appending import Ours
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol import topics
+from edge.sinks.append_file import Ours
 from edge.sinks.sink import Item, Refused, SinkDown, wire
 
 if TYPE_CHECKING:
     from edge.sinks import homeassistant
-    from edge.sinks.connection import Connection  # loads paho: only a line with a broker needs it
+    from edge.sinks.mqtt_connection import Connection  # loads paho: only a line with a broker needs it
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="mqtt"):
@@ -98,7 +98,7 @@ class Mqtt:
             self._connection.close()
 
     def _connected(self) -> "Connection":
-        from edge.sinks.connection import Connection  # noqa: PLC0415
+        from edge.sinks.mqtt_connection import Connection  # noqa: PLC0415
 
         if self._connection and not self._connection.lost:
             return self._connection

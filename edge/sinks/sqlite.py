@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from broker_config.errors import UsageError
+from broker_config.protocol.errors import UsageError
 from edge.sinks.sink import Item, SinkDown, wire
 
 _TABLE = """

@@ -9,7 +9,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from msgspec import Meta, Struct
 
-from broker_config.errors import UsageError
+from broker_config.protocol.errors import UsageError
 from edge.sinks.sink import Item, Refused, SinkDown, wire
 
 _UNFIT = (400, 406, 413, 415, 422)  # answers that are about this outcome, and will be the same the next time

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from msgspec import Meta, Struct
 from watchfiles import awatch
 
-from broker_config.errors import EdgeNodeError, UsageError
-from edge.images import SUFFIXES
-from edge.line import Frame
-from edge.verdict import Failure, Verdict
+from broker_config.protocol.errors import EdgeNodeError, UsageError
+from edge.inference.image_decoding import SUFFIXES
+from edge.inference.pipeline import Frame
+from edge.inference.verdict import Failure, Verdict
 
 if TYPE_CHECKING:
-    from edge.sources.memory import Memory
+    from edge.sources.source_checkpoint import Memory
 
 QUIET = 0.5  # seconds without a change after which a file counts as completely written
 SWEEP = 5.0  # seconds between looks at the whole folder: network shares announce nothing, full kernel queues drop

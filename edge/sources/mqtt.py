@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from broker_config.errors import UsageError, brief
-from broker_config.link import Delivery, Endpoint, Link, LinkDown
-from edge.images import MAX_BYTES
-from edge.line import Frame
-from edge.sources.bell import bell
-from edge.verdict import Failure, Verdict
+from broker_config.mqtt.client import Delivery, Endpoint, Link, LinkDown
+from broker_config.protocol.errors import UsageError, brief
+from edge.inference.image_decoding import MAX_BYTES
+from edge.inference.pipeline import Frame
+from edge.inference.verdict import Failure, Verdict
+from edge.sources.thread_event import bell
 
 if TYPE_CHECKING:
-    from edge.sources.memory import Memory
+    from edge.sources.source_checkpoint import Memory
 
 WINDOW = 8  # images that the broker sends before the first of them is judged
 _REMEMBERED = 1000  # images; more than the broker can send again

@@ -1,4 +1,0 @@
-"""Federations of real processes in which whatever can be killed is killed, and what must come out of them all the same.
-
-`python -m tests.chaos` runs one; `make chaos` runs those that prove the promise.
-"""

@@ -1,1 +1,1 @@
-"""The server half of a federation. numpy only: a coordinator's machine needs no torch."""
+"""Federated rounds over MQTT: the server (never torch) and its clients."""

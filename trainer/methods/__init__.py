@@ -5,8 +5,8 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
-from broker_config.errors import UsageError, nearest
-from broker_config.messages import Option, Training
+from broker_config.protocol.errors import UsageError, nearest
+from broker_config.protocol.messages import Option, Training
 from trainer.methods import (
     afedcl,
     ditto,

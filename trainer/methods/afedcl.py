@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import msgspec
 import numpy as np
 
-from broker_config.errors import UsageError
-from broker_config.messages import Training
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.messages import Training
 from trainer.methods.base import Batch, Encode, Method, Phase, Step, plain_phase, share
-from trainer.tree import Arrays, pick, put_under, take_from, without_frozen
-from trainer.weights import Shape, linear
+from trainer.models.initial_weights import Shape, linear
+from trainer.models.named_tensors import Arrays, pick, put_under, take_from, without_frozen
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.network import Network, Tree
+    from trainer.models.network import Network, Tree
 
 T = TypeVar("T")
 LOCAL, GLOBAL = 0, 1  # domain labels of eq. (5)

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
 import msgspec
 import numpy as np
 
-from broker_config.messages import Training
-from trainer.tree import Arrays, pick
-from trainer.weights import Shape, linear
+from broker_config.protocol.messages import Training
+from trainer.models.initial_weights import Shape, linear
+from trainer.models.named_tensors import Arrays, pick
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-    from trainer.engine import TrainingSet
-    from trainer.network import Network, Tree
+    from trainer.models.network import Network, Tree
+    from trainer.training.engine import TrainingSet
 
 Metrics = dict[str, float]
 PATCHED = "patched"

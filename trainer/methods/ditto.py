@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from broker_config.messages import Training
+from broker_config.protocol.messages import Training
 from trainer.methods import fedavg
 from trainer.methods.base import WHOLE, Batch, Encode, Method, Phase, Step
-from trainer.tree import put_under, take_from
+from trainer.models.named_tensors import put_under, take_from
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.network import Network, Tree
+    from trainer.models.network import Network, Tree
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import numpy as np
 
-from broker_config.messages import Training
+from broker_config.protocol.messages import Training
 from trainer.methods.base import (
     WHOLE,
     Batch,
@@ -22,12 +22,12 @@ from trainer.methods.base import (
     share,
     shared_classifier,
 )
-from trainer.tree import pick
+from trainer.models.named_tensors import pick
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.network import Network, Tree
+    from trainer.models.network import Network, Tree
 
 _WINDOW = 10  # losses that must have come to rest in the first adaptation
 

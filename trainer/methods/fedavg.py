@@ -1,8 +1,8 @@
 """FedAvg (McMahan et al., 2017): one model for all, averaged by the number of training images."""
 
-from broker_config.messages import Training
+from broker_config.protocol.messages import Training
 from trainer.methods.base import WHOLE, Method, OneStage, plain_phase, share, shared_classifier
-from trainer.tree import pick
+from trainer.models.named_tensors import pick
 
 
 class Options(OneStage, frozen=True):

@@ -2,9 +2,9 @@
 
 from typing import TypeVar
 
-from broker_config.messages import Training
+from broker_config.protocol.messages import Training
 from trainer.methods.base import WHOLE, Method, OneStage, plain_phase, shared_classifier
-from trainer.tree import normalisation_layers, pick
+from trainer.models.named_tensors import normalisation_layers, pick
 
 T = TypeVar("T")
 

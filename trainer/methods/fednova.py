@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import numpy as np
 
-from broker_config.messages import Training
+from broker_config.protocol.messages import Training
 from trainer.methods import fedavg
 from trainer.methods.base import WHOLE, Method, OneStage, Sgd, plain_phase, share, shared_classifier
-from trainer.tree import Arrays, pick, trainable
+from trainer.models.named_tensors import Arrays, pick, trainable
 
 if TYPE_CHECKING:
-    from trainer.network import Tree
+    from trainer.models.network import Tree
 
 _RANGE = 4096.0  # the sums leave room for values well above a tensor's first ones; this is the first of `steps`
 

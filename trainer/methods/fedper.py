@@ -1,6 +1,6 @@
 """FedPer (Arivazhagan et al., 2019): the encoder is averaged, each node keeps its classifier."""
 
-from broker_config.messages import Training
+from broker_config.protocol.messages import Training
 from trainer.methods.base import Method, OneStage, plain_phase, private_classifier, share
 
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from broker_config.messages import Training
+from broker_config.protocol.messages import Training
 from trainer.methods import fedavg
 from trainer.methods.base import WHOLE, Batch, Encode, Method, OneStage, classification, plain_phase
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.network import Network, Tree
+    from trainer.models.network import Network, Tree
 
 
 class Options(OneStage, frozen=True):

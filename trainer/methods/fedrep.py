@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from broker_config.messages import Training
+from broker_config.protocol.messages import Training
 from trainer.methods.base import Method, Phase, Step, classification, private_classifier, share
 
 

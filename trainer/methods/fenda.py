@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker_config.messages import Training
+from broker_config.protocol.messages import Training
 from trainer.methods.base import Batch, Encode, Method, OneStage, Phase, Step, share
-from trainer.tree import pick, put_under, take_from, without_frozen
-from trainer.weights import linear
+from trainer.models.initial_weights import linear
+from trainer.models.named_tensors import pick, put_under, take_from, without_frozen
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.network import Network, Tree
+    from trainer.models.network import Network, Tree
 
 
 class Options(OneStage, frozen=True):

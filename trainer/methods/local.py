@@ -1,6 +1,6 @@
 """No-FL: every node trains alone, from the coordinator's initial encoder. Nothing leaves it."""
 
-from broker_config.messages import Training
+from broker_config.protocol.messages import Training
 from trainer.methods.base import Method, OneStage, plain_phase, private_classifier, share
 
 

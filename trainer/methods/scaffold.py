@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import numpy as np
 
-from broker_config.messages import Training
+from broker_config.protocol.messages import Training
 from trainer.methods import fedavg
 from trainer.methods.base import (
     WHOLE,
@@ -21,13 +21,13 @@ from trainer.methods.base import (
     share,
     shared_classifier,
 )
-from trainer.tree import Arrays, pick, put_under, take_from, trainable
-from trainer.weights import Shape
+from trainer.models.initial_weights import Shape
+from trainer.models.named_tensors import Arrays, pick, put_under, take_from, trainable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.network import Network, Tree
+    from trainer.models.network import Network, Tree
 
 
 class Options(OneStage, frozen=True):

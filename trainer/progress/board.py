@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.text import Text
 
-from broker_config.errors import printable
-from edge.terminal import Redrawn, Row, fit, naturally, table
-from edge.words import about, size, some, stopwatch, value
+from broker_config.protocol.errors import printable
+from edge.terminal.formatting import about, size, some, stopwatch, value
+from edge.terminal.tables import Redrawn, Row, fit, naturally, table
 from trainer.progress.events import (
     Activity,
     AnyEvent,
@@ -33,7 +33,7 @@ from trainer.progress.events import (
     Step,
     describe,
 )
-from trainer.progress.pace import Clock, Pace
+from trainer.progress.remaining_time import Clock, Pace
 
 _LONGEST_BAR, _SHORTEST_BAR = 40, 6
 _KEPT_FREE = 8  # lines of the terminal that the rows of nodes leave to the rest

@@ -5,7 +5,7 @@ from typing import Any, Literal, TextIO
 
 import msgspec
 
-from edge.words import about, size, some, values
+from edge.terminal.formatting import about, size, some, values
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from statistics import mean
 from typing import TextIO
 
-from broker_config.errors import printable
-from edge.words import about, size, values
+from broker_config.protocol.errors import printable
+from edge.terminal.formatting import about, size, values
 from trainer.progress.events import (
     Activity,
     AnyEvent,
@@ -23,7 +23,7 @@ from trainer.progress.events import (
     RoundOpened,
     describe,
 )
-from trainer.progress.pace import Clock, Pace
+from trainer.progress.remaining_time import Clock, Pace
 
 _ROUNDS = 50  # lines of rounds; of more rounds only every so many-th has one, or one a minute
 _JOINS = 10  # lines of nodes that join, likewise

@@ -3,7 +3,7 @@
 import time
 
 from trainer.progress.events import Activity, Report
-from trainer.progress.pace import Clock
+from trainer.progress.remaining_time import Clock
 
 _EVERY = 1.0  # seconds between two events that differ in their bytes only
 

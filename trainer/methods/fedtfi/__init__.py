@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from broker_config.errors import UsageError
-from broker_config.messages import Training
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.messages import Training
 from trainer.methods import fedavg
 from trainer.methods.base import (
     WHOLE,
@@ -20,10 +20,10 @@ from trainer.methods.base import (
     plain_phase,
     shared_classifier,
 )
-from trainer.methods.fedtfi import bank, losses, patches
-from trainer.methods.fedtfi.protect import Protection
-from trainer.tree import Arrays, pick
-from trainer.weights import Shape
+from trainer.methods.fedtfi import losses, patch_bank, patches
+from trainer.methods.fedtfi.patch_protection import Protection
+from trainer.models.initial_weights import Shape
+from trainer.models.named_tensors import Arrays, pick
 
 _MOST = 1 << 26  # bytes of patches in a contribution or a broadcast: the coordinator has those of all nodes in memory
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
@@ -50,13 +50,13 @@ def fedtfi(training: Training, options: Options) -> Method:
     return fedavg.fedavg(training, fedavg.Options())._replace(
         train=(plain_phase(training, options.epochs, loss)._replace(draws=True),),
         init_server=lambda encoder, shape, random: _begin(options, encoder, shape, random),
-        admit=bank.without_own,
+        admit=patch_bank.without_own,
         receive=lambda own, received: pick({**own, **received}, WHOLE),
         relay=Relay(
             shapes=lambda broadcast: _shapes(options, broadcast),
             make=lambda network, received, data, random: patches.make(network, received, data, random, options),
-            check=bank.check,
-            merge=bank.merge,
+            check=patch_bank.check,
+            merge=patch_bank.merge,
             hides=options.in_force,
             short_of=options.short_of,
         ),
@@ -81,11 +81,11 @@ def _begin(options: Options, encoder: Arrays, shape: Shape, random: np.random.Ge
             f"fedtfi would send {largest >> 20} MiB of patches at once: {_MOST >> 20} are the most",
             "take a smaller --option quota, capacity or mask",
         )
-    return {**shared_classifier(encoder, shape, random), **bank.empty(options.capacity, channels, options.mask)}
+    return {**shared_classifier(encoder, shape, random), **patch_bank.empty(options.capacity, channels, options.mask)}
 
 
 def _shapes(options: Options, broadcast: Arrays) -> dict[str, tuple[int, ...]]:
     return {
-        bank.VALUES: (options.quota, *broadcast["bank.patches"].shape[1:]),
-        bank.LABELS: (options.quota,),
+        patch_bank.VALUES: (options.quota, *broadcast["bank.patches"].shape[1:]),
+        patch_bank.LABELS: (options.quota,),
     }

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.methods.fedtfi import Options
-    from trainer.network import Network, Tree
+    from trainer.models.network import Network, Tree
 
 
 def triplet(options: Options) -> Loss:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from trainer.methods.fedtfi import bank
-from trainer.methods.fedtfi.protect import measured, mixtures, protect
-from trainer.tree import Arrays
+from trainer.methods.fedtfi import patch_bank
+from trainer.methods.fedtfi.patch_protection import measured, mixtures, protect
+from trainer.models.named_tensors import Arrays
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-    from trainer.engine import TrainingSet
     from trainer.methods.fedtfi import Options
-    from trainer.network import Network, Tree
+    from trainer.models.network import Network, Tree
+    from trainer.training.engine import TrainingSet
 
 
 def make(network: Network, received: Tree, data: TrainingSet, random: np.random.Generator, options: Options) -> Arrays:
@@ -33,8 +33,8 @@ def make(network: Network, received: Tree, data: TrainingSet, random: np.random.
         maps = _maps_of(network, received, data, images)
         cells = cut(maps, places.ravel(), options.mask, random)
         sent = protect(cells.reshape(*rows.shape, *cells.shape[1:]), measured(maps), options, random)
-        values[:], shown[:] = sent.clip(-bank.LARGEST, bank.LARGEST), labels[rows[:, 0]]
-    return {bank.VALUES: values, bank.LABELS: shown}
+        values[:], shown[:] = sent.clip(-patch_bank.LARGEST, patch_bank.LARGEST), labels[rows[:, 0]]
+    return {patch_bank.VALUES: values, patch_bank.LABELS: shown}
 
 
 def _maps_of(network: Network, received: Tree, data: TrainingSet, images: np.ndarray) -> np.ndarray:

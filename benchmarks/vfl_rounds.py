@@ -1,0 +1,341 @@
+"""Rounds of a line, against a bare client that moves frames of the same size, and against the same line in one process.
+
+    python -m benchmarks.vfl_rounds --sensors 2 --window 64 --iterations 1 --commit 1 20 200
+
+The line is made of real processes at a mosquitto on this machine. The bare client has as many processes: one publishes
+what a head sends in a round, each of the others answers with what a sensor sends, and the first waits for all of them.
+Compute is the longest way through the round's arithmetic, or all of it shared by the cores, whichever is longer. What
+the line takes beyond both is its protocol's: checks, copies, signatures, files. The three are measured one after the
+other, several times, and their medians are compared. All are in milliseconds a round: means, in which a commit's fsync
+is spread over its group of rounds. `cpu` is processor time of all parties together. On a machine that does other things
+besides, rounds mostly wait for a core: `--alone` measures them as if it did not.
+"""
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import re
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import paho.mqtt.client as paho
+import torch
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+
+from broker_config.protocol.frames import encode_frame
+from broker_config.protocol.vfl_messages import LineSpec, Recipe, Window
+from broker_config.security.kit import Kit
+from tests.support.mosquitto import Mosquitto
+from tests.support.provisioned_federation import guarded
+from tests.support.sensor_streams import CLASSES, Plant, Processes, simulated
+from trainer.vfl.server.journal import history
+from trainer.vfl.simulation import Line, send
+from trainer.vfl.tensor_frames import embeddings, opened, represented
+from trainer.vfl.window import span
+
+WARM = 0.2  # of the rounds, which do not count
+PATIENCE = 120.0  # seconds for a run
+_FORK = multiprocessing.get_context("fork")
+
+
+class Case(NamedTuple):
+    """One way to run a line."""
+
+    sensors: int
+    window: int  # products
+    chunk: int  # new products a round
+    iterations: int  # E
+    commit: int  # rounds
+    kits: bool  # certificates and signatures
+    alone: bool  # before all other work of the machine
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the sensors."""
+        return tuple(f"sensor-{number + 1}" for number in range(self.sensors))
+
+    @property
+    def spec(self) -> LineSpec:
+        """As the head would announce it."""
+        return LineSpec(
+            federation="steel", run="0" * 16, software="", sensors=self.names, network="dense", classes=CLASSES,
+            window=Window(start=self.window, chunk=self.chunk, size=self.window), recipe=Recipe(),
+            iterations=self.iterations, commit=self.commit,
+        )  # fmt: skip
+
+
+class Broker(NamedTuple):
+    """Where the line meets."""
+
+    url: str
+    port: int
+    kits: Mapping[str, tuple[Path, str]]
+    members: Mapping[str, Kit]
+
+
+class Took(NamedTuple):
+    """Of a round, milliseconds."""
+
+    wall: float
+    cpu: float  # of all parties
+
+    @classmethod
+    def of(cls, rounds: Sequence[float], cpu: float) -> "Took":
+        """From the seconds of each round, after the first ones, and milliseconds of processor time a round."""
+        counted = rounds[int(WARM * len(rounds)) :]
+        return cls(1000 * statistics.fmean(counted), cpu)
+
+
+@contextlib.contextmanager
+def broker(case: Case, folder: Path) -> Iterator[Broker]:
+    """A mosquitto, which with kits is as `edge-node provision` configures it."""
+    if not case.kits:
+        plain = Mosquitto(folder / "broker", persistence=False)
+        plain.start()
+        try:
+            yield Broker(plain.url, plain.port, {}, {})
+        finally:
+            plain.kill()
+        return
+    with guarded(folder / "steel", nodes=case.names) as strict:
+        kits = {name: (strict.folder / "kits" / f"{name}.kit", strict.members.passphrase(name)) for name in strict.kits}
+        yield Broker(strict.url, strict.members.register.port, kits, strict.kits)
+
+
+def put_first(case: Case) -> None:
+    """Let this process and its children have a core before all else on this machine, if the case is so."""
+    if case.alone:
+        for thread in threads():
+            os.sched_setscheduler(thread, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+
+
+def threads() -> Iterator[int]:
+    """Theirs."""
+    children = {pid for each in Path("/proc/self/task").glob("*/children") for pid in each.read_text().split()}
+    for pid in children | {"self"}:
+        yield from (int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir())
+
+
+def cpu(processes: Iterable[int]) -> float:
+    """Milliseconds that these have computed so far."""
+    ticks = 0
+    for each in processes:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended: so has the measurement
+            ticks += sum(map(int, Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()[11:13]))
+    return 1000 * ticks / os.sysconf("SC_CLK_TCK")
+
+
+def real(case: Case, plant: Plant, at: Broker, folder: Path, rounds: int) -> Took:
+    """A round of the real line."""
+    settings = {
+        "--start": case.window, "--chunk": case.chunk, "--window": case.window, "--iterations": case.iterations,
+        "--commit": case.commit, "--rounds": rounds, "--network": "dense", "--policy": "all",
+    }  # fmt: skip
+    if not case.kits:
+        settings |= {"--federation": "steel"}
+    line = Processes(folder, plant, at.url, settings, kits=at.kits)
+    processes = {"coordinator": line.head()} | {name: line.sensor(name) for name in case.names}
+    seen: dict[int, float] = {}  # closed rounds -> what all had computed by then
+    try:
+        while processes["coordinator"].poll() is None:
+            last = re.findall(rb'"round":(\d+)', line.log("coordinator").read_bytes())
+            if last and int(last[-1]) not in seen:
+                put_first(case)
+                seen[int(last[-1])] = cpu(each.pid for each in processes.values())
+            time.sleep(0.02)
+        for name, process in processes.items():
+            assert process.wait(PATIENCE) == 0, f"{name}: {line.log(name).read_text()[-2000:]}"
+    finally:
+        for process in processes.values():
+            process.kill()
+    seconds = [each.seconds for each in history(line.state("coordinator"))]
+    counted = {round_: took for round_, took in seen.items() if WARM * rounds <= round_ < rounds}
+    first, last_ = min(counted), max(counted)
+    assert first < last_, "so few rounds take less than the second between two reports: pass more --rounds"
+    return Took.of(seconds, (counted[last_] - counted[first]) / (last_ - first))
+
+
+def compute(case: Case, plant: Plant, rounds: int) -> Took:
+    """A round's arithmetic, in one process, with as many cores as there are here.
+
+    The longest way through it: embed at the slowest sensor, represent, learn at the slowest party.
+    """
+    line, cores = simulated(case.spec, plant), len(os.sched_getaffinity(0))
+    totals, least = [], []
+    for round_ in range(1, rounds + 1):
+        sent, represented_, learnt = _step(line, case, round_)
+        totals.append(sum(sent) + represented_ + sum(learnt))
+        least.append(max(max(sent) + represented_ + max(learnt), totals[-1] / cores))
+    return Took.of(least, 1000 * statistics.fmean(totals[int(WARM * rounds) :]))
+
+
+def _step(line: Line, case: Case, round_: int) -> tuple[list[float], float, list[float]]:
+    """What `Line.step` does, with a clock: each sensor's way up, the head's representation, what each party learns."""
+    rows = slice(*span(case.spec.window, round_))
+    samples, labels = [each[rows] for each in line.stream.samples], line.stream.labels[rows]
+    clock = _Clock()
+    sent, up = [], []
+    for sensor, part in zip(line.sensors, samples, strict=True):
+        sent.append(send(case.spec, sensor, part, round_))
+        up.append(clock.lap())
+    phi = line.head.represent([each.received for each in sent])
+    torch.nn.functional.cross_entropy(line.head.predict(phi.embeddings), labels).item()
+    middle = clock.lap()
+    learnt = []
+    for sensor, part in zip(line.sensors, samples, strict=True):
+        sensor.learn(part, labels, phi, case.iterations, round_)
+        learnt.append(clock.lap())
+    line.head.learn(phi, labels, case.iterations, round_)
+    return up, middle, [*learnt, clock.lap()]
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self._at = time.process_time()
+
+    def lap(self) -> float:
+        """Seconds of computing since it was last asked."""
+        before, self._at = self._at, time.process_time()
+        return self._at - before
+
+
+# The bare client
+
+
+def sizes(case: Case, plant: Plant) -> tuple[int, int, int]:
+    """Bytes that a round moves: the head's opening, its answer, a sensor's embeddings."""
+    line, at = simulated(case.spec, plant), {"run": "0" * 16, "attempt": 1, "round": 99}
+    rows = slice(*span(case.spec.window, 1))
+    sent = [send(case.spec, sensor, part[rows], 1).received
+            for sensor, part in zip(line.sensors, line.stream.samples, strict=True)]  # fmt: skip
+    phi, ids = line.head.represent(sent), ["p12345"] * case.chunk
+    frames = (
+        opened(0, case.window, case.window - case.chunk, ids, **at),
+        represented(phi, line.stream.labels[rows], [case.iterations] * case.sensors, **at),
+        embeddings(sent[0], None, (), session="0" * 16, **at),
+    )
+    first, answer, up = (sum(len(encode_frame(each)) for each in kind) for kind in frames)
+    return first, answer, up
+
+
+def client(port: int, kit: Kit | None) -> paho.Client:
+    """Connected, with TLS if there is a kit; nothing is delayed by Nagle's algorithm."""
+    found = paho.Client(CallbackAPIVersion.VERSION2, protocol=MQTTProtocolVersion.MQTTv5)
+    if kit:
+        found.tls_set_context(kit.tls_context())
+    found.connect("127.0.0.1", port)
+    found.socket().setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # type: ignore[union-attr]
+    return found
+
+
+def echo(port: int, kit: Kit | None, name: str, size: int, ready: Any) -> None:
+    """A sensor's process: answers each opening with so many bytes, from within paho's own thread."""
+    mine, payload = client(port, kit), bytes(size)
+
+    def answer(_client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
+        if message.topic.endswith("opened"):
+            mine.publish(f"edge-node/v1/steel/line/{name}/embeddings", payload)
+
+    mine.on_message = answer
+    mine.on_subscribe = lambda *_: ready.release()
+    mine.subscribe([("edge-node/v1/steel/line/opened", 0), ("edge-node/v1/steel/line/representation", 0)])
+    mine.loop_forever()
+
+
+def bare(case: Case, at: Broker, moved: tuple[int, int, int], rounds: int) -> Took:
+    """Mean round of frames of these sizes: out to all sensors, and back from each."""
+    first, answer, up = moved
+    ready = _FORK.Semaphore(0)
+    others = [
+        _FORK.Process(target=echo, args=(at.port, at.members.get(name), name, up, ready), daemon=True)
+        for name in case.names
+    ]
+    for each in others:
+        each.start()
+    head = client(at.port, at.members.get("coordinator"))
+    back = threading.Semaphore(0)
+    head.on_message = lambda *_: back.release()
+    head.on_subscribe = lambda *_: ready.release()
+    head.subscribe("edge-node/v1/steel/line/+/embeddings")
+    head.loop_start()
+    try:
+        for _ in range(case.sensors + 1):
+            assert ready.acquire(timeout=PATIENCE)
+        pids = [os.getpid(), *(each.pid for each in others if each.pid)]
+        put_first(case)
+        ends, before = [time.perf_counter()], cpu(pids)
+        for _ in range(rounds):
+            head.publish("edge-node/v1/steel/line/representation", bytes(answer))
+            head.publish("edge-node/v1/steel/line/opened", bytes(first))
+            for _ in range(case.sensors):
+                assert back.acquire(timeout=30)
+            ends.append(time.perf_counter())
+        return Took.of([after - begun for begun, after in pairwise(ends)], (cpu(pids) - before) / rounds)
+    finally:
+        for each in others:
+            each.kill()
+        head.loop_stop()
+        head.disconnect()
+
+
+# The comparison
+
+
+def measure(case: Case, rounds: int, repetitions: int) -> dict[str, object]:
+    """One case, as a row of the table."""
+    lines, bares, computes = [], [], []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        folder.chmod(0o711)  # mosquitto's user must pass
+        plant = Plant(folder / "plant", case.names)
+        plant.feed(case.window + rounds * case.chunk)
+        plant.close()
+        moved = sizes(case, plant)
+        with broker(case, folder) as at:
+            for repetition in range(repetitions):
+                bares.append(bare(case, at, moved, rounds))
+                (work := folder / str(repetition)).mkdir()
+                lines.append(real(case, plant, at, work, rounds))
+                computes.append(compute(case, plant, rounds))
+    line, plain, least = (Took(*map(statistics.median, zip(*each, strict=True))) for each in (lines, bares, computes))
+    figures = {
+        "rounds_per_second": 1000 / line.wall, "line_ms": line.wall, "bare_ms": plain.wall, "compute_ms": least.wall,
+        "overhead_ms": line.wall - plain.wall - least.wall, "line_to_bare": line.wall / plain.wall,
+        "line_cpu_ms": line.cpu, "bare_cpu_ms": plain.cpu, "simulated_cpu_ms": least.cpu,
+        "overhead_cpu_ms": line.cpu - plain.cpu - least.cpu,
+    }  # fmt: skip
+    load = round(os.getloadavg()[0], 1)
+    return {**case._asdict(), "bytes": moved, "load": load} | {name: round(each, 3) for name, each in figures.items()}
+
+
+def main() -> None:
+    """Measure all cases; a line of JSON for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sensors", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--window", type=int, nargs="+", default=[64, 1000], help="products of a round")
+    parser.add_argument("--iterations", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--commit", type=int, nargs="+", default=[20])
+    parser.add_argument("--kits", type=int, nargs="+", default=[0], help="0: in the clear, 1: TLS and signatures")
+    parser.add_argument("--alone", action="store_true", help="before all other work of the machine (root only)")
+    parser.add_argument("--rounds", type=int, default=1500)
+    parser.add_argument("--repetitions", type=int, default=3)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    for sensors, window, iterations, commit, kits in product(
+        given.sensors, given.window, given.iterations, given.commit, given.kits
+    ):
+        case = Case(sensors, window, max(1, window // 20), iterations, commit, bool(kits), given.alone)
+        print(json.dumps(measure(case, given.rounds, given.repetitions)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

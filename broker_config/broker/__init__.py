@@ -1,0 +1,1 @@
+"""Brokers that we start: mosquitto, or amqtt where there is none."""

@@ -1,0 +1,37 @@
+"""The broker for machines without mosquitto: `python -m broker_config.broker.amqtt_broker HOST PORT`, MQTT 3.1.1 by amqtt."""
+
+import asyncio
+import logging
+import sys
+from typing import Any
+
+from amqtt.broker import Broker
+from amqtt.plugins.base import BaseAuthPlugin
+
+SESSION_EXPIRY = 24 * 3600  # seconds
+
+
+class AdmitAll(BaseAuthPlugin):  # type: ignore[misc]
+    """Admits everyone. Unlike amqtt's anonymous login it lets sessions outlive their connection."""
+
+    async def authenticate(self, *, session: Any) -> bool:  # noqa: ARG002
+        """Admit the client of `session`."""
+        return True
+
+
+async def serve(host: str, port: int) -> None:
+    """Serve until the process is terminated."""
+    broker = Broker(
+        {
+            "listeners": {"default": {"type": "tcp", "bind": f"{host}:{port}"}},
+            "plugins": {"broker_config.broker.amqtt_broker.AdmitAll": {}},
+            "session_expiry_interval": SESSION_EXPIRY,
+        }
+    )
+    await broker.start()
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING)
+    asyncio.run(serve(sys.argv[1], int(sys.argv[2])))

@@ -1,0 +1,1 @@
+"""One MQTT connection: address, handshake, reconnection, and two clients with one id."""

@@ -1,0 +1,359 @@
+"""The one wrapper around paho: addresses, MQTT 5 with fallback to 3.1.1, TLS, reconnection, acknowledgement by hand.
+
+Callbacks run in paho's thread and only put events into the owner's inbox.
+"""
+
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, Self
+
+from paho.mqtt import client as paho
+from paho.mqtt.enums import MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.mqtt.handshake import MQTT5, MQTT311, Client, certificate_fault, handshake, newest_version, refused
+from broker_config.protocol.codec import HEAD, MAX_MESSAGE
+from broker_config.protocol.errors import EdgeNodeError, LinkError, brief
+
+__all__ = ["Delivery", "Endpoint", "Link", "LinkDown", "LinkUp", "probe"]
+
+log = logging.getLogger(__name__)
+
+SESSION_EXPIRY = 24 * 3600  # seconds that the broker keeps a persistent session
+LARGEST_PACKET = (1 << 24) + (1 << 16)  # bytes that we accept (MQTT 5): the largest chunk and its header
+PACKET_OVERHEAD = 16  # bytes of a PUBLISH besides topic and payload, at most
+QUEUED_PUBLISHES = 1000  # QoS 1 messages that wait for the broker
+TAKEN_OVER = "Session taken over"  # LinkDown's reason (MQTT 5) when another process has connected under our client id
+QUIET = 0.2  # seconds without a retained message after which a probe is done
+
+
+class Delivery(NamedTuple):
+    """A message that arrived. `connection` counts the link's connections: `mid` means something in that one only."""
+
+    link: "Link"
+    topic: str
+    payload: bytes
+    retain: bool
+    mid: int
+    qos: int
+    connection: int = 0
+    repeated: bool = False  # the broker may have sent it before, since it had no acknowledgement
+    user: tuple[tuple[str, str], ...] = ()  # its user properties (MQTT 5)
+
+
+class LinkUp(NamedTuple):
+    """The link is connected, for the first time or again; its subscriptions have been asked for."""
+
+    link: "Link"
+
+
+class LinkDown(NamedTuple):
+    """The link lost its connection and tries to get it back."""
+
+    link: "Link"
+    reason: str
+
+
+class Link:
+    """One MQTT connection; what happens on it is put into `inbox` as Delivery, LinkUp and LinkDown.
+
+    A persistent link keeps its session at the broker for a day and acknowledges QoS 1 only when told so by `ack`. When
+    the inbox is full, QoS 0 is dropped; QoS 1 waits, and the broker with it. A payload of more than `longest` bytes is
+    cut to one byte more: enough to be refused for it, and too little to fill the memory while it waits.
+
+    Nothing is heard on a topic that was not subscribed to, whatever the broker sends: what a process does with a
+    message hangs on its topic, and so does who must have signed it. What a broker has kept for a persistent link comes
+    as soon as that opens: subscribe before.
+
+    With a seal in `endpoint` all that members of its federation say is signed and checked here, and nowhere else.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        client_id: str,
+        *,
+        inbox: queue.Queue[Any],
+        persistent: bool,
+        will: tuple[str, bytes] | None = None,
+        keepalive: int = 20,
+    ):
+        self.endpoint = endpoint
+        self.max_packet: int | None = None  # bytes, as far as the broker tells (MQTT 5)
+        self.longest = MAX_MESSAGE
+        self.window: int | None = None  # QoS 1 messages that may wait for our acknowledgement (MQTT 5)
+        self.version: Literal[5, 4] = 4  # of MQTT; 4 is 3.1.1
+        seal = endpoint.seal
+        # Whoever connects under our client id cuts us off: members cannot guess each other's.
+        self._client_id = f"{client_id}/{seal.secret(client_id)}" if seal and client_id else client_id
+        self._inbox = inbox
+        self._persistent = persistent
+        self._will = (will[0], seal.close(*will)) if seal and will else will
+        self._keepalive = keepalive
+        self._client = self._make_client(MQTT311)
+        self._filters: dict[str, int] = {}
+        self._connection = 0
+        self._lock = threading.Lock()  # of _connection, _unacknowledged and _unwritten
+        self._unacknowledged: deque[paho.MQTTMessageInfo] = deque()
+        self._unwritten: deque[tuple[paho.MQTTMessageInfo, int]] = deque()
+        self._closing = threading.Event()
+        self._disconnected = threading.Event()
+        self._subscribed = threading.Event()
+        self._subscription_refused = ""
+        self._outcast = False  # whether the broker has turned our certificate down since we were connected
+
+    def open(self, timeout: float = 10.0) -> Self:
+        """Connect, with MQTT 5 if the broker can; LinkError says why that fails or takes more than `timeout` s."""
+        version = newest_version(self.endpoint, timeout)
+        options: dict[str, Any] = {}
+        if version == MQTT5:
+            self.version = 5
+            options["clean_start"] = not self._persistent
+            options["properties"] = properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+            properties.MaximumPacketSize = max(LARGEST_PACKET, self.longest + MAX_MESSAGE)
+            if self.window:
+                properties.ReceiveMaximum = self.window
+            if self._persistent:
+                properties.SessionExpiryInterval = SESSION_EXPIRY
+        self._client = self._make_client(version)
+        answer = handshake(self._client, self.endpoint, timeout, self._keepalive, **options)
+        if answer != "Success":
+            raise refused(self.endpoint, answer)
+        self._client.loop_start()
+        return self
+
+    def _make_client(self, version: MQTTProtocolVersion) -> Client:
+        client = Client(self.endpoint, self._client_id, version, self._persistent)
+        client.suppress_exceptions = True  # a topic that is not UTF-8 must not end paho's thread
+        client.max_queued_messages_set(QUEUED_PUBLISHES)
+        client.reconnect_delay_set(0.5, 10)  # type: ignore[arg-type]
+        client.username_pw_set(self.endpoint.username, self.endpoint.password)
+        if self._will:
+            client.will_set(*self._will, qos=1, retain=True)
+        client.on_socket_close = self._on_socket_close
+        client.on_connect = self._on_connect
+        client.on_disconnect = self._on_disconnect
+        client.on_message = self._on_message
+        client.on_subscribe = self._on_subscribe
+        client.on_publish = self._on_publish
+        return client
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker has accepted us and the connection stands."""
+        return self._client.is_connected()
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so many QoS 1 messages wait for the broker that those which can be spared should be."""
+        with self._lock:
+            self._forget_acknowledged()
+            return len(self._unacknowledged) > QUEUED_PUBLISHES // 2
+
+    def _forget_acknowledged(self) -> None:
+        while self._unacknowledged and self._unacknowledged[0].is_published():
+            self._unacknowledged.popleft()
+
+    @property
+    def backlog(self) -> int:
+        """Bytes of QoS 0 that were published but not yet written to the socket."""
+        with self._lock:
+            self._forget_written()
+            return sum(size for _, size in self._unwritten)
+
+    def _forget_written(self) -> None:
+        while self._unwritten and _is_over(self._unwritten[0][0]):
+            self._unwritten.popleft()
+
+    def subscribe(self, *filters: str, qos: int = 1) -> None:
+        """Receive what matches `filters`, now and after every reconnection."""
+        self._filters |= dict.fromkeys(filters, qos)
+        if self.connected:
+            self._client.subscribe([(topic, qos) for topic in filters])
+
+    def await_subscription(self, timeout: float) -> bool:
+        """Wait until the broker has answered the first subscription; False if it has not within `timeout` seconds."""
+        return self._subscribed.wait(timeout)
+
+    def unsubscribe(self, *filters: str) -> None:
+        """Receive nothing more for `filters`."""
+        for topic in filters:
+            self._filters.pop(topic, None)
+        if self.connected:
+            self._client.unsubscribe(list(filters))
+
+    def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> None:
+        """Send a message. While there is no connection QoS 1 is kept for later and QoS 0 is lost.
+
+        EdgeNodeError if the broker takes no message of this size, LinkError if too many wait for it already.
+        """
+        if self.endpoint.seal:
+            payload = self.endpoint.seal.close(topic, payload)
+        size = len(payload) + len(topic.encode()) + PACKET_OVERHEAD
+        if self.max_packet and size > self.max_packet:
+            raise EdgeNodeError(
+                f"a message of {size} bytes for {topic} exceeds the {self.max_packet} that {self.endpoint} allows",
+                "raise the broker's maximum packet size (mosquitto: max_packet_size)",
+            )
+        info = self._client.publish(topic, payload, qos, retain)
+        if info.rc == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
+            raise LinkError(f"{QUEUED_PUBLISHES} messages wait for {self.endpoint}", "check that the broker is running")
+        with self._lock:
+            if qos:
+                info.rc = MQTTErrorCode.MQTT_ERR_SUCCESS  # paho says "no connection", but keeps the message
+                self._forget_acknowledged()
+                self._unacknowledged.append(info)
+            else:
+                self._forget_written()
+                self._unwritten.append((info, size))
+
+    def ack(self, delivery: Delivery) -> None:
+        """Tell the broker that the effect of a QoS 1 message is safe. Of an earlier connection: it will come again."""
+        with self._lock:
+            if delivery.qos and delivery.connection == self._connection:
+                self._client.ack(delivery.mid, delivery.qos)
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until the broker has acknowledged all QoS 1 messages; False if it has not within `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            waiting = list(self._unacknowledged)
+        for info in waiting:
+            info.wait_for_publish(max(0.001, deadline - time.monotonic()))
+        return all(info.is_published() for info in waiting)
+
+    def close(self) -> None:
+        """Disconnect cleanly, so that the will is not sent; what is already published is written first."""
+        self._closing.set()
+        if self._client.disconnect() == MQTTErrorCode.MQTT_ERR_SUCCESS:
+            self._disconnected.wait(5)
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _put(self, event: Delivery | LinkUp | LinkDown) -> None:
+        while not self._closing.is_set():
+            try:
+                self._inbox.put(event, timeout=0.2)
+            except queue.Full:
+                continue
+            break
+
+    def _on_socket_close(self, _client: paho.Client, _data: object, _socket: object) -> None:
+        with self._lock:
+            self._connection += 1
+
+    def _on_connect(
+        self, _client: paho.Client, _data: object, _flags: object, reason: ReasonCode, properties: Properties | None
+    ) -> None:
+        client = self._client
+        client.answer = reason.getName()
+        if self._closing.is_set():
+            client.disconnect()
+        elif reason.is_failure:
+            if self._disconnected.is_set():  # else `open` raises
+                log.warning("%s refuses us: %s", self.endpoint, reason)
+        else:
+            self._outcast = False
+            self._disconnected.clear()
+            self.max_packet = getattr(properties, "MaximumPacketSize", None)
+            if self._filters:
+                client.subscribe(list(self._filters.items()))
+            self._put(LinkUp(self))
+
+    def _on_disconnect(
+        self, _client: paho.Client, _data: object, flags: paho.DisconnectFlags, reason: ReasonCode, _properties: object
+    ) -> None:
+        alert, self._client.alert = self._client.alert, None
+        if self._disconnected.is_set() and alert and (fault := certificate_fault(alert)) and not self._outcast:
+            self._outcast = True  # said once, not with every attempt
+            log.warning("%s does not accept our certificate any more: %s; %s", self.endpoint, *fault)
+        if self._disconnected.is_set() or self._client.answer != "Success":
+            return  # was not up
+        self._disconnected.set()
+        self._put(LinkDown(self, str(reason) if flags.is_disconnect_packet_from_server else "connection lost"))
+
+    def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
+        payload = bytes(message.payload[: self.longest + (HEAD if self.endpoint.seal else 0) + 1])
+        user = tuple(getattr(message.properties, "UserProperty", ()))
+        delivery = Delivery(
+            self, message.topic, payload, message.retain, message.mid, message.qos, self._connection, message.dup, user
+        )
+        if not self._asked_for(message.topic):
+            self.ack(delivery)
+            return
+        if self.endpoint.seal:
+            try:
+                delivery = delivery._replace(payload=self.endpoint.seal.open(message.topic, payload))
+            except ValueError as error:
+                self._drop(delivery, str(error))
+                return
+        if message.qos:
+            self._put(delivery)
+        else:
+            try:
+                self._inbox.put_nowait(delivery)
+            except queue.Full:
+                log.debug("dropped a message on %s: the inbox is full", delivery.topic)
+
+    def _asked_for(self, topic: str) -> bool:
+        return topic in self._filters or any(paho.topic_matches_sub(each, topic) for each in list(self._filters))
+
+    def _drop(self, delivery: Delivery, why: str) -> None:
+        """Leave out a message that somebody else has written, as if it had never come."""
+        self.ack(delivery)
+        if self.endpoint.seal and self.endpoint.seal.is_news(delivery.topic):
+            log.warning("ignored a message on %s: %s", brief(delivery.topic), why)
+
+    def _on_subscribe(
+        self, _client: paho.Client, _data: object, _mid: int, reasons: list[ReasonCode], _: object
+    ) -> None:
+        for reason in reasons:
+            if reason.is_failure:
+                self._subscription_refused = str(reason)
+                log.warning("%s refuses a subscription: %s", self.endpoint, reason)
+        self._subscribed.set()
+
+    def _on_publish(self, _client: paho.Client, _data: object, _mid: int, reason: ReasonCode, _: object) -> None:
+        if reason.is_failure:
+            log.warning("%s refuses a message: %s", self.endpoint, reason)
+
+
+def _is_over(info: paho.MQTTMessageInfo) -> bool:
+    """Whether a QoS 0 message was written or lost."""
+    return info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS or info.is_published()
+
+
+def probe(endpoint: Endpoint, filters: Sequence[str], wait: float) -> dict[str, bytes]:
+    """Return the retained messages (topic -> payload) under `filters`, after `wait` seconds at the latest.
+
+    LinkError if the broker cannot be reached or lets us not read them.
+    """
+    inbox: queue.Queue[Any] = queue.Queue()
+    found: dict[str, bytes] = {}
+    with Link(endpoint, f"probe-{secrets.token_hex(8)}", inbox=inbox, persistent=False) as link:
+        link.subscribe(*filters, qos=0)
+        deadline = time.monotonic() + wait
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                event = inbox.get(timeout=min(left, QUIET))
+            except queue.Empty:
+                if link._subscribed.is_set():
+                    break
+                continue
+            if isinstance(event, Delivery) and event.retain:
+                found[event.topic] = event.payload
+        if link._subscription_refused:
+            raise refused(endpoint, link._subscription_refused)
+    return found

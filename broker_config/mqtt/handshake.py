@@ -1,0 +1,223 @@
+"""One attempt at an MQTT connection, and in words why it failed."""
+
+import os
+import secrets
+import socket
+import ssl
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+from paho.mqtt import client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.reasoncodes import ReasonCode
+
+from broker_config.mqtt.endpoint import PORTS, Endpoint
+from broker_config.protocol.errors import LinkError
+
+MQTT5 = MQTTProtocolVersion.MQTTv5
+MQTT311 = MQTTProtocolVersion.MQTTv311
+VERIFY = {  # OpenSSL's codes of what is wrong with the broker's certificate -> remedy
+    9: "it is not valid yet: set this machine's clock, or the broker's when it made the certificate",
+    10: "have the certificate renewed; if it should still be valid, set this machine's clock",
+    62: "use the host name that the certificate was made for, or have one made for this name",
+    64: "use the host name that the certificate was made for, or have one made for this address",
+}
+CLOSED = "closed the connection without an answer"
+_NEW_KIT = "ask whoever provisions the federation for a new kit"
+_ALERTS = {  # the end of TLS's word for what is wrong with our certificate -> that in English, remedy
+    "CERTIFICATE_REVOKED": ("it was revoked", _NEW_KIT),
+    "CERTIFICATE_EXPIRED": ("it has expired", f"{_NEW_KIT}; if it should still be valid, set the broker's clock"),
+    "UNKNOWN_CA": ("another authority has issued it", "take the kit, or certificate, of this broker's federation"),
+    "UNSUPPORTED_CERTIFICATE": ("it is not one of a client", "take that of a member: its key usage must allow it"),
+    "CERTIFICATE_REQUIRED": ("there is none", "give the kit (--kit), or certificate and key (--cert, --key)"),
+}
+
+
+class Client(paho.Client):
+    """paho's client, with four things set right.
+
+    Its WebSocket reports a partly written packet as 0 bytes, which it takes for "done": the packet would be lost.
+    Nagle's algorithm would hold small messages back for up to 40 ms. And why TLS 1.3 ended a connection it keeps to
+    itself: the broker judges our certificate when we already take the connection for made. And what is published it
+    leaves to its own thread to write: to wake that takes longer than to write, most of all where cores are few.
+    """
+
+    answer = ""  # of the broker to the latest CONNECT, in MQTT's words
+    alert: ssl.SSLError | None = None  # with which the broker ended the connection instead
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        client_id: str,
+        version: MQTTProtocolVersion,
+        persistent: bool,
+        *,
+        reconnects: bool = True,
+    ):
+        super().__init__(
+            CallbackAPIVersion.VERSION2,
+            client_id,
+            clean_session=None if version == MQTT5 else not persistent,
+            protocol=version,
+            transport="websockets" if endpoint.websocket else "tcp",
+            manual_ack=persistent,
+            reconnect_on_failure=reconnects,
+        )
+        if endpoint.tls:
+            self.tls_set_context(endpoint.tls_context())
+        if endpoint.websocket:
+            self.ws_set_options(endpoint.path)
+        self._writing = threading.Lock()  # packets go out whole, one after the other
+        self._using = threading.Lock()  # a TLS or WebSocket connection is one thread's at a time
+        self.on_socket_open = _send_at_once
+        self.on_connect = self._note_answer
+
+    def _note_answer(self, _client: object, _data: object, _flags: object, reason: ReasonCode, _: object) -> None:
+        self.answer = reason.getName()
+
+    def _packet_queue(
+        self, command: int, packet: bytes | bytearray, mid: int, qos: int, info: paho.MQTTMessageInfo | None = None
+    ) -> MQTTErrorCode:
+        """What is published at QoS 0 is written now, unless the socket has no room: then paho's thread does it."""
+        ours = self._thread is not None and threading.current_thread() is not self._thread
+        if (command & 0xF0) == paho.PUBLISH and not qos and ours and self.is_connected() and not self._out_packet:
+            self._out_packet.append({
+                "command": command, "mid": mid, "qos": qos, "pos": 0,
+                "to_process": len(packet), "packet": packet, "info": info,
+            })  # fmt: skip
+            if self._packet_write() == MQTTErrorCode.MQTT_ERR_SUCCESS:
+                return MQTTErrorCode.MQTT_ERR_SUCCESS
+            self._wake()
+            return MQTTErrorCode.MQTT_ERR_SUCCESS
+        return super()._packet_queue(command, packet, mid, qos, info)
+
+    @property
+    def on_publish(self) -> paho.CallbackOnPublish | None:
+        """Called by paho's thread alone: another that writes must not wait for what that thread is busy with."""
+        return self._on_publish if threading.current_thread() is self._thread else None
+
+    @on_publish.setter
+    def on_publish(self, func: paho.CallbackOnPublish | None) -> None:
+        self._on_publish = func
+
+    def _wake(self) -> None:
+        if self._sockpairW is not None:
+            with suppress(BlockingIOError):  # it is awake
+                self._sockpairW.send(b"0")
+
+    def _packet_write(self) -> MQTTErrorCode:
+        with self._writing:
+            return super()._packet_write()
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        try:
+            with self._using:
+                return super()._sock_recv(bufsize)
+        except ssl.SSLError as error:
+            self.alert = error
+            raise
+
+    def _sock_send(self, buf: bytes | bytearray) -> int:
+        try:
+            with self._using:
+                sent = super()._sock_send(buf)
+        except (ssl.SSLEOFError, ConnectionError):
+            with suppress(OSError):  # the connection was closed while we wrote: its last word may say why
+                self._sock_recv(1)
+            raise
+        if buf and not sent:
+            raise BlockingIOError
+        return sent
+
+
+def _send_at_once(_client: paho.Client, _data: object, sock: Any) -> None:
+    with socket.socket(fileno=os.dup(sock.fileno())) as raw:
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def handshake(client: Client, endpoint: Endpoint, timeout: float, keepalive: int = 60, **options: Any) -> str:
+    """Connect `client`, whose `on_connect` notes the `answer`; return that, LinkError if there is none in `timeout` s.
+
+    Runs in the caller's thread; `options` are those of paho's `connect`.
+    """
+    deadline = time.monotonic() + timeout
+    client.answer, client.alert = "", None
+    client.connect_timeout = timeout
+    try:
+        client.connect(endpoint.host, endpoint.port, keepalive, **options)
+    except ConnectionResetError:
+        return CLOSED
+    except OSError as error:
+        raise unreachable(endpoint, error, timeout) from None
+    while not client.answer:
+        if time.monotonic() > deadline:
+            raise unreachable(endpoint, TimeoutError(), timeout)
+        if client.loop(0.1) != MQTTErrorCode.MQTT_ERR_SUCCESS:
+            if client.alert:
+                raise unreachable(endpoint, client.alert, timeout)
+            return client.answer or CLOSED
+    return client.answer
+
+
+def newest_version(endpoint: Endpoint, timeout: float) -> MQTTProtocolVersion:
+    """Return MQTT 5 if the broker speaks it, else 3.1.1.
+
+    Asked with a CONNECT that is empty, but for the version: an old broker misreads MQTT 5's properties or what follows
+    them as lengths and may wait for ever. One that wants credentials refuses, in the version that it speaks.
+    """
+    client = Client(endpoint, f"version-{secrets.token_hex(8)}", MQTT5, persistent=False)
+    answer = handshake(client, endpoint, timeout)
+    client.disconnect()
+    return MQTT311 if answer in ("Unsupported protocol version", CLOSED) else MQTT5
+
+
+def unreachable(endpoint: Endpoint, error: OSError, timeout: float) -> LinkError:
+    """Say why no connection to the broker came about within `timeout` seconds."""
+    place = f"{endpoint.host}:{endpoint.port}"
+    match error:
+        case socket.gaierror():
+            what, remedy = f"the host name {endpoint.host} is unknown", "check its spelling and this machine's DNS"
+        case ConnectionRefusedError():
+            what, remedy = f"nothing listens at {place}: connection refused", "start the broker, or correct the port"
+        case TimeoutError():
+            what, remedy = f"no answer from {place} within {timeout:g} s", "check address, scheme, network and firewall"
+        case ssl.SSLCertVerificationError():
+            what = f"the certificate of {place} is not trusted: {error.verify_message}"
+            remedy = VERIFY.get(error.verify_code, "") or (
+                "this is not the broker of the kit's federation: check the address"
+                if endpoint.kit
+                else "give the CA certificate that signed it (--ca), and the host name that it was made for"
+            )
+        case ssl.SSLError() if fault := certificate_fault(error):
+            what, remedy = f"{place} does not accept our certificate: {fault[0]}", fault[1]
+        case ssl.SSLError():
+            what = f"no TLS connection to {place}: {error.reason or error}"
+            remedy = "check that this is the port for TLS; without TLS the scheme is mqtt:// or ws://"
+        case paho.WebsocketConnectionError():
+            what = f"no WebSocket at {place}{endpoint.path}: {error}"
+            remedy = "check port and path; without WebSockets the scheme is mqtt:// or mqtts://"
+        case _:
+            what, remedy = f"no connection to {place}: {error}", "check address, network and firewall"
+    return LinkError(what, remedy)
+
+
+def certificate_fault(alert: ssl.SSLError) -> tuple[str, str] | None:
+    """What the broker finds wrong with our certificate, if its alert is about that, and the remedy."""
+    return next((said for end, said in _ALERTS.items() if (alert.reason or "").endswith(end)), None)
+
+
+def refused(endpoint: Endpoint, answer: str) -> LinkError:
+    """Say what to do about a broker that answered with other than success."""
+    match answer:
+        case "Bad user name or password" | "Not authorized":
+            remedy = "check user name and password (EDGE_NODE_PASSWORD), or ask who runs the broker to admit them"
+        case "Client identifier not valid":
+            remedy = "ask who runs the broker which names it admits"
+        case "Server unavailable" | "Server busy" | "Quota exceeded" | "Connection rate exceeded":
+            remedy = "try again later"
+        case _:
+            remedy = f"check that scheme and port belong together ({', '.join(f'{s} {p}' for s, p in PORTS.items())})"
+            remedy += " and whether the broker demands a certificate (--kit, or --cert and --key)"
+    return LinkError(f"the broker {endpoint} did not let us in: {answer.lower()}", remedy)

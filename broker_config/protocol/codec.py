@@ -1,0 +1,149 @@
+"""Messages and tensors as bytes and back: whatever comes in is sized, typed and validated before use. Never pickle."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from broker_config.protocol.errors import EdgeNodeError, brief
+from broker_config.protocol.messages import AnyMessage, Message, TensorSpec
+from broker_config.protocol.vfl_messages import LineMessage
+
+MAX_MESSAGE = 100 * 1024  # bytes
+SEALED = b"\x01"  # begins what is signed (`signing`); neither JSON nor safetensors begin so
+HEAD = 1 + 64  # bytes of a signed message before its content: SEALED and the signature
+M = TypeVar("M", bound=Message)
+_INDEX_BYTES = 4  # of a chunk
+_DECODER: msgspec.json.Decoder[AnyMessage | LineMessage] = msgspec.json.Decoder(AnyMessage | LineMessage)
+
+
+class DecodeError(ValueError):
+    """Bytes that are not what they should be; the text says briefly what is wrong with them."""
+
+    def __init__(self, why: str):
+        super().__init__(brief(why))
+
+
+def encode(message: AnyMessage | LineMessage) -> bytes:
+    """Return the message as JSON, at most MAX_MESSAGE bytes; EdgeNodeError if it needs more."""
+    payload = msgspec.json.encode(message)
+    if len(payload) > MAX_MESSAGE:
+        raise EdgeNodeError(
+            f"a {type(message).__name__} of {len(payload)} bytes exceeds a message's {MAX_MESSAGE}",
+            "take fewer classes, or shorter names",
+        )
+    return payload
+
+
+def decode(payload: bytes, expect: type[M]) -> M:
+    """Return the message in `payload`, which must be an `expect`; DecodeError says why it is not."""
+    message = _decode(payload)
+    if not isinstance(message, expect):
+        raise DecodeError(f"a {type(message).__name__}, not a {expect.__name__}")
+    return message
+
+
+def decode_any(payload: bytes) -> AnyMessage:
+    """Return the message in `payload`, of whichever type a federation has; DecodeError if it is none."""
+    message = _decode(payload)
+    if isinstance(message, LineMessage):
+        raise DecodeError(f"a {type(message).__name__}, which is a line's that learns (edge-node line)")
+    return message
+
+
+def _decode(payload: bytes) -> AnyMessage | LineMessage:
+    if len(payload) > MAX_MESSAGE:
+        raise DecodeError(f"longer than the {MAX_MESSAGE} bytes of a message")
+    if payload.startswith(SEALED):
+        raise DecodeError("it is signed; to read it, take part with a kit (--kit)")
+    try:
+        return _DECODER.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DecodeError(str(error)) from None
+
+
+def encode_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
+    """Return float32 tensors as safetensors without metadata; the bytes depend on names and values only."""
+    for name, array in tensors.items():
+        if array.dtype != np.float32:
+            raise TypeError(f"tensor {name!r} is {array.dtype}, not float32")
+    data: bytes = save({name: np.asarray(array, order="C") for name, array in tensors.items()})
+    return data
+
+
+def read_tensors(path: Path, expected: Mapping[str, TensorSpec]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the tensors of a safetensors file in the order of their names; in memory is one at a time.
+
+    DecodeError before the first one if there are others than `expected`, or not float32 of these shapes; later if a
+    tensor holds NaN or infinity.
+    """
+    if path.stat().st_size > encoded_size(expected):
+        raise DecodeError("the file is larger than its tensors")
+    try:
+        with safe_open(path, framework="np") as file:
+            _check_header(file, expected)
+            for name in sorted(expected):
+                array = np.array(file.get_tensor(name))
+                if not np.isfinite(array).all():
+                    raise DecodeError(f"tensor {name!r} holds NaN or infinity")
+                yield name, array
+    except SafetensorError as error:
+        raise DecodeError(f"not a safetensors file: {error}") from None
+
+
+class Rows(NamedTuple):
+    """Some rows of a tensor, along its first axis. A scalar is one row."""
+
+    tensor: str
+    start: int
+    stop: int
+
+
+def read_rows(path: Path, parts: Sequence[Rows]) -> np.ndarray:
+    """Return these rows of a file that `read_tensors` has gone through, as one vector; nothing else is read."""
+    with safe_open(path, framework="np") as file:
+        slices = [(file.get_slice(name), start, stop) for name, start, stop in parts]
+        return np.concatenate(
+            [np.ravel(each[start:stop] if each.get_shape() else each[...]) for each, start, stop in slices]
+        )
+
+
+def _check_header(file: Any, expected: Mapping[str, TensorSpec]) -> None:
+    if file.metadata():
+        raise DecodeError("__metadata__ is not empty")
+    names = set(file.keys())
+    if missing := sorted(expected.keys() - names):
+        raise DecodeError(f"{len(missing)} tensors are missing, the first is {missing[0]!r}")
+    if surplus := sorted(names - expected.keys()):
+        raise DecodeError(f"{len(surplus)} tensors too many, the first is {surplus[0]!r}")
+    for name, spec in expected.items():
+        header = file.get_slice(name)
+        if header.get_dtype() != "F32":
+            raise DecodeError(f"tensor {name!r} is {header.get_dtype()}, not F32")
+        if tuple(header.get_shape()) != spec.shape:
+            raise DecodeError(f"tensor {name!r} has shape {tuple(header.get_shape())}, not {spec.shape}")
+
+
+def encoded_size(expected: Mapping[str, TensorSpec]) -> int:
+    """Return an upper bound, in bytes, of `encode_tensors` for such tensors: what a manifest may promise at most."""
+    entry = len('"":{"dtype":"F32","shape":[],"data_offsets":[,]},') + 2 * 20
+    header = sum(len(json.dumps(name)) + len(str(spec.shape)) + entry for name, spec in expected.items())
+    return 8 + 8 + header + sum(4 * math.prod(spec.shape) for spec in expected.values())
+
+
+def encode_chunk(index: int, data: bytes | memoryview) -> bytes:
+    """Return a chunk as it travels: its index as 4 bytes, big-endian, then its data."""
+    return b"".join((index.to_bytes(_INDEX_BYTES, "big"), data))
+
+
+def decode_chunk(payload: bytes) -> tuple[int, memoryview]:
+    """Return index and data of a chunk; the data is a view into `payload`."""
+    if len(payload) < _INDEX_BYTES:
+        raise DecodeError(f"a chunk of {len(payload)} bytes has no index")
+    return int.from_bytes(payload[:_INDEX_BYTES], "big"), memoryview(payload)[_INDEX_BYTES:]

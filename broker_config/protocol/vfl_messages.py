@@ -1,0 +1,119 @@
+"""How a line learns: the settings that its sensors need, and what they say besides arrays (those are in `frames`)."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from broker_config.protocol.messages import Finite, Identity, Message, Name, RunId, Seconds, SessionId, Stage
+
+Period = Annotated[int, Meta(ge=0, le=1 << 40)]  # rounds of a line go on for years
+Positive = Annotated[float, Meta(gt=0, le=1e6)]
+
+
+class Window(Struct, frozen=True, kw_only=True):
+    """Which products a round trains on (paper VII-B): `start` in the first round, `chunk` more in each later one."""
+
+    start: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
+    chunk: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
+    size: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # the newest that count; 0: the set grows
+
+
+class Channel(Struct, frozen=True, kw_only=True):
+    """Noise between sensor and head, in the order in which it strikes. All zero: a clean channel."""
+
+    levels: Annotated[int, Meta(ge=0, le=1 << 16)] = 0  # of a uniform scalar quantiser; 0: none
+    dither: bool = False  # values are rounded up or down by chance, so that the quantiser's error has mean zero
+    sigma: Annotated[float, Meta(ge=0, le=1e3)] = 0.0  # of Gaussian noise, in standard deviations of the message
+    loss: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # chance that a product's embedding arrives as zeros
+
+
+class Denoising(Struct, frozen=True, kw_only=True):
+    """What the head does against noise: autoencoders that learn in the first `rounds` rounds (T_dl; 0: none)."""
+
+    rounds: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    shared: bool = True  # one autoencoder for all sensors, or one for each
+    target: Literal["clean", "noisy"] = "clean"  # what sensors send besides: the embedding, or another noisy copy of it
+    epochs: Annotated[int, Meta(ge=1, le=10_000)] = 20  # of each of those rounds, a step over its whole set each
+    learning_rate: Positive = 1e-2  # Adam's (paper VII-C)
+    bottleneck: Annotated[int, Meta(ge=0, le=1 << 16)] = 0  # 0: the paper's 3 of 28 and 512 of 4096; else an eighth
+
+
+class Recipe(Struct, frozen=True, kw_only=True):
+    """Local training, the same for all parties."""
+
+    eta: Positive = 0.01  # step of online gradient descent (eq. 5)
+    batches: Annotated[int, Meta(ge=1, le=100_000)] = 1  # parts of a round's set, a step each; 1: as eq. 5 has it
+
+
+class Privacy(Struct, frozen=True, kw_only=True):
+    """Noise that a sensor adds on purpose: each product's embedding is cut to `clip`, then gets Gaussian noise."""
+
+    clip: Annotated[float, Meta(ge=0, le=1e6)] = 0.0  # Euclidean length; 0: no protection
+    multiplier: Annotated[float, Meta(ge=0, le=1e6)] = 0.0  # of the noise, in lengths of `clip`
+
+
+class LineSpec(Message, frozen=True, kw_only=True):
+    """A line that learns, retained where a federation's Spec would be: all that a sensor must know besides its data."""
+
+    federation: Name
+    run: RunId
+    software: str
+    sensors: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=64)]  # in the order of the head's inputs
+    network: str  # of the sensors (trainer.vfl.networks)
+    cycles: Annotated[int, Meta(ge=1, le=10_000)] = 1  # rows of a sample: a product's own and those before it
+    classes: Annotated[tuple[str, ...], Meta(min_length=2, max_length=1000)]
+    reading: Literal["class", "expectation"] = "class"  # expectation: classes are numbers, their mean is the result
+    labels: Literal["shared", "server"] = "shared"  # server: labels stay at the head, which sends gradients instead
+    window: Window = Window()
+    channel: Channel = Channel()
+    denoising: Denoising = Denoising()
+    recipe: Recipe = Recipe()
+    privacy: Privacy = Privacy()
+    iterations: Annotated[int, Meta(ge=1, le=1000)] = 2  # E_max
+    policy: str = "deadline"  # who decides E_{t,k}: a rule, or an agent's file (trainer.vfl.policies.selection)
+    absent: Literal["wait", "last", "impute"] = "wait"  # what a round does without a sensor
+    patience: Seconds = 10.0  # for a sensor, before `absent` counts
+    commit: Annotated[int, Meta(ge=1, le=10_000)] = 20  # rounds that a kill may cost: they are replayed
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    threads: Annotated[int, Meta(ge=1, le=1024)] = 1
+
+
+class LineHello(Message, frozen=True, kw_only=True):
+    """Sensor -> head: let me take part. `round` is the last one that its model has learnt from."""
+
+    session: SessionId
+    run: RunId
+    software: str
+    identity: Identity
+    incarnation: Annotated[int, Meta(ge=0, le=1 << 40)]
+    columns: Annotated[int, Meta(ge=1, le=10_000)]
+    round: Period
+    kept: Annotated[tuple[Period, ...], Meta(max_length=8)] = ()  # rounds whose end it can go back to
+    lacks: Annotated[str, Meta(max_length=300)] = ""  # what its round waits for, in words
+
+
+class SensorState(Struct, frozen=True, kw_only=True):
+    """One sensor, as the head sees it."""
+
+    name: Name
+    present: bool
+    latency: Seconds | None = None  # from the round's opening to its embeddings, in the last round that had them
+    iterations: Annotated[int, Meta(ge=0, le=1000)] = 0  # in the last round; 0: none
+    lacks: Annotated[str, Meta(max_length=300)] = ""  # what it waits for, in words
+
+
+class LineOverview(Message, frozen=True, kw_only=True):
+    """How a line is doing, retained where a federation's Overview would be."""
+
+    run: RunId
+    time: Annotated[datetime, Meta(tz=True)]  # by the head's clock, for display
+    round: Period  # the last one that is closed
+    status: Stage
+    paused: bool = False  # it waits for sensors, or for products
+    loss: Finite | None = None  # of the last round, before its local iterations
+    rate: Seconds = 0.0  # rounds a second, lately
+    sensors: tuple[SensorState, ...] = ()
+
+
+LineMessage = LineSpec | LineHello | LineOverview

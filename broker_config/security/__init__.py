@@ -1,0 +1,1 @@
+"""Certificates, members and their kits, signatures, the broker's access list, trust."""

@@ -1,0 +1,134 @@
+"""Who may do what on which topics: the table by which a broker's access list is made, and a broker is examined."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from broker_config.protocol import topics
+
+_USER = "%u"  # where mosquitto puts the user's name
+
+
+class Rights(NamedTuple):
+    """Filters of topics. What is `denied` is so whatever else somebody may."""
+
+    writes: tuple[str, ...]
+    reads: tuple[str, ...]
+    denied: tuple[str, ...] = ()
+
+
+_NOTHING = Rights((), ())
+
+
+def rights(name: str, federation: str) -> Rights:
+    """What `name` needs in a federation (`+`: in any): that is `coordinator`, `monitor`, or else a node."""
+    match name:
+        case topics.COORDINATOR:
+            return _coordinator(federation)
+        case topics.MONITOR:
+            return _monitor(federation)
+    return _node(name, federation)
+
+
+def _coordinator(federation: str) -> Rights:
+    me = topics.COORDINATOR
+    return Rights(
+        writes=(
+            topics.spec(federation),
+            topics.round_state(federation),
+            topics.status(federation),
+            topics.down(federation, "+"),
+            topics.presence(federation, me),
+            topics.want(federation, "+", me),
+            topics.chunks(federation, me, "+", "+"),
+            topics.opened(federation),
+            topics.representation(federation),
+            topics.predictions(federation),
+            topics.gradients(federation, "+"),
+        ),
+        reads=(
+            topics.any_version(topics.spec(federation)),
+            topics.round_state(federation),
+            topics.status(federation),
+            topics.up(federation, "+"),
+            topics.presence(federation, "+"),
+            topics.want(federation, me, "+"),
+            topics.chunks(federation, "+", "+", "+"),
+            topics.embeddings(federation, "+"),
+            topics.products(federation, "+"),
+            topics.predictions(federation),
+        ),
+    )
+
+
+def _monitor(federation: str) -> Rights:
+    me = topics.MONITOR
+    return Rights(
+        writes=(),
+        reads=(
+            topics.any_version(topics.spec(federation)),
+            topics.round_state(federation),
+            topics.status(federation),
+            topics.presence(federation, topics.COORDINATOR),
+            topics.predictions(federation),
+        ),
+        denied=(  # what it would have as a node of this name
+            topics.embeddings(federation, me),
+            topics.gradients(federation, me),
+            topics.products(federation, me),
+            topics.opened(federation),
+            topics.representation(federation),
+            topics.up(federation, me),
+            topics.down(federation, me),
+            topics.presence(federation, me),
+            topics.want(federation, "+", "+"),
+            topics.chunks(federation, "+", "+", "+"),
+        ),
+    )
+
+
+def _node(me: str, federation: str) -> Rights:
+    return Rights(
+        writes=(
+            topics.up(federation, me),
+            topics.presence(federation, me),
+            topics.want(federation, topics.COORDINATOR, me),
+            topics.chunks(federation, me, "+", "+"),
+            topics.embeddings(federation, me),
+            topics.products(federation, me),
+        ),
+        reads=(
+            topics.any_version(topics.spec(federation)),
+            topics.round_state(federation),
+            topics.opened(federation),
+            topics.representation(federation),
+            topics.gradients(federation, me),
+            topics.down(federation, me),
+            topics.presence(federation, me),
+            topics.presence(federation, topics.COORDINATOR),
+            topics.want(federation, me, "+"),
+            topics.chunks(federation, topics.COORDINATOR, "+", "+"),
+        ),
+    )
+
+
+def acl(federation: str) -> str:
+    """Mosquitto's access list (`acl_file`) for a federation, and for that in which `edge-node doctor` tries things out.
+
+    Users have the names of their nodes. Patterns hold for every user, and users' own lines add what they have besides.
+    """
+    federations = [federation] if federation == "+" else [federation, topics.TRIAL]
+    sections = []
+    for name in (topics.COORDINATOR, topics.MONITOR):
+        lines = [line for each in federations for line in _lines(rights(name, each), _node(name, each))]
+        sections.append([f"user {name}", *(f"topic {line}" for line in lines)])
+    sections.append([f"pattern {line}" for each in federations for line in _lines(_node(_USER, each))])
+    return "\n\n".join("\n".join(section) for section in sections) + "\n"
+
+
+def _lines(given: Rights, everybody: Rights = _NOTHING) -> Iterator[str]:
+    writes = [topic for topic in given.writes if topic not in everybody.writes]
+    reads = [topic for topic in given.reads if topic not in everybody.reads]
+    for topic in dict.fromkeys([*writes, *reads]):
+        yield f"{'read' * (topic in reads)}{'write' * (topic in writes)} {topic}"
+    for topic in given.denied:
+        yield f"deny {topic}"

@@ -1,0 +1,168 @@
+"""A member's kit: one encrypted file with all that it needs to take part in a federation."""
+
+import base64
+import getpass
+import os
+import re
+import secrets
+import ssl
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cryptography import x509
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+from msgspec import Meta, Struct
+
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.messages import Name
+from broker_config.security import charter as charters
+from broker_config.security.secret_environment import PASSPHRASE, secret
+from broker_config.storage import disk
+
+_FORMAT = 1
+_COST = 2**15  # of scrypt, with blocks of 8 KB: 32 MB, about a tenth of a second
+_LARGEST = 1 << 24  # bytes of a kit
+_AGAIN = "copy the file again, or ask whoever provisions the federation for another"
+_GENERATED = re.compile(r"[a-z2-7]{5}(-[a-z2-7]{5}){4}")
+
+
+class PassphraseError(UsageError):
+    """A kit that this passphrase does not open."""
+
+
+class Kit(Struct, frozen=True, kw_only=True):
+    """What a kit holds. Printing it tells no secret."""
+
+    federation: Name
+    name: Name  # of the member: a node's, `coordinator` or `monitor`
+    broker: str  # its URL
+    authority: charters.PublicKey  # whose signature a charter must carry
+    charter: bytes  # sealed
+    ca: str  # PEM: who signs the certificates of this federation's broker
+    certificate: str  # PEM
+    key: str  # PEM, the certificate's private key
+    signing: bytes  # the private key of the member's signatures; empty: it says nothing (monitor)
+
+    def __repr__(self) -> str:
+        return f"Kit({self.federation}, {self.name})"
+
+    def expires(self) -> datetime:
+        """When the certificate ends."""
+        return x509.load_pem_x509_certificate(self.certificate.encode()).not_valid_after_utc
+
+    def tls_context(self) -> ssl.SSLContext:
+        """The context that verifies the broker and shows our certificate. The private key is written to no file.
+
+        Raises:
+            UsageError: the certificate has expired.
+        """
+        if (end := self.expires()) < datetime.now(UTC):
+            raise UsageError(
+                f"the certificate of {self.name} has expired on {end:%Y-%m-%d}",
+                "ask whoever provisions the federation for a new kit (edge-node provision --renew)",
+            )
+        context = ssl.create_default_context(cadata=self.ca)
+        with os.fdopen(os.memfd_create(self.name), "w") as file:
+            file.write(self.certificate + self.key)
+            file.flush()
+            context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+        return context
+
+    def members(self) -> charters.Charter:
+        """Who belongs to the federation. CharterError if that cannot be relied on."""
+        return charters.read(self.charter, self.authority, f"the kit of {self.name}")
+
+
+class _Envelope(Struct, frozen=True, kw_only=True):
+    """A kit on disk: what may be known of it without the passphrase, and the rest encrypted with AES-256-GCM."""
+
+    edge_node_kit: int
+    federation: Name
+    name: Name
+    salt: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    nonce: Annotated[bytes, Meta(min_length=12, max_length=12)]
+    content: bytes
+
+
+def write(path: Path, kit: Kit, passphrase: str) -> None:
+    """Write a kit, readable by its owner alone. EdgeNodeError if the disk does not take it."""
+    salt, nonce = secrets.token_bytes(16), secrets.token_bytes(12)
+    cipher = AESGCM(_derive(passphrase, salt))
+    content = cipher.encrypt(nonce, msgspec.json.encode(kit), _public(kit.federation, kit.name))
+    envelope = _Envelope(
+        edge_node_kit=_FORMAT, federation=kit.federation, name=kit.name, salt=salt, nonce=nonce, content=content
+    )
+    with disk.writing(path.parent):
+        disk.replace_bytes(path, msgspec.json.format(msgspec.json.encode(envelope)), mode=0o600)
+
+
+def read(path: Path, passphrase: str) -> Kit:
+    """Open a kit.
+
+    Raises:
+        PassphraseError: the passphrase is wrong, or what it encrypts was damaged.
+        UsageError: it is no kit.
+    """
+    envelope = _read(path)
+    try:
+        content = AESGCM(_derive(passphrase, envelope.salt)).decrypt(
+            envelope.nonce, envelope.content, _public(envelope.federation, envelope.name)
+        )
+        return msgspec.json.decode(content, type=Kit)
+    except (InvalidTag, msgspec.MsgspecError):
+        raise PassphraseError(
+            f"the passphrase does not open {path}, or the file is damaged",
+            f"check the passphrase (passphrases.txt of whoever provisions); else {_AGAIN}",
+        ) from None
+
+
+def _read(path: Path) -> _Envelope:
+    """What needs no passphrase. UsageError if it is no kit."""
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise UsageError(f"{path} is too large for a kit", _AGAIN)
+        envelope = msgspec.json.decode(path.read_bytes(), type=_Envelope)
+    except OSError as error:
+        raise UsageError(f"the kit {path} cannot be read: {error.strerror}", "check the name of the file") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no kit ({error})", _AGAIN) from None
+    if envelope.edge_node_kit != _FORMAT:
+        raise UsageError(f"{path} is a kit of another version of edge-node", "upgrade edge-node here")
+    return envelope
+
+
+def ask(path: Path) -> str:
+    """The passphrase of a kit: from the environment, else from whoever sits at the terminal.
+
+    Raises:
+        UsageError: there is neither; or it is no kit, and no passphrase would open it.
+    """
+    _read(path)
+    if found := secret(PASSPHRASE):
+        return found
+    if not sys.stdin.isatty():
+        raise UsageError(f"the kit {path} needs its passphrase", f"set {PASSPHRASE}, or start in a terminal")
+    return getpass.getpass(f"passphrase of {path}: ", stream=sys.stderr)
+
+
+def new_passphrase() -> str:
+    """A passphrase that nobody guesses: 25 letters and digits (125 bits), in fives to be read out."""
+    text = base64.b32encode(secrets.token_bytes(16)).decode().lower()[:25]
+    return "-".join(text[start : start + 5] for start in range(0, 25, 5))
+
+
+def _derive(passphrase: str, salt: bytes) -> bytes:
+    given = passphrase.strip()
+    if _GENERATED.fullmatch(given.lower()):  # these have no capital letters, whatever somebody types or dictates
+        given = given.lower()
+    return Scrypt(salt=salt, length=32, n=_COST, r=8, p=1).derive(given.encode())
+
+
+def _public(federation: str, name: str) -> bytes:
+    """What is not encrypted, but cannot be changed either."""
+    return f"edge-node kit {_FORMAT} {federation} {name}".encode()

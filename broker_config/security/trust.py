@@ -1,0 +1,41 @@
+"""What a line believes: whose bundles it serves, and by whose authority. Holds no secret."""
+
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.messages import Name
+from broker_config.security import charter as charters
+
+_LARGEST = 1 << 24  # bytes
+
+
+class Trust(Struct, frozen=True, kw_only=True):
+    """Which node's bundles a line serves, and the members of its federation."""
+
+    federation: Name
+    node: Name
+    authority: charters.PublicKey  # whose signature a charter must carry
+    charter: bytes  # sealed
+
+
+def encode(trust: Trust) -> bytes:
+    """A trust file's content."""
+    return msgspec.json.format(msgspec.json.encode(trust)) + b"\n"
+
+
+def read(path: Path) -> Trust:
+    """Read a trust file; UsageError if it is none. What its charter is worth, `charter.read` says."""
+    again = "copy it again from the trust/ folder of whoever provisions the federation"
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise UsageError(f"{path} is too large for a trust file", again)
+        return msgspec.json.decode(path.read_bytes(), type=Trust)
+    except OSError as error:
+        raise UsageError(
+            f"the trust file {path} cannot be read: {error.strerror}", "check the name of the file"
+        ) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no trust file ({error})", again) from None

@@ -1,0 +1,1 @@
+"""Files and databases that a power cut leaves old or new, never half written."""

@@ -1,0 +1,83 @@
+"""Blobs as files named by their SHA-256."""
+
+import hashlib
+import re
+import secrets
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from broker_config.storage.disk import settle, writing
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class BlobStore:
+    """A folder of blobs. What stands under a digest is complete; what is under way stands in `incoming`."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.incoming = folder / "incoming"
+        with self.writing():
+            self.incoming.mkdir(parents=True, exist_ok=True)
+
+    def put(self, data: bytes) -> tuple[str, int]:
+        """Store `data` durably; return its digest and size in bytes. EdgeNodeError if the disk does not take it."""
+        digest = hashlib.sha256(data).hexdigest()
+        if digest not in self:
+            partial = self.incoming / f"put-{secrets.token_hex(8)}"
+            with self.writing():
+                try:
+                    partial.write_bytes(data)
+                    self.adopt(partial, digest)
+                finally:
+                    partial.unlink(missing_ok=True)
+        return digest, len(data)
+
+    def adopt(self, partial: Path, digest: str) -> Path:
+        """Make a complete file of `incoming` durable, and the blob `digest`; return its path."""
+        with self.writing():
+            settle(partial, self.path(digest))
+        return self.path(digest)
+
+    def path(self, digest: str) -> Path:
+        """Return where the blob stands, or would."""
+        if not _DIGEST.fullmatch(digest):
+            raise ValueError(f"{digest!r} is not a SHA-256 digest")
+        return self.folder / digest
+
+    def __contains__(self, digest: str) -> bool:
+        return self.path(digest).exists()
+
+    def digests(self) -> set[str]:
+        """Return what is there, complete."""
+        return {path.name for path in self.folder.iterdir() if _DIGEST.fullmatch(path.name)}
+
+    def read(self, digest: str, offset: int, length: int) -> bytes:
+        """Return up to `length` bytes of a blob from `offset`."""
+        with self.path(digest).open("rb", buffering=0) as file:
+            file.seek(offset)
+            return file.read(length)
+
+    def remove(self, digest: str) -> None:
+        """Forget a blob; it need not exist."""
+        self.path(digest).unlink(missing_ok=True)
+
+    def intact(self, digest: str) -> bool:
+        """Whether a blob is there and its bytes are what its digest says."""
+        if digest not in self:
+            return False
+        with self.path(digest).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == digest
+
+    def purge(self, keep: Collection[str], *, arriving: bool = False) -> None:
+        """Forget all blobs but those of `keep`, and what has arrived of others unless they are still `arriving`."""
+        with self.writing():
+            incoming = [] if arriving else self.incoming.iterdir()
+            for path in [*self.folder.iterdir(), *incoming]:
+                if path != self.incoming and path.name.split("-")[0] not in keep:
+                    path.unlink(missing_ok=True)
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Turn what the disk complains about into an EdgeNodeError that names the folder."""
+        return writing(self.folder)

@@ -1,0 +1,337 @@
+"""Whether a line may serve a bundle: it is what its own node has made, from what its own coordinator has sent.
+
+A trust file pins the authority. The newest charter that it has signed, of those in the trust file, in the bundle and
+remembered, says which keys count. A bundle's manifest is one signed list of hashes, so there is one role where TUF has
+four. The attacks that TUF (specification 1.5.2) and Uptane list, and the function that stops each:
+
+- arbitrary software, tampering: `_check_signature`, then the hashes in `bundle.complete`, and again for the very bytes
+  that are used in `bundle.copied`. Nothing is parsed before whoever must have signed it is known to have, but for two
+  names in the words of a refusal (`_claimed`).
+- wrong software, wrong recipient (another node's or federation's bundle): `_check_recipient`.
+- mix-and-match: every file but the charter is in the signed list; a charter is a statement of its own, and never older
+  than the newest that is known (`_newest`).
+- rollback: `_check_age`, against what is remembered, but for one bundle that is admitted on purpose. Also of the
+  charter (`_newest`).
+- freeze: `_check_expiry` for the bundle, `charter.check_expiry`; as good as this machine's clock.
+- fast-forward (a stolen key signs an enormous version, so that all later ones look old): versions count for one key,
+  and with the key that a charter puts in its place they begin anew (`_check_age`).
+- endless data, slow retrieval: `bundle.load` and `bundle.copied` read plain files of bounded size.
+- key compromise: a charter without the stolen key (`_newest`, `_check_signature`), in the next bundle or trust file.
+- a node that made its bundle from other broadcasts than its coordinator's: `check_broadcast`. It proves which broadcast
+  the node had, not what it did with it: its own bundle is the node's own responsibility.
+- extraneous dependencies, malicious mirrors, partial installation: a bundle is one folder from anywhere, and complete
+  or refused.
+
+Not stopped: who holds a bundle can read it, and who can keep bundles away from a line keeps it on the last one, which
+says so from 30 days before its end.
+"""
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from broker_config.protocol import messages
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.messages import Digest, Name
+from broker_config.security import charter as charters
+from broker_config.security import message_signing
+from broker_config.security.charter import Charter, PublicKey
+from broker_config.security.signing import ForgedError, verify
+from broker_config.security.trust import Trust
+from broker_config.storage import disk
+from edge.bundle import bundle_format as bundle
+from edge.bundle.bundle_format import Bundle, BundleError, Manifest
+from edge.bundle.expiry import Ends
+
+_ANOTHER = "get the bundle again from where it was exported"
+_LONG_AGO = datetime.fromtimestamp(0, UTC)
+
+
+class Admitted(NamedTuple):
+    """A bundle that may be served, and when that ends."""
+
+    bundle: Bundle
+    ends: Ends
+
+
+class Origin(Protocol):
+    """A model that says where it comes from: a bundle's manifest, or the facts of a personal model."""
+
+    @property
+    def federation(self) -> str: ...  # noqa: D102
+    @property
+    def run(self) -> str: ...  # noqa: D102
+    @property
+    def round(self) -> int: ...  # noqa: D102
+    @property
+    def broadcast(self) -> messages.Manifest | None: ...  # noqa: D102
+
+
+class Statement(Protocol):
+    """What every signed manifest says."""
+
+    @property
+    def node(self) -> str: ...  # noqa: D102
+    @property
+    def federation(self) -> str: ...  # noqa: D102
+    @property
+    def version(self) -> int: ...  # noqa: D102
+    @property
+    def expires(self) -> datetime | None: ...  # noqa: D102
+
+
+_Said = TypeVar("_Said", bound=Statement)
+
+
+class _Accepted(Struct, frozen=True, kw_only=True):
+    """What is remembered of the newest bundle that was served: one file for each node of each federation."""
+
+    authority: PublicKey
+    charter: bytes  # the newest, sealed
+    key: PublicKey  # of the node
+    version: int
+    manifest: Digest  # of its bytes
+    older: Digest | None = None  # likewise, of the one older bundle that somebody has gone back to on purpose
+
+
+class Guard(NamedTuple):
+    """What a line insists on."""
+
+    trust: Trust
+    memory: Path  # folder of what it has accepted before; only the line writes there
+    accept_older: bool = False  # than what it has accepted before
+    remembers: bool = True  # what it accepts; else the memory is only read
+
+    @contextmanager
+    def admitted(self, folder: Path) -> Iterator[Admitted]:
+        """Verify a bundle. When the block ends without an error, a guard that remembers does so.
+
+        Raises:
+            BundleError: it must not be served.
+            CharterError: there is no charter to go by.
+            EdgeNodeError: the memory cannot be used.
+        """
+        with self.examined(folder, bundle.parse) as found:
+            yield Admitted(bundle.complete(folder, found.manifest, found.content), found.ends)
+
+    @contextmanager
+    def examined(self, folder: Path, parse: Callable[[Path, bytes], _Said]) -> "Iterator[Examined[_Said]]":
+        """As `admitted`, of any kind of bundle whose manifest `parse` reads, its other files not yet looked at."""
+        with _locked(self.memory) if self.remembers else nullcontext():
+            before = _recall(self._file, self.trust)
+            found = self._examined(folder, before, parse)
+            yield found
+            if self.remembers and found.accepted != before:
+                with disk.writing(self.memory):
+                    disk.replace_bytes(self._file, msgspec.json.encode(found.accepted), mode=0o600)
+
+    def vouched(self, folder: Path) -> Manifest:
+        """The manifest of a bundle of which manifest, signature and charter are there; raises as `admitted` does."""
+        return self._examined(folder, _recall(self._file, self.trust), bundle.parse).manifest
+
+    @property
+    def _file(self) -> Path:
+        return self.memory / f"{self.trust.node}@{self.trust.federation}.json"  # no name holds an @
+
+    def _examined(
+        self, folder: Path, before: _Accepted | None, parse: Callable[[Path, bytes], _Said]
+    ) -> "Examined[_Said]":
+        """All that can be known of a bundle without its other files, given what was accepted before."""
+        trust = self.trust
+        content = bundle.load_manifest(folder)
+        sealed, charter = _newest(folder, trust, before, self._file)
+        key = _check_signature(folder, content, charter, trust)
+        manifest = parse(folder, content)
+        _check_recipient(folder, manifest, trust)
+        if isinstance(manifest, Manifest):  # a line's models are made from no broadcast
+            _check_origin(folder, manifest, charter)
+        end = _check_expiry(folder, manifest)
+        found = _Accepted(
+            authority=trust.authority,
+            charter=sealed,
+            key=key,
+            version=manifest.version,
+            manifest=hashlib.sha256(content).hexdigest(),
+        )
+        accepted = _check_age(folder, found, before, self.accept_older)
+        return Examined(content, manifest, {"bundle": end, "charter": charter.expires}, accepted)
+
+
+class Examined(NamedTuple, Generic[_Said]):
+    """A bundle whose signature is right."""
+
+    content: bytes  # of the manifest
+    manifest: _Said
+    ends: Ends
+    accepted: _Accepted  # what is to be remembered when it is served
+
+
+def check_broadcast(model: Origin, charter: Charter) -> messages.Manifest:
+    """Return the broadcast of a model if the coordinator has made it, in that run and round; else ForgedError.
+
+    It may be of a later round: a method that serves the last average gives it to nodes that sat the last round out.
+    """
+    broadcast = model.broadcast
+    if broadcast is None:
+        raise ForgedError("its coordinator has signed none")
+    if (broadcast.federation, broadcast.run) != (model.federation, model.run):
+        raise ForgedError("that is of another run")
+    if broadcast.round < model.round:
+        raise ForgedError(f"that is of round {broadcast.round}, the model of round {model.round}")
+    message_signing.check_broadcast(broadcast, charter.coordinator.key)
+    return broadcast
+
+
+def _newest(folder: Path, trust: Trust, before: _Accepted | None, memory: Path) -> tuple[bytes, Charter]:
+    """The charter that counts, sealed and opened: the newest that the authority has signed."""
+    sources = {"the trust file": trust.charter, f"{folder / bundle.CHARTER}": _load(folder, bundle.CHARTER)}
+    if before:
+        sources[f"{memory}"] = before.charter
+    found = [(charters.opened(data, trust.authority, source), source, data) for source, data in sources.items()]
+    for charter, source, _ in found:
+        if charter.federation != trust.federation:
+            raise charters.CharterError(
+                f"the charter in {source} is of federation {charter.federation!r}, not {trust.federation!r}", _ANOTHER
+            )
+    charter, source, data = max(found, key=lambda each: each[0].version)
+    charters.check_expiry(charter, source)
+    return data, charter
+
+
+def _check_signature(folder: Path, content: bytes, charter: Charter, trust: Trust) -> PublicKey:
+    """The key of the node that has signed the manifest."""
+    key = charter.key(trust.node)
+    if key is None:
+        raise BundleError(
+            f"{trust.node} is no member of federation {trust.federation!r} any more, so its bundles are not served",
+            "ask whoever provisions the federation",
+        )
+    try:
+        verify(key, bundle.CONTEXT, content, _load(folder, bundle.SIGNATURE))
+    except ForgedError:
+        path, own, claimed = folder / bundle.MANIFEST, _Whose(trust.node, trust.federation), _claimed(content)
+        if claimed and claimed != own:
+            raise BundleError(
+                f"{path} says that this bundle is of {claimed}, the trust file is for {own}",
+                f"serve a bundle of {trust.node}, or pass the trust file of {claimed.node}",
+            ) from None
+        raise BundleError(f"{path} is not signed by {trust.node}: {bundle.SIGNATURE} does not fit", _ANOTHER) from None
+    return key
+
+
+class _Whose(Struct, frozen=True):
+    """Whose a bundle is."""
+
+    node: Name
+    federation: Name
+
+    def __str__(self) -> str:
+        return f"{self.node} in federation {self.federation!r}"
+
+
+def _claimed(content: bytes) -> _Whose | None:
+    """Whose a bundle that nobody vouches for says it is: for an error's words and nothing else."""
+    try:
+        return msgspec.json.decode(content, type=_Whose)
+    except (ValueError, RecursionError):  # also of bytes that are no text, and of nests without end
+        return None
+
+
+def _load(folder: Path, name: str) -> bytes:
+    if not (folder / name).exists():
+        raise BundleError(
+            f"{folder} is not signed: {name} is missing", "export it with the node's kit (edge-node export --kit)"
+        )
+    return bundle.load(folder, name)
+
+
+def _check_recipient(folder: Path, manifest: Statement, trust: Trust) -> None:
+    if (manifest.node, manifest.federation) != (trust.node, trust.federation):
+        raise BundleError(
+            f"{folder} is of {manifest.node} in federation {manifest.federation!r}, "
+            f"this line serves {trust.node} in {trust.federation!r}",
+            "serve a bundle of that node, or pass the trust file of the other one",
+        )
+
+
+def _check_origin(folder: Path, manifest: Manifest, charter: Charter) -> None:
+    try:
+        check_broadcast(manifest, charter)
+    except ForgedError as error:
+        raise BundleError(
+            f"{folder} was not made from a broadcast of this federation's coordinator: {error}",
+            "export a model that was trained with the current coordinator",
+        ) from None
+
+
+def _check_expiry(folder: Path, manifest: Statement) -> datetime:
+    """When it ends, which is not yet."""
+    end = manifest.expires or _LONG_AGO
+    if end < datetime.now(UTC):
+        raise BundleError(f"{folder} has expired on {end:%Y-%m-%d}", "let its model be exported again with a kit")
+    return end
+
+
+def _check_age(folder: Path, found: _Accepted, before: _Accepted | None, accept_older: bool) -> _Accepted:
+    """What to remember of a bundle that is not older than what was accepted before, nor another one of that version.
+
+    The older one to which somebody goes back on purpose passes from then on, alone, until a newer one is accepted.
+    """
+    if before is None or before.key != found.key or found.version > before.version:
+        return found
+    if found.version == before.version:
+        if found.manifest != before.manifest:
+            raise BundleError(
+                f"{folder} is another bundle than this line has served, of the same version, {_made(found.version)}",
+                "find out which one is right, and export it again",
+            )
+        return found
+    if found.manifest != before.older and not accept_older:
+        raise BundleError(
+            f"{folder} is older ({_made(found.version)}) than what this line has served ({_made(before.version)})",
+            "serve the newer one; or go back to this one on purpose, with --accept-older",
+        )
+    return msgspec.structs.replace(before, charter=found.charter, older=found.manifest)
+
+
+def _made(version: int) -> str:
+    """When a bundle was made, as far as its version says: seconds since 1970, or more."""
+    try:
+        return f"of {datetime.fromtimestamp(version, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):
+        return f"of version {version}"  # beyond the year 9999
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The folder of what was accepted, made if need be; others wait meanwhile: loading a model takes a second."""
+    with disk.writing(folder):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _recall(path: Path, trust: Trust) -> _Accepted | None:
+    """What was accepted before under this authority, if anything was."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=_Accepted)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"what this line has served before cannot be read from {path}: {error}",
+            "restore the file; without it, an older bundle would be accepted once",
+        ) from None
+    return found if found.authority == trust.authority else None

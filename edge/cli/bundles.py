@@ -1,0 +1,154 @@
+"""A line's bundles: `bundle list`, `add`, `activate`, `rollback`, `send`."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge.cli.line import Memory, TrustFile, make_guard, state_folder
+from edge.cli.options import Ca, Cert, Json, Key
+
+if TYPE_CHECKING:
+    from edge.registry.bundle_store import Store
+    from edge.registry.control_requests import Answer, Request
+
+app = typer.Typer()
+group = typer.Typer(no_args_is_help=True)
+app.add_typer(
+    group,
+    name="bundle",
+    help="A line's bundles: which there are, which is served, and another one instead, while the line runs.",
+    epilog="Example: edge-node bundle list",
+)
+
+_PATIENCE = 120.0  # seconds for a daemon to try a bundle out
+
+Line = Annotated[str, typer.Option(help="Name of the line.")]
+Bundle = Annotated[Path, typer.Argument(help="A bundle folder.", show_default=False)]
+
+
+@group.command("list", epilog="Example: edge-node bundle list")
+def list_(line: Line = "line-1", memory: Memory = None, as_json: Json = False) -> None:
+    """Show what a line has, what it serves, and what it would go back to."""
+    import msgspec
+
+    from edge.registry.bundle_listing import facts, lines
+
+    store = _store(memory, line)
+    if as_json:
+        print(msgspec.json.encode(facts(store)).decode())
+    else:
+        print(*lines(store), sep="\n")
+
+
+@group.command(epilog="Example: edge-node bundle add bundles/plant-a")
+def add(bundle: Bundle, line: Line = "line-1", memory: Memory = None, as_json: Json = False) -> None:
+    """Put a bundle into a line's store, and serve nothing else than before."""
+    from edge.registry.control_requests import Answer
+
+    digest = _store(memory, line).add(bundle, _me())
+    _tell(
+        Answer(done=True, text=f"{digest} is in the store; next: edge-node bundle activate {digest}"), as_json=as_json
+    )
+
+
+@group.command(epilog="Example: edge-node bundle activate 3fa9c0")
+def activate(
+    digest: Annotated[str, typer.Argument(metavar="DIGITS", help="First digits of a bundle.", show_default=False)],
+    force: Annotated[
+        bool, typer.Option("--force", help="Though it is slower, disagrees, has other classes or has failed before.")
+    ] = False,
+    accept_older: Annotated[
+        bool, typer.Option("--accept-older", help="Though it is older than what was served; this one only.")
+    ] = False,
+    line: Line = "line-1",
+    trust: TrustFile = None,
+    memory: Memory = None,
+    as_json: Json = False,
+) -> None:
+    """Serve another bundle: the running line tries it out, and changes over between two images.
+
+    While no line runs, it is tried out here, as far as that goes, and served from the next start on.
+    """
+    from edge.registry.control_requests import Request
+
+    store = _store(memory, line)
+    request = Request(action="activate", by=_me(), bundle=store.find(digest), force=force, accept_older=accept_older)
+    _tell(_done(store, request, trust, memory), as_json=as_json)
+
+
+@group.command(epilog="Example: edge-node bundle rollback")
+def rollback(line: Line = "line-1", trust: TrustFile = None, memory: Memory = None, as_json: Json = False) -> None:
+    """Serve the bundle that was served before."""
+    from edge.registry.control_requests import Request
+
+    _tell(_done(_store(memory, line), Request(action="rollback", by=_me()), trust, memory), as_json=as_json)
+
+
+@group.command(epilog="Example: edge-node bundle send bundles/plant-a mqtt://line-box.local --line line-1")
+def send(
+    bundle: Bundle,
+    broker: Annotated[str, typer.Argument(metavar="BROKER_URL", help="The plant's own broker.", show_default=False)],
+    line: Line = "line-1",
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    as_json: Json = False,
+) -> None:
+    """Send a signed bundle to a line over the plant's own broker. A federation's broker is refused."""
+    from broker_config.mqtt.endpoint import Endpoint
+    from edge.registry import bundle_sender
+    from edge.registry.control_requests import Answer
+
+    def show(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    said = bundle_sender.send(bundle, Endpoint.parse(broker, ca=ca, cert=cert, key=key), line, show)
+    done = said.state in ("active", "stored")
+    _tell(Answer(done=done, text=said.text, remedy=said.remedy, findings=said.findings), as_json=as_json)
+
+
+def _store(memory: Path | None, line: str) -> "Store":
+    from edge.registry.bundle_store import of_line
+
+    store = of_line(memory or state_folder(), line)
+    store.check_owner()
+    return store
+
+
+def _done(store: "Store", request: "Request", trust: Path | None, memory: Path | None) -> "Answer":
+    """What becomes of a request: the daemon's answer, or ours while there is none."""
+    from edge.registry import control_requests, offline_control
+    from edge.registry.bundle_store import StoreInUseError
+
+    try:
+        with store.claimed():
+            return offline_control.do(store, request, make_guard(trust, memory, request.accept_older, remembers=True))
+    except StoreInUseError:
+        return control_requests.ask(store.folder, request, _PATIENCE, store.served)
+
+
+def _tell(answer: "Answer", *, as_json: bool) -> None:
+    """Print what became of it; an error when it was not done."""
+    import msgspec
+
+    from broker_config.protocol.errors import EdgeNodeError
+
+    if as_json:
+        print(msgspec.json.encode(answer).decode())
+    else:
+        print(*(f"- {finding}" for finding in answer.findings), answer.text if answer.done else "", sep="\n")
+    if not answer.done:
+        raise EdgeNodeError(f"it is not served: {answer.text}", answer.remedy)
+
+
+def _me() -> str:
+    """Who asks, for the history."""
+    import getpass
+    import os
+
+    try:
+        return f"{getpass.getuser()}, by edge-node bundle"
+    except (KeyError, OSError):  # a user without a name, as in containers
+        return f"user {os.getuid()}, by edge-node bundle"

@@ -1,0 +1,234 @@
+"""Recognising alone: `export`, `serve`, `infer`."""
+
+import logging
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from broker_config.protocol.errors import UsageError
+from edge.cli.options import Ca, Cert, Events, Json, Key, KitFile, LineConfig, Quiet, end_on_signals, open_kit
+
+if TYPE_CHECKING:
+    from edge.bundle.verification import Guard
+    from edge.config.line_settings import Settings
+
+_log = logging.getLogger(__name__)
+
+app = typer.Typer()
+
+TrustFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--trust",
+        help="Load only what this trust file's node has signed, and nothing older than was served.",
+        metavar="FILE",
+    ),
+]
+Memory = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of what the line remembers and of its bundles; only the line should write there.",
+        show_default="systemd's StateDirectory, else ~/.local/state/edge-node",
+    ),
+]
+ServeOlder = Annotated[
+    bool,
+    typer.Option(
+        "--accept-older",
+        help="Go back to this older bundle on purpose; it alone then passes without this too, until a newer is served.",
+    ),
+]
+InferOlder = Annotated[
+    bool, typer.Option("--accept-older", help="Judge with an older bundle on purpose, this once; nothing remembers it.")
+]
+
+
+@app.command(epilog="Example: edge-node export edge-node-plant-a/model --out bundles --kit plant-a.kit")
+def export(
+    models: Annotated[
+        list[Path], typer.Argument(help="Personal models that join or simulate left.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the bundles, one a node.")] = Path("bundles"),
+    kit: KitFile = None,
+    days: Annotated[int, typer.Option(min=1, help="How long a signed bundle may be served.")] = 365,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Serve integers where held-out images and a clock allow it; else fp32 stays.")
+    ] = False,
+    student: Annotated[
+        bool, typer.Option("--student", help="Serve one encoder in place of a fused two where that is as right.")
+    ] = False,
+    data: Annotated[
+        Path | None, typer.Option(help="Class folders with a model's images, if they are not where it says.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Events = False,
+) -> None:
+    """Turn personal models into bundles for the line: ONNX, checked against torch; signed with --kit."""
+    from trainer import progress
+
+    opened = open_kit(kit) if kit else None  # asks for the passphrase before torch takes its seconds
+    end_on_signals()
+    with progress.show(as_json=as_json, quiet=quiet) as report:
+        report(progress.Step(what="loading torch and the exporter: 2 to 20 s"))
+        from export.bundle_export import Wish
+        from export.bundle_export import export as run
+        from export.bundle_signing import Signer
+
+        signer = Signer(opened, days) if opened else None
+        written = run(models, out, report, signer, Wish(int8, student, data))
+        report(progress.Result(result={"bundles": [str(each.folder) for each in written]}))
+    if not as_json:
+        print(f"bundles: {', '.join(str(each.folder) for each in written)}")
+        print(f"next: edge-node serve {written[0].folder}{f' --trust {written[0].node}.trust' if signer else ''}")
+
+
+def make_guard(trust: Path | None, memory: Path | None, accept_older: bool, *, remembers: bool) -> "Guard | None":
+    """What the options insist on."""
+    if trust is None:
+        if accept_older or (memory and not remembers):
+            raise UsageError("--memory and --accept-older are of use with --trust only", "add --trust FILE")
+        return None
+    from broker_config.security.trust import read
+    from edge.bundle.verification import Guard
+
+    return Guard(read(trust), memory or state_folder(), accept_older, remembers)
+
+
+def state_folder() -> Path:
+    """Where the line may remember: systemd's StateDirectory (the first of them), else as freedesktop.org has it."""
+    if given := os.environ.get("STATE_DIRECTORY"):
+        return Path(given.partition(":")[0])
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "edge-node"
+
+
+@app.command(epilog="Example: edge-node serve bundles/plant-a --trust plant-a.trust --watch camera/")
+def serve(
+    context: typer.Context,
+    bundle: Annotated[
+        Path | None, typer.Argument(help="A bundle folder.", show_default="the one that was served last")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8080,
+    watch: Annotated[Path | None, typer.Option(help="Folder in which new images appear.")] = None,
+    output: Annotated[Path | None, typer.Option(help="File for verdicts, a JSON line each.")] = None,
+    mqtt: Annotated[str | None, typer.Option(metavar="BROKER_URL", help="Broker for verdicts.")] = None,
+    line: Annotated[str, typer.Option(help="Name of the line, in its MQTT topic.")] = "line-1",
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads.", show_default="2, or the cores there are")] = 0,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    trust: TrustFile = None,
+    memory: Memory = None,
+    accept_older: ServeOlder = False,
+    config: LineConfig = None,
+) -> None:
+    """Judge images as they come: over HTTP and from a watched folder."""
+    from edge.daemon.assembly import Site
+    from edge.daemon.daemon import serve as run
+    from edge.daemon.exit_codes import sysexits
+
+    with sysexits():
+        guard = make_guard(trust, memory, accept_older, remembers=True)
+        site = Site(line, memory or state_folder())
+        again = partial(_settings_again, context) if config else None
+        code = run(bundle, _settings(context), site, host=host, port=port, threads=threads, guard=guard, again=again)
+    raise typer.Exit(code)
+
+
+_EXCHANGEABLE = ("watch", "output", "mqtt", "ca", "cert", "key")  # options that only add to the tables
+
+
+def _settings(context: typer.Context) -> "Settings":
+    """The tables of the file, and what the options add to them."""
+    from edge.config.line_settings import Settings, extended
+
+    watch, output, mqtt, *files = (context.params[name] for name in _EXCHANGEABLE)
+    paths = (Path(each) if each else None for each in files)
+    return extended(context.obj or Settings(), watch and Path(watch), output and Path(output), mqtt, *paths)
+
+
+def serve_with(config: Path) -> tuple[dict[str, Any], "Settings"]:
+    """What `serve --config` is given by the file alone: its options by name, and its tables."""
+    command: Any = typer.main.get_command(app)
+    try:
+        context = command.commands["serve"].make_context("serve", ["--config", str(config)])
+    except typer.BadParameter as error:
+        raise UsageError(f"{config}: {error.format_message()}", "see edge-node serve --help") from error
+    return context.params, _settings(context)
+
+
+def _settings_again(context: typer.Context) -> "Settings":
+    """What `_settings` would be if the command were started now; says which other options were changed in vain.
+
+    UsageError when the file cannot be used.
+    """
+    typed = {name: value for name, value in context.params.items() if _is_typed(context, name)}
+    given = {**_environment(context), **typed}
+    try:
+        fresh: Any = context.command.make_context(context.info_name, [], parent=context.parent, default_map=given)
+    except typer.BadParameter as error:
+        raise UsageError(
+            f"{context.params['config']}: {error.format_message()}", "see edge-node serve --help"
+        ) from error
+    for name, value in fresh.params.items():
+        if name not in _EXCHANGEABLE and value != context.params[name]:
+            _log.warning("%s was changed in the settings: that needs a restart", name.replace("_", "-"))
+    return _settings(fresh)
+
+
+def _environment(context: Any) -> dict[str, Any]:
+    """What the environment says about the options."""
+    found: dict[str, Any] = ((context.parent and context.parent.default_map) or {}).get(context.info_name, {})
+    return found
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+@app.command(epilog="Example: edge-node infer bundles/plant-a images/ --out results.csv --annotate seen --heat")
+def infer(
+    bundle: Annotated[Path, typer.Argument(help="A bundle folder.", show_default=False)],
+    images: Annotated[
+        list[Path], typer.Argument(help="Image files, and folders: all images in them and below.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Results as FILE.jsonl or FILE.csv; what stands there is not judged again."),
+    ] = None,
+    annotate: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Also draw each image with its tiles and verdict.")
+    ] = None,
+    heat: Annotated[
+        bool, typer.Option("--heat", help="With --annotate: where each encoder looked, if the bundle tells.")
+    ] = False,
+    view: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A line's TOML file: region, tiles and thresholds of its table view."),
+    ] = None,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads.", show_default="2, or the cores there are")] = 0,
+    trust: TrustFile = None,
+    memory: Memory = None,
+    accept_older: InferOlder = False,
+    as_json: Json = False,
+) -> None:
+    """Judge image files or whole folders, once. Exit code 2 if one of them cannot be read."""
+    from edge.bundle.expiry import tell
+    from edge.cli.inference_output import judge
+    from edge.config import line_settings
+    from edge.inference import batch
+    from edge.inference.pipeline import load
+
+    if heat and not annotate:
+        raise UsageError("--heat is of use with --annotate only", "add --annotate FOLDER")
+    wanted = line_settings.view(view) if view else None
+    found = batch.find(images)
+    model = load(bundle, make_guard(trust, memory, accept_older, remembers=False), threads)
+    tell(model.ends)
+    results = batch.Results(out, model, wanted) if out else None
+    whole = judge(model, found, wanted, results, annotate, heat=heat, as_json=as_json)
+    raise typer.Exit(0 if whole else UsageError.exit_code)

@@ -1,0 +1,67 @@
+"""`edge-node`: the command line as a whole, and how it ends. The commands stand in `edge/cli/`."""
+
+import os
+import sys
+from importlib.metadata import version as version_of
+from typing import Annotated
+
+import typer
+
+from broker_config.protocol.errors import EdgeNodeError, explain, printable
+from edge.cli import bundles, learn, line, operator, provision, research, trial, vfl
+from edge.config.options_file import from_environment
+
+app = typer.Typer(
+    name="edge-node",
+    help="Plants learn together to recognise surface defects, without any image leaving the building; "
+    "then each recognises them live.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for group in (trial, provision, learn, operator, line, bundles, vfl, research):
+    app.add_typer(group.app)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(version_of("edge-node"))
+        raise typer.Exit
+
+
+@app.callback()
+def settings(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of every command."""
+    if name := context.invoked_subcommand:
+        command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+        context.default_map = {name: from_environment(os.environ, name, command, context)}
+
+
+def main() -> None:
+    """Run the command line; errors are shown without a traceback, unless --debug asks for it."""
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EdgeNodeError.exit_code)
+    except Exception as error:
+        if "--debug" in sys.argv:
+            raise
+        explained = explain(error)
+        print(printable(f"edge-node: {explained}"), file=sys.stderr)
+        sys.exit(explained.exit_code)
+
+
+if __name__ == "__main__":
+    main()

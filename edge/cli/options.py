@@ -1,0 +1,286 @@
+"""What several commands share: their options, and what they make of them."""
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from broker_config.protocol.errors import UsageError
+
+if TYPE_CHECKING:
+    from broker_config.mqtt.client import Endpoint
+    from broker_config.security.kit import Kit
+    from trainer.federation.server.spec import Request
+    from trainer.progress import Report
+
+Broker = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="BROKER_URL",
+        help="mqtt://, mqtts://, ws:// or wss://, user@host:port. The password comes from EDGE_NODE_PASSWORD.",
+        show_default="the kit's",
+    ),
+]
+KitFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--kit",
+        help="This member's kit, which edge-node provision made. Its passphrase is asked for, or comes from "
+        "EDGE_NODE_PASSPHRASE.",
+    ),
+]
+Ca = Annotated[Path | None, typer.Option(help="Certificate authority of the broker (PEM), for mqtts:// and wss://.")]
+Cert = Annotated[Path | None, typer.Option(help="This side's certificate (PEM).")]
+Key = Annotated[Path | None, typer.Option(help="This side's private key (PEM).")]
+Data = Annotated[Path, typer.Option(help="Folder of labelled images: one folder a class.", show_default=False)]
+METHODS = "afedcl, ditto, fedala, fedavg, fedbn, fednova, fedper, fedprox, fedrep, fedtfi, fenda, local or scaffold."
+Method = Annotated[str, typer.Option(help=METHODS)]
+Options = Annotated[
+    list[str], typer.Option("--option", metavar="NAME=VALUE", help="An option of the method, e.g. lambda=0.1.")
+]
+Model = Annotated[
+    str, typer.Option(help="mobilenet_v2, resnet18, resnet50, small, or a texture network such as fedtfi_small.")
+]
+WEIGHTS = "Initial weights: imagenet, surface (come with edge-node), none, or a safetensors FILE of torchvision's."
+SUITED_WEIGHTS = "imagenet; offline, mobilenet_v2 takes surface; none for small"
+Weights = Annotated[str, typer.Option(help=WEIGHTS, show_default=SUITED_WEIGHTS)]
+Size = Annotated[
+    int,
+    typer.Option(
+        help="Width and height of the network's input, pixels.",
+        show_default="128; 64 for small; a texture network's own",
+    ),
+]
+Settings = Annotated[
+    list[str],
+    typer.Option(
+        "--training",
+        metavar="NAME=VALUE",
+        help="learning_rate, local_epochs, batch_size, augment, batch_norm (train, eval) or moments (keep, reset).",
+    ),
+]
+ROUNDS, CLASSES, SAMPLES = "Rounds of the federation.", "Classes of each node.", "Training images of each node."
+Rounds = Annotated[int, typer.Option(min=1, help=ROUNDS)]
+Seed = Annotated[int, typer.Option(min=0, help="Of everything that is random.")]
+Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each training process.")]
+EvaluateEvery = Annotated[int, typer.Option(min=1, help="Rounds between two looks at the held-out images.")]
+Rule = Literal["mean", "median", "trimmed_mean", "multi_krum", "norm_clip"]
+Aggregate = Annotated[
+    Rule,
+    typer.Option(help="How contributions become one model: weighted mean, or a rule that liars cannot spoil."),
+]
+Liars = Annotated[
+    int, typer.Option(min=0, help="Lying nodes that trimmed_mean and multi_krum reckon with.", show_default="1")
+]
+Nodes = Annotated[int, typer.Option(min=1, help="Nodes that take part.")]
+Json = Annotated[bool, typer.Option("--json", help="For machines: JSON on standard output.")]
+Kind = Annotated[
+    Literal["plain", "batched"],
+    typer.Option(
+        "--engine", help="plain: node after node, repeatable bit for bit; batched: many nodes at once, for GPUs."
+    ),
+]
+Device = Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the nodes train.")]
+Events = Annotated[
+    bool, typer.Option("--json", help="For machines: events as JSON lines on standard output, the result as the last.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result and errors.")]
+ClassesPerNode = Annotated[int, typer.Option(min=1, help="disjoint, groups: classes of each node.")]
+Samples = Annotated[int, typer.Option(min=2, help=SAMPLES)]
+
+
+_TRIES = 3  # of a passphrase
+
+
+def _read_config(context: typer.Context, file: Path | None) -> None:
+    if file is not None:
+        from edge.config.options_file import read
+
+        context.default_map = {**read(file, context), **(context.default_map or {})}
+
+
+def _read_line_config(context: typer.Context, file: Path | None) -> Path | None:
+    """As `_read_config`; the file may have tables besides, which are left in the context's `obj` as Settings."""
+    if file is not None:
+        from edge.config.line_settings import parse
+        from edge.config.options_file import load, options
+        from edge.daemon.exit_codes import sysexits
+
+        with sysexits():
+            content = load(file)
+            tables = {key: value for key, value in content.items() if _is_table(value)}
+            given = options({key: content[key] for key in content.keys() - tables.keys()}, file, context)
+            context.default_map = {**given, **(context.default_map or {})}
+            context.obj = parse(tables, file)
+    return file
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(each, dict) for each in value))
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        help="TOML file with options of this command, as edge-node init writes it; the command line beats it.",
+        is_eager=True,
+        callback=_read_config,
+    ),
+]
+
+
+PlainConfig = Annotated[
+    Path | None,
+    typer.Option(
+        help="TOML file with options of this command, a line NAME = VALUE each; the command line beats it.",
+        is_eager=True,
+        callback=_read_config,
+    ),
+]
+
+LineConfig = Annotated[
+    Path | None,
+    typer.Option(
+        help="TOML file with options of this command, and tables for sources, sinks and the rest: docs/line.md.",
+        is_eager=True,
+        callback=_read_line_config,
+    ),
+]
+
+
+def make_request(
+    method: str,
+    option: list[str],
+    model: str,
+    weights: str,
+    size: int,
+    training: list[str],
+    rounds: int,
+    seed: int,
+    threads: int = 1,
+    evaluate_every: int = 5,
+    aggregate: Rule = "mean",
+    liars: int = 0,
+) -> "Request":
+    """What the options ask of a federation."""
+    from trainer.federation.server.spec import Request, check_training
+    from trainer.models.initial_weights import suited_weights
+
+    request = Request(
+        method=method,
+        options=pairs(option, "--option"),
+        model=model,
+        weights=weights or suited_weights(model),
+        size=size,
+        training=pairs(training, "--training"),
+        rounds=rounds,
+        seed=seed,
+        threads=threads,
+        evaluate_every=evaluate_every,
+        aggregate=aggregate,
+        liars=liars,
+    )
+    check_training(request)
+    return request
+
+
+def tell_weights(request: "Request", given: str, show: "Report") -> None:
+    """Say which initial weights were chosen, where the choice depends on the connection."""
+    from trainer.progress import Note
+
+    if not given and request.weights == "surface":
+        show(Note(text="ImageNet's weights are out of reach: starting from those that come with edge-node (surface)"))
+
+
+def pairs(given: list[str], flag: str, like: str = "{}=1") -> dict[str, str]:
+    """Texts NAME=VALUE as a mapping. Raises UsageError for one that is none, with an example `like` that."""
+    for pair in given:
+        if "=" not in pair:
+            raise UsageError(f"{flag} {pair!r} is not NAME=VALUE", f"write for example {flag} {like.format(pair)}")
+    return dict(pair.split("=", 1) for pair in given)
+
+
+def open_kit(file: Path) -> "Kit":
+    """A kit, by its passphrase, which is asked for up to three times. Raises UsageError as `kit.read` does."""
+    from broker_config.security import kit
+    from broker_config.security.secret_environment import PASSPHRASE, secret
+
+    if file.exists() and file.stat().st_mode & 0o077:
+        print(f"{file} can be read by others: chmod 600 {shlex.quote(str(file))}", file=sys.stderr)
+    for _ in range(0 if secret(PASSPHRASE) else _TRIES - 1):
+        try:
+            return kit.read(file, kit.ask(file))
+        except kit.PassphraseError as error:
+            print(f"{error.what}; try again", file=sys.stderr)
+    return kit.read(file, kit.ask(file))
+
+
+def make_endpoint(
+    url: str | None,
+    ca: Path | None,
+    cert: Path | None,
+    key: Path | None,
+    kit: Path | None = None,
+    *,
+    sealed: bool = True,
+) -> "Endpoint":
+    """The broker that the options name, and who we are there; `sealed` as in `Endpoint.of_kit`.
+
+    Raises:
+        UsageError: they do not go together, or as `Endpoint.parse` and `Endpoint.of_kit` say.
+    """
+    from broker_config.mqtt.endpoint import Endpoint
+
+    if kit:
+        if ca or cert or key:
+            raise UsageError("a kit holds certificates and key already", "leave out --ca, --cert and --key, or --kit")
+        return Endpoint.of_kit(open_kit(kit), url, sealed=sealed)
+    if url is None:
+        raise UsageError("the broker's address is missing", "write it as mqtt://HOST, or pass a kit: --kit FILE")
+    return Endpoint.parse(url, ca=ca, cert=cert, key=key)
+
+
+def agreed(given: str | None, endpoint: "Endpoint", what: Literal["name", "federation"]) -> str | None:
+    """What the command line says about `what`, or the kit does.
+
+    Raises:
+        UsageError: they contradict each other.
+    """
+    if endpoint.kit is None:
+        return given
+    own: str = getattr(endpoint.kit, what)
+    if given not in (None, own):
+        raise UsageError(f"the kit is for {what} {own!r}, not {given!r}", f"leave out --{what}, or take another kit")
+    return own
+
+
+def stop_on_signals() -> Callable[[], bool]:
+    """From now on SIGINT and SIGTERM ask the running command to end by itself; a second one ends it at once."""
+    asked: list[int] = []
+
+    def ask(number: int, _: object) -> None:
+        if asked:
+            _end_now()
+        asked.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ask)
+    return lambda: bool(asked)
+
+
+def end_on_signals() -> None:
+    """From now on SIGINT and SIGTERM end the command at once: torch's exporter would answer Ctrl-C with a report."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: _end_now())
+
+
+def _end_now() -> None:
+    """End without unwinding, but give the terminal back the cursor that a live view has hidden."""
+    if sys.stderr.isatty():
+        os.write(2, b"\x1b[?25h\n")
+    os._exit(130)

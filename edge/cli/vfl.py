@@ -1,0 +1,300 @@
+"""The sensors of one line learn together: `line coordinate`, `line join`, `line forget`; predict: `line serve`."""
+
+import shlex
+import sys
+from functools import partial
+from importlib.metadata import version
+from itertools import chain
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.topics import COORDINATOR, MONITOR
+from edge.cli import vfl_inference, vfl_study, vfl_trial
+from edge.cli.line import Memory, state_folder
+from edge.cli.options import (
+    Broker,
+    Ca,
+    Cert,
+    Events,
+    Key,
+    KitFile,
+    PlainConfig,
+    Quiet,
+    Seed,
+    Threads,
+    agreed,
+    make_endpoint,
+    stop_on_signals,
+)
+from edge.terminal.formatting import some
+
+if TYPE_CHECKING:
+    from broker_config.mqtt.endpoint import Endpoint
+
+BUNDLE = "bundle"  # in a state folder: what `serve` serves
+
+app = typer.Typer()
+group = typer.Typer(no_args_is_help=True)
+group.add_typer(vfl_trial.app)
+group.add_typer(vfl_study.app)
+app.add_typer(
+    group,
+    name="line",
+    help="The sensors of one line learn one model together, online: each sees other features of the same products.",
+    epilog="Example: edge-node line join --sensor press --columns force,speed --data press.csv",
+)
+
+
+@group.command(
+    epilog="Example: edge-node line coordinate mqtt://broker.local --sensors press,oven --labels labels.csv "
+    "--classes good,bad"
+)
+def coordinate(
+    labels: Annotated[
+        Path,
+        typer.Option(help="CSV file with the columns product and label, in order of arrival.", show_default=False),
+    ],
+    classes: Annotated[
+        str, typer.Option(help="Labels, separated by commas; 0..130 for all whole numbers.", show_default=False)
+    ],
+    broker: Broker = None,
+    sensors: Annotated[
+        str | None, typer.Option(help="Names, separated by commas.", show_default="all nodes of the kit's charter")
+    ] = None,
+    federation: Annotated[
+        str | None, typer.Option(help="Name of the federation.", show_default="the kit's, or default")
+    ] = None,
+    reading: Annotated[
+        Literal["class", "expectation"], typer.Option(help="expectation: classes are numbers, the result their mean.")
+    ] = "class",
+    network: Annotated[str, typer.Option(help="Of the sensors: dense, or conv for time series.")] = "dense",
+    cycles: Annotated[int, typer.Option(min=1, help="Rows of a sample: a product's own and those before it.")] = 1,
+    start: Annotated[int, typer.Option(min=1, help="Products of the first round.")] = 1000,
+    chunk: Annotated[int, typer.Option(min=1, help="Products that each later round adds.")] = 100,
+    window: Annotated[int, typer.Option(min=0, help="Newest products that count.", show_default="all")] = 0,
+    noise: Annotated[
+        str, typer.Option(help="That the link adds, for studies: levels=3, sigma=0.5 or loss=0.1.")
+    ] = "clean",
+    denoise: Annotated[int, typer.Option(min=0, help="First rounds in which autoencoders learn to denoise.")] = 0,
+    denoise_with: Annotated[
+        Literal["clean", "noisy"], typer.Option(help="What they learn from besides: the embedding, or a second copy.")
+    ] = "clean",
+    denoiser: Annotated[Literal["shared", "each"], typer.Option(help="One for all sensors, or one for each.")] = (
+        "shared"
+    ),
+    clip: Annotated[float, typer.Option(min=0, help="Length to which embeddings are cut, to be protected.")] = 0.0,
+    protect: Annotated[float, typer.Option(min=0, help="Noise that protects embeddings, in lengths of --clip.")] = 0.0,
+    eta: Annotated[float, typer.Option(help="Step of gradient descent.")] = 0.01,
+    batches: Annotated[int, typer.Option(min=1, help="Parts of a round's products, a step each.")] = 1,
+    iterations: Annotated[int, typer.Option(min=1, help="Local iterations of a sensor in a round, at most.")] = 2,
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="Who decides how many: deadline, all, least, one, proportional, random, or an agent's .onnx file."
+        ),
+    ] = "deadline",
+    absent: Annotated[
+        Literal["wait", "last", "impute"], typer.Option(help="What a round does without one of the sensors.")
+    ] = "wait",
+    patience: Annotated[float, typer.Option(min=0, help="Seconds for a sensor before that counts.")] = 10.0,
+    commit: Annotated[int, typer.Option(min=1, help="Rounds that a kill may cost: they are replayed.")] = 20,
+    labels_stay: Annotated[
+        bool, typer.Option("--labels-stay", help="Sensors see no labels; they get gradients instead.")
+    ] = False,
+    rounds: Annotated[int, typer.Option(min=0, help="Rounds in all.", show_default="for ever")] = 0,
+    seed: Seed = 0,
+    threads: Threads = 1,
+    state: Annotated[Path, typer.Option(help="Folder for the head's state.")] = Path("line-head"),
+    new: Annotated[bool, typer.Option("--new", help="Begin another run, from nothing.")] = False,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    kit: KitFile = None,
+    quiet: Quiet = False,
+    as_json: Events = False,
+    config: PlainConfig = None,
+) -> None:
+    """Run a line's head: it has the labels, opens rounds, and learns the last layer.
+
+    Stopped or killed, it goes on where it was when it is started again with the same --state.
+    """
+    from broker_config.protocol.vfl_messages import Denoising, LineSpec, Privacy, Recipe, Window
+    from trainer import progress
+    from trainer.vfl.channel import parse
+    from trainer.vfl.policies.selection import check as check_policy
+    from trainer.vfl.server import spec as terms
+
+    endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
+    _check_head(endpoint)
+    members = tuple(endpoint.seal.charter.nodes) if endpoint.seal else ()
+    spec = LineSpec(
+        federation=agreed(federation, endpoint, "federation") or "default",
+        run=terms.new_run(),
+        software=version("edge-node"),
+        sensors=_names(sensors) if sensors is not None else members,
+        network=network,
+        cycles=cycles,
+        classes=terms.class_names(classes),
+        reading=reading,
+        labels="server" if labels_stay else "shared",
+        window=Window(start=start, chunk=chunk, size=window),
+        channel=parse(noise),
+        denoising=Denoising(rounds=denoise, shared=denoiser == "shared", target=denoise_with),
+        recipe=Recipe(eta=eta, batches=batches),
+        privacy=Privacy(clip=clip, multiplier=protect),
+        iterations=iterations,
+        policy=policy,
+        absent=absent,
+        patience=patience,
+        commit=commit,
+        seed=seed,
+        threads=threads,
+    )
+    terms.check(spec)
+    check_policy(policy, iterations, len(spec.sensors))
+    with progress.show(as_json=as_json, quiet=quiet) as report:
+        from trainer.vfl.server.startup import coordinate as run
+
+        deploy = vfl_inference.head_bundles(state / BUNDLE, endpoint.kit)
+        reached = run(spec, labels, endpoint, state, rounds=rounds, new=new, report=report, stop=stop, deploy=deploy)
+        if rounds and reached >= rounds:
+            report(progress.Note(text=_next(state, broker, kit)))
+        report(progress.Result(result={"rounds": reached}))
+    if rounds and reached < rounds:
+        print("stopped; the same command goes on", file=sys.stderr)
+        raise typer.Exit(130)
+
+
+@group.command(
+    epilog="Example: edge-node line join mqtt://broker.local --sensor press --columns force,speed --data press.csv"
+)
+def join(
+    columns: Annotated[
+        str, typer.Option(help="Columns of --data that are this sensor's features.", show_default=False)
+    ],
+    data: Annotated[Path, typer.Option(help="CSV file with a row for each product; it may grow.", show_default=False)],
+    broker: Broker = None,
+    sensor: Annotated[str | None, typer.Option(help="This sensor's name.", show_default="the kit's")] = None,
+    product: Annotated[str, typer.Option(help="Column with the product's id.")] = "product",
+    unit: Annotated[
+        str | None,
+        typer.Option(help="Column that says which rows follow one another: a machine, an engine.", show_default="none"),
+    ] = None,
+    federation: Annotated[str | None, typer.Option(help="Its name, if the broker has several.")] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Folder for this sensor's state.", show_default="line-SENSOR")
+    ] = None,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for a head.")] = 600,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    kit: KitFile = None,
+    quiet: Quiet = False,
+    as_json: Events = False,
+    config: PlainConfig = None,
+) -> None:
+    """Take part in a line's learning with what one sensor measures. The measurements stay here; embeddings leave.
+
+    Stopped or killed, it goes on where it was when it is started again with the same --state.
+    """
+    from trainer import progress
+
+    endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
+    if endpoint.kit and endpoint.kit.name in (COORDINATOR, MONITOR):
+        raise UsageError(f"this kit is that of {endpoint.kit.name}", "take a node's")
+    name = agreed(sensor, endpoint, "name")
+    if name is None:
+        raise UsageError("this sensor's name is missing", "write --sensor NAME, or pass a kit: --kit FILE")
+    with progress.show(as_json=as_json, quiet=quiet) as report:
+        from trainer.vfl.client.discovery import join as run
+        from trainer.vfl.client.measurements import Source
+
+        source, state = Source(data, _names(columns), product, unit), state or Path(f"line-{name}")
+        reached, finished = run(
+            endpoint,
+            name,
+            source,
+            state,
+            federation=agreed(federation, endpoint, "federation"),
+            wait=wait,
+            report=report,
+            stop=stop,
+            deploying=partial(vfl_inference.sensor_bundles, state / BUNDLE, source, endpoint.kit),
+        )
+        if finished:
+            report(progress.Note(text=_next(state, broker, kit, data)))
+        report(progress.Result(result={"rounds": reached}))
+    if not finished:
+        print("stopped; the same command goes on", file=sys.stderr)
+        raise typer.Exit(130)
+
+
+@group.command(epilog="Example: edge-node line forget mqtt://broker.local --federation steel")
+def forget(
+    broker: Broker = None,
+    federation: Annotated[
+        str | None, typer.Option(help="Name of the line.", show_default="the kit's, or default")
+    ] = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    kit: KitFile = None,
+) -> None:
+    """Remove what the broker keeps of a line that nobody runs any more. State folders stay as they are."""
+    from trainer.vfl.server.retained_cleanup import forget as run
+
+    endpoint = make_endpoint(broker, ca, cert, key, kit)
+    _check_head(endpoint)
+    name = agreed(federation, endpoint, "federation") or "default"
+    print(f"{some(run(endpoint, name), 'message')} of line {name!r} removed from {endpoint}")
+
+
+@group.command(epilog="Example: edge-node line serve line-head/bundle mqtt://broker.local --output predictions.jsonl")
+def serve(
+    bundle: Annotated[Path, typer.Argument(help="Bundle in the state folder of coordinate or join.")],
+    broker: Broker = None,
+    data: Annotated[
+        Path | None, typer.Option(help="A sensor's: CSV file with a row for each product, as given to join.")
+    ] = None,
+    deadline: Annotated[
+        float, typer.Option(min=0, help="The head's: seconds from a product's first embedding to its final prediction.")
+    ] = 1.0,
+    output: Annotated[
+        Path | None, typer.Option(help="The head's: file for final predictions, a JSON line each.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    memory: Memory = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    kit: KitFile = None,
+    config: PlainConfig = None,
+) -> None:
+    """Embed new products at a sensor, or predict them at the head: what it is, the bundle says.
+
+    Runs beside coordinate and join, whose newer bundles are taken up as they come. With --kit, bundles must be signed.
+    """
+    if not isfinite(deadline):
+        raise UsageError(f"a deadline of {deadline} seconds never comes, or always", "write for example --deadline 1")
+    endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
+    vfl_inference.serve(bundle, endpoint, memory or state_folder(), data, output, deadline, threads, stop)
+
+
+def _next(state: Path, broker: str | None, kit: Path | None, data: Path | None = None) -> str:
+    """How what was learnt is put to use."""
+    options = [("--data", data), ("--kit", kit)]
+    words = [state / BUNDLE, *([broker] if broker else []), *chain.from_iterable(each for each in options if each[1])]
+    return f"the bundle is in {state / BUNDLE}; next: edge-node line serve {shlex.join(map(str, words))}"
+
+
+def _check_head(endpoint: "Endpoint") -> None:
+    if endpoint.kit and endpoint.kit.name != COORDINATOR:
+        raise UsageError(f"this kit is that of {endpoint.kit.name}", f"take that of the {COORDINATOR}")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())

@@ -1,0 +1,107 @@
+"""What `line serve` needs of the house's other rooms, and what `line coordinate` and `line join` need for it."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from secrets import token_bytes
+from typing import TYPE_CHECKING
+
+from broker_config.protocol.errors import UsageError
+
+if TYPE_CHECKING:
+    from broker_config.mqtt.endpoint import Endpoint
+    from broker_config.security.kit import Kit
+    from edge.bundle.verification import Guard
+    from edge.vfl.member_bundle import Array, Manifest
+    from edge.vfl.sensor_service import Leaving
+    from export.bundle_signing import Signer
+    from trainer.vfl.client.measurements import Source
+    from trainer.vfl.client.sensor_model import Deploy as SensorDeploy
+    from trainer.vfl.server.head_model import Deploy as HeadDeploy
+
+_DAYS = 365  # that a signed bundle may be served
+
+
+def serve(
+    bundle: Path,
+    endpoint: "Endpoint",
+    memory: Path,
+    data: Path | None,
+    output: Path | None,
+    deadline: float,
+    threads: int,
+    stop: Callable[[], bool],
+) -> None:
+    """The service of whoever's bundle it is, until `stop`. Raises EdgeNodeError as `embed` and `predict` do."""
+    from edge.vfl.head_service import predict
+    from edge.vfl.member_bundle import HEAD, claimed
+    from edge.vfl.member_model import load_head, load_sensor
+    from edge.vfl.sensor_service import embed
+
+    said, kit = claimed(bundle), endpoint.kit
+    if kit and (kit.name, kit.federation) != (said.node, said.federation):
+        raise UsageError(
+            f"{bundle} is of {said.node} in federation {said.federation!r}, "
+            f"the kit of {kit.name} in {kit.federation!r}",
+            f"pass the kit of {said.node}, or a bundle of {kit.name}",
+        )
+    guard = _guard(kit, memory) if kit else None
+    if said.role == HEAD:
+        if data:
+            raise UsageError(f"{bundle} is the head's, which reads no rows", "leave out --data")
+        predict(bundle, partial(load_head, guard=guard, threads=threads), endpoint, memory, output, deadline, stop)
+    else:
+        if data is None:
+            raise UsageError(f"{bundle} is a sensor's, whose rows are missing", "write --data FILE")
+        if output:
+            raise UsageError(f"{bundle} is a sensor's, which predicts nothing", "leave out --output")
+        embed(bundle, partial(load_sensor, guard=guard, threads=threads), data, endpoint, _leaving(), stop)
+
+
+def head_bundles(folder: Path, kit: "Kit | None") -> "HeadDeploy":
+    """What lets a head be served from `folder`."""
+    from export.vfl_export import HeadBundles
+
+    return HeadBundles(folder, _signer(kit))
+
+
+def sensor_bundles(folder: Path, source: "Source", kit: "Kit | None") -> "SensorDeploy":
+    """What lets a sensor be served from `folder`."""
+    from export.vfl_export import Rows, SensorBundles
+
+    return SensorBundles(folder, Rows(source.columns, source.product, source.unit), _signer(kit))
+
+
+def _signer(kit: "Kit | None") -> "Signer | None":
+    from export.bundle_signing import Signer
+
+    return Signer(kit, _DAYS) if kit else None
+
+
+def _guard(kit: "Kit", memory: Path) -> "Guard":
+    """With a kit, bundles must be what its member has made, and not older than what was served."""
+    from broker_config.security.trust import Trust
+    from edge.bundle.verification import Guard
+
+    trust = Trust(federation=kit.federation, node=kit.name, authority=kit.authority, charter=kit.charter)
+    return Guard(trust, memory)
+
+
+def _leaving() -> "Leaving":
+    """Protection and a simulated channel, as in training; each product is a message of its own."""
+    import numpy as np
+
+    from trainer.training.seeding import generator
+    from trainer.vfl.channel import Extent, passed
+    from trainer.vfl.privacy import protected
+
+    secret = token_bytes(32)  # nobody else can draw this noise
+
+    def leave(model: "Manifest", embeddings: "Array", products: Sequence[str]) -> "Array":
+        hidden = protected(model.privacy, embeddings, secret)
+        keys = [generator(model.seed, model.node, model.round, product) for product in products]
+        measure = Extent(np.array(model.low), np.array(model.high), model.deviation)
+        sent = [passed(model.channel, row[None], random, measure) for row, random in zip(hidden, keys, strict=True)]
+        return np.concatenate(sent)
+
+    return leave

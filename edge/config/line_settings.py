@@ -1,0 +1,113 @@
+"""A line's settings: the tables of `edge-node serve --config FILE`; its other keys are the command's options.
+
+Each kind of source and sink, and each table, has its settings beside what they set.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from broker_config.protocol.errors import UsageError, nearest
+from edge.config.options_file import load
+from edge.daemon import logs
+from edge.inference.tiling import View
+from edge.outbox import delivery
+from edge.registry import delivery_messages
+from edge.registry.gate import Gate
+from edge.sinks import csv, homeassistant, jsonl, mqtt, sparkplug, sqlite, webhook
+from edge.sinks import folder as folder_sink
+from edge.sources import camera, folder
+from edge.sources import mqtt as mqtt_source
+from edge.uncertainty import doubts
+from edge.uncertainty import drift as drifting
+from edge.uncertainty import image_retention as keeping
+
+Source = folder.Settings | mqtt_source.Settings | camera.Settings
+Sink = (
+    jsonl.Settings
+    | csv.Settings
+    | sqlite.Settings
+    | folder_sink.Settings
+    | mqtt.Settings
+    | homeassistant.Settings
+    | webhook.Settings
+    | sparkplug.Settings
+)
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a line looks at and how, and where its outcomes go."""
+
+    view: View = View()
+    doubt: doubts.Settings = doubts.Settings()
+    drift: drifting.Settings = drifting.Settings()
+    keep: keeping.Settings | None = None
+    sources: tuple[Source, ...] = ()
+    sinks: tuple[Sink, ...] = ()
+    log: logs.Settings = logs.Settings()
+    spool: delivery.Settings = delivery.Settings()
+    gate: Gate = Gate()
+    arrival: delivery_messages.Settings | None = None
+
+
+TABLES = Settings.__struct_fields__
+_PATHS = ("path", "input", "ca", "cert", "key")  # fields that name files, relative to the file of the settings
+
+
+def parse(tables: dict[str, Any], file: Path) -> Settings:
+    """The settings in the tables of a TOML file; UsageError names the table and the key that does not fit."""
+    if unknown := [name for name in tables if name not in TABLES]:
+        raise UsageError(f"{file}: there is no table [{unknown[0]}]", nearest(unknown[0], TABLES))
+    try:
+        return msgspec.convert(_located(tables, file.parent), Settings)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{file}: {error}", "see docs/line.md for what each table may hold") from error
+
+
+def view(file: Path) -> View:
+    """Table `[view]` of a line's TOML file, the rest of it left alone; UsageError as `config.load` and `parse` do."""
+    return parse({key: table for key, table in load(file).items() if key == "view"}, file).view
+
+
+def extended(
+    settings: Settings,
+    watch: Path | None,
+    output: Path | None,
+    url: str | None,
+    ca: Path | None = None,
+    cert: Path | None = None,
+    key: Path | None = None,
+) -> Settings:
+    """The settings, and what the command's options add: a watched folder, a file of JSON lines, a broker.
+
+    Outcomes of a watched folder that have nowhere else to go are written to standard output.
+    """
+    sources, sinks = list(settings.sources), list(settings.sinks)
+    if watch:
+        sources.append(folder.Settings(path=str(watch)))
+    if output:
+        sinks.append(jsonl.Settings(path=str(output)))
+    if url:
+        ca_, cert_, key_ = (str(each) if each else None for each in (ca, cert, key))
+        sinks.append(mqtt.Settings(url=url, ca=ca_, cert=cert_, key=key_))
+    if sources and not sinks:
+        sinks.append(jsonl.Settings())
+    return msgspec.structs.replace(settings, sources=tuple(sources), sinks=tuple(sinks))
+
+
+def _located(value: Any, folder: Path) -> Any:
+    """The same tables, their relative paths starting at `folder`."""
+    if isinstance(value, list):
+        return [_located(each, folder) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: str(folder / each) if key in _PATHS and _names_file(each) else _located(each, folder)
+        for key, each in value.items()
+    }
+
+
+def _names_file(value: Any) -> bool:
+    return isinstance(value, str) and bool(value) and "://" not in value

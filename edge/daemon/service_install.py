@@ -1,0 +1,130 @@
+"""What a line's service needs, by its settings, and whether it can have it."""
+
+import os
+import pwd
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from broker_config.protocol.errors import EdgeNodeError, UsageError
+from edge.config.line_settings import Settings
+from edge.daemon.systemd_unit import Needs
+from edge.sources import camera, folder
+
+_HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108  (where nothing of ours may lie)
+
+
+def needs(config: Path, given: Mapping[str, Any], settings: Settings, secrets: Mapping[str, str]) -> Needs:
+    """What `serve` with these options (by name) and tables must reach."""
+    reads = [Path(given[name]) for name in ("bundle", "trust", "watch", "ca", "cert", "key") if given[name]]
+    writes = [Path(given["output"])] if given["output"] else []
+    for source in settings.sources:
+        untouched = isinstance(source, folder.Settings) and source.after == "keep"
+        (reads if untouched else writes).extend(_places(source, ("path",)))
+        if isinstance(source, folder.Settings) and source.after.startswith("move:"):
+            writes.append(Path(source.path) / source.after.removeprefix("move:"))
+    for table in (getattr(settings, name) for name in settings.__struct_fields__ if name != "sources"):
+        writes += _places(table, ("path",))
+    reads += [*_places(settings, ("ca", "cert", "key")), *_videos(settings)]
+    memory = [Path(given["memory"])] if given["memory"] else []
+    return Needs(
+        config=config,
+        reads=tuple(reads),
+        writes=tuple(dict.fromkeys([*memory, *(each if each.is_dir() else each.parent for each in writes)])),
+        cameras=tuple(_cameras(settings)),
+        port=given["port"],
+        secrets=tuple((name, Path(file).resolve()) for name, file in secrets.items()),
+    )
+
+
+def _places(part: object, fields: tuple[str, ...]) -> Iterator[Path]:
+    """The paths in a table and the tables in it."""
+    if isinstance(part, tuple):
+        for each in part:
+            yield from _places(each, fields)
+    elif isinstance(part, Struct):
+        for name in part.__struct_fields__:
+            value = getattr(part, name)
+            if name in fields and isinstance(value, str) and value:
+                yield Path(value)
+            else:
+                yield from _places(value, fields)
+
+
+def _cameras(settings: Settings) -> Iterator[str]:
+    """The device files of cameras that hang on this machine."""
+    for each in settings.sources:
+        match each:
+            case camera.Settings(input=int(number)):
+                yield f"/dev/video{number}"
+            case camera.Settings(input=str(path)) if path.startswith("/dev/"):
+                yield path
+
+
+def _videos(settings: Settings) -> Iterator[Path]:
+    """The files that are judged instead of a camera."""
+    for each in settings.sources:
+        match each:
+            case camera.Settings(input=str(path)) if "://" not in path and not path.startswith("/dev/"):
+                yield Path(path)
+
+
+def program() -> tuple[str, ...]:
+    """The edge-node that is running, by its absolute path."""
+    script = Path(sysconfig.get_path("scripts")) / "edge-node"
+    return (str(script),) if script.exists() else (sys.executable, "-m", "edge.cli.main")
+
+
+def check(user: str, needs: Needs) -> None:
+    """Raise EdgeNodeError when a service of this user cannot have what it needs."""
+    try:
+        account = pwd.getpwnam(user)
+    except KeyError:
+        raise UsageError(
+            f"there is no user {user} on this machine",
+            f"make one: useradd --system --shell /usr/sbin/nologin {user}, or name another with --user",
+        ) from None
+    command = Path(program()[0])
+    for path in (command, needs.config, *needs.reads, *needs.writes):
+        for hidden in _HIDDEN:
+            if path.is_relative_to(hidden):
+                raise UsageError(
+                    f"{path} lies in {hidden}, which the service does not see",
+                    "put it below /etc, /opt, /srv or /var/lib, and write that into the settings",
+                )
+    for path in (command, needs.config, *needs.reads):
+        _demand(account, "read", path)
+    for path in needs.writes:
+        _demand(account, "write", path)
+    for _, file in needs.secrets:
+        if not file.is_file():
+            raise UsageError(f"there is no file {file} with a secret", "write it, readable for root alone")
+
+
+def _demand(account: pwd.struct_passwd, what: Literal["read", "write"], path: Path) -> None:
+    tests = ["-r" if what == "read" else "-w", *(["-x"] if path.is_dir() else [])]
+    if not all(_may(account, each, path) for each in tests):
+        raise UsageError(
+            f"{account.pw_name} may not {what} {path}, or it is not there",
+            f"make it, and give it to that user: chown -R {account.pw_name}: {path}"
+            if what == "write"
+            else "make it, and let that user read it, and enter the folders above it",
+        )
+
+
+def _may(account: pwd.struct_passwd, test: str, path: Path) -> bool:
+    """Whether an account passes one of test(1)'s tests of a path: the kernel decides, access lists included."""
+    command = ["/usr/bin/test", test, str(path)]
+    if os.geteuid() == account.pw_uid:
+        return subprocess.run(command, check=False).returncode == 0
+    groups = os.getgrouplist(account.pw_name, account.pw_gid)
+    try:
+        done = subprocess.run(command, user=account.pw_uid, group=account.pw_gid, extra_groups=groups, check=False)
+    except PermissionError as error:
+        raise EdgeNodeError(f"only root can find out what {account.pw_name} may do here", "run it with sudo") from error
+    return done.returncode == 0

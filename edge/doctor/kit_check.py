@@ -1,0 +1,39 @@
+"""Our kit: until when its certificate holds, and whether its charter does and has us."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from broker_config.security.kit import Kit
+from broker_config.security.message_signing import Seal
+from edge.doctor.check_result import Found, Outcome
+from edge.doctor.trial_federation import Trial
+from edge.terminal.formatting import SOON, ending, some
+
+_RENEW = "ask whoever provisions the federation for a new kit (edge-node provision --renew)"
+
+
+def certificate(trial: Trial) -> Found:
+    """How long the certificate in our kit holds."""
+    kit = _kit(trial)
+    return _judge(f"that of {kit.name} in federation {kit.federation}", kit.expires())
+
+
+def charter(trial: Trial) -> Found:
+    """Whether the charter in our kit holds and has us; from now on specs are checked by it."""
+    trial.endpoint = replace(trial.endpoint, seal=(seal := Seal(_kit(trial))))
+    members = seal.charter
+    return _judge(f"version {members.version}, {some(len(members.nodes), 'node')}", members.expires)
+
+
+def _judge(told: str, end: datetime) -> Found:
+    now = datetime.now(UTC)
+    days = (end - now).total_seconds() / 86_400
+    outcome: Outcome = "failure" if days < 0 else "warning" if end - now < SOON else "ok"
+    return Found(
+        outcome, f"{told}, {ending(end, now)}", "" if outcome == "ok" else _RENEW, {"days_left": round(days, 1)}
+    )
+
+
+def _kit(trial: Trial) -> Kit:
+    assert trial.endpoint.kit is not None
+    return trial.endpoint.kit

@@ -1,0 +1,89 @@
+"""The trial that all checks share: in a federation that is for nothing else, and in which nothing is left."""
+
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from paho.mqtt.enums import MQTTProtocolVersion
+
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.mqtt.handshake import MQTT5, MQTT311
+from broker_config.protocol import topics
+from broker_config.protocol.codec import encoded_size
+from broker_config.protocol.errors import LinkError
+from broker_config.protocol.messages import Spec
+from broker_config.protocol.vfl_messages import LineSpec
+from broker_config.transfer.blob_transfer import CHUNK
+from edge.doctor.probe_connection import LostError, Wire
+
+SESSION = 120  # seconds: should we be killed, an MQTT 5 broker forgets a session by itself
+
+
+@dataclass
+class Trial:
+    """Who we are, to which broker, and what the checks have found out for those that follow.
+
+    `name` is the node's that we act for, or `coordinator`; `timeout` (seconds) is for each answer. Leaving the context
+    ends our sessions and clears what the broker retains for us.
+    """
+
+    endpoint: Endpoint
+    name: str
+    state: Path
+    timeout: float
+    version: MQTTProtocolVersion = MQTT311
+    echoes: bool = False  # whether what we publish on `topic` comes back to us
+    chunk: int = CHUNK  # bytes of a chunk that pass
+    round_trip: float = 0.0  # seconds
+    specs: list[Spec] = field(default_factory=list)  # of the federations on this broker
+    lines: list[LineSpec] = field(default_factory=list)  # that learn on this broker
+    _token: str = field(default_factory=lambda: secrets.token_hex(8))  # nobody else has our client ids
+    _sessions: set[str] = field(default_factory=set)
+    _retains: bool = False
+
+    federation = topics.TRIAL
+
+    @property
+    def topic(self) -> str:
+        """The topic that `name` may both write and read, retained messages included: its presence."""
+        return topics.presence(self.federation, self.name)
+
+    @property
+    def coordinates(self) -> bool:
+        """Whether we act for a coordinator."""
+        return self.name == topics.COORDINATOR
+
+    @property
+    def speaks_5(self) -> bool:
+        """Whether MQTT 5 is spoken, in which a broker gives reasons."""
+        return self.version == MQTT5
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of the largest model that is learnt on this broker; 0 if none is known."""
+        return max((encoded_size(spec.tensors) for spec in self.specs), default=0)
+
+    def wire(self, part: str, *, endpoint: Endpoint | None = None, **options: Any) -> Wire:
+        """Return a connection for a `part` of the trial, to be opened; `options` are those of Wire."""
+        client_id = f"edge-node/{self.federation}/{self.name}/{self._token}/{part}"
+        if options.get("session"):
+            self._sessions.add(part)
+        return Wire(endpoint or self.endpoint, client_id, self.version, self.timeout, **options)
+
+    def retain(self, wire: Wire, payload: bytes) -> str:
+        """Have the broker retain `payload` on our topic; return "" or its reason for not doing so."""
+        self._retains = True
+        return wire.publish(self.topic, payload, retain=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(LinkError, LostError):  # then the broker is gone, or forgets us by itself
+            for part in self._sessions:
+                self.wire(part).open().close()
+            if self._retains:
+                with self.wire("end") as wire:
+                    wire.publish(self.topic, b"", retain=True)

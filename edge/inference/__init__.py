@@ -1,0 +1,1 @@
+"""From a frame to its verdict: decoding, tiles, onnxruntime, decision, pictures."""

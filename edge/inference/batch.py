@@ -1,0 +1,163 @@
+"""Judging many image files at once, without a daemon; what was judged before an interruption is not judged again."""
+
+import csv
+import hashlib
+import io
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, Literal, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from broker_config.protocol.errors import EdgeNodeError, UsageError, printable
+from edge.inference.image_decoding import SUFFIXES
+from edge.inference.pipeline import Frame, Line, Model, Nowhere, Seen
+from edge.inference.tiling import View
+from edge.inference.verdict import Failure, Verdict
+from edge.terminal.tables import naturally
+from edge.uncertainty.doubts import Doubts
+from edge.uncertainty.doubts import Settings as Doubting
+
+COLUMNS = ("image", "label", "confidence", "defect", "doubts", "bundle", "model", "view", "time", "error")
+_READABLE = 200  # bytes of an image's name that are in its picture's
+_HEADER = ",".join(COLUMNS) + "\n"
+
+
+class Image(NamedTuple):
+    """An image file, and what it is called."""
+
+    name: str
+    path: Path
+
+
+def find(paths: Sequence[Path]) -> list[Image]:
+    """The image files that are meant: a folder means all in it and below, by name; a file itself.
+
+    What begins with a dot is left out. UsageError when a folder holds none.
+    """
+    found = []
+    for path in paths:
+        inside = sorted(_walk(path), key=lambda each: naturally(str(each))) if path.is_dir() else [path]
+        if not inside:
+            raise UsageError(
+                f"there are no images in {path}", f"name a folder that holds files with {' '.join(SUFFIXES)}"
+            )
+        found += [Image(_name(each), each) for each in inside]
+    return found
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for place, folders, files in os.walk(folder):
+        folders[:] = [each for each in folders if not each.startswith(".")]
+        for each in files:
+            if not each.startswith(".") and Path(each).suffix.lower() in SUFFIXES:
+                yield Path(place, each)
+
+
+def _name(path: Path) -> str:
+    """A name that can be told: it is UTF-8, and one line."""
+    return printable(os.fsencode(path).decode(errors="replace"), keep="")
+
+
+def judge(model: Model, images: Sequence[Image], view: View | None = None) -> Iterator[Seen | Failure]:
+    """Judge images one after another; UsageError when the view does not suit the model."""
+    line = Line(model, Nowhere(), view, [Doubts(Doubting())])
+    for name, path in images:
+        yield line.see_here(Frame(name, path))
+
+
+class _Row(Struct):
+    """What is read of an earlier result."""
+
+    image: str
+    model: str = ""  # none: the image could not be judged
+    view: str = ""
+
+
+class Results:
+    """A file of outcomes, JSON lines or CSV by its suffix, which grows by a line each.
+
+    `judged` are the images that have a verdict in it. Those that could not be judged are tried again: the last line of
+    an image counts.
+    """
+
+    def __init__(self, path: Path, model: Model, view: View | None = None) -> None:
+        """Open or begin it; UsageError when it has another suffix, or results of another model or view."""
+        self._view = _digest(view or View())
+        self._kind: Literal["csv", "jsonl"] = "csv" if path.suffix == ".csv" else "jsonl"
+        if path.suffix not in (".csv", ".jsonl"):
+            raise UsageError(f"{path} is neither .jsonl nor .csv", "name the results so")
+        try:
+            self._file: BinaryIO = path.open("r+b" if path.exists() else "w+b")
+            content = self._file.read()
+        except OSError as error:
+            raise EdgeNodeError(
+                f"cannot write results to {path}: {error.strerror}", "name a file in a folder that can be written"
+            ) from error
+        whole = content[: content.rfind(b"\n") + 1]  # the last line may have been cut off
+        try:
+            rows = self._rows(whole)
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise UsageError(f"{path} holds something else than results", "name another file") from error
+        if others := {row.model for row in rows if row.model} - {model.digest}:
+            raise UsageError(
+                f"{path} holds results of another model ({', '.join(sorted(others))}, not {model.digest})",
+                "name another file",
+            )
+        if {row.view for row in rows if row.model} - {self._view}:
+            raise UsageError(
+                f"{path} holds results that were judged with another view", "name another file, or the same --view"
+            )
+        self.judged = {row.image for row in rows if row.model}
+        self._file.truncate(len(whole))
+        self._file.seek(len(whole))
+        if not whole and self._kind == "csv":
+            self._write(_HEADER)
+
+    def _rows(self, content: bytes) -> list[_Row]:
+        if self._kind == "jsonl":
+            return [msgspec.json.decode(line, type=_Row) for line in content.splitlines()]
+        text = content.decode()
+        if text and not text.startswith(_HEADER):
+            raise ValueError("other columns")
+        return [msgspec.convert(row, _Row) for row in csv.DictReader(io.StringIO(text))]
+
+    def add(self, outcome: Verdict | Failure) -> None:
+        """Append an outcome; EdgeNodeError when the disk does not take it."""
+        try:
+            if self._kind == "jsonl":
+                row = msgspec.to_builtins(outcome) | ({"view": self._view} if isinstance(outcome, Verdict) else {})
+                self._write(msgspec.json.encode(row).decode() + "\n")
+            else:
+                text = io.StringIO()
+                csv.writer(text, lineterminator="\n").writerow(_cells(outcome, self._view))
+                self._write(text.getvalue())
+        except OSError as error:
+            raise EdgeNodeError(
+                f"cannot write results to {self._file.name}: {error.strerror}",
+                "free some space there; the same command then goes on",
+            ) from error
+
+    def _write(self, text: str) -> None:
+        self._file.write(text.encode())
+        self._file.flush()
+
+
+def _digest(view: View) -> str:
+    """A name for a view."""
+    return hashlib.sha256(msgspec.json.encode(view)).hexdigest()[:12]
+
+
+def _cells(outcome: Verdict | Failure, view: str) -> list[object]:
+    if isinstance(outcome, Failure):
+        return [outcome.image, *[""] * (len(COLUMNS) - 3), outcome.time, printable(outcome.error, keep="")]
+    row = {name: getattr(outcome, name, "") for name in COLUMNS}
+    return list((row | {"doubts": " ".join(outcome.doubts), "defect": int(outcome.defect), "view": view}).values())
+
+
+def picture_of(image: str, folder: Path) -> Path:
+    """Where the annotated picture of an image goes: each has its own, whose name is short enough for any disk."""
+    readable = image.strip("./").replace("/", "_").encode()[-_READABLE:].decode(errors="ignore")
+    return folder / f"{readable}.{hashlib.sha256(image.encode()).hexdigest()[:8]}.jpg"

@@ -1,0 +1,60 @@
+"""The classes of a frame's tiles -> one verdict for the part."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker_config.protocol.errors import UsageError, nearest
+from edge.inference.tiling import View
+from edge.inference.verdict import Box, Tile
+
+NO_DEFECT = "no_defect"  # the class that means so where the settings name none
+
+
+class Decision(NamedTuple):
+    """What the tiles come to."""
+
+    tile: int  # the one that decides
+    label: str
+    defect: bool
+    tiles: tuple[Tile, ...]  # empty for a frame that is one tile
+
+
+def check(view: View, classes: Sequence[str]) -> None:
+    """UsageError when the settings name a class that a model does not have."""
+    if view.no_defect and view.no_defect not in classes:
+        raise UsageError(
+            f"[view] no_defect = {view.no_defect!r} is none of the model's classes {', '.join(classes)}",
+            f"{nearest(view.no_defect, classes)}, or leave it out",
+        )
+
+
+def decide(probabilities: NDArray[np.float32], boxes: Sequence[Box], classes: Sequence[str], view: View) -> Decision:
+    """float32 [tiles, classes] -> the decision.
+
+    A tile has a defect when its likeliest class is one and reaches the threshold; a part, when `least_tiles` of its
+    tiles have, or all, should they be fewer. The surest of them decides. A part without a defect is called by the
+    class that means so, as sure as the least sure tile is of it; if the model has no such class, by its surest tile.
+    """
+    harmless = view.no_defect or NO_DEFECT
+    labels = probabilities.argmax(1)
+    found = tuple(
+        Tile(
+            box=box,
+            label=classes[label],
+            confidence=float(row[label]),
+            defect=classes[label] != harmless and float(row[label]) >= view.threshold,
+        )
+        for box, label, row in zip(boxes, labels, probabilities, strict=True)
+    )
+    shown = found if len(found) > 1 else ()
+    defects = [index for index, tile in enumerate(found) if tile.defect]
+    if len(defects) >= min(view.least_tiles, len(found)):
+        surest = max(defects, key=lambda index: found[index].confidence)
+        return Decision(surest, found[surest].label, True, shown)
+    if harmless in classes:
+        return Decision(int(probabilities[:, list(classes).index(harmless)].argmin()), harmless, False, shown)
+    surest = max(range(len(found)), key=lambda index: found[index].confidence)
+    return Decision(surest, found[surest].label, False, shown)

@@ -1,0 +1,149 @@
+"""Image files -> pixels: the one definition of decoding, for training and for the line alike."""
+
+import contextlib
+import io
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.ExifTags import Base
+
+from broker_config.protocol.errors import UsageError
+from edge.inference.verdict import Box
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
+MAX_PIXELS = 64_000_000
+MAX_SIDE = 65_535  # JPEG's own; what resizing needs besides pixels grows with the side
+MAX_BYTES = 64 << 20
+_BAND = 256  # rows
+_FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP")
+
+
+class ImageError(UsageError):
+    """An image that cannot be judged; says which one, why, and what to do."""
+
+
+class Photo(NamedTuple):
+    """An image file as it is, before it is brought to a network's size."""
+
+    image: Image.Image  # mode L or RGB with full-range 8-bit channels, upright
+    format: str  # JPEG, PNG, BMP, TIFF or WEBP
+    mode: str  # Pillow's name of the file's own colour mode
+    camera: str  # maker and model as EXIF tells them, or nothing
+
+    @classmethod
+    def of(cls, pixels: NDArray[np.uint8]) -> "Photo":
+        """A camera's frame, uint8 [height, width, 3] RGB; ValueError for anything else."""
+        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
+            raise ValueError(f"expected uint8 [height, width, 3], got {pixels.dtype} {list(pixels.shape)}")
+        return cls(Image.fromarray(pixels), "", "RGB", "")
+
+    def part(self, box: Box) -> "Photo":
+        """What lies in a rectangle of it."""
+        left, top, width, height = box
+        if (width, height) == self.image.size:
+            return self
+        return self._replace(image=self.image.crop((left, top, left + width, top + height)))
+
+    def fit(self, size: int) -> NDArray[np.uint8]:
+        """Its pixels, uint8 [size, size, 3]: resized (bilinear, antialiased, aspect ratio not kept) RGB."""
+        return np.array(self.image.resize((size, size), Image.Resampling.BILINEAR).convert("RGB"))
+
+
+def decode(data: bytes | Path, size: int, name: str = "") -> NDArray[np.uint8]:
+    """Decode an image file to uint8 [size, size, 3], RGB: `read` it, then `fit`. Raises ImageError as `read` does."""
+    return read(data, name).fit(size)
+
+
+def read(data: bytes | Path, name: str = "") -> Photo:
+    """Decode an image file at its own size.
+
+    It is the first frame, turned as its EXIF tag says. Transparent pixels are laid over black, 16-bit gray is scaled
+    from its full range, colour profiles are ignored. Raises ImageError, called by `name` (default: the path), for
+    anything that is not a whole image of at most MAX_PIXELS pixels, MAX_SIDE a side, and MAX_BYTES bytes in one of the
+    formats of SUFFIXES.
+    """
+    name = name or (str(data) if isinstance(data, Path) else "the image")
+    # Never Pillow's own reading of paths: it maps the file, and one cut short under our feet would end the process.
+    content = _read(data, name) if isinstance(data, Path) else data
+    if len(content) > MAX_BYTES:
+        raise _too_large(name)
+    if not content:
+        raise ImageError(f"{name} is empty", "check that the camera or the copy finished writing it")
+    try:
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+            _check_pixels(image, name)
+            image.load()
+            mode, camera = image.mode, _camera(image)
+            ImageOps.exif_transpose(image, in_place=True)
+            return Photo(_plain(image, name), str(image.format), mode, camera)
+    except ImageError:
+        raise
+    except Exception as error:  # a hostile or broken file can raise anything inside a decoder
+        reason = "its format is not known" if isinstance(error, UnidentifiedImageError) else error
+        raise ImageError(
+            f"{name} is not a whole image: {reason}", "use an undamaged JPEG, PNG, BMP, TIFF or WebP file"
+        ) from error
+
+
+def _camera(image: Image.Image) -> str:
+    with contextlib.suppress(Exception):  # damaged tags do not make an image unusable
+        exif = image.getexif()
+        return " ".join(str(exif[tag]).strip("\0 ") for tag in (Base.Make, Base.Model) if tag in exif)
+    return ""
+
+
+def _read(path: Path, name: str) -> bytes:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise _too_large(name)
+        return path.read_bytes()
+    except OSError as error:
+        raise ImageError(
+            f"{name} cannot be read: {error.strerror}", "check that the file is there and may be read"
+        ) from error
+
+
+def _too_large(name: str) -> ImageError:
+    return ImageError(f"{name} is larger than {MAX_BYTES >> 20} MiB", "crop it or save it compressed")
+
+
+def _check_pixels(image: Image.Image, name: str) -> None:
+    """Refuse a decompression bomb before its pixels are unpacked."""
+    if image.width * image.height > MAX_PIXELS:
+        raise ImageError(
+            f"{name} has {image.width} x {image.height} pixels, more than {MAX_PIXELS // 1_000_000} million",
+            "crop or scale it before it is judged",
+        )
+    if max(image.size) > MAX_SIDE:
+        raise ImageError(
+            f"{name} has a side of {max(image.size)} pixels, more than {MAX_SIDE}",
+            "crop or scale it before it is judged",
+        )
+
+
+def _plain(image: Image.Image, name: str) -> Image.Image:
+    """The same picture in mode L or RGB, with full-range 8-bit channels.
+
+    A band after another: what lies between would take several times the memory of a large image.
+    """
+    if image.mode in ("L", "RGB"):
+        return image
+    if image.mode in ("I", "F"):
+        raise ImageError(f"{name} has 32-bit pixels, whose range is not known", "save it with 8 or 16 bits a channel")
+    plain = Image.new("L" if image.mode == "1" or image.mode.startswith("I;16") else "RGB", image.size)
+    for top in range(0, image.height, _BAND):
+        band = image.crop((0, top, image.width, min(top + _BAND, image.height)))
+        plain.paste(_plain_band(band, plain.mode), (0, top))
+    return plain
+
+
+def _plain_band(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(image, np.float32) / 257 + 0.5).astype(np.uint8))
+    if image.has_transparency_data:
+        black = Image.new("RGBA", image.size, (0, 0, 0, 255))
+        return Image.alpha_composite(black, image.convert("RGBA")).convert(mode)
+    return image.convert(mode)

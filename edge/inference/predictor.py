@@ -1,0 +1,120 @@
+"""A bundle and image arrays -> predictions."""
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from edge.bundle.bundle_format import CLASSIFIER, Bundle, BundleError, copied
+from edge.inference.image_decoding import decode
+from edge.uncertainty import reference
+
+
+class Outputs(NamedTuple):
+    """What the graph gives for N images; None where it has no such output, or nobody asked for it."""
+
+    probabilities: NDArray[np.float32]  # [N, classes]
+    opinions: NDArray[np.float32] | None = None  # [N, encoders, classes]: each encoder's own probabilities
+    features: NDArray[np.float32] | None = None  # [N, features]: what the classifier sees
+    maps: NDArray[np.float32] | None = None  # [N, encoders, classes, h, w]: class activation maps
+
+
+def session_options(threads: int = 0) -> onnxruntime.SessionOptions:
+    """How onnxruntime runs a graph on the line; `threads` 0 takes two, or the cores there are.
+
+    Threads do not spin while they wait: a line waits most of the time. Where an x86 processor has no instruction for
+    int8 products (VNNI), onnxruntime's usual kernels would let their sums overflow; it takes slower ones that do not.
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or min(2, os.cpu_count() or 1)
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.x64quantprecision", "0" if _vnni() else "1")
+    return options
+
+
+@cache
+def _vnni() -> bool:
+    """Whether the processor is known to add up int8 products exactly."""
+    try:
+        return "vnni" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+
+
+class Predictor:
+    """A bundle's classifier, loaded into onnxruntime on the CPU as `session_options` says. For one thread at a time."""
+
+    def __init__(self, bundle: Bundle, threads: int = 0) -> None:
+        self.bundle = bundle
+        self.manifest = bundle.manifest
+        self.reference = reference.load(bundle)  # how the model saw its held-out images, if the bundle says
+        graph = self.manifest.roles[CLASSIFIER]
+        with copied(bundle.folder, graph) as path:
+            try:
+                self._session = onnxruntime.InferenceSession(
+                    path, session_options(threads), providers=["CPUExecutionProvider"]
+                )
+            except Exception as error:  # onnxruntime has a dozen exceptions of its own, with no common base
+                raise BundleError(
+                    f"{bundle.folder / graph.file} cannot be loaded: {error}", "export the model again"
+                ) from error
+
+    def run(self, images: NDArray[np.uint8], extras: Sequence[str] = ()) -> Outputs:
+        """uint8 [N, size, size, 3] RGB -> probabilities, and those of `extras` (opinions, features, maps) there are.
+
+        ValueError for any other shape or type.
+        """
+        size = self.manifest.input.size
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (size, size, 3):
+            raise ValueError(f"expected uint8 [N, {size}, {size}, 3], got {images.dtype} {list(images.shape)}")
+        wanted = [name for name in extras if name in self.manifest.extras]
+        probabilities, *others = self._session.run([self.manifest.output, *wanted], {self.manifest.input.name: images})
+        return Outputs(probabilities, **dict(zip(wanted, others, strict=True)))
+
+    def labels(self, images: NDArray[np.uint8]) -> list[str]:
+        """uint8 [N, size, size, 3] RGB -> the likeliest class of each; ValueError for any other shape or type."""
+        return [self.manifest.classes[best] for best in self.run(images).probabilities.argmax(1)]
+
+    def self_test(self) -> None:
+        """Raise BundleError unless the golden image gives the manifest's probabilities within its tolerance.
+
+        The graph's other outputs must have the shapes that the manifest and the reference say.
+        """
+        golden = self.manifest.golden
+        with copied(self.bundle.folder, golden) as path:
+            image = decode(path, self.manifest.input.size, golden.file)
+        try:
+            outputs = self.run(image[None], self.manifest.extras)
+        except Exception as error:  # onnxruntime's own: other names or shapes than the manifest promises
+            raise BundleError(f"{self.bundle.folder} does not compute: {error}", "export the model again") from error
+        found, expected = outputs.probabilities, np.array([golden.probabilities], np.float32)
+        if found.shape != expected.shape or not np.all(np.abs(found - expected) <= golden.tolerance):
+            raise BundleError(
+                f"{self.bundle.folder} fails its self-test: {golden.file} gives {found.tolist()}, "
+                f"expected {expected.tolist()}",
+                "export the model again, or install the onnxruntime version it was exported with",
+            )
+        self._test_extras(outputs)
+
+    def _test_extras(self, outputs: Outputs) -> None:
+        classes, encoders = len(self.manifest.classes), len(self.manifest.encoders)
+        shapes: dict[str, tuple[int | None, ...]] = {  # None: any
+            "opinions": (1, encoders, classes),
+            "features": (1, self.reference.features.shape[1] if self.reference else None),
+            "maps": (1, encoders, classes, None, None),
+        }
+        for name in self.manifest.extras:
+            found, expected = getattr(outputs, name).shape, shapes[name]
+            alike = (b in (a, None) for a, b in zip(found, expected, strict=False))
+            if len(found) != len(expected) or not all(alike):
+                said = ["any" if each is None else each for each in expected]
+                raise BundleError(
+                    f"{self.bundle.folder} contradicts itself: its graph gives {name} {list(found)}, expected {said}",
+                    "export the model again",
+                )

@@ -1,1 +1,0 @@
-"""Keeping a line in service: systemd, logs, what is read again while it runs."""

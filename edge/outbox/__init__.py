@@ -1,0 +1,1 @@
+"""Verdicts on disk until every sink has them."""

@@ -1,0 +1,106 @@
+"""A bundle on its way to a line, from whoever has exported it, over the plant's own broker."""
+
+import queue
+import secrets
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from broker_config.mqtt.client import Delivery, Link, probe
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol import topics
+from broker_config.protocol.errors import EdgeNodeError, UsageError
+from broker_config.transfer.blob_store import BlobStore
+from broker_config.transfer.blob_transfer import Courier
+from edge.bundle import bundle_format
+from edge.registry.delivery_messages import Answer, File, Offer, encode
+
+_AGAIN = 2.0  # seconds between two offers while nobody has answered, or the line is busy
+_NOBODY = 15.0  # seconds after which there is no such line
+_SILENCE = 120.0  # seconds without a word from a line that had answered: it may be trying the model out
+
+
+def send(folder: Path, endpoint: Endpoint, line: str, tell: Callable[[str], None]) -> Answer:
+    """Offer a bundle to a line until that has taken or refused it; `tell` hears how it goes.
+
+    Raises:
+        UsageError: the bundle is damaged or not signed, or this is the broker of a federation.
+        EdgeNodeError: the line does not answer.
+        LinkError: the broker cannot be reached.
+    """
+    topics.check_name(line, "the line's name")
+    found = bundle_format.read(folder)
+    if not (folder / bundle_format.SIGNATURE).exists():
+        raise UsageError(
+            f"{folder} is not signed, and a line takes nothing else from a broker",
+            "export it with the node's kit (edge-node export --kit)",
+        )
+    if specs := probe(endpoint, [topics.spec("+")], 5.0):
+        federation = topics.federation_of(next(iter(specs)))
+        raise UsageError(
+            f"{endpoint} is the broker of federation {federation!r}, and a personal model does not leave the plant",
+            "send it over the plant's own broker, or copy the folder",
+        )
+    with tempfile.TemporaryDirectory() as scratch:
+        return _offered(found, BlobStore(Path(scratch)), endpoint, line, tell)
+
+
+def _offered(
+    found: bundle_format.Bundle, blobs: BlobStore, endpoint: Endpoint, line: str, tell: Callable[[str], None]
+) -> Answer:
+    sender, events = f"sender-{secrets.token_hex(8)}", queue.Queue[Any]()
+    names = sorted(name for name in bundle_format.files(found.manifest) if (found.folder / name).exists())
+    files = tuple(File(name, *blobs.put((found.folder / name).read_bytes())) for name in names)
+    courier = Courier(endpoint, topics.of_line(line), sender, blobs, events)
+    courier.start()
+    try:
+        offer = Offer(sender=sender, chunk_size=courier.chunk_size(), files=files)
+        for each in files:
+            courier.offer(each.digest, offer.chunk_size)
+        with Link(endpoint, f"edge-node-{sender}", inbox=events, persistent=False) as link:
+            link.subscribe(topics.bundle_answers(line))
+            return _answered(link, events, offer, line, tell)
+    finally:
+        courier.close()
+
+
+def _answered(link: Link, events: "queue.Queue[Any]", offer: Offer, line: str, tell: Callable[[str], None]) -> Answer:
+    """The line's last word on the offer, which is repeated until it is heard."""
+    heard, offered, patience, text = time.monotonic(), 0.0, _NOBODY, ""
+    while (now := time.monotonic()) - heard < patience:
+        if patience == _NOBODY and now - offered > _AGAIN:
+            offered = now
+            link.publish(topics.bundle_offers(line), encode(offer))
+        answer = _next(events, offer.sender)
+        if answer is None:
+            continue
+        heard = time.monotonic()
+        if answer.state not in ("fetching", "busy"):
+            return answer
+        patience = _SILENCE if answer.state == "fetching" else _NOBODY
+        if answer.text != text:
+            tell(text := answer.text)
+    raise EdgeNodeError(
+        f"line {line!r} does not answer at {link.endpoint}",
+        "start it with a table [arrival] that names this broker, and --trust; see its log",
+    )
+
+
+def _next(events: "queue.Queue[Any]", sender: str) -> Answer | None:
+    """What the line says to us within a moment, if anything."""
+    try:
+        event = events.get(timeout=0.1)
+    except queue.Empty:
+        return None
+    if not isinstance(event, Delivery):
+        return None
+    event.link.ack(event)
+    try:
+        answer = msgspec.json.decode(event.payload, type=Answer)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return answer if answer.sender == sender else None

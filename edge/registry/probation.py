@@ -1,0 +1,71 @@
+"""A new model's first time in service, in which it may not do worse than the one before it."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from edge.inference.pipeline import Seen
+from edge.registry.gate import Gate
+
+_WINDOW = 500  # of the last verdicts
+_ENOUGH = 30  # verdicts, to speak of a share
+_DAY = 24 * 3600.0  # seconds
+
+
+class Doubts:
+    """How many of the last verdicts were doubted."""
+
+    def __init__(self) -> None:
+        self._last: deque[bool] = deque(maxlen=_WINDOW)
+
+    def see(self, seen: Seen) -> None:
+        """Count a verdict."""
+        self._last.append(bool(seen.verdict.doubts))
+
+    @property
+    def share(self) -> float | None:
+        """Of doubted verdicts, 0..1; None while there are too few."""
+        return sum(self._last) / len(self._last) if len(self._last) >= _ENOUGH else None
+
+
+class Probation:
+    """Watches a model that was just activated."""
+
+    def __init__(self, gate: Gate, before: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        """`before` is the share of doubted verdicts of the model before, if it is known."""
+        self.doubts = Doubts()
+        self._gate = gate
+        self.before = before
+        self._clock = clock
+        self._begun = clock()
+        self._frames = 0
+        self._seconds: deque[float] = deque(maxlen=_WINDOW)  # an image, of the last frames
+
+    def see(self, seen: Seen) -> str:
+        """Count a verdict; why the model must go, or an empty text."""
+        self._frames += 1
+        self.doubts.see(seen)
+        self._seconds.append(seen.inference / len(seen.cut.pixels))
+        return self._slow() or self._doubtful()
+
+    @property
+    def passed(self) -> bool:
+        """Whether it has lasted long enough."""
+        lasted = self._clock() - self._begun
+        return lasted >= _DAY or (lasted >= 60 * self._gate.minutes and self._frames >= self._gate.frames)
+
+    def _slow(self) -> str:
+        if self._gate.latency is None or len(self._seconds) < _ENOUGH:
+            return ""
+        if (found := float(np.percentile(self._seconds, 95))) <= self._gate.latency:
+            return ""
+        allowed = f"[gate] latency allows {1000 * self._gate.latency:g} ms"
+        return f"one of 20 images takes it {1000 * found:.1f} ms or more; {allowed}"
+
+    def _doubtful(self) -> str:
+        found = self.doubts.share
+        if found is None or self.before is None or found - self.before <= self._gate.doubts:
+            return ""
+        return f"{found:.0%} of its verdicts are in doubt, of the model before {self.before:.0%}"

@@ -1,0 +1,203 @@
+"""A camera or a video file, through OpenCV (the extra `camera`)."""
+
+import asyncio
+import importlib.util
+import logging
+import queue
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+
+from broker_config.protocol.errors import EdgeNodeError, UsageError
+from edge.inference.pipeline import Frame
+from edge.inference.verdict import Failure, Verdict
+from edge.sources.thread_event import bell
+
+_AHEAD = 2  # frames that wait for the line
+_SILENCE = 10_000  # milliseconds until a camera in the network counts as gone
+_TOLD = 60.0  # seconds between two words about dropped frames
+
+_log = logging.getLogger(__name__)
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="video"):
+    """`[[sources]] kind = "video"`: the frames of a camera or a video file."""
+
+    input: str | int  # a file, an address such as rtsp://..., or a camera's number
+    every: Annotated[int, Meta(ge=1)] = 1  # only each Nth frame
+    rate: Annotated[float, Meta(gt=0)] | None = None  # at most so many frames a second, of the video's time
+
+
+class Video:
+    """Brings the frames of a camera or a video file.
+
+    A file is judged whole, as fast as the line is, and then ends; after a restart it begins anew. Of a camera the
+    newest frames count: when the line is slower, those that wait longest are dropped, and counted in `dropped`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """UsageError when OpenCV is not installed, or there is no such file."""
+        if importlib.util.find_spec("cv2") is None:
+            raise UsageError(
+                "a camera or a video file needs OpenCV, which is not installed here",
+                "install it: pip install 'edge-node[camera]'",
+            )
+        self._settings = settings
+        self._file = _file(settings.input)
+        if self._file and not self._file.exists():
+            raise UsageError(f"there is no video {self._file}", "name a file, an address or a camera's number")
+        self._label = _label(settings.input)
+        self.name = f"video {self._label}"
+        self.dropped = 0
+        self._told = time.monotonic()
+
+    async def frames(self, stop: asyncio.Event) -> AsyncGenerator[Frame]:
+        """Each frame, named by its number; ends with the file, or soon after `stop` is set.
+
+        EdgeNodeError when it cannot be opened, or a camera has gone; it may be called again then.
+        """
+        with bell(stop) as news:
+            reel = _Reel(self._settings, live=not (self._file and self._file.is_file()), ring=news.ring)
+            reel.start()
+            try:
+                while True:
+                    await news.wait()
+                    news.clear()
+                    while not stop.is_set() and (found := reel.next()):
+                        number, pixels = found
+                        self._count(reel)
+                        yield Frame(f"{self._label}#{number}", pixels, self.name)
+                    if stop.is_set() or reel.over:
+                        break
+            finally:
+                reel.ended.set()
+            if reel.error and not stop.is_set():
+                raise EdgeNodeError(f"{self.name} {reel.error}", "check that it is there, switched on and connected")
+
+    def done(self, frame: Frame, outcome: Verdict | Failure) -> None:
+        """What a camera has shown does not come again."""
+
+    def _count(self, reel: "_Reel") -> None:
+        dropped, reel.dropped = reel.dropped, 0
+        self.dropped += dropped
+        if dropped and time.monotonic() - self._told > _TOLD:
+            self._told = time.monotonic()
+            _log.warning("%s is faster than the line: %d frames were dropped so far", self.name, self.dropped)
+
+
+class _Reel(threading.Thread):
+    """Reads frames ahead, in a thread of its own: OpenCV waits for cameras."""
+
+    def __init__(self, settings: Settings, *, live: bool, ring: Callable[[], None]) -> None:
+        super().__init__(name="video", daemon=True)  # a camera that hangs must not hold up the end
+        self.ended = threading.Event()
+        self.error = ""
+        self.dropped = 0
+        self._settings = settings
+        self._live = live
+        self._ring = ring
+        self._finished = False
+        self._waiting: queue.Queue[tuple[int, NDArray[np.uint8]]] = queue.Queue(_AHEAD)
+
+    @property
+    def over(self) -> bool:
+        """Whether there will be no more frames."""
+        return self._finished and self._waiting.empty()
+
+    def next(self) -> tuple[int, NDArray[np.uint8]] | None:
+        """The next frame's number and its pixels, uint8 [height, width, 3] RGB, if there is one."""
+        try:
+            return self._waiting.get_nowait()
+        except queue.Empty:
+            return None
+
+    def run(self) -> None:
+        """Read until the end, or until nobody wants more."""
+        try:
+            self._read()
+        except Exception as error:  # OpenCV's own: whatever a driver or a damaged file gives it
+            self.error = f"cannot be read: {error}"
+        self._finished = True
+        self._ring()
+
+    def _read(self) -> None:
+        import cv2  # noqa: PLC0415  (an extra, and slow to import)
+
+        video = _opened(cv2, self._settings.input)
+        try:
+            if not video.isOpened():
+                self.error = "cannot be opened"
+                return
+            clock = time.monotonic if self._live else lambda: video.get(cv2.CAP_PROP_POS_MSEC) / 1000
+            wanted = _Pace(self._settings, clock)
+            number = 0
+            while not self.ended.is_set() and video.grab():
+                number += 1
+                if wanted(number):
+                    whole, pixels = video.retrieve()
+                    if whole:
+                        self._put((number, np.ascontiguousarray(pixels[..., ::-1])))
+            if self._live or not number:
+                self.error = "brings no frames any more" if number else "brings no frames"
+        finally:
+            video.release()
+
+    def _put(self, frame: tuple[int, NDArray[np.uint8]]) -> None:
+        while not self.ended.is_set():
+            try:
+                self._waiting.put(frame, timeout=None if self._live else 0.2, block=not self._live)
+            except queue.Full:
+                if self._live and self.next():
+                    self.dropped += 1
+            else:
+                self._ring()
+                return
+
+
+class _Pace:
+    """Which frames are wanted."""
+
+    def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
+        self._every = settings.every
+        self._period = 1 / settings.rate if settings.rate else 0.0
+        self._clock = clock  # seconds
+        self._due: float | None = None
+
+    def __call__(self, number: int) -> bool:
+        """Whether the frame with this number, which is there now, is one."""
+        if (number - 1) % self._every:
+            return False
+        now = self._clock()
+        due = now if self._due is None else self._due
+        if now < due - 0.001:  # cameras are not punctual
+            return False
+        self._due = max(due, now - self._period) + self._period
+        return True
+
+
+def _opened(cv2: Any, where: str | int) -> Any:
+    if isinstance(where, str) and "://" in where:
+        patience = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, _SILENCE, cv2.CAP_PROP_READ_TIMEOUT_MSEC, _SILENCE]
+        return cv2.VideoCapture(where, cv2.CAP_FFMPEG, patience)
+    return cv2.VideoCapture(where)
+
+
+def _file(where: str | int) -> Path | None:
+    return Path(where) if isinstance(where, str) and "://" not in where else None
+
+
+def _label(where: str | int) -> str:
+    """How people know it; no password of an address."""
+    if isinstance(where, int):
+        return f"camera-{where}"
+    if "://" not in where:
+        return Path(where).name
+    address = urlsplit(where)
+    return f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"

@@ -1,0 +1,133 @@
+"""What a run of `provision` has changed, and what has to happen next: for people, and for machines."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from broker_config.protocol.topics import COORDINATOR
+from broker_config.security.member_registry import BROKER
+from broker_config.security.provisioning import Provisioned
+from broker_config.security.registry_changes import Changes
+from edge.terminal.formatting import some
+
+_SENSORS = "sensors of one line: edge-node line coordinate, then line join; see docs/sensors.md"
+
+
+def facts(folder: Path, done: Provisioned) -> dict[str, Any]:
+    """For machines. Who has got new keys is both `revoked` and `added`."""
+    register, changes = done.register, done.changes
+    return {
+        "federation": register.federation,
+        "folder": str(folder),
+        "founded": done.before is None,
+        "added": changes.added,
+        "renewed": changes.renewed,
+        "revoked": changes.revoked,
+        "moved": changes.moved,
+        "restored": _names(folder, done.restored),
+        "changed": _names(folder, done.changed),
+        "version": register.version,
+        "charter_expires": register.charter_expires,
+        "authority_expires": register.ca.expires,
+        "broker_expires": register.broker.expires,
+        "members": [
+            {"name": name, "expires": holder.pair.expires, "kit": f"kits/{name}.kit"}
+            for name, holder in register.members.items()
+        ],
+    }
+
+
+def lines(folder: Path, done: Provisioned) -> Iterator[str]:
+    """For people: what is new, what there is, what is next."""
+    register = done.register
+    width = max(map(len, register.pairs))
+    yield f"federation {register.federation}, version {register.version}"
+    for name, holder in register.members.items():
+        yield f"  {name:{width}}  until {holder.pair.expires:%Y-%m-%d}  {folder}/kits/{name}.kit"
+    yield f"  {BROKER:{width}}  until {register.broker.expires:%Y-%m-%d}  {folder}/broker/"
+    yield f"passphrases: {folder}/passphrases.txt (send each by another way than its kit)"
+    yield f"lines: {folder}/trust/NODE.trust until {register.charter_expires:%Y-%m-%d} (edge-node serve --trust)"
+    yield f"offline, with a backup: {folder}/authority/ until {register.ca.expires:%Y-%m-%d}"
+    yield ""
+    yield from _news(folder, done)
+    steps = list(_founding(folder, done) if done.before is None else _steps(folder, done))
+    if steps:
+        yield "next:"
+    for number, step in enumerate(steps, start=1):
+        yield f"  {number}. {step}"
+    if done.before not in (None, done.register) and not _concerns_everybody(done.changes):
+        yield "all other kits go on as they are"
+
+
+def _news(folder: Path, done: Provisioned) -> Iterator[str]:
+    """What has changed, a sentence for each kind."""
+    changes, before = done.changes, done.before
+    if before is None:
+        yield f"federation {done.register.federation} is founded, with {some(len(done.register.nodes), 'node')}"
+        return
+    if not done.changed:
+        yield "nothing has changed, nothing is to be done"
+    if done.restored:
+        yield f"written again: {', '.join(_names(folder, done.restored))}"
+        yield "nothing else is needed, unless an interrupted run had left them out: then hand them out as it would have"
+    if gone := [name for name in changes.revoked if name not in changes.added]:
+        yield f"revoked: {', '.join(gone)}; until mosquitto is restarted it reads and writes as before"
+    if changes.rekeyed:
+        names = ", ".join(changes.rekeyed)
+        yield f"new keys and a new passphrase: {names}; the old kit works until mosquitto is restarted"
+    if new := [name for name in changes.added if name not in changes.revoked]:
+        yield f"new: {', '.join(new)}"
+    for name in changes.renewed:
+        yield f"new certificate: {name}; the old one holds until {before.pairs[name].expires:%Y-%m-%d}"
+    if changes.moved:
+        yield f"the broker's address is {done.register.url}"
+    if changes.relaid:
+        yield f"the broker's files will lie in {done.register.broker_folder}"
+
+
+def _founding(folder: Path, done: Provisioned) -> Iterator[str]:
+    register = done.register
+    if there := register.broker_folder:
+        yield f"mkdir -p {there} && cp -a {folder}/broker/. {there} && chown -R mosquitto: {there}"
+        yield f"mosquitto -c {there}/mosquitto.conf"
+    else:
+        hint = "not as root: it becomes user mosquitto, who cannot read this folder; see --broker-folder"
+        yield f"mosquitto -c {(folder / 'broker').resolve()}/mosquitto.conf  ({hint})"
+    yield f"edge-node coordinate --kit {COORDINATOR}.kit --classes ...  ({_SENSORS})"
+    yield f"edge-node join --kit {register.nodes[0]}.kit --data images/"
+
+
+def _steps(folder: Path, done: Provisioned) -> Iterator[str]:
+    """Who needs what after a change; the broker first, so that whoever starts again meets it as it is then."""
+    changes, before, kits = done.changes, done.before, folder / "kits"
+    assert before is not None
+    if changes.revoked or changes.moved or changes.relaid:
+        yield f"copy {folder}/broker/ to the broker's machine, and restart mosquitto"
+    elif BROKER in changes.renewed:
+        yield f"copy {folder}/broker/ to the broker's machine, and reload mosquitto"
+    everybody = _concerns_everybody(changes)
+    if everybody or changes.nodes:
+        phrase = _phrase(new=COORDINATOR in changes.added)
+        yield f"give the coordinator {kits}/{COORDINATOR}.kit{phrase}, and start it again"
+    for name in changes.added:
+        if name != COORDINATOR:
+            yield f"give {name} {kits}/{name}.kit{_phrase(new=True)}"
+    for name in changes.renewed:
+        if name != BROKER and not everybody:
+            end = f"{before.pairs[name].expires:%Y-%m-%d}"
+            yield f"give {name} {kits}/{name}.kit before {end}; its passphrase is the same"
+    if everybody:
+        yield "give all others their new kits too; their passphrases are the same"
+
+
+def _concerns_everybody(changes: Changes) -> bool:
+    """Whether no old kit is of use any more: it names another broker, or another coordinator."""
+    return changes.moved or COORDINATOR in changes.revoked
+
+
+def _phrase(*, new: bool) -> str:
+    return " and, by another way, its new passphrase" if new else ""
+
+
+def _names(folder: Path, paths: Sequence[Path]) -> list[str]:
+    return [str(path.relative_to(folder)) for path in paths]

@@ -1,0 +1,149 @@
+"""How a model saw its held-out images: what novelty, disagreement and drift are measured against. numpy alone.
+
+Novelty is the distance from the nearest held-out image in the classifier's features (Sun et al. 2022), the best of the
+scores that `research/studies/novelty.py` compares. For drift an image is compared with those that the model took for the same
+class, so that a line whose classes come in other shares than the held-out images has not drifted for that.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load as read
+from safetensors.numpy import save
+
+from edge.bundle.bundle_format import Bundle, BundleError, copied
+
+Floats = NDArray[np.float32]
+
+LEAST = 5  # images of a class that have a mean of their own; the others share that of all images
+MOST = 128  # images whose features are kept: novelty takes 20 microseconds
+_FLOOR = 0.1  # least deviation of a feature, in root mean squares of all: many are zero on a few dozen images
+
+
+class Reference(NamedTuple):
+    """Statistics of the held-out images."""
+
+    features: Floats  # [images, features], of length 1; at most MOST of them
+    novelty: Floats  # [images], sorted: each one's among the others
+    disagreement: Floats  # [images], sorted; none for a model with one encoder
+    means: Floats  # [classes, features], of the images taken for each class
+    counts: NDArray[np.int64]  # [classes]: how many that were; the mean of all stands where they were fewer than LEAST
+    deviation: Floats  # [features], standard, of images of one class
+    spread: Floats  # [classes]: mean square of the standardised features of images that were not in the reference
+    freedom: float  # independent directions that the features amount to (Satterthwaite)
+
+    @staticmethod
+    def of(features: Floats, labels: NDArray[np.int64], classes: int, opinions: Floats | None = None) -> "Reference":
+        """From features [N, F], the classes that the model took them for and its encoders' opinions [N, E, C].
+
+        ValueError for fewer than two images.
+        """
+        if len(features) < 2:
+            raise ValueError("a reference takes at least two images")
+        counts = np.bincount(labels, minlength=classes)
+        means = np.broadcast_to(features.mean(0), (classes, features.shape[1])).copy()
+        own = counts >= LEAST
+        for label in np.flatnonzero(own):
+            means[label] = features[labels == label].mean(0)
+        residuals = features - means[labels]
+        of_mean = np.where(own, counts, len(features))[labels][:, None]
+        squares = residuals**2 * (of_mean / (of_mean - 1))
+        variance = squares.mean(0)
+        others = (variance * len(features) - squares) / (len(features) - 1)  # what each image's own is measured with
+        strayed = (squares / _floored(others)).mean(1)
+        deviation = np.sqrt(_floored(variance))
+        spread = [strayed[labels == label if own[label] else slice(None)].mean() for label in range(classes)]
+        kept = _unit(features)[np.linspace(0, len(features) - 1, min(len(features), MOST)).astype(int)]
+        return Reference(
+            features=kept.astype(np.float32),
+            novelty=np.sort(1 - (kept @ kept.T - 2 * np.eye(len(kept))).max(1)).astype(np.float32),
+            disagreement=np.sort(disagreement(opinions)) if opinions is not None else np.empty(0, np.float32),
+            means=means.astype(np.float32),
+            counts=counts.astype(np.int64),
+            deviation=deviation.astype(np.float32),
+            spread=np.array(spread, np.float32),
+            freedom=_freedom(residuals / deviation),
+        )
+
+    def novel(self, features: Floats) -> Floats:
+        """[..., F] -> [...]: 1 - cosine to the nearest held-out image: 0, the same direction, to 2."""
+        return np.asarray(1 - (_unit(features) @ self.features.T).max(-1))
+
+    def standardised(self, features: Floats, label: int) -> Floats:
+        """[..., F]: how far features are from the mean of their class, in standard deviations."""
+        return np.asarray((features - self.means[label]) / self.deviation)
+
+    def expected(self, shares: Floats, variance: float) -> float:
+        """The mean square of averages of standardised features, of ordinary images of the classes in these shares [C].
+
+        `variance`: of an average of independent values of variance 1. What is left comes from the means themselves,
+        which were taken from few images.
+        """
+        own, spread = self.counts >= LEAST, shares * self.spread
+        of_means = (shares * spread)[own] / self.counts[own]
+        of_all = shares[~own].sum() * spread[~own].sum() / self.counts.sum()
+        return float(variance * spread.sum() + of_means.sum() + of_all)
+
+    def encode(self) -> bytes:
+        """As a bundle's file holds them."""
+        return bytes(save({name: np.ascontiguousarray(value) for name, value in self._asdict().items()}))
+
+
+def load(found: Bundle) -> Reference | None:
+    """The reference of a bundle that has one; BundleError when its file is not what the manifest says."""
+    part, manifest = found.manifest.reference, found.manifest
+    if part is None or "features" not in manifest.extras:
+        return None
+    with copied(found.folder, part) as path:
+        content = path.read_bytes()
+    try:
+        tensors = read(content)
+        reference = Reference(**{name: tensors[name] for name in Reference._fields})
+    except (SafetensorError, KeyError) as error:
+        raise BundleError(f"{found.folder / part.file} is damaged: {error}", "export the model again") from error
+    classes, images, features = len(manifest.classes), reference.novelty.size, reference.deviation.size
+    shapes = [(images, features), (images,), (reference.disagreement.size,)]
+    shapes += [(classes, features), (classes,), (features,), (classes,), (1,)]
+    if not images or [tensors[name].shape for name in Reference._fields] != shapes:
+        raise BundleError(f"{found.folder / part.file} is of another model", "export the model again")
+    return reference._replace(freedom=tensors["freedom"].item())
+
+
+def disagreement(opinions: Floats) -> Floats:
+    """Jensen-Shannon divergence of E encoders' probabilities [N, E, C]: [N], 0, all the same, to 1, each its class."""
+    encoders = opinions.shape[1]
+    if encoders == 1:
+        return np.zeros(len(opinions), np.float32)
+    divergence = _entropy(opinions.mean(1)) - _entropy(opinions).mean(1)
+    return np.asarray(np.clip(divergence / np.log(encoders), 0, 1), np.float32)
+
+
+def quantile(ordered: Floats, share: float) -> float:
+    """What at most 1 - `share` of images like these exceed, on average over such sets (split conformal prediction).
+
+    The largest of `ordered`, when they are too few to say so.
+    """
+    rank = int(np.ceil((len(ordered) + 1) * share))
+    return float(ordered[min(rank, len(ordered)) - 1])
+
+
+def _floored(variance: Floats) -> Floats:
+    """[..., F], none much less than their mean."""
+    return np.asarray(np.maximum(variance, _FLOOR**2 * variance.mean(-1, keepdims=True)) + 1e-12)
+
+
+def _unit(features: Floats) -> Floats:
+    return np.asarray(features / (np.linalg.norm(features, axis=-1, keepdims=True) + 1e-12))
+
+
+def _entropy(probabilities: Floats) -> Floats:
+    """[..., C] -> [...], in nats."""
+    return np.asarray(-(probabilities * np.log(np.maximum(probabilities, 1e-12))).sum(-1))
+
+
+def _freedom(standardised: Floats) -> float:
+    """(sum of eigenvalues)² / (sum of their squares) of the correlation of rows [N, F]; too small with few rows."""
+    products = standardised @ standardised.T
+    return float(np.trace(products) ** 2 / max(float((products**2).sum()), 1e-12))

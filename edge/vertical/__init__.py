@@ -1,1 +1,0 @@
-"""A line in effect: sensors embed each product as it comes, the head predicts from what has arrived of it."""

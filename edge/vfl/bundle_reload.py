@@ -1,0 +1,67 @@
+"""A newer bundle in the folder of the one that is served: loaded and tested beside it, then handed over."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Self, TypeVar
+
+from broker_config.protocol.errors import EdgeNodeError
+from edge.bundle.bundle_format import load_manifest
+
+_log = logging.getLogger(__name__)
+
+_EVERY = 1.0  # seconds between two looks
+_LOOKS = 5  # at a bundle that cannot be loaded, before it is told: it may be on its way into the folder
+
+Model = TypeVar("Model")
+
+
+class Loaded(NamedTuple, Generic[Model]):
+    """A newer model, ready."""
+
+    model: Model
+
+
+class Reloading(Generic[Model]):
+    """Puts `Loaded` into an inbox whenever the folder holds another bundle that can be served."""
+
+    def __init__(self, folder: Path, load: Callable[[Path], Model], inbox: queue.Queue[Any]):
+        self._folder, self._load, self._inbox = folder, load, inbox
+        self._seen = b""
+        self._failed = 0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reload", daemon=True)
+
+    def first(self) -> Model:
+        """The model that is there now; BundleError if there is none that can be served."""
+        content = load_manifest(self._folder)
+        model = self._load(self._folder)
+        self._seen = content
+        return model
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._end.wait(_EVERY):
+            self._look()
+
+    def _look(self) -> None:
+        try:
+            content = load_manifest(self._folder)
+            if content == self._seen:
+                return
+            self._inbox.put(Loaded(self._load(self._folder)))
+        except EdgeNodeError as error:
+            self._failed += 1
+            if self._failed == _LOOKS:
+                _log.warning("a newer bundle is not served, the last one is: %s", error)
+        else:
+            self._seen, self._failed = content, 0

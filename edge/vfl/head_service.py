@@ -1,0 +1,281 @@
+"""The head's service: predicts each product from the embeddings that have arrived of it, and again when more have."""
+
+import logging
+import queue
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct, field
+
+from broker_config.mqtt.client import Delivery, Link, LinkDown, LinkUp
+from broker_config.mqtt.collision import Rivals
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol import topics
+from broker_config.protocol.codec import DecodeError
+from broker_config.protocol.errors import LinkError, brief
+from broker_config.protocol.frames import LARGEST_FRAME, Embedded, decode_frame
+from broker_config.storage import disk
+from edge.sinks.append_file import write_all
+from edge.terminal.formatting import some
+from edge.vfl.bundle_reload import Loaded, Reloading
+from edge.vfl.member_model import HeadModel
+from edge.vfl.product_embeddings import Answer, Due, Gather, Part
+
+_log = logging.getLogger(__name__)
+
+_IDLE = 0.2  # seconds between two looks at `stop`
+_INBOX = 10_000  # messages
+_AT_ONCE = 1000  # messages that are taken before predictions are made
+_KEPT = 5  # models: sensors' embeddings may be of another round than the newest
+_DRAIN = 5.0  # seconds to send what is left at the end
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Prediction(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the head says about a product: a JSON object on `topics.predictions`."""
+
+    time: str  # ISO 8601, UTC
+    product: str
+    answer: Answer
+    class_: str = field(name="class")  # the likeliest
+    probability: float  # of that class
+    expectation: float | None = None  # mean of the classes, where they are numbers
+    present: tuple[str, ...]  # sensors that have reported
+    absent: tuple[str, ...]
+    latency_ms: float  # since the newest embedding came
+    run: str
+    round: int  # of the head's model
+    rounds: tuple[int, ...]  # of the models that made the embeddings, in the order of `present`
+
+
+class _Answered(Struct, frozen=True):
+    """What a service leaves to the next one: products that had their final prediction, and of which sensors."""
+
+    run: str
+    products: dict[str, tuple[str, ...]]
+
+
+class _Inbox(queue.Queue[Any]):
+    """A queue that notes when each thing came, in seconds of the monotonic clock."""
+
+    def _put(self, item: Any) -> None:
+        super()._put((time.monotonic(), item))
+
+
+def predict(
+    bundle: Path,
+    load: Callable[[Path], HeadModel],
+    endpoint: Endpoint,
+    memory: Path,
+    output: Path | None,
+    deadline: float,
+    stop: Callable[[], bool],
+) -> int:
+    """Serve until `stop`; return how many products had their final prediction.
+
+    A product's is final when all sensors have reported, or `deadline` seconds after the first one did. Final
+    predictions are appended to `output`, too. At the end, open products get theirs at once, and the folder `memory` is
+    told which had theirs: the next service gives them no other.
+
+    Raises:
+        EdgeNodeError: the bundle or the broker cannot be used at the start, `memory` cannot be written, or another
+            process serves as the head.
+    """
+    inbox = _Inbox(_INBOX)
+    reloading = Reloading(bundle, load, inbox)
+    model = reloading.first()
+    federation = model.manifest.federation
+    client = f"edge-node/{federation}/{topics.COORDINATOR}/predict"
+    link = Link(endpoint, client, inbox=inbox, persistent=True)
+    link.longest = LARGEST_FRAME
+    link.subscribe(topics.products(federation, "+"))
+    with link, reloading:
+        answered = memory / f"{federation}-answered.json"
+        service = _Service(model, link, output, deadline, _recalled(answered, model.manifest.run))
+        link.await_subscription(_DRAIN)
+        sys.stderr.write(f"ready head, round {model.manifest.round}\n")
+        while not stop():
+            service.hear(inbox)
+        service.finish()
+        link.flush(_DRAIN)
+    with disk.writing(memory):
+        memory.mkdir(parents=True, exist_ok=True)
+        disk.replace_bytes(answered, _encode(service.answered))
+    sys.stderr.write(f"stopped head: {some(service.final, 'product')} predicted\n")
+    return service.final
+
+
+class _Service:
+    def __init__(
+        self,
+        model: HeadModel,
+        link: Link,
+        output: Path | None,
+        deadline: float,
+        closed: Mapping[str, tuple[str, ...]],
+    ):
+        self.final = 0
+        self._link, self._output, self._deadline = link, output, deadline
+        self._models = deque([model], _KEPT)
+        self._gather = Gather(model.manifest.sensors, deadline, closed=closed)
+        self._topic = topics.predictions(model.manifest.federation)
+        self._left_out: Counter[tuple[str, str]] = Counter()  # by sensor and reason
+        self._rivals = Rivals("the head")
+        self._unwritten = False  # whether the file could not be written last time
+
+    def hear(self, inbox: _Inbox) -> None:
+        """Take what has come, at least one message if one comes soon; then predict what is due."""
+        wait = self._gather.wait()
+        patience = _IDLE if wait is None else min(_IDLE, max(0.0, wait - time.monotonic()))
+        taken: list[Delivery] = []
+        try:
+            at, event = inbox.get(timeout=patience)
+            while True:
+                self._take(at, event, taken)
+                if len(taken) >= _AT_ONCE:
+                    break
+                at, event = inbox.get_nowait()
+        except queue.Empty:
+            pass
+        self._answer(self._gather.due(time.monotonic()))
+        for delivery in taken:
+            self._link.ack(delivery)
+
+    def finish(self) -> None:
+        """Answer what is open, and say what was left out."""
+        self._answer(self._gather.finish())
+        for (sensor, reason), count in self._left_out.items():
+            _log.warning("left out %d messages of %s: %s", count, sensor, reason)
+
+    @property
+    def answered(self) -> _Answered:
+        """What the next service is to know."""
+        return _Answered(self._models[-1].manifest.run, self._gather.closed)
+
+    def _take(self, at: float, event: object, taken: list[Delivery]) -> None:
+        match event:
+            case Delivery():
+                taken.append(event)
+                sensor = brief(topics.sender(event.topic), 64)
+                if (reason := self._fault(sensor, event.payload, at)) and not event.repeated:
+                    self._leave_out(sensor, reason)
+            case Loaded(model):
+                self._exchange(model)
+            case LinkUp() | LinkDown():
+                self._rivals.heed(event)
+
+    def _fault(self, sensor: str, payload: bytes, at: float) -> str | None:
+        """Take an embedding; or say why not."""
+        try:
+            frame = decode_frame(payload)
+        except DecodeError:
+            return "unreadable"
+        if not isinstance(frame, Embedded) or len(frame.embedding) % 4:
+            return "no embedding"
+        if frame.run != self._models[-1].manifest.run:
+            return "of another run"
+        part = Part(np.frombuffer(frame.embedding, "<f4"), frame.round, at)
+        return self._gather.add(sensor, frame.product, part)
+
+    def _leave_out(self, sensor: str, reason: str) -> None:
+        """The first is told at once, all are counted; strangers cannot fill the memory with names."""
+        if len(self._left_out) < 1000 and (sensor, reason) not in self._left_out:
+            _log.warning("left out a message of %s: %s; others like it are counted", sensor, reason)
+            self._left_out[sensor, reason] = 0
+        if (sensor, reason) in self._left_out:
+            self._left_out[sensor, reason] += 1
+
+    def _exchange(self, model: HeadModel) -> None:
+        """Take up a newer model; one of another run or of other sensors ends what is open first."""
+        before = self._models[-1].manifest
+        if (before.run, before.sensors) != (model.manifest.run, model.manifest.sensors):
+            self._answer(self._gather.finish())
+            self._models.clear()
+            self._gather = Gather(model.manifest.sensors, self._deadline)
+        self._models.append(model)
+        sys.stderr.write(f"now with the model of round {model.manifest.round}\n")
+
+    def _answer(self, due: Sequence[Due]) -> None:
+        """Predict, all products of a model at once, and tell."""
+        for index, group in groupby(sorted(due, key=self._nearest), self._nearest):
+            batch = list(group)
+            for start in range(0, len(batch), _AT_ONCE):
+                self._tell(list(predictions(self._models[index], batch[start : start + _AT_ONCE])))
+
+    def _nearest(self, due: Due) -> int:
+        """Which model is nearest to the rounds of its embeddings; the newest of several."""
+        rounds = [part.round for part in due.parts.values()]
+        far = [sum(abs(each.manifest.round - round_) for round_ in rounds) for each in self._models]
+        return max(range(len(far)), key=lambda index: (-far[index], index))
+
+    def _tell(self, found: Sequence[Prediction]) -> None:
+        final = [each for each in found if each.answer == "final"]
+        try:
+            for each in found:
+                sure = each.answer == "final"
+                self._link.publish(self._topic, _encode(each), qos=int(sure), retain=sure)
+        except LinkError as error:
+            self._leave_out("the head", error.what)
+        self.final += len(final)
+        if self._output and final:
+            self._write(self._output, b"".join(_encode(each) + b"\n" for each in final))
+
+    def _write(self, path: Path, lines: bytes) -> None:
+        """Opened each time, so that the file can be moved away; a fault is told when it begins."""
+        try:
+            with path.open("ab", buffering=0) as file:
+                write_all(file, lines)
+            self._unwritten = False
+        except OSError as error:
+            if not self._unwritten:
+                _log.warning("predictions are not written to %s: %s", path, error.strerror)
+            self._unwritten = True
+
+
+def _recalled(path: Path, run: str) -> dict[str, tuple[str, ...]]:
+    """What the service before has left; of another run, or unreadable, it is of no use."""
+    try:
+        before = msgspec.json.decode(path.read_bytes(), type=_Answered)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return {}
+    return before.products if before.run == run else {}
+
+
+def predictions(model: HeadModel, due: Sequence[Due]) -> Iterator[Prediction]:
+    """What a model makes of products that it predicts at once."""
+    manifest = model.manifest
+    names = [each.name for each in manifest.sensors]
+    present = np.array([[name in each.parts for name in names] for each in due])
+    embeddings = [np.zeros((len(due), each.size), np.float32) for each in manifest.sensors]
+    for row, each in enumerate(due):
+        for sensor, name in enumerate(names):
+            if name in each.parts:
+                embeddings[sensor][row] = each.parts[name].embedding
+    made = model.predict(embeddings, present)
+    best, now = made.probabilities.argmax(1), time.monotonic()
+    stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
+    for row, each in enumerate(due):
+        reported = tuple(name for name in names if name in each.parts)
+        yield Prediction(
+            time=stamp,
+            product=each.product,
+            answer=each.answer,
+            class_=manifest.classes[best[row]],
+            probability=round(float(made.probabilities[row, best[row]]), 6),
+            expectation=None if made.expectation is None else round(float(made.expectation[row]), 6),
+            present=reported,
+            absent=tuple(name for name in names if name not in each.parts),
+            latency_ms=round(1000 * (now - max(part.at for part in each.parts.values())), 3),
+            run=manifest.run,
+            round=manifest.round,
+            rounds=tuple(each.parts[name].round for name in reported),
+        )

@@ -1,0 +1,133 @@
+"""When to predict: products whose embeddings arrive one by one, from sensors of which some are late, gone or lying."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from edge.vfl.member_bundle import Array, Source
+
+Answer = Literal["partial", "final"]
+_LARGEST = 1e6  # of an embedding: beyond it, one sensor's lie would be a sure prediction
+
+
+class Part(NamedTuple):
+    """One product's embedding, of one sensor."""
+
+    embedding: Array  # [D_k]
+    round: int  # of the model that made it
+    at: float  # when it came, seconds
+
+
+class Due(NamedTuple):
+    """A prediction that is to be made."""
+
+    product: str
+    answer: Answer  # final: nothing about this product comes after it
+    parts: dict[str, Part]  # by the sensors that have reported
+
+
+Fault = Literal["no sensor of this line", "of the wrong length", "not finite", "far too large", "late", "there already"]
+
+
+class _Open:
+    """A product of which something is lacking."""
+
+    def __init__(self, first: str):
+        self.first = first  # the sensor that reported first
+        self.parts: dict[str, Part] = {}
+
+
+class Gather:
+    """Collects embeddings by product. Time comes in from outside: this waits for nothing.
+
+    A product is open from its first embedding until it has all, or `deadline` seconds later; then it has its final
+    prediction, and what comes afterwards is too late. Memory is bounded: of a line's K sensors each may open at most
+    `most` / K products at a time; one that opens more closes its own oldest, so a sensor gone wild harms no other's.
+    """
+
+    def __init__(
+        self,
+        sensors: tuple[Source, ...],
+        deadline: float,
+        most: int = 4096,
+        closed: Mapping[str, Iterable[str]] = {},
+    ):
+        """`closed` is what another of these gave at its end: what has had its final prediction gets no other."""
+        self._sizes = {each.name: each.size for each in sensors}
+        self._deadline, self._most = deadline, max(1, most // len(sensors))
+        self._open: OrderedDict[str, _Open] = OrderedDict()  # in order of their first embeddings
+        self._begun: dict[str, OrderedDict[str, None]] = {name: OrderedDict() for name in self._sizes}  # by whom opened
+        self._closed = OrderedDict((product, frozenset(had)) for product, had in closed.items())
+        self._fresh: dict[str, None] = {}  # open products that have something new
+        self._due: list[Due] = []
+
+    def add(self, sensor: str, product: str, part: Part) -> Fault | None:
+        """Take an embedding; or say why not."""
+        if reason := self._fault(sensor, product, part.embedding):
+            return reason
+        if product not in self._open:
+            self._make_room(sensor)
+            self._open[product] = _Open(sensor)
+            self._begun[sensor][product] = None
+        found = self._open[product]
+        found.parts[sensor] = part
+        self._fresh[product] = None
+        if len(found.parts) == len(self._sizes):
+            self._close(product)
+        return None
+
+    def due(self, now: float) -> list[Due]:
+        """The predictions to be made by now: final ones, and a partial one of each product that has something new."""
+        while self._open and (oldest := next(iter(self._open))) and now >= self._ends(self._open[oldest]):
+            self._close(oldest)
+        partial = [Due(product, "partial", dict(self._open[product].parts)) for product in self._fresh]
+        found, self._due, self._fresh = [*self._due, *partial], [], {}
+        return found
+
+    def wait(self) -> float | None:
+        """When the next product's time is over; None if nothing is open."""
+        return self._ends(next(iter(self._open.values()))) if self._open else None
+
+    def finish(self) -> list[Due]:
+        """Close all that is open: no more will come."""
+        for product in list(self._open):
+            self._close(product)
+        return self.due(0)
+
+    @property
+    def closed(self) -> dict[str, tuple[str, ...]]:
+        """The newest products that had their final prediction, and whose embeddings each of them had."""
+        return {product: tuple(sorted(had)) for product, had in self._closed.items()}
+
+    def _fault(self, sensor: str, product: str, embedding: Array) -> Fault | None:
+        if sensor not in self._sizes:
+            return "no sensor of this line"
+        if embedding.shape != (self._sizes[sensor],):
+            return "of the wrong length"
+        if not np.isfinite(embedding).all():
+            return "not finite"
+        if np.abs(embedding).max() > _LARGEST:
+            return "far too large"
+        if product in self._closed:
+            return "there already" if sensor in self._closed[product] else "late"
+        if product in self._open and sensor in self._open[product].parts:
+            return "there already"
+        return None
+
+    def _make_room(self, sensor: str) -> None:
+        if len(begun := self._begun[sensor]) >= self._most:
+            self._close(next(iter(begun)))
+
+    def _close(self, product: str) -> None:
+        found = self._open.pop(product)
+        del self._begun[found.first][product]
+        self._fresh.pop(product, None)
+        self._due.append(Due(product, "final", found.parts))
+        self._closed[product] = frozenset(found.parts)
+        if len(self._closed) > 2 * self._most * len(self._sizes):
+            self._closed.popitem(last=False)
+
+    def _ends(self, found: _Open) -> float:
+        return next(iter(found.parts.values())).at + self._deadline

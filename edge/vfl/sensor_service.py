@@ -1,0 +1,121 @@
+"""A sensor's service: embeds each product as its row appears in the sensor's file, and sends that to the head's."""
+
+import logging
+import queue
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from broker_config.mqtt.client import Link, LinkDown, LinkUp
+from broker_config.mqtt.collision import Rivals
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol import topics
+from broker_config.protocol.frames import Embedded, encode_frame
+from edge.terminal.formatting import some
+from edge.vfl.bundle_reload import Loaded, Reloading
+from edge.vfl.member_bundle import Array, Manifest
+from edge.vfl.member_model import SensorModel
+from edge.vfl.sensor_rows import Samples
+
+_log = logging.getLogger(__name__)
+
+_POLL = 0.01  # seconds between two looks at the file
+_BATCH = 256  # products that are embedded at once
+_DRAIN = 5.0  # seconds to send what is left at the end
+
+Leaving = Callable[[Manifest, Array, Sequence[str]], Array]
+"""What becomes of products' embeddings [N, D] as they leave the sensor: protection, and a simulated channel."""
+
+
+def embed(
+    bundle: Path,
+    load: Callable[[Path], SensorModel],
+    rows: Path,
+    endpoint: Endpoint,
+    leaving: Leaving,
+    stop: Callable[[], bool],
+) -> int:
+    """Serve until `stop`; return how many products were embedded.
+
+    What the file holds at the start was there before, and gives only the history of samples. While the broker is away,
+    products wait in the file.
+
+    Raises:
+        EdgeNodeError: the bundle, the file or the broker cannot be used at the start, or the file any more; or another
+            process serves this sensor.
+    """
+    inbox: queue.Queue[Any] = queue.Queue()
+    reloading = Reloading(bundle, load, inbox)
+    model = reloading.first()
+    manifest = model.manifest
+    samples = Samples(rows, manifest.columns, manifest.cycles, manifest.unit, manifest.product)
+    samples.refresh()
+    done = samples.count
+    for newest in samples.since(done - 1):
+        samples.forget(newest)
+    client = f"edge-node/{manifest.federation}/{manifest.node}/embed"
+    with Link(endpoint, client, inbox=inbox, persistent=False) as link, reloading:
+        service = _Service(model, samples, link, leaving, done)
+        sys.stderr.write(f"ready {manifest.node}, round {manifest.round}\n")
+        if not done:
+            sys.stderr.write(f"waiting for rows in {rows}\n")
+        while not stop():
+            service.hear(inbox)
+            service.look()
+        link.flush(_DRAIN)
+    sys.stderr.write(f"stopped {manifest.node}: {some(service.sent, 'product')} embedded\n")
+    return service.sent
+
+
+class _Service:
+    def __init__(self, model: SensorModel, samples: Samples, link: Link, leaving: Leaving, done: int):
+        self.sent = 0
+        self._model, self._samples, self._link, self._leaving, self._done = model, samples, link, leaving, done
+        self._topic = topics.products(model.manifest.federation, model.manifest.node)
+        self._rivals = Rivals(model.manifest.node)
+
+    def hear(self, inbox: queue.Queue[Any]) -> None:
+        """Heed what has happened; wait a moment if nothing has."""
+        try:
+            event = inbox.get(timeout=_POLL)
+        except queue.Empty:
+            return
+        match event:
+            case Loaded(model):
+                self._exchange(model)
+            case LinkUp() | LinkDown():
+                self._rivals.heed(event)
+
+    def look(self) -> None:
+        """Embed what is new in the file, as long as the broker takes it."""
+        if self._link.crowded:
+            return
+        self._samples.refresh()
+        new = self._samples.since(self._done)[:_BATCH]
+        if not new:
+            return
+        self._done += len(new)
+        if whole := [product for product in new if self._samples.has(product)]:
+            self._send(whole)
+        self._samples.forget(new[-1])
+
+    def _send(self, products: Sequence[str]) -> None:
+        manifest = self._model.manifest
+        samples, _ = self._samples.take(products)
+        embedded = self._leaving(manifest, self._model.embed(samples), products)
+        for product, row in zip(products, embedded, strict=True):
+            frame = Embedded(run=manifest.run, round=manifest.round, product=product, embedding=row.tobytes())
+            self._link.publish(self._topic, encode_frame(frame))
+        self.sent += len(products)
+
+    def _exchange(self, model: SensorModel) -> None:
+        if _input(model.manifest) == _input(self._model.manifest):
+            self._model = model
+            sys.stderr.write(f"now with the model of round {model.manifest.round}\n")
+        else:
+            _log.warning("a newer bundle takes other samples than the one that is served: start this service again")
+
+
+def _input(manifest: Manifest) -> tuple[object, ...]:
+    return manifest.node, manifest.columns, manifest.cycles, manifest.product, manifest.unit

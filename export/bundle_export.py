@@ -1,0 +1,226 @@
+"""Personal models -> bundles: one traced graph a federation, each node's values put into it, parity checked first."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import onnx
+
+from broker_config.protocol.errors import UsageError
+from edge.bundle import bundle_format
+from export import held_out
+from export.bundle_signing import Signer
+from export.distillation import average, teach
+from export.encoder_selection import drop
+from export.graph import EXTRAS, Architecture, encoders, kind, module, trace, with_temperature, with_values
+from export.model_images import Album
+from export.parity import check_parity, outputs, pictures, session
+from export.quantisation import MOST, TOLERANCE, quantise
+from export.speed_gate import compare
+from trainer import progress
+from trainer.data.class_folders import LabelledImages
+from trainer.models.network import Network, Tree
+from trainer.training import personal_model
+from trainer.training.personal_model import Facts
+
+
+class Exported(NamedTuple):
+    """A written bundle, and the largest difference of an output between torch and onnxruntime (in fp32)."""
+
+    folder: Path
+    node: str
+    difference: float
+
+
+class Wish(NamedTuple):
+    """What may make bundles faster, where measurement allows it."""
+
+    int8: bool = False
+    student: bool = False  # one encoder in place of the fused two
+    data: Path | None = None  # class folders with a model's images, if they are not where it says
+
+
+PLAIN = Wish()
+
+
+class _Model(NamedTuple):
+    """A personal model on its way to a bundle."""
+
+    source: Path
+    facts: Facts
+    tree: Tree
+    encoders: tuple[Literal["received", "own"], ...]
+    held_out: LabelledImages | str  # or why there are too few
+
+
+class _Graph(NamedTuple):
+    """What will be served."""
+
+    content: bytes
+    encoders: tuple[Literal["received", "own"], ...]
+    difference: float
+    precision: Literal["fp32", "int8"] = "fp32"
+
+
+def export(
+    models: Sequence[Path],
+    folder: Path,
+    report: progress.Report,
+    signer: Signer | None = None,
+    wish: Wish = PLAIN,
+) -> list[Exported]:
+    """Write a bundle `folder/NODE` for each model folder in `models`, signed if there is a `signer`.
+
+    Raises:
+        UsageError: a folder holds no usable personal model, two are of one node, one cannot be signed, or the images
+            for a wish are not there.
+        ParityError: a graph's outputs differ from torch's; that bundle is not written.
+    """
+    _check_nodes([personal_model.load_facts(source).node for source in models])
+    album, tracer = Album(wish.data), _Tracer(report)
+    written = []
+    for source in models:
+        facts, tree, *_ = personal_model.load(source)
+        signing = signer.check(facts, tree, source) if signer else None
+        if facts.broadcast and not signer:
+            text = f"the bundle of {facts.node} will not be signed, and serve --trust refuses it: --kit FILE signs"
+            report(progress.Note(text=text))
+        model = _leaner(_Model(source, facts, tree, encoders(tree), held_out.find(source, facts, album)), report)
+        graph = tracer.graph(model)
+        if wish.student and kind(model.tree) == "fused":
+            graph = _student(model, graph, tracer, album.training(source, facts), report)
+        if wish.int8:
+            graph = _in_int8(model, graph, album.training(source, facts), report)
+        target = folder / facts.node
+        if isinstance(found := model.held_out, str):
+            report(
+                progress.Note(
+                    text=f"{facts.node} gets no calibration, and will notice neither novelty nor drift: {found}"
+                )
+            )
+        _write(target, model, graph, signing)
+        written.append(Exported(target, facts.node, graph.difference))
+        report(
+            progress.Exported(
+                node=facts.node, folder=str(target), bytes=len(graph.content), difference=graph.difference
+            )
+        )
+    return written
+
+
+class _Tracer:
+    """Models -> graphs; models of one architecture share one trace."""
+
+    def __init__(self, report: progress.Report):
+        self._report = report
+        self._traced: dict[Architecture, onnx.ModelProto] = {}
+
+    def graph(self, model: _Model) -> _Graph:
+        """The model's graph in fp32, checked against torch."""
+        facts, tree = model.facts, model.tree
+        architecture = Architecture(facts.model, len(facts.classes), kind(tree), facts.preprocessing)
+        served = module(architecture, tree, model.source)
+        if architecture not in self._traced:
+            what = f"tracing {facts.model} for {len(facts.classes)} classes, once for all nodes: 10 to 30 s"
+            self._report(progress.Step(what=what))
+            self._traced[architecture] = trace(served, facts.preprocessing.size)
+            self._report(progress.Step(what="checking models against torch and writing their bundles"))
+        content = with_values(self._traced[architecture], served)
+        return _Graph(content, model.encoders, check_parity(content, architecture, tree, model.source))
+
+
+def _leaner(model: _Model, report: progress.Report) -> _Model:
+    """The model without an encoder that changes no verdict."""
+    if isinstance(model.held_out, str):
+        return model
+    found = drop(model.facts, model.tree, model.held_out)
+    if found is None:
+        return model
+    node, images = model.facts.node, len(model.held_out.labels)
+    text = (
+        f"the bundle of {node} has one encoder: the {found.dropped} one, with {found.share:.1%} of the features, "
+        f"changes no verdict on {images} held-out images"
+    )
+    report(progress.Note(text=text))
+    return model._replace(tree=found.tree, encoders=(found.kept,))
+
+
+def _student(
+    model: _Model, graph: _Graph, tracer: _Tracer, training: LabelledImages, report: progress.Report
+) -> _Graph:
+    """The graph of one encoder in place of two, or of two if one is not as right: the average, else a taught one."""
+    facts, node = model.facts, model.facts.node
+    images = model.held_out
+    if isinstance(images, str):
+        report(progress.Note(text=f"the bundle of {node} keeps both encoders, one cannot be measured: {images}"))
+        return graph
+
+    def tried(how: str, tree: Tree) -> _Graph | None:
+        single = tracer.graph(model._replace(tree=tree, encoders=("own",)))
+        found = compare(graph.content, single.content, images)
+        if found.passed:
+            report(progress.Note(text=f"the bundle of {node} has one encoder, {how}: {found}"))
+            return single
+        report(progress.Note(text=f"the bundle of {node} keeps both encoders; with {how}: {found}"))
+        return None
+
+    mean = tried("the average of both", average(model.tree))
+    if mean is not None:
+        return mean
+    network = Network(facts.model, len(facts.classes))
+    taught = teach(network, model.tree, training, facts.preprocessing, report)
+    return tried("one that both have taught", taught) or graph
+
+
+def _in_int8(model: _Model, graph: _Graph, training: LabelledImages, report: progress.Report) -> _Graph:
+    """The graph in int8, or as it is if that is not as right, or not faster, here."""
+    node = model.facts.node
+    images = model.held_out
+    if isinstance(images, str):
+        report(progress.Note(text=f"the bundle of {node} stays fp32, int8 cannot be measured: {images}"))
+        return graph
+    report(progress.Step(what=f"quantising the model of {node} on {min(len(training.labels), MOST)} training images"))
+    content = quantise(graph.content, training.images)
+    found = compare(graph.content, content, images)
+    if not found.passed:
+        report(progress.Note(text=f"the bundle of {node} stays fp32; in int8: {found}"))
+        return graph
+    report(progress.Note(text=f"the bundle of {node} is int8: {found}"))
+    return graph._replace(content=content, precision="int8")
+
+
+def _write(folder: Path, model: _Model, graph: _Graph, signing: bundle_format.Signing | None) -> None:
+    facts, content, sure, reference = model.facts, graph.content, None, None
+    if not isinstance(model.held_out, str):
+        sure = held_out.confidence(content, model.held_out, facts)
+        content = with_temperature(content, sure.temperature)
+        reference = held_out.reference(content, model.held_out)
+    running, golden = session(content), pictures(facts.preprocessing.size, 1)
+    there = outputs(running)
+    description = bundle_format.Description(
+        federation=facts.federation,
+        run=facts.run,
+        node=facts.node,
+        method=facts.method,
+        model=facts.model,
+        round=facts.round,
+        classes=facts.classes,
+        input=bundle_format.Input(size=facts.preprocessing.size),
+        extras=tuple(name for name in EXTRAS if name in there),
+        encoders=graph.encoders,
+        precision=graph.precision,
+        confidence=sure,
+        metrics=facts.metrics,
+    )
+    [probabilities] = running.run(["probabilities"], {"image": golden})[0].tolist()
+    tolerance = TOLERANCE if graph.precision == "int8" else bundle_format.TOLERANCE
+    bundle_format.write(folder, description, content, golden[0], probabilities, signing, reference, tolerance)
+
+
+def _check_nodes(names: Sequence[str]) -> None:
+    """Raise UsageError if two models would be written to one folder."""
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(
+                f"{names.count(name)} of the models are of node {name}", "export them to different folders"
+            )

@@ -1,0 +1,75 @@
+"""Who may sign a bundle: the node whose model it is, for what its coordinator has sent it."""
+
+import hashlib
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from broker_config.protocol.codec import encode_tensors
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.messages import Manifest
+from broker_config.security.kit import Kit
+from broker_config.security.message_signing import Seal
+from broker_config.security.signing import ForgedError, SigningKey
+from edge.bundle.bundle_format import Signing
+from edge.bundle.verification import check_broadcast
+from export.graph import kind
+from trainer.models.named_tensors import frozen, put_under, take_from
+from trainer.models.network import Tree, to_arrays
+from trainer.training.personal_model import Facts
+
+
+class Signer:
+    """A node's kit, for bundles that may be served for so many days.
+
+    Raises:
+        UsageError: the kit has been replaced, or its charter has expired.
+    """
+
+    def __init__(self, kit: Kit, days: int):
+        self._kit = kit
+        self._charter = Seal(kit).charter
+        self._days = timedelta(days=days)
+
+    def check(self, facts: Facts, tree: Tree, source: Path) -> Signing:
+        """What signs the bundle of this model.
+
+        Raises:
+            UsageError: it is another node's, or was not made from what the coordinator has signed.
+        """
+        kit = self._kit
+        if (facts.node, facts.federation) != (kit.name, kit.federation):
+            raise UsageError(
+                f"the model in {source} is of {facts.node} in federation {facts.federation!r}, "
+                f"the kit of {kit.name} in {kit.federation!r}",
+                "sign each model with the kit of its own node",
+            )
+        try:
+            broadcast = check_broadcast(facts, self._charter)
+            _check_received(tree, broadcast)
+        except ForgedError as error:
+            raise UsageError(
+                f"the model in {source} was not made from a broadcast of its coordinator: {error}",
+                "sign a model that was trained with kits, or export this one without --kit",
+            ) from None
+        return self._signing(broadcast)
+
+    def own(self) -> Signing:
+        """What signs a bundle of a model that the kit's owner has made from no broadcast: a line's."""
+        return self._signing(None)
+
+    def _signing(self, broadcast: Manifest | None) -> Signing:
+        expires = datetime.now(UTC).replace(microsecond=0) + self._days
+        return Signing(SigningKey(self._kit.signing), self._kit.charter, broadcast, expires)
+
+
+def _check_received(tree: Tree, broadcast: Manifest) -> None:
+    """Where a model serves the received encoder as it came, raise ForgedError unless it is the broadcast's.
+
+    Fused, it came so; joined (FENDA), the node has trained it further.
+    """
+    if kind(tree) != "fused":
+        return
+    stem = {name: value for name, value in tree.items() if frozen(name)}
+    received = {**stem, **put_under("encoder", take_from("received", tree))}
+    if hashlib.sha256(encode_tensors(to_arrays(received))).hexdigest() != broadcast.digest:
+        raise ForgedError("its received encoder is another one")

@@ -1,0 +1,96 @@
+"""What an encoder's places add to its features: exactly, where features are a sum over places."""
+
+import math
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d
+
+from trainer.models import backbones
+from trainer.models.texture.musten import Codebook
+from trainer.models.texture.texture_network import Encoding, Pooled, TextureNetwork
+from trainer.models.texture.trunk import DeepestMean
+
+Evidence = Callable[[Tensor], Tensor]
+"""A head's weight [classes, features] -> [n, classes, h, w], whose mean over space is the head times the features."""
+
+
+def look(encoder: nn.Module, seen: Tensor) -> tuple[Tensor, Evidence | None]:
+    """Features [n, features] of images, or of what the encoder's stem made of them, and what each place adds.
+
+    None where features are no sum over places: nothing exact can be said then.
+    """
+    if not isinstance(encoder, TextureNetwork):
+        return _mean(backbones.feature_map(encoder, seen))
+    *before, last = [(name, part) for name, part in encoder.named_children() if name != "stem"]
+    for name, part in before:
+        seen = part(seen)[1] if name == "tel" else part(seen)
+    match last[1]:
+        case DeepestMean():
+            return _mean(seen[-1])
+        case Pooled():
+            return _pooled(last[1], seen)
+        case Encoding():
+            return _encoded(last[1], seen)
+        case other:
+            return cast(Tensor, other(seen)), None
+
+
+def _mean(maps: Tensor) -> tuple[Tensor, Evidence]:
+    """Class activation maps (Zhou et al., 2016) of maps [n, features, h, w]."""
+    return maps.mean((2, 3)), lambda head: conv2d(maps, head[:, :, None, None])
+
+
+def _pooled(part: Pooled, tokens: Tensor) -> tuple[Tensor, Evidence]:
+    hidden = part.hidden(tokens.mean(1))
+
+    def evidence(head: Tensor) -> Tensor:
+        back = _through_relu(head, hidden) @ part.hidden.weight
+        return _square(back @ tokens.mT + _constant(head, hidden, part.hidden.bias))
+
+    return torch.relu(hidden), evidence
+
+
+def _encoded(part: Encoding, tokens: Tensor) -> tuple[Tensor, Evidence]:
+    """MusTEN's codes are sums over descriptors; what follows is linear, with the image's own attention, norm and ReLU.
+
+    These are held fixed, so that a map says what a descriptor adds as things are, not what would be without it.
+    """
+    descriptors = part.reduce(tokens)  # [n, N, D]
+    codebooks = [cast(Codebook, each) for each in part.musten.codebooks]
+    shares = torch.cat([codebook.assign(descriptors) for codebook in codebooks], 2)  # [n, N, K]
+    words = torch.cat([codebook.words for codebook in codebooks])  # [K, D]
+    encoded = shares.mT @ descriptors - shares.sum(1).unsqueeze(2) * words
+    weights = part.attention.weigh(encoded)  # [n, K, 1]
+    rows = (weights * encoded).flatten(1)
+    hidden = part.hidden(part.norm(rows))
+
+    def evidence(head: Tensor) -> Tensor:
+        back = (_through_relu(head, hidden) @ part.hidden.weight) * part.norm.weight
+        deviation = (rows.var(1, correction=0) + part.norm.eps).sqrt()
+        back = (back - back.mean(2, keepdim=True)) / deviation[:, None, None]
+        back = back.unflatten(2, words.shape) * weights.unsqueeze(1)  # [n, classes, K, D]
+        residuals = back @ descriptors.mT.unsqueeze(1) - (back * words).sum(3, keepdim=True)  # [n, classes, K, N]
+        added = (residuals * shares.mT.unsqueeze(1)).sum(2) * tokens.shape[1]
+        shift = part.hidden.weight @ part.norm.bias + part.hidden.bias
+        return _square(added + _constant(head, hidden, shift))
+
+    return torch.relu(hidden), evidence
+
+
+def _through_relu(head: Tensor, hidden: Tensor) -> Tensor:
+    """What of a head [classes, features] reaches the layer before the ReLU, hidden [n, features]."""
+    return head * (hidden > 0).unsqueeze(1)
+
+
+def _constant(head: Tensor, hidden: Tensor, shift: Tensor) -> Tensor:
+    """What no place adds, [n, classes, 1]."""
+    return (_through_relu(head, hidden) @ shift).unsqueeze(2)
+
+
+def _square(added: Tensor) -> Tensor:
+    """[n, classes, N] -> [n, classes, h, w], as patches are cut: row by row."""
+    side = math.isqrt(added.shape[2])
+    return added.reshape(*added.shape[:2], side, side)

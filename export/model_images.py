@@ -1,0 +1,58 @@
+"""The images behind a personal model: those that trained it, and those that judged it."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker_config.protocol.errors import UsageError
+from edge.inference.image_decoding import decode
+from trainer.data import class_folders
+from trainer.data.class_folders import LabelledImages
+from trainer.training import personal_model
+from trainer.training.personal_model import Facts, Sample, Verdict
+
+
+class Album:
+    """Finds images where the model says that they are, else by their content in `folder`, a plant's class folders."""
+
+    def __init__(self, folder: Path | None = None):
+        entries = class_folders.survey(folder).entries if folder else ()
+        self._elsewhere = {entry.digest: entry.path for entry in entries}
+
+    def training(self, source: Path, facts: Facts) -> LabelledImages:
+        """The images that trained the model in `source`.
+
+        Raises:
+            UsageError: none is there any more, or the model does not say which they are.
+        """
+        found = self.find(personal_model.load_training(source), facts)
+        if found is None:
+            raise UsageError(
+                f"none of the images that trained the model in {source} is where it was",
+                "name their folder with --data",
+            )
+        return found
+
+    def find(self, listed: Sequence[Sample | Verdict], facts: Facts) -> LabelledImages | None:
+        """Those images that are still there, the same byte for byte; None if none is."""
+        found = [(each, path, pixels) for each in listed for path, pixels in self._read(each, facts)]
+        if not found:
+            return None
+        return LabelledImages(
+            np.stack([pixels for _, _, pixels in found]),
+            np.array([facts.classes.index(each.label) for each, _, _ in found], np.int64),
+            tuple(each.digest for each, _, _ in found),
+            tuple(path for _, path, _ in found),
+        )
+
+    def _read(self, image: Sample | Verdict, facts: Facts) -> Iterator[tuple[Path, NDArray[np.uint8]]]:
+        for path in filter(None, (Path(image.path), self._elsewhere.get(image.digest))):
+            with suppress(OSError, UsageError):  # it has been moved, perhaps to the album's folder
+                content = path.read_bytes()
+                if hashlib.sha256(content).hexdigest() == image.digest:
+                    yield path, decode(content, facts.preprocessing.size)
+                    return

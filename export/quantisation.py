@@ -1,0 +1,168 @@
+"""fp32 graphs -> int8: static, QDQ, weights per channel, activations calibrated on images that trained the model."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from onnxruntime.quantization.shape_inference import quant_pre_process
+
+from export.first_block import widen
+from export.weight_rounding import round_well
+from trainer.training.seeding import generator
+
+MOST = 256  # images that calibrate
+# Of golden probabilities. Integer sums are the same everywhere; what is rounded after them can differ by a step of 256
+# where another processor's kernels, or a later onnxruntime, fuse other nodes.
+TOLERANCE = 0.1
+_OPERATORS = ["Conv", "Clip", "Relu", "MaxPool", "Add"]
+_PRODUCTS = ["MatMul", "Gemm"]
+_MANY = 1 << 14  # weights of a matrix, below which its product costs little: codebooks, whose distances want every bit
+_ROUNDING = 64  # images that are enough to round weights by
+
+
+def quantise(graph: bytes, images: NDArray[np.uint8]) -> bytes:
+    """The graph in int8, calibrated on images uint8 [n, S, S, 3], of which at most MOST are taken.
+
+    The encoders and maps are quantised; the rest costs little and stays as it is. Of transformers that is all but
+    products with large matrices of weights: sums, LayerNorm, softmax and GELU, and the products of two activations,
+    whose range is no image's own. Images enter as the integers that they are.
+    """
+    model = onnx.load_from_string(graph)
+    pixels, zero = _with_one_mean(model.graph)
+    widen(model.graph, pixels, int(zero))
+    del model.graph.value_info[:]  # shapes before that, and the tracer's own, in which numbers have a dimension
+    chosen = np.sort(generator(0, "calibration").permutation(len(images))[:MOST])
+    with tempfile.TemporaryDirectory() as folder:
+        exact, quantised = Path(folder) / "exact.onnx", Path(folder) / "int8.onnx"
+        # Optimisation would remove a temperature of 1; symbolic shapes cannot be had of a token for any batch.
+        quant_pre_process(model, exact, skip_optimization=True, skip_symbolic_shape=True)
+        quantize_static(
+            exact,
+            quantised,
+            _Images(images[chosen]),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=_OPERATORS + _PRODUCTS,
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            nodes_to_exclude=_exact(model.graph),
+            extra_options={
+                "TensorQuantOverrides": {pixels: [{"scale": np.array(1, np.float32), "zero_point": zero}]},
+                "OpTypesToExcludeOutputQuantization": _PRODUCTS,  # sums take them as they are
+            },
+        )
+        model = onnx.load(quantised)
+        round_well(model, onnx.load(exact), images[chosen[:_ROUNDING]])
+    _feed_integers(model.graph, pixels)
+    _part_readers(model.graph)
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString())
+
+
+def _exact(graph: GraphProto) -> list[str]:
+    """Names of the nodes that stay as they are.
+
+    From the first matrix product on these are all but the products by which features come about of MANY weights.
+    """
+    many = {value.name for value in graph.initializer if np.prod(value.dims) >= _MANY}
+    needed = {"features"}
+    for node in reversed(graph.node):
+        if needed.intersection(node.output):
+            needed.update(node.input)
+    behind: set[str] = set()
+    exact = []
+    for node in graph.node:
+        product = node.op_type in _PRODUCTS
+        if product or behind.intersection(node.input):
+            behind.update(node.output)
+            if product and many.intersection(node.input[1:]) and needed.intersection(node.output):
+                continue
+            exact.append(node.name)
+        elif "features" in node.output:
+            exact.append(node.name)
+    return exact
+
+
+class _Images(CalibrationDataReader):  # type: ignore[misc]
+    """One image after the other."""
+
+    def __init__(self, images: NDArray[np.uint8]):
+        self._images = iter(images[:, None])
+
+    def get_next(self) -> dict[str, NDArray[np.uint8]] | None:
+        """The next inputs, or None at the end."""
+        image = next(self._images, None)
+        return None if image is None else {"image": image}
+
+
+def _with_one_mean(graph: GraphProto) -> tuple[str, NDArray[np.uint8]]:
+    """Subtract a whole number from all channels, which is then the zero of their integers; biases make up for it.
+
+    Only at the border does that differ a little from what was exported: it is padded with that number.
+
+    Returns:
+        The difference's name, and the number.
+    """
+    values = {value.name: value for value in graph.initializer}
+    subtract = next(node for node in graph.node if "channel_mean" in node.input)
+    mean = numpy_helper.to_array(values["channel_mean"])
+    zero = np.array(mean.mean().round(), np.uint8)
+    _set(values["channel_mean"], np.full_like(mean, zero))
+    for node in graph.node:
+        if subtract.output[0] in node.input:
+            _, weight, *bias = (values.get(name) for name in node.input)
+            missing = (numpy_helper.to_array(weight) * (zero - mean)).sum((1, 2, 3)).astype(np.float32)
+            if bias:
+                _set(bias[0], numpy_helper.to_array(bias[0]) + missing)
+            else:  # it was zero
+                node.input.append(f"{node.input[1]}_shift")
+                graph.initializer.append(numpy_helper.from_array(missing, node.input[2]))
+    return subtract.output[0], zero
+
+
+def _set(value: TensorProto, array: NDArray[np.float32]) -> None:
+    value.CopyFrom(numpy_helper.from_array(array.astype(np.float32), value.name))
+
+
+def _feed_integers(graph: GraphProto, pixels: str) -> None:
+    """Remove what turns pixels into floats, subtracts their zero and quantises them again: they stay as they were."""
+    made_by = {output: node for node in graph.node for output in node.output}
+    quantise = next(node for node in graph.node if node.op_type == "QuantizeLinear" and node.input[0] == pixels)
+    subtract = made_by[pixels]
+    cast = made_by[subtract.input[0]]
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            if name == quantise.output[0]:
+                node.input[place] = cast.input[0]
+    for node in (quantise, subtract, cast):
+        graph.node.remove(node)
+    graph.initializer.remove(next(value for value in graph.initializer if value.name == subtract.input[1]))
+
+
+def _part_readers(graph: GraphProto) -> None:
+    """Give every reader of weights in int8 its own: a head and the maps of two encoders read the same ones.
+
+    For a processor without VNNI onnxruntime (1.31) makes weights unsigned, once for each reader, and does not load a
+    graph in which it does so twice under one name.
+    """
+    values = {value.name: value for value in graph.initializer}
+    int8 = {name for name, value in values.items() if value.data_type == TensorProto.INT8}
+    nodes: list[NodeProto] = []
+    for node in graph.node:
+        nodes.append(node)
+        given = node.output[0] if node.op_type == "DequantizeLinear" and node.input[0] in int8 else None
+        readers = [(each, place) for each in graph.node for place, name in enumerate(each.input) if name == given]
+        for number, (reader, place) in enumerate(readers[1:], 1):
+            (own := NodeProto()).CopyFrom(node)
+            own.name, own.output[0] = f"{node.name}_{number}", f"{node.output[0]}_{number}"
+            for which, name in enumerate(node.input):
+                own.input[which] = f"{name}_{number}"
+                graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(values[name]), own.input[which]))
+            reader.input[place] = own.output[0]
+            nodes.append(own)
+    del graph.node[:]
+    graph.node.extend(nodes)

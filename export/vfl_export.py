@@ -1,0 +1,166 @@
+"""A line's models -> bundles, while they are trained."""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import inf
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from broker_config.protocol.errors import EdgeNodeError
+from broker_config.protocol.topics import COORDINATOR
+from broker_config.protocol.vfl_messages import LineSpec
+from edge.vfl.member_bundle import Description, Source, write
+from edge.vfl.sensor_rows import Scaling
+from export.bundle_signing import Signer
+from export.vfl_graph import Fill, by_means, head_graph, sensor_graph
+from trainer.vfl.imputer import LARGEST, Imputer
+from trainer.vfl.networks import embedding_size
+from trainer.vfl.parties import Head, Sensor
+
+log = logging.getLogger(__name__)
+
+LEAST = 30.0  # seconds between two bundles
+
+
+class Rows(NamedTuple):
+    """What a sensor's bundle says about the rows that its samples are made of."""
+
+    columns: tuple[str, ...]
+    product: str
+    unit: str | None
+
+
+class Pace:
+    """At which commits a bundle is written: about every half minute, at round numbers.
+
+    All parties of a line commit at the same rounds. Each takes every 1st, 2nd, 4th, 8th ... commit, the least that
+    lasts `seconds`; so those of unequal speed meet in most of their rounds, and their models belong together.
+    """
+
+    def __init__(self, seconds: float = LEAST):
+        self._seconds = seconds
+        self._step, self._last, self._round = 1, -inf, 0
+
+    def due(self, round_: int, commit: int, *, last: bool = False) -> bool:
+        """Whether this commit of a line that commits every so many rounds is one; the `last` one is."""
+        now = time.monotonic()
+        if last:
+            return round_ != self._round
+        if round_ // commit % self._step:
+            return False
+        if now - self._last < self._seconds:
+            self._step *= 2
+            return False
+        if self._step > 1 and now - self._last > 4 * self._seconds:
+            self._step //= 2
+        self._last, self._round = now, round_
+        return True
+
+
+class SensorBundles:
+    """Writes a sensor's bundles into `folder`, signed if there is a `signer`: to be called at each commit."""
+
+    def __init__(self, folder: Path, rows: Rows, signer: Signer | None = None, seconds: float = LEAST):
+        self._folder, self._rows, self._signer, self._pace = folder, rows, signer, Pace(seconds)
+
+    def __call__(self, spec: LineSpec, round_: int, sensor: Sensor, scaling: Scaling, *, last: bool) -> None:
+        """Write one if it is time; if that fails, training goes on, and the last one stays in effect."""
+        if self._pace.due(round_, spec.commit, last=last):
+            with _told(round_):
+                self._write(spec, round_, sensor, scaling)
+
+    def _write(self, spec: LineSpec, round_: int, sensor: Sensor, scaling: Scaling) -> None:
+        rows = self._rows
+        shape = (len(rows.columns), spec.cycles)
+        size = embedding_size(spec.network, shape)
+        graph = sensor_graph(sensor.model, shape, size, scaling)
+        about = _about(spec, round_, sensor.name, "sensor", [Source(name=sensor.name, size=size)])
+        assert sensor.extent, "a sensor's bundle follows a round"
+        low, high, deviation = sensor.extent
+        about = replace(
+            about,
+            columns=rows.columns,
+            product=rows.product,
+            unit=rows.unit,
+            low=tuple(low.tolist()),
+            high=tuple(high.tolist()),
+            deviation=deviation,
+        )
+        write(
+            self._folder, about, {"sensor": graph.content}, graph.golden, self._signer.own() if self._signer else None
+        )
+
+
+class HeadBundles:
+    """Writes the head's bundles, likewise, with the agent that decides local iterations, if one does."""
+
+    def __init__(self, folder: Path, signer: Signer | None = None, seconds: float = LEAST):
+        self._folder, self._signer, self._pace = folder, signer, Pace(seconds)
+
+    def __call__(self, spec: LineSpec, round_: int, head: Head, embeddings: Sequence[Tensor], *, last: bool) -> None:
+        """Write one if it is time; `embeddings` [N, D_k] of this round, denoised, say what stands in for absent ones.
+
+        If that fails, training goes on, and the last one stays in effect.
+        """
+        if self._pace.due(round_, spec.commit, last=last):
+            with _told(round_):
+                self._write(spec, round_, head, embeddings)
+
+    def _write(self, spec: LineSpec, round_: int, head: Head, embeddings: Sequence[Tensor]) -> None:
+        sizes = [each.shape[1] for each in embeddings]
+        values = [float(name) for name in spec.classes] if spec.reading == "expectation" else None
+        graph = head_graph(head, sizes, _fill(embeddings), values)
+        sensors = [Source(name=name, size=size) for name, size in zip(spec.sensors, sizes, strict=True)]
+        about = _about(spec, round_, COORDINATOR, "head", sensors)
+        signing = self._signer.own() if self._signer else None
+        write(self._folder, about, {"head": graph.content, **_agent(spec)}, graph.golden, signing)
+
+
+@contextmanager
+def _told(round_: int) -> Iterator[None]:
+    """Say what kept a bundle from being written."""
+    try:
+        yield
+    except (EdgeNodeError, OSError) as error:
+        log.warning("there is no bundle of round %d: %s", round_, error)
+
+
+def _agent(spec: LineSpec) -> dict[str, bytes]:
+    return {"policy": Path(spec.policy).read_bytes()} if spec.policy.endswith(".onnx") else {}
+
+
+def _fill(embeddings: Sequence[Tensor]) -> Fill:
+    """By ridge regression from these embeddings; by their means where they are too long for that."""
+    sizes = [each.shape[1] for each in embeddings]
+    if sum(sizes) > LARGEST:
+        return by_means(torch.cat(list(embeddings), 1).mean(0), sizes)
+    imputer = Imputer(sizes)
+    imputer.learn(embeddings)
+    weights: Fill = imputer.weights
+    return weights
+
+
+def _about(
+    spec: LineSpec, round_: int, node: str, role: Literal["sensor", "head"], sensors: Sequence[Source]
+) -> Description:
+    return Description(
+        federation=spec.federation,
+        run=spec.run,
+        node=node,
+        role=role,
+        model=spec.network,
+        round=round_,
+        sensors=tuple(sensors),
+        classes=spec.classes,
+        reading=spec.reading,
+        cycles=spec.cycles,
+        channel=spec.channel,
+        privacy=spec.privacy,
+        seed=spec.seed,
+    )

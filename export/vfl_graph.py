@@ -1,0 +1,228 @@
+"""A line's models -> ONNX. Graphs are put together node by node: a line writes them every half minute."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, product
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+
+from broker_config.protocol.errors import EdgeNodeError
+from edge.vfl.member_bundle import Array
+from edge.vfl.sensor_rows import Scaling
+from export.parity import BATCHES, TOLERANCE, session
+from trainer.vfl.networks import Cut
+from trainer.vfl.parties import Head
+
+_OPSET, _IR = 20, 10
+_REMEDY = "report it, with the network's name"
+_DIVERGED = "train again with a smaller learning rate"
+_EXACT = 1 << 22  # weights over all patterns of presence; of more, absent embeddings are filled by their means
+_MOST_PATTERNS = 256  # of presence that are compared with torch
+
+
+Fill = Callable[[tuple[bool, ...]], tuple[Tensor, Tensor]]
+"""For a pattern of presence: matrix [D, D] and offset [D] that fill embeddings, zeros where a sensor is absent."""
+
+Given = dict[str, NDArray[Any]]  # arrays by the names of a graph's inputs, or of its outputs too
+
+
+class Checked(NamedTuple):
+    """A graph that computes what torch computes, and values of its inputs and outputs."""
+
+    content: bytes
+    golden: Given
+
+
+class LineParityError(EdgeNodeError):
+    """A graph does not compute what torch computes: nothing was written."""
+
+
+class _Builder:
+    """An ONNX graph in the making."""
+
+    def __init__(self) -> None:
+        self._nodes: list[onnx.NodeProto] = []
+        self._values: list[onnx.TensorProto] = []
+
+    def add(self, kind: str, *inputs: str, **attributes: object) -> str:
+        """A node; return the name of its output."""
+        name = f"{kind.lower()}_{len(self._nodes)}"
+        self._nodes.append(helper.make_node(kind, inputs, [name], **attributes))
+        return name
+
+    def value(self, array: NDArray[np.generic]) -> str:
+        """A constant; return its name."""
+        name = f"value_{len(self._values)}"
+        self._values.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        return name
+
+    def call(self, module: nn.Module, source: str) -> str:
+        """What a network of plain layers does; return the name of its output."""
+        match module:
+            case nn.Sequential():
+                for layer in module:
+                    source = self.call(layer, source)
+                return source
+            case nn.Linear():
+                return self.add("Gemm", source, *self._weights(module), transB=1)
+            case nn.Conv1d() | nn.Conv2d():
+                strides, pads = list(module.stride), [int(each) for each in module.padding]
+                return self.add("Conv", source, *self._weights(module), strides=strides, pads=[*pads, *pads])
+            case nn.MaxPool2d():
+                side = module.kernel_size
+                assert isinstance(side, int)
+                return self.add("MaxPool", source, kernel_shape=[side, side], strides=[side, side])
+            case nn.ReLU():
+                return self.add("Relu", source)
+            case Cut():
+                length = self.value(np.array([[module.length]], np.float32))
+                norm = self.add("ReduceL2", source, self.value(np.array([1], np.int64)), keepdims=1)
+                return self.add("Mul", source, self.add("Div", length, self.add("Max", norm, length)))
+            case nn.Flatten():
+                return self.add("Flatten", source)
+        raise LineParityError(f"a layer {type(module).__name__} has no place in a line's graph", _REMEDY)
+
+    def _weights(self, layer: nn.Module) -> Iterator[str]:
+        yield from (
+            self.value(each.detach().numpy()) for each in (layer.weight, layer.bias) if isinstance(each, Tensor)
+        )
+
+    def finish(self, inputs: Sequence[onnx.ValueInfoProto], outputs: dict[str, str], size: dict[str, int]) -> bytes:
+        """The graph; `outputs` are names -> what they are called inside, `size` those of [N, size]; others are [N]."""
+        for name, inner in outputs.items():
+            self._nodes.append(helper.make_node("Identity", [inner], [name]))
+        described = [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *([size[name]] if name in size else [])])
+            for name in outputs
+        ]
+        graph = helper.make_graph(self._nodes, "line", inputs, described, self._values)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)
+        return bytes(model.SerializeToString())
+
+
+def sensor_graph(model: nn.Module, shape: Sequence[int], size: int, scaling: Scaling) -> Checked:
+    """`samples` raw float32 [N, *shape] -> `embedding` [N, size]; checked against torch.
+
+    Raises:
+        LineParityError: onnxruntime computes something else.
+    """
+    build = _Builder()
+    mean, deviation = (_by_column(each, shape) for each in scaling)
+    scaled = build.add("Div", build.add("Sub", "samples", build.value(mean)), build.value(deviation))
+    samples = helper.make_tensor_value_info("samples", TensorProto.FLOAT, ["N", *shape])
+    content = build.finish([samples], {"embedding": build.call(model, scaled)}, {"embedding": size})
+
+    def expected(given: Given) -> list[Array]:
+        with torch.no_grad():
+            embedded: Tensor = model(torch.from_numpy((given["samples"] - mean) / deviation))
+        return [embedded.numpy()]
+
+    random = np.random.default_rng(0)
+    raw = [random.normal(0, 1, (count, *shape)) * deviation + mean for count in BATCHES]
+    return Checked(content, _compare(content, [{"samples": each.astype(np.float32)} for each in raw], expected))
+
+
+def _by_column(values: Array, shape: Sequence[int]) -> Array:
+    return np.asarray(values, np.float32).reshape(-1, *[1] * (len(shape) - 1))
+
+
+def head_graph(head: Head, sizes: Sequence[int], fill: Fill, values: Sequence[float] | None) -> Checked:
+    """`embedding_k` float32 [N, D_k] as received and `present` bool [N, K] -> `probabilities` [N, C].
+
+    `fill` says how absent embeddings follow from present ones, denoised. With `values`, a number for each class, there
+    is `expectation` [N] besides. LineParityError as above.
+    """
+    build, count = _Builder(), len(sizes)
+    exact = sum(sizes) * max(sum(sizes), head.model.out_features) << count <= _EXACT
+    fill = fill if exact else by_means(fill((False,) * count)[1], sizes)
+    clean = [
+        build.call(denoiser, f"embedding_{index}") if (denoiser := head.denoiser.model(index)) else f"embedding_{index}"
+        for index in range(count)
+    ]
+    owners = np.repeat(np.eye(count, dtype=np.float32), sizes, axis=1)  # [K, sum of D_k]
+    there = build.add("Cast", "present", to=TensorProto.FLOAT)
+    mask = build.add("Cast", build.add("MatMul", there, build.value(owners)), to=TensorProto.BOOL)
+    stand_in = np.zeros((1, 1), np.float32) if exact else fill((False,) * count)[1].numpy()[None]
+    features = build.add("Where", mask, build.add("Concat", *clean, axis=1), build.value(stand_in))
+    logits = _logits(build, head.model, features, there, fill, count) if exact else build.call(head.model, features)
+    outputs = {"probabilities": build.add("Softmax", logits, axis=1)}
+    if values:
+        column = build.value(np.array(values, np.float32)[:, None])
+        mean = build.add("MatMul", outputs["probabilities"], column)
+        outputs["expectation"] = build.add("Squeeze", mean, build.value(np.array([1], np.int64)))
+    inputs = [
+        helper.make_tensor_value_info(f"embedding_{index}", TensorProto.FLOAT, ["N", size])
+        for index, size in enumerate(sizes)
+    ]
+    inputs.append(helper.make_tensor_value_info("present", TensorProto.BOOL, ["N", count]))
+    content = build.finish(inputs, outputs, {"probabilities": head.model.out_features})
+
+    def expected(given: Given) -> list[Array]:
+        received = [torch.from_numpy(given[f"embedding_{index}"]) for index in range(count)]
+        rows = []
+        for row, present in zip(torch.cat(head.denoiser(received), 1), given["present"].tolist(), strict=True):
+            matrix, offset = fill(tuple(present))
+            known = torch.from_numpy(np.repeat(present, sizes))
+            rows.append(torch.where(known, row, torch.where(known, row, 0.0) @ matrix + offset))
+        probabilities = torch.softmax(head.predict([torch.stack(rows)]), 1).numpy()
+        return [probabilities, *([probabilities @ np.array(values, np.float32)] if values else [])]
+
+    return Checked(content, _compare(content, list(_cases(sizes)), expected))
+
+
+def by_means(means: Tensor, sizes: Sequence[int]) -> Fill:
+    """In place of each absent embedding its mean."""
+
+    def fill(pattern: tuple[bool, ...]) -> tuple[Tensor, Tensor]:
+        known = torch.from_numpy(np.repeat(pattern, sizes))
+        return torch.diag(known.float()), torch.where(known, 0.0, means)
+
+    return fill
+
+
+def _logits(build: _Builder, head: nn.Linear, known: str, there: str, fill: Fill, count: int) -> str:
+    """What the head makes of embeddings [N, sum of D_k], zeros where a sensor is absent.
+
+    Filling them is linear, as the head is: so each pattern of presence has a head of its own, and a row takes its.
+    """
+    patterns = list(product([False, True], repeat=count))
+    heads, biases = [], []
+    for matrix, offset in map(fill, patterns):
+        heads.append(matrix @ head.weight.detach().T)
+        biases.append(head(offset).detach())
+    every = build.add("Gemm", known, build.value(torch.cat(heads, 1).numpy()), build.value(torch.cat(biases).numpy()))
+    shape = np.array([-1, len(patterns), head.out_features], np.int64)
+    powers = 2.0 ** np.arange(count - 1, -1, -1, dtype=np.float32)[:, None]
+    which = build.add("Cast", build.add("MatMul", there, build.value(powers)), to=TensorProto.INT64)
+    return build.add("GatherND", build.add("Reshape", every, build.value(shape)), which, batch_dims=1)
+
+
+def _cases(sizes: Sequence[int]) -> Iterator[Given]:
+    """Inputs of the head: every pattern of presence, in batches of several sizes."""
+    random = np.random.default_rng(0)
+    patterns = np.array(list(islice(product([True, False], repeat=len(sizes)), _MOST_PATTERNS)))
+    for count in (*BATCHES, len(patterns)):
+        given: Given = {
+            f"embedding_{index}": random.normal(0, 1, (count, size)).astype(np.float32)
+            for index, size in enumerate(sizes)
+        }
+        yield given | {"present": patterns if count == len(patterns) else random.random((count, len(sizes))) < 0.5}
+
+
+def _compare(content: bytes, cases: Sequence[Given], expected: Callable[[Given], list[Array]]) -> Given:
+    """Inputs and outputs of the last case; LineParityError unless all outputs are those of torch."""
+    run = session(content)
+    names = [each.name for each in run.get_outputs()]
+    for given in cases:
+        found, wanted = run.run(names, given), expected(given)
+        for name, one, other in zip(names, found, wanted, strict=True):
+            if not np.isfinite(other).all():
+                raise LineParityError(f"a line's model gives {name} that are not finite", _DIVERGED)
+            if one.shape != other.shape or not np.all(np.abs(one - other) <= TOLERANCE * max(1, np.abs(other).max())):
+                raise LineParityError(f"the graph of a line's model gives other {name} than torch", _REMEDY)
+    return {**given, **dict(zip(names, wanted, strict=True))}

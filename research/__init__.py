@@ -1,0 +1,1 @@
+"""The papers' experiments, their results, and one-off studies. Not in the wheel: `python -m research`."""

@@ -1,0 +1,1 @@
+"""The experiments of the AFedCL paper (Cui et al., 2024)."""

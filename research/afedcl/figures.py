@@ -1,0 +1,202 @@
+"""An experiment's figures as SVG, for documents. The last series, the complete AFedCL, is the reference."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from research.afedcl import labels, paper
+from research.afedcl.cell import Finished
+from research.afedcl.panels import Panel, Series, X, arrange, gaps, last_pairs
+from research.runner import statistics, style
+from research.runner.store import Embedding
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_CLASSES = (style.COLOURS[0], style.REFERENCE, *style.COLOURS[1:])
+_MARKERS = "osD^vP*X"  # tell apart what has the same colour
+_ACROSS = {"images": "training images a node", "lambda": "lambda", "network": "network", "nodes": "nodes"}
+
+
+def draw(name: str, finished: Sequence[Finished], folder: Path, embeddings: Sequence[Embedding] = ()) -> list[Path]:
+    """Draw an experiment to FOLDER/NAME.svg; Fig. 7 shows embeddings. Returns what was written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.svg"
+    if name == "fig7":
+        conditions = labels.conditions(each.cell for each in finished) if finished else ""
+        _draw_fig7(embeddings, path, conditions)
+        return [path]
+    if name not in _DRAWN:
+        return []
+    panels = arrange(name, finished)
+    if not panels:
+        return [style.nothing(path)]
+    with style.look():
+        figure, kind = _DRAWN[name](panels)
+        style.save(figure, " ".join((kind, labels.conditions(each.cell for each in finished), gaps(panels))), path)
+    return [path]
+
+
+def _draw_fig7(embeddings: Sequence[Embedding], path: Path, conditions: str) -> None:
+    """Nodes below one another, methods side by side, a colour for each class; `conditions` go into the caption."""
+    if not embeddings:
+        style.nothing(path)
+        return
+    methods = sorted({each.method for each in embeddings}, key=labels.rank)
+    nodes = sorted({each.node for each in embeddings})
+    kinds = sorted({kind for each in embeddings for kind in each.labels}, key=str)
+    with style.look():
+        figure, grid = style.grid(len(nodes), len(methods), 1.9, 1.7)
+        for each in embeddings:
+            axes = grid[nodes.index(each.node), methods.index(each.method)]
+            for number, kind in enumerate(kinds):
+                points = [point for point, its in zip(each.points, each.labels, strict=True) if its == kind]
+                if points:
+                    look = {"color": _CLASSES[number % 8], "marker": _MARKERS[number % 8], "label": str(kind)}
+                    axes.scatter(*np.array(points).T, s=9, **look)
+        for axes in grid.flat:
+            axes.set(xticks=[], yticks=[])
+        for axes, method in zip(grid[0], methods, strict=True):
+            axes.set_title(labels.METHODS.get(method, method))
+        for axes, node in zip(grid[:, 0], nodes, strict=True):
+            axes.set_ylabel(node)
+        style.legend(figure, grid)
+        style.save(
+            figure, f"t-SNE of features of held-out images: distances between clusters mean nothing. {conditions}", path
+        )
+
+
+def _curves(panels: Sequence[Panel]) -> tuple["Figure", str]:
+    """Fig. 4: L_D and accuracy over rounds, a column for each setting."""
+    settings = [(panel, x) for panel in panels for x in panel.xs]
+    figure, grid = style.grid(2, len(settings), 4.2, 2.5, sharex=True)
+    for (panel, x), (upper, lower) in zip(settings, grid.T, strict=True):
+        for number, series in enumerate(panel.series):
+            runs = series.entries.get(x, {}).values()
+            _band(upper, runs, "L_D", 1, _colour(number, panel), series.name)
+            _band(lower, runs, "accuracy", 100, _colour(number, panel), series.name)
+        upper.axhline(math.log(2), color="#666666", lw=0.8, ls=":", label="chance, ln 2")
+        upper.set(title=f"{panel.title}, {panel.column(x)}", ylabel="discrimination loss L_D")
+        upper.set_ylim(bottom=0)
+        lower.set(xlabel="round", ylabel="accuracy %")
+    style.legend(figure, grid)
+    told = " and ".join(f"{value} % for {variant}" for variant, value in paper.FIG_4.items())
+    words = "Mean over seeds of the mean over nodes; the band is a standard deviation over seeds."
+    return figure, f"{words} The paper tells {told}."
+
+
+def _regression(panels: Sequence[Panel]) -> tuple["Figure", str]:
+    """Fig. 5: the fusion weight over L_D, a point for each node, seed and setting; a column for each variant."""
+    names = list(dict.fromkeys(series.name for panel in panels for series in panel.series))
+    figure, grid = style.grid(1, len(names), 4.6, 3.8)
+    for axes, name in zip(grid[0], names, strict=True):
+        variant = {panel.title: series for panel in panels for series in panel.series if series.name == name}
+        for number, (title, series) in enumerate(variant.items()):
+            x, y = last_pairs(series.results)
+            axes.scatter(x, y, s=22, color=style.COLOURS[number % 7], marker=_MARKERS[number % 8], label=title)
+        x, y = last_pairs(result for series in variant.values() for result in series.results)
+        told = name
+        if line := statistics.line(x, y):
+            ends = np.array([min(x), max(x)])
+            axes.plot(ends, line.intercept + line.slope * ends, color=style.REFERENCE, label="regression line")
+            told = f"{name}\nslope {line.slope:.3f} ± {line.half:.3f}, {len(x)} points"
+        axes.set(title=told, xlabel="discrimination loss L_D", ylabel="fusion weight A_k of the global features")
+    style.legend(figure, grid)
+    return figure, "A point is a node after the last round; the slope's 95 % interval takes points as independent."
+
+
+def _lines(panels: Sequence[Panel]) -> tuple["Figure", str]:
+    """Fig. 8: accuracy over lambda."""
+    figure, grid = _row(panels, 4.2)
+    for axes, panel in zip(grid[0], panels, strict=True):
+        for number, series in enumerate(panel.series):
+            xs = [x for x in panel.xs if x in series.entries]
+            means, deviations = _spreads(series, xs)
+            look = {"color": _colour(number, panel), "marker": _MARKERS[number % 8], "capsize": 3, "label": series.name}
+            axes.errorbar(xs, means, deviations, **look)
+        axes.set_xscale("log")
+        axes.set_xticks(panel.xs, [f"{x:g}" for x in panel.xs])
+        axes.minorticks_off()
+        axes.set(title=panel.title, xlabel="lambda", ylabel="accuracy %")
+    style.legend(figure, grid)
+    return figure, "Mean over seeds; bars are a standard deviation over seeds."
+
+
+def _bars(panels: Sequence[Panel]) -> tuple["Figure", str]:
+    """Figs. 9 and 10: groups of bars."""
+    most = max(len(panel.xs) * len(panel.series) for panel in panels)
+    figure, grid = _row(panels, max(3.6, 0.42 * most))
+    for axes, panel in zip(grid[0], panels, strict=True):
+        width = 0.84 / len(panel.series)
+        for number, series in enumerate(panel.series):
+            at = [place for place, x in enumerate(panel.xs) if x in series.entries]
+            means, deviations = _spreads(series, [panel.xs[place] for place in at])
+            left = [place + (number - (len(panel.series) - 1) / 2) * width for place in at]
+            style.bars(axes, left, means, deviations, width, _colour(number, panel), series.name)
+        axes.set_xticks(range(len(panel.xs)), map(str, panel.xs))
+        axes.grid(axis="x", visible=False)
+        axes.set(title=panel.title, xlabel=_ACROSS[panel.across], ylabel="accuracy %", ylim=(0, 105))
+    style.legend(figure, grid)
+    return figure, "Mean over seeds; bars are a standard deviation over seeds."
+
+
+def _overview(panels: Sequence[Panel]) -> tuple["Figure", str]:
+    """Table II at a glance: a panel for each setting that was run, a line for each method."""
+    settings = [(panel, x) for panel in panels for x in panel.xs]
+    across = min(3, len(settings))
+    rows = max(len(panel.series) for panel in panels)
+    figure, grid = style.grid(math.ceil(len(settings) / across), across, 3.6, 0.8 + 0.26 * rows, sharex=True)
+    for axes in grid.flat[len(settings) :]:
+        axes.set_visible(False)
+    for axes, (panel, x) in zip(grid.flat, settings, strict=False):
+        for number, series in enumerate(panel.series):
+            height = len(panel.series) - number
+            look = {
+                "color": style.REFERENCE if number == len(panel.series) - 1 else style.COLOURS[0],
+                "capsize": 3,
+                "ms": 6,
+            }
+            if x in series.entries:
+                means, deviations = _spreads(series, [x])
+                axes.errorbar(means, [height], xerr=deviations, fmt="o", **look)
+            if printed := paper.TABLE_II.get((panel.dataset, panel.partition, int(x), series.method)):
+                axes.plot(printed.accuracy, height, "D", mfc="none", mec="#777777", ms=5)
+        axes.set_yticks(range(len(panel.series), 0, -1), [series.name for series in panel.series])
+        axes.set(title=f"{panel.title}, {panel.column(x)}", xlabel="accuracy %")
+        axes.xaxis.set_tick_params(labelbottom=True)
+    words = "Dots are means over seeds, bars a standard deviation; hollow diamonds are the paper's numbers."
+    return figure, words
+
+
+_Drawer = Callable[[Sequence[Panel]], tuple["Figure", str]]  # and what it shows, in words
+_DRAWN: dict[str, _Drawer] = {
+    "table2": _overview, "fig4": _curves, "fig5": _regression, "fig8": _lines, "fig9": _bars, "fig10": _bars
+}  # fmt: skip
+
+
+def _band(axes: "Axes", results: Iterable[Finished], metric: str, scale: float, colour: str, label: str) -> None:
+    """Mean over seeds of the mean over nodes, in the rounds that all of them measured."""
+    runs = [[node.history[metric] for node in each.nodes if metric in node.history] for each in results]
+    values = np.array([np.mean(np.array(run, float), axis=0) for run in runs if run]) * scale
+    if not values.size:
+        return
+    rounds = np.flatnonzero(~np.isnan(values).any(axis=0))
+    style.band(axes, rounds + 1, values[:, rounds], colour, label)
+
+
+def _spreads(series: Series, xs: Iterable[X]) -> tuple[list[float], list[float]]:
+    """Means and deviations in percent; a single seed has no deviation."""
+    found = [statistics.spread(100 * each.mean("accuracy") for each in series.entries[x].values()) for x in xs]
+    return [each.mean for each in found], [0.0 if each.size == 1 else each.deviation for each in found]
+
+
+def _colour(number: int, panel: Panel) -> str:
+    return style.REFERENCE if number == len(panel.series) - 1 else style.COLOURS[number % len(style.COLOURS)]
+
+
+def _row(panels: Sequence[Panel], width: float) -> tuple["Figure", Any]:
+    return style.grid(1, len(panels), width, 3.2)

@@ -1,0 +1,197 @@
+"""The grids: which federations each table and figure of the paper (Cui et al., 2024) takes."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from msgspec import UNSET
+
+from broker_config.protocol.messages import Option, Training
+from research.afedcl.cell import Cell, Pool, Setting
+from research.afedcl.factors import COMMON, OWN, vary
+from research.afedcl.tuning import Trial, plain, trials
+from trainer.methods import complete_options
+from trainer.training.simulation import Device
+
+METHODS = ("local", "fedavg", "fedprox", "fedper", "fedrep", "ditto", "fedala", "afedcl")  # the paper's
+RELATIVES = ("fedbn", "scaffold", "fednova", "fenda")
+PARTITIONS = ("disjoint", "dirichlet")
+
+
+class Dataset(NamedTuple):
+    """One of the paper's data sets."""
+
+    name: str  # in tables
+    classes_per_node: int  # of the disjoint partition
+
+
+DATASETS = {"neu": Dataset("NEU-CLS", 2), "xsdd": Dataset("X-SDD", 3), "gc10": Dataset("GC10-DET", 4)}
+
+
+class Preset(NamedTuple):
+    """How much of a grid is run."""
+
+    size: int  # pixels
+    rounds: int
+    seeds: int
+    samples: tuple[int, ...]  # training images of each node
+    partitions: tuple[str, ...]
+    methods: tuple[str, ...]
+
+
+PRESETS = {
+    "quick": Preset(64, 10, 2, (10,), PARTITIONS[:1], METHODS),  # minutes
+    "cpu": Preset(64, 30, 3, (10,), PARTITIONS, METHODS),  # hours
+    "full": Preset(128, 200, 5, (5, 10, 20), PARTITIONS, METHODS + RELATIVES),  # as the paper; for a GPU
+}
+
+
+class Plan(NamedTuple):
+    """What the cells of a grid have in common."""
+
+    preset: Preset
+    images: Mapping[str, str]  # digests of the data sets that are there, by key of DATASETS
+    model: str
+    encoder: Callable[[str, int], str]  # (model, seed) -> digest of the first encoder
+    backbones: tuple[str, ...]  # of which there are weights
+    training: Training
+    tuned: Mapping[str, Trial]  # by method; empty = defaults
+    torch: str  # version
+    device: Device = "cpu"
+
+    def setting(
+        self, dataset: str, partition: str, *, nodes: int = 5, samples: int = 10, pool: Pool = "report"
+    ) -> Setting:
+        """How a data set is shared."""
+        return Setting(
+            dataset=DATASETS[dataset].name,
+            images=self.images[dataset],
+            partition=partition,
+            nodes=nodes,
+            samples=samples,
+            classes_per_node=DATASETS[dataset].classes_per_node,
+            pool=pool,
+        )
+
+    def cells(
+        self,
+        settings: list[Setting],
+        variants: list[tuple[str, dict[str, Option]]],
+        models: tuple[str, ...] = (),
+        seeds: int = 0,
+    ) -> list[Cell]:
+        """Every variant (method, options beside the tuned ones) in every setting, seed by seed."""
+        return [
+            self.cell(setting, method, self._trial(method, options), model, seed)
+            for seed in range(seeds or self.preset.seeds)
+            for setting in settings
+            for model in models or (self.model,)
+            for method, options in variants
+        ]
+
+    def _trial(self, method: str, options: Mapping[str, Option]) -> Trial:
+        trial = self.tuned.get(method) or plain(method, self.training)
+        return trial._replace(options=complete_options(method, {**trial.options, **options}))
+
+    def cell(self, setting: Setting, method: str, trial: Trial, model: str, seed: int) -> Cell:
+        """One federation."""
+        return Cell(
+            setting=setting,
+            method=method,
+            options=trial.options,
+            model=model,
+            weights=self.encoder(model, seed),
+            size=self.preset.size,
+            training=trial.training,
+            rounds=self.preset.rounds,
+            seed=seed,
+            torch=self.torch,
+            cuda=self.device == "cuda" or UNSET,
+        )
+
+    def disjoint(self) -> list[Setting]:
+        """Ten images a node of each data set."""
+        return [self.setting(dataset, "disjoint") for dataset in self.images]
+
+
+def tune(plan: Plan) -> list[Cell]:
+    """Every method's trials on images of the tuning pool: of one data set disjoint, of the next one Dirichlet."""
+    places = [(dataset, PARTITIONS[number % 2]) for number, dataset in enumerate(plan.images)]
+    if len(places) == 1:
+        places += [(places[0][0], PARTITIONS[1])]
+    return [
+        plan.cell(plan.setting(*place, pool="tuning"), method, trial, plan.model, seed=0)
+        for place in places
+        for method in plan.preset.methods
+        for trial in trials(method, plan.training)
+    ]
+
+
+def table2(plan: Plan) -> list[Cell]:
+    """Table II: methods in all settings."""
+    settings = [
+        plan.setting(dataset, partition, samples=samples)
+        for dataset in plan.images
+        for partition in plan.preset.partitions
+        for samples in plan.preset.samples
+    ]
+    return plan.cells(settings, [(method, {}) for method in plan.preset.methods])
+
+
+def fig4(plan: Plan) -> list[Cell]:
+    """Fig. 4: with and without the adversarial update."""
+    return plan.cells(plan.disjoint(), [("afedcl", {}), ("afedcl", {"lambda": 0.0})])
+
+
+def fig5(plan: Plan) -> list[Cell]:
+    """Fig. 5: L_D against A_k, for both readings of where an encoder starts a round."""
+    settings = [plan.setting(dataset, partition) for dataset in plan.images for partition in plan.preset.partitions]
+    return plan.cells(settings, [("afedcl", {"start": "global"}), ("afedcl", {"start": "carry"})])
+
+
+def fig7(plan: Plan) -> list[Cell]:
+    """Fig. 7: features of four methods, of the first data set."""
+    variants: list[tuple[str, dict[str, Option]]] = [(name, {}) for name in ("fedavg", "fedrep", "fedala", "afedcl")]
+    return plan.cells(plan.disjoint()[:1], variants, seeds=1)
+
+
+def fig8(plan: Plan) -> list[Cell]:
+    """Fig. 8: lambda of AFedCL and of Ditto."""
+    return plan.cells(
+        plan.disjoint(), [(method, {"lambda": lam}) for lam in (0.01, 0.1, 1.0) for method in ("ditto", "afedcl")]
+    )
+
+
+def fig9(plan: Plan) -> list[Cell]:
+    """Fig. 9: networks, and numbers of nodes that share 50 images."""
+    variants: list[tuple[str, dict[str, Option]]] = [(name, {}) for name in ("local", "fedavg", "afedcl")]
+    shared = [
+        plan.setting(dataset, "disjoint", nodes=nodes, samples=50 // nodes)
+        for dataset in plan.images
+        for nodes in (2, 5, 10)
+    ]
+    cells = plan.cells(plan.disjoint(), variants, plan.backbones) + plan.cells(shared, variants)
+    return list({cell.key: cell for cell in cells}.values())
+
+
+def fig10(plan: Plan) -> list[Cell]:
+    """Fig. 10: AFedCL, and without each of its parts."""
+    parts: list[dict[str, Option]] = [{}, {"lambda": 0.0}, {"weights": "equal"}, {"fusion": "none"}]
+    return plan.cells(plan.disjoint(), [("afedcl", part) for part in parts])
+
+
+def factors(plan: Plan) -> list[Cell]:
+    """What decides: one choice changed at a time, on images of the tuning pool, so that defaults may follow from it."""
+    settings = [plan.setting(dataset, "disjoint", pool="tuning") for dataset in plan.images]
+    changes = {"afedcl": COMMON + OWN, "fedper": COMMON, "local": COMMON}
+    return [
+        vary(plan.cell(setting, method, plain(method, plan.training), plan.model, seed), change)
+        for seed in range(plan.preset.seeds)
+        for setting in settings
+        for method, each in changes.items()
+        for change in each
+    ]
+
+
+GRIDS: dict[str, Callable[[Plan], list[Cell]]] = {
+    each.__name__: each for each in (tune, table2, fig4, fig5, fig7, fig8, fig9, fig10, factors)
+}

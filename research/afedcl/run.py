@@ -1,0 +1,124 @@
+"""Running a cell."""
+
+import math
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from research.afedcl.bench import Material
+from research.afedcl.cell import Cell, Finished, NodeResult
+from research.runner.machine import check_torch, machine
+from research.runner.store import Embedding
+from trainer.data.class_folders import Images, LabelledImages
+from trainer.data.partition import Scheme
+from trainer.federation.server.spec import Request, draft
+from trainer.methods.base import Metrics
+from trainer.models.network import Network
+from trainer.report.model_examination import project
+from trainer.training.engine import TrainingSet
+from trainer.training.personal_model import Personal
+from trainer.training.simulation import Engine, simulate
+
+_LOOKS = 5  # at the held-out images, in the course of a federation
+
+
+class Done(NamedTuple):
+    """What a cell gave."""
+
+    finished: Finished
+    embeddings: list[Embedding]
+
+
+def run_cell(cell: Cell, material: Material) -> Done:
+    """Simulate the federation.
+
+    Raises:
+        EdgeNodeError: the images do not suffice, the training has diverged, or another torch is installed here.
+    """
+    check_torch(cell.torch)
+    setting = cell.setting
+    catalogue = material.catalogues[setting.images]
+    scheme = Scheme(
+        setting.partition,
+        setting.nodes,
+        setting.samples,
+        cell.seed,
+        classes_per_node=setting.classes_per_node,
+        alpha=setting.alpha,
+        pool=setting.pool,
+    )
+    request = Request(
+        method=cell.method,
+        options=cell.options,
+        model=cell.model,
+        weights="none",  # unused: the encoder is at hand
+        size=cell.size,
+        training=msgspec.to_builtins(cell.training),
+        rounds=cell.rounds,
+        seed=cell.seed,
+        evaluate_every=max(1, cell.rounds // _LOOKS),
+    )
+    spec, broadcast = draft(
+        request,
+        federation="experiment",
+        classes=catalogue.classes,
+        nodes=setting.nodes,
+        encoder=material.encoders[cell.weights],
+    )
+    pictures = material.pictures[setting.images, cell.size]
+    images = {
+        share.node: Images(pictures.among(share.train), pictures.among(share.test))
+        for share in scheme.shares(catalogue)
+    }
+    started = time.monotonic()
+    models = simulate(spec, broadcast, images, engine=Engine(device=cell.device)).models
+    finished = Finished(
+        key=cell.key,
+        cell=cell,
+        nodes=[_result(name, model) for name, model in models.items()],
+        seconds=round(time.monotonic() - started, 1),
+        machine=machine(cell.device),
+    )
+    embedded = models if material.embed else []
+    return Done(finished, [_embedding(cell, models[name], images[name].test) for name in embedded])
+
+
+def _result(name: str, model: Personal) -> NodeResult:
+    metrics = model.facts.metrics
+    return NodeResult(
+        name=name,
+        trained=model.facts.trained,
+        tested=int(metrics["images"]),
+        accuracy=round(metrics["accuracy"], 4),
+        f1=round(metrics["f1"], 4),
+        history=_columns(model.facts.history),
+    )
+
+
+def _columns(history: Sequence[Metrics]) -> dict[str, list[float | None]]:
+    """Of each metric its values, round by round."""
+    names = [name for name in dict.fromkeys(name for metrics in history for name in metrics) if name != "round"]
+    return {name: [_rounded(metrics.get(name, math.nan)) for metrics in history] for name in names}
+
+
+def _rounded(figure: float) -> float | None:
+    return round(figure, 4) if math.isfinite(figure) else None
+
+
+def _embedding(cell: Cell, model: Personal, images: LabelledImages | None) -> Embedding:
+    assert images is not None
+    facts = model.facts
+    network = Network(facts.model, len(facts.classes))
+    with torch.no_grad():
+        inputs = TrainingSet.of(images, facts.preprocessing).network_input(slice(None))
+        points = project(network.see(model.tree, inputs).numpy())
+    return Embedding(
+        key=cell.key,
+        method=cell.method,
+        node=facts.node,
+        labels=[facts.classes[label] for label in images.labels[: len(points)]],
+        points=[(round(float(x), 2), round(float(y), 2)) for x, y in points],
+    )

@@ -1,0 +1,1 @@
+"""The experiments of the DAO-VFL paper (Wang et al., 2025)."""

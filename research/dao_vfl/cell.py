@@ -1,0 +1,63 @@
+"""A cell: one line, or what it is compared with, to play, and what it reached. Its key hashes all it depends on."""
+
+import hashlib
+from typing import Literal
+
+import msgspec
+
+from broker_config.protocol.vfl_messages import Channel, Denoising, Recipe, Window
+from research.dao_vfl.data import Split
+
+Kind = Literal["line", "central", "offline"]
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """What is played. With the same torch on the same machine, the same cell gives the same numbers."""
+
+    kind: Kind = "line"  # central: one graph, the same steps; offline: the proxy of the best fixed model
+    split: Split
+    network: str
+    window: Window
+    recipe: Recipe
+    channel: Channel = Channel()
+    denoising: Denoising = Denoising()
+    iterations: tuple[int, ...]  # E_k of each sensor in every round; of a policy: the most
+    policy: str = ""  # who decides within that, with simulated timings: a rule, or `agent DIGEST`
+    rounds: int
+    every: int  # rounds from one measurement to the next
+    seed: int
+    torch: str  # version
+
+    @property
+    def key(self) -> str:
+        """What the result is found by."""
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """A measurement on held-out products; None where a number is not finite, or has no meaning."""
+
+    round: int
+    loss: float | None  # cross-entropy
+    accuracy: float
+    rmse: float | None = None  # of the expectation over classes that are numbers
+    rmse_likeliest: float | None = None  # of the likeliest class
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished cell: a line of the store."""
+
+    key: str
+    cell: Cell
+    curve: list[Point]
+    losses: list[float | None]  # F_t at Theta^{t,0} of every round, as the head sees it
+    diverged: int = 0  # the round in which numbers ceased to be finite; nothing was played after it
+    latency: list[float] = []  # seconds of every round, where a policy decides
+    disparity: list[float] = []  # likewise, of its local iterations
+    seconds: float
+    machine: str  # processor: times compare within one machine only
+
+    @property
+    def last(self) -> Point | None:
+        """After the last round; None if it was not reached."""
+        return None if self.diverged else self.curve[-1]

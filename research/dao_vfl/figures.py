@@ -1,0 +1,57 @@
+"""The figures as SVG: a column for each data set, a curve for each variant, its band a deviation over seeds."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from research.dao_vfl import paper, views
+from research.dao_vfl.views import Measure, Panel
+from research.runner import style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def draw(name: str, panels: Sequence[Panel], folder: Path) -> Path:
+    """Draw an experiment to FOLDER/NAME.svg; ModuleNotFoundError if matplotlib is not installed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.svg"
+    if not panels:
+        return style.nothing(path)
+    with style.look():
+        rows = max(len(views.measures(name, panel.data)) for panel in panels)
+        figure, grid = style.grid(rows, len(panels), 4.6, 2.7, sharex="col")
+        for panel, column in zip(panels, grid.T, strict=True):
+            for axes, measure in zip(column, views.measures(name, panel.data), strict=True):
+                _curves(axes, panel, measure)
+                if measure.key == "regret":
+                    _guides(axes, panel, measure)
+            column[0].set_title(panel.title)
+            column[-1].set_xlabel("round")
+        style.legend(figure, grid)
+        cells = [each.cell for panel in panels for each in panel.results]
+        words = "Of products held out of training, mean over seeds; the band is a standard deviation."
+        style.save(figure, f"{words} The paper: {paper.CLAIMS[name]} {views.conditions(cells)}", path)
+    return path
+
+
+def _curves(axes: "Axes", panel: Panel, measure: Measure) -> None:
+    for number, variant in enumerate(panel.variants):
+        rounds, values = views.common(views.curves(panel, measure, variant).values())
+        if not rounds:
+            continue
+        colour = style.COLOURS[number - 1] if number else style.REFERENCE
+        style.band(axes, rounds, values, colour, variant)
+    axes.set_ylabel(measure.name)
+
+
+def _guides(axes: "Axes", panel: Panel, measure: Measure) -> None:
+    """sqrt(T) and T through the end of the first curve."""
+    rounds, values = views.common(views.curves(panel, measure, next(iter(panel.variants))).values())
+    if not rounds:
+        return
+    at, end = np.array(rounds), values.mean(axis=0)[-1]
+    axes.plot(at, end * np.sqrt(at / at[-1]), color="#666666", lw=0.9, ls="--", label="of order sqrt(T)")
+    axes.plot(at, end * at / at[-1], color="#666666", lw=0.9, ls=":", label="of order T")

@@ -1,0 +1,168 @@
+"""The grids: which lines each figure of the paper (Wang et al., 2025) takes."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from broker_config.protocol.vfl_messages import Channel, Denoising
+from research.dao_vfl.cell import Cell
+from research.dao_vfl.data import Pool, Split
+from research.dao_vfl.presets import WORTH, Study
+from research.dao_vfl.run import AGENT
+
+_SILENT = Denoising()
+_CLEAN = {"channel": Channel(), "denoising": _SILENT}
+NE, NI, DENOISED = "noise excluded (NE)", "noise included (NI)", "denoised"
+CENTRAL, FIXED = "centralised", "best fixed model (proxy)"
+_RULES = {"all": "HO (all take the most)", "one": "HE (one takes the most)"}
+_RULES |= {"deadline": "deadline rule", "proportional": "proportional rule"}
+
+
+class Entry(NamedTuple):
+    """A cell by the name that a figure has for it."""
+
+    variant: str
+    cell: Cell
+
+
+class Plan(NamedTuple):
+    """What the cells of a grid have in common."""
+
+    studies: Mapping[str, Study]  # of the data sets that are there
+    digests: Mapping[str, str]  # of these
+    torch: str  # version
+    agents: Mapping[tuple[int, int], str] = {}  # digests of trained policies by number of sensors and E_max
+
+    def entries(
+        self, variants: Callable[[Study], Mapping[str, Mapping[str, Any]]], pool: Pool = "report"
+    ) -> list[Entry]:
+        """Every variant (what it changes in the base, by name) on every data set, seed by seed."""
+        return [
+            Entry(name, msgspec.structs.replace(self.base(data, seed, pool), **changes))
+            for seed in range(max((study.seeds for study in self.studies.values()), default=0))
+            for data, study in self.studies.items()
+            if seed < study.seeds
+            for name, changes in variants(study).items()
+        ]
+
+    def base(self, data: str, seed: int, pool: Pool = "report") -> Cell:
+        """The denoised line."""
+        study = self.studies[data]
+        return Cell(
+            split=Split(data=data, digest=self.digests[data], pool=pool, order=study.order),
+            network=study.network,
+            window=study.window,
+            recipe=study.recipe,
+            channel=study.channel,
+            denoising=study.denoising,
+            iterations=(study.equal,) * study.sensors,
+            rounds=study.rounds,
+            every=study.every,
+            seed=seed,
+            torch=self.torch,
+        )
+
+
+def fig4(plan: Plan) -> list[Entry]:
+    """Fig. 4: equal and unequal numbers of local iterations whose sum is the same."""
+
+    def variants(study: Study) -> dict[str, Mapping[str, Any]]:
+        unequal = {f"HE, E = {', '.join(map(str, each))}": {"iterations": each} for each in study.unequal}
+        return {f"HO, E = {study.equal} each": {}, **unequal}
+
+    return plan.entries(variants)
+
+
+def fig6(plan: Plan) -> list[Entry]:
+    """Fig. 6: without noise, with noise, and denoised in three ways.
+
+    Two copies that are rounded to the nearest level are the same: Noise2Noise is for a channel with dither.
+    """
+
+    def variants(study: Study) -> dict[str, Mapping[str, Any]]:
+        replace = msgspec.structs.replace
+        return {
+            NE: _CLEAN,
+            NI: {"denoising": _SILENT},
+            f"{DENOISED}, one autoencoder": {},
+            f"{DENOISED}, one a sensor": {"denoising": replace(study.denoising, shared=False)},
+            f"{DENOISED}, Noise2Noise, dither": {
+                "channel": replace(study.channel, dither=True),
+                "denoising": replace(study.denoising, target="noisy"),
+            },
+        }
+
+    return plan.entries(variants)
+
+
+def fig7(plan: Plan) -> list[Entry]:
+    """Fig. 7: rounds in which the denoiser learns."""
+
+    def variants(study: Study) -> dict[str, Mapping[str, Any]]:
+        longest = study.denoising.rounds
+        return {
+            f"T_dl = {rounds}": {"denoising": msgspec.structs.replace(study.denoising, rounds=rounds)}
+            for rounds in (longest, 3 * longest // 4, longest // 2)
+        }
+
+    return plan.entries(variants)
+
+
+def fig8(plan: Plan) -> list[Entry]:
+    """Fig. 8: who decides local iterations; timings are simulated."""
+    return plan.entries(_policies(plan))
+
+
+def fig9(plan: Plan) -> list[Entry]:
+    """Fig. 9: latency of the rounds of Fig. 8."""
+    return fig8(plan)
+
+
+def fig10(plan: Plan) -> list[Entry]:
+    """Fig. 10: reward, whose accuracy is measured after each round on products held out of the training file.
+
+    Only of data sets for which it is known what accuracy is worth.
+    """
+    plan = plan._replace(studies=valued(plan.studies))
+    return [
+        entry._replace(cell=msgspec.structs.replace(entry.cell, every=1))
+        for entry in plan.entries(_policies(plan), pool="tuning")
+    ]
+
+
+def regret(plan: Plan) -> list[Entry]:
+    """Cumulative loss beyond that of a model which knew all products beforehand."""
+    fixed = {"kind": "offline", **_CLEAN}
+    return plan.entries(lambda _: {NE: _CLEAN, NI: {"denoising": _SILENT}, DENOISED: {}, FIXED: fixed})
+
+
+def central(plan: Plan) -> list[Entry]:
+    """A line beside one model that has all data at one place: the same network, sets and number of steps."""
+    return plan.entries(lambda _: {CENTRAL: {"kind": "central", **_CLEAN}, NE: _CLEAN, DENOISED: {}})
+
+
+def valued(studies: Mapping[str, Study]) -> dict[str, Study]:
+    """Those for which it is known what accuracy is worth: they have rewards, and agents."""
+    return {name: study for name, study in studies.items() if name in WORTH}
+
+
+def _policies(plan: Plan) -> Callable[[Study], dict[str, Mapping[str, Any]]]:
+    def variants(study: Study) -> dict[str, Mapping[str, Any]]:
+        most = (study.most,) * study.sensors
+        names = dict(_RULES)
+        if digest := plan.agents.get((study.sensors, study.most)):
+            names[AGENT + digest] = "PPO"
+        return {name: {"policy": policy, "iterations": most} for policy, name in names.items()}
+
+    return variants
+
+
+GRIDS: dict[str, Callable[[Plan], list[Entry]]] = {
+    each.__name__: each for each in (fig4, fig6, fig7, fig8, fig9, fig10, regret, central)
+}
+
+
+def distinct(entries: Iterable[Entry]) -> list[Cell]:
+    """The cells, each once."""
+    return list({entry.cell.key: entry.cell for entry in entries}.values())

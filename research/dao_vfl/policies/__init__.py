@@ -1,0 +1,1 @@
+"""Training an agent that decides local iterations, and comparing it with rules."""

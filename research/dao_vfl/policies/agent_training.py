@@ -1,0 +1,43 @@
+"""Train an agent, write it, and see how it stands beside the rules."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from research.dao_vfl.policies.compare import Summary, summary
+from research.dao_vfl.policies.learning_curve import FD002
+from research.dao_vfl.policies.ppo import Learnt, Report, export, learn
+from research.dao_vfl.policies.problem import surrogate
+from trainer.vfl.policies.iteration_rules import RULES
+from trainer.vfl.policies.latency import Source
+
+_SEEDS = range(1000, 1010)  # of the comparison
+
+
+def train(
+    source: Source, iterations: int, rounds: int, steps: int, seed: int, out: Path, report: Report
+) -> dict[str, Summary]:
+    """Write the agent to `out`, its checkpoint beside it; return each policy's means, the best reward first.
+
+    Raises:
+        UsageError: as `ppo.learn` does.
+    """
+    game = surrogate(source, iterations, rounds, FD002)
+    agent = learn(game, steps, seed, out.with_suffix(".zip"), report)
+    export(agent, game, out)
+    policies = {name: partial(rule, iterations) for name, rule in RULES.items()}
+    return summary(game, {**policies, "agent": partial(Learnt, agent, game)}, _SEEDS)
+
+
+def table(found: Mapping[str, Summary], console: Console) -> None:
+    """Print the policies side by side."""
+    shown = Table(title=f"rounds that the agent has not seen, means of {len(_SEEDS)} seeds")
+    for column in ("who decides", "iterations", "latency s", "disparity", "accuracy", "reward"):
+        shown.add_column(column, justify="left" if column == "who decides" else "right")
+    for name, each in found.items():
+        numbers = (each.iterations, each.latency, each.disparity, each.accuracy, each.reward)
+        shown.add_row(name, *(f"{number:.3f}" for number in numbers), style="bold" if name == "agent" else "")
+    console.print(shown)

@@ -1,0 +1,114 @@
+"""What a line is compared with: the same network as one autograd graph at one place, where all data meet."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from broker_config.protocol.vfl_messages import LineSpec, Window
+from trainer.training.seeding import key_to_seed
+from trainer.vfl.networks import embedding_size, feature_model, head_model
+from trainer.vfl.parties import batches
+from trainer.vfl.simulation import Closed, Stream
+from trainer.vfl.window import span
+
+_PART = 4096  # samples at once where nothing is learnt
+_STEPS, _BATCH, _RATE = 3000, 256, 1e-3  # of the fixed model, with Adam
+
+
+class Whole(nn.Module):
+    """All feature models and the head; first values are those of the line with the same seed."""
+
+    def __init__(self, spec: LineSpec, shapes: Sequence[Sequence[int]]):
+        super().__init__()
+        self.parts = nn.ModuleList(
+            feature_model(spec.network, shape, spec.seed, name)
+            for name, shape in zip(spec.sensors, shapes, strict=True)
+        )
+        sizes = [embedding_size(spec.network, shape) for shape in shapes]
+        self.head = head_model(sizes, len(spec.classes), spec.seed)
+
+    def forward(self, samples: Sequence[Tensor]) -> Tensor:
+        """Logits [N, classes]."""
+        embeddings = [part(each) for part, each in zip(self.parts, samples, strict=True)]
+        logits: Tensor = self.head(torch.cat(embeddings, 1))
+        return logits
+
+    @torch.no_grad()
+    def predict(self, samples: Sequence[Tensor]) -> Tensor:
+        """Logits [N, classes] of any number of samples."""
+        parts = zip(*(torch.split(each, _PART) for each in samples), strict=True)
+        return torch.cat([self(part) for part in parts])
+
+
+class Central:
+    """Online gradient descent with everything at one place: a line's sets, batches and steps, without its channel."""
+
+    def __init__(self, spec: LineSpec, stream: Stream):
+        self.spec, self.stream = spec, stream
+        self.model = Whole(spec, [each.shape[1:] for each in stream.samples])
+        self._optimiser = torch.optim.SGD(self.model.parameters(), spec.recipe.eta)
+        self.round = 0
+
+    def step(self, iterations: Sequence[int]) -> Closed:
+        """Play the next round, with as many passes over its set as the busiest sensor takes."""
+        self.round += 1
+        first, end = span(self.spec.window, self.round)
+        rows, samples = torch.arange(first, end), [each[first:end] for each in self.stream.samples]
+        loss = nn.functional.cross_entropy(self.predict(samples), self.stream.labels[rows]).item()
+        random = torch.Generator().manual_seed(key_to_seed(self.spec.seed, "central", self.round, "batches"))
+        for _ in range(max(iterations)):
+            for batch in batches(len(rows), self.spec.recipe.batches, random):
+                _descend(self.model, self._optimiser, self.stream, rows[batch])
+        return Closed(self.round, len(rows), tuple(iterations), loss)
+
+    def predict(self, samples: Sequence[Tensor]) -> Tensor:
+        """Logits [N, classes]."""
+        return self.model.predict(samples)
+
+
+class Fixed:
+    """A model that saw all products beforehand and does not learn any more: a proxy of the best fixed one.
+
+    It is trained on the sum of all rounds' losses: a product counts as its part in the mean of every set that has it.
+    """
+
+    def __init__(self, spec: LineSpec, stream: Stream, rounds: int):
+        self._window, self.round = spec.window, 0
+        self.model = Whole(spec, [each.shape[1:] for each in stream.samples])
+        self._learn(stream, _shares(spec.window, rounds), spec.seed)
+        logits = self.model.predict(stream.samples)
+        self._losses = nn.functional.cross_entropy(logits, stream.labels, reduction="none")  # of each product
+
+    def step(self, iterations: Sequence[int]) -> Closed:
+        """The loss over the next round's set."""
+        self.round += 1
+        losses = self._losses[slice(*span(self._window, self.round))]
+        return Closed(self.round, len(losses), tuple(iterations), losses.mean().item())
+
+    def predict(self, samples: Sequence[Tensor]) -> Tensor:
+        """Logits [N, classes]."""
+        return self.model.predict(samples)
+
+    def _learn(self, stream: Stream, shares: Tensor, seed: int) -> None:
+        optimiser = torch.optim.Adam(self.model.parameters(), _RATE)
+        random = torch.Generator().manual_seed(key_to_seed(seed, "offline", "batches"))
+        drawn = torch.multinomial(shares, _STEPS * _BATCH, replacement=True, generator=random)
+        for rows in torch.split(drawn, _BATCH):
+            _descend(self.model, optimiser, stream, rows)
+
+
+def _shares(window: Window, rounds: int) -> Tensor:
+    """How much each product up to the last round counts, in all."""
+    shares = torch.zeros(span(window, rounds)[1], dtype=torch.float64)
+    for round_ in range(1, rounds + 1):
+        first, end = span(window, round_)
+        shares[first:end] += 1 / (end - first)
+    return shares
+
+
+def _descend(model: Whole, optimiser: torch.optim.Optimizer, stream: Stream, rows: Tensor) -> None:
+    optimiser.zero_grad()
+    loss = nn.functional.cross_entropy(model([each[rows] for each in stream.samples]), stream.labels[rows])
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimiser.step()

@@ -1,0 +1,137 @@
+"""Finished cells as tables and figures show them: for each data set its variants, for each of them its seeds."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.terminal.formatting import some
+from research.dao_vfl import paper
+from research.dao_vfl.cell import Cell, Finished
+from research.dao_vfl.grids import FIXED, Entry
+from research.dao_vfl.policies.problem import balanced
+from research.dao_vfl.presets import WORTH
+from trainer.vfl.policies.latency import Simulated
+
+Curve = dict[int, float]  # a value by round
+_CLASSES = 131  # of C-MAPSS
+
+
+class Measure(NamedTuple):
+    """Something that is drawn over rounds."""
+
+    name: str  # as an axis has it
+    key: str
+    scale: float = 1.0
+
+
+class Panel(NamedTuple):
+    """A data set: by variant, in the order of the grid, its seeds."""
+
+    data: str
+    variants: Mapping[str, Mapping[int, Finished]]
+
+    @property
+    def title(self) -> str:
+        """The data set's name."""
+        return paper.DATASETS[self.data]
+
+    @property
+    def results(self) -> Iterator[Finished]:
+        """All of it."""
+        return (each for seeds in self.variants.values() for each in seeds.values())
+
+
+def panels(entries: Sequence[Entry], finished: Mapping[str, Finished]) -> list[Panel]:
+    """What is finished of a grid."""
+    found: dict[str, dict[str, dict[int, Finished]]] = {}
+    for name, cell in entries:
+        if there := finished.get(cell.key):
+            found.setdefault(cell.split.data, {}).setdefault(name, {})[cell.seed] = there
+    return [Panel(data, variants) for data, variants in found.items()]
+
+
+def measures(name: str, data: str) -> list[Measure]:
+    """What a figure shows of a data set, from top to bottom; the last is what its table is about."""
+    if name == "fig9":
+        return [Measure("latency of a round, s", "latency"), Measure("mean latency so far, s", "mean latency")]
+    if name == "fig10":
+        return [Measure("reward of a round", "reward"), Measure("mean reward so far", "mean reward")]
+    if name == "regret":
+        return [Measure("regret", "regret")]
+    numbers = Measure("RMSE, cycles", "rmse")
+    right = Measure("accuracy, %", "accuracy", 100)
+    return [Measure("loss", "loss"), numbers if data == "cmapss" else right]
+
+
+def curves(panel: Panel, measure: Measure, variant: str) -> dict[int, Curve]:
+    """A measure of a variant by seed, then by round; without what is not finite, or cannot be had."""
+    fixed = panel.variants.get(FIXED, {})
+    found = {seed: _curve(each, measure.key, fixed.get(seed)) for seed, each in panel.variants[variant].items()}
+    return {seed: {at: measure.scale * value for at, value in curve.items()} for seed, curve in found.items() if curve}
+
+
+def _curve(result: Finished, key: str, fixed: Finished | None) -> Curve:
+    if key.startswith("mean "):
+        return _averaged(_curve(result, key.removeprefix("mean "), fixed))
+    if key == "latency":
+        return dict(enumerate(result.latency, 1))
+    if key == "reward":
+        return rewards(result)
+    if key == "regret":
+        return dict(enumerate(regret(result.losses, fixed.losses), 1)) if fixed and fixed is not result else {}
+    values = {point.round: getattr(point, key) for point in result.curve}
+    return {round_: value for round_, value in values.items() if value is not None}
+
+
+def regret(losses: Sequence[float | None], fixed: Sequence[float | None]) -> list[float]:
+    """Sum over rounds of F_t(Theta^{t,0}) - F_t(Theta*), up to each round; ends where a loss is not finite."""
+    differences = []
+    for mine, best in zip(losses, fixed, strict=False):
+        if mine is None or best is None:
+            break
+        differences.append(mine - best)
+    return list(accumulate(differences))
+
+
+def rewards(result: Finished) -> Curve:
+    """Eq. 19 of each round whose accuracy was measured; RMSE counts as 1 - RMSE / 130."""
+    cell = result.cell
+    weights = balanced(Simulated(len(cell.iterations)), max(cell.iterations), cell.rounds, WORTH[cell.split.data])
+    found = {}
+    for point in result.curve:
+        accuracy = 1 - (point.rmse or _CLASSES) / (_CLASSES - 1)
+        place = point.round - 1
+        found[point.round] = weights.reward(accuracy, result.latency[place], result.disparity[place])
+    return found
+
+
+def _averaged(curve: Curve) -> Curve:
+    sums = accumulate(curve.values())
+    return {round_: total / count for count, (round_, total) in enumerate(zip(curve, sums, strict=True), 1)}
+
+
+def common(curves: Iterable[Curve]) -> tuple[list[int], NDArray[np.float64]]:
+    """Rounds that all curves have, and their values [curves, rounds]."""
+    curves = list(curves)
+    rounds = [at for at in (curves[0] if curves else {}) if all(at in curve for curve in curves)]
+    return rounds, np.array([[curve[at] for at in rounds] for curve in curves]).reshape(len(curves), len(rounds))
+
+
+def conditions(cells: Iterable[Cell]) -> str:
+    """What cells have in common, in a line."""
+    cells = list(cells)
+    told = []
+    for data in dict.fromkeys(cell.split.data for cell in cells):
+        own = [cell for cell in cells if cell.split.data == data]
+        recipes = sorted({f"eta {cell.recipe.eta:g}, {cell.recipe.batches} steps an iteration" for cell in own})
+        noise = sorted({str(cell.channel.levels) for cell in own if cell.channel.levels})
+        seeds, rounds = len({cell.seed for cell in own}), sorted({cell.rounds for cell in own})
+        told.append(
+            f"{paper.DATASETS[data]}: {some(seeds, 'seed')}, {', '.join(map(str, rounds))} rounds, "
+            f"{own[0].network}, {'; '.join(recipes)}, quantiser of {', '.join(noise) or 'no'} levels, "
+            f"{'test file' if own[0].split.pool == 'report' else 'held-out part of the training file'}."
+        )
+    return " ".join([*told, f"torch {', '.join(sorted({cell.torch for cell in cells}))}." if cells else ""])

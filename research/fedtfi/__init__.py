@@ -1,0 +1,1 @@
+"""The experiments of the FedTFI paper (Peng et al., 2022)."""

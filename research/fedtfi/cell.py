@@ -1,0 +1,105 @@
+"""A cell: one federation of texture networks, and what its shared model reached. Its key hashes all it depends on."""
+
+import hashlib
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from broker_config.protocol.messages import Option, Training
+from trainer.training.simulation import Device
+
+Pool = Literal["report", "tuning"]
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """How the sources of a data set are shared among nodes; fields of `partition.Scheme` but for the seed."""
+
+    data: str  # kth or steel
+    images: str  # SHA-256 of the triples (source, digest, class): which images, not where they lie
+    partition: str  # groups: label skew; sources: feature skew; sources_groups: both
+    classes_per_node: int  # #C; 0 with `sources`
+    nodes: int
+    samples: int  # training images of each node
+    test_samples: int  # held-out images of each node at most
+    shared: int = 0  # images of each class that every node gets besides (Data Sharing)
+    pool: Pool = "report"
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One federation. With the same torch on the same machine, the same cell gives the same numbers."""
+
+    setting: Setting
+    method: str
+    options: dict[str, Option]  # complete
+    model: str
+    weights: str  # SHA-256 of the file that the first encoder is made from, or none, or imagenet
+    size: int  # pixels
+    training: Training  # complete
+    rounds: int
+    seed: int
+    torch: str  # version
+    cuda: Literal[True] | UnsetType = UNSET  # trained on a GPU; unset, as in all results from before there was a choice
+    embed: bool = False  # whether features are looked at in two dimensions
+
+    @property
+    def device(self) -> Device:
+        """What trains its nodes."""
+        return "cuda" if self.cuda else "cpu"
+
+    @property
+    def key(self) -> str:
+        """What the result is found by."""
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """A round: training in it, and the shared model after it on all nodes' held-out images; shares in 0..1."""
+
+    round: int
+    accuracy: float
+    f1: float  # macro
+    auc: float  # macro, one class against the rest
+    loss: float  # cross-entropy of training, in the last local epoch, mean over nodes
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model that one node serves reached after the last round, on its own held-out images."""
+
+    name: str
+    trained: dict[str, int]  # training images of each of its classes
+    tested: int  # held-out images
+    accuracy: float
+    f1: float  # macro, over its own classes
+
+
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+    """Features of all nodes' held-out images by the last shared model, in two dimensions (Fig. 9)."""
+
+    sources: list[str]  # of each image
+    labels: list[str]
+    points: list[tuple[float, float]]
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished cell: a line of the store."""
+
+    key: str
+    cell: Cell
+    classes: list[str]
+    curve: list[Point]  # every round; empty where no classifier is shared
+    confusion: list[list[int]]  # after the last round: held-out images by class (row) and verdict; empty likewise
+    nodes: list[Node]
+    embedding: Embedding | None = None  # where the cell asks for it
+    seconds: float
+    machine: str  # processor: times compare within one machine only
+
+    @property
+    def accuracy(self) -> float:
+        """Of the last shared model on all held-out images; where no classifier is shared, `personal`."""
+        return self.curve[-1].accuracy if self.curve else self.personal
+
+    @property
+    def personal(self) -> float:
+        """Accuracy of the models that nodes serve, each on its own held-out images: the mean over nodes."""
+        return sum(node.accuracy for node in self.nodes) / len(self.nodes)

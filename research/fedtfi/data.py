@@ -1,0 +1,85 @@
+"""The data sets as sources that see the same classes differently: cloth in several pieces, steel of two plants."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from broker_config.protocol.errors import UsageError, nearest
+from trainer.data.class_folders import Catalogue, LabelledImages, scan_sources, union
+
+FOLDERS = {"kth": ("kth",), "steel": ("neu", "xsdd")}  # what `--data` names, by data set
+SOURCES = {"kth": ("pieces a, b", "pieces c, d"), "steel": ("NEU-CLS", "X-SDD")}
+_PIECES = (("sample_a", "sample_b"), ("sample_c", "sample_d"))  # KTH-TIPS2-a: folders of each source
+_DEFECTS = {  # X-SDD's names of what NEU-CLS has too
+    "slag_inclusion": "inclusion",
+    "surface_scratch": "scratches",
+    "oxide_scale_of_plate_system": "rolled-in_scale",
+    "oxide_scale_of_temperature_system": "rolled-in_scale",
+}
+
+
+class Material(NamedTuple):
+    """All that some cells need: it can be sent to other processes."""
+
+    sources: Mapping[str, Sequence[Catalogue]]  # by `Setting.images`
+    pictures: Mapping[tuple[str, int], LabelledImages]  # of all sources, by that and the size
+    weights: Mapping[str, str]  # `none`, `imagenet` or a file, by `Cell.weights`
+
+
+def read(folders: Mapping[str, Path]) -> dict[str, tuple[Catalogue, ...]]:
+    """The sources of each data set of which all folders are there.
+
+    Raises:
+        UsageError: there is no such data set, one of its folders is not given, or something is wrong with it.
+    """
+    known = [name for names in FOLDERS.values() for name in names]
+    if not folders:
+        raise UsageError(
+            "an experiment with textures needs images", f"pass --data NAME=FOLDER, NAME of {', '.join(known)}"
+        )
+    for name in folders:
+        if name not in known:
+            raise UsageError(f"there is no data set {name!r}", nearest(name, known))
+    wanted = {data: names for data, names in FOLDERS.items() if any(name in folders for name in names)}
+    lacking = [name for names in wanted.values() for name in names if name not in folders]
+    if lacking:
+        raise UsageError(
+            "steel takes two sources, NEU-CLS and X-SDD", f"pass --data {lacking[0]}=FOLDER, too, or neither"
+        )
+    return {data: _READERS[data]([folders[name] for name in names]) for data, names in wanted.items()}
+
+
+def digest(sources: Sequence[Catalogue]) -> str:
+    """Of which images they have, and of what class each is."""
+    lines = (
+        f"{number} {entry.digest} {entry.class_name}\n"
+        for number, source in enumerate(sources)
+        for entry in source.entries
+    )
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _kth(folders: Sequence[Path]) -> tuple[Catalogue, ...]:
+    (folder,) = folders
+    names = [name for source in _PIECES for name in source]
+    for name in names:
+        if not (folder / name).is_dir():
+            above = f", perhaps {folder.parent}" if folder.name in names else ""
+            raise UsageError(
+                f"the data set kth has no folder {folder / name}",
+                f"pass the folder that holds {names[0]} to {names[-1]} as --data kth=FOLDER{above}",
+            )
+    pieces = scan_sources([folder / name for name in names], {})
+    return union(pieces[:2]), union(pieces[2:])
+
+
+def _steel(folders: Sequence[Path]) -> tuple[Catalogue, ...]:
+    matching = set(_DEFECTS.values())
+    return tuple(
+        Catalogue(tuple(entry for entry in source.entries if entry.class_name in matching))
+        for source in scan_sources(folders, _DEFECTS)
+    )
+
+
+_READERS = {"kth": _kth, "steel": _steel}

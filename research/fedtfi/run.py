@@ -1,0 +1,190 @@
+"""Running a cell."""
+
+import hashlib
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from scipy.special import softmax
+from sklearn.metrics import confusion_matrix
+
+from broker_config.protocol.messages import Spec
+from research.fedtfi.cell import Cell, Embedding, Finished, Node, Point
+from research.fedtfi.data import SOURCES, Material
+from research.runner.machine import check_torch, machine
+from trainer.data.class_folders import Catalogue, Images, LabelledImages, union
+from trainer.data.partition import Scheme
+from trainer.federation.server.spec import Request, draft
+from trainer.models.named_tensors import Arrays, frozen
+from trainer.models.network import Network, to_tensors
+from trainer.report.model_examination import project
+from trainer.training.engine import TrainingSet, judge
+from trainer.training.evaluation import accuracy, macro_auc, macro_f1
+from trainer.training.personal_model import Personal
+from trainer.training.simulation import Device, Engine, simulate
+
+
+def run_cell(cell: Cell, material: Material) -> Finished:
+    """Simulate the federation, judging the shared model after every round.
+
+    Raises:
+        EdgeNodeError: the images do not suffice, the training has diverged, or another torch is installed here.
+    """
+    check_torch(cell.torch)
+    started = time.monotonic()
+    sources = material.sources[cell.setting.images]
+    shares = _scheme(cell).shares(*sources)
+    request = Request(
+        method=cell.method,
+        options=cell.options,
+        model=cell.model,
+        weights=material.weights[cell.weights],
+        size=cell.size,
+        training=msgspec.to_builtins(cell.training),
+        rounds=cell.rounds,
+        seed=cell.seed,
+        evaluate_every=cell.rounds,
+    )
+    spec, broadcast = draft(request, federation="experiment", classes=union(sources).classes, nodes=cell.setting.nodes)
+    pictures = _seen(cell, material, spec, broadcast)
+    images = {share.node: Images(pictures.among(share.train), pictures.among(share.test)) for share in shares}
+    watcher = Judge(spec, pictures.among(union([share.test for share in shares])), broadcast, cell.device)
+    outcome = simulate(spec, broadcast, images, engine=Engine(device=cell.device), closed=watcher)
+    return Finished(
+        key=cell.key,
+        cell=cell,
+        classes=list(spec.classes),
+        curve=_curve(watcher.seen, _losses(outcome.models)),
+        confusion=watcher.seen[-1].confusion if watcher.seen else [],
+        nodes=[_node(name, model) for name, model in outcome.models.items()],
+        embedding=_embedding(watcher, outcome.broadcast, sources, cell) if cell.embed else None,
+        seconds=round(time.monotonic() - started, 1),
+        machine=machine(cell.device),
+    )
+
+
+_kept: dict[tuple[str, int, str], LabelledImages] = {}
+
+
+def _seen(cell: Cell, material: Material, spec: Spec, broadcast: Arrays) -> LabelledImages:
+    """All images of the data set, with what the network's frozen stem makes of them, if it has one.
+
+    Computed once in a process for all cells with this stem: it is a third of a small cell's work.
+    """
+    pictures = material.pictures[cell.setting.images, cell.size]
+    stem = hashlib.sha256()
+    for name in sorted(filter(frozen, broadcast)):
+        stem.update(broadcast[name].tobytes())
+    key = (cell.setting.images, cell.size, stem.hexdigest())
+    if key not in _kept:
+        torch.set_num_threads(spec.threads)
+        with torch.no_grad():
+            data = TrainingSet.of(pictures, spec.preprocessing, cell.device)
+            seen = data.keep_seen(Network(spec.model, len(spec.classes)), to_tensors(broadcast, cell.device)).seen
+        _kept.clear()  # the next cells have the same images, mostly
+        _kept[key] = pictures._replace(seen=None if seen is None else seen.cpu().numpy())
+    return _kept[key]
+
+
+class Seen(NamedTuple):
+    """What a shared model made of the held-out images."""
+
+    accuracy: float
+    f1: float
+    auc: float
+    confusion: list[list[int]]
+
+
+class Judge:
+    """Judges each round's shared model on the same images, where there is a classifier in it."""
+
+    def __init__(self, spec: Spec, images: LabelledImages, broadcast: Arrays, device: Device):
+        """What nothing of a network's training changes is computed once, with the first broadcast."""
+        self.images, self.seen, self._device = images, list[Seen](), device
+        self._network, tree = Network(spec.model, len(spec.classes)), to_tensors(broadcast, device)
+        torch.set_num_threads(spec.threads)
+        with torch.no_grad():
+            self._data = TrainingSet.of(images, spec.preprocessing, device).keep_seen(self._network, tree)
+
+    def __call__(self, round_: int, broadcast: Arrays) -> None:  # noqa: ARG002
+        """A round has closed with this."""
+        if "classifier.weight" not in broadcast:
+            return
+        labels = self.images.labels
+        shares = softmax(judge(self._network, to_tensors(broadcast, self._device), self._data), axis=1)
+        predicted = shares.argmax(1)
+        self.seen.append(
+            Seen(
+                accuracy(predicted, labels),
+                macro_f1(predicted, labels),
+                macro_auc(shares, labels),
+                confusion_matrix(labels, predicted, labels=range(shares.shape[1])).tolist(),
+            )
+        )
+
+    def features(self, broadcast: Arrays) -> np.ndarray:
+        """Of the images by this shared model, [n, features]."""
+        tree = to_tensors(broadcast, self._device)
+        with torch.no_grad():
+            return self._network.encode(tree, self._data.see(self._network, tree, slice(None))).cpu().numpy()
+
+
+def _scheme(cell: Cell) -> Scheme:
+    setting = cell.setting
+    return Scheme(
+        setting.partition,
+        setting.nodes,
+        setting.samples,
+        cell.seed,
+        classes_per_node=setting.classes_per_node,
+        pool=setting.pool,
+        test_samples=setting.test_samples,
+        shared=setting.shared,
+    )
+
+
+def _losses(models: dict[str, Personal]) -> list[float]:
+    """Of every round, mean over nodes."""
+    rounds = zip(*(model.facts.history for model in models.values()), strict=True)
+    return [float(np.mean([metrics["L_C"] for metrics in nodes])) for nodes in rounds]
+
+
+def _curve(seen: list[Seen], losses: list[float]) -> list[Point]:
+    return [
+        Point(
+            round=round_,
+            accuracy=round(each.accuracy, 4),
+            f1=round(each.f1, 4),
+            auc=round(each.auc, 4),
+            loss=round(loss, 4),
+        )
+        for round_, (each, loss) in enumerate(zip(seen, losses, strict=False), 1)
+    ]
+
+
+def _node(name: str, model: Personal) -> Node:
+    metrics = model.facts.metrics
+    return Node(
+        name=name,
+        trained=model.facts.trained,
+        tested=int(metrics["images"]),
+        accuracy=round(metrics["accuracy"], 4),
+        f1=round(metrics["f1"], 4),
+    )
+
+
+def _embedding(watcher: Judge, broadcast: Arrays, sources: Sequence[Catalogue], cell: Cell) -> Embedding:
+    names = {
+        entry.digest: name
+        for name, source in zip(SOURCES[cell.setting.data], sources, strict=True)
+        for entry in source.entries
+    }
+    classes = union(sources).classes
+    return Embedding(
+        sources=[names[digest] for digest in watcher.images.digests],
+        labels=[classes[label] for label in watcher.images.labels],
+        points=[(round(float(x), 2), round(float(y), 2)) for x, y in project(watcher.features(broadcast))],
+    )

@@ -1,0 +1,192 @@
+"""An experiment's tables: printed, and written as Markdown beside what the paper prints."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from edge.terminal.formatting import some
+from research.afedcl.tables import Table
+from research.fedtfi import paper, views
+from research.fedtfi.cell import Cell, Finished
+from research.fedtfi.grids import TUNE, Entry
+from research.fedtfi.views import Panel, shown
+from research.runner import statistics
+
+Measure = Callable[[Finished], float]
+_CURVES = ("fedtfi-fig6", "fedtfi-fig7", "fedtfi-fig8", "fedtfi-fig9", "fedtfi-fig10")
+_COMPARED = ("fedtfi-table2", "fedtfi-table4")  # their last row with all others
+_LOSS = "training loss"
+_SHARED: Mapping[str, Measure] = {
+    "accuracy, %": lambda found: 100 * found.curve[-1].accuracy,
+    "F1, %": lambda found: 100 * found.curve[-1].f1,
+    "AUC, %": lambda found: 100 * found.curve[-1].auc,
+    _LOSS: lambda found: found.curve[-1].loss,
+}
+_LEGEND = (
+    "Entries: accuracy % of the shared model after the last round on all nodes' held-out images, mean ± standard "
+    "deviation over seeds; [n] where only n seeds are finished."
+)
+_PERSONAL = (
+    "Entries: accuracy % of the model that each node serves, on its own held-out images, mean over nodes; mean ± "
+    "standard deviation over seeds. The shared model serves where a framework has no other."
+)
+_TRIALS = (
+    "Entries: accuracy % after the last round on held-out images of the tuning pool. The first that is best in the "
+    "feature skew is taken for it, the first in the skew of both for what has a label skew."
+)
+_PRINTED = "Below it what the paper prints, of its own cloth and larger networks (ResNet-18 / ResNet-50)."
+_PAIRED = "Differences are paired by seed, with a 95 % interval."
+
+
+def show(name: str, entries: Sequence[Entry], finished: Mapping[str, Finished], folder: Path, console: Console) -> Path:
+    """Print an experiment's tables and write them to FOLDER/NAME.md, which is returned."""
+    panels = views.panels(entries, finished)
+    made, words = _made(name, entries, finished, panels)
+    told = " ".join([words, conditions([each.cell for panel in panels for each in panel.results])])
+    parts = [f"# {paper.TITLES[name]}", told if panels else "No cell is finished yet."]
+    parts += [f"## {table.title}\n\n{table.markdown()}" for table in made]
+    folder.mkdir(parents=True, exist_ok=True)
+    (path := folder / f"{name}.md").write_text("\n\n".join(parts) + "\n")
+    for table in made:
+        console.print(table.rich())
+    console.print(parts[1], markup=False, highlight=False)
+    return path
+
+
+def conditions(cells: Sequence[Cell]) -> str:
+    """What cells have in common, in a line."""
+    told = []
+    for data in dict.fromkeys(cell.setting.data for cell in cells):
+        own = [cell for cell in cells if cell.setting.data == data]
+        setting, training = own[0].setting, own[0].training
+        rounds = ", ".join(map(str, sorted({cell.rounds for cell in own})))
+        told.append(
+            f"{paper.DATASETS[data]}: {some(len({cell.seed for cell in own}), 'seed')}, {setting.nodes} nodes with "
+            f"{setting.samples} training images, {rounds} rounds, batches of {training.batch_size}, "
+            f"{', '.join(sorted({str(cell.size) for cell in own}))} px, {setting.pool} pool."
+        )
+    return " ".join([*told, f"torch {', '.join(sorted({cell.torch for cell in cells}))}."])
+
+
+def _made(
+    name: str, entries: Sequence[Entry], finished: Mapping[str, Finished], panels: Sequence[Panel]
+) -> tuple[list[Table], str]:
+    """Tables, and what is to be known about them."""
+    if name == TUNE:
+        return _tuning(entries, finished), _TRIALS
+    if name in _CURVES:
+        return [_figures(panel) for panel in panels], _LEGEND
+    by_data = defaultdict(list)
+    for panel in panels:
+        by_data[panel.data].append(panel)
+    personal = name == "fedtfi-fuse"
+    measure: Measure = (lambda found: 100 * found.personal) if personal else _SHARED["accuracy, %"]
+    made = [_scenarios(name, each, measure) for each in by_data.values()]
+    if name not in _COMPARED:
+        return made, _PERSONAL if personal else _LEGEND
+    return made + [_differences(each, measure) for each in by_data.values()], f"{_LEGEND} {_PRINTED} {_PAIRED}"
+
+
+def _scenarios(name: str, panels: Sequence[Panel], measure: Measure) -> Table:
+    """A data set: a row for each variant, a column for each scenario."""
+    printed = paper.PRINTED.get(name, {})
+    rows = [
+        [
+            variant,
+            *(
+                "\n".join(
+                    [
+                        _entry(_values(panel, variant, measure), panel),
+                        *(f"paper {found}" for found in [printed.get((variant, panel.scenario))] if found),
+                    ]
+                )
+                for panel in panels
+            ),
+        ]
+        for variant in shown(panels)
+    ]
+    return Table(paper.DATASETS[panels[0].data], ["", *(panel.scenario for panel in panels)], rows)
+
+
+def _differences(panels: Sequence[Panel], measure: Measure) -> Table:
+    """The grid's last variant minus each of the others."""
+    own = panels[0].names[-1]
+    others = [name for name in shown(panels) if name != own]
+    rows = [
+        [
+            variant,
+            *(_difference(_values(panel, own, measure), _values(panel, variant, measure)) for panel in panels),
+        ]
+        for variant in others
+    ]
+    title = f"{paper.DATASETS[panels[0].data]}: {own} minus each of the others, points"
+    return Table(title, ["", *(panel.scenario for panel in panels)], rows)
+
+
+def _figures(panel: Panel) -> Table:
+    rows = [
+        [
+            variant,
+            *(_entry(_values(panel, variant, of), panel, 3 if what == _LOSS else 1) for what, of in _SHARED.items()),
+        ]
+        for variant in panel.variants
+    ]
+    return Table(f"{paper.DATASETS[panel.data]}, {panel.scenario}", ["", *_SHARED], rows)
+
+
+def _values(panel: Panel, variant: str, measure: Measure) -> dict[int, float]:
+    """By seed."""
+    return {seed: measure(found) for seed, found in panel.variants.get(variant, {}).items()}
+
+
+def _entry(values: Mapping[int, float], panel: Panel, digits: int = 1) -> str:
+    if not values:
+        return "-"
+    middle, deviation, count = statistics.spread(values.values())
+    most = max(map(len, panel.variants.values()))
+    spread = f" ± {deviation:.{digits}f}" if count > 1 else ""
+    return f"{middle:.{digits}f}" + spread + (f" [{count}]" if count < most else "")
+
+
+def _difference(own: Mapping[int, float], other: Mapping[int, float]) -> str:
+    found = statistics.paired(own, other)
+    if found is None:
+        return "-"
+    return f"{found.mean:+.1f}" + (f" ± {found.half:.1f}" if found.pairs > 1 else "")
+
+
+def _tuning(entries: Sequence[Entry], finished: Mapping[str, Finished]) -> list[Table]:
+    """A row for each trial of each contender; a column for each data set and scenario."""
+    contenders = defaultdict(list)
+    for entry in entries:
+        if entry.cell.key in finished:
+            contenders[entry.variant].append(entry)
+    places = list(dict.fromkeys(_place(entry) for each in contenders.values() for entry in each))
+    rows = []
+    for name, each in contenders.items():
+        reached: dict[str, dict[str, float]] = defaultdict(dict)
+        for entry, trial in zip(each, _trials([entry.cell for entry in each]), strict=True):
+            reached[trial][_place(entry)] = 100 * finished[entry.cell.key].accuracy
+        best = {place: max(found.get(place, 0.0) for found in reached.values()) for place in places}
+        for trial, found in reached.items():
+            rows.append([name, trial, *(_tried(found.get(place), best[place]) for place in places)])
+    return [Table("Trials", ["contender", "trial", *places], rows)] if rows else []
+
+
+def _tried(reached: float | None, best: float) -> str:
+    if reached is None:
+        return "-"
+    return f"{reached:.1f}" + (" best" if reached == best else "")
+
+
+def _place(entry: Entry) -> str:
+    return f"{paper.DATASETS[entry.cell.setting.data]}, {entry.scenario}"
+
+
+def _trials(cells: Sequence[Cell]) -> list[str]:
+    """What differs between these, of each."""
+    settings = [{"learning_rate": cell.training.learning_rate, **cell.options} for cell in cells]
+    varied = [name for name in settings[0] if len({str(each[name]) for each in settings}) > 1]
+    return [", ".join(f"{name} {each[name]}" for name in varied) for each in settings]

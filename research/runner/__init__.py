@@ -1,0 +1,1 @@
+"""What the experiments of all papers share: cells, their store, processes, Ray, statistics."""

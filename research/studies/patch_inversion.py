@@ -1,0 +1,248 @@
+"""From feature maps back to images: what a node that follows the protocol, but is curious, makes of others' patches.
+
+It knows the received model, so it makes maps of its own images, and trains a network that inverts them (Dosovitskiy and
+Brox 2016). What it sees of others goes through that network. It also knows how patches are cut and protected, and
+treats its own in the same way.
+"""
+
+from collections.abc import Callable
+from math import prod
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainer.methods.fedtfi.patch_protection import Floats, Measure, Protection, measured, mixtures, protect
+from trainer.training.seeding import generator, key_to_seed
+
+Whole = NDArray[np.int64]
+Draw = Callable[[], tuple[Tensor, Tensor]]
+Invert = Callable[[Tensor], Floats]
+"""What is seen [n, ...] -> images [n, 3, s, s], 0 to 1."""
+HIDDEN = 512
+
+
+class Plant(NamedTuple):
+    """Images, and their maps under the received model."""
+
+    images: Floats  # [n, 3, S, S], 0 to 1
+    labels: Whole  # [n]
+    cells: Floats  # [n, C, P, m, m]: the maps, cut into the P patches of the grid
+
+    @property
+    def maps(self) -> Tensor:
+        """[n, C, H, W]."""
+        n, channels, places, side, _ = self.cells.shape
+        across = round(places**0.5)
+        cells = self.cells.reshape(n, channels, across, across, side, side).transpose(0, 1, 2, 4, 3, 5)
+        return torch.from_numpy(cells.reshape(n, channels, across * side, across * side))
+
+    @property
+    def measure(self) -> Measure:
+        """Each channel's mean and deviation."""
+        return measured(self.cells.reshape(*self.cells.shape[:2], -1, 1))
+
+    def take(self, index: Whole) -> "Plant":
+        """Some of the images."""
+        return Plant(self.images[index], self.labels[index], self.cells[index])
+
+    def join(self, other: "Plant") -> "Plant":
+        """These images and then the other's."""
+        return Plant(
+            np.concatenate([self.images, other.images]),
+            np.concatenate([self.labels, other.labels]),
+            np.concatenate([self.cells, other.cells]),
+        )
+
+
+class Items(NamedTuple):
+    """What leaves a node, and what of it is secret."""
+
+    patches: Floats  # [n, C, m, m]
+    images: Whole  # [n, mix]: positions of the images that each is made of
+    places: Whole  # [n, C]: position on the grid, in the first of these images
+
+
+def plant(images: Floats, labels: Whole, maps: Floats, mask: int) -> Plant:
+    """Images [n, 3, S, S] with their maps [n, C, H, W], whose sides are multiples of the patches' side."""
+    n, channels, height, width = maps.shape
+    rows = maps.reshape(n, channels, height // mask, mask, width // mask, mask).transpose(0, 1, 2, 4, 3, 5)
+    return Plant(images, labels, np.ascontiguousarray(rows.reshape(n, channels, -1, mask, mask)))
+
+
+def items(
+    plant: Plant, quota: int, protection: Protection, random: np.random.Generator, *, together: bool = False
+) -> Items:
+    """What a plant sends in a round: in each channel a place of its own or, `together`, the same place in all."""
+    return cut(plant, mixtures(plant.labels, quota, protection.mix, random), protection, random, together=together)
+
+
+def cut(
+    plant: Plant, images: Whole, protection: Protection, random: np.random.Generator, *, together: bool = False
+) -> Items:
+    """Items of these images [n, mix]."""
+    channels, grid = plant.cells.shape[1:3]
+    places = random.integers(grid, size=(*images.shape, 1 if together else channels))
+    places = np.broadcast_to(places, (*images.shape, channels))
+    patches = plant.cells[images[:, :, None], np.arange(channels), places]
+    return Items(protect(patches, plant.measure, protection, random), images, places[:, 0])
+
+
+def pixels(plant: Plant, sent: Items) -> Floats:
+    """The part of its first image that lies under each item's first channel, [n, 3, s, s]: S / H pixels a cell."""
+    across = round(plant.cells.shape[2] ** 0.5)
+    side = plant.images.shape[2] // across
+    n = len(plant.images)
+    parts = plant.images.reshape(n, 3, across, side, across, side).transpose(0, 2, 4, 1, 3, 5)
+    return parts.reshape(n, across**2, 3, side, side)[sent.images[:, 0], sent.places[:, 0]]
+
+
+class Deconvolution(nn.Module):
+    """Maps [n, C, H, W] -> images [n, 3, S, S], `factor` = S / H: a linear way, and one with hidden layers."""
+
+    def __init__(self, channels: int, factor: int, kernel: int = 3, width: int = 64):
+        super().__init__()
+        outputs = 3 * factor**2
+        self.linear = nn.Conv2d(channels, outputs, kernel, padding="same")
+        self.hidden = nn.Sequential(
+            nn.Conv2d(channels, width, kernel, padding="same"),
+            nn.ReLU(),
+            nn.Conv2d(width, width, kernel, padding="same"),
+            nn.ReLU(),
+            nn.Conv2d(width, outputs, kernel, padding="same"),
+        )
+        self.spread = nn.PixelShuffle(factor)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Colours, in deviations from the attacker's mean."""
+        return cast(Tensor, self.spread(self.linear(maps) + self.hidden(maps)))
+
+
+def perceptron(inputs: int, *outputs: int) -> nn.Module:
+    """Patches [n, C, m, m], `inputs` numbers each, -> [n, *outputs]."""
+    layers = (nn.Linear(inputs, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU())
+    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(HIDDEN, prod(outputs)), nn.Unflatten(1, outputs))
+
+
+class Fitted(NamedTuple):
+    """A network that guesses images in deviations from their mean."""
+
+    network: nn.Module
+    mean: float
+    deviation: float
+
+    def guess(self, seen: Tensor) -> Floats:
+        """What is seen [n, ...] -> images [n, 3, s, s], 0 to 1."""
+        with torch.no_grad():
+            made: Tensor = self.mean + self.deviation * self.network(seen)
+        return cast(Floats, made.clamp(0, 1).numpy())
+
+
+def fitted(network: nn.Module, draw: Draw, epochs: int, random: np.random.Generator, batch: int) -> Fitted:
+    """Train by least squares (Adam, a rate that falls to 0); what is seen and guessed is drawn anew every epoch."""
+    optimiser = torch.optim.AdamW(network.parameters(), 1e-3, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, epochs)
+    _, first = draw()
+    mean, deviation = float(first.mean()), float(first.std())
+    for _ in range(epochs):
+        seen, target = draw()
+        for some in torch.split(torch.from_numpy(random.permutation(len(seen))), batch):
+            optimiser.zero_grad()
+            wanted = (target[some] - mean) / deviation
+            functional.mse_loss(network(seen[some]), wanted).backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+        schedule.step()
+    return Fitted(network, mean, deviation)
+
+
+def of_maps(plant: Plant, epochs: int, seed: int) -> Invert:
+    """The worst case, which nobody sends: from whole maps to images. Learnt on a plant's own."""
+    random = _begin(seed, "maps")
+    scaled = _scaling(plant.measure)
+    seen, target = scaled(plant.maps), torch.from_numpy(plant.images)
+    network = fitted(Deconvolution(plant.cells.shape[1], _factor(plant)), lambda: (seen, target), epochs, random, 8)
+    return lambda maps: network.guess(scaled(maps))
+
+
+def of_items(plant: Plant, protection: Protection, epochs: int, seed: int, *, together: bool = False) -> Invert:
+    """From items, one at a time, to what lies under the first channel's place; learnt on a plant's own items.
+
+    `together` is for items whose channels all come from one place.
+    """
+    random = _begin(seed, "items")
+    scaled = _scaling(plant.measure)
+
+    def draw() -> tuple[Tensor, Tensor]:
+        sent = items(plant, 4 * len(plant.images), protection, random, together=together)
+        return scaled(torch.from_numpy(sent.patches)), torch.from_numpy(pixels(plant, sent))
+
+    seen, target = draw()
+    network = fitted(perceptron(seen[0].numel(), *target.shape[1:]), draw, epochs, random, 64)
+    return lambda patches: network.guess(scaled(patches))
+
+
+def of_places(plant: Plant, protection: Protection, count: int, epochs: int, seed: int) -> Invert:
+    """From maps that `scatter` made of `count` items of an image whose places are known; learnt on a plant's own."""
+    random = _begin(seed, "places")
+    target = torch.from_numpy(plant.images)
+    network = Deconvolution(2 * plant.cells.shape[1], _factor(plant), kernel=5)
+
+    def draw() -> tuple[Tensor, Tensor]:
+        return scatter(plant, protection, count, random, plant.measure), target
+
+    return fitted(network, draw, epochs, random, 8).guess
+
+
+def scatter(plant: Plant, protection: Protection, count: int, random: np.random.Generator, measure: Measure) -> Tensor:
+    """Items of each image, `count` of them, put where they were cut: [n, 2C, H, W], in deviations, and where known.
+
+    What somebody sees who draws a node's random numbers as it does: they tell images and places of every patch.
+    """
+    n, channels, grid = plant.cells.shape[:3]
+    known = np.zeros((n, channels, grid, 1, 1), np.float32)
+    values = np.zeros_like(plant.cells)
+    mean, deviation = (each[:, None, None, None] for each in measure)
+    for _ in range(count):
+        places = random.integers(grid, size=(n, channels))
+        rows, columns = np.arange(n)[:, None], np.arange(channels)
+        sent = protect(plant.cells[rows, columns, places][:, None], plant.measure, protection, random)
+        values[rows, columns, places], known[rows, columns, places] = sent, 1
+    scaled = known * ((values - mean) / deviation)
+    return plant._replace(cells=np.concatenate([scaled, np.broadcast_to(known, values.shape)], 1)).maps
+
+
+def psnr(guess: Floats, truth: Floats) -> float:
+    """Peak signal-to-noise ratio of images from 0 to 1, in dB; the mean over images."""
+    return float((-10 * np.log10(np.square(guess - truth).mean((1, 2, 3)).clip(1e-10))).mean())
+
+
+def ssim(guess: Floats, truth: Floats, window: int = 7) -> float:
+    """Structural similarity (Wang et al. 2004) of images from 0 to 1: flat windows, unbiased; the mean of all."""
+    x, y = torch.from_numpy(guess).double(), torch.from_numpy(truth).double()
+
+    def mean(values: Tensor) -> Tensor:
+        return functional.avg_pool2d(values, window, 1)
+
+    unbiased = window**2 / (window**2 - 1)
+    mean_x, mean_y = mean(x), mean(y)
+    spread = unbiased * (mean(x * x) - mean_x**2 + mean(y * y) - mean_y**2)
+    shared = unbiased * (mean(x * y) - mean_x * mean_y)
+    alike = (2 * mean_x * mean_y + 0.01**2) * (2 * shared + 0.03**2)
+    return float((alike / ((mean_x**2 + mean_y**2 + 0.01**2) * (spread + 0.03**2))).mean())
+
+
+def _begin(seed: int, what: str) -> np.random.Generator:
+    torch.manual_seed(key_to_seed(seed, "inversion", what))
+    return generator(seed, "inversion", what)
+
+
+def _factor(plant: Plant) -> int:
+    return int(plant.images.shape[2] // plant.maps.shape[2])
+
+
+def _scaling(measure: Measure) -> Callable[[Tensor], Tensor]:
+    mean, deviation = (torch.from_numpy(each)[:, None, None] for each in measure)
+    return lambda maps: (maps - mean) / deviation.clamp_min(1e-6)

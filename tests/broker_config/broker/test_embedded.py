@@ -1,0 +1,191 @@
+"""The broker that starts without configuration, and never stays behind."""
+
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from broker_config.broker import embedded
+from broker_config.broker.embedded import EmbeddedBroker, start_broker
+from broker_config.mqtt.client import Delivery, Endpoint, Link
+from broker_config.protocol.errors import EdgeNodeError
+
+KINDS = pytest.mark.parametrize("kind", ["mosquitto", "amqtt"])
+
+
+def accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_it_serves_until_it_is_stopped(broker: EmbeddedBroker) -> None:
+    assert broker.url == f"mqtt://127.0.0.1:{broker.port}"
+    inbox: queue.Queue[object] = queue.Queue()
+    with Link(Endpoint.parse(broker.url), "client", inbox=inbox, persistent=False) as link:
+        link.publish("topic", b"payload")
+        assert link.flush(5)
+    start = time.monotonic()
+    broker.stop()
+    broker.stop()
+    assert time.monotonic() - start < 2
+    assert broker.process.poll() is not None
+    assert not accepts(broker.port)
+
+
+def test_it_listens_to_this_machine_only(broker: EmbeddedBroker) -> None:
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    lines += [line.split() for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]]
+    listening = {line[1] for line in lines if line[3] == "0A" and line[1].endswith(f":{broker.port:04X}")}
+    assert listening == {f"0100007F:{broker.port:04X}"}
+
+
+@KINDS
+def test_it_says_nothing_on_the_terminal_and_keeps_its_log_in_the_folder(
+    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a folder with spaces"
+    with start_broker(folder, kind=kind) as broker:
+        vandal = socket.create_connection(("127.0.0.1", broker.port))
+        vandal.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        vandal.close()
+    assert capfd.readouterr() == ("", "")
+    assert (folder / "broker.log").read_text()
+
+
+@KINDS
+def test_a_taken_port_is_named(kind: str, tmp_path: Path) -> None:
+    with start_broker(tmp_path / "other") as other, pytest.raises(EdgeNodeError, match=f"{other.port}.*in use"):
+        start_broker(tmp_path, port=other.port, kind=kind)
+
+
+def test_a_broker_that_does_not_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    with pytest.raises(EdgeNodeError, match=r"(?s)mosquitto.*did not start.*Invalid max_packet_size") as caught:
+        start_broker(tmp_path, kind="mosquitto", max_packet=5)
+    assert str(tmp_path / "broker.log") in caught.value.remedy
+
+
+def test_mosquitto_is_preferred(tmp_path: Path) -> None:
+    with start_broker(tmp_path) as broker:
+        assert broker.kind == "mosquitto"
+
+
+def test_without_mosquitto_it_is_amqtt_unless_mosquitto_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "find_mosquitto", lambda: None)
+    with start_broker(tmp_path) as broker:
+        assert broker.kind == "amqtt"
+    with pytest.raises(EdgeNodeError, match="mosquitto is not installed"):
+        start_broker(tmp_path, kind="mosquitto")
+
+
+def test_mosquitto_does_not_drop_what_waits_for_a_client_that_is_away(mosquitto: EmbeddedBroker) -> None:
+    endpoint = Endpoint.parse(mosquitto.url)
+    inbox: queue.Queue[object] = queue.Queue()
+    with Link(endpoint, "away", inbox=inbox, persistent=True) as link:
+        link.subscribe("news")
+        link.publish("news", b"the session stands")
+        link.ack(next(event for event in iter(lambda: inbox.get(timeout=5), None) if isinstance(event, Delivery)))
+    with Link(endpoint, "sender", inbox=queue.Queue(), persistent=False) as sender:
+        for number in range(3000):
+            sender.publish("news", str(number).encode())
+            if number % 500 == 499:
+                assert sender.flush(10)
+    received = 0
+    link = Link(endpoint, "away", inbox=inbox, persistent=True)
+    link.subscribe("news")
+    with link:
+        while received < 3000:
+            if isinstance(event := inbox.get(timeout=5), Delivery):
+                assert event.payload == str(received).encode()
+                received += 1
+                link.ack(event)
+
+
+PARENT = """
+import signal, subprocess, sys, time
+from pathlib import Path
+from broker_config.broker.embedded import start_broker
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
+broker = start_broker(Path(sys.argv[1]), kind=sys.argv[2])
+try:
+    print(broker.port, flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    try:
+        broker.process.wait(0.5)
+    except subprocess.TimeoutExpired:
+        print("it goes on", flush=True)
+    sys.stdin.readline()
+    broker.stop()
+"""
+
+
+def start_parent(folder: Path, kind: str) -> tuple[subprocess.Popen[str], int]:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, folder, kind],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert parent.stdout
+    return parent, int(parent.stdout.readline())
+
+
+@KINDS
+def test_it_dies_with_a_parent_that_is_killed(kind: str, tmp_path: Path) -> None:
+    parent, port = start_parent(tmp_path, kind)
+    assert accepts(port)
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not accepts(port))
+
+
+@KINDS
+def test_ctrl_c_does_not_reach_it(kind: str, tmp_path: Path) -> None:
+    parent, port = start_parent(tmp_path, kind)
+    assert parent.stdin
+    assert parent.stdout
+    os.killpg(parent.pid, signal.SIGINT)
+    assert parent.stdout.readline() == "it goes on\n"
+    assert accepts(port)
+    parent.stdin.write("\n")
+    parent.stdin.flush()
+    assert parent.wait(10) == 0
+    assert not accepts(port)
+
+
+@KINDS
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
+def test_it_dies_with_its_keeper(kind: str, tmp_path: Path) -> None:
+    with start_broker(tmp_path, kind=kind) as broker:
+        broker.process.kill()
+        wait_until(lambda: not accepts(broker.port))
+
+
+def test_it_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
+    started: list[EmbeddedBroker] = []
+    thread = threading.Thread(target=lambda: started.append(start_broker(tmp_path)))
+    thread.start()
+    thread.join()
+    with started[0] as broker, pytest.raises(subprocess.TimeoutExpired):
+        broker.process.wait(0.3)

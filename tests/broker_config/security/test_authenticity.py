@@ -1,0 +1,543 @@
+"""The broker is not trusted: what it forges, replays, swaps or keeps has no effect but delay."""
+
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from paho.mqtt.enums import MQTTProtocolVersion
+
+from broker_config.broker.embedded import start_broker
+from broker_config.mqtt.client import Delivery, Link
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol import topics
+from broker_config.protocol.codec import SEALED, decode_any, encode, encode_chunk
+from broker_config.protocol.errors import EdgeNodeError, UsageError
+from broker_config.protocol.messages import (
+    Accepted,
+    Aggregation,
+    AnyMessage,
+    Contribution,
+    Hello,
+    Manifest,
+    Presence,
+    Refusal,
+    RoundState,
+    Spec,
+    Welcome,
+)
+from broker_config.security.charter import Charter, CharterError, Member
+from broker_config.security.charter import read as read_charter
+from broker_config.security.charter import seal as seal_charter
+from broker_config.security.kit import Kit
+from broker_config.security.message_signing import Seal, check_broadcast
+from broker_config.security.signing import HEAD, ForgedError, SigningKey, unseal
+from broker_config.transfer.blob_transfer import BlobStore, Courier, Fetched
+from export.bundle_signing import Signer
+from tests.support.foreign_node import ForeignNode
+from tests.support.plants import draw
+from tests.support.proxy import Proxy
+from tests.support.sessions import PLANTS, Federation, same
+from trainer import progress
+from trainer.federation.client.discovery import discover
+from trainer.federation.server.coordinator import Outcome, coordinate
+from trainer.federation.server.ledger import Ledger
+from trainer.federation.server.membership import MOST
+from trainer.federation.server.spec import Terms
+from trainer.models.network import to_arrays
+from trainer.training.personal_model import load
+from trainer.training.simulation import simulate
+
+LATER = datetime.now(UTC) + timedelta(days=9)
+
+
+class Authority:
+    """Who says who belongs to a federation; makes kits without certificates."""
+
+    def __init__(self, federation: str, version: int = 1, expires: datetime = LATER):
+        self.key = SigningKey.generate()
+        self.keys = {name: SigningKey.generate() for name in (topics.COORDINATOR, *PLANTS)}
+        members = {name: Member(key.public, LATER) for name, key in self.keys.items()}
+        self.charter = Charter(
+            federation=federation, version=version, issued=datetime.now(UTC), expires=expires,
+            coordinator=members.pop(topics.COORDINATOR), nodes=members,
+        )  # fmt: skip
+
+    def kit(self, name: str, **changes: object) -> Kit:
+        kit = Kit(
+            federation=self.charter.federation, name=name, broker="mqtts://nowhere", authority=self.key.public,
+            charter=seal_charter(self.charter, self.key), ca="", certificate="", key="", signing=self.keys[name].raw,
+        )  # fmt: skip
+        return msgspec.structs.replace(kit, **changes)
+
+    def revoke(self, node: str) -> None:
+        left = {name: member for name, member in self.charter.nodes.items() if name != node}
+        self.charter = msgspec.structs.replace(self.charter, version=self.charter.version + 1, nodes=left)
+
+    def seals(self) -> dict[str, Seal]:
+        return {name: Seal(self.kit(name)) for name in self.keys}
+
+
+@pytest.fixture(scope="module")
+def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("plants")
+    return {name: draw(folder / name, 8, seed) for seed, name in enumerate(PLANTS)}
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    with start_broker(tmp_path_factory.mktemp("broker"), kind="mosquitto") as running:
+        yield Endpoint.parse(running.url)
+
+
+# Signatures
+
+
+TOPICS = {
+    topics.spec("steel"): "coordinator",
+    topics.round_state("steel"): "coordinator",
+    topics.status("steel"): "coordinator",
+    topics.down("steel", "plant-a"): "coordinator",
+    topics.down("steel", "plant-b"): "coordinator",
+    topics.presence("steel", "coordinator"): "coordinator",
+    topics.presence("steel", "plant-a"): "plant-a",
+    topics.presence("steel", "plant-b"): "plant-b",
+    topics.up("steel", "plant-a"): "plant-a",
+    topics.up("steel", "plant-b"): "plant-b",
+    topics.opened("steel"): "coordinator",
+    topics.representation("steel"): "coordinator",
+    topics.predictions("steel"): "coordinator",
+    topics.gradients("steel", "plant-a"): "coordinator",
+    topics.gradients("steel", "plant-b"): "coordinator",
+    topics.embeddings("steel", "plant-a"): "plant-a",
+    topics.embeddings("steel", "plant-b"): "plant-b",
+    topics.products("steel", "plant-a"): "plant-a",
+    topics.products("steel", "plant-b"): "plant-b",
+}
+
+
+def test_a_message_is_heard_on_its_own_topic_only_and_from_its_own_member_only() -> None:
+    seals = Authority("steel").seals()
+    for topic, who in TOPICS.items():
+        for name, seal in seals.items():
+            sealed = seal.close(topic, b"{}")
+            for other in TOPICS:
+                if (other, name) == (topic, who):
+                    assert seals["plant-c"].open(other, sealed) == b"{}"
+                else:
+                    with pytest.raises(ForgedError):
+                        seals["plant-c"].open(other, sealed)
+
+
+def test_every_topic_is_signed_but_those_of_blobs() -> None:
+    digest, names = "0" * 64, ("steel", "plant-a", "plant-b")
+    assert topics.signer(topics.want(*names)) is None
+    assert topics.signer(topics.chunks(*names[:2], digest, 1024)) is None
+    assert all(topics.signer(topic) == who for topic, who in TOPICS.items())
+
+
+def test_a_member_of_another_federation_and_a_stranger_are_not_heard() -> None:
+    ours, theirs = Authority("steel").seals(), Authority("steel").seals()  # of the same name, too
+    copper = Authority("copper").seals()
+    topic = topics.up("steel", "plant-a")
+    for forged in (theirs["plant-a"].close(topic, b"{}"), copper["plant-a"].close(topic, b"{}"), b"{}"):
+        with pytest.raises(ForgedError):
+            ours["coordinator"].open(topic, forged)
+    with pytest.raises(ForgedError, match="mallory is no member"):
+        ours["coordinator"].open(topics.up("steel", "mallory"), b"{}")
+    with pytest.raises(ForgedError, match="not of federation steel"):
+        ours["coordinator"].open(topics.up("copper", "plant-a"), copper["plant-a"].close(topic, b"{}"))
+
+
+def test_a_changed_or_cut_message_is_not_heard() -> None:
+    seals, topic, random = Authority("steel").seals(), topics.up("steel", "plant-a"), secrets.SystemRandom()
+    sealed = seals["plant-a"].close(topic, b'{"weight": 0.7}')
+    assert sealed[:1] == SEALED
+    assert sealed[HEAD:] == b'{"weight": 0.7}'
+    for place in range(len(sealed)):
+        changed = bytearray(sealed)
+        changed[place] ^= 1 << random.randrange(8)
+        for forged in (bytes(changed), sealed[:place] or b"\x00"):
+            with pytest.raises(ForgedError):
+                seals["coordinator"].open(topic, forged)
+
+
+def test_a_broadcast_is_attested_for_its_federation_run_round_and_tensors() -> None:
+    authority = Authority("steel")
+    seal, coordinator = Seal(authority.kit("coordinator")), authority.keys["coordinator"].public
+    blank = Manifest(
+        federation="steel", run="a" * 16, round=3, node="coordinator", digest="b" * 64, size=9, chunk_size=1024
+    )
+    signed = msgspec.structs.replace(blank, signature=seal.attest(blank))
+    check_broadcast(signed, coordinator)
+    for change in ({"federation": "copper"}, {"run": "c" * 16}, {"round": 4}, {"digest": "d" * 64}, {"node": "x"}):
+        with pytest.raises(ForgedError):
+            check_broadcast(msgspec.structs.replace(signed, **change), coordinator)
+    for signature in ("", "zz", signed.signature[:-2], Seal(authority.kit("plant-a")).attest(blank)):
+        with pytest.raises(ForgedError):
+            check_broadcast(msgspec.structs.replace(signed, signature=signature), coordinator)
+
+
+# What a kit says and refuses
+
+
+def test_who_is_no_longer_in_the_charter_cannot_use_its_kit() -> None:
+    authority = Authority("steel")
+    kit = authority.kit("plant-a")
+    authority.revoke("plant-a")
+    with pytest.raises(UsageError, match="plant-a is no member"):
+        Seal(msgspec.structs.replace(kit, charter=authority.kit("plant-b").charter))
+    revoked = Seal(kit).close(topic := topics.up("steel", "plant-a"), b"{}")
+    with pytest.raises(ForgedError, match="plant-a is no member"):
+        Seal(authority.kit("coordinator")).open(topic, revoked)
+
+
+def test_a_charter_that_is_forged_changed_or_has_expired_is_refused() -> None:
+    authority, other = Authority("steel"), Authority("steel")
+    data = authority.kit("plant-a").charter
+    assert read_charter(data, authority.key.public, "here") == authority.charter
+    for forged in (other.kit("plant-a").charter, data[:-1], data.replace(b"steel", b"stole"), b"", b"{}"):
+        with pytest.raises(CharterError, match="cannot be relied on"):
+            read_charter(forged, authority.key.public, "here")
+    old = Authority("steel", expires=datetime.now(UTC) - timedelta(seconds=1))
+    with pytest.raises(CharterError, match="has expired"):
+        Seal(old.kit("plant-a"))
+
+
+def test_a_signature_under_one_thing_is_none_under_another() -> None:
+    key = SigningKey.generate()
+    with pytest.raises(ForgedError):
+        unseal(key.public, "charter", key.seal("bundle", b"{}"))
+    with pytest.raises(ForgedError):
+        unseal(key.public, "bundle", key.seal("bund", b"le{}"))
+
+
+# Over a broker
+
+
+class Adversary:
+    """Runs the broker, as it were: sees all that is said in a federation, and says what it likes."""
+
+    def __init__(self, broker: Endpoint, federation: str):
+        self.federation = federation
+        self.seen: list[Delivery] = []
+        self._inbox: queue.Queue[object] = queue.Queue()
+        self._link = Link(broker, f"adversary-{secrets.token_hex(4)}", inbox=self._inbox, persistent=False)
+        self._link.subscribe(f"{topics.ROOT}/{federation}/#")
+        self._link.open()
+        self._acts = True
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def say(self, topic: str, payload: bytes | AnyMessage, *, retain: bool = False, qos: int = 1) -> None:
+        self._link.publish(topic, payload if isinstance(payload, bytes) else encode(payload), retain=retain, qos=qos)
+
+    def close(self) -> list[Delivery]:
+        self._acts = False
+        self._thread.join()
+        self._link.close()
+        return self.seen
+
+    def _run(self) -> None:
+        said = set[bytes]()
+        while self._acts:
+            try:
+                event = self._inbox.get(timeout=0.05)
+            except queue.Empty:
+                continue
+            if isinstance(event, Delivery) and topics.signer(event.topic) and event.payload not in said:
+                self.seen.append(event)
+                said |= {event.payload, event.payload[HEAD:]}
+                self.attack(event)
+
+    def attack(self, seen: Delivery) -> None:
+        """Only listens."""
+
+
+class Meddler(Adversary):
+    """Says everything again: as it was, without signature, changed, and in the name of others."""
+
+    def attack(self, seen: Delivery) -> None:
+        if not seen.payload.startswith(SEALED):
+            return
+        self.say(seen.topic, seen.payload, retain=seen.retain)
+        self.say(seen.topic, seen.payload[HEAD:])
+        for name in PLANTS:
+            self.say(topics.up(self.federation, name), seen.payload)
+            self.say(topics.down(self.federation, name), seen.payload)
+        for forged in self.lies(decode_any(seen.payload[HEAD:])):
+            for lie in (encode(forged), seen.payload[:HEAD] + encode(forged)):
+                self.say(seen.topic, lie)
+
+    def lies(self, message: AnyMessage) -> list[AnyMessage]:
+        change = msgspec.structs.replace
+        match message:
+            case Spec():
+                return [change(message, rounds=1), change(message, run="f" * 16)]
+            case RoundState():
+                return [
+                    RoundState(run=message.run, round=message.round, status="aborted", reason="a lie"),
+                    change(message, round=message.round + 1),
+                ]
+            case Contribution():
+                return [change(message, weight=0.001)]
+            case Welcome():
+                return [Refusal(session=message.session, reason="a lie", remedy="believe it")]
+            case Accepted():
+                return [change(message, counted=False), change(message, round=message.round + 1)]
+            case Presence():
+                return [change(message, online=not message.online)]
+        return []
+
+
+def test_a_meddling_broker_changes_no_byte_of_what_is_learnt(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    authority = Authority("meddled")
+    seals = authority.seals()
+    federation = Federation(broker, plants, tmp_path, "meddled", 3, Terms(), seals=seals)
+    meddler = Meddler(broker, "meddled")
+    sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
+    outcome = sessions[0].end()
+    for session in sessions[1:]:
+        session.end()
+    meddler.close()
+    simulated = simulate(federation.spec, federation.first, {name: federation.images(name) for name in PLANTS})
+    assert isinstance(outcome, Outcome)
+    assert same(outcome.broadcast, simulated.broadcast)
+    assert all(same(federation.personal(name), to_arrays(simulated.models[name].tree)) for name in PLANTS)
+    kinds = {type(decode_any(seen.payload[HEAD:])) for seen in meddler.seen if seen.payload.startswith(SEALED)}
+    assert {Spec, RoundState, Contribution, Welcome, Accepted, Presence} <= kinds
+    for name in PLANTS:  # and each model can show what it was made from, tensor by tensor
+        facts, tree, *_ = load(source := federation.folder / name / "model")
+        broadcast = Signer(authority.kit(name), days=9).check(facts, tree, source).broadcast
+        check_broadcast(broadcast, authority.charter.coordinator.key)
+        assert (broadcast.run, broadcast.round) == (federation.spec.run, 3)
+
+
+def test_without_signatures_the_same_meddling_ends_a_federation(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """Else the test above would prove nothing."""
+    federation = Federation(broker, plants, tmp_path, "unsigned", 3, Terms())
+    coordinator = federation.coordinator()
+    liar = Adversary(broker, "unsigned")
+    node = federation.node(PLANTS[0])
+    coordinator.wait_for(progress.NodeJoined)
+    liar.say(topics.round_state("unsigned"), RoundState(run=federation.spec.run, round=1, status="aborted", reason="!"))
+    with pytest.raises(EdgeNodeError, match="ended early: !"):
+        node.end()
+    liar.close()
+    coordinator.stop()
+
+
+def test_a_federation_that_is_played_back_trains_nobody(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spec, round and broadcast of an earlier run, all of them right: only a coordinator that answers is there now."""
+    authority = Authority("past")
+    federation = Federation(broker, plants, tmp_path, "past", 500, Terms(), seals=authority.seals())
+    listener = Adversary(broker, "past")
+    coordinator = federation.coordinator()
+    nodes = [federation.node(name) for name in PLANTS]
+    coordinator.wait_for(progress.RoundClosed)
+    for session in (*nodes, coordinator):
+        session.stop()
+    listener.close()
+    played = [each.payload for each in listener.seen if each.topic == topics.round_state("past")][-1]
+    blob = decode_any(played[HEAD:]).broadcast  # type: ignore[union-attr]
+    player = Courier(broker, "past", topics.COORDINATOR, BlobStore(tmp_path / "coordinator" / "blobs"), queue.Queue())
+    player.start()
+    player.offer(blob.digest, blob.chunk_size)
+    federation.folder = tmp_path / "later"
+    monkeypatch.setattr("trainer.federation.client.session._SILENCE", 2.0)
+    fooled = federation.node(PLANTS[0])
+    note = fooled.wait_for(progress.Note)
+    while "has not let us in" not in note.text:  # type: ignore[union-attr]
+        note = fooled.wait_for(progress.Note)
+    assert not any(isinstance(event, progress.Received | progress.Measured) for event in fooled.told)
+    fooled.stop()
+    player.close()
+
+
+def test_on_topics_that_nobody_signs_or_has_asked_for_nothing_is_heard(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """A broker may send what nobody has subscribed to: beside the topics that are signed, or where chunks belong."""
+    strays = ["x", "", "a/b/c/d/e/f/g/h", *(f"{topic}/x" for topic in (*TOPICS, topics.spec("steel")))]
+    strays += [topics.want("steel", name, "x") for name in ("coordinator", *PLANTS)]
+    with Proxy(broker.port) as proxy:
+        reached = Endpoint.parse(proxy.url)
+        federation = Federation(reached, plants, tmp_path, "steel", 2, Terms(), seals=Authority("steel").seals())
+        coordinator, node = federation.coordinator(), federation.node(PLANTS[0])
+        coordinator.wait_for(progress.NodeJoined)
+        run = federation.spec.run
+        for message in (
+            RoundState(run=run, round=1, status="aborted", reason="a lie"),
+            Hello(session="a" * 16, run=run, software=""),
+        ):
+            for topic in strays:
+                proxy.say(topic, encode(message))
+        sessions = [coordinator, node, *(federation.node(name) for name in PLANTS[1:])]
+        ends = [session.end() for session in sessions]
+    assert all(ends)
+    assert [event.node for event in coordinator.told if isinstance(event, progress.NodeJoined)] == [PLANTS[0]]
+
+
+def test_a_broker_cannot_have_a_member_refused_by_forging_its_chunks(
+    broker: Endpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Chunks bear no signature, so bytes that do not fit prove nothing about their holder."""
+    seals, news, data = Authority("steel").seals(), queue.Queue[object](), secrets.token_bytes(5000)
+    holder, asker = (
+        Courier(replace(broker, seal=seals[name]), "steel", name, BlobStore(tmp_path / name), news)
+        for name in ("plant-a", "coordinator")
+    )
+    digest, size = holder._store.put(data)
+    manifest = Manifest(
+        federation="steel", run="a" * 16, round=1, node="plant-a", digest=digest, size=size, chunk_size=8192
+    )
+    forger = Link(broker, "forger", inbox=queue.Queue(), persistent=False).open()
+    asker.start()
+    asker.fetch(manifest)
+    while not caplog.records:  # the asker may not listen yet
+        forger.publish(topics.chunks("steel", "plant-a", digest, 8192), encode_chunk(0, bytes(size)), qos=0)
+        time.sleep(0.01)
+    assert news.empty()
+    holder.start()
+    holder.offer(digest, 8192)
+    assert news.get(timeout=20) == Fetched(manifest)
+    for each in (forger, holder, asker):
+        each.close()
+    assert {record.getMessage() for record in caplog.records} == {
+        "what arrives from plant-a is not the blob that it has signed; asking for it again"
+    }
+
+
+def test_a_broker_cannot_have_a_member_refused_by_repeating_its_messages(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    federation = Federation(broker, plants, tmp_path, "repeated", 1, Terms(), seals=Authority("repeated").seals())
+    listener = Adversary(broker, "repeated")
+    coordinator, node = federation.coordinator(), federation.node(PLANTS[0])
+    coordinator.wait_for(progress.NodeJoined)
+    hello = next(each for each in listener.seen if each.topic == topics.up("repeated", PLANTS[0]))
+    for _ in range(MOST + 1):
+        listener.say(hello.topic, hello.payload, qos=0)
+    note = coordinator.wait_for(progress.Note)
+    assert f"ignoring {PLANTS[0]} for a while" in note.text  # type: ignore[union-attr]
+    assert node.stop() is None  # was not refused
+    coordinator.stop()
+    listener.close()
+    assert not any(isinstance(event, progress.NodeRefused) for event in coordinator.told)
+
+
+def test_with_a_kit_only_its_signed_federation_is_joined_and_without_one_none_that_is_signed(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority, said = Authority("closed"), list[str]()
+
+    def join(endpoint: Endpoint, name: str) -> Spec | None:
+        return discover(endpoint, name, 0.5, said.append, lambda: False, tmp_path)
+
+    signed = Federation(broker, plants, tmp_path / "1", "closed", 1, Terms(), seals=authority.seals())
+    session = signed.coordinator()
+    sealed = replace(broker, seal=Seal(authority.kit(PLANTS[0])))
+    assert join(sealed, "closed") == signed.spec
+    with pytest.raises(UsageError, match=r"cannot be read \(it is signed; to read it, take part with a kit"):
+        join(broker, "closed")
+    session.stop()
+    unsigned = Federation(broker, plants, tmp_path / "2", "closed", 1, Terms())
+    session = unsigned.coordinator()
+    with pytest.raises(UsageError, match="no coordinator appeared"):
+        join(sealed, "closed")
+    session.stop()
+    told = [record.getMessage() for record in caplog.records if "closed/spec" in record.getMessage()]
+    assert told == [f"ignored a message on {topics.spec('closed')}: it is not signed"]
+
+
+def test_a_node_written_from_the_page_takes_part_in_a_signed_federation(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    authority = Authority("default")
+    seals = {name: seal for name, seal in authority.seals().items() if name in (topics.COORDINATOR, PLANTS[0])}
+    federation = Federation(broker, plants, tmp_path, "default", 2, Terms(), "fedavg", seals=seals, epochs="1")
+    coordinator, node = federation.coordinator(), federation.node(PLANTS[0])
+    others = [
+        ForeignNode(
+            broker.port, name, MQTTProtocolVersion.MQTTv5, weight=9, shift=0.01,
+            key=Ed25519PrivateKey.from_private_bytes(authority.keys[name].raw),
+            coordinator=Ed25519PrivateKey.from_private_bytes(authority.keys["coordinator"].raw).public_key(),
+        )
+        for name in PLANTS[1:]
+    ]  # fmt: skip
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(ForeignNode.run, others))
+    outcome = coordinator.end()
+    node.end()
+    assert isinstance(outcome, Outcome)
+    assert all(same(outcome.broadcast, result) for result in results)
+    assert federation.contributors() == [{*PLANTS}] * 2
+
+
+@pytest.mark.slow
+def test_who_is_revoked_in_a_run_has_no_part_in_it_any_more_and_the_others_go_on(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """Its contribution to the open round does not count either; the quorum follows the members that are left."""
+    authority = Authority("purged")
+    seals = authority.seals()
+    federation = Federation(broker, plants, tmp_path, "purged", 40, Terms(), seals=seals)
+    coordinator = federation.coordinator()
+    nodes = {name: federation.node(name) for name in PLANTS}
+    coordinator.wait_for(progress.RoundClosed)
+    nodes[PLANTS[0]].stop()
+    while coordinator.wait_for(progress.Contribution).node != PLANTS[2]:  # type: ignore[union-attr]
+        pass
+    coordinator.stop()
+    before = len(federation.contributors())
+    authority.revoke(PLANTS[2])
+    seals[topics.COORDINATOR] = Seal(authority.kit(topics.COORDINATOR))
+    coordinator = federation.coordinator()
+    said = coordinator.wait_for(progress.Note)
+    while "no member any more: plant-c; the others go on, 2 close a round" not in said.text:  # type: ignore[union-attr]
+        said = coordinator.wait_for(progress.Note)
+    nodes[PLANTS[0]] = federation.node(PLANTS[0])
+    assert isinstance(coordinator.end(), Outcome)
+    for name in PLANTS[:2]:
+        nodes[name].end()
+    nodes[PLANTS[2]].stop()
+    assert federation.contributors()[:before] == [{*PLANTS}] * before
+    assert federation.contributors()[before:] == [{*PLANTS[:2]}] * (40 - before)
+
+
+def test_a_run_that_has_lost_too_many_members_for_its_rule_is_not_gone_on_with(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    authority = Authority("few")
+    seals = authority.seals()
+    federation = Federation(broker, plants, tmp_path, "few", 40, Terms(), seals=seals)
+    federation.spec = msgspec.structs.replace(federation.spec, aggregation=Aggregation("median"))
+    sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
+    sessions[0].wait_for(progress.RoundClosed)
+    for session in sessions:
+        session.stop()
+    authority.revoke(PLANTS[2])
+    seals[topics.COORDINATOR] = Seal(authority.kit(topics.COORDINATOR))
+    with Ledger(tmp_path / "coordinator") as ledger, pytest.raises(UsageError, match="2 of 3 nodes are left"):
+        coordinate(ledger, federation.spec, federation.first, federation.endpoint(topics.COORDINATOR), print)
+
+
+def test_members_cannot_guess_each_others_client_ids() -> None:
+    authority = Authority("steel")
+    ids = {Seal(authority.kit(name)).secret("edge-node/steel/plant-a") for name in authority.keys}
+    assert len(ids) == len(authority.keys)
+    assert Seal(authority.kit("plant-a")).secret("x") == Seal(authority.kit("plant-a")).secret("x")

@@ -1,0 +1,251 @@
+"""Whom a real mosquitto admits with the configuration that `edge-node provision` has written, as it is."""
+
+import logging
+import random
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from logging.handlers import QueueHandler
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import msgspec
+import pytest
+
+from broker_config.mqtt.client import Delivery, Link, LinkDown, LinkUp
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol import topics
+from broker_config.protocol.codec import MAX_MESSAGE
+from broker_config.protocol.errors import EdgeNodeError, LinkError, UsageError
+from broker_config.security import certificate_authority
+from broker_config.security.certificate_authority import Pair
+from broker_config.security.kit import Kit
+from tests.support.provisioned_federation import Guarded, make
+
+DAY = timedelta(days=1)
+NOW = datetime.now(UTC)
+
+
+def connect(endpoint: Endpoint, name: str = "", *filters: str) -> tuple[Link, Queue[Any]]:
+    inbox: Queue[Any] = Queue()
+    link = Link(endpoint, name or f"edge-node/{random.getrandbits(64):x}", inbox=inbox, persistent=bool(name))
+    link.subscribe(*filters)
+    link.open()
+    assert isinstance(inbox.get(timeout=5), LinkUp)
+    return link, inbox
+
+
+def admitted(its: Kit) -> bool:
+    """Whether the broker takes the kit; LinkError says why not."""
+    connect(Endpoint.of_kit(its))[0].close()
+    return True
+
+
+def with_files(broker: Guarded, pair: Pair | None, folder: Path) -> Endpoint:
+    """The broker for whoever shows this certificate."""
+    (folder / "ca.pem").write_text(broker.members.register.ca.certificate)
+    if pair is None:
+        return Endpoint.parse(broker.url, ca=folder / "ca.pem")
+    (folder / "cert.pem").write_text(pair.certificate)
+    (folder / "key.pem").write_text(pair.key)
+    return Endpoint.parse(broker.url, ca=folder / "ca.pem", cert=folder / "cert.pem", key=folder / "key.pem")
+
+
+@pytest.mark.parametrize("name", ["coordinator", "monitor", "plant-a", "plant-b"])
+def test_the_broker_admits_every_member_with_its_kit(name: str, provisioned: Guarded) -> None:
+    assert admitted(provisioned.kits[name])
+
+
+def issued(broker: Guarded, ends: timedelta, by: Pair | None = None) -> Pair:
+    return certificate_authority.issue(by or broker.members.register.ca, "steel", "plant-a", NOW, NOW + ends)
+
+
+STRANGERS: dict[str, tuple[Callable[[Guarded], Pair | None], str]] = {
+    "nobody": (lambda broker: None, "does not accept our certificate: there is none"),
+    "who has expired": (lambda broker: issued(broker, -DAY / 24), "does not accept our certificate: it has expired"),
+    "another federation": (
+        lambda broker: issued(broker, DAY, certificate_authority.found("iron", NOW)),
+        "does not accept our certificate: another authority has issued it",
+    ),
+    "another authority of the same name": (
+        lambda broker: issued(broker, DAY, certificate_authority.found("steel", NOW)),
+        "does not accept our certificate",
+    ),
+    "the broker itself": (
+        lambda broker: broker.members.register.broker,
+        "does not accept our certificate: it is not one of a client",
+    ),
+}
+
+
+@pytest.mark.parametrize("who", STRANGERS)
+def test_the_broker_does_not_admit(who: str, provisioned: Guarded, tmp_path: Path) -> None:
+    pair, words = STRANGERS[who]
+    with pytest.raises(LinkError, match=words) as caught:
+        connect(with_files(provisioned, pair(provisioned), tmp_path))
+    assert caught.value.remedy
+
+
+def test_nobody_speaks_to_the_broker_in_the_clear(provisioned: Guarded) -> None:
+    port = provisioned.members.register.port
+    with pytest.raises(LinkError, match="closed the connection without an answer") as caught:
+        connect(Endpoint.parse(f"mqtt://127.0.0.1:{port}"))
+    assert "scheme and port belong together" in caught.value.remedy
+
+
+@pytest.mark.parametrize(("version", "accepted"), [("TLSv1_1", False), ("TLSv1_2", True), ("TLSv1_3", True)])
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1")
+def test_the_broker_speaks_tls_from_1_2_on(version: str, accepted: bool, provisioned: Guarded) -> None:
+    context = provisioned.kits["plant-a"].tls_context()
+    context.set_ciphers("ALL:@SECLEVEL=0")  # else our own side would refuse
+    context.minimum_version = context.maximum_version = ssl.TLSVersion[version]
+    port = provisioned.members.register.port
+    with socket.create_connection(("127.0.0.1", port)) as plain:
+        if accepted:
+            with context.wrap_socket(plain, server_hostname="127.0.0.1") as secure:
+                assert secure.version() == version.replace("_", ".")
+        else:
+            with pytest.raises(ssl.SSLError, match="alert protocol version"):
+                context.wrap_socket(plain, server_hostname="127.0.0.1")
+
+
+def test_we_do_not_accept_a_broker_at_another_host_or_of_another_federation(
+    provisioned: Guarded, tmp_path: Path
+) -> None:
+    its, port = provisioned.kits["plant-a"], provisioned.members.register.port
+    with pytest.raises(LinkError, match="is not trusted: Hostname mismatch") as caught:
+        admitted(msgspec.structs.replace(its, broker=f"mqtts://localhost:{port}"))
+    assert "host name" in caught.value.remedy
+    with pytest.raises(LinkError, match="is not trusted") as caught:
+        admitted(msgspec.structs.replace(make(tmp_path / "other").kits["plant-a"], broker=provisioned.url))
+    assert "not the broker of the kit's federation" in caught.value.remedy
+
+
+def test_an_expired_kit_says_so_before_it_connects(provisioned: Guarded) -> None:
+    pair = issued(provisioned, -DAY)
+    old = msgspec.structs.replace(provisioned.kits["plant-a"], certificate=pair.certificate, key=pair.key)
+    with pytest.raises(UsageError, match="certificate of plant-a has expired") as caught:
+        admitted(old)
+    assert "edge-node provision --renew" in caught.value.remedy
+
+
+def test_the_largest_message_and_a_usual_chunk_fit_and_what_is_larger_does_not(provisioned: Guarded) -> None:
+    coordinator, _ = connect(Endpoint.of_kit(provisioned.kits["coordinator"]))
+    node, inbox = connect(Endpoint.of_kit(provisioned.kits["plant-a"]))
+    topic = topics.chunks("steel", "coordinator", "0" * 64, 262_144)
+    with closing(coordinator), closing(node):
+        node.longest = 1 << 20
+        node.subscribe(topics.down("steel", "plant-a"), topic)
+        settle(node, inbox, topics.presence("steel", "plant-a"))
+        for where, size in ((topics.down("steel", "plant-a"), MAX_MESSAGE), (topic, 262_144 + 1024)):
+            coordinator.publish(where, bytes(size))
+            received = inbox.get(timeout=10)
+            assert (received.topic, len(received.payload)) == (where, size)
+        with pytest.raises(EdgeNodeError, match="exceeds the 1048576"):
+            coordinator.publish(topic, bytes(1 << 20))
+
+
+def test_what_was_said_to_a_member_that_is_away_outlives_a_restart_of_the_broker(provisioned: Guarded) -> None:
+    node, inbox = connect(Endpoint.of_kit(provisioned.kits["plant-a"]), "edge-node/steel/plant-a")
+    node.subscribe(topics.down("steel", "plant-a"))
+    settle(node, inbox, topics.presence("steel", "plant-a"))
+    node.close()
+    coordinator, _ = connect(Endpoint.of_kit(provisioned.kits["coordinator"]))
+    with closing(coordinator):
+        for number in range(2000):
+            coordinator.publish(topics.down("steel", "plant-a"), str(number).encode())
+            if number % 500 == 499:
+                assert coordinator.flush(20)
+    provisioned.restart()
+    endpoint = Endpoint.of_kit(provisioned.kits["plant-a"])
+    node, inbox = connect(endpoint, "edge-node/steel/plant-a", topics.down("steel", "plant-a"))
+    with closing(node):
+        for number in range(2000):
+            received = inbox.get(timeout=10)
+            assert received.payload == str(number).encode()
+            node.ack(received)
+
+
+def settle(link: Link, inbox: "Queue[Any]", topic: str) -> None:
+    """Return once all that was subscribed to before is in force: what we say ourselves comes back."""
+    link.subscribe(topic)
+    link.publish(topic, b'"here"')
+    while not (isinstance(got := inbox.get(timeout=5), Delivery) and got.topic == topic):
+        pass
+    link.ack(got)
+
+
+def test_who_knew_a_client_id_could_take_its_session_so_members_cannot_guess_it(provisioned: Guarded) -> None:
+    """mosquitto 2.0.11 does not bind client ids to user names, and two connections of one member need two."""
+    its, other = (Endpoint.of_kit(provisioned.kits[name]) for name in ("plant-a", "plant-b"))
+    name = "edge-node/steel/one"
+    victim, inbox = connect(its, name)
+    guess, heard = connect(other, name)
+    with closing(victim), closing(guess):
+        settle(guess, heard, topics.presence("steel", "plant-b"))
+        assert (inbox.qsize(), victim.connected) == (0, True)
+        thief = Link(other, "thief", inbox=Queue(), persistent=True)
+        thief._client_id = victim._client_id
+        thief.open()
+        try:
+            assert isinstance(inbox.get(timeout=5), LinkDown)
+        finally:
+            thief.close()
+
+
+def test_a_member_that_asks_for_qos_2_is_disconnected(provisioned: Guarded) -> None:
+    link, inbox = connect(Endpoint.of_kit(provisioned.kits["plant-a"]))
+    with closing(link):
+        link.publish(topics.up("steel", "plant-a"), b"", qos=2)
+        assert inbox.get(timeout=5) == LinkDown(link, "QoS not supported")
+
+
+def test_a_member_that_fills_the_brokers_memory_is_disconnected_and_the_others_are_not(provisioned: Guarded) -> None:
+    """With a limit that is reached sooner. What it piled up goes with the broker's data, which can be spared."""
+    conf = provisioned.folder / "broker" / "mosquitto.conf"
+    whole = conf.read_text()
+    conf.write_text(whole.replace("memory_limit 1073741824", "memory_limit 20000000"))
+    provisioned.restart()
+    coordinator, others = connect(Endpoint.of_kit(provisioned.kits["coordinator"]))
+    flood, inbox = connect(Endpoint.of_kit(provisioned.kits["plant-a"]))
+    with closing(coordinator), closing(flood):
+        for number in range(40):
+            topic = topics.chunks("steel", "plant-a", f"{number:064x}", 1 << 20)
+            flood.publish(topic, bytes(1_000_000), qos=0, retain=True)
+        assert isinstance(inbox.get(timeout=20), LinkDown)
+        coordinator.publish(topics.down("steel", "plant-b"), b"go on")
+        assert coordinator.flush(10)
+        assert others.empty()
+    provisioned.stop()
+    (provisioned.folder / "broker" / "data" / "mosquitto.db").unlink()
+    conf.write_text(whole)
+    provisioned.start()
+    assert admitted(provisioned.kits["plant-a"])
+
+
+def test_a_revoked_node_comes_in_no_more_once_the_broker_has_read_the_list_and_is_put_out_by_a_restart(
+    provisioned: Guarded,
+) -> None:
+    """Last, since it changes the federation."""
+    logged: Queue[logging.LogRecord] = Queue()
+    logging.getLogger("broker_config.mqtt.client").addHandler(handler := QueueHandler(logged))
+    its = provisioned.kits["plant-b"]
+    link, inbox = connect(Endpoint.of_kit(its))
+    for name in ("plant-a", "plant-b"):  # two lists, in one second: the later one counts
+        provisioned.members = provisioned.members.change(revoke=[name])
+        provisioned.reload()
+    with pytest.raises(LinkError, match="does not accept our certificate: it was revoked") as caught:
+        admitted(its)
+    assert "new kit" in caught.value.remedy
+    assert admitted(provisioned.kits["coordinator"])
+    assert (link.connected, inbox.qsize()) == (True, 0)
+    provisioned.restart()
+    assert isinstance(inbox.get(timeout=10), LinkDown)
+    with pytest.raises(LinkError, match="it was revoked"):
+        admitted(its)
+    assert "does not accept our certificate any more: it was revoked" in logged.get(timeout=20).message
+    link.close()
+    logging.getLogger("broker_config.mqtt.client").removeHandler(handler)

@@ -1,0 +1,548 @@
+"""Blobs arrive whole, whatever the channel, the broker and the process go through."""
+
+import hashlib
+import logging
+import os
+import queue
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker_config.broker.embedded import EmbeddedBroker, start_broker
+from broker_config.mqtt.client import Delivery, Endpoint, Link
+from broker_config.protocol import topics
+from broker_config.protocol.errors import EdgeNodeError, PeerError
+from broker_config.protocol.messages import Manifest, Want
+from broker_config.transfer.blob_transfer import BlobStore, Courier, Fetch, Fetched, FetchFailed
+from broker_config.transfer.send_queue import SendQueue
+from tests.support.ports import free_port
+from tests.support.proxy import Proxy
+
+KIB = 1024
+SIZE = 9_000_001  # bytes: an encoder, and a last chunk that is not full
+
+
+def manifest_of(data: bytes, chunk_size: int = KIB, **fields: object) -> Manifest:
+    facts = {"federation": "f", "run": "0" * 16, "round": 4, "node": "holder", "digest": digest_of(data)}
+    return Manifest(**facts | {"size": len(data), "chunk_size": chunk_size} | fields)
+
+
+def digest_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def chunk_of(data: bytes, index: int, chunk_size: int = KIB) -> bytes:
+    return data[index * chunk_size : (index + 1) * chunk_size]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BlobStore:
+    return BlobStore(tmp_path / "blobs")
+
+
+# The store
+
+
+def test_a_blob_is_found_under_its_digest(store: BlobStore) -> None:
+    digest, size = store.put(b"some bytes")
+    assert (digest, size) == (digest_of(b"some bytes"), 10)
+    assert digest in store
+    assert store.path(digest).read_bytes() == b"some bytes"
+    assert store.read(digest, 5, 100) == b"bytes"
+    assert store.put(b"some bytes") == (digest, size)
+    store.remove(digest)
+    store.remove(digest)
+    assert digest not in store
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "", "AB" * 32, "ab" * 31, "ab" * 32 + "\n"])
+def test_only_a_digest_names_a_file(store: BlobStore, name: str) -> None:
+    with pytest.raises(ValueError, match="not a SHA-256"):
+        store.path(name)
+
+
+@pytest.fixture
+def small_disk() -> Iterator[None]:
+    """No file may grow beyond 100 kB."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_is_named_and_leaves_nothing_behind(store: BlobStore, small_disk: None) -> None:
+    with pytest.raises(EdgeNodeError, match=str(store.folder)):
+        store.put(bytes(200_000))
+    assert [file for file in store.folder.rglob("*") if file.is_file()] == []
+
+
+def test_a_fetch_that_fills_the_disk_says_so(store: BlobStore, small_disk: None) -> None:
+    with pytest.raises(EdgeNodeError, match=str(store.folder)):
+        Fetch(manifest_of(bytes(200_000)), store)
+
+
+def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(EdgeNodeError, match=str(tmp_path / "file" / "blobs")):
+        BlobStore(tmp_path / "file" / "blobs")
+
+
+# The receiver
+
+
+def test_a_fetch_asks_for_every_chunk_once_and_then_has_the_blob(store: BlobStore) -> None:
+    data = os.urandom(50 * KIB + 1)
+    fetch, asked = Fetch(manifest_of(data), store), []
+    while not fetch.complete:
+        for index in (chunks := fetch.wants(0.0)):
+            fetch.receive(index, chunk_of(data, index), 0.0)
+        asked += chunks
+    assert sorted(asked) == list(range(51))
+    assert fetch.finish().read_bytes() == data
+    assert digest_of(data) in store
+    assert list(store.incoming.iterdir()) == []
+
+
+def test_askers_of_one_blob_want_the_same_chunk_until_they_hear_something_and_then_different_ones(
+    store: BlobStore,
+) -> None:
+    data = bytes(1000 * KIB)
+    fetches = [Fetch(manifest_of(data, node=f"holder-{number}"), store) for number in range(5)]
+    assert {fetch.wants(0.0) for fetch in fetches} == {(0,)}
+    assert {fetch.wants(60.0) for fetch in fetches} == {(1,)}  # in vain; it may only be late
+    for fetch in fetches:
+        fetch.receive(0, chunk_of(data, 0), 60.0)
+    assert len({fetch.wants(60.0) for fetch in fetches}) > 1
+
+
+@pytest.mark.parametrize(("window", "most"), [(8 * KIB, 8), (1, 1)])
+def test_no_more_than_a_window_is_outstanding(store: BlobStore, window: int, most: int) -> None:
+    data = bytes(100 * KIB)
+    fetch, outstanding, largest = Fetch(manifest_of(data), store, window=window), set(), 0
+    assert len(fetch.wants(0.0)) <= 2
+    fetch.restart()
+    while not fetch.complete:
+        outstanding |= set(fetch.wants(0.0))
+        largest = max(largest, len(outstanding))
+        index = outstanding.pop()
+        fetch.receive(index, chunk_of(data, index), 0.0)
+    assert largest == most
+
+
+def test_a_silent_holder_is_asked_again_more_and_more_rarely_but_at_least_every_five_seconds(store: BlobStore) -> None:
+    fetch = Fetch(manifest_of(bytes(100 * KIB)), store)
+    asked_at = [tenth / 10 for tenth in range(600) if fetch.wants(tenth / 10)]
+    pauses = [round(later - earlier, 1) for earlier, later in pairwise(asked_at)]
+    assert pauses[0] <= 1.2
+    assert pauses == sorted(pauses)
+    assert 4 < pauses[-1] <= 5.2
+
+
+def test_a_fetch_has_patience_with_a_way_that_has_shown_to_be_slow(store: BlobStore) -> None:
+    data = bytes(100 * KIB)
+    fetch, asked, pipe, delivered = Fetch(manifest_of(data), store), 0, [], 0
+    for second in range(100 * 8 + 100):  # the pipe takes 8 seconds for a chunk
+        pipe += (chunks := fetch.wants(float(second)))
+        asked += len(chunks)
+        if second % 8 == 7 and pipe:
+            delivered += 1
+            fetch.receive(index := pipe.pop(0), chunk_of(data, index), float(second))
+    assert fetch.complete
+    assert asked < 120
+
+
+def test_after_a_reconnection_a_fetch_asks_at_once(store: BlobStore) -> None:
+    fetch = Fetch(manifest_of(bytes(100 * KIB)), store)
+    assert fetch.wants(0.0)
+    assert not fetch.wants(0.1)
+    fetch.restart()
+    assert fetch.wants(0.1)
+
+
+def test_chunks_that_another_asked_for_are_welcome(store: BlobStore) -> None:
+    data = os.urandom(3 * KIB)
+    fetch = Fetch(manifest_of(data), store)
+    for index in range(3):
+        fetch.receive(index, chunk_of(data, index), 0.0)
+    assert fetch.complete
+    assert fetch.wants(0.0) == ()
+    assert fetch.finish().read_bytes() == data
+
+
+def test_impossible_chunks_are_ignored_and_counted(store: BlobStore) -> None:
+    data = os.urandom(2 * KIB + 10)
+    fetch = Fetch(manifest_of(data), store)
+    for index, chunk in [(0, b""), (0, bytes(KIB - 1)), (0, bytes(KIB + 1)), (2, bytes(KIB)), (3, b""), (2**32, b"x")]:
+        fetch.receive(index, chunk, 0.0)
+    assert fetch.refused == 6
+    for index in (0, 1, 2):
+        fetch.receive(index, chunk_of(data, index), 0.0)
+        fetch.receive(index, bytes(len(chunk_of(data, index))), 0.0)  # a duplicate does not overwrite
+    assert fetch.finish().read_bytes() == data
+
+
+def test_a_blob_that_does_not_match_its_digest_is_the_holder_s_fault_and_forgotten(store: BlobStore) -> None:
+    data = os.urandom(2 * KIB)
+    fetch = Fetch(manifest_of(data), store)
+    fetch.receive(0, bytes(KIB), 0.0)
+    fetch.receive(1, chunk_of(data, 1), 0.0)
+    with pytest.raises(PeerError, match="holder in round 4") as caught:
+        fetch.finish()
+    assert caught.value.peer == "holder"
+    assert digest_of(data) not in store
+    assert list(store.incoming.iterdir()) == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    chunks=st.integers(1, 40),
+    loss=st.floats(0, 0.6),
+    window=st.integers(1, 20 * KIB),
+)
+def test_a_channel_that_loses_reorders_and_repeats_still_delivers(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, chunks: int, loss: float, window: int
+) -> None:
+    rng = random.Random(seed)
+    store = BlobStore(tmp_path_factory.mktemp("blobs"))
+    data = rng.randbytes(chunks * KIB - rng.randrange(KIB - 1))
+    fetch, under_way, now = Fetch(manifest_of(data), store, window), [], 0.0
+    while not fetch.complete:
+        for index in fetch.wants(now):
+            under_way += [
+                (now + rng.expovariate(5), index) for _ in range(rng.choice((1, 1, 2))) if rng.random() > loss
+            ]
+        due = [entry for entry in under_way if entry[0] <= now]
+        under_way = [entry for entry in under_way if entry[0] > now]
+        for _, index in due:
+            fetch.receive(index, chunk_of(data, index), now)
+        now += 0.05
+        assert now < 10_000
+    assert fetch.finish().read_bytes() == data
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.broker_config.transfer.test_blob_transfer import BlobStore, Fetch, chunk_of, manifest_of
+data = Path(sys.argv[2]).read_bytes()
+fetch = Fetch(manifest_of(data), BlobStore(Path(sys.argv[1])))
+for index in range(0, 60, 2):
+    fetch.receive(index, chunk_of(data, index), 0.0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_after_the_death_of_the_process_only_missing_chunks_are_asked_for(store: BlobStore, tmp_path: Path) -> None:
+    data = os.urandom(60 * KIB)
+    (tmp_path / "data").write_bytes(data)
+    died = subprocess.run([sys.executable, "-c", KILLED, store.folder, tmp_path / "data"], check=False)
+    assert died.returncode == -signal.SIGKILL
+    fetch, asked = Fetch(manifest_of(data), store), []
+    assert fetch.resumed
+    while not fetch.complete:
+        for index in (chunks := fetch.wants(0.0)):
+            fetch.receive(index, chunk_of(data, index), 0.0)
+        asked += chunks
+    assert sorted(asked) == list(range(1, 60, 2))
+    assert fetch.finish().read_bytes() == data
+
+
+def test_a_fetch_in_other_chunks_starts_over(store: BlobStore) -> None:
+    data = os.urandom(8 * KIB)
+    fetch = Fetch(manifest_of(data), store)
+    fetch.receive(0, chunk_of(data, 0), 0.0)
+    assert Fetch(manifest_of(data), store).resumed
+    assert not Fetch(manifest_of(data, 2 * KIB), store).resumed
+
+
+# The sender
+
+
+def test_chunks_are_sent_in_the_order_asked_for_and_once_while_they_wait() -> None:
+    sends, digest = SendQueue(), "a" * 64
+    sends.add(Want(digest=digest, chunk_size=KIB, chunks=(5, 3)), 0.0)
+    sends.add(Want(digest=digest, chunk_size=KIB, chunks=(3, 4, 5)), 0.0)
+    assert [sends.pop(0.0).number for _ in range(len(sends))] == [5, 3, 4]
+    sends.add(Want(digest=digest, chunk_size=KIB, chunks=(3,)), 1.0)
+    assert len(sends) == 1
+
+
+def test_what_waits_to_be_sent_is_bounded() -> None:
+    sends = SendQueue()
+    for start in range(0, 100_000, 1000):
+        sends.add(Want(digest="a" * 64, chunk_size=KIB, chunks=tuple(range(start, start + 1000))), 0.0)
+    assert len(sends) < 20_000
+
+
+# Both, through a broker
+
+
+class Peer:
+    """A courier with its store and inbox."""
+
+    def __init__(self, url: str, name: str, folder: Path):
+        self.store = BlobStore(folder / name)
+        self.inbox: queue.Queue[Fetched | FetchFailed] = queue.Queue()
+        self.courier = Courier(Endpoint.parse(url), "f", name, self.store, self.inbox)
+
+    def offer(self, data: bytes, chunk_size: int = 0) -> Manifest:
+        chunk_size = chunk_size or self.courier.chunk_size()
+        digest, _ = self.store.put(data)
+        self.courier.offer(digest, chunk_size)
+        return manifest_of(data, chunk_size)
+
+    def get(self, manifest: Manifest) -> bytes:
+        self.courier.fetch(manifest)
+        assert self.inbox.get(timeout=20) == Fetched(manifest)
+        return self.store.path(manifest.digest).read_bytes()
+
+
+Meet = Callable[..., Peer]
+
+
+@pytest.fixture
+def meet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Meet]:
+    """Start a courier at `url`; all end with the test, without having stumbled."""
+    peers: list[Peer] = []
+
+    def start(url: str, name: str) -> Peer:
+        peers.append(Peer(url, name, tmp_path))
+        peers[-1].courier.start()
+        return peers[-1]
+
+    yield start
+    for peer in peers:
+        peer.courier.close()
+    assert [record.message for record in caplog.get_records("call") if record.levelno >= logging.ERROR] == []
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_an_encoder_travels_byte_for_byte(broker: EmbeddedBroker, meet: Meet) -> None:
+    holder, asker = meet(broker.url, "holder"), meet(broker.url, "asker")
+    data = os.urandom(SIZE)
+    assert asker.get(holder.offer(data)) == data
+    assert holder.courier.bytes_sent >= SIZE
+    assert asker.courier.bytes_received >= SIZE
+    assert list(asker.store.incoming.iterdir()) == []
+
+
+def test_what_is_in_the_store_is_not_fetched_again(mosquitto: EmbeddedBroker, meet: Meet) -> None:
+    asker = meet(mosquitto.url, "asker")
+    asker.store.put(b"known")
+    assert asker.get(manifest_of(b"known")) == b"known"
+
+
+def test_a_blob_that_two_manifests_promise_is_fetched_once_and_told_twice(
+    mosquitto: EmbeddedBroker, meet: Meet
+) -> None:
+    holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
+    first = holder.offer(os.urandom(SIZE))
+    second = Manifest(**{field: getattr(first, field) for field in first.__struct_fields__} | {"round": 5})
+    for manifest in (first, second, first):
+        asker.courier.fetch(manifest)
+    assert {asker.inbox.get(timeout=20), asker.inbox.get(timeout=20)} == {Fetched(first), Fetched(second)}
+    assert asker.inbox.empty()
+    assert holder.courier.bytes_sent < 1.5 * SIZE
+
+
+def test_several_askers_share_what_the_holder_sends(broker: EmbeddedBroker, meet: Meet) -> None:
+    holder = meet(broker.url, "holder")
+    askers = [meet(broker.url, f"asker-{number}") for number in range(3)]
+    data = os.urandom(SIZE)
+    manifest = holder.offer(data)
+    for asker in askers:
+        asker.courier.fetch(manifest)
+    for asker in askers:
+        assert asker.inbox.get(timeout=30) == Fetched(manifest)
+        assert asker.store.path(manifest.digest).read_bytes() == data
+    assert holder.courier.bytes_sent < 2.5 * SIZE
+
+
+def test_chunks_fit_into_the_packets_that_the_broker_allows(tmp_path: Path, meet: Meet) -> None:
+    with start_broker(tmp_path / "broker", kind="mosquitto", max_packet=131_072) as broker:
+        holder, asker = meet(broker.url, "holder"), meet(broker.url, "asker")
+        assert 120_000 < holder.courier.chunk_size() < 131_072
+        assert holder.courier.chunk_size(preferred=64 * KIB) == 64 * KIB
+        data = os.urandom(SIZE)
+        assert asker.get(holder.offer(data)) == data
+
+
+def test_a_transfer_survives_a_cut_connection_without_starting_over(mosquitto: EmbeddedBroker, meet: Meet) -> None:
+    with Proxy(mosquitto.port, rate=20e6) as proxy:
+        holder, asker = meet(mosquitto.url, "holder"), meet(proxy.url, "asker")
+        data = os.urandom(SIZE)
+        manifest = holder.offer(data)
+        asker.courier.fetch(manifest)
+        wait_until(lambda: asker.courier.bytes_received > SIZE / 3)
+        proxy.cut()
+        assert asker.get(manifest) == data
+        assert holder.courier.bytes_sent < SIZE + 6e6  # what was under way at most twice
+
+
+def test_a_transfer_survives_a_restart_of_the_broker(tmp_path: Path, meet: Meet) -> None:
+    port = free_port()
+    with start_broker(tmp_path / "broker", port=port, kind="mosquitto") as first, Proxy(port, rate=20e6) as proxy:
+        holder, asker = meet(first.url, "holder"), meet(proxy.url, "asker")
+        data = os.urandom(SIZE)
+        manifest = holder.offer(data)
+        asker.courier.fetch(manifest)
+        wait_until(lambda: asker.courier.bytes_received > SIZE / 3)
+        first.stop()
+        with start_broker(tmp_path / "broker", port=port, kind="mosquitto"):
+            assert asker.get(manifest) == data
+
+
+def test_a_courier_goes_on_where_an_earlier_one_stopped(mosquitto: EmbeddedBroker, meet: Meet, tmp_path: Path) -> None:
+    with Proxy(mosquitto.port, rate=20e6) as proxy:
+        holder, early = meet(mosquitto.url, "holder"), Peer(proxy.url, "asker", tmp_path)
+        data = os.urandom(SIZE)
+        manifest = holder.offer(data)
+        early.courier.start()
+        early.courier.fetch(manifest)
+        wait_until(lambda: early.courier.bytes_received > SIZE / 2)
+        early.courier.close()
+    late = meet(mosquitto.url, "asker")
+    assert late.get(manifest) == data
+    assert late.courier.bytes_received < 0.6 * SIZE
+
+
+def test_a_blob_that_an_earlier_process_received_but_did_not_check_is_taken(
+    mosquitto: EmbeddedBroker, meet: Meet
+) -> None:
+    asker = meet(mosquitto.url, "asker")
+    data = os.urandom(3 * KIB)
+    earlier = Fetch(manifest_of(data), asker.store)
+    for index in range(3):
+        earlier.receive(index, chunk_of(data, index), 0.0)
+    assert asker.get(manifest_of(data)) == data
+
+
+def test_a_blob_promised_in_chunks_of_two_sizes_arrives_for_both(mosquitto: EmbeddedBroker, meet: Meet) -> None:
+    holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
+    data = os.urandom(SIZE)
+    manifests = holder.offer(data), holder.offer(data, 100 * KIB)
+    for manifest in manifests:
+        asker.courier.fetch(manifest)
+    assert {asker.inbox.get(timeout=20), asker.inbox.get(timeout=20)} == set(map(Fetched, manifests))
+    assert asker.store.path(digest_of(data)).read_bytes() == data
+
+
+def test_a_holder_may_come_later_than_its_asker(mosquitto: EmbeddedBroker, meet: Meet) -> None:
+    asker = meet(mosquitto.url, "asker")
+    data = os.urandom(300 * KIB)
+    asker.courier.fetch(manifest_of(data, 256 * KIB))
+    holder = meet(mosquitto.url, "holder")
+    assert asker.get(holder.offer(data)) == data
+
+
+def test_absurd_requests_are_ignored(mosquitto: EmbeddedBroker, meet: Meet) -> None:
+    holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
+    data = os.urandom(300 * KIB)
+    manifest = holder.offer(data)
+    absurd = [
+        b"",
+        b"\xff" * 1000,
+        b"x" * 300_000,
+        b'{"type":"Finished","session":"0000000000000000","run":"0000000000000000"}',
+        f'{{"type":"Want","digest":"{"0" * 64}","chunk_size":1024,"chunks":[0]}}'.encode(),
+        f'{{"type":"Want","digest":"{manifest.digest}","chunk_size":1024,"chunks":[1073741824]}}'.encode(),
+        f'{{"type":"Want","digest":"{manifest.digest}","chunk_size":16777216,"chunks":[1]}}'.encode(),
+        *(
+            f'{{"type":"Want","digest":"{manifest.digest}","chunk_size":{size},"chunks":[0]}}'.encode()
+            for size in (1024, 300 * KIB, 256 * KIB - 1)  # it is offered in chunks of another size
+        ),
+    ]
+    inbox: queue.Queue[object] = queue.Queue()
+    with Link(Endpoint.parse(mosquitto.url), "vandal", inbox=inbox, persistent=False) as vandal:
+        vandal.longest = SIZE
+        vandal.subscribe(topics.chunks("f", "holder", "+", "+"))
+        for payload in absurd:
+            vandal.publish(topics.want("f", "holder", "vandal"), payload)
+        vandal.publish(topics.chunks("f", "holder", manifest.digest, manifest.chunk_size), b"\0\0")
+        assert vandal.flush(5)
+        assert asker.get(manifest) == data
+        seen = {len(event.payload) for event in inbox.queue if isinstance(event, Delivery)}
+    assert seen == {2, 44 * KIB + 4, 256 * KIB + 4}  # nothing but what the vandal and the asker asked for
+
+
+def test_a_flood_of_nonsense_costs_one_line_in_the_log_for_each_peer(
+    mosquitto: EmbeddedBroker, meet: Meet, caplog: pytest.LogCaptureFixture
+) -> None:
+    holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
+    manifest = holder.offer(data := os.urandom(300 * KIB))
+    chunks = topics.chunks("f", "holder", "0" * 64, manifest.chunk_size)
+    with Link(Endpoint.parse(mosquitto.url), "vandal", inbox=queue.Queue(), persistent=False) as vandal:
+        asker.courier.fetch(msgspec.structs.replace(manifest, digest="0" * 64))
+        wait_until(lambda: list(asker.store.incoming.iterdir()) != [])
+        for _ in range(100):
+            for name in ("vandal", "other"):
+                vandal.publish(topics.want("f", "holder", name), b"{")
+            vandal.publish(chunks, b"")
+        assert vandal.flush(10)
+        assert asker.get(manifest) == data
+    named = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert sorted(line.split("cannot be read")[0] for line in named) == [
+        "'other' asks for chunks in a way that ",
+        "'vandal' asks for chunks in a way that ",
+        "a chunk from holder ",
+    ]
+
+
+def test_what_is_not_offered_any_more_is_not_served(mosquitto: EmbeddedBroker, meet: Meet) -> None:
+    holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
+    secret = holder.offer(os.urandom(100 * KIB))
+    holder.courier.withdraw(secret.digest)
+    asker.courier.fetch(secret)
+    data = os.urandom(50 * KIB)
+    assert asker.get(holder.offer(data)) == data
+    assert holder.courier.bytes_sent == len(data)
+
+
+def test_a_cancelled_fetch_is_forgotten(mosquitto: EmbeddedBroker, meet: Meet) -> None:
+    holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
+    asker.courier.fetch(manifest := manifest_of(bytes(100 * KIB), node="nobody"))
+    wait_until(lambda: len(list(asker.store.incoming.iterdir())) == 1)
+    asker.courier.cancel(manifest)
+    data = os.urandom(50 * KIB)
+    assert asker.get(holder.offer(data)) == data
+    assert list(asker.store.incoming.iterdir()) == []
+
+
+def test_a_holder_of_false_bytes_is_named(mosquitto: EmbeddedBroker, meet: Meet) -> None:
+    holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
+    data = os.urandom(100 * KIB)
+    manifest = holder.offer(data)
+    holder.store.path(manifest.digest).write_bytes(bytes(len(data)))
+    asker.courier.fetch(manifest)
+    news = asker.inbox.get(timeout=20)
+    assert isinstance(news, FetchFailed)
+    assert news.manifest == manifest
+    assert "holder in round 4" in news.reason
+    assert manifest.digest not in asker.store
+
+
+def test_a_torn_rest_of_an_earlier_process_is_not_the_holder_s_fault(mosquitto: EmbeddedBroker, meet: Meet) -> None:
+    holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
+    data = os.urandom(1000 * KIB)
+    manifest = holder.offer(data)
+    earlier = Fetch(manifest, asker.store)
+    earlier.receive(0, bytes(256 * KIB), 0.0)
+    assert asker.get(manifest) == data

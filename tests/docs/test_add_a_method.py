@@ -1,0 +1,66 @@
+"""docs/add-a-method.md does what it says: its method is put in place, passes its own test, and runs."""
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import trainer.methods
+from tests.support.user_messages import HOUSE
+from tests.trainer.methods.test_method_properties import CASES, equal, one_round
+from trainer.methods import METHODS, Entry
+from trainer.models.network import to_arrays
+
+PAGE = HOUSE / "docs" / "add-a-method.md"
+FILE, TEST = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+(LINE,) = re.findall(r'```text\n    ("\w+": Entry\(.*\)),\n```', PAGE.read_text())
+
+
+@pytest.fixture
+def fedbabu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The page's file as a module beside the others, registered by the page's line."""
+    (tmp_path / "fedbabu.py").write_text(FILE)
+    monkeypatch.setattr(trainer.methods, "__path__", [*trainer.methods.__path__, str(tmp_path)])
+    module = importlib.import_module("trainer.methods.fedbabu")
+    for name, entry in eval(f"{{{LINE}}}", {"Entry": Entry, "fedbabu": module}).items():  # noqa: S307  (our own page)
+        monkeypatch.setitem(METHODS, name, entry)
+        monkeypatch.setitem(CASES, name, (name, {}))
+    yield module
+    del sys.modules["trainer.methods.fedbabu"]
+
+
+def test_the_file_is_short() -> None:
+    assert len(FILE.splitlines()) <= 80
+
+
+def test_the_pages_test_passes_and_fails_for_another_method(fedbabu: ModuleType) -> None:
+    def tests(source: str) -> Iterator[tuple[str, object]]:
+        found: dict[str, object] = {}
+        exec(compile(source, str(PAGE), "exec"), found)  # noqa: S102  (likewise)
+        return ((name, each) for name, each in found.items() if name.startswith("test_"))
+
+    passed = [name for name, test in tests(TEST) if test() is None]  # type: ignore[operator]
+    assert len(passed) == 2
+    for _, test in tests(TEST.replace('federate("fedbabu")', 'federate("fedrep")')):
+        with pytest.raises(AssertionError):
+            test()  # type: ignore[operator]
+
+
+def test_the_pages_method_runs_and_differs_from_fedavg(fedbabu: ModuleType) -> None:
+    mine, theirs = one_round("fedbabu"), one_round("fedavg")
+    for name, model in mine.models.items():
+        assert not equal(to_arrays(model.tree), to_arrays(theirs.models[name].tree))
+        assert "L_P" in model.facts.history[0]
+
+
+def test_every_file_that_the_page_names_is_there() -> None:
+    named = set(re.findall(r"`((?:\w+/)+\w+\.\w+)`", PAGE.read_text())) - {
+        "trainer/methods/fedbabu.py",
+        "tests/test_fedbabu.py",
+    }
+    assert named
+    assert [name for name in named if not (HOUSE / name).exists()] == []

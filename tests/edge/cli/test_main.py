@@ -1,0 +1,312 @@
+"""The command line: help, errors and output, as people and machines see them."""
+
+import errno
+import importlib.metadata
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import typer.main
+from rich.text import Text
+
+from broker_config.protocol.errors import LinkError, UsageError, explain
+from edge.cli.main import app
+from tests.support.plants import draw, here, run, start
+from tests.support.tiny_bundle import RED, tiny_bundle
+
+COMMANDS = list(typer.main.get_command(app).commands)
+README = (Path(__file__).parents[3] / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Enough for the default partition."""
+    return draw(tmp_path_factory.mktemp("data") / "images", 60, 0)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example_and_stands_in_the_readme(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    result = here(command, "--help")
+    assert result.returncode == 0
+    assert f"Example: edge-node {command}" in result.stdout
+    assert f"edge-node {command}" in README
+
+
+def test_the_readme_names_no_command_that_does_not_exist() -> None:
+    assert set(re.findall(r"edge-node ([a-z][a-z-]*)", README)) <= {*COMMANDS, "version"}
+
+
+def test_every_example_in_the_help_is_a_command_line_that_parses() -> None:
+    group = typer.main.get_command(app)
+    bundle = group.commands["bundle"]
+    commands = {**group.commands, **{f"bundle {name}": command for name, command in bundle.commands.items()}}
+    for name, command in commands.items():
+        for example in command.epilog.split("\n\n"):
+            words = example.removeprefix("Example: edge-node ").split()
+            assert " ".join(words).startswith(name)
+            command.make_context(name, words[len(name.split()) :])
+
+
+def test_no_help_text_loses_words_in_brackets_that_a_terminal_takes_for_markup() -> None:
+    def texts(command: click.Command) -> Iterator[str]:
+        yield from (text for text in (command.help, command.epilog) if text)
+        for parameter in command.params:
+            shown = (getattr(parameter, "help", None), parameter.metavar, getattr(parameter, "show_default", None))
+            yield from (text for text in shown if isinstance(text, str))
+        for each in getattr(command, "commands", {}).values():
+            yield from texts(each)
+
+    found = list(texts(typer.main.get_command(app)))
+    assert len(found) > 300
+    assert [text for text in found if Text.from_markup(text).plain != text] == []
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['edge-node', '--help']\n"
+        "from edge.cli.main import app\n"
+        "try: app()\n"
+        "except SystemExit: pass\n"
+        "print([name for name in ('torch', 'numpy', 'onnxruntime', 'paho', 'uvicorn', 'PIL') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_simulate_prints_events_as_json_and_its_report_as_the_last(images: Path, tmp_path: Path) -> None:
+    result = run(
+        "simulate", "--data", images, "--model", "small", "--size", 32, "--rounds", 2, "--nodes", 3,
+        "--samples", 6, "--seed", 3, "--engine", "batched", "--out", tmp_path / "out", "--json",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    *events, last = map(json.loads, result.stdout.splitlines())
+    assert {"Gathering", "Activity", "Measured", "RoundClosed"} <= {event["event"] for event in events}
+    report = last["result"]
+    assert report == json.loads((tmp_path / "out" / "report.json").read_bytes())
+    assert [node["name"] for node in report["nodes"]] == ["plant-1", "plant-2", "plant-3"]
+    assert {len(node["classes"]) for node in report["nodes"]} == {2}
+    assert (report["rounds"], report["seed"], report["engine"], report["device"]) == (2, 3, "batched", "cpu")
+    assert (tmp_path / "out" / "plant-2" / "model" / "personal.safetensors").exists()
+    assert result.stderr == ""
+
+
+def test_simulated_nodes_have_their_images_from_several_sources_under_common_names(tmp_path: Path) -> None:
+    one = draw(tmp_path / "one", 20, 1, classes=("inclusion", "scratches"))
+    two = draw(tmp_path / "two", 20, 2, classes=("rust", "slag"))
+    result = here(
+        "simulate", "--data", one, "--data", two, "--partition", "sources", "--rename", "slag=inclusion", "--nodes", 2,
+        "--model", "small", "--size", 32, "--rounds", 1, "--samples", 6, "--test-samples", 4, "--pool", "all",
+        "--quiet", "--json",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)["result"]
+    assert [node["classes"] for node in report["nodes"]] == [["inclusion", "scratches"], ["inclusion", "rust"]]
+    assert report["data"] == f"{one}, {two}"
+
+
+def test_simulated_groups_of_nodes_may_share_some_images_of_each_class(tmp_path: Path) -> None:
+    images = draw(tmp_path / "images", 20, 1, classes=("inclusion", "rust", "scratches"))
+    result = here(
+        "simulate", "--data", images, "--partition", "groups", "--classes-per-node", 1, "--nodes", 3, "--shared", 2,
+        "--model", "small", "--size", 32, "--rounds", 1, "--samples", 6, "--test-samples", 4, "--pool", "all",
+        "--method", "fedavg", "--quiet", "--json",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    nodes = json.loads(result.stdout)["result"]["nodes"]
+    assert [(node["classes"], node["images"]) for node in nodes] == [(["inclusion", "rust", "scratches"], 12)] * 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "hint"),
+    [
+        (("--method", "fedagv"), "did you mean 'fedavg'?"),
+        (("--option", "lamda=1"), "did you mean 'lambda'?"),
+        (("--method", "fednova", "--training", "learning_rate=0.1"), "--option rate=NUMBER"),
+        (("--option", "lambda"), "NAME=VALUE"),
+        (("--model", "mobilnet_v2"), "did you mean 'mobilenet_v2'?"),
+        (("--training", "learning_rat=1"), "did you mean 'learning_rate'?"),
+        (("--training", "batch_norm=off"), "batch_norm is one of train, eval"),
+        (("--weights", "nowhere.safetensors"), "nowhere.safetensors"),
+        (("--classes-per-node", "9"), "fewer --classes-per-node"),
+        (("--samples", "100000"), "lacks"),
+        (("--partition", "fair"), "groups, sources and sources_groups"),
+    ],
+)
+def test_a_wrong_value_is_answered_with_the_remedy(flags: tuple[str, ...], hint: str, images: Path) -> None:
+    result = here("simulate", "--data", images, "--model", "small", *flags)
+    assert result.returncode == 2
+    assert hint in result.stderr
+    assert "What to do:" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_version_is_the_packages() -> None:
+    assert run("--version").stdout.strip() == importlib.metadata.version("edge-node")
+
+
+def test_debug_shows_the_traceback() -> None:
+    assert "Traceback" in run("--debug", "simulate", "--data", "nowhere").stderr
+
+
+def test_infer_judges_files_and_reports_those_that_it_cannot(tmp_path: Path) -> None:
+    tiny_bundle(tmp_path / "bundle")
+    (tmp_path / "red.png").write_bytes(RED)
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    result = run("infer", tmp_path / "bundle", tmp_path / "red.png")
+    assert result.returncode == 0, result.stderr
+    assert re.fullmatch(r"\S+red\.png: red \(\d+\.\d%\)\n", result.stdout)
+    result = here("infer", tmp_path / "bundle", tmp_path / "red.png", tmp_path / "bad.png", "--json")
+    good, bad = map(json.loads, result.stdout.splitlines())
+    assert (good["type"], good["label"], bad["type"]) == ("Verdict", "red", "Failure")
+    assert result.returncode == 2
+
+
+def test_the_broker_runs_until_it_is_asked_to_end(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    process = start("broker", "--port", 0, "--folder", tmp_path / "broker", log=log)
+    try:
+        while "is listening on mqtt://127.0.0.1:" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+
+
+def test_the_daemon_runs_from_the_command_line(tmp_path: Path) -> None:
+    tiny_bundle(tmp_path / "bundle")
+    log = tmp_path / "log"
+    process = start("serve", tmp_path / "bundle", "--port", 0, log=log)
+    try:
+        while "ready http://127.0.0.1:" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+
+
+def test_export_says_what_it_does_before_it_loads_torch(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['torch'] = None; from edge.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "export", tmp_path, "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "torch" in result.stderr  # it cannot be loaded
+    assert json.loads(result.stdout)["what"].startswith("loading torch")
+
+
+# Errors and exit codes
+
+
+def test_a_bundle_folder_that_is_none_ends_every_command_alike_and_the_likely_ones_are_named(tmp_path: Path) -> None:
+    tiny_bundle(tmp_path / "bundles" / "plant-a")
+    for code, *command in ((65, "serve", tmp_path / "bundles"), (2, "infer", tmp_path / "bundles", "image.png")):
+        result = here(*command)
+        assert result.returncode == code
+        assert f"did you mean {tmp_path}/bundles/plant-a?" in result.stderr
+
+
+def test_a_state_folder_given_for_the_model_inside_it_is_put_right(tmp_path: Path) -> None:
+    (tmp_path / "plant-a" / "model").mkdir(parents=True)
+    (tmp_path / "plant-a" / "model" / "personal.json").touch()
+    for given in (tmp_path / "plant-a", tmp_path):
+        result = here("export", given)
+        assert result.returncode == 2
+        assert f"did you mean {tmp_path}/plant-a/model?" in result.stderr
+
+
+BUG = "from edge.cli import main, options; options.pairs = None; main.main()"
+
+
+@pytest.mark.parametrize("debug", [(), ("--debug",)])
+def test_what_nobody_expected_is_a_bug_of_ours_and_says_how_to_report_it(debug: tuple[str, ...]) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", BUG, *debug, "simulate", "--data", "images"], capture_output=True, text=True, check=False
+    )
+    if debug:
+        assert "Traceback" in result.stderr
+        return
+    assert result.returncode == 70
+    first, second = result.stderr.splitlines()
+    error = "TypeError: 'NoneType' object is not callable"
+    assert re.fullmatch(rf"edge-node: this is a bug in edge-node: {error} \(options\.py, line \d+\)", first)
+    assert "edge-node --debug COMMAND" in second
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_seen_enough_ends_a_command_quietly(unbuffered: str, tmp_path: Path) -> None:
+    tiny_bundle(tmp_path / "bundle")
+    (tmp_path / "red.png").write_bytes(RED)
+    infer = f"{sys.executable} -m edge.cli.main infer {tmp_path}/bundle {tmp_path}/red.png"
+    command = f"PYTHONUNBUFFERED={unbuffered} {infer} | true"
+    result = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (1, "")
+
+
+def test_a_full_disk_is_named_with_the_remedy(images: Path, tmp_path: Path) -> None:
+    """No file may grow beyond 64 kB here."""
+    command = (
+        f"ulimit -f 64; exec {sys.executable} -m edge.cli.main simulate --data {images} --model small --size 32 --rounds 1"
+        f" --nodes 2 --samples 6 --out {tmp_path}/out"
+    )
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert result.returncode == 1, result.stderr
+    assert f"cannot write to {tmp_path}/out/plant-1/model: " in result.stderr
+    assert "What to do: free some space there" in result.stderr
+
+
+def test_standard_output_on_a_full_disk(tmp_path: Path) -> None:
+    tiny_bundle(tmp_path / "bundle")
+    (tmp_path / "red.png").write_bytes(RED)
+    command = f"{sys.executable} -m edge.cli.main infer {tmp_path}/bundle {tmp_path}/red.png > /dev/full"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "cannot write: No space left on device" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/etc/secret"),
+            1,
+            "/etc/secret may not be used: Permission",
+        ),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "cannot write: No space left on device"),
+        (ModuleNotFoundError("No module named 'torch'", name="torch"), 1, "pip install 'edge-node[train]'"),
+        (ModuleNotFoundError("No module", name="matplotlib"), 1, "pip install 'edge-node[train,experiments]'"),
+        (ModuleNotFoundError("No module named 'x'", name="x"), 70, "this is a bug in edge-node: ModuleNotFoundError"),
+        (OSError(errno.EBADF, "Bad file descriptor"), 70, "this is a bug in edge-node: OSError"),
+        (UsageError("what", "remedy"), 2, "what\n  What to do: remedy"),
+        (LinkError("what", "remedy"), 69, "what"),
+    ],
+)
+def test_every_error_has_its_exit_code_and_words(error: Exception, code: int, words: str) -> None:
+    try:
+        raise error
+    except Exception as raised:
+        explained = explain(raised)
+    assert explained.exit_code == code
+    assert words in str(explained)
+    assert explained.remedy
+
+
+def test_a_broker_for_all_says_how_others_reach_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    process = start("broker", "--port", 0, "--host", "0.0.0.0", "--folder", tmp_path / "broker", log=log)  # noqa: S104
+    try:
+        while "other machines reach it at mqtt://" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+    finally:
+        process.terminate()
+        assert process.wait(10) == 0
+    assert "mqtt://0.0.0.0" not in log.read_text().splitlines()[1]

@@ -1,0 +1,401 @@
+"""The line's daemon, as a process: it serves, survives bad images, and ends without losing an answer."""
+
+import contextlib
+import io
+import json
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import httpx
+import numpy as np
+import paho.mqtt.client as paho
+import pytest
+from PIL import Image as Picture
+
+from broker_config.broker.embedded import start_broker
+from tests.support.mosquitto import Mosquitto
+from tests.support.tiny_bundle import BLUE, CLASSES, GREEN, RED, tiny_bundle, tiny_probabilities
+
+RUNNER = """
+import json, sys
+from pathlib import Path
+from broker_config.protocol.errors import EdgeNodeError
+from edge.daemon.assembly import Site
+from edge.daemon.daemon import serve
+from edge.config.line_settings import Settings, extended
+options = json.loads(sys.argv[1])
+bundle = Path(options.pop("bundle"))
+settings = extended(Settings(), *(options.pop(name, None) for name in ("watch", "output", "mqtt")))
+try:
+    sys.exit(serve(bundle, settings, Site("line-1", bundle.parent / "state"), **{"port": 0} | options))
+except EdgeNodeError as error:
+    sys.exit(str(error))
+"""
+
+BLOCK_TORCH = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "torchvision", "onnx"):
+            raise ImportError(f"{name} is not installed")
+sys.meta_path.insert(0, Blocker())
+for name in ("torch", "torchvision", "onnx"):
+    try:
+        __import__(name)
+    except ImportError:
+        continue
+    sys.exit(f"{name} can be imported")
+"""
+
+
+def start(bundle: Path, before: str = "", **options: object) -> subprocess.Popen[str]:
+    """The daemon as a process; `before` runs first in it."""
+    arguments = json.dumps({"bundle": str(bundle)} | options, default=str)
+    command = [sys.executable, "-c", before + RUNNER, arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+class Daemon:
+    """A daemon that is ready."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+        self.process = process
+        self.url = httpx.URL(url)
+        self.client = httpx.Client(base_url=url, timeout=10)
+        self.said = ""  # on standard error, before it was ready
+
+    def classify(self, data: bytes, name: str = "part") -> httpx.Response:
+        return self.client.post("/classify", params={"name": name}, content=data)
+
+    def outcomes(self, count: int) -> list[dict[str, Any]]:
+        """The next JSON lines from its standard output."""
+        assert self.process.stdout
+        return [json.loads(self.process.stdout.readline()) for _ in range(count)]
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str, str]:
+        """Signal it; its exit code and what else it wrote."""
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=20)
+        return self.process.returncode, out, err
+
+
+@contextlib.contextmanager
+def daemon(bundle: Path, before: str = "", **options: object) -> Iterator[Daemon]:
+    with start(bundle, before, **options) as process:
+        try:
+            assert process.stderr
+            said = []
+            while not (line := process.stderr.readline()).startswith("ready "):
+                said.append(line)
+                assert line, "the daemon ended before it was ready"
+            running = Daemon(process, line.split()[1])
+            running.said = "".join(said)
+            with running.client:
+                yield running
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return tiny_bundle(tmp_path_factory.mktemp("daemon") / "bundle", node="press-3", round_=30).folder
+
+
+@pytest.fixture
+def watched(tmp_path):
+    folder = tmp_path / "watched"
+    folder.mkdir()
+    return folder
+
+
+# ---------------------------------------------------------------- serving
+
+
+def test_the_daemon_says_what_it_serves_and_judges_images(bundle):
+    with daemon(bundle) as line:
+        assert line.client.get("/v2/health/live").json() == {"live": True}
+        assert line.client.get("/v2/health/ready").json() == {"ready": True}
+        about = line.client.get("/").json()
+        assert (about["bundle"], about["classes"]) == ("press-3@30", list(CLASSES))
+        model = line.client.get(about["model"]).json()
+        assert model["inputs"] == [{"name": "image", "datatype": "UINT8", "shape": [-1, 16, 16, 3]}]
+        assert line.client.get("/v2/models/other").status_code == 404
+
+        answer = line.classify(GREEN, "part 7")
+        assert answer.status_code == 200
+        verdict = answer.json()
+        assert (verdict["type"], verdict["image"], verdict["label"]) == ("Verdict", "part 7", "green")
+        expected = tiny_probabilities(np.full((1, 16, 16, 3), (0, 255, 0), np.uint8))[0]
+        assert verdict["probabilities"] == pytest.approx(dict(zip(CLASSES, expected, strict=True)), abs=1e-6)
+        assert verdict["confidence"] == max(verdict["probabilities"].values())
+        assert verdict["bundle"] == "press-3@30"
+        assert line.end() == (0, "", "")
+
+
+def test_it_serves_where_torch_torchvision_and_onnx_cannot_be_imported(bundle):
+    with daemon(bundle, before=BLOCK_TORCH) as line:
+        assert line.classify(BLUE).json()["label"] == "blue"
+        assert line.end()[0] == 0
+
+
+def test_bad_images_get_an_error_with_a_remedy_and_the_next_one_is_judged(bundle):
+    with daemon(bundle) as line:
+        for bad in (b"", b"no image", RED[:-30]):
+            answer = line.classify(bad, "part-8")
+            assert answer.status_code == 400
+            assert "part-8" in answer.json()["error"]
+            assert answer.json()["remedy"]
+        assert line.classify(RED).json()["label"] == "red"
+        assert line.end()[0] == 0
+
+
+def test_a_body_announced_as_too_large_does_not_hold_up_others(bundle):
+    with daemon(bundle) as line, socket.create_connection((line.url.host, line.url.port)) as liar:
+        liar.sendall(b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\nabc")
+        assert line.classify(RED).json()["label"] == "red"
+
+
+def test_verdicts_are_appended_to_the_output_file(bundle, tmp_path):
+    output = tmp_path / "verdicts.jsonl"
+    output.write_text('{"earlier": true}\n')
+    with daemon(bundle, output=output) as line:
+        line.classify(RED, "one")
+        line.classify(b"no image", "two")
+        assert line.end() == (0, "", "")
+        lines = [json.loads(text) for text in output.read_text().splitlines()]
+        assert [(found.get("type"), found.get("image")) for found in lines] == [
+            (None, None),
+            ("Verdict", "one"),
+            ("Failure", "two"),
+        ]
+
+
+def test_a_full_disk_does_not_stop_the_line(bundle):
+    with daemon(bundle, output="/dev/full") as line:
+        assert line.classify(RED, "part-9").json()["label"] == "red"
+        assert line.classify(GREEN).json()["label"] == "green"
+        code, _, err = line.end()
+        assert code == 0
+        assert err.count("No space left on device; they wait in the spool") == 1
+        assert "2 outcome(s) wait for jsonl:/dev/full until the next start" in err
+
+
+# ---------------------------------------------------------------- verdicts over MQTT
+
+
+@contextlib.contextmanager
+def subscriber(url: str, topic: str) -> Iterator[queue.Queue[paho.MQTTMessage]]:
+    """What arrives on a topic, seen by another program's client."""
+    messages: queue.Queue[paho.MQTTMessage] = queue.Queue()
+    subscribed = threading.Event()
+    broker = httpx.URL(url)
+    watcher = paho.Client(paho.CallbackAPIVersion.VERSION2)
+    watcher.on_message = lambda _client, _data, message: messages.put(message)
+    watcher.on_subscribe = lambda *_: subscribed.set()
+    watcher.connect(broker.host, broker.port)
+    watcher.subscribe(topic, qos=1)
+    watcher.loop_start()
+    assert subscribed.wait(10)
+    yield messages
+    watcher.disconnect()
+    watcher.loop_stop()
+
+
+def test_every_verdict_reaches_a_subscriber_also_the_last_one_before_the_end(bundle, tmp_path):
+    with start_broker(tmp_path) as broker, subscriber(broker.url, "edge-node/v1/lines/line-1/verdicts") as messages:
+        with daemon(bundle, mqtt=broker.url) as line:
+            answers = [line.classify(image, name).json() for image, name in ((RED, "one"), (b"none", "two"))]
+            assert line.end() == (0, "", "")
+        published = [json.loads(messages.get(timeout=10).payload) for _ in range(2)]
+    seqs = [found.pop("seq") for found in published]
+    assert seqs == [seqs[0], seqs[0] + 1]
+    assert published == answers
+    assert [found["type"] for found in published] == ["Verdict", "Failure"]
+
+
+def test_a_broker_that_is_away_does_not_stop_the_line_and_gets_everything_when_it_is_back(bundle, tmp_path):
+    broker = Mosquitto(tmp_path / "broker", persistence=False)
+    with daemon(bundle, mqtt=broker.url) as line:
+        assert [line.classify(image).json()["label"] for image in (RED, GREEN)] == ["red", "green"]
+        if "nothing listens" not in line.said:  # an attempt to connect may take longer than two images
+            assert line.process.stderr
+            line.said += next(text for text in line.process.stderr if "nothing listens" in text)
+        code, _, err = line.end()
+    assert code == 0
+    assert (line.said + err).count("nothing listens") == 1
+    assert "2 outcome(s) wait for mqtt:" in err
+    broker.start()
+    watching = subscriber(broker.url, "edge-node/v1/lines/line-1/verdicts")
+    with watching as messages, daemon(bundle, mqtt=broker.url) as line:
+        assert line.classify(BLUE).json()["label"] == "blue"
+        assert [json.loads(messages.get(timeout=10).payload)["label"] for _ in range(3)] == ["red", "green", "blue"]
+        assert line.end() == (0, "", "")
+    broker.kill()
+
+
+# ---------------------------------------------------------------- starting
+
+
+def refused(bundle: Path, **options: object) -> str:
+    """What the daemon says when it does not start."""
+    with start(bundle, **options) as process:
+        try:
+            out, err = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode == 1
+    assert out == ""
+    assert "ready http" not in err
+    assert "Traceback" not in err
+    assert "What to do:" in err
+    return err
+
+
+def test_a_port_that_is_taken_is_named(bundle):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert f"port {port}" in refused(bundle, port=port)
+
+
+def test_a_corrupted_model_is_refused_before_ready(tmp_path):
+    folder = tiny_bundle(tmp_path / "bundle").folder
+    with (folder / "model.onnx").open("ab") as file:
+        file.write(b"\0")
+    assert "model.onnx" in refused(folder)
+
+
+def test_a_model_that_fails_its_self_test_is_refused_before_ready(tmp_path):
+    folder = tiny_bundle(tmp_path / "bundle").folder
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["golden"]["probabilities"].reverse()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert "self-test" in refused(folder)
+
+
+def test_what_cannot_be_watched_or_written_or_understood_is_named(bundle, tmp_path):
+    assert "no folder" in refused(bundle, watch=tmp_path / "none")
+    assert "none/verdicts" in refused(bundle, output=tmp_path / "none" / "verdicts.jsonl")
+    assert "not a bundle" in refused(tmp_path)
+    assert "has no scheme" in refused(bundle, mqtt="broker")
+
+
+# ---------------------------------------------------------------- ending
+
+
+def wait_until_refused(address: tuple[str, int]) -> None:
+    """Wait until new connections are no longer taken."""
+    with contextlib.suppress(OSError):
+        answered = b"yes"
+        while answered:
+            with socket.create_connection(address, 10) as late:
+                late.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+                answered = late.recv(100)
+
+
+def test_a_request_in_flight_at_sigterm_is_answered_and_the_exit_code_is_0(bundle):
+    with daemon(bundle) as line:
+        address = (line.url.host, line.url.port)
+        with socket.create_connection(address) as client, client.makefile("rb") as answer:
+            client.sendall(b"POST /classify HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n")
+            client.sendall(b"Content-Length: %d\r\n\r\n" % len(RED))
+            assert b"100" in answer.readline()  # the daemon is waiting for the image
+            client.sendall(RED[:10])
+            line.process.send_signal(signal.SIGTERM)
+            wait_until_refused(address)
+            client.sendall(RED[10:])
+            assert b'"label":"red"' in answer.read()
+        assert line.process.wait(20) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_connection_does_not_hold_up_the_end(bundle, number):
+    with daemon(bundle) as line:
+        line.classify(RED)  # the client keeps its connection
+        begun = time.monotonic()
+        assert line.end(number) == (0, "", "")
+        assert time.monotonic() - begun < 3
+
+
+def test_a_hang_up_while_the_model_is_loaded_is_heeded_when_the_line_is_ready(bundle):
+    before = """
+import os, signal
+from edge.inference import pipeline
+load = pipeline.tried
+def interrupted(*arguments):
+    os.kill(os.getpid(), signal.SIGHUP)
+    return load(*arguments)
+pipeline.tried = interrupted
+"""
+    with daemon(bundle, before) as line:  # without settings to read again
+        assert line.process.wait(20) == 0
+
+
+def test_a_signal_amid_a_full_folder_ends_soon_and_leaves_whole_lines(bundle, watched):
+    for number in range(3000):
+        (watched / f"{number}.png").write_bytes(RED)
+    with daemon(bundle, watch=watched) as line:
+        line.outcomes(1)
+        code, out, _ = line.end()
+        assert code == 0
+        whole = out.splitlines()[1:]  # of the first, reading one outcome may have read the head
+        assert len(whole) < 2998
+        assert {json.loads(text)["label"] for text in whole} <= {"red"}
+
+
+# ---------------------------------------------------------------- the watched folder
+
+
+def grow(files: list[BinaryIO], content: Iterator[int], until: Future[Any]) -> Any:
+    """Write one byte to each file, and again, until the future has its result."""
+    while not until.done():
+        byte = bytes([next(content)])
+        for file in files:
+            file.write(byte)
+        wait([until], timeout=0.05)
+    return until.result()
+
+
+def test_a_burst_of_files_is_judged_once_each_also_those_that_still_grow(bundle, watched):
+    noise = io.BytesIO()
+    Picture.effect_noise((64, 64), 50).save(noise, "PNG")
+    content = iter(noise.getvalue())
+    growing = [watched / f"growing-{number}.png" for number in range(10)]
+    quick = [watched / f"{number}.png" for number in range(40)]
+    (watched / "early.png").write_bytes(RED)
+    with contextlib.ExitStack() as files, daemon(bundle, watch=watched) as line, ThreadPoolExecutor(1) as reader:
+        open_files = [files.enter_context(path.open("wb", buffering=0)) for path in growing]
+        [early] = grow(open_files, content, reader.submit(line.outcomes, 1))
+        for path in quick:
+            path.write_bytes(BLUE)
+        burst = grow(open_files, content, reader.submit(line.outcomes, 40))
+        rest = bytes(content)
+        for file in open_files:
+            file.write(rest)
+        grown = line.outcomes(10)
+        assert line.end() == (0, "", "")
+    assert (early["image"], early["label"]) == ("early.png", "red")
+    assert sorted(outcome["image"] for outcome in burst) == sorted(path.name for path in quick)
+    assert {outcome["label"] for outcome in burst} == {"blue"}
+    assert sorted(outcome["image"] for outcome in grown) == [path.name for path in growing]
+    assert {outcome["type"] for outcome in grown} == {"Verdict"}
+    assert len(list(watched.iterdir())) == 51
+
+
+def test_a_bad_file_is_reported_and_the_next_one_is_judged(bundle, watched):
+    with daemon(bundle, watch=watched) as line:
+        (watched / "bad.png").write_bytes(b"no image")
+        [failure] = line.outcomes(1)
+        assert (failure["type"], failure["image"]) == ("Failure", "bad.png")
+        (watched / "good.png").write_bytes(RED)
+        [verdict] = line.outcomes(1)
+        assert verdict["label"] == "red"
+        assert line.classify(GREEN).json()["label"] == "green"

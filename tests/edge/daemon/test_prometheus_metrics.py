@@ -1,0 +1,155 @@
+"""What the line tells Prometheus: names and types as its conventions ask, counts that are true."""
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.parser import text_string_to_metric_families
+
+from edge.daemon.prometheus_metrics import Counted, Metrics, Reading
+from edge.inference.pipeline import Frame, Line, Seen, load
+from edge.inference.verdict import Notice, Outcome
+from tests.edge.daemon.test_daemon import Daemon, daemon
+from tests.support.tiny_bundle import BLUE, RED, tiny_bundle
+
+UNITS = ("_seconds", "_bytes", "_info", "_total", "_ratio")
+PLAIN = {  # counts of what is there now, which need no unit
+    "edge_node_drifted",
+    "edge_node_http_waiting",
+    "process_open_fds",
+    "process_max_fds",
+}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_bundle(tmp_path_factory.mktemp("metrics") / "bundle", node="press-3", round_=30).folder
+
+
+@pytest.fixture(scope="module")
+def line(bundle: Path) -> Iterator[Daemon]:
+    with daemon(bundle) as running:
+        running.classify(RED)
+        running.classify(BLUE)
+        running.classify(b"no image")
+        running.client.get("/nowhere")
+        running.client.get("/v2/models/other")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def families(line: Daemon) -> dict[str, Metric]:
+    answer = line.client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    return {family.name: family for family in text_string_to_metric_families(answer.text)}
+
+
+def value(families: dict[str, Metric], name: str, sample: str = "", **labels: str) -> float:
+    [found] = [
+        each.value
+        for each in families[name].samples
+        if each.name == name + sample and labels.items() <= each.labels.items()
+    ]
+    return found
+
+
+def test_names_end_in_base_units_and_everything_is_explained(families: dict[str, Metric]) -> None:
+    for name, family in families.items():
+        assert name.startswith(("edge_node_", "process_")), name
+        assert family.type in ("counter", "gauge", "histogram"), name
+        assert family.documentation, name
+        written = f"{name}_total" if family.type == "counter" else name
+        assert written in PLAIN or written.endswith(UNITS), name
+        assert ("_total" in written) == (family.type == "counter"), name
+
+
+def test_every_metric_stands_in_the_documentation(families: dict[str, Metric]) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "line.md").read_text()
+    rows = re.findall(r"^\| `(edge_node_\w+)` \| (\w+) \|", page, re.MULTILINE)
+    served = {
+        (f"{name}_total" if family.type == "counter" else name, family.type)
+        for name, family in families.items()
+        if name.startswith("edge_node_")
+    }
+    assert served <= set(rows), served - set(rows)
+    assert len(rows) == len(set(rows))
+
+
+def test_outcomes_are_counted_by_what_they_are(families: dict[str, Metric]) -> None:
+    for label in ("red", "blue"):
+        flags = {"defect": "true", "doubted": "false", "source": "http"}
+        assert value(families, "edge_node_verdicts", "_total", label=label, **flags) == 1
+    assert value(families, "edge_node_failures", "_total", source="http") == 1
+
+
+def test_latencies_are_histograms_of_every_image(families: dict[str, Metric]) -> None:
+    for what in ("decoding", "inference", "judging"):
+        name = f"edge_node_{what}_seconds"
+        assert value(families, name, "_count") == 2
+        assert 0 < value(families, name, "_sum") < 1
+    parts = [value(families, f"edge_node_{what}_seconds", "_sum") for what in ("decoding", "inference", "judging")]
+    assert parts[0] + parts[1] < parts[2]
+
+
+def test_requests_are_counted_by_route_and_status_never_by_what_clients_write(families: dict[str, Metric]) -> None:
+    requests = "edge_node_http_requests"
+    assert value(families, requests, "_total", path="/classify", code="200") == 2
+    assert value(families, requests, "_total", path="/classify", code="400") == 1
+    assert value(families, requests, "_total", path="other", code="404") == 1
+    assert value(families, requests, "_total", path="/v2/models/{name}", code="404") == 1
+
+
+def test_the_model_and_the_process_are_told(line: Daemon, families: dict[str, Metric]) -> None:
+    digest = line.client.get("/").json()["digest"]
+    assert value(families, "edge_node_model_info", node="press-3", round="30", digest=digest) == 1
+    assert 20e6 < value(families, "process_resident_memory_bytes") < 200e6
+    assert value(families, "process_cpu_seconds", "_total") > 0
+
+
+def test_other_parts_add_readings_of_their_own() -> None:
+    metrics, waiting = Metrics(), [1, 2, 3]
+    metrics.ask(
+        lambda: [
+            Reading(GaugeMetricFamily, "spool_items", "Outcomes that wait", len(waiting), {"sink": "mqtt"}),
+            Reading(GaugeMetricFamily, "spool_items", "Outcomes that wait", 0, {"sink": "jsonl"}),
+            Reading(CounterMetricFamily, "dropped", "Outcomes that were dropped", 7, {"sink": "jsonl"}),
+        ]
+    )
+    waiting.append(4)
+    families = {family.name: family for family in metrics.collect()}
+    assert value(families, "edge_node_spool_items", sink="mqtt") == 4
+    assert value(families, "edge_node_dropped", "_total", sink="jsonl") == 7
+    assert len(families) == 2
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+
+    def put(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+
+
+def test_counting_changes_no_outcome_and_costs_less_than_twenty_microseconds(bundle: Path) -> None:
+    metrics, kept = Metrics(), Kept()
+    counted = Counted(metrics, kept)
+    line = Line(load(bundle), counted, watchers=[metrics.saw])
+    seen = line.see_here(Frame("part", RED))
+    assert isinstance(seen, Seen)
+    verdict = seen.verdict
+    notice = Notice(kind="drift", text="", time="")
+    counted.put(notice)
+    assert kept.outcomes == [verdict, notice]
+    times = []
+    for _ in range(200):
+        start = time.perf_counter()
+        metrics.told(verdict)
+        for histogram in (metrics._decoding, metrics._inference, metrics._judging):
+            histogram.observe(0.01)
+        times.append(time.perf_counter() - start)
+    line.close()
+    assert sorted(times)[100] < 20e-6

@@ -1,0 +1,274 @@
+"""A line as a service: the unit that install-service writes, options from the environment, exit codes."""
+
+import errno
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from broker_config.protocol.errors import BugError, EdgeNodeError, LinkError, UsageError
+from broker_config.security import secret_environment
+from edge.bundle.bundle_format import BundleError
+from edge.cli.main import app
+from edge.config.options_file import settings, variable
+from edge.daemon.exit_codes import FINAL, code
+from edge.daemon.systemd_unit import quoted
+from tests.support.plants import here, run
+from tests.support.tiny_bundle import tiny_bundle
+
+ME = pwd.getpwuid(os.getuid()).pw_name
+COMMANDS = typer.main.get_command(app).commands
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can find out what others may do")
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where a service may look, and has its edge-node: not in /tmp, where these tests may be themselves."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        found = Path(name)
+        found.chmod(0o755)
+        tiny_bundle(found / "bundle")
+        (found / "edge-node").write_text("#!/bin/sh\n")
+        (found / "edge-node").chmod(0o755)
+        monkeypatch.setattr(sysconfig, "get_path", lambda _: name)
+        for each in ("camera", "out", "log"):
+            (found / each).mkdir()
+        yield found
+
+
+def install(folder: Path, content: str, *flags: object) -> subprocess.CompletedProcess[str]:
+    """Print the unit of a line with this file."""
+    (folder / "line.toml").write_text('bundle = "bundle"\n' + content)
+    return here("install-service", "--config", folder / "line.toml", "--user", ME, "--dry-run", *flags)
+
+
+def unit(folder: Path, content: str, *flags: object) -> list[str]:
+    result = install(folder, content, *flags)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
+
+
+# ---------------------------------------------------------------- the unit
+
+
+def test_the_unit_starts_this_edge_node_with_this_file_and_says_how_it_is_watched_and_restarted(folder: Path) -> None:
+    found = unit(folder, "")
+    [start] = [line for line in found if line.startswith("ExecStart=")]
+    program, *words = start.removeprefix("ExecStart=").split()
+    assert Path(program).is_absolute()
+    assert words[-3:] == ["serve", "--config", str(folder / "line.toml")]
+    assert {
+        "Type=notify",
+        "NotifyAccess=main",
+        "ExecReload=/bin/kill -HUP $MAINPID",
+        "WatchdogSec=30",
+        "Restart=on-failure",
+        f"RestartPreventExitStatus={' '.join(map(str, FINAL))}",
+        f"User={ME}",
+        "StateDirectory=edge-node",
+        "After=network-online.target",
+    } <= set(found)
+
+
+def test_it_may_write_where_the_settings_say_and_nowhere_else(folder: Path) -> None:
+    content = (
+        'output = "out/verdicts.jsonl"\n[log]\npath = "log/line.log"\n'
+        '[[sources]]\nkind = "folder"\npath = "camera"\n[[sinks]]\nkind = "csv"\npath = "out/verdicts.csv"\n'
+    )
+    assert [line for line in unit(folder, content) if line.startswith("ReadWritePaths")] == [
+        f"ReadWritePaths={folder}/out",
+        f"ReadWritePaths={folder}/log",
+    ]
+    found = unit(folder, '[[sources]]\nkind = "folder"\npath = "camera"\nafter = "delete"\n')
+    assert f"ReadWritePaths={folder}/camera" in found
+
+
+def test_a_camera_a_low_port_and_a_secret_get_what_they_need(folder: Path) -> None:
+    plain = unit(folder, "")
+    assert {"PrivateDevices=yes", "CapabilityBoundingSet="} <= set(plain)
+    (folder / "password").write_text("secret")
+    found = unit(
+        folder, 'port = 80\n[[sources]]\nkind = "video"\ninput = 2\n',
+        "--secret", f"EDGE_NODE_PASSWORD={folder}/password",
+    )  # fmt: skip
+    assert {
+        "DeviceAllow=/dev/video2 rw",
+        "SupplementaryGroups=video",
+        "AmbientCapabilities=CAP_NET_BIND_SERVICE",
+        f"LoadCredential=EDGE_NODE_PASSWORD:{folder}/password",
+    } <= set(found)
+    assert "PrivateDevices=yes" not in found
+
+
+@needs_systemd
+@pytest.mark.parametrize("content", ["", 'port = 80\nwatch = "camera"\n[[sources]]\nkind = "video"\ninput = 0\n'])
+def test_systemd_accepts_the_unit_and_finds_little_exposed(folder: Path, content: str) -> None:
+    (folder / "edge-node.service").write_text("\n".join(unit(folder, content)) + "\n")
+    verify = subprocess.run(
+        ["systemd-analyze", "verify", folder / "edge-node.service"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (verify.returncode, verify.stderr) == (0, "")
+    exposed = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", folder / "edge-node.service"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    [level] = re.findall(r"exposure level for \S+: ([0-9.]+)", exposed.stdout)
+    assert float(level) <= 2.5
+
+
+def test_it_is_written_where_it_is_wanted_and_what_to_do_next_is_said(folder: Path) -> None:
+    (folder / "line.toml").write_text('bundle = "bundle"\n')
+    out = folder / "press.service"
+    result = here(
+        "install-service", "--config", folder / "line.toml", "--user", ME, "--name", "press", "--out", out
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "StateDirectory=press" in out.read_text()
+    assert "systemctl daemon-reload && systemctl enable --now press" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ('watch = "/home/camera"\n', "/home/camera lies in /home"),
+        ('output = "/tmp/verdicts.jsonl"\n', "which the service does not see"),
+        ('watch = "none"\n', "may not read"),
+        ('output = "none/verdicts.jsonl"\n', "may not write"),
+        ("port = true\n", "port = true does not fit"),
+        ("[veiw]\n", "did you mean 'view'?"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_what_to_do(folder: Path, content: str, why: str) -> None:
+    result = install(folder, content)
+    assert result.returncode in (2, 78)
+    assert why in result.stderr
+    assert "What to do:" in result.stderr
+
+
+@root
+def test_what_the_user_may_not_read_or_write_is_named(folder: Path) -> None:
+    (folder / "secret").mkdir(mode=0o700)
+    for content, why in (
+        ('watch = "secret"\n', f"nobody may not read {folder}/secret"),
+        ('output = "out/verdicts.jsonl"\n', f"nobody may not write {folder}/out"),
+    ):
+        result = install(folder, content, "--user", "nobody")
+        assert result.returncode == 2
+        assert why in result.stderr
+    assert "there is no user whoever" in install(folder, "", "--user", "whoever").stderr
+
+
+def test_words_are_quoted_as_systemd_reads_them() -> None:
+    assert quoted("/srv/plain") == "/srv/plain"
+    assert quoted("/srv/100 %") == '"/srv/100 %%"'
+    assert quoted('a"b$c d\\') == '"a\\"b$$c d\\\\"'
+
+
+# ---------------------------------------------------------------- the environment
+
+
+def test_the_environment_beats_the_file_and_the_command_line_beats_both(tmp_path: Path) -> None:
+    file = tmp_path / "line.toml"
+    for port, typed, expected in (("-2", (), "-2"), ("-2", ("--port", "-3"), "-3"), ("", (), "-1")):
+        file.write_text('bundle = "none"\nhost = "nowhere.invalid"\nport = -1\n')
+        result = run("serve", *typed, EDGE_NODE_SERVE_CONFIG=str(file), EDGE_NODE_SERVE_PORT=port)
+        assert f"cannot listen on nowhere.invalid, port {expected}" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why", "remedy"),
+    [
+        ("EDGE_NODE_SERVE_PORT", "many", "EDGE_NODE_SERVE_PORT=many cannot be: ", "write another EDGE_NODE_SERVE_PORT"),
+        ("EDGE_NODE_SERVE_THREADS", "-1", "EDGE_NODE_SERVE_THREADS=-1 cannot be: ", "unset it"),
+        ("EDGE_NODE_SERVE_PROT", "1", "EDGE_NODE_SERVE_PROT sets no option", "did you mean 'EDGE_NODE_SERVE_PORT'?"),
+    ],
+)
+def test_a_wrong_variable_is_named_with_the_remedy(
+    name: str, value: str, why: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    result = here("serve", "bundle")
+    assert result.returncode == 2
+    assert why in result.stderr
+    assert remedy in result.stderr
+    assert here("infer", "--help").returncode == 0  # other commands do not care
+
+
+def test_lists_and_switches_can_be_set_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_NODE_INFER_IMAGES", f"'{tmp_path}/a b.png' {tmp_path}/c.png")
+    monkeypatch.setenv("EDGE_NODE_INFER_JSON", "true")
+    tiny_bundle(tmp_path / "bundle")
+    result = here("infer", tmp_path / "bundle")
+    assert [f"{name}.png" in line for name, line in zip(("a b", "c"), result.stdout.splitlines(), strict=True)]
+
+
+def test_no_option_has_the_variable_of_a_secret_and_no_two_options_the_same() -> None:
+    commands = dict(COMMANDS)
+    for name, group in COMMANDS.items():
+        for each, command in getattr(group, "commands", {}).items():
+            commands.pop(name, None)
+            commands[f"{name} {each}"] = command
+    names = [variable(name, key) for name, command in commands.items() for key in settings(command)]
+    assert not {secret_environment.PASSWORD, secret_environment.PASSPHRASE} & set(names)
+    assert len(names) == len(set(names)) > 100
+
+
+def test_a_secret_comes_from_the_environment_else_from_a_credential_of_systemds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(secret_environment.PASSWORD, raising=False)
+    assert secret_environment.secret(secret_environment.PASSWORD) is None
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert secret_environment.secret(secret_environment.PASSWORD) is None
+    (tmp_path / secret_environment.PASSWORD).write_text("from a file\n")
+    assert secret_environment.secret(secret_environment.PASSWORD) == "from a file"
+    monkeypatch.setenv(secret_environment.PASSWORD, "from the environment")
+    assert secret_environment.secret(secret_environment.PASSWORD) == "from the environment"
+
+
+# ---------------------------------------------------------------- exit codes
+
+
+def caused(error: EdgeNodeError, by: OSError) -> EdgeNodeError:
+    error.__cause__ = by
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (BundleError("the bundle is damaged", "copy it again"), os.EX_DATAERR),
+        (caused(BundleError("it lacks a file", "copy it"), FileNotFoundError(errno.ENOENT, "")), os.EX_NOINPUT),
+        (LinkError("no broker", "start it"), os.EX_UNAVAILABLE),
+        (BugError("a bug", "tell us"), os.EX_SOFTWARE),
+        (ZeroDivisionError(), os.EX_SOFTWARE),
+        (OSError(errno.ENOSPC, "full", "/x"), os.EX_IOERR),
+        (caused(EdgeNodeError("the port is taken", "wait"), OSError(errno.EADDRINUSE, "")), os.EX_TEMPFAIL),
+        (caused(EdgeNodeError("port 80", "be root"), PermissionError(errno.EACCES, "")), os.EX_NOPERM),
+        (UsageError("wrong", "right"), os.EX_CONFIG),
+    ],
+)
+def test_serve_ends_with_the_code_of_sysexits_that_fits(error: Exception, expected: int) -> None:
+    try:
+        raise error
+    except Exception as raised:
+        found = code(raised)
+    assert found == expected
+
+
+def test_what_only_a_person_can_cure_is_not_started_again(tmp_path: Path) -> None:
+    (tmp_path / "line.toml").write_text("[veiw]\n")
+    assert here("serve", "--config", tmp_path / "line.toml").returncode == 78 in FINAL
+    assert here("serve", tmp_path).returncode in FINAL
+    assert here("serve", "--nothing").returncode == 2 in FINAL
+    assert not {os.EX_UNAVAILABLE, os.EX_SOFTWARE, os.EX_IOERR, os.EX_TEMPFAIL} & set(FINAL)

@@ -1,0 +1,86 @@
+"""/openapi.json is a valid document, and true: the paths are those that are served, the answers are as it says."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openapi_schema_validator import OAS31Validator
+from openapi_spec_validator import validate
+
+from edge.daemon.prometheus_metrics import Metrics
+from edge.http.app import App
+from edge.inference.pipeline import Line, Nowhere, load
+from tests.edge.daemon.test_daemon import Daemon, daemon
+from tests.support.tiny_bundle import RED, tiny_bundle
+
+ONE = {"name": "image", "datatype": "UINT8", "shape": [1, 16, 16, 3], "data": [0] * 768}
+MODEL = "/v2/models/{name}"
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_bundle(tmp_path_factory.mktemp("openapi") / "bundle").folder
+
+
+@pytest.fixture(scope="module")
+def line(bundle: Path) -> Iterator[Daemon]:
+    with daemon(bundle) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def document(line: Daemon) -> dict[str, Any]:
+    found = line.client.get("/openapi.json").json()
+    assert isinstance(found, dict)
+    return found
+
+
+def test_it_is_a_valid_document(document: dict[str, Any]) -> None:
+    validate(document)
+    assert document["openapi"] == "3.1.0"
+
+
+def test_its_paths_are_those_that_are_served(document: dict[str, Any], bundle: Path) -> None:
+    line = Line(load(bundle), Nowhere())
+    line.close()
+    served = {(route.template, route.method.lower()) for route in App(line, Metrics()).routes}
+    assert {(path, method) for path, methods in document["paths"].items() for method in methods} == served
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status", "options"),
+    [
+        ("/", "get", 200, {}),
+        ("/v2", "get", 200, {}),
+        ("/v2/health/live", "get", 200, {}),
+        ("/v2/health/ready", "get", 200, {}),
+        (MODEL, "get", 200, {}),
+        (f"{MODEL}/versions/{{version}}", "get", 200, {}),
+        (f"{MODEL}/ready", "get", 200, {}),
+        (f"{MODEL}/infer", "post", 200, {"json": {"inputs": [ONE], "id": "7"}}),
+        (f"{MODEL}/infer", "post", 400, {"content": b"{"}),
+        (f"{MODEL}/infer", "post", 415, {"content": b"{", "headers": {"content-encoding": "br"}}),
+        ("/classify", "post", 200, {"content": RED, "params": {"name": "part 7"}}),
+        ("/classify", "post", 400, {"content": b"no image"}),
+        ("/classify", "post", 415, {"files": {"image": RED}}),
+    ],
+)
+def test_answers_are_as_it_says(
+    line: Daemon, document: dict[str, Any], path: str, method: str, status: int, options: dict[str, Any]
+) -> None:
+    answer = line.client.request(method, path.format(name="tiny", version="1"), **options)
+    assert answer.status_code == status
+    said = document["paths"][path][method]["responses"][str(status)]
+    schema = said["content"][answer.headers["content-type"]]["schema"]
+    OAS31Validator(schema | {"components": document["components"]}).validate(answer.json())
+    assert {name.lower() for name in said.get("headers", {})} - {"inference-header-content-length"} <= set(
+        answer.headers
+    )
+
+
+def test_requests_that_are_made_here_are_as_it_says(document: dict[str, Any]) -> None:
+    schema = {"$ref": "#/components/schemas/InferenceRequest", "components": document["components"]}
+    OAS31Validator(schema).validate(json.loads(json.dumps({"inputs": [ONE]})))
+    assert not OAS31Validator(schema).is_valid({"inputs": [ONE, ONE]})

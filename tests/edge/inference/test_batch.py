@@ -1,0 +1,149 @@
+"""Whole folders are judged at once; results go on where they were, and are of one model."""
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from broker_config.protocol.errors import EdgeNodeError, UsageError
+from edge.cli.inference_output import judge
+from edge.inference import batch
+from edge.inference.pipeline import Model, load
+from edge.inference.tiling import View
+from tests.support.tiny_bundle import BLUE, GREEN, RED, tiny_bundle
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return load(tiny_bundle(tmp_path_factory.mktemp("batch") / "bundle", extras=True).folder)
+
+
+@pytest.fixture
+def tree(tmp_path) -> Path:
+    """Five images in two levels of folders, one of them damaged, among other things."""
+    for name, data in {
+        "10.png": RED,
+        "2.png": GREEN,
+        "press/a.png": BLUE,
+        "press/bad.png": b"no image",
+        "press/deep/b.PNG": RED,
+        "press/.hidden/c.png": RED,
+        ".d.png": RED,
+        "notes.txt": b"",
+    }.items():
+        path = tmp_path / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return tmp_path / "images"
+
+
+NAMES = ["2.png", "10.png", "press/a.png", "press/bad.png", "press/deep/b.PNG"]
+
+
+def run(model: Model, tree: Path, out: Path | None, pictures: Path | None = None, *, as_json: bool = False) -> bool:
+    results = batch.Results(out, model) if out else None
+    return judge(model, batch.find([tree]), None, results, pictures, heat=True, as_json=as_json)
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    if out.suffix == ".csv":
+        return list(csv.DictReader(out.read_text().splitlines()))
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def test_a_folder_means_all_images_in_it_and_below_in_the_order_in_which_people_count(tree):
+    assert [str(each.path.relative_to(tree)) for each in batch.find([tree])] == NAMES
+    assert [each.path for each in batch.find([tree / "10.png", tree / "none.png"])] == [
+        tree / "10.png",
+        tree / "none.png",
+    ]
+    (tree.parent / "empty").mkdir()
+    with pytest.raises(UsageError, match="there are no images in"):
+        batch.find([tree.parent / "empty"])
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_results_hold_every_image_and_say_which_could_not_be_read(model, tree, tmp_path, suffix, capsys):
+    out = tmp_path / f"results{suffix}"
+    assert not run(model, tree, out)
+    assert [row["image"] for row in rows(out)] == [str(tree / name) for name in NAMES]
+    assert [row.get("label") or "" for row in rows(out)] == ["green", "red", "blue", "", "red"]
+    assert "not a whole image" in rows(out)[3]["error"]
+    said = capsys.readouterr()
+    assert said.out == "4 judged: 2 red, 1 green, 1 blue; 1 could not be read\n"
+    assert "bad.png is not a whole image" in said.err
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_an_interrupted_batch_goes_on_where_it_was_and_tries_unread_images_again(model, tree, tmp_path, suffix, capsys):
+    out = tmp_path / f"results{suffix}"
+    run(model, tree, out)
+    whole = out.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    first = 1 if suffix == ".jsonl" else 2
+    out.write_bytes(b"".join(lines[: first + 1]) + lines[first + 1][:20])  # killed while it wrote the third
+    capsys.readouterr()
+    run(model, tree, out)
+    assert capsys.readouterr().out == "2 were judged before; 2 judged: 1 blue, 1 red; 1 could not be read\n"
+    assert [row["image"] for row in rows(out)] == [str(tree / name) for name in NAMES]
+    (tree / "press/bad.png").write_bytes(GREEN)
+    assert run(model, tree, out)
+    assert [row["image"] for row in rows(out)][5:] == [str(tree / "press/bad.png")]
+    assert run(model, tree, out)
+    assert len(rows(out)) == 6
+
+
+def test_results_of_another_model_are_not_mixed_in(model, tree, tmp_path):
+    out = tmp_path / "results.csv"
+    run(model, tree, out)
+    other = load(tiny_bundle(tmp_path / "other", round_=2).folder)
+    with pytest.raises(UsageError, match=f"holds results of another model .*{model.digest}, not {other.digest}"):
+        run(other, tree, out)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_results_of_another_view_are_not_mixed_in(model, tree, tmp_path, suffix):
+    out, strict = tmp_path / f"results{suffix}", View(threshold=0.99)
+    images = batch.find([tree])
+    judge(model, images[:2], strict, batch.Results(out, model, strict), None, heat=False, as_json=False)
+    with pytest.raises(UsageError, match="judged with another view"):
+        batch.Results(out, model)
+    judge(model, images, strict, batch.Results(out, model, View(threshold=0.99)), None, heat=False, as_json=False)
+    assert len(rows(out)) == len(NAMES)
+
+
+def test_a_file_that_holds_something_else_is_left_as_it_is(model, tmp_path):
+    for name, content in {"a.jsonl": b"[1]\n{", "b.csv": b"a;b\n1;2\nx", "c.csv": b"image,model\nx"}.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UsageError, match="holds something else than results"):
+            batch.Results(tmp_path / name, model)
+        assert (tmp_path / name).read_bytes() == content
+    with pytest.raises(UsageError, match=r"is neither .jsonl nor .csv"):
+        batch.Results(tmp_path / "c.txt", model)
+    with pytest.raises(EdgeNodeError, match="cannot write results to"):
+        batch.Results(tmp_path / "none" / "d.csv", model)
+
+
+def test_each_image_that_could_be_read_gets_its_annotated_picture(model, tree, tmp_path):
+    run(model, tree, None, tmp_path / "seen")
+    pictures = sorted((tmp_path / "seen").iterdir())
+    assert len(pictures) == 4
+    assert {Image.open(path).format for path in pictures} == {"JPEG"}
+    assert re.search(r"images_10\.png\.[0-9a-f]{8}\.jpg$", pictures[0].name)
+
+
+def test_no_two_images_share_a_picture_and_long_names_are_shortened(tmp_path):
+    names = ["a/b.png", "a_b.png", "x/1.png", "../x/1.png", "/x/1.png", *(f"{'ä' * 300}/{each}.png" for each in "yz")]
+    for name in names:
+        batch.picture_of(name, tmp_path).touch()
+    assert len(list(tmp_path.iterdir())) == len(names)
+
+
+def test_for_machines_each_outcome_is_a_line_also_beside_results(model, tree, tmp_path, capsys):
+    run(model, tree, tmp_path / "results.csv", as_json=True)
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [outcome["type"] for outcome in found] == ["Verdict", "Verdict", "Verdict", "Failure", "Verdict"]

@@ -1,0 +1,228 @@
+"""Decoding: every kind of image file becomes the same kind of array, or an error that says what to do."""
+
+import contextlib
+import io
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageCms, ImageFile
+
+from edge.inference import image_decoding
+from edge.inference.image_decoding import ImageError, decode
+
+SIZE = 8
+GRAY = np.tile(np.linspace(0, 255, 32).astype(np.uint8), (32, 1))  # [32, 32], dark to bright
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
+    out = io.BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()
+
+
+def plain(color: tuple[int, ...], mode: str = "RGB") -> Image.Image:
+    return Image.new(mode, (32, 24), color)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "TIFF", "WEBP"])
+def test_each_format_becomes_rgb_bytes_of_the_asked_size(kind):
+    pixels = decode(encoded(plain((200, 100, 50)), kind), SIZE)
+    assert pixels.shape == (SIZE, SIZE, 3)
+    assert pixels.dtype == np.uint8
+    assert np.abs(pixels.astype(int) - (200, 100, 50)).max() <= 3
+
+
+def test_every_suffix_names_a_format_that_is_read():
+    registered = Image.registered_extensions()
+    assert {registered[suffix] for suffix in image_decoding.SUFFIXES} == set(image_decoding._FORMATS)
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        (plain((200,), "L"), (200, 200, 200)),
+        (plain((1,), "1"), (255, 255, 255)),
+        (plain((200, 100, 50)).quantize(), (200, 100, 50)),
+        (plain((200, 100, 50, 255), "RGBA"), (200, 100, 50)),
+        (plain((200, 100, 50, 128), "RGBA"), (100, 50, 25)),
+        (plain((200, 100, 50, 0), "RGBA"), (0, 0, 0)),
+        (plain((200, 128), "LA"), (100, 100, 100)),
+    ],
+    ids=["gray", "one bit", "palette", "opaque", "half transparent", "transparent", "gray half transparent"],
+)
+def test_each_mode_becomes_rgb_with_transparency_over_black(image, expected):
+    assert np.abs(decode(encoded(image), SIZE).astype(int) - expected).max() <= 1
+
+
+def test_a_palette_with_a_transparent_color_is_laid_over_black():
+    image = plain((200, 100, 50)).quantize()
+    assert decode(encoded(image, transparency=0), SIZE).max() == 0
+
+
+def test_a_cmyk_photograph_becomes_rgb():
+    image = plain((255, 0, 0)).convert("CMYK")
+    assert np.abs(decode(encoded(image, "JPEG"), SIZE).astype(int) - (255, 0, 0)).max() <= 3
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_16_bit_gray_is_scaled_from_its_full_range(kind):
+    deep = Image.fromarray(GRAY.astype(np.uint16) * 257)
+    assert np.array_equal(decode(encoded(deep, kind), SIZE), decode(encoded(Image.fromarray(GRAY)), SIZE))
+
+
+def test_the_exif_orientation_is_applied():
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees clockwise to view
+    turned = decode(encoded(Image.fromarray(GRAY), "JPEG", exif=exif, quality=100), SIZE)
+    upright = decode(encoded(Image.fromarray(np.rot90(GRAY, -1)), "JPEG", quality=100), SIZE)
+    assert np.abs(turned.astype(int) - upright).max() <= 1
+    assert turned[0].mean() < turned[-1].mean()
+
+
+def test_shrinking_averages_instead_of_picking_pixels():
+    checkerboard = np.indices((64, 64)).sum(0) % 2 * 255
+    pixels = decode(encoded(Image.fromarray(checkerboard.astype(np.uint8))), SIZE)
+    assert np.abs(pixels.astype(int) - 127).max() <= 4
+
+
+def test_an_image_of_the_right_size_keeps_its_pixels():
+    pixels = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), np.uint8)
+    assert np.array_equal(decode(encoded(Image.fromarray(pixels)), SIZE), pixels)
+
+
+def test_a_path_decodes_as_its_bytes_do(tmp_path):
+    path = tmp_path / "part.png"
+    path.write_bytes(encoded(Image.fromarray(GRAY)))
+    assert np.array_equal(decode(path, SIZE), decode(path.read_bytes(), SIZE))
+
+
+def header_of_a_bomb() -> bytes:
+    """A PNG of 60,000 x 60,000 pixels in a few bytes."""
+    small = bytearray(encoded(Image.new("L", (1, 1))))
+    ihdr = b"IHDR" + (60_000).to_bytes(4, "big") * 2 + small[24:29]
+    small[12:33] = ihdr + zlib.crc32(ihdr).to_bytes(4, "big")
+    return bytes(small)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "empty"),
+        (b"not an image at all", "not a whole image"),
+        (encoded(Image.fromarray(GRAY))[:-40], "not a whole image"),
+        (encoded(Image.fromarray(GRAY), "JPEG")[:-200], "not a whole image"),
+        (encoded(Image.fromarray(GRAY), "BMP")[:-200], "not a whole image"),
+        (encoded(Image.fromarray(GRAY), "GIF"), "not a whole image"),
+        (encoded(Image.fromarray(GRAY.astype(np.float32)), "TIFF"), "32-bit"),
+        (header_of_a_bomb(), "pixels"),
+    ],
+    ids=["empty", "text", "cut PNG", "cut JPEG", "cut BMP", "format not served", "32-bit", "bomb"],
+)
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_what_is_no_whole_image_is_named_with_a_remedy(data, why):
+    with pytest.raises(ImageError, match=why) as caught:
+        decode(data, SIZE, "part-7.png")
+    assert caught.value.what.startswith("part-7.png")
+    assert caught.value.remedy
+
+
+def test_more_pixels_than_the_limit_are_refused_before_they_are_unpacked(monkeypatch):
+    monkeypatch.setattr(image_decoding, "MAX_PIXELS", 32 * 32)
+    decode(encoded(Image.fromarray(GRAY)), SIZE)
+    monkeypatch.setattr(image_decoding, "MAX_PIXELS", 32 * 32 - 1)
+    with pytest.raises(ImageError, match="32 x 32 pixels"):
+        decode(encoded(Image.fromarray(GRAY)), SIZE)
+
+
+def test_a_side_beyond_the_limit_is_refused_since_memory_to_resize_it_grows_with_the_side():
+    assert decode(encoded(Image.new("L", (1, image_decoding.MAX_SIDE))), SIZE).shape == (SIZE, SIZE, 3)
+    for size in ((image_decoding.MAX_SIDE + 1, 1), (1, image_decoding.MAX_SIDE + 1)):
+        with pytest.raises(ImageError, match="a side of 65536 pixels"):
+            decode(encoded(Image.new("L", size)), SIZE)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(ImageError, match=r"gone\.png cannot be read: No such file"):
+        decode(tmp_path / "gone.png", SIZE)
+    with pytest.raises(ImageError, match="cannot be read: Is a directory"):
+        decode(tmp_path, SIZE)
+
+
+def test_a_file_beyond_the_size_limit_is_not_even_opened(tmp_path):
+    path = tmp_path / "huge.bmp"
+    with path.open("wb") as file:
+        file.truncate(image_decoding.MAX_BYTES + 1)
+    with pytest.raises(ImageError, match="larger than 64 MiB"):
+        decode(path, SIZE)
+
+
+WHOLE = [encoded(Image.fromarray(GRAY), kind) for kind in ("JPEG", "PNG", "BMP", "TIFF", "WEBP")]
+
+
+def test_of_several_pictures_in_a_file_the_first_counts():
+    pages = [plain((200, 100, 50)), plain((0, 0, 0))]
+    for kind in ("TIFF", "WEBP", "PNG"):
+        data = encoded(pages[0], kind, save_all=True, append_images=pages[1:])
+        assert np.abs(decode(data, SIZE).astype(int) - (200, 100, 50)).max() <= 3
+
+
+def test_a_colour_profile_is_ignored():
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
+    assert np.array_equal(decode(encoded(plain((200, 100, 50)), icc_profile=profile), SIZE)[0, 0], (200, 100, 50))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16"])
+def test_what_a_large_image_becomes_does_not_depend_on_the_bands_in_which_it_is_unpacked(mode, monkeypatch):
+    pixels = np.random.default_rng(7).integers(0, 256, (70, 50, 4), np.uint8)
+    image = Image.fromarray(pixels.view(np.uint16)[..., 0]) if mode == "I;16" else Image.fromarray(pixels).convert(mode)
+    data = encoded(image, "TIFF")
+    whole = np.asarray(image_decoding.read(data).image)
+    monkeypatch.setattr(image_decoding, "_BAND", 9)
+    assert np.array_equal(np.asarray(image_decoding.read(data).image), whole)
+
+
+MEASURE = """
+import resource, struct, zlib
+from edge.inference.image_decoding import read
+from edge.inference.tiling import View, cut
+chunk = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+packing = zlib.compressobj(1)
+rows = b"".join(packing.compress(bytes(1 + 4 * 4000)) for _ in range(4000)) + packing.flush()
+head = struct.pack(">IIBBBBB", 4000, 4000, 8, 6, 0, 0, 0)
+png = b"\\x89PNG\\r\\n\\x1a\\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+assert len(png) < 500_000
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+cut(read(png), View(tile=500, overlap=0), 64)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def test_a_small_file_of_large_dimensions_takes_little_more_memory_than_its_pixels():
+    """Megabytes; 16 million pixels with and without their transparency are 122."""
+    measured = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True)
+    assert int(measured.stdout) < 150
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow grumbles about broken TIFF tags
+@given(st.data())
+def test_damaged_bytes_give_an_image_or_an_image_error_and_nothing_else(data):
+    content = bytearray(data.draw(st.sampled_from(WHOLE)))
+    for _ in range(data.draw(st.integers(1, 8))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(1, len(content)))
+    with contextlib.suppress(ImageError):
+        assert decode(bytes(content[:cut]), SIZE).shape == (SIZE, SIZE, 3)
+
+
+def test_decoding_leaves_pillows_global_settings_alone():
+    def settings() -> tuple[int | None, bool]:
+        return Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
+
+    before = settings()
+    decode(WHOLE[0], SIZE)
+    assert settings() == before

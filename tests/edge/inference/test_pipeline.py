@@ -1,0 +1,102 @@
+"""The line itself: how many decoded frames may wait."""
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from edge.inference import pipeline as lines
+from edge.inference.pipeline import Frame, Line, Nowhere, Seen, load
+from edge.inference.verdict import Failure, Verdict
+from edge.sources.feed import feed
+from tests.support.tiny_bundle import RED, tiny_bundle
+
+
+def test_frames_wait_as_files_and_only_a_few_are_decoded_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded, cut = threading.Semaphore(0), lines.cut
+
+    def counted(*arguments: object) -> object:
+        decoded.release()
+        return cut(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(lines, "cut", counted)
+
+    async def crowd(line: Line) -> int:
+        judged = asyncio.gather(*(line.judge(Frame(str(number), RED)) for number in range(20)))
+        busy, go_on = threading.Event(), threading.Event()
+        line.watchers = (lambda seen: (busy.set(), go_on.wait(10), seen.verdict)[-1],)
+        await asyncio.to_thread(busy.wait, 10)
+        ahead = 0
+        while await asyncio.to_thread(decoded.acquire, timeout=0.2):
+            ahead += 1
+        go_on.set()
+        await judged
+        return ahead
+
+    with contextlib.closing(Line(load(tiny_bundle(tmp_path / "bundle").folder), Nowhere())) as line:
+        assert asyncio.run(crowd(line)) == 3
+
+
+def test_a_frame_for_which_memory_lacks_is_a_failure_and_the_line_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*_: object) -> None:
+        raise MemoryError
+
+    with contextlib.closing(Line(load(tiny_bundle(tmp_path / "bundle").folder), Nowhere())) as line:
+        with monkeypatch.context() as patch:
+            patch.setattr(lines, "cut", exhausted)
+            failure = asyncio.run(line.judge(Frame("part-7", RED)))
+        assert isinstance(failure, Failure)
+        assert "part-7 cannot be prepared: MemoryError()" in failure.error
+        assert not isinstance(asyncio.run(line.judge(Frame("part-8", RED))), Failure)
+
+
+class Many:
+    """A source of many frames."""
+
+    def __init__(self, name: str, frames: int) -> None:
+        self.name, self._frames = name, frames
+        self.images: list[str] = []
+
+    async def frames(self, stop: asyncio.Event) -> AsyncGenerator[Frame]:
+        for number in range(self._frames):
+            if not stop.is_set():
+                yield Frame(f"{self.name}-{number}", RED, self.name)
+
+    def done(self, frame: Frame, outcome: Verdict | Failure) -> None:
+        self.images.append(outcome.image)
+
+
+def test_frames_of_all_sources_together_find_room_for_a_few_and_each_source_is_judged_in_its_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded, judged, most, cut = itertools.count(1), itertools.count(1), [0], lines.cut
+    ahead = {"cut": 0, "judged": 0}
+
+    def counted(*arguments: object) -> object:
+        ahead["cut"] = next(decoded)
+        most[0] = max(most[0], ahead["cut"] - ahead["judged"])
+        return cut(*arguments)  # type: ignore[arg-type]
+
+    def slowly(seen: Seen) -> Verdict:
+        time.sleep(0.002)  # decoders, if they could, would be far ahead
+        ahead["judged"] = next(judged)
+        return seen.verdict
+
+    async def feed_all(line: Line, sources: list[Many]) -> None:
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(feed(line, each, asyncio.Event()) for each in sources))
+
+    monkeypatch.setattr(lines, "cut", counted)
+    sources = [Many(str(number), 20) for number in range(8)]
+    with contextlib.closing(Line(load(tiny_bundle(tmp_path / "bundle").folder), Nowhere(), None, [slowly])) as line:
+        asyncio.run(feed_all(line, sources))
+    assert most[0] <= 3
+    for source in sources:
+        assert source.images == [f"{source.name}-{number}" for number in range(20)]

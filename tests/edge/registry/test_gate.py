@@ -1,0 +1,444 @@
+"""A new bundle must prove itself beside the running one, and for a while in service; else the line goes back."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from broker_config.protocol.errors import EdgeNodeError, UsageError
+from edge.bundle.verification import Guard
+from edge.inference.pipeline import BrokenModelError, Frame, Line, Model, load
+from edge.inference.predictor import Outputs, Predictor
+from edge.inference.tiling import View
+from edge.inference.verdict import Failure, Notice, Outcome, Verdict
+from edge.registry.bundle_store import Store
+from edge.registry.gate import ENOUGH, OF_A_CLASS, SAMPLE, Gate, Sample, examine
+from edge.registry.rollout import Life, RefusedError
+from tests.support.bundle_stores import OTHERS, stored, tiny
+from tests.support.signers import Signers
+from tests.support.tiny_bundle import BLUE, GREEN, RED
+
+COLORS = (RED, GREEN, BLUE)
+
+
+class Kept(list[Outcome]):
+    """An outbox that keeps what it gets."""
+
+    put = list.append
+
+    @property
+    def notices(self) -> list[str]:
+        return [each.text for each in self if isinstance(each, Notice)]
+
+
+class Running:
+    """A line that lives, without a process."""
+
+    def __init__(self, life: Life, line: Line, outbox: Kept, digests: list[str]) -> None:
+        self.life, self.line, self.outbox, self.digests = life, line, outbox, digests
+        self.store = life.store
+
+    def judge(self, frames: int = 1) -> list[Verdict | Failure]:
+        seen = [self.line.see_here(Frame(str(number), COLORS[number % 3])) for number in range(frames)]
+        return [each if isinstance(each, Failure) else each.verdict for each in seen]
+
+    def until(self, digest: str) -> None:
+        """Wait until this bundle is served, and the store says so."""
+        deadline = time.monotonic() + 10
+        while {self.store.state().active, self.line.model.digest} != {digest}:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def running(
+    store: Store, digests: list[str], gate: Gate, guard: Guard | None = None, doubter: Any = None
+) -> Iterator[Running]:
+    life, outbox = Life(store, gate, guard), Kept()
+    watchers = [each for each in (doubter, life) if each]
+    with contextlib.closing(Line(life.begin(None), outbox, watchers=watchers)) as line, life.of(line):
+        yield Running(life, line, outbox, digests)
+
+
+@pytest.fixture
+def line(tmp_path) -> Iterator[Running]:
+    """Serves the first of two bundles that answer alike."""
+    with running(*stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2)), Gate()) as found:
+        yield found
+
+
+def test_a_bundle_that_does_as_well_is_served_and_the_findings_say_what_was_looked_at(line):
+    one, two = line.digests
+    line.judge(SAMPLE + 5)
+    findings = line.life.activate(two, "me")
+    assert f"it agrees with the running one on {SAMPLE} of the last {SAMPLE} images" in findings
+    assert any("no signature was looked at" in each for each in findings)
+    [verdict] = line.judge()
+    assert (verdict.model, verdict.bundle) == (two, "tiny@2")
+    assert line.outbox.notices == [f"tiny@2 ({two}) is served from now on"]
+    assert (line.store.state().active, line.store.state().previous) == (two, one)
+
+
+def refused(line: Running, digest: str, **options: bool) -> str:
+    """Why a bundle is not served; the line serves what it served."""
+    before = line.line.model
+    with pytest.raises(EdgeNodeError) as caught:
+        line.life.activate(digest, "me", **options)
+    assert caught.value.remedy
+    assert line.line.model is before
+    assert line.store.state().active == before.digest
+    assert line.store.state().history[-1].what == "refused"
+    assert line.store.state().history[-1].why == caught.value.what
+    assert caught.value.what in line.outbox.notices[-1]
+    return caught.value.what
+
+
+def test_a_bundle_that_disagrees_is_refused_unless_somebody_insists(tmp_path):
+    other = tiny(tmp_path / "2", 2, OTHERS)
+    with running(*stored(tmp_path / "store", tiny(tmp_path / "1"), other), Gate()) as line:
+        line.judge(ENOUGH - 1)
+        assert any("too few to judge by" in each for each in line.life.activate(line.digests[1], "me"))
+        line.life.roll_back("me")
+        line.judge(ENOUGH)
+        assert f"agrees with the running one on 0 of the last {2 * ENOUGH - 1}" in refused(line, line.digests[1])
+        line.life.activate(line.digests[1], "me", force=True)
+        assert line.judge()[0].label == "green"
+
+
+def test_a_bundle_that_misses_a_rare_class_is_refused_however_seldom_that_comes():
+    """A line of good parts: 16 tiles each, and one bad tile in one part of a hundred, which no other tile shows."""
+    manifest = SimpleNamespace(classes=("no_defect", "scratch"), input=SimpleNamespace(size=8))
+    says_no_defect = SimpleNamespace(manifest=manifest, labels=lambda images: ["no_defect"] * len(images))
+    old: Any = SimpleNamespace(manifest=manifest, digest="old")
+    new: Any = SimpleNamespace(manifest=manifest, digest="new", predictor=says_no_defect)
+    sample, pixels = Sample(), SimpleNamespace(pixels=np.zeros((16, 8, 8, 3), np.uint8))
+    for part in range(100 * OF_A_CLASS):
+        probabilities = np.tile(np.float32([0.99, 0.01]), (16, 1))
+        tile = 7 if part % 100 == 50 else 0
+        if tile:
+            probabilities[tile] = 0.01, 0.99
+        seen: Any = SimpleNamespace(model=old, cut=pixels, outputs=Outputs(probabilities), inference=16.0, tile=tile)
+        sample.see(seen)
+    assert len(sample.of(old)) == SAMPLE
+    finding = examine(new, old, sample.of(old), Gate())[-1]
+    assert not finding.good
+    assert (
+        f"on {SAMPLE - OF_A_CLASS} of the last {SAMPLE} images, on 0 of {OF_A_CLASS} that are scratch" in finding.text
+    )
+
+
+def test_a_bundle_with_other_classes_is_refused_unless_somebody_insists(tmp_path):
+    other = tiny(tmp_path / "2", 2, ("red", "green", "rust"))
+    with running(*stored(tmp_path / "store", tiny(tmp_path / "1"), other), Gate(agreement=0)) as line:
+        assert refused(line, line.digests[1]) == "it has not the running model's classes: blue, rust"
+        line.life.activate(line.digests[1], "me", force=True)
+        assert line.judge(3)[2].label == "rust"
+
+
+def slowly(monkeypatch: pytest.MonkeyPatch, round_: int, seconds: float) -> None:
+    """Let the model of a round take longer."""
+    run = Predictor.run
+
+    def slow(self: Predictor, *arguments: Any) -> Outputs:
+        time.sleep(seconds if self.manifest.round == round_ else 0)
+        return run(self, *arguments)
+
+    monkeypatch.setattr(Predictor, "run", slow)
+
+
+def test_a_bundle_over_the_latency_budget_or_much_slower_than_the_running_one_is_refused(line, monkeypatch):
+    slowly(monkeypatch, 2, 0.02)
+    line.judge(ENOUGH)
+    assert "more than 3 times the running one's" in refused(line, line.digests[1])
+    line.life._gate = Gate(latency=0.01)
+    assert "[gate] latency allows 10 ms" in refused(line, line.digests[1])
+    line.life._gate = Gate(latency=0.1, slower=1e6)
+    line.life.activate(line.digests[1], "me")
+
+
+def test_going_back_to_a_bundle_that_lacks_the_class_of_good_parts_is_refused_or_said(tmp_path):
+    other = tiny(tmp_path / "2", 2, ("sound", "green", "blue"))
+    with running(*stored(tmp_path / "store", tiny(tmp_path / "1"), other), Gate()) as line:
+        one, two = line.digests
+        line.life.activate(two, "me", force=True)
+        line.line.view = View(no_defect="sound")
+        with pytest.raises(UsageError, match="no_defect = 'sound' is none of the model's classes"):
+            line.life.roll_back("me")
+        assert line.line.model.digest == line.store.state().active == two
+        line.life._fail(line.line.model, "it fails")
+        line.until(one)
+    assert "is served again, though [view] no_defect = 'sound' is none of" in line.outbox.notices[-1]
+
+
+def test_a_bundle_that_fails_its_self_test_is_refused_whoever_insists(tmp_path):
+    broken = tiny(tmp_path / "2", 2)
+    manifest = broken / "manifest.json"
+    content = msgspec.json.decode(manifest.read_bytes())
+    content["golden"]["probabilities"].reverse()
+    manifest.write_bytes(msgspec.json.encode(content))
+    with running(*stored(tmp_path / "store", tiny(tmp_path / "1"), broken), Gate()) as line:
+        assert "self-test" in refused(line, line.digests[1], force=True)
+
+
+# ---------------------------------------------------------------- with --trust
+
+
+@pytest.fixture(scope="module")
+def ours() -> Signers:
+    return Signers()
+
+
+@pytest.fixture
+def trusting(ours, tmp_path) -> Iterator[Running]:
+    """Serves the middle one of three signed bundles; the fourth is another node's."""
+    older, middle, newer = (ours.bundle(tmp_path / str(version), version=version) for version in (7, 8, 9))
+    foreign = ours.bundle(tmp_path / "foreign", key=ours.keys["plant-b"], node="plant-b")
+    store, (one, *rest) = stored(tmp_path / "memory" / "bundles", middle, older, newer, foreign)
+    with running(store, [one, *rest], Gate(), Guard(ours.trust(), tmp_path / "memory")) as found:
+        yield found
+
+
+def test_only_a_newer_bundle_that_the_lines_own_node_has_signed_is_served(trusting):
+    middle, older, newer, foreign = trusting.digests
+    assert "is older" in refused(trusting, older, force=True)
+    assert "plant-b" in refused(trusting, foreign, force=True)
+    assert trusting.life.activate(newer, "me")[0].startswith("its signature is right")
+    assert "is older" in refused(trusting, middle)
+
+
+def test_going_back_is_for_the_bundle_before_alone_and_outlasts_a_restart(trusting, ours, tmp_path):
+    middle, older, newer, _ = trusting.digests
+    trusting.life.activate(newer, "me")
+    trusting.life.roll_back("me")
+    assert trusting.line.model.digest == middle
+    assert "is older" in refused(trusting, older)
+    assert Life(trusting.store, Gate(), trusting.life._guard).begin(None).digest == middle
+
+
+def test_a_bundle_that_the_gate_refuses_does_not_count_as_served(trusting):
+    """Else the running one would be older than it, and the line could not start again."""
+    middle, _, newer, _ = trusting.digests
+    trusting.life._gate = Gate(latency=1e-9)
+    refused(trusting, newer)
+    assert Life(trusting.store, Gate(), trusting.life._guard).begin(None).digest == middle
+
+
+# ---------------------------------------------------------------- in service
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, round_: int, outcome: Exception | float) -> None:
+    """Let the model of a round fail: raise an error, or give this for every probability."""
+    run = Predictor.run
+
+    def fail(self: Predictor, *arguments: Any) -> Outputs:
+        outputs = run(self, *arguments)
+        if self.manifest.round != round_:
+            return outputs
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outputs._replace(probabilities=np.full_like(outputs.probabilities, outcome))
+
+    monkeypatch.setattr(Predictor, "run", fail)
+
+
+@pytest.mark.parametrize("outcome", [RuntimeError("no memory"), float("nan"), float("inf")])
+def test_a_new_model_that_cannot_compute_costs_no_frame_and_is_never_taken_again(line, monkeypatch, outcome):
+    one, two = line.digests
+    line.life.activate(two, "me")
+    failing(monkeypatch, 2, outcome)
+    assert {verdict.model for verdict in line.judge(5)} == {one}
+    line.until(one)
+    assert two in line.store.state().bad
+    assert "cannot compute" in line.store.state().history[-1].why
+    assert "has failed in service" in refused(line, two)
+    assert line.outbox.notices[1].startswith(f"the bundle {two} has failed")
+    monkeypatch.undo()
+    line.life.activate(two, "me", force=True)
+    assert line.store.state().bad == {}
+
+
+def test_a_frame_that_a_model_gets_after_it_was_exchanged_and_fails_on_is_judged_by_the_one_that_is_served(
+    line, monkeypatch
+):
+    one, two = line.digests
+    line.life.activate(two, "me")
+    prepared = [line.line._prepare(Frame(str(number), COLORS[0]), 0) for number in range(3)]
+    failing(monkeypatch, 2, RuntimeError("no memory"))
+    assert [seen.verdict.model for seen in map(line.line._see, prepared)] == [one] * 3
+    monkeypatch.undo()
+    failing(monkeypatch, 1, RuntimeError("no memory either"))
+    assert isinstance(line.judge()[0], Failure)
+
+
+def test_a_new_model_whose_outputs_a_watcher_chokes_on_is_taken_back_and_the_verdict_stands(tmp_path):
+    def choking(seen: Any) -> Verdict:
+        if seen.model.manifest.round == 2:
+            raise IndexError("another length")
+        return seen.verdict
+
+    store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
+    with running(store, [one, two], Gate(), doubter=choking) as line:
+        line.life.activate(two, "me")
+        assert [verdict.model for verdict in line.judge(2)] == [two, one]
+        line.until(one)
+        assert "another length" in store.state().bad[two]
+
+
+def test_a_new_model_that_is_too_slow_in_service_is_taken_back(line, monkeypatch):
+    one, two = line.digests
+    line.life._gate = Gate(latency=0.005)
+    line.life.activate(two, "me")
+    slowly(monkeypatch, 2, 0.01)
+    line.judge(40)
+    line.until(one)
+    assert "[gate] latency allows 5 ms" in line.store.state().bad[two]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_new_model_whose_verdicts_are_doubted_far_more_often_is_taken_back(tmp_path, restarted):
+    doubted = iter([*[False] * 90, True, True, True])  # 3 % of the first, of the second all
+
+    def doubter(seen: Any) -> Verdict:
+        return msgspec.structs.replace(seen.verdict, doubts=("novel",) if next(doubted, True) else ())
+
+    store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
+    with contextlib.ExitStack() as stack:
+        line = stack.enter_context(running(store, [one, two], Gate(), doubter=doubter))
+        line.judge(93)
+        line.life.activate(two, "me")
+        if restarted:
+            line.judge(10)
+            stack.close()
+            line = stack.enter_context(running(store, [one, two], Gate(), doubter=doubter))
+        assert {verdict.model for verdict in line.judge(29)} == {two}
+        line.judge()
+        line.until(one)
+        assert store.state().bad[two] == "100% of its verdicts are in doubt, of the model before 3%"
+
+
+def test_a_model_that_has_passed_its_probation_is_forgiven_two_errors_but_not_three(line, monkeypatch):
+    one, two = line.digests
+    line.life._gate = Gate(minutes=0, frames=3)
+    line.life.activate(two, "me")
+    line.judge(3)
+    while line.store.state().trial:
+        time.sleep(0.01)
+    assert line.store.state().history[-1].what == "confirmed"
+    assert line.life._before is None
+    failing(monkeypatch, 2, RuntimeError("no memory"))
+    line.judge(2)
+    monkeypatch.undo()
+    line.judge()
+    failing(monkeypatch, 2, RuntimeError("no memory"))
+    line.judge(2)
+    assert line.store.state().active == two
+    line.judge()
+    line.until(one)
+    assert line.judge()[0].model == one
+
+
+def test_single_errors_among_the_right_answers_to_programs_are_no_row_of_errors(tmp_path, monkeypatch):
+    store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
+    store.activated(two, "me", trial=False)
+    image = np.zeros((1, 16, 16, 3), np.uint8)
+
+    def ask(line: Running, model: Model, *, wrong: bool) -> None:
+        with monkeypatch.context() as patch, pytest.raises(BrokenModelError) if wrong else contextlib.nullcontext():
+            if wrong:
+                patch.setattr(model.predictor, "run", lambda *_: 1 / 0)
+            asyncio.run(line.line.infer(model, image))
+
+    with running(store, [one, two], Gate()) as line:
+        model = line.line.model
+        for _ in range(4):
+            ask(line, model, wrong=True)
+            ask(line, model, wrong=False)
+        for _ in range(4):
+            ask(line, load(store.path(one)), wrong=True)  # which is not served any more
+        assert not line.life._failures
+        for _ in range(3):
+            ask(line, model, wrong=True)
+        line.until(one)
+
+
+def test_a_model_that_fails_and_is_the_only_one_stays_and_that_is_said(tmp_path, monkeypatch):
+    with running(*stored(tmp_path / "store", tiny(tmp_path / "1")), Gate()) as line:
+        failing(monkeypatch, 1, RuntimeError("no memory"))
+        line.judge(10)
+        deadline = time.monotonic() + 10
+        while not line.outbox.notices:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        monkeypatch.undo()
+        assert line.judge()[0].label == "red"
+    [notice] = line.outbox.notices
+    assert "there is no other to serve" in notice
+
+
+def test_a_model_that_fails_while_the_one_before_is_damaged_stays_and_that_is_said_once(tmp_path):
+    store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
+    store.activated(two, "me")
+    Path(store.path(one) / "model.onnx").write_bytes(b"damaged")
+    with running(store, [one, two], Gate(latency=1e-9)) as line:
+        line.judge(30)
+        deadline = time.monotonic() + 10
+        while not line.outbox.notices:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert {verdict.model for verdict in line.judge(40)} == {two}
+        assert not line.life._failures
+        assert (store.state().previous, store.state().trial, store.state().history[-1].what) == ("", 0, "kept")
+    [notice] = line.outbox.notices
+    assert f"the one before, {one}, cannot be served: " in notice
+    assert notice.endswith(f"tiny@2 ({two}) goes on")
+
+
+def test_a_model_under_which_the_daemon_dies_three_times_is_taken_back(tmp_path):
+    store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
+    store.activated(two, "me")
+    for _ in range(2):
+        assert Life(store, Gate()).begin(None).digest == two  # and is killed
+    assert Life(store, Gate()).begin(None).digest == one
+    assert "died" in store.state().bad[two]
+
+
+def test_a_bundle_on_probation_that_a_restart_names_goes_on_with_it_and_is_confirmed(tmp_path):
+    store, (_, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
+    store.activated(two, "me")
+    life = Life(store, Gate(minutes=0, frames=0))
+    with contextlib.closing(Line(life.begin(tmp_path / "2"), Kept(), watchers=[life])) as line, life.of(line):
+        deadline = time.monotonic() + 10
+        while store.state().trial:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert store.state().history[-1].what == "confirmed"
+
+
+def test_a_served_bundle_that_is_damaged_gives_way_to_the_one_before(tmp_path, caplog):
+    store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
+    store.activated(two, "me")
+    Path(store.path(two) / "model.onnx").write_bytes(b"damaged")
+    assert Life(store, Gate()).begin(None).digest == one
+    assert store.state().active == one
+    assert "the one before it is tried" in caplog.text
+
+
+def test_a_line_without_any_bundle_says_how_to_get_one(tmp_path):
+    with pytest.raises(EdgeNodeError, match="no bundle") as caught:
+        Life(Store(tmp_path / "store"), Gate()).begin(None)
+    assert "edge-node serve BUNDLE" in caught.value.remedy
+
+
+def test_the_gates_errors_carry_what_was_found(line):
+    line.life._gate = Gate(latency=1e-9)
+    with pytest.raises(RefusedError) as caught:
+        line.life.activate(line.digests[1], "me")
+    assert caught.value.findings[1] == "it tells 3 classes apart"
+    assert len(caught.value.findings) == 4

@@ -1,0 +1,227 @@
+"""One model gives way to the next while requests come in: none is lost, and none is answered by two models."""
+
+import contextlib
+import itertools
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from broker_config.security import trust
+from edge.bundle.verification import Guard
+from edge.registry.bundle_store import Store, of_line
+from edge.registry.control_requests import Answer, Request, ask
+from edge.registry.gate import Gate
+from edge.registry.rollout import Life
+from tests.edge.daemon.test_daemon import Daemon
+from tests.support.bundle_stores import OTHERS, stored, tiny
+from tests.support.plants import here
+from tests.support.signers import Signers
+from tests.support.tiny_bundle import BLUE, CLASSES, GREEN, RED
+
+SWAPS = 24
+
+
+@contextlib.contextmanager
+def daemon(memory: Path, *arguments: object) -> Iterator[Daemon]:
+    """`edge-node serve`, ready, with what it has in `memory`."""
+    command = [
+        sys.executable,
+        "-m",
+        "edge.cli.main",
+        "serve",
+        "--port",
+        "0",
+        "--memory",
+        str(memory),
+        *map(str, arguments),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr
+            said = []
+            for line in process.stderr:
+                if line.startswith("ready "):
+                    break
+                said.append(line)
+            else:
+                raise AssertionError("".join(said))
+            threading.Thread(target=process.stderr.read, daemon=True).start()  # or its pipe would fill
+            found = Daemon(process, line.split()[1])
+            with found.client:
+                yield found
+        finally:
+            process.kill()
+
+
+def wanted(store: Store, digest: str) -> Answer:
+    return ask(store.folder, Request(action="activate", by="test", bundle=digest), 30, store.served)
+
+
+@pytest.fixture
+def lenient(tmp_path) -> Path:
+    """Settings under which models may answer differently."""
+    path = tmp_path / "line.toml"
+    path.write_text("[gate]\nagreement = 0.0\nslower = 1000.0\n")
+    return path
+
+
+def test_under_load_every_answer_is_that_of_the_model_that_it_names(tmp_path, lenient):
+    store, digests = stored(tmp_path / "bundles" / "line-1", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2, OTHERS))
+    meaning = dict(zip(digests, (CLASSES, OTHERS), strict=True))
+    stop = threading.Event()
+    answers: Counter[tuple[str, str]] = Counter()
+    with daemon(tmp_path, "--config", lenient) as line, ThreadPoolExecutor(4) as pool:
+
+        def load(seed: int) -> Counter[str]:
+            """Judge images over a connection of its own until all is done; which models answered."""
+            heard: Counter[str] = Counter()
+            numbers = random.Random(seed)
+            with httpx.Client(base_url=line.url, timeout=10) as client:
+                while not stop.is_set():
+                    number = numbers.randrange(3)
+                    answer = client.post("/classify", content=(RED, GREEN, BLUE)[number])
+                    assert answer.status_code == 200
+                    verdict = answer.json()
+                    classes = meaning[verdict["model"]]
+                    assert verdict["label"] == classes[number]
+                    assert verdict["bundle"] == f"tiny@{1 + digests.index(verdict['model'])}"
+                    assert list(verdict["probabilities"]) == list(classes)
+                    heard[verdict["model"]] += 1
+            return heard
+
+        loads = [pool.submit(load, random.randrange(2**32)) for _ in range(4)]
+        for swap in range(1, SWAPS + 1):
+            digest = digests[swap % 2]
+            assert wanted(store, digest).done
+            assert line.client.get("/").json()["bundle"] == f"tiny@{1 + swap % 2}"
+        stop.set()
+        for each in loads:
+            answers += each.result(20)
+        assert line.end()[0] == 0
+    assert min(answers[digest] for digest in digests) > SWAPS
+    activated = [each.bundle for each in store.state().history if each.what == "activated" and each.by == "test"]
+    assert activated[1:] == [digests[swap % 2] for swap in range(1, SWAPS + 1)]
+
+
+def test_the_command_lists_adds_activates_and_goes_back_with_and_without_a_daemon(tmp_path):
+    one, two, other = tiny(tmp_path / "1"), tiny(tmp_path / "2", 2), tiny(tmp_path / "3", 3, ("red", "green", "rust"))
+
+    def bundle(*arguments: object) -> str:
+        done = here("bundle", *arguments, "--memory", tmp_path)
+        return done.stdout if done.returncode == 0 else f"{done.returncode} {done.stderr}"
+
+    def listed() -> dict[str, str]:
+        found = json.loads(bundle("list", "--json"))
+        return {"active": found["active"], "previous": found["previous"]}
+
+    with daemon(tmp_path, one) as line:
+        first = of_line(tmp_path, "line-1").state().active
+        second = bundle("add", two).split()[0]
+        assert "tiny@2 is served" in bundle("activate", second[:6])
+        assert listed() == {"active": second, "previous": first}
+        assert line.classify(RED).json()["model"] == second
+        assert "active, on probation" in bundle("list")
+        third = bundle("add", other).split()[0]
+        assert "1 edge-node: it is not served: it has not the running model's classes" in bundle("activate", third)
+        assert "tiny@1 is served" in bundle("rollback")
+        assert line.classify(RED).json()["model"] == first
+        assert line.end()[0] == 0
+    assert "has not the active bundle's classes" in bundle("activate", third)
+    assert "tiny@2 (" in bundle("activate", second)
+    with daemon(tmp_path) as line:
+        assert line.classify(RED).json()["model"] == second
+    assert "begin with 'ffff'" in bundle("activate", "ffff")
+    assert bundle("rollback").startswith("- its signature is looked at")
+    assert listed() == {"active": first, "previous": second}
+
+
+def test_a_request_that_nobody_answers_or_can_read_does_no_harm(tmp_path):
+    store, digests = stored(tmp_path / "bundles" / "line-1", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
+    requests = store.folder / "requests"
+    requests.mkdir()
+    stale = {"action": "activate", "by": "somebody, last week", "bundle": digests[1]}
+    (requests / "stale.json").write_text(json.dumps(stale))
+    with daemon(tmp_path) as line:
+        for number, content in enumerate((b"", b"\xff", b'{"action": "destroy", "by": "x"}', b"[" * 100_000)):
+            (requests / f"{number}.json").write_bytes(content)
+        answer = ask(store.folder, Request(action="activate", by="x", bundle="../../etc"), 30, store.served)
+        assert not answer.done
+        assert "begin with" in answer.text
+        assert line.classify(RED).json()["model"] == digests[0]
+        assert list(requests.iterdir()) == []
+
+
+# ---------------------------------------------------------------- kills
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from broker_config import disk, trust
+from edge.inference.pipeline import Line
+from edge.registry.gate import Gate
+from edge.registry.rollout import Life
+from edge.registry.bundle_store import Store, of_line
+from edge.bundle.verification import Guard
+
+memory, file, left, newer = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+class Outbox:
+    def put(self, outcome): pass
+def step(function):
+    def run(*arguments, **options):
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), 9)
+        done = function(*arguments, **options)
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), 9)
+        return done
+    return run
+disk.replace_bytes, Path.replace = map(step, (disk.replace_bytes, Path.replace))
+life = Life(Store(memory / "bundles"), Gate(), Guard(trust.read(file), memory))
+line = Line(life.begin(None), Outbox(), watchers=[life])
+with life.of(line):
+    life.activate(newer, "me")
+    life._broken(line.model, RuntimeError("no memory"))
+    while life.store.state().active == newer:
+        pass
+    life.activate(newer, "me", force=True)
+    life.roll_back("me")
+line.close()
+"""
+
+
+def test_a_kill_at_any_durable_step_of_a_change_leaves_a_line_that_starts(tmp_path):
+    """With a guard, which has a memory of its own: it must admit whatever the store says is served."""
+    ours = Signers()
+    old, new = (ours.bundle(tmp_path / str(version), version=version) for version in (7, 8))
+    file = tmp_path / "plant-a.trust"
+    file.write_bytes(trust.encode(ours.trust()))
+    seen = Counter()
+    for number in itertools.count():
+        memory, step = tmp_path / f"memory-{number}", 1 + number * 9 + random.randrange(9)
+        store, (one, two) = stored(memory / "bundles", old, new)
+        guard = Guard(trust.read(file), memory)
+        Life(store, Gate(), guard).begin(None)
+        command = [sys.executable, "-c", KILLED, str(memory), str(file), str(step), two]
+        code = subprocess.run(command, check=False, timeout=60, stderr=subprocess.DEVNULL).returncode
+        model = Life(store, Gate(), guard).begin(None)
+        assert model.digest in (one, two)
+        assert store.state().active == model.digest
+        seen[model.digest == one] += 1
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+    assert sum(seen.values()) > 2
+    assert len(seen) == 2

@@ -1,0 +1,459 @@
+"""Files, databases, web servers: each outcome once, whoever is killed and whatever the receiver answers."""
+
+import contextlib
+import csv
+import errno
+import json
+import os
+import queue
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import paho.mqtt.client as paho
+import pytest
+
+from broker_config.broker.embedded import EmbeddedBroker
+from broker_config.protocol.errors import EdgeNodeError, UsageError
+from edge.inference.verdict import Failure, Notice, Outcome
+from edge.sinks.csv import COLUMNS, Csv
+from edge.sinks.folder import Folder
+from edge.sinks.jsonl import JsonLines
+from edge.sinks.sink import Item, Refused, SinkDown
+from edge.sinks.sqlite import Sqlite
+from edge.sinks.webhook import Settings as WebhookSettings
+from edge.sinks.webhook import Webhook
+from tests.support.outcomes import Putting, numbers, verdict
+
+FAILURE = Failure(image="a,\n=b", error="it is empty", remedy="look", time="2026-03-01T09:30:00.125+00:00", id="f" * 32)
+NOTICE = Notice(kind="drift", text="the images have changed", time="2026-03-01T09:30:01.125+00:00", id="e" * 32)
+
+
+def item(seq: int, outcome: Outcome | None = None) -> Item:
+    return Item(seq, outcome or verdict(seq), replayed=False)
+
+
+def items(first: int, last: int) -> list[Item]:
+    return [item(seq) for seq in range(first, last + 1)]
+
+
+def ours(seq: int, id_: str) -> bool:
+    return True
+
+
+# ---------------------------------------------------------------- files to which lines are appended
+
+
+def json_images(path: Path) -> list[int]:
+    return numbers([json.loads(line) for line in path.read_text().splitlines()])
+
+
+def csv_images(path: Path) -> list[int]:
+    with path.open(newline="") as file:
+        return numbers([row | {"seq": int(row["seq"])} for row in csv.DictReader(file)])
+
+
+def database_images(path: Path) -> list[int]:
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        return numbers([dict(zip(("seq", "image"), row, strict=True)) for row in db.execute(
+            "SELECT seq, image FROM outcomes ORDER BY rowid"
+        )])  # fmt: skip
+
+
+def folder_images(path: Path) -> list[int]:
+    return numbers([json.loads(file.read_text()) for file in sorted(path.glob("*/*.json"), key=lambda file: file.name)])
+
+
+def test_a_daemon_that_is_killed_again_and_again_writes_every_outcome_once_into_every_file(tmp_path):
+    readers = {"jsonl": json_images, "csv": csv_images, "sqlite": database_images, "folder": folder_images}
+    sinks = [{"kind": kind, "path": str(tmp_path / f"verdicts.{kind}")} for kind in readers]
+    put = []
+    for start in range(3):
+        put += (
+            Putting(sinks, tmp_path / "state", first=1000 * start, count=1000, pause=0.01).until(50 * start + 60).kill()
+        )
+    Putting(sinks, tmp_path / "state", first=9999, count=1).until().end()
+    for kind, read in readers.items():
+        found = read(tmp_path / f"verdicts.{kind}")
+        assert found == sorted(set(found)), kind
+        assert {*put, 9999} <= set(found), kind
+
+
+@pytest.mark.parametrize("kind", [JsonLines, Csv])
+def test_half_a_line_is_cut_off_and_what_the_file_has_is_not_written_again(kind, tmp_path):
+    path = tmp_path / "verdicts"
+    sink = kind(path, ours)
+    sink.deliver(items(100, 105))
+    sink.close()
+    whole = path.read_bytes()
+    for cut in (1, 7, 30, len(whole.splitlines()[-1])):
+        path.write_bytes(whole[:-cut])
+        again = kind(path, ours)
+        again.deliver([item(104, verdict(104)), item(105, verdict(105)), item(106, verdict(106))])
+        again.close()
+        found = path.read_bytes()
+        assert found.startswith(whole[: whole[:-cut].rindex(b"\n") + 1])
+        assert (json_images if kind is JsonLines else csv_images)(path) == list(range(100, 107))
+
+
+@pytest.mark.parametrize("kind", [JsonLines, Csv])
+@pytest.mark.parametrize("before", [b'{"earlier": true}\n', b"seq 1\nno end of line", b"\n", b"\xff\xfe\n"])
+def test_what_others_have_written_into_the_file_stays(kind, before, tmp_path):
+    path = tmp_path / "verdicts"
+    path.write_bytes(before)
+    sink = kind(path, ours)
+    sink.deliver(items(1, 2))
+    sink.close()
+    assert path.read_bytes().startswith(before)
+    assert path.read_bytes().count(b"\n") == 1 + before.rstrip(b"\n").count(b"\n") + 2
+
+
+def test_a_line_of_another_spool_is_no_reason_to_leave_outcomes_out(tmp_path):
+    path = tmp_path / "verdicts"
+    JsonLines(path, ours).deliver(items(5000, 5001))
+    JsonLines(path, lambda seq, id_: False).deliver(items(1, 2))
+    assert [json.loads(line)["seq"] for line in path.read_text().splitlines()] == [5000, 5001, 1, 2]
+
+
+def test_a_file_that_was_rotated_is_begun_anew(tmp_path):
+    path = tmp_path / "verdicts"
+    sink = Csv(path, ours)
+    sink.deliver(items(1, 2))
+    path.rename(tmp_path / "verdicts.1")
+    sink.deliver(items(3, 4))
+    assert csv_images(tmp_path / "verdicts.1") == [1, 2]
+    assert csv_images(path) == [3, 4]
+
+
+def test_a_row_of_the_csv_file_is_a_line_whatever_names_hold(tmp_path):
+    Csv(tmp_path / "verdicts.csv", ours).deliver([item(1, FAILURE), item(2, NOTICE), item(3)])
+    with (tmp_path / "verdicts.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len((tmp_path / "verdicts.csv").read_text().splitlines()) == 4
+    assert tuple(rows[0]) == COLUMNS
+    assert [row["type"] for row in rows] == ["Failure", "Notice", "Verdict"]
+    assert rows[0]["image"] == "a,\N{REPLACEMENT CHARACTER}=b"
+    assert rows[0]["text"] == "it is empty; look"
+    assert rows[1]["text"] == "drift: the images have changed"
+    assert (rows[2]["label"], rows[2]["defect"], rows[2]["doubts"]) == ("inclusion", "1", "")
+
+
+def test_a_full_disk_makes_it_wait(tmp_path):
+    with pytest.raises(SinkDown, match="No space left"):
+        JsonLines(Path("/dev/full"), ours).deliver(items(1, 1))
+
+
+@pytest.mark.parametrize("kind", [JsonLines, Csv])
+def test_what_could_not_be_brought_to_the_disk_stands_there_once(kind, tmp_path, monkeypatch):
+    path = tmp_path / "verdicts"
+    sink = kind(path, ours)
+    sink.deliver(items(1, 2))
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", fails)
+        with pytest.raises(SinkDown, match="Input/output"):
+            sink.deliver(items(3, 5))
+        patched.setattr(os, "ftruncate", fails)
+        with pytest.raises(SinkDown, match="Input/output"):
+            sink.deliver(items(3, 5))
+    sink.deliver(items(3, 6))
+    assert (json_images if kind is JsonLines else csv_images)(path) == list(range(1, 7))
+
+
+@pytest.mark.parametrize(
+    "open_",
+    [lambda path: JsonLines(path, ours), lambda path: Csv(path, ours), Sqlite, lambda path: Folder(path, 9, ours)],
+)
+def test_a_place_where_nothing_can_be_written_is_named_at_once(open_, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(EdgeNodeError, match="cannot write") as refused:
+        open_(tmp_path / "file" / "verdicts")
+    assert refused.value.remedy
+
+
+# ---------------------------------------------------------------- SQLite, a folder
+
+
+def test_the_database_has_a_row_for_each_outcome_once(tmp_path):
+    sink = Sqlite(tmp_path / "verdicts.db")
+    batch = [item(1), item(2, FAILURE), item(3, NOTICE)]
+    sink.deliver(batch)
+    sink.deliver(batch)
+    with contextlib.closing(sqlite3.connect(tmp_path / "verdicts.db")) as db:
+        rows = db.execute("SELECT seq, type, label, json FROM outcomes").fetchall()
+    assert [row[:3] for row in rows] == [(1, "Verdict", "inclusion"), (2, "Failure", None), (3, "Notice", None)]
+    assert json.loads(rows[1][3])["error"] == "it is empty"
+    sink.close()
+
+
+def test_a_database_that_was_moved_away_or_deleted_is_begun_anew(tmp_path):
+    path = tmp_path / "verdicts.db"
+    sink = Sqlite(path)
+    sink.deliver(items(1, 2))
+    path.rename(tmp_path / "moved.db")
+    sink.deliver(items(3, 4))
+    assert database_images(tmp_path / "moved.db") == [1, 2]
+    assert database_images(path) == [3, 4]
+    for file in tmp_path.glob("verdicts.db*"):
+        file.unlink()
+    path.mkdir()
+    for _ in range(2):
+        with pytest.raises(SinkDown):
+            sink.deliver(items(5, 5))
+    path.rmdir()
+    sink.deliver(items(5, 6))
+    sink.close()
+    assert database_images(path) == [5, 6]
+
+
+def test_files_that_are_taken_away_do_not_come_again_after_kills(tmp_path):
+    folder, ended, taken = tmp_path / "out", threading.Event(), []
+
+    def take() -> None:
+        while not ended.wait(0.002):
+            for file in folder.glob("*/*.json"):
+                taken.append(int(json.loads(file.read_text())["image"]))
+                file.unlink()
+
+    reader = threading.Thread(target=take)
+    reader.start()
+    sinks = [{"kind": "folder", "path": str(folder)}]
+    put = []
+    for start in range(4):
+        process = Putting(sinks, tmp_path / "state", first=1000 * start, count=400).until()
+        wanted = len(taken) + 70 + 37 * start
+        deadline = time.monotonic() + 20
+        while len(taken) < wanted and time.monotonic() < deadline:
+            time.sleep(0.002)
+        put += process.kill()
+    Putting(sinks, tmp_path / "state", first=9999, count=1).until().end()
+    ended.set()
+    reader.join()
+    found = sorted([*taken, *(int(json.loads(file.read_text())["image"]) for file in folder.glob("*/*.json"))])
+    assert found == sorted({*put, 9999})
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_kill_between_writing_and_naming_a_file_loses_none_and_gives_none_twice(renamed, tmp_path):
+    last = item(3)
+    Folder(tmp_path, 9, ours).deliver([*items(1, 2), last])
+    file = next(tmp_path.glob("*/3-*"))
+    if renamed:
+        file.unlink()  # somebody has taken it away
+    else:
+        file.rename(file.with_suffix(".tmp"))
+    Folder(tmp_path, 9, ours).deliver([last, item(4)])
+    assert sorted(path.name[:1] for path in tmp_path.glob("*/*.json")) == (["1", "2", "4"] if renamed else list("1234"))
+
+
+def test_the_folder_has_a_file_for_each_outcome_by_label_and_not_more_than_it_may(tmp_path):
+    sink = Folder(tmp_path, 4, ours)
+    odd = msgspec.structs.replace(verdict(0), label="../up")
+    sink.deliver([*items(1, 3), item(4, FAILURE), item(5, odd)])
+    names = sorted(path.parent.name for path in tmp_path.glob("*/*"))
+    assert names == ["-.-up", "_failure", "inclusion", "scratches"]
+    again = Folder(tmp_path, 4, ours)  # after a restart it still knows which is the oldest
+    again.deliver([item(6)])
+    assert sorted(int(path.name.partition("-")[0]) for path in tmp_path.glob("*/*")) == [3, 4, 5, 6]
+
+
+# ---------------------------------------------------------------- webhook
+
+
+class Request(NamedTuple):
+    path: str
+    headers: dict[str, str]
+    body: Any
+
+
+class Server:
+    """A web server that answers as it is told to, with 200 when it is not."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.answers: queue.Queue[tuple[int, dict[str, str]]] = queue.Queue()
+        test = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                test.requests.append(Request(self.path, dict(self.headers), body))
+                with contextlib.suppress(queue.Empty):
+                    status, headers = test.answers.get_nowait()
+                    return self.answer(status, headers)
+                return self.answer(200, {})
+
+            def answer(self, status: int, headers: dict[str, str]) -> None:
+                self.send_response(status)
+                for header in (headers | {"Content-Length": "2"}).items():
+                    self.send_header(*header)
+                self.end_headers()
+                self.wfile.write(b"ok")
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/hook?line=1"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def will_answer(self, *statuses: int, **headers: str) -> None:
+        for status in statuses:
+            self.answers.put((status, {name.replace("_", "-"): value for name, value in headers.items()}))
+
+    def webhook(self, **options: Any) -> Webhook:
+        return Webhook(WebhookSettings(url=self.url, **options))
+
+    def seqs(self) -> list[Any]:
+        return [
+            [each["seq"] for each in request.body] if isinstance(request.body, list) else request.body["seq"]
+            for request in self.requests
+        ]
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with contextlib.closing(Server()) as running:
+        yield running
+
+
+def test_outcomes_are_posted_one_by_one_each_with_its_id_as_the_key(server, monkeypatch):
+    monkeypatch.setenv("PRESS_HOOK", "Bearer sesame")
+    batch = items(1, 3)
+    server.webhook(secret="PRESS_HOOK").deliver(batch)  # noqa: S106  (a variable's name)
+    assert server.seqs() == [1, 2, 3]
+    assert [request.headers["Idempotency-Key"] for request in server.requests] == [each.outcome.id for each in batch]
+    assert {request.path for request in server.requests} == {"/hook?line=1"}
+    assert {request.headers["Authorization"] for request in server.requests} == {"Bearer sesame"}
+
+
+def test_batches_are_arrays(server):
+    server.webhook(batch=2).deliver(items(1, 5))
+    assert server.seqs() == [[1, 2], [3, 4], [5]]
+    assert len({request.headers["Idempotency-Key"] for request in server.requests}) == 3
+
+
+@pytest.mark.parametrize("status", [500, 503, 429, 401, 404, 301, 308])
+def test_a_server_that_cannot_now_gets_the_same_again(status, server):
+    server.will_answer(200, status, Retry_After="7", Location="http://127.0.0.1:1/elsewhere")
+    with pytest.raises(SinkDown, match=str(status)) as down:
+        server.webhook().deliver(items(1, 3))
+    assert (down.value.taken, down.value.after) == (1, 7)
+    assert server.seqs() == [1, 2]  # and nobody was asked elsewhere
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_an_outcome_that_the_server_will_never_take_is_refused_alone(status, server):
+    server.will_answer(200, status)
+    with pytest.raises(Refused, match=str(status)) as refused:
+        server.webhook().deliver(items(1, 3))
+    assert refused.value.taken == 1
+    server.requests.clear()
+    server.will_answer(status, status)  # the batch, then its first alone
+    with pytest.raises(Refused) as refused:
+        server.webhook(batch=3).deliver(items(1, 3))
+    assert refused.value.taken == 0
+    assert server.seqs() == [[1, 2, 3], [1]]
+
+
+def test_a_server_that_is_gone_or_silent_makes_it_wait(server):
+    server.close()
+    with pytest.raises(SinkDown, match="refused"):
+        server.webhook().deliver(items(1, 1))
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        webhook = Webhook(WebhookSettings(url=f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.1))
+        with pytest.raises(SinkDown, match="timed out"):
+            webhook.deliver(items(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"url": "ftp://host/"}, "webhook"),
+        ({"url": "http://user:secret@host/"}, "webhook"),
+        ({"url": "http://host:99999/"}, "webhook"),
+        ({"url": "http://host/", "secret": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE"),
+        ({"url": "https://host/", "ca": "/no/file.pem"}, "file.pem"),
+    ],
+)
+def test_a_webhook_that_cannot_work_is_refused_at_the_start(options, what):
+    with pytest.raises(UsageError, match=what) as refused:
+        Webhook(WebhookSettings(**options))
+    assert "user:secret" not in str(refused.value)
+
+
+# ---------------------------------------------------------------- Home Assistant
+
+
+class Watcher:
+    """The latest message of each topic."""
+
+    def __init__(self, broker: EmbeddedBroker) -> None:
+        self.latest: dict[str, Any] = {}
+        self._news = threading.Condition()
+        self._client = paho.Client(paho.CallbackAPIVersion.VERSION2)
+        self._client.on_message = self._on_message
+        self._client.on_connect = lambda client, *_: client.subscribe("#", qos=1)
+        self._client.connect("127.0.0.1", broker.port)
+        self._client.loop_start()
+
+    def _on_message(self, _client: object, _data: object, message: paho.MQTTMessage) -> None:
+        with self._news:
+            text = message.payload.decode()
+            self.latest[message.topic] = json.loads(text) if text.startswith("{") else text
+            self._news.notify_all()
+
+    def until(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: wanted(self.latest), 20), self.latest
+
+    def close(self) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
+
+
+BASE = "edge-node/v1/lines/line-1/homeassistant"
+
+
+def test_home_assistant_finds_the_line_sees_its_state_and_hears_when_it_is_gone(mosquitto, tmp_path):
+    with contextlib.closing(Watcher(mosquitto)) as watcher:
+        sink = {"kind": "homeassistant", "url": mosquitto.url}
+        process = Putting([sink], tmp_path / "state", count=7).until()
+        watcher.until(lambda latest: latest.get(f"{BASE}/state", {}).get("parts") == 7)
+        found = watcher.latest["homeassistant/device/edge-node-line-1/config"]
+        assert watcher.latest[found["availability_topic"]] == "online"
+        state = watcher.latest[found["state_topic"]]
+        shown = {
+            name: state[each["value_template"].removeprefix("{{ value_json.").removesuffix(" }}")]
+            for name, each in found["components"].items()
+        }
+        assert shown == {
+            "label": "scratches", "confidence": 90.0, "defect": "ON", "problem": "OFF", "message": None,
+            "parts": 7, "defects": 7, "failures": 0,
+        }  # fmt: skip
+        assert {each["platform"] for each in found["components"].values()} == {"sensor", "binary_sensor"}
+        assert len({each["unique_id"] for each in found["components"].values()}) == len(found["components"])
+        assert found["device"]["identifiers"] == ["edge-node-line-1"]
+        assert found["origin"]["name"] == "edge-node"
+
+        process.kill()
+        watcher.until(lambda latest: latest[f"{BASE}/availability"] == "offline")  # the will
+        again = Putting([sink], tmp_path / "state", first=7, count=0).until()
+        watcher.until(lambda latest: latest[f"{BASE}/availability"] == "online")
+        again.end()
+        watcher.until(lambda latest: latest[f"{BASE}/availability"] == "offline")

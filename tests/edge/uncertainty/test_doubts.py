@@ -1,0 +1,162 @@
+"""Which verdicts are doubted, and why: against the thresholds and the reference that a bundle brings."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from broker_config.protocol.errors import UsageError
+from edge.bundle import bundle_format
+from edge.bundle.bundle_format import BundleError
+from edge.config.line_settings import parse
+from edge.inference.pipeline import load as load_model
+from edge.uncertainty.doubts import Doubts, Settings
+from edge.uncertainty.reference import Reference, disagreement, load, quantile
+from tests.support.judged_images import SIZE, Told, a_line, judged_bundle, picture, pictures, shown
+from tests.support.tiny_bundle import tiny_bundle
+
+RANDOM = np.random.default_rng(3)
+SURE = picture(RANDOM, 0, noise=0)
+UNSURE = picture(RANDOM, 0, strong=25, noise=0)
+STRANGE = np.full((SIZE, SIZE, 3), (250, 10, 130), np.uint8)  # red without doubt, but no red that was held out
+TORN = np.concatenate([picture(RANDOM, 0)[:, : SIZE // 2], picture(RANDOM, 2)[:, SIZE // 2 :]], 1)
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return judged_bundle(tmp_path_factory.mktemp("bundle") / "a")
+
+
+def doubts(folder: Path, *images: np.ndarray, **settings: Any) -> list[tuple[str, ...]]:
+    line = a_line(folder, Told(), Doubts(Settings(**settings)))
+    return [verdict.doubts for verdict in shown(line, images)]
+
+
+def test_encoders_that_agree_do_not_disagree_and_those_that_name_different_classes_do_wholly():
+    same, other = [0.7, 0.2, 0.1], [0.0, 0.0, 1.0]
+    opinions = np.array([[same, same], [[1.0, 0, 0], other], [same, other]], np.float32)
+    alike, apart, between = disagreement(opinions)
+    assert alike == pytest.approx(0, abs=1e-6)
+    assert apart == pytest.approx(1, abs=1e-6)
+    assert between == pytest.approx((0.9265 - 0.8018 / 2) / 0.6931, abs=1e-3)  # (H(mean) - mean H) / ln 2
+
+
+def test_one_encoder_cannot_disagree():
+    assert disagreement(np.ones((3, 1, 2), np.float32) / 2).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("images", "share", "rank"), [(99, 0.05, 95), (59, 0.05, 57), (10, 0.05, 10)])
+def test_a_limit_is_passed_by_no_more_ordinary_images_than_the_share_or_is_the_largest_known(images, share, rank):
+    assert quantile(np.arange(1, images + 1, dtype=np.float32), 1 - share) == rank
+
+
+def test_ordinary_images_are_doubted_about_as_rarely_as_was_asked(judged):
+    found = doubts(judged, *pictures(600, 7), novelty=0.1, confidence=0.0)
+    assert 0.03 < np.mean([bool(each) for each in found]) < 0.2
+    assert set(sum(found, ())) == {"novelty"}
+
+
+def test_each_image_is_doubted_for_what_is_wrong_with_it(judged):
+    assert doubts(judged, SURE, STRANGE) == [(), ("novelty",)]
+    assert "confidence" in doubts(judged, UNSURE)[0]
+    assert "disagreement" in doubts(judged, TORN, disagreement=0.05)[0]
+
+
+def test_the_encoders_disagreement_is_told_but_no_reason_to_doubt_unless_asked_for(judged):
+    [verdict] = shown(a_line(judged, Told(), Doubts(Settings())), [TORN])
+    assert verdict.disagreement is not None
+    assert verdict.disagreement > 0.3
+    assert "disagreement" not in verdict.doubts
+
+
+def test_settings_overrule_the_bundle(judged):
+    assert "confidence" not in doubts(judged, UNSURE, confidence=0.0)[0]
+    assert doubts(judged, SURE, confidence=1.0) == [("confidence",)]
+    assert doubts(judged, STRANGE, novelty=0.0) == [()]
+
+
+def test_a_bundle_without_extras_gives_only_its_thresholds(tmp_path):
+    confidence = bundle_format.Confidence(images=9, thresholds={"red": 0.9})
+    tiny_bundle(tmp_path / "old", confidence=confidence)
+    [verdict] = shown(a_line(tmp_path / "old", Told(), Doubts(Settings(disagreement=0.1))), [UNSURE])
+    assert (verdict.doubts, verdict.disagreement, verdict.novelty) == (("confidence",), None, None)
+
+
+def test_an_old_bundle_without_confidence_is_served_and_never_doubted(tmp_path):
+    tiny_bundle(tmp_path / "old")
+    assert doubts(tmp_path / "old", UNSURE, STRANGE) == [(), ()]
+
+
+def test_the_next_model_is_measured_with_its_own_limits(judged, tmp_path):
+    line = a_line(judged, Told(), Doubts(Settings()))
+    assert "confidence" in shown(line, [UNSURE])[0].doubts
+    tiny_bundle(tmp_path / "b")
+    line.model = load_model(tmp_path / "b")
+    assert shown(line, [UNSURE])[0].doubts == ()
+
+
+def test_a_tiled_frame_is_doubted_for_the_tile_that_decided(judged):
+    seen: list[Any] = []
+    line = a_line(judged, Told(), lambda each: seen.append(each) or each.verdict)
+    shown(line, [SURE])
+    outputs = line.model.predictor.run(np.stack([SURE, STRANGE]), ("opinions", "features"))
+    judge = Doubts(Settings())
+    assert judge(seen[0]._replace(outputs=outputs, tile=0)).doubts == ()
+    assert judge(seen[0]._replace(outputs=outputs, tile=1)).doubts == ("novelty",)
+
+
+def test_a_reference_that_is_not_the_bundles_is_refused(judged, tmp_path):
+    folder = judged_bundle(tmp_path / "b")
+    file = folder / "reference.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\1")
+    with pytest.raises(BundleError, match="hash differs"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 100, Reference.of(np.eye(4, 3), np.arange(4) % 2, 2).encode()])
+def test_a_reference_that_cannot_be_used_is_said_to_be_damaged(tmp_path, content):
+    tiny_bundle(tmp_path / "b", extras=True, reference=content)
+    with pytest.raises(BundleError, match=r"reference\.safetensors is (damaged|of another model)"):
+        load(bundle_format.read(tmp_path / "b"))
+
+
+def test_a_reference_survives_its_file(judged):
+    found = load(bundle_format.read(judged))
+    assert found is not None
+    fresh = Reference.of(*(np.random.default_rng(1).normal(size=(20, 4)), np.arange(20) % 2), 2)
+    assert found.counts.sum() == 60
+    assert found.freedom > 1
+    assert len(fresh.encode()) > 0
+
+
+def test_doubting_a_real_models_verdict_takes_a_fraction_of_a_millisecond(judged, tmp_path):
+    random = np.random.default_rng(0)
+    features = random.normal(size=(128, 1280)).astype(np.float32) ** 2
+    reference = Reference.of(features, np.arange(128) % 3, 3, np.full((128, 2, 3), 1 / 3, np.float32))
+    model = load_model(judged)
+    model.predictor.reference = reference
+    line = a_line(judged, Told())
+    line.model = model
+    caught: list[Any] = []
+    line.watchers = (lambda seen: caught.append(seen) or seen.verdict,)
+    shown(line, [SURE])
+    seen = caught[0]._replace(outputs=caught[0].outputs._replace(features=features[:1]))
+    judge = Doubts(Settings(disagreement=0.05))
+    took = []
+    for _ in range(300):
+        start = time.perf_counter()
+        judge(seen)
+        took.append(time.perf_counter() - start)
+    assert np.quantile(took, 0.1) < 200e-6  # 50 in the median on a quiet machine; what else runs makes others longer
+
+
+def test_a_lines_settings_have_tables_for_doubt_drift_and_kept_images_whose_folder_is_beside_the_file():
+    tables = {"doubt": {"novelty": 0.1}, "drift": {"window": 50}, "keep": {"path": "kept", "what": "all"}}
+    found = parse(tables, Path("/etc/line.toml"))
+    assert (found.doubt.novelty, found.drift.window) == (0.1, 50)
+    assert found.keep is not None
+    assert found.keep.path == "/etc/kept"
+    with pytest.raises(UsageError, match="novelity"):
+        parse({"doubt": {"novelity": 0.1}}, Path("/etc/line.toml"))

@@ -1,0 +1,398 @@
+"""Personal models become bundles that compute what torch computes; otherwise nothing is written."""
+
+import hashlib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import Tensor
+
+from broker_config.protocol.codec import encode_tensors
+from broker_config.protocol.errors import UsageError
+from edge.bundle import bundle_format
+from edge.bundle.verification import Guard
+from edge.inference.pipeline import load
+from edge.inference.predictor import Outputs, Predictor
+from export import bundle_export as exporting
+from export.bundle_export import Exported, export
+from export.bundle_signing import Signer
+from export.graph import ParityError
+from tests.support.signers import Signers
+from tests.trainer.methods.test_method_properties import ON_ANY_MODEL
+from trainer import progress
+from trainer.federation.server.spec import Request, draft
+from trainer.methods import make
+from trainer.models.named_tensors import frozen, put_under, take_from
+from trainer.models.network import Network, Tree, to_arrays, to_tensors
+from trainer.training import personal_model
+from trainer.training.personal_model import Facts, Personal
+from trainer.training.seeding import generator
+
+CLASSES = ("crazing", "inclusion", "patches")
+SMALL = Request(model="small", size=32, rounds=4)
+METRICS = {"accuracy": 0.875}
+
+
+def made(request: Request, node: str, method: str, seed: int) -> Personal:
+    """The model that `method` deploys at a node which has not trained, its answers made decided."""
+    request = request._replace(method=method, seed=seed)
+    spec, own = draft(request, federation="steel", classes=CLASSES, nodes=2)
+    _, received = draft(request._replace(seed=seed + 1000), federation="steel", classes=CLASSES, nodes=2)
+    entry = make(method, spec.training, spec.options)
+    network = Network(spec.model, len(CLASSES))
+    tree = to_tensors({**own, **entry.init_node(own, network.shape, generator(seed, node))})
+    tree = entry.receive(tree, to_tensors(own))
+    tree = _decided(_varied(entry.deploy(tree, to_tensors(received)), seed), network, spec.preprocessing.size)
+    return Personal(Facts.of(spec, node, 4, {}, METRICS, ()), tree)
+
+
+def _varied(tree: Tree, seed: int) -> Tree:
+    """The tree with BatchNorm statistics and a fusion weight such as training leaves."""
+    random = torch.Generator().manual_seed(seed)
+
+    def varied(name: str, value: Tensor) -> Tensor:
+        if name.endswith("running_mean"):
+            return value * (1 + 0.1 * torch.randn(value.shape, generator=random))
+        if name.endswith("running_var"):
+            return value * (0.75 + 0.5 * torch.rand(value.shape, generator=random))
+        if name == "fusion":
+            return torch.tensor(0.2 + 0.1 * (seed % 5))
+        return value
+
+    return {name: varied(name, value) for name, value in tree.items()}
+
+
+def _decided(tree: Tree, network: Network, size: int) -> Tree:
+    """The tree with a classifier that is sure of some pictures, torn between classes at others."""
+    with torch.no_grad():
+        logits = network.judge(tree, torch.from_numpy(pictures(size, 8)).permute(0, 3, 1, 2) / 127.5 - 1)
+    scale = 3 / logits.std(0).max()
+    bias = (tree["classifier.bias"] - logits.mean(0)) * scale
+    return {**tree, "classifier.weight": tree["classifier.weight"] * scale, "classifier.bias": bias}
+
+
+def torch_probabilities(model: Personal, images: np.ndarray) -> np.ndarray:
+    """What the network as it was trained gives for uint8 [n, S, S, 3]."""
+    facts = model.facts
+    mean, std = torch.tensor(facts.preprocessing.mean), torch.tensor(facts.preprocessing.std)
+    pixels = ((torch.from_numpy(images).float() / 255 - mean) / std).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        return torch.softmax(Network(facts.model, len(facts.classes)).judge(model.tree, pixels), 1).numpy()
+
+
+def pictures(size: int, count: int) -> np.ndarray:
+    """uint8 [count, size, size, 3] of blocks in random colours."""
+    blocks = np.random.default_rng(count).integers(0, 256, (count, size // 8, size // 8, 3), np.uint8)
+    return blocks.repeat(8, 1).repeat(8, 2)
+
+
+class Run(NamedTuple):
+    """An export of several models, and what it left and said."""
+
+    models: dict[str, Personal]
+    sources: dict[str, Path]
+    exported: list[Exported]
+    said: list[str]
+
+
+def export_all(models: list[Personal], folder: Path) -> Run:
+    sources = {model.facts.node: folder / model.facts.node / "model" for model in models}
+    for model in models:
+        personal_model.save(model, sources[model.facts.node])
+    said: list[str] = []
+
+    def report(event: progress.AnyEvent) -> None:
+        if not isinstance(event, progress.Note):  # that nothing was held out: tests/export/test_held_out.py
+            said.append(progress.describe(event))
+
+    exported = export(list(sources.values()), folder / "bundles", report)
+    return Run({model.facts.node: model for model in models}, sources, exported, said)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Two fused models and two plain ones."""
+    models = [made(SMALL, f"plant-{seed}", "fedavg" if seed > 2 else "afedcl", seed) for seed in (1, 2, 3, 4)]
+    return export_all(models, tmp_path_factory.mktemp("export"))
+
+
+NODES = pytest.mark.parametrize("node", ["plant-1", "plant-2", "plant-3", "plant-4"])
+
+
+def test_models_of_one_architecture_share_one_trace(run: Run) -> None:
+    assert ["fusion" in model.tree for model in run.models.values()] == [True, True, False, False]
+    kinds = [line.split()[0] for line in run.said]
+    assert kinds == ["tracing", "checking", "wrote", "wrote", "tracing", "checking", "wrote", "wrote"]
+    assert "small for 3 classes" in run.said[0]
+
+
+@NODES
+def test_a_bundle_is_read_back_with_where_its_model_comes_from(run: Run, node: str) -> None:
+    (written,) = [written for written in run.exported if written.node == node]
+    manifest = bundle_format.read(written.folder).manifest
+    facts = run.models[node].facts
+    assert written.folder.name == node
+    for name in ("federation", "run", "node", "method", "model", "round", "classes", "metrics"):
+        assert getattr(manifest, name) == getattr(facts, name)
+    assert manifest.input.size == 32
+    assert manifest.id == f"{node}@4"
+
+
+@NODES
+def test_a_bundle_passes_its_own_self_test(run: Run, node: str) -> None:
+    Predictor(bundle_format.read(run.exported[0].folder.with_name(node))).self_test()
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@NODES
+def test_a_bundles_probabilities_are_torchs_for_every_batch_size(run: Run, node: str, count: int) -> None:
+    images = pictures(32, count)
+    found = Predictor(bundle_format.read(run.exported[0].folder.with_name(node))).run(images).probabilities
+    assert np.abs(found - torch_probabilities(run.models[node], images)).max() < 1e-5
+
+
+def test_each_bundle_holds_its_own_nodes_values(run: Run) -> None:
+    images = pictures(32, 5)
+    answers = [Predictor(bundle_format.read(written.folder)).run(images).probabilities for written in run.exported]
+    for number, one in enumerate(answers):
+        assert all(np.abs(one - other).max() > 0.05 for other in answers[number + 1 :])
+
+
+def test_the_difference_that_is_reported_is_small_and_said(run: Run) -> None:
+    for written, line in zip(run.exported, [line for line in run.said if line.startswith("wrote")], strict=True):
+        assert 0 <= written.difference < 1e-5
+        assert str(written.folder) in line
+        assert f"{written.difference:.1e}" in line
+
+
+@pytest.fixture(scope="module")
+def of_all_methods(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A model of each method, at a node of the same name."""
+    return export_all([made(SMALL, name, name, 4) for name in ON_ANY_MODEL], tmp_path_factory.mktemp("methods"))
+
+
+@pytest.mark.parametrize("method", ON_ANY_MODEL)
+def test_a_model_of_every_method_answers_as_torch_does(of_all_methods: Run, method: str) -> None:
+    images = pictures(32, 5)
+    predictor = Predictor(bundle_format.read(of_all_methods.exported[0].folder.with_name(method)))
+    predictor.self_test()
+    found = predictor.run(images).probabilities
+    assert np.abs(found - torch_probabilities(of_all_methods.models[method], images)).max() < 1e-5
+    assert np.ptp(found, axis=0).max() > 0.05  # it does not answer all images alike
+
+
+def test_there_is_one_trace_for_each_way_of_using_encoders(of_all_methods: Run) -> None:
+    """One encoder, two fused (AFedCL), two joined (FENDA)."""
+    assert sum(line.startswith("tracing") for line in of_all_methods.said) == 3
+
+
+# What the line sees besides
+
+
+def asked(predictor: Predictor, model: Personal, images: np.ndarray) -> tuple[Outputs, dict[str, np.ndarray]]:
+    """All outputs, and what torch says: features and logits of the whole, and of each encoder with its own weights."""
+    facts, tree = model.facts, model.tree
+    mean, std = torch.tensor(facts.preprocessing.mean), torch.tensor(facts.preprocessing.std)
+    pixels = ((torch.from_numpy(images).float() / 255 - mean) / std).permute(0, 3, 1, 2)
+    network = Network(facts.model, len(facts.classes))
+    with torch.no_grad():
+        told = {"features": network.see(tree, pixels), "logits": network.judge(tree, pixels)}
+        for name in predictor.manifest.encoders:
+            told[name] = network.encode(tree, pixels, prefix={"own": "encoder"}.get(name, name))
+    return predictor.run(images, ("opinions", "features", "maps")), {name: each.numpy() for name, each in told.items()}
+
+
+def served(run: Run, node: str) -> Predictor:
+    return Predictor(bundle_format.read(run.exported[0].folder.with_name(node)))
+
+
+@pytest.mark.parametrize("method", ON_ANY_MODEL)
+def test_the_maps_of_all_encoders_averaged_over_space_and_the_bias_are_the_logits(
+    of_all_methods: Run, method: str
+) -> None:
+    model, images = of_all_methods.models[method], pictures(32, 5)
+    found, told = asked(served(of_all_methods, method), model, images)
+    assert found.maps is not None
+    assert found.maps.shape == (5, len(served(of_all_methods, method).manifest.encoders), 3, 2, 2)
+    logits = found.maps.mean((3, 4)).sum(1) + model.tree["classifier.bias"].numpy()
+    assert np.abs(logits - told["logits"]).max() < 1e-4
+    assert np.ptp(found.maps, axis=(3, 4)).min() > 1e-3  # it does matter where one looks
+
+
+@pytest.mark.parametrize("method", ON_ANY_MODEL)
+def test_features_and_each_encoders_opinion_are_torchs(of_all_methods: Run, method: str) -> None:
+    model, images = of_all_methods.models[method], pictures(32, 5)
+    predictor = served(of_all_methods, method)
+    found, told = asked(predictor, model, images)
+    assert found.features is not None
+    assert found.opinions is not None
+    assert np.abs(found.features - told["features"]).max() < 1e-4
+    encoders = predictor.manifest.encoders
+    heads = dict.fromkeys(encoders, model.tree["classifier.weight"])
+    if method == "fenda":
+        heads = dict(zip(encoders, model.tree["classifier.weight"].chunk(2, 1), strict=True))
+    for place, name in enumerate(encoders):
+        logits = torch.from_numpy(told[name]) @ heads[name].T + model.tree["classifier.bias"]
+        assert np.abs(found.opinions[:, place] - torch.softmax(logits, 1).numpy()).max() < 1e-5
+    if encoders == ("own",):
+        assert np.allclose(found.opinions[:, 0], found.probabilities, atol=1e-6)
+
+
+def test_encoders_are_named_in_the_order_of_their_opinions(of_all_methods: Run) -> None:
+    encoders = {method: served(of_all_methods, method).manifest.encoders for method in ON_ANY_MODEL}
+    assert {method for method in ON_ANY_MODEL if len(encoders[method]) == 2} == {"afedcl", "fenda"}
+    assert encoders["afedcl"] == encoders["fenda"] == ("received", "own")
+    assert encoders["fedavg"] == ("own",)
+
+
+# What is refused
+
+
+def says_nothing(event: progress.AnyEvent) -> None:
+    raise AssertionError(f"nothing may be traced or written: {event}")
+
+
+def corrupted(folder: Path) -> bytes:
+    """The bundle's graph with one value of the classifier changed."""
+    graph = onnx.load(folder / "model.onnx")
+    (bias,) = [tensor for tensor in graph.graph.initializer if tensor.name == "classifier.bias"]
+    values = numpy_helper.to_array(bias).copy()
+    values[0] += 0.01
+    bias.CopyFrom(numpy_helper.from_array(values, bias.name))
+    content: bytes = graph.SerializeToString()
+    return content
+
+
+def test_a_graph_with_one_wrong_value_is_not_written(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = corrupted(run.exported[0].folder)
+    monkeypatch.setattr(exporting, "trace", lambda module, size: None)  # would take seconds, and is not needed
+    monkeypatch.setattr(exporting, "with_values", lambda graph, module: wrong)
+    source = run.sources["plant-1"]
+    with pytest.raises(ParityError, match="differs from torch by") as caught:
+        export([source], tmp_path / "bundles", progress.ignore)
+    assert str(source) in caught.value.what
+    assert caught.value.remedy
+    assert not (tmp_path / "bundles").exists()
+
+
+def test_a_folder_without_a_personal_model_is_named_before_anything_is_traced(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no personal model") as caught:
+        export([run.sources["plant-1"], tmp_path / "elsewhere"], tmp_path / "bundles", says_nothing)
+    assert str(tmp_path / "elsewhere") in caught.value.what
+    assert "edge-node join" in caught.value.remedy
+
+
+def test_two_models_of_one_node_are_refused_before_anything_is_traced(run: Run, tmp_path: Path) -> None:
+    source = run.sources["plant-1"]
+    with pytest.raises(UsageError, match="2 of the models are of node plant-1") as caught:
+        export([source, run.sources["plant-2"], source], tmp_path / "bundles", says_nothing)
+    assert "different folders" in caught.value.remedy
+
+
+@pytest.mark.parametrize("damage", ["a tensor missing", "another shape"])
+def test_tensors_that_are_not_the_models_are_refused_before_anything_is_traced(
+    run: Run, tmp_path: Path, damage: str
+) -> None:
+    facts, tree, *_ = run.models["plant-3"]
+    tree = {name: value for name, value in tree.items() if name != "classifier.bias"}
+    if damage == "another shape":
+        tree["classifier.bias"] = torch.zeros(4)
+    personal_model.save(Personal(facts, tree), tmp_path / "model")
+    with pytest.raises(UsageError, match="does not hold the tensors of small") as caught:
+        export([tmp_path / "model"], tmp_path / "bundles", says_nothing)
+    assert str(tmp_path / "model") in caught.value.what
+
+
+def test_a_model_whose_training_diverged_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts, tree, *_ = run.models["plant-3"]
+    personal_model.save(Personal(facts, {**tree, "classifier.bias": torch.full((3,), torch.nan)}), tmp_path / "model")
+    monkeypatch.setattr(exporting, "trace", lambda module, size: None)  # would take seconds, and is not needed
+    monkeypatch.setattr(exporting, "with_values", lambda graph, module: b"")
+    with pytest.raises(UsageError, match="has diverged") as caught:
+        export([tmp_path / "model"], tmp_path / "bundles", progress.ignore)
+    assert "learning_rate" in caught.value.remedy
+    assert not (tmp_path / "bundles").exists()
+
+
+# Signed
+
+
+def attested(signers: Signers, model: Personal, **changes: object) -> Personal:
+    """The model, made from a broadcast that the coordinator has signed; AFedCL's serves it as it came."""
+    received = put_under("encoder", take_from("received", model.tree))
+    if received:  # its stem is there once, as the own encoder's
+        received |= {name: value for name, value in model.tree.items() if frozen(name)}
+    facts = model.facts
+    content = {"digest": hashlib.sha256(encode_tensors(to_arrays(received))).hexdigest()} if received else {}
+    broadcast = signers.broadcast(**{"run": facts.run, "round": facts.round} | content | changes)
+    return model._replace(facts=msgspec.structs.replace(facts, node="plant-a", broadcast=broadcast))
+
+
+def test_a_model_that_was_exported_with_a_kit_is_served_where_its_node_is_trusted(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signers = Signers("steel")
+    model = attested(signers, run.models["plant-1"])
+    personal_model.save(model, tmp_path / "model")
+    graph = (run.exported[0].folder / "model.onnx").read_bytes()
+    monkeypatch.setattr(exporting, "trace", lambda module, size: None)  # takes seconds, and was done for `run`
+    monkeypatch.setattr(exporting, "with_values", lambda _, module: graph)
+    said: list[progress.AnyEvent] = []
+    export([tmp_path / "model"], tmp_path / "bundles", said.append, Signer(signers.kit("plant-a"), 9))
+    guard = Guard(signers.trust(), tmp_path / "memory")
+    predictor, ends, _ = load(tmp_path / "bundles" / "plant-a", guard)
+    assert predictor.manifest.broadcast == model.facts.broadcast
+    assert predictor.manifest.metrics == METRICS
+    assert round((ends["bundle"] - datetime.now(UTC)).total_seconds() / 3600) == 9 * 24
+
+    assert not any(isinstance(event, progress.Note) and "signed" in event.text for event in said)
+    export([tmp_path / "model"], tmp_path / "unsigned", said.append)
+    [note] = [event for event in said if isinstance(event, progress.Note) and "signed" in event.text]
+    assert "the bundle of plant-a will not be signed" in note.text
+
+
+def test_only_a_nodes_own_kit_signs_its_model_and_only_one_made_from_what_its_coordinator_signed() -> None:
+    signers, others = Signers("steel"), Signers("steel")
+    fused, plain = (made(SMALL, "plant-a", method, 1) for method in ("afedcl", "fedavg"))
+    own = Signer(signers.kit("plant-a"), 9)
+    for good in (attested(signers, fused), attested(signers, plain), attested(signers, plain, round=9)):
+        own.check(good.facts, good.tree, Path("model"))
+    unsigned = plain._replace(facts=msgspec.structs.replace(attested(signers, plain).facts, broadcast=None))
+    for signer, model, reason in (
+        (Signer(signers.kit("plant-b"), 9), attested(signers, plain), "the kit of plant-b in 'steel'"),
+        (Signer(signers.kit("coordinator"), 9), attested(signers, plain), "the kit of coordinator in 'steel'"),
+        (Signer(Signers("copper").kit("plant-a"), 9), attested(signers, plain), "the kit of plant-a in 'copper'"),
+        (own, unsigned, "its coordinator has signed none"),
+        (own, attested(others, plain), "its signature does not fit"),
+        (own, attested(signers, plain, run="cd" * 8), "that is of another run"),
+        (own, attested(signers, plain, round=3), "that is of round 3, the model of round 4"),
+        (own, attested(signers, fused, digest="e" * 64), "its received encoder is another one"),
+    ):
+        with pytest.raises(UsageError, match=reason) as caught:
+            signer.check(model.facts, model.tree, Path("model"))
+        assert caught.value.remedy
+
+
+# The model that plants use
+
+
+@pytest.mark.slow
+def test_two_fused_mobilenets_share_one_trace_and_compute_what_torch_computes(tmp_path: Path) -> None:
+    # Drawn weights would give features that hardly depend on the image: rounding would decide.
+    request = Request(model="mobilenet_v2", weights="surface", size=64, rounds=4)
+    run = export_all([made(request, f"plant-{seed}", "afedcl", seed) for seed in (1, 2)], tmp_path)
+    assert [line.split()[0] for line in run.said] == ["tracing", "checking", "wrote", "wrote"]
+    images = pictures(64, 3)
+    answers = []
+    for node, model in run.models.items():
+        predictor = Predictor(bundle_format.read(tmp_path / "bundles" / node))
+        predictor.self_test()
+        answers.append(predictor.run(images).probabilities)
+        assert np.abs(answers[-1] - torch_probabilities(model, images)).max() < 1e-5
+    assert np.abs(answers[0] - answers[1]).max() > 0.05

@@ -1,0 +1,130 @@
+"""Export calibrates a model on the images that judged it, and the line measures with what came of that."""
+
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image
+
+from edge.bundle import bundle_format
+from edge.bundle.bundle_format import Manifest
+from edge.inference.image_decoding import decode
+from edge.inference.predictor import Predictor
+from edge.uncertainty.doubts import Doubts, Settings
+from export import held_out
+from export.bundle_export import export
+from export.calibration import softmax, temperature
+from export.model_images import Album
+from tests.export.test_bundle_export import CLASSES, SMALL, made, pictures, torch_probabilities
+from tests.support.judged_images import Told, a_line, shown
+from trainer import progress
+from trainer.training import personal_model
+from trainer.training.personal_model import Personal, Verdict
+
+IMAGES = 30
+
+
+def judged(folder: Path, model: Personal) -> Personal:
+    """The model with images that judged it; their labels are its own answers, but for every third."""
+    verdicts = []
+    for number, pixels in enumerate(pictures(32, IMAGES)):
+        Image.fromarray(pixels).save(path := folder / f"{number}.png")
+        [row] = torch_probabilities(model, pixels[None])
+        label = int(row.argmax()) if number % 3 else number // 3 % 3
+        verdicts.append(
+            Verdict(
+                path=str(path),
+                digest=hashlib.sha256(path.read_bytes()).hexdigest(),
+                label=CLASSES[label],
+                verdict=CLASSES[int(row.argmax())],
+                confidence=float(row.max()),
+            )
+        )
+    return model._replace(verdicts=tuple(verdicts))
+
+
+class Written(NamedTuple):
+    model: Personal
+    source: Path
+    folder: Path
+    manifest: Manifest
+    notes: list[str]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    folder = tmp_path_factory.mktemp("export")
+    model = judged(folder, made(SMALL, "plant-1", "afedcl", 1))
+    personal_model.save(model, folder / "model")
+    notes: list[str] = []
+
+    def report(event: progress.AnyEvent) -> None:
+        if isinstance(event, progress.Note):
+            notes.append(event.text)
+
+    [exported] = export([folder / "model"], folder / "bundles", report)
+    return Written(model, folder / "model", exported.folder, bundle_format.read(exported.folder).manifest, notes)
+
+
+def test_the_graph_divides_its_logits_by_the_temperature_that_the_images_gave(written):
+    images = np.stack([decode(Path(verdict.path), 32) for verdict in written.model.verdicts])
+    labels = np.array([CLASSES.index(verdict.label) for verdict in written.model.verdicts])
+    logits = np.log(torch_probabilities(written.model, images))
+    expected = temperature(logits, labels)
+    assert written.manifest.confidence is not None
+    assert written.manifest.confidence.temperature == pytest.approx(expected, rel=1e-3)
+    assert abs(expected - 1) > 0.1  # or this would show nothing
+    found = Predictor(bundle_format.read(written.folder)).run(images).probabilities
+    assert np.abs(found - softmax(logits / expected)).max() < 1e-4
+
+
+def test_the_bundle_says_how_sure_a_verdict_must_be_and_what_that_is_worth(written):
+    confidence = written.manifest.confidence
+    assert confidence.images == IMAGES
+    assert set(confidence.thresholds) == set(CLASSES)
+    assert 0 < confidence.coverage <= 1
+    assert not written.notes
+
+
+def test_the_bundle_holds_how_the_graph_saw_the_images_and_a_line_measures_with_it(written):
+    reference = Predictor(bundle_format.read(written.folder)).reference
+    assert reference is not None
+    assert len(reference.features) == len(reference.novelty) == len(reference.disagreement) == IMAGES
+    known = decode(Path(written.model.verdicts[3].path), 32)
+    strange = np.zeros((32, 32, 3), np.uint8)
+    seen, unseen = shown(a_line(written.folder, Told(), Doubts(Settings())), [known, strange])
+    assert seen.novelty == pytest.approx(0, abs=1e-4)
+    assert unseen.novelty is not None
+    assert unseen.novelty > 1e-3
+    assert seen.disagreement is not None
+
+
+def test_images_that_are_gone_or_changed_do_not_calibrate_and_that_is_said(written, tmp_path):
+    model = judged(tmp_path, written.model)
+    personal_model.save(model, tmp_path / "model")
+    for number in range(12):
+        (tmp_path / f"{number}.png").unlink()
+    Image.new("RGB", (32, 32)).save(tmp_path / "12.png")
+    found = held_out.find(tmp_path / "model", model.facts, Album())
+    assert not isinstance(found, str)
+    assert len(found.images) == len(found.labels) == IMAGES - 13
+    for number in range(13, 28):
+        (tmp_path / f"{number}.png").unlink()
+    assert held_out.find(tmp_path / "model", model.facts, Album()) == (
+        "2 of 30 held-out images are where they were, at least 10 are needed"
+    )
+
+
+def test_images_that_trained_the_model_say_nothing_of_it(written):
+    crossed = msgspec.structs.replace(written.model.facts, metrics={"cross_validated": 1.0})
+    assert held_out.find(written.source, crossed, Album()) == "all of its images trained it"
+
+
+def test_a_model_without_a_list_of_them_is_exported_uncalibrated(written, tmp_path):
+    personal_model.save(written.model, tmp_path / "model")
+    (tmp_path / "model" / "verdicts.json").unlink()
+    reason = held_out.find(tmp_path / "model", written.model.facts, Album())
+    assert "verdicts.json" in str(reason)

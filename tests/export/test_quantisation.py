@@ -1,0 +1,346 @@
+"""A faster model takes the place of an exact one only where held-out images and a clock allow it."""
+
+import hashlib
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from PIL import Image
+
+from broker_config.protocol.errors import UsageError
+from edge.bundle import bundle_format
+from edge.inference.predictor import Predictor
+from export import bundle_export as exporting
+from export import distillation
+from export.bundle_export import Wish, export
+from export.distillation import average, teach
+from export.encoder_selection import drop
+from export.first_block import widen
+from export.graph import OUTPUTS, with_temperature
+from export.model_images import Album
+from export.parity import session
+from export.quantisation import quantise
+from export.speed_gate import Comparison, compare
+from export.weight_rounding import round_well, rounded
+from tests.export.test_bundle_export import CLASSES, SMALL, made, pictures
+from tests.support.int8_kernels import answers
+from trainer import progress
+from trainer.data.class_folders import LabelledImages
+from trainer.models.network import Network
+from trainer.training import personal_model
+from trainer.training.engine import TrainingSet
+from trainer.training.personal_model import Personal, Sample, Verdict
+
+
+def saved(model: Personal, folder: Path) -> Path:
+    """The folder of the model, which was trained on 12 images and judged by 12 others in `folder`/images."""
+    photos = []
+    for place, pixels in enumerate(pictures(32, 24)):
+        path = folder / "images" / CLASSES[place % 3] / f"{place}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        photos.append({"path": str(path), "digest": digest, "label": path.parent.name})
+    facts = msgspec.structs.replace(model.facts, metrics={"accuracy": 0.5, "cross_validated": 0.0})
+    training = tuple(Sample(**photo) for photo in photos[:12])
+    verdicts = tuple(Verdict(**photo, verdict="patches", confidence=0.9) for photo in photos[12:])
+    personal_model.save(Personal(facts, model.tree, verdicts, training), folder / "model")
+    return folder / "model"
+
+
+def with_fusion(model: Personal, weight: float) -> Personal:
+    return model._replace(tree={**model.tree, "fusion": torch.tensor(weight)})
+
+
+PASSES = Comparison(images=12, same=1.0, accuracy=(0.5, 0.5), milliseconds=(2.0, 1.0))
+FAILS = PASSES._replace(same=0.9)
+
+
+class Run(NamedTuple):
+    """An export in int8 of a fused model whose images are on disk, and both graphs that were compared."""
+
+    source: Path
+    folder: Path
+    said: list[str]
+    exact: bytes
+    faster: bytes
+    held_out: LabelledImages
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("int8")
+    source = saved(made(SMALL, "plant-1", "afedcl", 3), folder)
+    said: list[str] = []
+    graphs: list[tuple[bytes, bytes, LabelledImages]] = []
+
+    def comparing(*compared: Any) -> Comparison:
+        graphs.append(compared)
+        return PASSES  # what a tiny model gains depends on the machine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporting, "compare", comparing)
+        export([source], folder / "bundles", lambda event: said.append(progress.describe(event)), wish=Wish(int8=True))
+    return Run(source, folder, said, *graphs[0])
+
+
+def test_a_bundle_in_int8_says_so_and_passes_its_self_test_with_more_tolerance(run: Run) -> None:
+    found = bundle_format.read(run.folder / "bundles" / "plant-1")
+    assert found.manifest.precision == "int8"
+    assert found.manifest.golden.tolerance == 0.1
+    assert found.manifest.confidence is not None
+    served = (found.folder / "model.onnx").read_bytes()
+    assert served == with_temperature(run.faster, found.manifest.confidence.temperature)
+    Predictor(found).self_test()
+    assert any("the bundle of plant-1 is int8: 100.0% of 12 verdicts the same" in line for line in run.said)
+
+
+def test_int8_answers_nearly_as_fp32_does_with_all_extras(run: Run) -> None:
+    images = pictures(32, 5)
+    for name in OUTPUTS:
+        exact, faster = (session(graph).run([name], {"image": images})[0] for graph in (run.exact, run.faster))
+        assert exact.shape == faster.shape
+        assert 0 < np.abs(exact - faster).mean() < 0.02 * np.ptp(exact)
+
+
+def test_int8_loads_on_processors_with_and_without_instructions_for_it(run: Run) -> None:
+    with_vnni, without = answers(run.faster, pictures(32, 5))
+    assert with_vnni.shape == without.shape == (5, 3)
+
+
+def test_encoders_compute_in_integers_and_take_the_image_as_it_is(run: Run) -> None:
+    graph = onnx.load_from_string(run.faster).graph
+    kinds = Counter(node.op_type for node in graph.node)
+    assert kinds["Cast"] == kinds["Sub"] == 0
+    first = [node for node in graph.node if node.op_type == "DequantizeLinear" and "permute" in node.input[0]]
+    scale = {value.name: numpy_helper.to_array(value) for value in graph.initializer}[first[0].input[1]]
+    assert scale == 1
+    assert sum(value.data_type == onnx.TensorProto.INT8 for value in graph.initializer if value.dims) >= 8
+
+
+def test_int8_is_calibrated_on_training_images_and_measured_on_held_out_ones(run: Run) -> None:
+    training = Album().training(run.source, personal_model.load_facts(run.source))
+    assert not set(training.digests) & set(run.held_out.digests)
+    assert len(training.digests) == len(run.held_out.digests) == 12
+    assert run.faster == quantise(run.exact, training.images)
+    assert run.faster != quantise(run.exact, run.held_out.images)
+
+
+def test_weights_are_rounded_so_that_outputs_err_less() -> None:
+    random = np.random.default_rng()
+    inputs = random.uniform(2, 4, (1, 1000)) + random.normal(0, 1, (9, 1000))  # bright and dark: they go together
+    weight, step = random.uniform(-2.9, 2.9, (1, 40, 9)), np.full((1, 40), 3 / 127)
+    well = rounded(weight, step, (inputs @ inputs.T / 1000)[None]) * step[:, :, None]
+    nearest = np.round(weight / step[:, :, None]) * step[:, :, None]
+    assert np.square((well - weight) @ inputs).mean() < 0.5 * np.square((nearest - weight) @ inputs).mean()
+
+
+def test_what_rounding_shifts_on_average_is_put_right_in_the_bias() -> None:
+    image = onnx.helper.make_tensor_value_info("image", onnx.TensorProto.UINT8, None)
+    out = onnx.helper.make_tensor_value_info("out", onnx.TensorProto.FLOAT, None)
+    nodes = [
+        onnx.helper.make_node("Cast", ["image"], ["pixels"], to=onnx.TensorProto.FLOAT),
+        onnx.helper.make_node("Conv", ["pixels", "w", "b"], ["out"], pads=[0] * 4, strides=[1, 1], group=1),
+    ]
+    exact = {"w": np.full((1, 1, 1, 1), 5.4), "b": np.zeros(1)}
+    whole = {"w_quantized": np.zeros((1, 1, 1, 1), np.int8), "b_quantized": np.array([7], np.int32)}
+    scales = {"w_scale": np.ones(1), "b_quantized_scale": np.full(1, 0.1)}
+    models = [
+        onnx.helper.make_model(
+            onnx.helper.make_graph(
+                nodes, "one", [image], [out], [numpy_helper.from_array(array, name) for name, array in values.items()]
+            ),
+            opset_imports=[onnx.helper.make_opsetid("", 20)],
+            ir_version=10,
+        )
+        for values in ({name: array.astype(np.float32) for name, array in exact.items()}, {**whole, **scales})
+    ]
+    round_well(models[1], models[0], np.full((3, 1, 4, 4), 20, np.uint8))
+    found = {value.name: int(numpy_helper.to_array(value).item()) for value in models[1].graph.initializer}
+    assert found["w_quantized"] == 5
+    assert found["b_quantized"] == 7 + 80  # 20 times 0.4, in tenths
+
+
+def starts(random: np.random.Generator, dead: int) -> onnx.ModelProto:
+    """Two encoders that are the first nodes of MobileNetV2, `dead` channels of each without weights, off."""
+    shapes = {"first": (32, 3, 3, 3), "deep": (32, 1, 3, 3), "narrow": (16, 32, 1, 1), "wide": (96, 16, 1, 1)}
+    nodes, values = [], [numpy_helper.from_array(np.array(top, np.float32), name) for name, top in (("0", 0), ("6", 6))]
+    for encoder in "ab":
+        name = "pixels"
+        for layer, shape in shapes.items():
+            weight = random.normal(0, 0.02 if layer == "first" else 0.5, shape)
+            weight[:dead] *= layer != "first"
+            arrays = {"weight": weight, "bias": random.uniform(0, 1, shape[0])}
+            arrays["bias"][:dead] -= layer == "first"
+            values += [
+                numpy_helper.from_array(each.astype(np.float32), encoder + layer + key) for key, each in arrays.items()
+            ]
+            padding = {"pads": [1] * 4} if shape[2] == 3 else {}
+            groups = 32 if layer == "deep" else 1
+            names = [name, *(encoder + layer + key for key in arrays)]
+            name = encoder + layer
+            nodes.append(onnx.helper.make_node("Conv", names, [name], group=groups, **padding))
+            if layer in ("first", "deep"):
+                nodes.append(onnx.helper.make_node("Clip", [name, "0", "6"], [name := f"{name} clipped"]))
+    images, *ends = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in ("pixels", "awide", "bwide")
+    )
+    graph = onnx.helper.make_graph(nodes, "starts", [images], ends, values)
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
+
+
+def test_encoders_share_their_first_convolutions_without_the_channels_that_no_image_changes() -> None:
+    random = np.random.default_rng()
+    model = starts(random, dead=9)
+    pixels = random.integers(-100, 156, (2, 3, 16, 16)).astype(np.float32)
+    before = session(model.SerializeToString()).run(None, {"pixels": pixels})
+    widen(model.graph, "pixels", 100)
+    after = session(model.SerializeToString()).run(None, {"pixels": pixels})
+    for each, other in zip(before, after, strict=True):
+        np.testing.assert_allclose(each, other, atol=1e-3)
+    assert [node.op_type for node in model.graph.node] == ["Conv", "Clip", "Conv", "Clip", "Conv", "Conv"]
+    assert {value.name: tuple(value.dims) for value in model.graph.initializer}["adeepweight"] == (48, 1, 3, 3)
+
+
+def test_graphs_are_compared_by_verdicts_accuracy_and_time(run: Run) -> None:
+    same = compare(run.exact, run.exact, run.held_out)
+    assert (same.images, same.same) == (12, 1.0)
+    assert same.accuracy[0] == same.accuracy[1]
+    assert 0.3 < same.milliseconds[0] / same.milliseconds[1] < 3
+    labels = session(run.exact).run(["probabilities"], {"image": run.held_out.images})[0].argmax(1)
+    assert compare(run.exact, run.exact, run.held_out._replace(labels=labels)).accuracy == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "passed"),
+    [
+        ({}, True),
+        ({"same": 0.99}, True),
+        ({"same": 0.989}, False),
+        ({"accuracy": (0.9, 0.896)}, True),
+        ({"accuracy": (0.9, 0.894)}, False),
+        ({"milliseconds": (1.0, 1.0)}, False),
+    ],
+)
+def test_what_is_less_right_or_not_faster_does_not_pass(changes: dict[str, Any], passed: bool) -> None:
+    assert PASSES._replace(**changes).passed is passed
+
+
+@pytest.fixture
+def traced(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No trace, which takes seconds: the graph is the one that was exported."""
+    monkeypatch.setattr(exporting, "trace", lambda module, size: None)
+    monkeypatch.setattr(exporting, "with_values", lambda graph, module: run.exact)
+
+
+@pytest.mark.usefixtures("traced")
+def test_fp32_stays_where_int8_does_not_pass_and_the_figures_say_why(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "compare", lambda *_: FAILS)
+    said: list[str] = []
+    export([run.source], tmp_path, lambda event: said.append(progress.describe(event)), wish=Wish(int8=True))
+    assert bundle_format.read(tmp_path / "plant-1").manifest.precision == "fp32"
+    graph = onnx.load(tmp_path / "plant-1" / "model.onnx").graph
+    assert not any(value.data_type == onnx.TensorProto.INT8 for value in graph.initializer)
+    assert any("stays fp32; in int8: 90.0% of 12 verdicts the same" in line for line in said)
+
+
+@pytest.mark.usefixtures("traced")
+def test_without_held_out_images_nothing_is_exchanged(run: Run, tmp_path: Path) -> None:
+    source = tmp_path / "model"
+    shutil.copytree(run.source, source)
+    facts = personal_model.load_facts(source)
+    metrics = {**facts.metrics, "cross_validated": 1.0}
+    (source / "personal.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(facts, metrics=metrics)))
+    said: list[str] = []
+    wish = Wish(int8=True, student=True)
+    export([source], tmp_path / "bundles", lambda event: said.append(progress.describe(event)), wish=wish)
+    manifest = bundle_format.read(tmp_path / "bundles" / "plant-1").manifest
+    assert (manifest.precision, manifest.encoders) == ("fp32", ("received", "own"))
+    assert sum("be measured: all of its images trained it" in line for line in said) == 2
+
+
+def test_images_that_have_moved_are_found_by_their_content(run: Run, tmp_path: Path) -> None:
+    facts = personal_model.load_facts(run.source)
+    before = Album().training(run.source, facts)
+    source = tmp_path / "model"
+    shutil.copytree(run.source, source)
+    shutil.copytree(run.folder / "images", tmp_path / "moved")
+    listed = [
+        msgspec.structs.replace(sample, path=sample.path + ".gone") for sample in personal_model.load_training(source)
+    ]
+    (source / "training.json").write_bytes(msgspec.json.encode(listed))
+    with pytest.raises(UsageError, match="none of the images that trained the model") as caught:
+        Album().training(source, facts)
+    assert "--data" in caught.value.remedy
+    found = Album(tmp_path / "moved").training(source, facts)
+    assert np.array_equal(found.images, before.images)
+    assert all(tmp_path in path.parents for path in found.paths)
+
+
+# One encoder
+
+
+@pytest.mark.parametrize(("weight", "kept"), [(0.01, "own"), (0.99, "received")])
+def test_an_encoder_with_hardly_a_share_that_changes_no_verdict_is_left_out(run: Run, weight: float, kept: str) -> None:
+    model = with_fusion(personal_model.load(run.source), weight)
+    found = drop(model.facts, model.tree, run.held_out)
+    assert found is not None
+    assert found.kept == kept
+    assert not any(name.startswith(("received.", "fusion")) for name in found.tree)
+    prefix = {"own": "encoder.", "received": "received."}[kept]
+    name = "features.0.weight"
+    assert torch.equal(found.tree[f"encoder.{name}"], model.tree[prefix + name])
+    assert found.share == pytest.approx(0.01)
+
+
+def test_an_encoder_with_a_share_or_one_that_changes_a_verdict_stays(run: Run) -> None:
+    model = personal_model.load(run.source)
+    assert drop(model.facts, with_fusion(model, 0.06).tree, run.held_out) is None
+    near = with_fusion(model, 0.04)
+    own = {name: value for name, value in near.tree.items() if not name.startswith(("received.", "fusion"))}
+    network = Network("small", 3)
+    pixels = TrainingSet.of(run.held_out, model.facts.preprocessing).network_input(slice(None))
+    with torch.no_grad():  # a bias with which the first image's verdict hangs on the other encoder
+        both, one = (network.judge(tree, pixels)[0] for tree in (near.tree, own))
+    shift = both - one
+    first, second = int(shift.argmax()), int(shift.argmin())
+    bias = model.tree["classifier.bias"].clone()
+    bias += 100 * (torch.nn.functional.one_hot(torch.tensor([first, second]), 3).sum(0) - 1)
+    gap = (both[first] - both[second] + one[first] - one[second]) / 2
+    bias[second] += gap
+    assert drop(model.facts, {**near.tree, "classifier.bias": bias}, run.held_out) is None
+
+
+def test_the_average_of_encoders_that_are_alike_sees_what_both_see_together(run: Run) -> None:
+    model = personal_model.load(run.source)
+    alike = {name: value for name, value in model.tree.items() if not name.startswith("received.")}
+    alike |= {f"received.{name[8:]}": value * 1.001 for name, value in alike.items() if name.startswith("encoder.")}
+    network = Network("small", 3)
+    pixels = TrainingSet.of(run.held_out, model.facts.preprocessing).network_input(slice(None))
+    with torch.no_grad():
+        assert torch.allclose(network.judge(average(alike), pixels), network.judge(alike, pixels), atol=1e-3)
+
+
+def test_a_taught_encoder_judges_more_like_both_and_leaves_the_classifier(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distillation, "_RATE", 1e-3)  # these encoders have nothing in common to begin with
+    model = personal_model.load(run.source)
+    network = Network("small", 3)
+    training = Album().training(run.source, model.facts)
+    pixels = TrainingSet.of(training, model.facts.preprocessing).network_input(slice(None))
+    taught = teach(network, model.tree, training, model.facts.preprocessing, progress.ignore)
+    with torch.no_grad():
+        wanted, before, after = (network.judge(tree, pixels) for tree in (model.tree, average(model.tree), taught))
+        apart = [torch.nn.functional.kl_div(each.log_softmax(1), wanted.softmax(1)) for each in (before, after)]
+    assert apart[1] < 0.9 * apart[0]
+    assert torch.equal(taught["classifier.weight"], model.tree["classifier.weight"])

@@ -1,0 +1,266 @@
+"""A line's models as bundles: what their graphs compute, and who may serve them."""
+
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import partial
+from itertools import product
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+import pytest
+import torch
+
+from broker_config.broker.embedded import start_broker
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol.vfl_messages import Denoising, Recipe
+from broker_config.security.trust import Trust
+from edge.bundle import bundle_format
+from edge.bundle.bundle_format import BundleError
+from edge.bundle.verification import Guard
+from edge.vfl.member_bundle import MANIFEST, read
+from edge.vfl.member_model import load_head, load_sensor
+from edge.vfl.sensor_rows import Scaling
+from export.vfl_export import HeadBundles, Pace, Rows, SensorBundles
+from export.vfl_graph import LineParityError, by_means, head_graph, sensor_graph
+from tests.support.provisioned_federation import make
+from tests.support.tiny_bundle import tiny_bundle
+from tests.support.vfl_lines import draw, left, line_spec, source
+from tests.support.vfl_models import COLUMNS, Learnt, rows
+from trainer.progress.events import ignore
+from trainer.vfl.client.session import take_part
+from trainer.vfl.imputer import Imputer
+from trainer.vfl.networks import embedding_size, feature_model
+from trainer.vfl.parties import Head
+from trainer.vfl.server.startup import coordinate
+
+
+@pytest.fixture(scope="module")
+def learnt() -> Learnt:
+    return Learnt(seed=3, noise=True, reading="expectation")
+
+
+@pytest.fixture(scope="module")
+def bundles(learnt: Learnt, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return learnt.write(tmp_path_factory.mktemp("bundles"))
+
+
+def embedded(bundles: dict[str, Path], raw: dict[str, np.ndarray]) -> list[np.ndarray]:
+    return [load_sensor(bundles[name]).embed(raw[name][..., None]) for name in COLUMNS]
+
+
+def test_bundles_predict_from_raw_rows_what_the_trained_line_predicts(learnt: Learnt, bundles: dict[str, Path]) -> None:
+    raw, _ = rows(40, seed=9)
+    found = load_head(bundles["coordinator"]).predict(embedded(bundles, raw), np.ones((40, 3), bool))
+    expected = learnt.predicted(raw)
+    assert np.abs(found.probabilities - expected).max() < 1e-5
+    assert found.expectation is not None
+    assert np.abs(found.expectation - expected @ np.arange(4)).max() < 1e-4
+
+
+@pytest.mark.parametrize("pattern", list(product([True, False], repeat=3)))
+def test_absent_sensors_are_imputed_from_those_that_are_there(
+    learnt: Learnt, bundles: dict[str, Path], pattern: tuple[bool, ...]
+) -> None:
+    raw, _ = rows(10, seed=8)
+    received = embedded(bundles, raw)
+    lacking = [each if there else np.full_like(each, 7.0) for each, there in zip(received, pattern, strict=True)]
+    found = load_head(bundles["coordinator"]).predict(lacking, np.tile(pattern, (10, 1)))
+    imputer = Imputer([each.shape[1] for each in received])
+    imputer.learn(learnt.embedded())
+    denoised = learnt.line.head.denoiser([torch.from_numpy(each) for each in received])
+    filled = imputer.fill([each if there else None for each, there in zip(denoised, pattern, strict=True)], 10)
+    expected = torch.softmax(learnt.line.head.predict(filled), 1).numpy()
+    assert np.abs(found.probabilities - expected).max() < 1e-5
+
+
+def test_a_partial_prediction_is_nearer_to_the_whole_one_than_a_blind_one(bundles: dict[str, Path]) -> None:
+    raw, _ = rows(300, seed=7)
+    head, received = load_head(bundles["coordinator"]), embedded(bundles, raw)
+
+    def of(*present: bool) -> np.ndarray:
+        return head.predict(received, np.tile(present, (300, 1))).probabilities
+
+    whole = of(True, True, True)
+    assert np.abs(of(True, True, False) - whole).mean() < 0.5 * np.abs(of(False, False, False) - whole).mean()
+
+
+def test_rows_of_one_batch_may_lack_different_sensors(bundles: dict[str, Path]) -> None:
+    raw, _ = rows(8, seed=6)
+    head, received = load_head(bundles["coordinator"]), embedded(bundles, raw)
+    patterns = np.array(list(product([True, False], repeat=3)))
+    together = head.predict(received, patterns).probabilities
+    for row in range(8):
+        alone = head.predict([each[row : row + 1] for each in received], patterns[row : row + 1]).probabilities
+        assert np.abs(alone - together[row]).max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "clip"), [("conv", (14, 15), 0.0), ("dense", (5, 3), 0.7), ("vgg_small", (3, 16, 16), 0.0)]
+)
+def test_every_network_has_a_graph(network: str, shape: tuple[int, ...], clip: float) -> None:
+    model, size = feature_model(network, shape, 4, "press", clip), embedding_size(network, shape)
+    random = np.random.default_rng(2)
+    scaling = Scaling(random.normal(100, 50, shape[0]).astype(np.float32), np.full(shape[0], 9, np.float32))
+    golden = sensor_graph(model, shape, size, scaling).golden
+    assert golden["embedding"].shape == (5, size)
+    assert not clip or np.linalg.norm(golden["embedding"], axis=1).max() == pytest.approx(clip, rel=1e-4)
+
+
+def test_of_many_sensors_absent_ones_are_filled_by_their_means(
+    learnt: Learnt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("export.vfl_graph._EXACT", 2)
+    found = learnt.write(tmp_path)
+    raw, _ = rows(5, seed=4)
+    received, embeddings = embedded(found, raw), learnt.embedded()
+    probabilities = load_head(found["coordinator"]).predict(received, np.tile([True, False, True], (5, 1)))[0]
+    filled = learnt.line.head.denoiser([torch.from_numpy(each) for each in received])
+    filled[1] = embeddings[1].mean(0).expand(5, -1)
+    assert np.abs(probabilities - torch.softmax(learnt.line.head.predict(filled), 1).numpy()).max() < 1e-5
+
+
+def test_what_has_diverged_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    broken = Learnt(1)
+    embeddings = broken.embedded()
+    with torch.no_grad():
+        broken.line.head.model.weight.fill_(torch.inf)
+    HeadBundles(tmp_path / "head")(broken.spec, 1, broken.line.head, embeddings, last=True)
+    assert "there is no bundle of round 1: a line's model gives probabilities that are not finite" in caplog.text
+    assert not (tmp_path / "head").exists()
+
+
+def test_a_layer_without_a_counterpart_is_refused() -> None:
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(2, 3), torch.nn.GELU())
+    with pytest.raises(LineParityError, match="GELU"):
+        sensor_graph(model, (2, 1), 3, Scaling(np.zeros(2, np.float32), np.ones(2, np.float32)))
+
+
+def test_a_changed_file_and_the_wrong_member_are_refused(learnt: Learnt, tmp_path: Path) -> None:
+    found = learnt.write(tmp_path)
+    with pytest.raises(BundleError, match="of a head, not of a sensor"):
+        load_sensor(found["coordinator"])
+    graph = found["oven"] / "sensor.onnx"
+    graph.write_bytes(graph.read_bytes().replace(b"Relu", b"Tanh"))
+    with pytest.raises(BundleError, match="its hash differs"):
+        load_sensor(found["oven"])
+
+
+def test_only_what_the_member_itself_has_signed_is_served(learnt: Learnt, tmp_path: Path) -> None:
+    members = make(tmp_path / "federation", nodes=tuple(COLUMNS))
+    found = learnt.write(tmp_path, members.kits)
+
+    def guard(name: str) -> Guard:
+        kit = members.kits[name]
+        trust = Trust(federation=kit.federation, node=name, authority=kit.authority, charter=kit.charter)
+        return Guard(trust, tmp_path / "memory")
+
+    for name in COLUMNS:
+        assert load_sensor(found[name], guard(name)).manifest.node == name
+    first = load_head(found["coordinator"], guard("coordinator")).manifest
+    with pytest.raises(BundleError, match="is of press"):
+        read(found["press"], guard("oven"))
+    older = shutil.copytree(found["coordinator"], tmp_path / "older")
+    learnt.write(tmp_path, members.kits, round_=99)
+    newer = load_head(found["coordinator"], guard("coordinator")).manifest
+    assert newer.version > first.version
+    with pytest.raises(BundleError, match="is older"):
+        read(older, guard("coordinator"))
+    manifest = json.loads((found["press"] / MANIFEST).read_text())
+    (found["press"] / MANIFEST).write_text(json.dumps(manifest | {"round": 1000}))
+    with pytest.raises(BundleError, match="is not signed by press"):
+        read(found["press"], guard("press"))
+    unsigned = learnt.write(tmp_path / "unsigned")
+    with pytest.raises(BundleError, match="is not signed: charter is missing"):
+        read(unsigned["oven"], guard("oven"))
+    assert newer.expires is not None
+    assert newer.expires > datetime.now(UTC)
+
+
+def test_each_kind_of_service_refuses_the_other_kind_of_bundle(bundles: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="of a line's head"):
+        bundle_format.read(bundles["coordinator"])
+    tiny_bundle(tmp_path / "images")
+    with pytest.raises(BundleError, match="none of a line's sensor or head"):
+        load_head(tmp_path / "images")
+
+
+def test_an_agent_that_decides_local_iterations_travels_with_the_head(tmp_path: Path) -> None:
+    (tmp_path / "agent.onnx").write_bytes(b"an agent")
+    found = Learnt(1, policy=str(tmp_path / "agent.onnx")).write(tmp_path / "bundles")["coordinator"]
+    manifest = load_head(found).manifest
+    assert [*manifest.roles] == ["head", "policy"]
+    assert (found / manifest.roles["policy"].file).read_bytes() == b"an agent"
+
+
+def test_a_line_that_trains_leaves_the_models_that_are_on_its_disks(tmp_path: Path) -> None:
+    spec, rounds, stop = line_spec(), 7, Event()  # no multiple of its commits
+    draw(tmp_path, 60, seed=2)
+    with start_broker(tmp_path / "broker", kind="mosquitto") as broker, ThreadPoolExecutor() as threads:
+        endpoint, folders = Endpoint.parse(broker.url), {name: tmp_path / name for name in ("head", *spec.sensors)}
+        parties = [
+            threads.submit(
+                coordinate, spec, tmp_path / "labels.csv", endpoint, folders["head"], rounds=rounds, new=False,
+                report=ignore, stop=stop.is_set, deploy=HeadBundles(folders["head"] / "bundle"),
+            )
+        ]  # fmt: skip
+        for name in spec.sensors:
+            about = source(tmp_path, name)
+            deploying = partial(SensorBundles, folders[name] / "bundle", Rows(about.columns, "product", None))
+            party = partial(take_part, report=ignore, stop=stop.is_set, deploying=deploying)
+            parties.append(threads.submit(party, spec, name, about, endpoint, folders[name]))
+        try:
+            for each in parties:
+                each.result(60)
+        finally:
+            stop.set()
+    head, states = load_head(folders["head"] / "bundle").manifest, left(spec, tmp_path, rounds)
+    assert (head.run, head.round) == (spec.run, rounds)
+    for name in spec.sensors:
+        assert load_sensor(folders[name] / "bundle").manifest.round == rounds
+        graph = (folders[name] / "bundle" / "sensor.onnx").read_bytes()
+        assert all(values in graph for values in states[name].values())
+
+
+def test_members_of_unequal_speed_write_bundles_of_the_same_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
+    for seconds in (0.2, 0.3):  # a commit
+        clock, rounds = [0.0], []
+        monkeypatch.setattr("export.vfl_export.time.monotonic", lambda clock=clock: clock[0])
+        pace = Pace(seconds=30.0)
+        for round_ in range(20, 200_000, 20):
+            clock[0] += seconds
+            if pace.due(round_, 20):
+                rounds.append(round_)
+        assert rounds[0] == 20  # serving need not wait
+        assert 1000 / 30 > len(rounds) * 30 / clock[0] > 0.5
+        written.append(rounds)
+    assert len(set(written[0]) & set(written[1])) > 0.4 * len(written[1])
+
+
+def test_a_slow_line_writes_at_every_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("export.vfl_export.time.monotonic", lambda: clock[0])
+    pace = Pace()
+    for round_ in range(20, 400, 20):
+        clock[0] += 60.0
+        assert pace.due(round_, 20)
+    assert not pace.due(380, 20, last=True)  # it is written already
+    assert pace.due(391, 20, last=True)
+
+
+@pytest.mark.parametrize(("sensors", "size", "exact"), [(8, 10, True), (8, 28, False), (9, 10, False)])
+def test_a_head_has_a_matrix_for_each_pattern_of_presence_as_long_as_these_are_soon_made(
+    sensors: int, size: int, exact: bool
+) -> None:
+    sizes, asked = [size] * sensors, set()
+    means = by_means(torch.zeros(sensors * size), sizes)
+
+    def fill(pattern: tuple[bool, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        asked.add(pattern)
+        return means(pattern)
+
+    head_graph(Head(sizes, 131, Denoising(), Recipe(), 0), sizes, fill, None)
+    assert len(asked) == (2**sensors if exact else 1), "the head of a line stands still meanwhile"

@@ -1,0 +1,254 @@
+"""`edge-node experiment`: it runs what is missing, survives kills, and tells what came of it."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from broker_config.protocol.errors import EdgeNodeError, UsageError
+from research.afedcl.experiment import Experiment, Order
+from research.afedcl.run import run_cell
+from research.runner.processes import over_processes
+from research.runner.store import Store
+from tests.support.plants import CLASSES, draw, here
+from trainer import progress
+from trainer.data.partition import Scheme
+from trainer.federation.server.spec import Request
+from trainer.training.simulation import simulate_folder
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw(tmp_path_factory.mktemp("data") / "images", 60, 0, (*CLASSES, "crazing"))
+
+
+@pytest.fixture
+def order(images: Path, tmp_path: Path) -> Order:
+    return Order("fig4", "quick", {"neu": images}, "small", ["none"], 32, 2, 1, tmp_path / "store", 1)
+
+
+def everything(store: Path) -> dict[str, object]:
+    """What a store holds, but how long it took."""
+    return {key: found.nodes for key, found in Store(store).finished().items()}
+
+
+def test_a_cell_reaches_what_simulate_does(order: Order, images: Path, tmp_path: Path) -> None:
+    grid = Experiment(order, progress.ignore)
+    cell = grid.cells[0]
+    done = run_cell(cell, grid.material([cell]))
+    request = Request(cell.method, cell.options, "small", "none", 32, rounds=2, seed=cell.seed, evaluate_every=1)
+    scheme = Scheme("disjoint", 5, 10, cell.seed)
+    report = simulate_folder(request, [images], {}, scheme, None, progress.ignore)
+    assert [node.accuracy for node in done.finished.nodes] == [round(node.accuracy, 4) for node in report.nodes]
+    assert [node.history["L_D"][1] for node in done.finished.nodes] == [
+        round(node.history[1]["L_D"], 4) for node in report.nodes
+    ]
+
+
+class Running:
+    """An experiment in a process of its own, which leads a process group."""
+
+    def __init__(self, order: Order, log: Path):
+        self.log = log
+        arguments = (
+            "experiment", order.name, "--data", f"neu={order.data['neu']}", "--model", "small", "--weights", "none",
+            "--size", order.size, "--rounds", order.rounds, "--seeds", order.seeds, "--store", order.store,
+            "--workers", order.workers, "--json",
+        )  # fmt: skip
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "edge.cli.main", *map(str, arguments)],
+                stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    def wait_for(self, event: str) -> None:
+        deadline = time.monotonic() + 60
+        while f'"event":"{event}"' not in self.log.read_text():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.01)
+
+    def others(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[Order], Running]]:
+    running: list[Running] = []
+
+    def begin(order: Order) -> Running:
+        running.append(Running(order, tmp_path / f"log-{len(running)}"))
+        return running[-1]
+
+    yield begin
+    for each in running:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(each.process.pid, signal.SIGKILL)
+        each.process.wait(10)
+
+
+@pytest.mark.slow
+def test_a_grid_that_was_killed_goes_on_and_ends_as_if_nothing_had_happened(
+    order: Order, start: Callable[[Order], Running]
+) -> None:
+    order = order._replace(rounds=3)
+    running = start(order)
+    running.wait_for("CellFinished")
+    workers = running.others()
+    running.process.kill()
+    running.process.wait(10)
+    psutil.wait_procs(workers, 10)
+    assert [each for each in workers if each.is_running()] == []
+    before = everything(order.store)
+    grid = Experiment(order, progress.ignore)
+    assert 0 < len(before) < len(grid.cells)
+
+    again = start(order)
+    assert again.process.wait(120) == 0, again.log.read_text()
+    assert f"{len(grid.cells) - len(before)} of {len(grid.cells)} cells to run" in again.log.read_text()
+    assert json.loads(again.log.read_text().splitlines()[-1])["result"]["missing"] == 0
+
+    whole = order._replace(store=order.store.parent / "whole", workers=2)
+    assert Experiment(whole, progress.ignore).run(progress.ignore) == []
+    assert everything(order.store) == everything(whole.store)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to_all", [True, False], ids=["as Ctrl-C does", "to the command alone"])
+def test_an_interrupt_leaves_what_is_finished_and_no_process(
+    to_all: bool, order: Order, start: Callable[[Order], Running]
+) -> None:
+    order = order._replace(name="fig8", rounds=1000)
+    running = start(order)
+    while not [each for each in running.others() if "spawn_main" in " ".join(each.cmdline())]:
+        assert running.process.poll() is None, running.log.read_text()
+    workers = running.others()
+    if to_all:
+        os.killpg(running.process.pid, signal.SIGINT)
+    else:
+        running.process.terminate()
+    assert running.process.wait(20) == 130, running.log.read_text()
+    psutil.wait_procs(workers, 10)
+    assert [each for each in workers if each.is_running()] == []
+    assert "Traceback" not in running.log.read_text()
+
+
+def test_a_cell_that_fails_stops_no_other_and_is_tried_again(order: Order, images: Path, tmp_path: Path) -> None:
+    few = tmp_path / "few"
+    shutil.copytree(images, few)
+    for path in sorted((few / "patches").iterdir())[2:]:
+        path.unlink()
+    order = order._replace(data={"neu": few, "xsdd": images})
+    grid = Experiment(order, progress.ignore)
+    events: list[progress.AnyEvent] = []
+    failed = grid.run(events.append)
+    assert {each.cell.setting.dataset for each in failed} == {"NEU-CLS"}
+    assert all("class patches lacks" in each.error for each in failed)
+    assert {each.cell.setting.dataset for each in grid.finished().values()} == {"X-SDD"}
+    assert [each for each in events if isinstance(each, progress.CellFinished)][-1].done == len(grid.cells)
+    assert grid.state().missing == len(failed)
+
+
+def test_a_worker_that_is_killed_is_told_of(order: Order) -> None:
+    grid = Experiment(order._replace(rounds=1000), progress.ignore)
+    outcomes = over_processes(1, run_cell, grid.missing(), grid.material(grid.cells))
+    this = psutil.Process()
+
+    def kill_soon() -> None:
+        while not (workers := [each for each in this.children() if "spawn_main" in " ".join(each.cmdline())]):
+            time.sleep(0.05)
+        workers[0].kill()
+
+    threading.Thread(target=kill_soon).start()
+    with pytest.raises(EdgeNodeError, match="a worker process was killed"):
+        next(outcomes)
+
+
+def test_the_events_count_and_estimate(order: Order) -> None:
+    grid = Experiment(order, progress.ignore)
+    events: list[progress.AnyEvent] = []
+    grid.run(events.append)
+    cells = [event for event in events if isinstance(event, progress.CellFinished)]
+    assert [(event.done, event.total) for event in cells] == [(1, 2), (2, 2)]
+    assert [event.left for event in cells] == [pytest.approx(cells[0].seconds), 0.0]
+    assert grid.run(events.append) == []
+    assert len([event for event in events if isinstance(event, progress.CellFinished)]) == 2
+
+
+def test_a_dry_run_says_what_is_left_and_runs_nothing(order: Order, images: Path) -> None:
+    result = here(
+        "experiment", "table2", "--data", f"neu={images}", "--model", "small", "--store", order.store, "--dry-run"
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("0 of 16 cells finished in ")
+    assert not order.store.exists()
+
+
+@pytest.mark.slow
+def test_a_grid_of_which_nothing_is_stored_sends_to_the_cause_and_not_to_the_others(
+    order: Order, images: Path, tmp_path: Path
+) -> None:
+    few = shutil.copytree(images, tmp_path / "few")
+    for path in sorted((few / "patches").iterdir())[2:]:
+        path.unlink()
+    words = ("experiment", "fig4", "--model", "small", "--weights", "none", "--size", 32, "--rounds", 1, "--seeds", 1)
+    words = (*words, "--store", order.store, "--workers", 1, "--data")
+    result = here(*words, f"neu={few}")
+    assert result.returncode == 1
+    assert "2 of 2 cells failed; the first: " in result.stderr
+    assert "What to do: mend that first" in result.stderr
+    result = here(*words, f"neu={few}", "--data", f"xsdd={images}")
+    assert "2 of 4 cells failed" in result.stderr
+    assert "What to do: the others are stored" in result.stderr
+
+
+@pytest.mark.parametrize("flag", ["--rounds", "--seeds", "--size"])
+@pytest.mark.parametrize("name", ["table2", "fedtfi-table2"])
+def test_less_than_none_is_refused_before_a_dry_run_reckons_with_it(name: str, flag: str, images: Path) -> None:
+    result = here("experiment", name, "--data", f"neu={images}", flag, "-3", "--dry-run")
+    assert result.returncode == 2
+    assert flag in result.stderr
+
+
+@pytest.mark.slow
+def test_features_of_held_out_images_are_kept_in_two_dimensions(order: Order) -> None:
+    order = order._replace(name="fig7")
+    grid = Experiment(order, progress.ignore)
+    grid.run(progress.ignore)
+    embeddings = Store(order.store).embeddings()
+    assert embeddings.keys() == {cell.key for cell in grid.cells}
+    for finished in grid.finished().values():
+        for node, each in zip(finished.nodes, embeddings[finished.key], strict=True):
+            assert each.node == node.name
+            assert len(each.points) == len(each.labels) == node.tested
+            assert set(each.labels) == node.trained.keys()
+
+
+@pytest.mark.parametrize(
+    ("change", "hint"),
+    [
+        ({"name": "tabel2"}, "did you mean 'table2'?"),
+        ({"name": "fedtif-table2"}, "did you mean 'fedtfi-table2'?"),
+        ({"name": "fedtfi"}, "take one of fedtfi-t"),
+        ({"data": {"kth": Path("images")}}, "kth is for experiments fedtfi-*"),
+        ({"data": {"nue": Path("images")}}, "did you mean 'neu'?"),
+        ({"data": {}}, "--data NAME=FOLDER"),
+        ({"model": "smal"}, "did you mean 'small'?"),
+        ({"weights": ["smal=none"]}, "did you mean 'small'?"),
+        ({"ray": "auto", "device": "cuda"}, "leave out --device"),
+    ],
+)
+def test_a_wrong_value_is_answered_with_the_remedy(change: dict[str, object], hint: str, order: Order) -> None:
+    with pytest.raises(UsageError) as error:
+        Experiment(order._replace(**change), progress.ignore)
+    assert hint in error.value.remedy

@@ -1,0 +1,77 @@
+"""`python -m tests.support.chaos`: one federation under fire, compared byte for byte with the same one left in peace."""
+
+import argparse
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.support.chaos import evidence, schedule
+from tests.support.chaos.campaign import Campaign, Federation, Outcome, prepare
+from tests.support.storm import STORM
+
+
+def main() -> int:
+    """Run it; 0 if the promise was kept."""
+    given = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves nothing running
+    federation = Federation(given.rounds, given.nodes, given.seed, given.method)
+    folder = given.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
+    plants = prepare(federation, folder / "images")
+    expected = evidence.simulated(federation, plants)
+    quiet = Campaign(federation, plants, folder / "quiet", chunk=given.chunk_size).run()
+    print(f"in peace: {federation.rounds} rounds of {federation.nodes} processes in {quiet.seconds:.0f} s", flush=True)
+    failed = evidence.complaints(folder / "quiet", federation, expected)
+    strikes = schedule.draw(given.seed, given.kills, given.rounds, federation.names)
+    started = time.monotonic()
+    outcome = Campaign(
+        federation,
+        plants,
+        folder / "fire",
+        strikes=strikes,
+        weather=STORM if given.storm else None,
+        persistence=given.persistence,
+        chunk=given.chunk_size,
+        say=lambda text: print(f"{time.monotonic() - started:7.1f} s  {text}", flush=True),
+    ).run()
+    failed += evidence.complaints(folder / "fire", federation, expected)
+    failed += evidence.missed(strikes, outcome.kills)
+    _tell(folder / "fire", federation, outcome)
+    for line in failed:
+        print(f"FAILED: {line}")
+    if failed:
+        print(f"seed {given.seed}; everything is kept in {folder}")
+    else:
+        print("global encoder and all personal models are the same, byte for byte; no round lost, none trained twice")
+        shutil.rmtree(folder)
+    return 1 if failed else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.support.chaos", description=__doc__)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--nodes", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=3)
+    parser.add_argument("--method", default="afedcl")
+    parser.add_argument("--chunk-size", type=int, default=16, help="KiB; a contribution has about 240")
+    parser.add_argument("--storm", action="store_true", help="a proxy drops, doubles, delays and cuts all the while")
+    parser.add_argument("--no-persistence", dest="persistence", action="store_false", help="the broker forgets all")
+    parser.add_argument("--folder", type=Path, help="must not hold anything yet")
+    return parser.parse_args()
+
+
+def _tell(folder: Path, federation: Federation, outcome: Outcome) -> None:
+    midway = sum(kill.midway for kill in outcome.kills)
+    print(f"\n{len(outcome.kills)} kills in {federation.rounds} rounds, {outcome.seconds:.0f} s;", end=" ")
+    print(f"{midway} of them while a blob was under way")
+    print(*(f"{what}: {count}" for what, count in outcome.weather.items()), sep=", ")
+    print("\n".join(evidence.histogram(folder, outcome)))
+    for name, code, said in outcome.exits:
+        print(f"{name} gave up with exit code {code} and was started again: {said}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

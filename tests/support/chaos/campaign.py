@@ -1,0 +1,242 @@
+"""One federation under fire: starts all, kills what the schedule says, starts the dead again, until all have ended."""
+
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from multiprocessing import connection
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.support.chaos import witness
+from tests.support.chaos.processes import EdgeNode
+from tests.support.chaos.schedule import COORDINATOR, Strike
+from tests.support.mosquitto import Mosquitto
+from tests.support.plants import CLASSES, draw
+from tests.support.storm import Storm, Weather
+from trainer.models.catalogue import SIZES
+
+_PATIENCE = 240.0  # seconds without any durable step after which the federation counts as stuck
+_AGAIN = 0.5  # seconds until a process that gave up is started again
+_IMAGES = 10  # of each class
+_AGAIN_AT_EVERY_START = ("claimed", "training")  # steps that are no progress by themselves
+_LOOK = 0.02  # seconds between two looks at clock and traces
+
+
+class Federation(NamedTuple):
+    """What is learnt; the tensors depend on nothing else."""
+
+    rounds: int
+    nodes: int
+    seed: int
+    method: str = "afedcl"
+
+    @property
+    def model(self) -> str:
+        """That the method trains here."""
+        return "fedtfi_small" if self.method == "fedtfi" else "small"
+
+    @property
+    def size(self) -> int:
+        """Of its images, pixels."""
+        return SIZES.get(self.model, 32)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the nodes."""
+        return tuple(f"plant-{number + 1}" for number in range(self.nodes))
+
+
+class Kill(NamedTuple):
+    """One that has happened."""
+
+    victim: str
+    fault: str  # "" at a random moment, else right before or after which of the victim's steps
+    round: int
+    time: float  # monotonic
+    midway: bool  # while a blob was under way
+
+
+class Exit(NamedTuple):
+    """A process ended by itself, and not well."""
+
+    name: str
+    code: int
+    said: str
+
+
+class Outcome(NamedTuple):
+    """What happened on the way. All processes have ended with exit code 0."""
+
+    kills: list[Kill]
+    exits: list[Exit]
+    seconds: float
+    weather: dict[str, int]  # packets that met with it
+
+
+class StuckError(Exception):
+    """Nothing moves any more."""
+
+
+def prepare(federation: Federation, folder: Path) -> dict[str, Path]:
+    """Draw each node's images, of all or of all but one class."""
+    return {
+        name: draw(folder / name, _IMAGES, number, CLASSES if number % 2 else CLASSES[number // 2 % 2 :][:2])
+        for number, name in enumerate(federation.names)
+    }
+
+
+class Campaign:
+    """Runs `federation` in `folder` on the `plants`' images; `persistence` is the broker's.
+
+    Without `strikes` and in fair `weather` it is the undisturbed run.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        plants: dict[str, Path],
+        folder: Path,
+        *,
+        strikes: Sequence[Strike] = (),
+        weather: Weather | None = None,
+        persistence: bool = True,
+        chunk: int = 16,
+        say: Callable[[str], None] = lambda _: None,
+    ):
+        folder.mkdir(parents=True)
+        self._federation, self._folder, self._say = federation, folder, say
+        self._strikes, self._planned = list(strikes), len(strikes)
+        self._chance = random.Random(federation.seed)
+        self._broker = Mosquitto(folder / "broker", persistence=persistence)
+        self._storm = Storm(self._broker.port, weather, federation.seed) if weather else None
+        url = (self._storm or self._broker).url
+        self._processes = {
+            COORDINATOR: EdgeNode(
+                folder, COORDINATOR,
+                ["coordinate", url, "--classes", ",".join(CLASSES), "--nodes", federation.nodes, "--model",
+                 federation.model, "--weights", "none", "--size", federation.size, "--rounds", federation.rounds,
+                 "--seed", federation.seed, "--method", federation.method, "--training", "local_epochs=1",
+                 "--chunk-size", chunk, "--state", folder / COORDINATOR],
+            )
+        }  # fmt: skip
+        for name, images in plants.items():
+            self._processes[name] = EdgeNode(
+                folder, name, ["join", url, "--name", name, "--data", images, "--state", folder / name]
+            )
+        self._down: dict[str, float] = {}  # when those that are dead are to be started
+        self._finished: set[str] = set()
+        self._kills: list[Kill] = []
+        self._exits: list[Exit] = []
+        self._moved = self._struck = time.monotonic()
+        self._bytes = self._durable = 0  # of all traces: bytes, and durable steps in them
+        self._round = 0  # that is open; 0 while gathering, one more than there are after the last
+
+    def run(self) -> Outcome:
+        """Run to the end. StuckError if there is none."""
+        started = time.monotonic()
+        for strike in [strike for strike in self._strikes if not strike.round and strike.fault]:
+            self._strikes.remove(strike)
+            self._arm(strike)
+        with ExitStack() as stack:
+            self._broker.start()
+            stack.callback(self._broker.kill)
+            if self._storm:
+                stack.enter_context(self._storm)
+            stack.callback(self._kill_all)
+            for process in self._processes.values():
+                process.start()
+            while len(self._finished) < len(self._processes):
+                connection.wait([process.sentinel for process in self._running()], _LOOK)
+                self._bury()
+                self._revive()
+                self._strike()
+                self._watch()
+        weather = dict(self._storm.counts) if self._storm else {}
+        return Outcome(self._kills, self._exits, time.monotonic() - started, weather)
+
+    def _kill_all(self) -> None:
+        for process in self._running():
+            process.kill()
+
+    def _running(self) -> list[EdgeNode]:
+        idle = self._finished | self._down.keys()
+        return [process for name, process in self._processes.items() if name not in idle]
+
+    def _bury(self) -> None:
+        """Note who has ended: well, by a fault, or by giving up."""
+        for process in self._running():
+            if process.ended is None:
+                continue
+            if process.ended == 0:
+                self._finished.add(process.name)
+            elif process.ended == -signal.SIGKILL:
+                last = witness.read(self._folder, process.name)[-1]
+                self._killed(process.name, self._chance.expovariate(4), f"{last.when} {last.kind}", last.time)
+            else:
+                said = (self._folder / f"{process.name}.log").read_text(errors="replace").splitlines()[-3:]
+                self._exits.append(Exit(process.name, process.ended, "\n".join(said)))
+                self._down[process.name] = time.monotonic() + _AGAIN
+
+    def _revive(self) -> None:
+        for name, when in list(self._down.items()):
+            if time.monotonic() >= when:
+                (self._broker if name == self._broker.name else self._processes[name]).start()
+                del self._down[name]
+
+    def _strike(self) -> None:
+        """Do what is due. Whoever is dead already is waited for; in place of one who has finished another is taken."""
+        while self._strikes:
+            strike, now = self._strikes[0], time.monotonic()
+            early = strike.round == self._round and (
+                now < self._struck + strike.wait or (strike.midway and not self._midway())
+            )
+            if early or strike.round > self._round or strike.victim in self._down or self._is_armed(strike):
+                return
+            self._strikes.pop(0)
+            self._struck = now
+            if strike.fault is not None:
+                self._arm(strike)
+            elif strike.victim == self._broker.name:
+                self._broker.kill()
+                self._killed(strike.victim, strike.down)
+            elif victims := [each for each in self._running() if each.name == strike.victim] or self._running():
+                victims[0].kill()
+                self._killed(victims[0].name, strike.down)
+
+    def _arm(self, strike: Strike) -> None:
+        assert strike.fault is not None
+        witness.fault(self._folder, strike.victim, *strike.fault).touch()
+
+    def _is_armed(self, strike: Strike) -> bool:
+        return strike.fault is not None and witness.fault(self._folder, strike.victim, *strike.fault).exists()
+
+    def _killed(self, victim: str, down: float, fault: str = "", at: float | None = None) -> None:
+        now = time.monotonic()
+        self._down[victim] = now + down
+        kill = Kill(victim, fault, self._round, at or now, self._midway())
+        self._kills.append(kill)
+        how = f"right {fault}" if fault else "at a random moment"
+        self._say(f"kill {len(self._kills)} of {self._planned}: {victim} {how}, round {kill.round}")
+
+    def _midway(self) -> bool:
+        """Whether a blob is under way."""
+        return any(not path.name.startswith("put-") for path in self._folder.glob("*/blobs/incoming/*"))
+
+    def _watch(self) -> None:
+        """Note which round is open, and whether anything moves."""
+        bytes_ = sum((self._folder / f"{name}.trace").stat().st_size for name in self._traced())
+        if bytes_ > self._bytes:
+            self._bytes = bytes_
+            kinds = [each.kind for name in self._traced() for each in witness.read(self._folder, name, "after")]
+            self._round = kinds.count("opened") + kinds.count("concluded")
+            durable = len(kinds) - sum(kinds.count(kind) for kind in _AGAIN_AT_EVERY_START)
+            if durable > self._durable:
+                self._durable, self._moved = durable, time.monotonic()
+        if time.monotonic() > self._moved + _PATIENCE:
+            logs = [(self._folder / f"{name}.log").read_text(errors="replace")[-600:] for name in self._traced()]
+            raise StuckError("\n".join((f"nothing has moved for {_PATIENCE:.0f} s in {self._folder}", *logs)))
+
+    def _traced(self) -> list[str]:
+        return [name for name in self._processes if (self._folder / f"{name}.trace").exists()]

@@ -1,0 +1,38 @@
+"""`edge-node` processes that can be killed; a fork server starts them in milliseconds."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.support.chaos import witness
+from tests.support.forked_commands import CONTEXT
+
+
+class EdgeNode:
+    """An `edge-node` process under a name, started again and again; `ended` is its exit code when it is not running."""
+
+    def __init__(self, folder: Path, name: str, arguments: Sequence[object]):
+        self.name, self._folder, self._arguments = name, folder, [str(each) for each in arguments]
+        self._process: Any = None
+
+    def start(self) -> None:
+        """Start it, for the first time or again."""
+        self._process = CONTEXT.Process(target=witness.live, args=(self._arguments, self._folder, self.name))
+        self._process.start()
+
+    @property
+    def sentinel(self) -> int:
+        """Becomes ready when the process ends."""
+        handle: int = self._process.sentinel
+        return handle
+
+    @property
+    def ended(self) -> int | None:
+        """The exit code; minus the signal that ended it."""
+        code: int | None = self._process.exitcode
+        return code
+
+    def kill(self) -> None:
+        """Kill -9, and wait until it is dead."""
+        self._process.kill()
+        self._process.join()

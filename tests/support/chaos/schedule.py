@@ -1,0 +1,60 @@
+"""Who is killed when: drawn from a seed, so that a run can be repeated as far as the machine's timing allows."""
+
+import itertools
+import random
+from typing import NamedTuple
+
+from tests.support.chaos.witness import When
+from tests.support.mosquitto import BROKER
+from trainer.federation.server.journal import TRANSITIONS
+
+KINDS = tuple(kind for kind in TRANSITIONS if kind != "aborted")  # the operator's own, of a coordinator that is down
+
+COORDINATOR = "coordinator"
+_NODES_STEPS = ("contributed", "refined", "personal")
+_FIRST, _LAST = ("begun", "admitted"), ("concluded", "finished", "personal")
+_AGAIN = ("opened", "contributed", "refined")  # happen in every round: hit several times
+_PAUSE = 1.2  # seconds between two kills in a round, at most
+_MIDWAY = 0.5  # share of the kills at random moments
+_VICTIMS = (BROKER, COORDINATOR, "", "", COORDINATOR, "", BROKER, "", COORDINATOR, "")  # "": one of the nodes
+
+
+class Strike(NamedTuple):
+    """A kill to come: at a random moment, or by a fault that is armed at that moment."""
+
+    round: int  # not before this round is open; 0: from the start
+    wait: float  # seconds after the strike before; none if the round is over
+    victim: str
+    down: float  # seconds until it is started again
+    fault: tuple[When, str] | None = None  # right before or after the victim's next step of this kind
+    midway: bool = False  # while a blob is under way, unless the round is over
+
+
+def draw(seed: int, kills: int, rounds: int, nodes: tuple[str, ...]) -> list[Strike]:
+    """As many strikes as `kills`, spread over the rounds; up to half of them are faults, to hit each kind of step."""
+    chance = random.Random(seed)
+    faults = _faults(chance, rounds, nodes)
+    chosen = faults if 2 * len(faults) <= kills else chance.sample(faults, kills // 2)
+    strikes = list(chosen)
+    turns = itertools.cycle(nodes)
+    victims = [_VICTIMS[number % len(_VICTIMS)] or next(turns) for number in range(kills - len(chosen))]
+    chance.shuffle(victims)
+    for number, victim in enumerate(victims):
+        strike = _strike(chance, number * rounds // len(victims), victim)
+        strikes.append(strike._replace(midway=chance.random() < _MIDWAY))
+    return sorted(strikes, key=lambda strike: strike.round)
+
+
+def _faults(chance: random.Random, rounds: int, nodes: tuple[str, ...]) -> list[Strike]:
+    steps = [(COORDINATOR, kind) for kind in KINDS] + [("", kind) for kind in _NODES_STEPS]
+    found = []
+    for who, kind in steps:
+        for when in ("before", "after"):
+            for _ in range(2 if kind in _AGAIN else 1):
+                round_ = 0 if kind in _FIRST else rounds if kind in _LAST else chance.randint(0, rounds // 2)
+                found.append(_strike(chance, round_, who or chance.choice(nodes), (when, kind)))
+    return found
+
+
+def _strike(chance: random.Random, round_: int, victim: str, fault: tuple[When, str] | None = None) -> Strike:
+    return Strike(round_, 0 if fault else chance.uniform(0, _PAUSE), victim, chance.expovariate(4), fault)

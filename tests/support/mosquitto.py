@@ -1,0 +1,67 @@
+"""A mosquitto that can be killed and started again."""
+
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from broker_config.broker.embedded import find_mosquitto
+from tests.support.ports import free_port
+
+BROKER = "broker"
+
+_CONFIG = """
+listener {port} 127.0.0.1
+allow_anonymous true
+max_queued_messages 0
+set_tcp_nodelay true
+user root
+sys_interval 0
+persistence {persistence}
+persistence_location {folder}/
+autosave_interval 1
+log_dest file {folder}/broker.log
+{more}
+"""
+
+
+class Mosquitto:
+    """A mosquitto that comes back on the same port; with persistence it comes back up to a second behind."""
+
+    name = BROKER
+
+    def __init__(self, folder: Path, *, persistence: bool, more: str = ""):
+        folder.mkdir()
+        self.log = folder / "broker.log"
+        self.port = free_port()
+        self.url = f"mqtt://127.0.0.1:{self.port}"
+        self._config = folder / "mosquitto.conf"
+        settings = {"port": self.port, "folder": folder, "persistence": str(persistence).lower(), "more": more}
+        self._config.write_text(_CONFIG.format(**settings), encoding="ascii")
+
+    def start(self) -> None:
+        """Start it; return when it listens."""
+        self._process = subprocess.Popen([str(find_mosquitto()), "-c", self._config], stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 20
+        while True:
+            with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", self.port)):
+                return
+            assert self._process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    @property
+    def ended(self) -> int | None:
+        """The exit code; minus the signal that ended it."""
+        return self._process.poll()
+
+    def end(self) -> None:
+        """End it in order; what it keeps is on the disk then."""
+        self._process.terminate()
+        self._process.wait()
+
+    def kill(self) -> None:
+        """Kill -9, and wait until it is dead."""
+        self._process.kill()
+        self._process.wait()

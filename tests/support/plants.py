@@ -1,0 +1,118 @@
+"""Small plants for tests: folders of images, and real `edge-node` processes that work on them."""
+
+import contextlib
+import functools
+import io
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import save_file
+
+from edge.cli.main import main
+from tests.support.forked_commands import Forked
+from trainer.models.initial_weights import initial_encoder
+from trainer.models.named_tensors import take_from
+
+CLASSES = ("inclusion", "patches", "scratches")
+FEDERATION = ("--model", "small", "--size", "32", "--rounds", "2", "--evaluate-every", "1", "--seed", "7")
+
+
+def draw(folder: Path, per_class: int, seed: int, classes: Sequence[str] = CLASSES, size: int = 32) -> Path:
+    """Images that differ by class: brightness and stripes under noise."""
+    random = np.random.default_rng(seed)
+    for number, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for index in range(per_class):
+            pixels = random.normal(80 + 40 * number, 25, (size, size, 3))
+            pixels[:: number + 2] += 60
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / name / f"{seed}-{index}.png")
+    return folder
+
+
+Process = subprocess.Popen[bytes] | Forked
+
+
+def start(
+    *arguments: object, log: Path, module: str = "edge.cli.main", anew: bool = False, **environment: str
+) -> Process:
+    """An `edge-node` process; its output goes to `log`. One that trains is forked, unless it shall start `anew`."""
+    words = [str(each) for each in arguments]
+    command = next(word for word in words if not word.startswith("--"))
+    trains = command == "join" or (command == "coordinate" and "--weights" not in words)  # which imports torch
+    if trains and module == "edge.cli.main" and not anew:
+        return Forked(words, log, environment)
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *words], stdout=file, stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+        )  # fmt: skip
+
+
+def run(*arguments: object, timeout: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+    """An `edge-node` command, to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "edge.cli.main", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+def here(*words: object) -> subprocess.CompletedProcess[str]:
+    """As `run`, but in this process: none has to start and import torch."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    arguments, sys.argv = sys.argv, ["edge-node", *map(str, words)]
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
+            main()
+    finally:
+        sys.argv = arguments
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    code = int(end.value.code or 0)
+    return subprocess.CompletedProcess(list(map(str, words)), code, out.getvalue(), err.getvalue())
+
+
+@functools.cache
+def drawn_weights() -> Path:
+    """What FEDERATION's seed draws, as a file: with it a coordinator needs no torch, and starts at once."""
+    path = Path(tempfile.mkdtemp()) / "small.safetensors"
+    save_file(take_from("encoder", initial_encoder("small", "none", 7)), path)
+    return path
+
+
+def federate(url: str, plants: dict[str, Path], folder: Path, *flags: str, **join: Sequence[str]) -> None:
+    """Run a federation of the plants' processes to its end; state folders are `folder/coordinator` and `folder/NAME`.
+
+    AssertionError with the logs if a process fails.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    processes = {
+        "coordinator": start(
+            "coordinate", url, "--classes", ",".join(CLASSES), "--nodes", len(plants), *FEDERATION,
+            "--weights", drawn_weights(), *flags, "--state", folder / "coordinator", log=folder / "coordinator.log",
+        )
+    }  # fmt: skip
+    for name, images in plants.items():
+        processes[name] = start(
+            "join", url, "--name", name, "--data", images, "--state", folder / name, *join.get(name, ()),
+            log=folder / f"{name}.log",
+        )  # fmt: skip
+    try:
+        codes = {name: process.wait(120) for name, process in processes.items()}
+    finally:
+        for process in processes.values():
+            process.kill()
+    logs = "\n".join(f"== {name}\n{(folder / f'{name}.log').read_text()}" for name in processes)
+    assert set(codes.values()) == {0}, f"{codes}\n{logs}"

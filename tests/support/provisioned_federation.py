@@ -1,0 +1,120 @@
+"""Federations with keys: provisioned as an operator does it, with a real mosquitto that admits only their members."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from broker_config.broker.embedded import find_mosquitto
+from broker_config.security.kit import Kit
+from broker_config.security.member_registry import Register, Wish
+from broker_config.security.provisioning import kits, provision
+from tests.support.ports import HOST, free_port
+
+
+class Members(NamedTuple):
+    """A federation's folder, and what its members' kits hold."""
+
+    folder: Path
+    register: Register
+    kits: dict[str, Kit]
+
+    def passphrase(self, name: str) -> str:
+        return self.register.members[name].passphrase
+
+    def change(self, ago: timedelta = timedelta(), **wish: Any) -> "Members":
+        """What a further run of provision makes of it; with the clock set back by `ago`."""
+        return _provision(self.folder, self.register.federation, Wish(**wish), ago)
+
+
+def make(
+    folder: Path,
+    federation: str = "steel",
+    nodes: Sequence[str] = ("plant-a", "plant-b"),
+    *,
+    host: str = HOST,
+    port: int = 8883,
+    days: int = 365,
+    ago: timedelta = timedelta(),
+) -> Members:
+    """A new federation in `folder`, of coordinator, monitor and `nodes`; made `ago`."""
+    return _provision(folder, federation, Wish(nodes=nodes, hosts=[host], port=port, days=days), ago)
+
+
+def _provision(folder: Path, federation: str, wish: Wish, ago: timedelta) -> Members:
+    register = provision(folder, federation, wish, datetime.now(UTC) - ago).register
+    return Members(folder, register, {kit.name: kit for kit in kits(register)})
+
+
+class Guarded:
+    """A mosquitto with a federation's generated configuration, as it is: `members` are those that it was made for."""
+
+    def __init__(self, members: Members):
+        self.members = members
+        self.url = members.kits["coordinator"].broker
+        self.log = members.folder / "mosquitto.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def kits(self) -> dict[str, Kit]:
+        return self.members.kits
+
+    @property
+    def folder(self) -> Path:
+        return self.members.folder
+
+    def start(self) -> None:
+        """Return once it listens."""
+        folder = self.folder / "broker"
+        if os.getuid() == 0:  # started by root it changes to the user mosquitto
+            self.folder.chmod(0o711)
+            for path in (folder, *folder.rglob("*")):
+                shutil.chown(path, "mosquitto")
+        said = len(self.log.read_text()) if self.log.exists() else 0
+        with self.log.open("ab") as log:
+            command = [str(find_mosquitto()), "-c", str(folder / "mosquitto.conf")]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        self.wait_for("running", said)
+
+    def wait_for(self, words: str, after: int = 0) -> None:
+        """Return once its log says so, beyond the first `after` bytes."""
+        deadline = time.monotonic() + 10
+        while words not in (said := self.log.read_text()[after:]):
+            assert self._process is not None
+            assert self._process.poll() is None, said
+            assert time.monotonic() < deadline, said
+            time.sleep(0.01)
+
+    def reload(self) -> None:
+        """Let it read configuration, certificates and revocations again, while it runs."""
+        assert self._process is not None
+        said = len(self.log.read_text())
+        self._process.send_signal(signal.SIGHUP)
+        self.wait_for("Reloading config", said)
+
+    def stop(self) -> None:
+        if self._process:
+            self._process.terminate()
+            self._process.wait(10)
+            self._process = None
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+
+@contextmanager
+def guarded(folder: Path, **options: Any) -> Iterator[Guarded]:
+    """A running mosquitto for a new federation in `folder`, which all users can reach; `options` as in `make`."""
+    broker = Guarded(make(folder, port=free_port(), **options))
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()

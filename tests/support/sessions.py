@@ -1,0 +1,122 @@
+"""Coordinator and nodes of a federation as threads of the tests' process, over a real broker."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from safetensors.numpy import load_file
+
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol.topics import COORDINATOR
+from broker_config.security.message_signing import Seal
+from tests.support.plants import CLASSES
+from trainer import progress
+from trainer.data.class_folders import Images
+from trainer.federation.client.discovery import load_images
+from trainer.federation.client.session import take_part
+from trainer.federation.server.coordinator import Outcome, abort, coordinate
+from trainer.federation.server.journal import history
+from trainer.federation.server.ledger import Ledger
+from trainer.federation.server.spec import Request, Terms, draft
+from trainer.models.catalogue import SIZES
+from trainer.models.named_tensors import Arrays
+
+PLANTS = ("plant-a", "plant-b", "plant-c")
+PATIENCE = 60.0  # seconds for anything
+
+
+class Session:
+    """One process's part of a federation, in a thread: what it tells, its end, and a way to stop it."""
+
+    def __init__(self, pool: ThreadPoolExecutor, part: Callable[["Session"], object]):
+        self._stop, self._deadline = threading.Event(), time.monotonic() + PATIENCE
+        self._events: queue.Queue[progress.AnyEvent] = queue.Queue()
+        self.told: list[progress.AnyEvent] = []
+        self._end: Future[object] = pool.submit(part, self)
+
+    def report(self, event: progress.AnyEvent) -> None:
+        self._events.put(event)
+
+    def asked(self) -> bool:
+        return self._stop.is_set() or time.monotonic() > self._deadline
+
+    def wait_for(self, wanted: progress.AnyEvent | type) -> progress.AnyEvent:
+        """The next event that equals `wanted`, or is one."""
+        while True:
+            try:
+                event = self._events.get(timeout=0.1)
+            except queue.Empty:
+                assert not self._end.done(), (wanted, self._end.exception(), self.told)
+                assert time.monotonic() < self._deadline, (wanted, self.told)
+                continue
+            self.told.append(event)
+            if event == wanted or (isinstance(wanted, type) and isinstance(event, wanted)):
+                return event
+
+    def stop(self) -> object:
+        self._stop.set()
+        return self.end()
+
+    def end(self) -> object:
+        return self._end.result(PATIENCE)
+
+
+class Federation:
+    """A spec and its first broadcast, and whoever takes part in it."""
+
+    def __init__(
+        self, broker: Endpoint, plants: dict[str, Path], folder: Path, name: str, rounds: int, terms: Terms,
+        method: str = "afedcl", seals: Mapping[str, Seal] | None = None, model: str = "small", **options: str,
+    ):  # fmt: skip
+        training = {"local_epochs": 1, "augment": model not in SIZES}  # a texture network's stem is then seen once
+        request = Request(method, options, model, "none", SIZES.get(model, 32), training, rounds=rounds, seed=7)
+        self.spec, self.first = draft(request, federation=name, classes=CLASSES, nodes=len(PLANTS), terms=terms)
+        self._broker, self._plants, self.folder = broker, plants, folder
+        self._seals = seals or {}
+        self._pool = ThreadPoolExecutor(8)
+
+    def endpoint(self, member: str) -> Endpoint:
+        """The broker, as this member reaches it."""
+        return replace(self._broker, seal=self._seals.get(member))
+
+    def images(self, name: str) -> Images:
+        return load_images(self.spec, self._plants[name], None, print)
+
+    def coordinator(self, linger: float = 0) -> Session:
+        def part(session: Session) -> Outcome | None:
+            with Ledger(self.folder / "coordinator") as ledger:
+                return coordinate(
+                    ledger, self.spec, self.first, self.endpoint(COORDINATOR), session.report,
+                    linger=linger, stop=session.asked,
+                )  # fmt: skip
+
+        session = Session(self._pool, part)
+        session.wait_for(progress.Gathering)
+        return session
+
+    def node(self, name: str) -> Session:
+        def part(session: Session) -> Path | None:
+            return take_part(
+                self.spec, name, self.images(name), self.endpoint(name), self.folder / name, telemetry=False,
+                report=session.report, stop=session.asked,
+            )  # fmt: skip
+
+        return Session(self._pool, part)
+
+    def abort(self) -> None:
+        with Ledger(self.folder / "coordinator") as ledger:
+            abort(ledger, self.endpoint(COORDINATOR), "a trial")
+
+    def personal(self, name: str) -> Arrays:
+        return load_file(self.folder / name / "model" / "personal.safetensors")
+
+    def contributors(self) -> list[set[str]]:
+        return [set(line.weights) for line in history(self.folder / "coordinator")]
+
+
+def same(left: Arrays, right: Arrays) -> bool:
+    return left.keys() == right.keys() and all(left[name].tobytes() == right[name].tobytes() for name in left)

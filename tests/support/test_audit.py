@@ -1,0 +1,97 @@
+"""`make audit` finds known vulnerabilities and what is not pinned; without a network it says so, and does not hang."""
+
+import json
+import socket
+import threading
+import tomllib
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.support.audit import CONSTRAINTS, audit, installed, out_of_reach, pins, unpinned, vulnerable
+
+FAULTS = {  # as OSV tells them
+    ("jinja2", "2.10"): {
+        "id": "GHSA-462w-v97r-4m45",
+        "aliases": ["CVE-2019-10906"],
+        "summary": "Jinja2 sandbox escape via string formatting",
+        "affected": [
+            {
+                "package": {"name": "jinja2", "ecosystem": "PyPI"},
+                "ranges": [{"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "2.10.1"}]}],
+            }
+        ],
+    }
+}
+
+
+class Advisories(BaseHTTPRequestHandler):
+    """OSV's API, with what FAULTS holds."""
+
+    def do_POST(self) -> None:
+        query = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        fault = FAULTS.get((query["package"]["name"], query["version"]))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"vulns": [fault]} if fault else {}).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Advisories) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1/query"
+        server.shutdown()
+
+
+def test_a_known_vulnerability_of_a_pinned_version_is_found(service: str, tmp_path: Path):
+    pinned = tmp_path / "constraints.txt"
+    pinned.write_text("Jinja2==2.10\nmsgspec==0.22.0\n")
+    assert out_of_reach(service, 10) is None
+    assert vulnerable(pinned, service) == ["jinja2 2.10: CVE-2019-10906, GHSA-462w-v97r-4m45, fixed in 2.10.1"]
+
+
+def test_without_a_service_the_audit_says_so_at_once_and_looks_at_what_is_pinned(capsys: pytest.CaptureFixture[str]):
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1/query"
+        assert audit(CONSTRAINTS, url, timeout=0.2) == []
+    assert f"SKIPPED: no known vulnerability was looked for, since {url} is out of reach" in capsys.readouterr().out
+    assert out_of_reach("http://127.0.0.1:1/v1/query", 10) is not None
+
+
+def test_a_page_that_is_no_advisory_service_is_not_taken_for_one(service: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(FAULTS, ("jinja2", "2.10"), None)
+    assert out_of_reach(service, 10) == "what answers there knows of no vulnerability"
+
+
+def test_every_package_that_is_installed_for_edge_node_is_pinned():
+    needed = installed("edge-node")
+    assert len(needed) > 60
+    assert unpinned(CONSTRAINTS, needed) == []
+    assert unpinned(CONSTRAINTS, needed | {"numpy": "1.0", "left-pad": "2.0"}) == [
+        "left-pad 2.0 is installed, constraints.txt pins no version",
+        f"numpy 1.0 is installed, constraints.txt pins {needed['numpy']}",
+    ]
+
+
+@pytest.mark.parametrize(
+    "line", ["numpy", "numpy>=2", "numpy==2.*", "numpy @ https://example.org/numpy.whl", "-e .", "--index-url http://x"]
+)
+def test_what_is_not_an_exact_version_from_the_index_is_no_pin(line: str, tmp_path: Path):
+    (tmp_path / "constraints.txt").write_text(f"# ours\nmsgspec==0.22.0\n{line}\n")
+    with pytest.raises(ValueError, match="is not NAME==VERSION"):
+        pins(tmp_path / "constraints.txt")
+
+
+def test_edge_node_asks_for_no_package_by_a_url():
+    project = tomllib.loads((CONSTRAINTS.parent / "pyproject.toml").read_text())["project"]
+    wanted = [
+        *project["dependencies"],
+        *(each for extra in project["optional-dependencies"].values() for each in extra),
+    ]
+    assert [each for each in wanted if "@" in each] == []

@@ -1,0 +1,93 @@
+"""Whatever is killed, whenever: the short version of `make chaos`, and what its instruments see."""
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.support.chaos import evidence, schedule
+from tests.support.chaos.campaign import Campaign, Federation, prepare
+from tests.support.chaos.schedule import COORDINATOR
+from tests.support.chaos.witness import Moment
+from tests.support.mosquitto import BROKER
+from tests.support.storm import STORM
+
+pytestmark = pytest.mark.slow
+
+SMALL = Federation(rounds=4, nodes=3, seed=3)
+Known = tuple[dict[str, Path], evidence.Tensors]
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Known:
+    """The images of three plants, and what a federation of them must end with."""
+    plants = prepare(SMALL, tmp_path_factory.mktemp("plants"))
+    return plants, evidence.simulated(SMALL, plants)
+
+
+@pytest.mark.parametrize(("seed", "persistence"), [(2900, True), (2925, False)])
+def test_kills_at_random_moments_and_around_durable_steps_change_no_byte(
+    seed: int, persistence: bool, known: Known, tmp_path: Path
+) -> None:
+    plants, expected = known
+    strikes = schedule.draw(seed, 10, SMALL.rounds, SMALL.names)
+    outcome = Campaign(SMALL, plants, tmp_path / "run", strikes=strikes, persistence=persistence).run()
+    assert evidence.complaints(tmp_path / "run", SMALL, expected) == []
+    assert evidence.missed(strikes, outcome.kills) == []
+
+
+def test_a_storm_changes_no_byte(known: Known, tmp_path: Path) -> None:
+    plants, expected = known
+    outcome = Campaign(SMALL, plants, tmp_path / "run", weather=STORM, chunk=32).run()
+    assert evidence.complaints(tmp_path / "run", SMALL, expected) == []
+    assert all(outcome.weather[what] for what in ("drop", "double", "hold", "stall", "cut")), outcome.weather
+
+
+def test_a_hundred_kills_hit_every_victim_and_both_sides_of_every_transition() -> None:
+    nodes = tuple(f"plant-{number}" for number in range(5))
+    for seed in range(20):
+        strikes = schedule.draw(seed, 100, 20, nodes)
+        assert len(strikes) == 100
+        assert {strike.victim for strike in strikes} == {COORDINATOR, BROKER, *nodes}
+        of_coordinator = {strike.fault for strike in strikes if strike.victim == COORDINATOR}
+        assert of_coordinator >= {(when, kind) for kind in schedule.KINDS for when in ("before", "after")}
+        assert {strike.round for strike in strikes} == set(range(21))
+    assert schedule.draw(1, 100, 20, nodes) != schedule.draw(2, 100, 20, nodes) == schedule.draw(2, 100, 20, nodes)
+
+
+@pytest.fixture(scope="module")
+def quiet(known: Known, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What processes leave that nobody has disturbed."""
+    folder = tmp_path_factory.mktemp("quiet") / "run"
+    Campaign(SMALL, known[0], folder).run()
+    return folder
+
+
+def test_a_byte_that_differs_a_round_that_is_lost_and_one_that_is_trained_twice_are_seen(
+    quiet: Path, known: Known, tmp_path: Path
+) -> None:
+    def complaints(folder: Path) -> list[str]:
+        return evidence.complaints(folder, SMALL, known[1])
+
+    assert complaints(quiet) == []
+    shutil.copytree(quiet, damaged := tmp_path / "run")
+    path = damaged / "plant-2" / "model" / "personal.safetensors"
+    tensors = load_file(path)
+    first = sorted(tensors)[0]
+    tensors[first] = np.nextafter(tensors[first], np.float32(9))
+    save_file(tensors, path)
+    assert complaints(damaged) == [f"1 of {len(known[1])} tensors differ, plant-2/{first} first"]
+    shutil.copy(quiet / "plant-2" / "model" / "personal.safetensors", path)
+    with closing(sqlite3.connect(damaged / COORDINATOR / "journal.sqlite")) as database, database:
+        database.execute("DELETE FROM contributions WHERE round = 2 AND node = 'plant-1'")
+    with (damaged / "plant-3.trace").open("ab") as trace:
+        trace.write(msgspec.json.encode(Moment(1e9, "before", "training", 3)) + b"\n")
+    lost, unknown, again = complaints(damaged)
+    assert lost == "round 2 is lost"
+    assert unknown.startswith("plant-1 contributed {")
+    assert again == "plant-3 trained round 3 again"

@@ -1,0 +1,20 @@
+"""Whatever comes over HTTP: it is refused with the client's fault. `python -m tests.support.fuzz_http 10000` sends more."""
+
+from pathlib import Path
+from random import getrandbits
+
+from tests.edge.daemon.test_daemon import daemon
+from tests.support.fuzz_http import GROWTH, Battle, check
+from tests.support.tiny_bundle import tiny_bundle
+
+
+def test_five_hundred_malformed_requests_bring_neither_a_fault_of_the_servers_nor_a_crash(tmp_path: Path) -> None:
+    seed = getrandbits(32)
+    print(f"seed {seed}")
+    with daemon(tiny_bundle(tmp_path / "bundle").folder) as line:
+        battle = Battle(line, seed)
+        assert battle.fight(500) < GROWTH
+        check(line)
+        assert line.end() == (0, "", "")
+    assert battle.statuses["400"] > 100, battle.statuses
+    assert battle.statuses["200"] > 10, battle.statuses

@@ -1,0 +1,119 @@
+"""A bundle small enough to be built in a test: the mean color of an image decides between three classes.
+
+With extras it has two encoders that it weighs alike: `received` sees the left half of an image, `own` the right half.
+"""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+
+from edge.bundle import bundle_format
+
+CLASSES = ("red", "green", "blue")
+SHARPNESS = 10.0
+CELLS = 4  # of its class activation maps, a side
+
+
+def tiny_bundle(
+    folder: Path,
+    *,
+    size: int = 16,
+    node: str = "tiny",
+    round_: int = 1,
+    federation: str = "test",
+    run: str = "0" * 16,
+    signing: bundle_format.Signing | None = None,
+    classes: tuple[str, str, str] = CLASSES,
+    extras: bool = False,
+    confidence: bundle_format.Confidence | None = None,
+    reference: bytes | None = None,
+) -> bundle_format.Bundle:
+    """Write and read back a bundle whose golden probabilities are computed in numpy, without onnxruntime.
+
+    `extras` gives it opinions, features and maps; `size` is then a multiple of CELLS.
+    """
+    description = bundle_format.Description(
+        federation=federation,
+        run=run,
+        node=node,
+        method="none",
+        model="mean-color",
+        round=round_,
+        classes=classes,
+        input=bundle_format.Input(size=size),
+        extras=("opinions", "features", "maps") if extras else (),
+        encoders=("received", "own") if extras else (),
+        confidence=confidence,
+    )
+    golden = np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
+    probabilities = tuple(tiny_probabilities(golden[None])[0])
+    bundle_format.write(folder, description, tiny_onnx(size, extras), golden, probabilities, signing, reference)
+    return bundle_format.read(folder)
+
+
+def tiny_probabilities(images: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """What the graph computes: softmax(SHARPNESS * mean color / 255), uint8 [N, S, S, 3] -> [N, 3]."""
+    powers = np.exp(SHARPNESS * images.mean((1, 2)) / 255)
+    return powers / powers.sum(1, keepdims=True)
+
+
+def tiny_onnx(size: int, extras: bool = False) -> bytes:
+    """The graph, with a dynamic batch."""
+    nodes = [
+        helper.make_node("Cast", ["image"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["float"], ["mean"], axes=[1, 2], keepdims=0),
+        helper.make_node("Mul", ["mean", "scale"], ["logits"]),
+        helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
+    ]
+    outputs = [helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["N", len(CLASSES)])]
+    values = [numpy_helper.from_array(np.float32(SHARPNESS / 255), "scale")]
+    if extras:
+        nodes += _extra_nodes(size // CELLS)
+        shapes: dict[str, list[int]] = {
+            "features": [len(CLASSES)],
+            "opinions": [2, len(CLASSES)],
+            "maps": [2, len(CLASSES), CELLS, CELLS],
+        }
+        outputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *shapes[name]]) for name in shapes]
+        halves = np.zeros((2, 1, 1, CELLS), np.float32)
+        halves[0, ..., : CELLS // 2] = halves[1, ..., CELLS // 2 :] = 2  # what a half sees counts twice, so it is fused
+        values += [numpy_helper.from_array(halves, "halves"), numpy_helper.from_array(np.array([1]), "encoder")]
+    graph = helper.make_graph(
+        nodes,
+        "mean-color",
+        [helper.make_tensor_value_info("image", TensorProto.UINT8, ["N", size, size, 3])],
+        outputs,
+        values,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString())
+
+
+def _extra_nodes(cell: int) -> list[onnx.NodeProto]:
+    """The mean of both encoders' maps, over encoders and space, is the logits."""
+    return [
+        helper.make_node("Identity", ["mean"], ["features"]),
+        helper.make_node("Transpose", ["float"], ["planes"], perm=[0, 3, 1, 2]),
+        helper.make_node("AveragePool", ["planes"], ["cells"], kernel_shape=[cell, cell], strides=[cell, cell]),
+        helper.make_node("Mul", ["cells", "scale"], ["map"]),
+        helper.make_node("Unsqueeze", ["map", "encoder"], ["both"]),
+        helper.make_node("Mul", ["both", "halves"], ["maps"]),
+        helper.make_node("ReduceMean", ["maps"], ["each"], axes=[3, 4], keepdims=0),
+        helper.make_node("Softmax", ["each"], ["opinions"], axis=2),
+    ]
+
+
+def png(rgb: tuple[int, int, int]) -> bytes:
+    """An image file of one color."""
+    out = io.BytesIO()
+    Image.new("RGB", (32, 32), rgb).save(out, "PNG")
+    return out.getvalue()
+
+
+RED, GREEN, BLUE = (png(rgb) for rgb in ((255, 0, 0), (0, 255, 0), (0, 0, 255)))

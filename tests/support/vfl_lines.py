@@ -1,0 +1,190 @@
+"""Lines for tests: their data as files, their processes, what they leave, and what a simulation leaves."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol.vfl_messages import LineSpec, Window
+from edge.vfl.sensor_rows import Samples
+from trainer import progress
+from trainer.vfl.client.measurements import Source
+from trainer.vfl.client.session import take_part
+from trainer.vfl.server.labels import Labels
+from trainer.vfl.server.spec import new_run
+from trainer.vfl.server.startup import coordinate
+from trainer.vfl.simulation import Line, Stream
+
+COLUMNS = {"press": ("force", "speed"), "oven": ("heat",), "lamp": ("red", "green", "blue")}
+CLASSES = ("good", "bad", "ugly")
+
+
+def line_spec(sensors: Sequence[str] = ("press", "oven"), **fields: Any) -> LineSpec:
+    """A small line."""
+    run = new_run()
+    return LineSpec(
+        federation=f"line-{run}", run=run, software="test", sensors=tuple(sensors), network="dense", classes=CLASSES,
+        **{"window": Window(start=20, chunk=4, size=24), "commit": 3, "patience": 1.0, "policy": "all"} | fields,
+    )  # fmt: skip
+
+
+def draw(folder: Path, products: int, seed: int) -> None:
+    """A CSV file for each sensor, and the labels, which hang on all of them."""
+    random = np.random.default_rng(seed)
+    values = {name: random.normal(20, 3, (products, len(names))) for name, names in COLUMNS.items()}
+    score = sum(((each - 20) / 3).sum(1) for each in values.values())
+    files = {
+        f"{name}.csv": [",".join(("product", *names)), *(_row(number, row) for number, row in enumerate(values[name]))]
+        for name, names in COLUMNS.items()
+    }
+    codes = np.digitize(score, [-1, 1])
+    files["labels.csv"] = ["product,label", *(f"p{number},{CLASSES[code]}" for number, code in enumerate(codes))]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in files.items():
+        (folder / name).write_text("\n".join(rows) + "\n")
+
+
+def _row(number: int, values: np.ndarray) -> str:
+    return f"p{number},{','.join(f'{value:.4f}' for value in values)}"
+
+
+def feed(whole: Path, folder: Path, products: int) -> None:
+    """Let the files in `folder` grow to so many products of those in `whole`."""
+    folder.mkdir(exist_ok=True)
+    for path in whole.glob("*.csv"):
+        grown = folder / path.name
+        there = grown.read_text() if grown.exists() else ""
+        rows = "".join(path.read_text().splitlines(keepends=True)[: products + 1])
+        with grown.open("a") as file:
+            file.write(rows[len(there) :])
+
+
+def source(data: Path, sensor: str) -> Source:
+    """What `draw` has written for a sensor."""
+    return Source(data / f"{sensor}.csv", COLUMNS[sensor])
+
+
+def simulated(spec: LineSpec, data: Path, rounds: int) -> dict[str, dict[str, bytes]]:
+    """The same line in this process: tensors of each party."""
+    labels = Labels(data / "labels.csv", spec.classes)
+    labels.refresh()
+    first = labels.products(0, spec.window.start)
+    everything = labels.products(0, labels.count)
+    streams = []
+    for name in spec.sensors:
+        samples = Samples(data / f"{name}.csv", COLUMNS[name], spec.cycles)
+        samples.refresh()
+        samples.settle(first)
+        streams.append(torch.from_numpy(samples.take(everything)[0].copy()))
+    line = Line(spec, Stream(tuple(streams), torch.from_numpy(labels.labels(0, labels.count))))
+    for _ in range(rounds):
+        line.step([spec.iterations] * len(spec.sensors))
+    found = {sensor.name: _bytes(sensor.model.state_dict()) for sensor in line.sensors}
+    return {**found, "head": _bytes(line.head.model.state_dict())}
+
+
+def left(spec: LineSpec, folder: Path, rounds: int) -> dict[str, dict[str, bytes]]:
+    """What the parties of a line have on their disks at the end of a round, likewise."""
+    found = {}
+    for party in (*spec.sensors, "head"):
+        [path] = (folder / party).glob(f"*/{rounds:012}.safetensors")
+        prefix = "head." if party == "head" else "model."
+        state = {n.removeprefix(prefix): value for n, value in load_file(path).items() if n.startswith(prefix)}
+        found[party] = _bytes(state)
+    return found
+
+
+def _bytes(state: dict[str, torch.Tensor]) -> dict[str, bytes]:
+    return {name: value.numpy().tobytes() for name, value in state.items()}
+
+
+class Threads:
+    """The parties of a line in threads of this process: processes would above all import torch."""
+
+    def __init__(self, spec: LineSpec, broker: str | Mapping[str, Endpoint], data: Path, folder: Path, rounds: int):
+        """At a broker's URL, or where each party has an endpoint of its own."""
+        self.spec, self.folder = spec, folder
+        self.events: dict[str, list[progress.AnyEvent]] = {}
+        self._broker, self._data, self._rounds = broker, data, rounds
+        self._jobs: dict[str, Future[object]] = {}
+        self._stops: dict[str, threading.Event] = {}
+        self._pool = ThreadPoolExecutor()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stop in self._stops.values():
+            stop.set()
+        self._pool.shutdown()
+
+    def start(self, *parties: str) -> None:
+        """Start these parties, for the first time or again."""
+        for party in parties:
+            events, stop = self.events.setdefault(party, []), threading.Event()
+            self._stops[party], self._jobs[party] = (
+                stop,
+                self._pool.submit(self._run, party, events.append, stop.is_set),
+            )
+
+    def _run(self, party: str, report: progress.Report, stop: Callable[[], bool]) -> object:
+        folder, broker = self.folder / party, self._broker
+        endpoint = Endpoint.parse(broker) if isinstance(broker, str) else broker[party]
+        if party == "head":
+            labels = self._data / "labels.csv"
+            return coordinate(
+                self.spec, labels, endpoint, folder, rounds=self._rounds, new=False, report=report, stop=stop
+            )
+        return take_part(
+            self.spec, party, source(self._data, party), endpoint, folder, report=report, stop=stop,
+        )  # fmt: skip
+
+    def stop(self, party: str) -> None:
+        """Ask a party to end, and wait until it has."""
+        self._stops[party].set()
+        self._jobs.pop(party).result(20)
+
+    def until(self, done: Callable[[], bool], seconds: float = 40) -> None:
+        """Wait for something while all run."""
+        deadline = time.monotonic() + seconds
+        while not done():
+            for job in self._jobs.values():
+                if job.done():
+                    job.result()
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.01)
+
+    def reach(self, round_: int) -> None:
+        """Wait until all that run have written down a round, or one after it: only the last ones are kept."""
+        self.until(lambda: all(written(self.folder / party) >= round_ for party in self._jobs))
+
+    def end(self, seconds: float = 40) -> None:
+        """Wait until the line has ended for all."""
+        self.until(lambda: all(job.done() for job in self._jobs.values()), seconds)
+        reached = {party: job.result() for party, job in self._jobs.items()}
+        assert reached == {each: self._rounds if each == "head" else (self._rounds, True) for each in reached}
+
+    def said(self, party: str = "") -> str:
+        """What a party, or all, have told."""
+        told = [each for name, events in self.events.items() if party in ("", name) for each in events]
+        return "\n".join(map(progress.describe, told))
+
+
+def written(state: Path) -> int:
+    """The last round that a party has written down; 0 if none."""
+    return max((int(path.stem) for path in state.glob("*/*.safetensors") if path.stem.isdecimal()), default=0)
+
+
+def in_threads(spec: LineSpec, url: str, data: Path, folder: Path, rounds: int) -> Threads:
+    """Play a line over a broker to its end."""
+    with Threads(spec, url, data, folder, rounds) as line:
+        line.start("head", *spec.sensors)
+        line.end()
+    return line

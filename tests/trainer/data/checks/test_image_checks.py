@@ -1,0 +1,400 @@
+"""A look at a plant's images finds what training and judging would suffer from, names it, and says what to do."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.messages import Preprocessing, Spec, Training
+from tests.support.plants import here
+from trainer.data import class_folders
+from trainer.data.checks import findings_output
+from trainer.data.checks.findings import Finding
+from trainer.data.checks.image_checks import Intake, check
+from trainer.federation.client.discovery import load_images
+
+CLASSES = ("dent", "scratch", "stain")
+SIZE = 64
+DATA = Path(__file__).parents[5] / "shared" / "data"
+
+
+def texture(seed: int, *, mean: float = 128, width: int = SIZE, height: int = SIZE) -> Image.Image:
+    """Grain that is like no other seed's."""
+    noise = np.random.default_rng(seed).normal(mean, 30, (height // 4 + 1, width // 4 + 1)).clip(0, 255)
+    return Image.fromarray(noise.astype(np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
+
+
+@pytest.fixture
+def plant(tmp_path: Path) -> Path:
+    """A folder in which nothing is wrong: 10 images each of three classes."""
+    for number, name in enumerate(CLASSES):
+        (tmp_path / "plant" / name).mkdir(parents=True)
+        for index in range(10):
+            texture(100 * number + index).save(tmp_path / "plant" / name / f"{index}.png")
+    return tmp_path / "plant"
+
+
+def found(intake: Intake, kind: str) -> Finding:
+    """The only finding of this kind; every finding says what to do."""
+    assert all(finding.remedy for finding in intake.findings)
+    (finding,) = [finding for finding in intake.findings if finding.kind == kind]
+    return finding
+
+
+def look(plant: Path, test: Path | None = None, size: int = SIZE) -> Intake:
+    return check(plant, test, size)
+
+
+def test_good_images_are_not_complained_of(plant: Path) -> None:
+    intake = look(plant)
+    assert intake.findings == ()
+    assert intake.can_join
+    assert [(each.name, each.images) for each in findings_output.summarise(intake).classes] == [
+        (name, 10) for name in CLASSES
+    ]
+
+
+# Files
+
+
+def test_all_unreadable_images_are_counted_and_named_and_stop_the_plant(plant: Path) -> None:
+    for number in range(12):
+        (plant / "dent" / f"broken-{number:02}.png").write_bytes(b"no image %d" % number)
+    intake = look(plant)
+    finding = found(intake, "unreadable")
+    assert not intake.can_join
+    assert len(finding.files) == 12
+    assert finding.text.startswith("12 image(s)")
+    assert finding.text.endswith("and 2 more")
+    assert len(intake.looks) == 30
+
+
+def test_every_error_is_found_at_once(plant: Path) -> None:
+    (plant / "dent" / "broken.png").write_bytes(b"no image")
+    (plant / "stain" / "same.png").write_bytes((plant / "dent" / "0.png").read_bytes())
+    assert [finding.kind for finding in look(plant).findings] == ["two classes", "unreadable"]
+
+
+# The same image twice
+
+
+def test_pixels_that_are_saved_in_another_format_count_as_the_same_image(plant: Path) -> None:
+    Image.open(plant / "dent" / "0.png").convert("RGB").save(plant / "dent" / "copy.bmp")
+    finding = found(look(plant), "twice")
+    assert finding.severity == "warning"
+    assert set(finding.files) == {str(plant / "dent" / "0.png"), str(plant / "dent" / "copy.bmp")}
+
+
+def test_the_same_pixels_in_two_classes_are_an_error(plant: Path) -> None:
+    Image.open(plant / "dent" / "0.png").save(plant / "stain" / "copy.bmp")
+    finding = found(look(plant), "two classes")
+    assert finding.severity == "error"
+    assert f"{plant / 'dent' / '0.png'}" in finding.text
+    assert f"{plant / 'stain' / 'copy.bmp'}" in finding.text
+
+
+@pytest.mark.parametrize("name", ["0.png", "0.bmp"], ids=["byte for byte", "pixel for pixel"])
+def test_a_held_out_image_that_also_trains_is_an_error(plant: Path, name: str) -> None:
+    (plant.parent / "test" / "dent").mkdir(parents=True)
+    Image.open(plant / "dent" / "0.png").save(plant.parent / "test" / "dent" / name)
+    finding = found(look(plant, plant.parent / "test"), "held out")
+    assert finding.severity == "error"
+    assert set(finding.files) == {str(plant / "dent" / "0.png"), str(plant.parent / "test" / "dent" / name)}
+
+
+def darker(image: Image.Image) -> Image.Image:
+    return image.point(lambda value: value * 0.9)
+
+
+def noisier(image: Image.Image) -> Image.Image:
+    noise = np.random.default_rng(0).normal(0, 5, (SIZE, SIZE))
+    return Image.fromarray((np.asarray(image) + noise).clip(0, 255).astype(np.uint8))
+
+
+def coarser(image: Image.Image) -> Image.Image:
+    return image.resize((SIZE // 2, SIZE // 2)).resize((SIZE, SIZE))
+
+
+@pytest.mark.parametrize("change", [darker, noisier, coarser])
+def test_an_image_that_was_changed_a_little_is_a_near_duplicate(
+    plant: Path, change: Callable[[Image.Image], Image.Image]
+) -> None:
+    change(Image.open(plant / "dent" / "0.png")).save(plant / "dent" / "changed.png")
+    finding = found(look(plant), "alike")
+    assert finding.severity == "hint"
+    assert set(finding.files) == {str(plant / "dent" / "0.png"), str(plant / "dent" / "changed.png")}
+
+
+# Size, brightness, format
+
+
+def resize(plant: Path, pattern: str, width: int, height: int) -> None:
+    for path in plant.glob(pattern):
+        texture(int(path.stem) + len(path.parent.name) * 1000, width=width, height=height).save(path)
+
+
+def test_images_far_smaller_than_the_networks_input_are_named(plant: Path) -> None:
+    resize(plant, "dent/3.png", 40, 40)
+    finding = found(look(plant), "too small")
+    assert (finding.severity, finding.files) == ("warning", (str(plant / "dent" / "3.png"),))
+    assert "40 x 40" in finding.text
+
+
+def test_images_that_are_shrunk_so_far_that_defects_vanish_are_hinted_at(plant: Path) -> None:
+    assert "8 times" in found(look(plant, size=8), "too large").text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "size", "kind", "severity"),
+    [
+        ("dent/0.png", (70, 70), "sizes", "hint"),
+        ("dent/0.png", (128, 64), "squashed", "warning"),
+        ("*/*.png", (128, 64), "squashed", "hint"),
+    ],
+    ids=["another size", "another shape", "all of one shape"],
+)
+def test_what_squashes_images_differently_is_worse_than_what_squashes_all_alike(
+    plant: Path, pattern: str, size: tuple[int, int], kind: str, severity: str
+) -> None:
+    resize(plant, pattern, *size)
+    finding = found(look(plant), kind)
+    assert finding.severity == severity
+    assert f"{size[0]} x {size[1]}" in finding.text
+
+
+@pytest.mark.parametrize("gray", [0, 128, 255])
+def test_an_image_that_shows_nothing_is_named(plant: Path, gray: int) -> None:
+    Image.new("L", (SIZE, SIZE), gray).save(plant / "dent" / "0.png")
+    assert found(look(plant), "empty").files == (str(plant / "dent" / "0.png"),)
+
+
+def test_an_image_that_is_much_brighter_than_its_class_is_hinted_at(plant: Path) -> None:
+    texture(999, mean=210).save(plant / "dent" / "0.png")
+    finding = found(look(plant), "brightness")
+    assert (finding.severity, finding.files) == ("hint", (str(plant / "dent" / "0.png"),))
+
+
+def as_png(image: Image.Image, path: Path) -> None:
+    image.save(path.with_suffix(".png"))
+
+
+def as_jpeg(image: Image.Image, path: Path) -> None:
+    image.save(path.with_suffix(".jpg"), quality=95)
+
+
+def as_colour(image: Image.Image, path: Path) -> None:
+    as_png(image.convert("RGB"), path)
+
+
+def as_larger(image: Image.Image, path: Path) -> None:
+    as_png(image.resize((SIZE + 2, SIZE + 2)), path)
+
+
+def with_camera(image: Image.Image, path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x010F] = "Acme"
+    image.save(path.with_suffix(".png"), exif=exif)
+
+
+@pytest.mark.parametrize(
+    ("save", "told"),
+    [
+        (as_jpeg, "file type.*JPEG"),
+        (as_colour, "colour mode.*RGB"),
+        (as_larger, "size.*66 x 66"),
+        (with_camera, "camera.*Acme"),
+    ],
+)
+def test_a_format_that_only_one_class_has_gives_it_away(
+    plant: Path, save: Callable[[Image.Image, Path], None], told: str
+) -> None:
+    for path in plant.glob("stain/*.png"):
+        image = Image.open(path)
+        image.load()
+        path.unlink()
+        save(image, path)
+    finding = found(look(plant), "giveaway")
+    assert finding.severity == "warning"
+    assert re.search(f"{told}.*stain", finding.text)
+    assert len(finding.files) == 10
+
+
+def test_a_format_that_occurs_a_few_times_in_one_class_may_be_chance(plant: Path) -> None:
+    for index in range(4):
+        as_jpeg(Image.open(plant / "stain" / f"{index}.png"), plant / "stain" / f"{index}")
+        (plant / "stain" / f"{index}.png").unlink()
+    assert [finding for finding in look(plant).findings if finding.kind == "giveaway"] == []
+
+
+# Numbers and classes
+
+
+def keep(plant: Path, **counts: int) -> Path:
+    for name, count in counts.items():
+        for path in sorted((plant / name).iterdir())[count:]:
+            path.unlink()
+    return plant
+
+
+@pytest.mark.parametrize("counts", [{"dent": 4}, {"dent": 5, "scratch": 5, "stain": 9}], ids=["4 of a class", "19"])
+def test_too_few_images_to_hold_any_out_are_a_warning(plant: Path, counts: dict[str, int]) -> None:
+    finding = found(look(keep(plant, **counts)), "too few")
+    assert finding.severity == "warning"
+    assert "cross-validation" in finding.text
+
+
+def test_held_out_images_of_the_plants_own_make_few_images_enough(plant: Path) -> None:
+    for number, name in enumerate(CLASSES):
+        (plant.parent / "test" / name).mkdir(parents=True)
+        texture(1000 + number).save(plant.parent / "test" / name / "0.png")
+    assert look(keep(plant, dent=4, scratch=4, stain=4), plant.parent / "test").findings == ()
+
+
+def test_one_image_is_not_enough_to_join(plant: Path) -> None:
+    assert found(look(keep(plant, dent=1, scratch=0, stain=0)), "too few").severity == "error"
+
+
+def test_a_plant_with_one_class_is_warned(plant: Path) -> None:
+    assert "dent" in found(look(keep(plant, scratch=0, stain=0)), "one class").text
+
+
+def test_much_rarer_classes_are_hinted_at(plant: Path) -> None:
+    finding = found(look(keep(plant, dent=2)), "imbalance")
+    assert "scratch has 10 images, dent only 2" in finding.text
+
+
+def test_classes_that_only_one_folder_has_are_named(plant: Path) -> None:
+    (plant.parent / "test" / "crack").mkdir(parents=True)
+    texture(1000).save(plant.parent / "test" / "crack" / "0.png")
+    findings = look(plant, plant.parent / "test").findings
+    assert [(finding.severity, finding.kind) for finding in findings] == [("warning", "classes"), ("hint", "classes")]
+    assert "crack" in findings[0].text
+    assert "dent, scratch, stain" in findings[1].text
+
+
+# Joining
+
+
+def spec(size: int = SIZE) -> Spec:
+    return Spec(
+        federation="test",
+        run="0" * 16,
+        software="0",
+        method="local",
+        options={},
+        model="small",
+        classes=CLASSES,
+        preprocessing=Preprocessing(size=size),
+        training=Training(),
+        rounds=1,
+        nodes=1,
+        quorum=1,
+        seed=0,
+        threads=1,
+        evaluate_every=1,
+        tensors={},
+        sends=(),
+    )
+
+
+def test_joining_looks_at_the_images_that_it_loads_and_says_what_it_found_in_a_few_lines(plant: Path) -> None:
+    for number in range(40):
+        Image.open(plant / "dent" / "0.png").save(plant / "dent" / f"copy-{number}.bmp")
+    resize(plant, "dent/3.png", 40, 40)
+    Image.new("L", (SIZE, SIZE)).save(plant / "stain" / "3.png")
+    (plant / "loose.png").write_bytes(b"ignored")
+    said: list[str] = []
+    images = load_images(spec(), plant, None, said.append)
+    assert images.test is not None
+    assert len(images.train.labels) + len(images.test.labels) == 31
+    assert [line.split(":")[0] for line in said[:-1]] == ["warning"] * 3
+    assert max(map(len, said)) < 160 + len(str(plant))
+    assert said[-1].startswith("5 warning(s) and 1 hint(s)")
+    assert f"edge-node check {plant} shows all" in said[-1]
+
+
+def test_joining_is_refused_with_what_the_look_finds(plant: Path) -> None:
+    Image.open(plant / "dent" / "0.png").save(plant / "stain" / "copy.bmp")
+    with pytest.raises(UsageError) as caught:
+        load_images(spec(), plant, None, print)
+    assert str(plant / "stain" / "copy.bmp") in caught.value.what
+    assert "remove" in caught.value.remedy
+
+
+def test_looking_changes_nothing_in_what_is_loaded(plant: Path) -> None:
+    looked: list[str] = []
+    plain = class_folders.load(class_folders.scan(plant), CLASSES, SIZE)
+    seen = class_folders.load(class_folders.scan(plant), CLASSES, SIZE, lambda entry, _: looked.append(entry.digest))
+    assert np.array_equal(plain.images, seen.images)
+    assert tuple(looked) == seen.digests == plain.digests
+
+
+# The command
+
+
+def colors(sheet: Path) -> set[tuple[int, ...]]:
+    """What is not gray in a picture, below its heading."""
+    with Image.open(sheet) as image:
+        counted = image.crop((0, 30, *image.size)).getcolors(1 << 24)
+    return {color for _, color in counted or [] if len(set(color)) > 1}
+
+
+def test_the_command_tells_findings_and_draws_a_picture(plant: Path, tmp_path: Path) -> None:
+    (plant / "dent" / "broken.png").write_bytes(b"no image")
+    result = here("check", plant, "--picture", tmp_path / "sheet.png")
+    assert result.returncode == 1
+    assert "error: 1 image(s) cannot be read" in result.stdout
+    assert "What to do: repair or remove" in result.stdout
+    assert (0xC6, 0x28, 0x28) in colors(tmp_path / "sheet.png")
+
+
+def test_the_picture_marks_nothing_where_nothing_is_wrong(plant: Path, tmp_path: Path) -> None:
+    findings_output.draw(look(plant), tmp_path / "sheet.png")
+    assert colors(tmp_path / "sheet.png") == set()
+
+
+def test_the_command_prints_one_json_object_and_draws_only_on_request(plant: Path) -> None:
+    result = here("check", plant, "--size", SIZE, "--json")
+    assert result.returncode == 0
+    assert json.loads(result.stdout) == {
+        "can_join": True,
+        "classes": [
+            {
+                "name": name,
+                "images": 10,
+                "held_out": 0,
+                "sizes": {"64 x 64": 10},
+                "types": {"PNG L": 10},
+                "brightness": pytest.approx(128, abs=10),
+            }
+            for name in CLASSES
+        ],
+        "findings": [],
+        "picture": None,
+    }
+
+
+@pytest.mark.parametrize("arguments", [("nowhere",), (".", "--picture", "no/such/folder/sheet.png")])
+def test_what_cannot_be_done_is_a_usage_error(arguments: tuple[str, ...], plant: Path) -> None:
+    result = here("check", *(str(plant) if word == "." else word for word in arguments))
+    assert result.returncode == 2
+    assert "What to do:" in result.stderr
+
+
+# Real images
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs the shared data sets")
+def test_what_is_known_of_neu_cls_and_x_sdd_is_found() -> None:
+    neu, xsdd = look(DATA / "neu_cls", size=128), look(DATA / "xsdd", size=128)
+    assert {Path(file).name for file in found(neu, "twice").files} == {"patches_101.jpg", "patches_105.jpg"}
+    assert len(found(xsdd, "twice").files) == 18
+    assert "PNG are of finishing_roll_printing" in found(xsdd, "giveaway").text
+    assert "122 x 128 (1)" in found(xsdd, "sizes").text
+    assert neu.can_join
+    assert xsdd.can_join

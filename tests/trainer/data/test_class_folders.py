@@ -1,0 +1,222 @@
+"""A plant's folder becomes images in an order that depends on their content alone, or an error that says what to do."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from broker_config.protocol.errors import UsageError
+from tests.support import plants
+from tests.support.plants import CLASSES
+from trainer.data import class_folders
+from trainer.data.class_folders import LabelledImages
+
+
+def draw(folder: Path, per_class: int = 4, seed: int = 0) -> Path:
+    return plants.draw(folder, per_class, seed, size=8)
+
+
+def copy(source: Path, target: Path) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(source.read_bytes())
+    return target
+
+
+def labelled(*counts: int) -> LabelledImages:
+    """As many images of each class as `counts` says."""
+    labels = np.repeat(np.arange(len(counts)), counts)
+    names = tuple(f"{number:064x}" for number in range(len(labels)))
+    return LabelledImages(np.zeros((len(labels), 2, 2, 3), np.uint8), labels, names, tuple(map(Path, names)))
+
+
+def refused(caught: pytest.ExceptionInfo[UsageError], *named: object) -> None:
+    """The error names all of these and says what to do."""
+    assert all(str(what) in caught.value.what + caught.value.remedy for what in named), str(caught.value)
+    assert caught.value.remedy
+
+
+# What is found
+
+
+def test_every_image_is_found_in_the_class_of_its_folder(tmp_path: Path) -> None:
+    catalogue = class_folders.scan(draw(tmp_path / "plant"))
+    assert catalogue.classes == sorted(CLASSES)
+    assert all(entry.path.parent.name == entry.class_name for entry in catalogue.entries)
+    assert len(catalogue.entries) == 4 * len(CLASSES)
+    assert catalogue.findings == ()
+
+
+def test_images_are_ordered_by_content_whatever_their_names_suffixes_and_folders_are_called(tmp_path: Path) -> None:
+    plant = draw(tmp_path / "plant")
+    for number, entry in enumerate(class_folders.scan(plant).entries):
+        renamed = f"{(7 * number) % 12:02}.{('png', 'jpg', 'BMP')[number % 3]}"
+        copy(entry.path, tmp_path / "renamed" / f"{9 - CLASSES.index(entry.class_name)}" / renamed)
+    one, other = class_folders.scan(plant), class_folders.scan(tmp_path / "renamed")
+    digests = [entry.digest for entry in one.entries]
+    assert digests == sorted(digests) == [entry.digest for entry in other.entries]
+    first = class_folders.load(one, CLASSES, 8)
+    second = class_folders.load(other, [f"{9 - number}" for number in range(len(CLASSES))], 8)
+    assert first.digests == second.digests
+    assert np.array_equal(first.images, second.images)
+    assert np.array_equal(first.labels, second.labels)
+
+
+def test_the_same_image_twice_in_a_class_counts_once_with_a_warning_that_names_both(tmp_path: Path) -> None:
+    plant = draw(tmp_path / "plant")
+    original = plant / "patches" / "0-1.png"
+    twin = copy(original, plant / "patches" / "again.png")
+    catalogue = class_folders.scan(plant)
+    assert len(catalogue.entries) == 12
+    (finding,) = catalogue.findings
+    assert finding.severity == "warning"
+    assert set(finding.files) == {str(original), str(twin)}
+    assert f"{original} = {twin}" in finding.text
+
+
+def test_the_same_image_in_two_classes_is_refused_and_both_files_are_named(tmp_path: Path) -> None:
+    plant = draw(tmp_path / "plant")
+    original = plant / "patches" / "0-1.png"
+    twin = copy(original, plant / "scratches" / "again.png")
+    with pytest.raises(UsageError) as caught:
+        class_folders.scan(plant)
+    refused(caught, original, twin, "remove")
+
+
+def test_other_files_and_images_outside_class_folders_are_ignored_with_a_warning(tmp_path: Path) -> None:
+    plant = draw(tmp_path / "plant")
+    (plant / "patches" / "notes.txt").write_text("not an image")
+    copy(plant / "patches" / "0-1.png", plant / "loose.png")
+    copy(plant / "patches" / "0-1.png", plant / "patches" / "monday" / "deep.png")
+    catalogue = class_folders.scan(plant)
+    assert len(catalogue.entries) == 12
+    assert [(finding.severity, finding.files) for finding in catalogue.findings] == [
+        ("warning", (str(plant / "patches" / "monday" / "deep.png"),)),
+        ("warning", (str(plant / "loose.png"),)),
+        ("hint", (str(plant / "patches" / "notes.txt"),)),
+    ]
+
+
+def test_hidden_files_and_folders_are_no_images_and_no_class(tmp_path: Path) -> None:
+    plant = draw(tmp_path / "plant")
+    before = class_folders.scan(plant)
+    copy(plant / "patches" / "0-1.png", plant / ".thumbnails" / "0-1.png")
+    (plant / "patches" / "._0-1.png").write_bytes(b"left by another system")
+    catalogue = class_folders.scan(plant)
+    assert catalogue.entries == before.entries
+    assert [finding.severity for finding in catalogue.findings] == ["hint"]
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("layout", ["missing", "file", "empty", "loose", "deep"])
+def test_a_folder_without_class_folders_is_refused_by_name(tmp_path: Path, layout: str) -> None:
+    folder = tmp_path / layout
+    if layout == "file":
+        folder.write_text("not a folder")
+    elif layout != "missing":
+        folder.mkdir()
+    if layout == "loose":
+        Image.new("RGB", (8, 8)).save(folder / "image.png")
+    if layout == "deep":
+        draw(folder / "train")
+    with pytest.raises(UsageError) as caught:
+        class_folders.scan(folder)
+    expected = {"missing": "does not exist", "file": "is not a folder", "empty": "no class folders", "loose": "its own"}
+    expected["deep"] = str(folder / "train")
+    refused(caught, folder, "folder", expected[layout])
+
+
+def test_an_image_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    plant = draw(tmp_path / "plant")
+    gone = plant / "patches" / "gone.png"
+    gone.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UsageError) as caught:
+        class_folders.scan(plant)
+    refused(caught, gone, "No such file", "remove")
+
+
+def test_a_folder_that_is_no_class_of_the_federation_is_named_with_the_nearest_class(tmp_path: Path) -> None:
+    plant = draw(tmp_path / "plant")
+    (plant / "scratches").rename(plant / "scrathces")
+    with pytest.raises(UsageError) as caught:
+        class_folders.load(class_folders.scan(plant), CLASSES, 8)
+    refused(caught, "scrathces", "did you mean 'scratches'", *CLASSES)
+
+
+def test_all_broken_images_are_counted_and_the_first_ten_named(tmp_path: Path) -> None:
+    plant = draw(tmp_path / "plant")
+    for number in range(12):
+        (plant / "patches" / f"broken-{number}.png").write_bytes(b"not an image %d" % number)
+    catalogue = class_folders.scan(plant)
+    with pytest.raises(UsageError) as caught:
+        class_folders.load(catalogue, CLASSES, 8)
+    broken = [entry.path for entry in catalogue.entries if "broken" in entry.path.name]
+    refused(caught, "12 image(s) cannot be read", *broken[:10], "and 2 more", "repair or remove")
+    assert str(broken[10]) not in caught.value.what
+
+
+# What is loaded
+
+
+def test_images_have_the_asked_size_and_labels_are_positions_in_the_federations_classes(tmp_path: Path) -> None:
+    catalogue = class_folders.scan(draw(tmp_path / "plant"))
+    classes = ("another", *reversed(CLASSES))
+    images = class_folders.load(catalogue, classes, 5)
+    assert images.images.shape == (12, 5, 5, 3)
+    assert images.images.dtype == np.uint8
+    assert images.labels.dtype == np.int64
+    assert [classes[label] for label in images.labels] == [entry.class_name for entry in catalogue.entries]
+    assert images.names == tuple(f"{entry.class_name}/{entry.path.name}" for entry in catalogue.entries)
+
+
+def test_taking_positions_keeps_images_labels_digests_and_names_together(tmp_path: Path) -> None:
+    images = class_folders.load(class_folders.scan(draw(tmp_path / "plant")), CLASSES, 8)
+    taken = images.take(np.array([7, 2]))
+    for position, original in enumerate((7, 2)):
+        assert np.array_equal(taken.images[position], images.images[original])
+        assert taken.labels[position] == images.labels[original]
+        assert (taken.digests[position], taken.names[position]) == (images.digests[original], images.names[original])
+
+
+# What is held out
+
+
+def test_a_share_of_every_class_is_held_out_and_nothing_is_lost_or_on_both_sides() -> None:
+    images = labelled(10, 20, 5)
+    split = class_folders.split_holdout(images, 0.2, seed=1)
+    assert split is not None
+    train, test = split
+    assert np.bincount(test.labels).tolist() == [2, 4, 1]
+    assert sorted(train.digests + test.digests) == list(images.digests)
+    assert list(train.digests) == sorted(train.digests)
+    assert list(test.digests) == sorted(test.digests)
+
+
+def test_at_least_one_image_of_each_class_is_held_out() -> None:
+    split = class_folders.split_holdout(labelled(50, 5), 0.01, seed=1)
+    assert split is not None
+    assert np.bincount(split[1].labels).tolist() == [1, 1]
+
+
+def test_the_seed_decides_what_is_held_out() -> None:
+    splits = [class_folders.split_holdout(labelled(20, 20), 0.2, seed) for seed in (1, 1, 2)]
+    held_out = [split[1].digests for split in splits if split]
+    assert held_out[0] == held_out[1] != held_out[2]
+
+
+@pytest.mark.parametrize("counts", [(9, 10), (30, 4)], ids=["19 images", "4 of a class"])
+def test_nothing_is_held_out_of_too_few_images(counts: tuple[int, ...]) -> None:
+    assert class_folders.split_holdout(labelled(*counts), 0.2, seed=1) is None
+
+
+def test_every_image_is_in_one_fold_and_every_fold_has_its_share_of_each_class() -> None:
+    images = labelled(10, 20, 5)
+    folds = class_folders.folds(images, 5, seed=1)
+    assert sorted(np.concatenate(folds)) == list(range(35))
+    assert [np.bincount(images.labels[fold]).tolist() for fold in folds] == [[2, 4, 1]] * 5
+    assert all(
+        np.array_equal(one, other) for one, other in zip(folds, class_folders.folds(images, 5, seed=1), strict=True)
+    )
+    assert not np.array_equal(folds[0], class_folders.folds(images, 5, seed=2)[0])

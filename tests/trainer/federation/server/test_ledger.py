@@ -1,0 +1,282 @@
+"""What a coordinator has on disk, and what it makes of it when it is started again. No broker here."""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from broker_config.protocol.codec import encode_tensors
+from broker_config.protocol.errors import EdgeNodeError, PeerError, UsageError
+from broker_config.protocol.messages import Contribution, Manifest, Spec
+from trainer.federation.server import round_state as rounds
+from trainer.federation.server.journal import TRANSITIONS, Journal, history
+from trainer.federation.server.ledger import Ledger
+from trainer.federation.server.spec import Request, Terms, draft
+from trainer.models.named_tensors import Arrays, pick
+
+SESSION = "5" * 16
+NODES = ("a", "b", "c")
+
+
+def drafted(seed: int = 1, rule: Any = "mean", **terms: int) -> tuple[Spec, Arrays]:
+    request = Request("fedavg", model="small", size=32, rounds=2, seed=seed, aggregate=rule)
+    return draft(request, federation="steel", classes=("x", "y"), nodes=len(NODES), terms=Terms(**terms))
+
+
+@pytest.fixture(params=[(1, "mean"), (2, "trimmed_mean")], ids=lambda param: param[1])
+def federation(request: pytest.FixtureRequest) -> tuple[Spec, Arrays]:
+    return drafted(*request.param)
+
+
+def begun(folder: Path, federation: tuple[Spec, Arrays]) -> Iterator[Ledger]:
+    with Ledger(folder) as ledger:
+        ledger.take_up(*federation, new=False)
+        yield ledger
+
+
+def contribution(ledger: Ledger, node: str, round_: int, seed: int = 0) -> Contribution:
+    """One whose blob has arrived."""
+    random = np.random.default_rng([seed, round_, *node.encode()])
+    tensors = {
+        name: random.normal(0, 0.1, spec.shape).astype(np.float32)
+        for name, spec in pick(ledger.spec.tensors, ledger.spec.sends).items()
+    }
+    digest, size = ledger.store.put(encode_tensors(tensors))
+    manifest = Manifest(
+        federation="steel", run=ledger.spec.run, round=round_, node=node, digest=digest, size=size, chunk_size=1024
+    )
+    return Contribution(session=SESSION, run=ledger.spec.run, round=round_, weight=float(len(node) + 3), blob=manifest)
+
+
+def play(
+    folder: Path, federation: tuple[Spec, Arrays], *, stop_after: int, order: Sequence[str] = NODES
+) -> list[bytes]:
+    """Two rounds, with the ledger closed and taken up again after every `stop_after` steps; each round's broadcast.
+
+    Nodes contribute in this order.
+    """
+    steps, broadcasts, done = 0, list[bytes](), 0
+    while done < 2:
+        with Ledger(folder) as ledger:
+            ledger.take_up(*federation, new=False)
+            state = ledger.resume(f"{len(list(folder.iterdir())):016x}"[:8] + f"{steps:08x}")
+            if state.status is rounds.Status.GATHERING:
+                for node in NODES:
+                    ledger.admit(node, node * 16)
+                ledger.open(1, ())
+                state = rounds.restore(state.plan, 1, NODES, (), ())
+            for _ in range(stop_after):
+                steps += 1
+                left = [node for node in order if node not in state.contributed]
+                if left:
+                    ledger.contribute(left[0], contribution(ledger, left[0], state.round))
+                    state = state._replace(contributed=state.contributed | {left[0]})
+                    continue
+                ledger.average()
+                if state.round == 2:
+                    ledger.conclude()
+                else:
+                    ledger.open(2, ())
+                    state = rounds.restore(state.plan, 2, NODES, (), ())
+                broadcasts.append(encode_tensors(ledger.broadcast))
+                done += 1
+                if done == 2:
+                    break
+    return broadcasts
+
+
+@pytest.mark.parametrize("stop_after", [1, 2, 3])
+def test_however_often_it_is_taken_up_again_the_averages_are_the_same_bytes(
+    stop_after: int, federation: tuple[Spec, Arrays], tmp_path: Path
+) -> None:
+    whole = play(tmp_path / "whole", federation, stop_after=100)
+    assert play(tmp_path / "pieces", federation, stop_after=stop_after) == whole
+    assert whole[0] != whole[1]
+
+
+def test_the_order_in_which_contributions_arrive_does_not_change_the_averages(
+    federation: tuple[Spec, Arrays], tmp_path: Path
+) -> None:
+    came = play(tmp_path / "came", federation, stop_after=2)
+    assert play(tmp_path / "otherwise", federation, stop_after=3, order=NODES[::-1]) == came
+
+
+def test_a_contribution_that_was_changed_on_disk_is_not_aggregated(tmp_path: Path) -> None:
+    """A robust rule reads it again when the round closes."""
+    for ledger in begun(tmp_path, drafted(rule="median")):
+        ledger.resume(SESSION)
+        ledger.open(1, ())
+        for node in NODES:
+            message = contribution(ledger, node, 1)
+            ledger.contribute(node, message)
+        assert message.blob is not None
+        path = ledger.store.path(message.blob.digest)
+        path.write_bytes(path.read_bytes()[:-1] + b"\0")
+        with pytest.raises(EdgeNodeError, match=message.blob.digest):
+            ledger.average()
+
+
+def test_of_tensors_only_the_open_rounds_are_kept(federation: tuple[Spec, Arrays], tmp_path: Path) -> None:
+    for ledger in begun(tmp_path, federation):
+        ledger.resume(SESSION)
+        first = ledger.broadcast_blob.digest
+        for node in NODES:
+            ledger.admit(node, node * 16)
+        ledger.open(1, ())
+        messages = [contribution(ledger, node, 1) for node in NODES]
+        for message in messages:
+            assert message.blob is not None
+            ledger.contribute(message.blob.node, message)
+        assert ledger.store.digests() == {first, *(message.blob.digest for message in messages if message.blob)}
+        ledger.average()
+        ledger.open(2, ())
+        assert ledger.store.digests() == {ledger.broadcast_blob.digest}
+    (line,) = history(tmp_path)
+    assert (line.round, set(line.weights)) == (1, set(NODES))
+
+
+def test_what_a_kill_left_behind_is_removed_and_what_had_arrived_of_a_blob_is_not(
+    federation: tuple[Spec, Arrays], tmp_path: Path
+) -> None:
+    for ledger in begun(tmp_path, federation):
+        ledger.resume(SESSION)
+        ledger.store.put(b"a broadcast that was never journalled")
+        (ledger.store.incoming / f"{'e' * 64}-a-10-5").write_bytes(b"half")
+    for ledger in begun(tmp_path, federation):
+        ledger.resume("6" * 16)
+        assert ledger.store.digests() == {ledger.broadcast_blob.digest}
+        assert len(list(ledger.store.incoming.iterdir())) == 1
+
+
+def test_a_contribution_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
+    federation = drafted()
+
+    def averaged(folder: Path, *, poisoned: bool) -> bytes:
+        for ledger in begun(folder, federation):
+            ledger.resume(SESSION)
+            ledger.open(1, ())
+            ledger.contribute("a", contribution(ledger, "a", 1))
+            if poisoned:
+                bad = {name: array.copy() for name, array in ledger.broadcast.items()}
+                next(iter(bad.values())).flat[0] = np.inf
+                digest, size = ledger.store.put(encode_tensors(bad))
+                message = contribution(ledger, "b", 1)
+                assert message.blob is not None
+                blob = Manifest(
+                    federation="steel", run=message.run, round=1, node="b", digest=digest, size=size, chunk_size=1024
+                )
+                with pytest.raises(PeerError, match="NaN or infinity"):
+                    ledger.contribute(
+                        "b", Contribution(session=SESSION, run=message.run, round=1, weight=1.0, blob=blob)
+                    )
+                assert not ledger.has_counted("b", 1)
+            ledger.average()
+            return encode_tensors(ledger.broadcast)
+        raise AssertionError
+
+    assert averaged(tmp_path / "clean", poisoned=False) == averaged(tmp_path / "dirty", poisoned=True)
+
+
+def test_a_blob_that_was_changed_on_disk_is_named(federation: tuple[Spec, Arrays], tmp_path: Path) -> None:
+    for ledger in begun(tmp_path, federation):
+        ledger.resume(SESSION)
+        ledger.open(1, ())
+        message = contribution(ledger, "a", 1)
+        assert message.blob is not None
+        ledger.contribute("a", message)
+        path = ledger.store.path(message.blob.digest)
+        path.write_bytes(b"\0" + path.read_bytes()[1:])
+    for ledger in begun(tmp_path, federation):
+        with pytest.raises(EdgeNodeError, match=message.blob.digest):
+            ledger.resume("6" * 16)
+
+
+def test_other_settings_neither_resume_nor_replace_a_run_unless_told_so(tmp_path: Path) -> None:
+    first = drafted()
+    for ledger in begun(tmp_path, first):
+        ledger.resume(SESSION)
+    with Ledger(tmp_path) as ledger:
+        with pytest.raises(UsageError, match=r"quorum was 3, is 2, deadline was 0\.0, is 9") as refused:
+            ledger.take_up(*drafted(quorum=2, deadline=9), new=False)
+        assert "pass --new or choose another --state folder" in refused.value.remedy
+        ledger.take_up(*drafted(), new=False)
+        assert ledger.run is not None
+        assert ledger.run.spec == first[0]
+        ledger.take_up(*drafted(quorum=2), new=True)
+        assert ledger.run.spec.run != first[0].run
+
+
+def test_a_new_run_does_not_throw_rounds_away_that_have_begun(tmp_path: Path) -> None:
+    for ledger in begun(tmp_path, drafted()):
+        ledger.resume(SESSION)
+        ledger.open(1, ())
+        ledger.contribute("a", contribution(ledger, "a", 1))
+    with Ledger(tmp_path) as ledger:
+        with pytest.raises(UsageError, match="round 1 of 2"):
+            ledger.take_up(*drafted(), new=True)
+        with pytest.raises(UsageError, match="other settings") as refused:
+            ledger.take_up(*drafted(quorum=2), new=False)
+        assert "--new" not in refused.value.remedy
+        ledger.abort()
+    with Ledger(tmp_path) as ledger:
+        ledger.take_up(*drafted(), new=True)
+
+
+def test_what_each_node_has_contributed_is_known_after_a_restart(tmp_path: Path) -> None:
+    sizes = 0
+    for ledger in begun(tmp_path, drafted()):
+        ledger.resume(SESSION)
+        for round_ in (1, 2):
+            ledger.open(round_, ())
+            message = contribution(ledger, "aa", round_)
+            ledger.contribute("aa", message)
+            sizes += message.blob.size if message.blob else 0
+    for ledger in begun(tmp_path, drafted()):
+        ledger.resume("6" * 16)
+        assert ledger.tallies() == [("aa", 2, 5.0, sizes)]
+
+
+def test_an_aborted_run_does_not_go_on(tmp_path: Path) -> None:
+    for ledger in begun(tmp_path, drafted()):
+        ledger.abort()
+    with Ledger(tmp_path) as ledger, pytest.raises(UsageError, match="aborted"):
+        ledger.take_up(*drafted(), new=False)
+
+
+def test_a_state_folder_belongs_to_one_process(tmp_path: Path) -> None:
+    with Ledger(tmp_path), pytest.raises(UsageError, match="used by process"):
+        Ledger(tmp_path)
+    with Ledger(tmp_path):
+        pass
+
+
+def test_a_journal_of_another_version_is_left_alone(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "journal.sqlite") as database:
+        database.execute("CREATE TABLE federation (run TEXT)")
+    with pytest.raises(UsageError, match="another version"):
+        Ledger(tmp_path)
+
+
+def test_a_fact_that_the_disk_does_not_take_is_none(tmp_path: Path) -> None:
+    """The database refuses to grow: the error names the folder, and the transaction leaves no trace."""
+    spec, broadcast = drafted()
+    for ledger in begun(tmp_path, (spec, broadcast)):
+        ledger.resume(SESSION)
+        journal: Journal = ledger._journal
+        (pages,) = journal._db.execute("PRAGMA page_count").fetchone()
+        journal._db.execute(f"PRAGMA max_page_count = {pages}")
+        admitted = 0
+        with pytest.raises(EdgeNodeError, match="cannot be written"):  # noqa: PT012  (it is the last that fails)
+            while True:
+                journal.admitted(spec.run, f"n{admitted}", "")
+                admitted += 1
+        run = journal.latest()
+        assert run is not None
+        assert len(run.members) == admitted
+
+
+def test_every_kind_of_fact_has_a_method_of_the_journal() -> None:
+    assert all(callable(getattr(Journal, kind)) for kind in TRANSITIONS)

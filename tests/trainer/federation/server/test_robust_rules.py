@@ -1,0 +1,332 @@
+"""Rules of aggregation that a bounded number of lying nodes cannot spoil."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker_config.protocol.codec import encode_tensors
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.messages import Aggregation, TensorSpec
+from research.studies.attacks import Trial, tampering
+from tests.trainer.methods.test_method_properties import ON_ANY_MODEL
+from trainer.data.class_folders import Images, LabelledImages
+from trainer.federation.server.contributions import Gathering
+from trainer.federation.server.robust_rules import (
+    RULES,
+    Contributions,
+    InMemory,
+    OnDisk,
+    Source,
+    aggregate,
+    median,
+    multi_krum,
+    norm_clip,
+    trimmed_mean,
+)
+from trainer.federation.server.spec import Request, Terms, draft
+from trainer.methods import make
+from trainer.models.named_tensors import Arrays
+from trainer.training.participant import Contributed
+from trainer.training.simulation import simulate
+
+Rows = list[list[float]]
+
+
+def contributions(rows: Rows, start: list[float] | None = None, names: str = "abcdefghijkl") -> Contributions:
+    """One tensor, a row from each node."""
+    sources: dict[str, Source] = {
+        name: InMemory({"w": np.asarray(row, np.float32)}) for name, row in zip(names, rows, strict=False)
+    }
+    return Contributions(sources, {"w": np.asarray(start or [0.0] * len(rows[0]), np.float32)})
+
+
+# By hand
+
+
+def test_the_median_is_the_middle_value_or_the_mean_of_the_two_middle_ones() -> None:
+    assert median(contributions([[1, 9], [5, -2], [2, 4]]))["w"].tolist() == [2, 4]
+    assert median(contributions([[1, 9], [5, -2], [2, 4], [100, 5]]))["w"].tolist() == [3.5, 4.5]
+
+
+def test_the_trimmed_mean_leaves_out_as_many_largest_and_smallest_values_as_there_are_liars() -> None:
+    rows: Rows = [[1, 50], [2, 3], [4, 1], [6, 2], [99, -7]]
+    assert trimmed_mean(contributions(rows), 1)["w"].tolist() == [4, 2]
+    assert trimmed_mean(contributions(rows), 2)["w"].tolist() == [4, 2]
+
+
+def test_multi_krum_averages_those_whose_nearest_neighbours_are_nearest() -> None:
+    """Five on a line, one liar. By two neighbours the scores are 37, 26, 34, 13, 29; by one 6 would go, by three 11."""
+    rows: Rows = [[0.0], [1.0], [6.0], [9.0], [11.0]]
+    assert multi_krum(contributions(rows), 1)["w"].tolist() == [(1 + 6 + 9 + 11) / 4]
+
+
+def test_of_contributions_with_equal_scores_multi_krum_takes_those_of_the_first_names() -> None:
+    rows: Rows = [[0.0], [0.0], [0.0], [0.0], [0.0], [5.0], [-5.0], [5.0], [-5.0]]
+    for came, names in ((rows, "abcdefghi"), (rows[::-1], "ihgfedcba")):
+        averaged = multi_krum(contributions(came, names=names), 3)["w"]
+        assert averaged.tolist() == [np.float32(5 / 6)]  # five zeros and the first 5
+
+
+def test_updates_are_clipped_to_the_median_of_their_lengths() -> None:
+    """From (1, 1): lengths 5, 10 and 1; the middle one is 5, so the second is halved."""
+    clipped = norm_clip(contributions([[4, 5], [7, 9], [1, 2]], start=[1, 1]))["w"]
+    assert clipped.tolist() == pytest.approx([1 + (3 + 3 + 0) / 3, 1 + (4 + 4 + 1) / 3])
+
+
+def test_lengths_and_distances_are_of_all_tensors_together() -> None:
+    sources: dict[str, Source] = {
+        node: InMemory({"a": np.asarray(a, np.float32), "b": np.asarray([b], np.float32)})
+        for node, a, b in (("x", 3, 4), ("y", 6, 8), ("z", 0, 1))
+    }
+    start = {"a": np.float32(0), "b": np.zeros(1, np.float32)}
+    clipped = norm_clip(Contributions(sources, start))  # lengths 5, 10, 1
+    assert (float(clipped["a"]), clipped["b"].tolist()) == (pytest.approx(2), pytest.approx([3]))
+    assert clipped["a"].shape == ()
+
+
+# Properties
+
+
+def drawn(seed: int, nodes: int, spread: float = 1.0) -> dict[str, Arrays]:
+    """Contributions to three tensors, one of them a variance, in no order."""
+    random = np.random.default_rng(seed)
+    return {
+        f"n{node}": {
+            "bias": random.normal(0, spread, ()).astype(np.float32),
+            "layer.running_var": random.gamma(0.1, 1, 9).astype(np.float32),
+            "weight": random.normal(0, spread, (7, 3, 2)).astype(np.float32),
+        }
+        for node in random.permutation(nodes)
+    }
+
+
+def start(seed: int) -> Arrays:
+    return next(iter(drawn(seed + 1, 1).values()))
+
+
+def told(nodes: dict[str, Arrays]) -> dict[str, Source]:
+    return {name: InMemory(tensors) for name, tensors in nodes.items()}
+
+
+def flat(tensors: Arrays) -> np.ndarray:
+    return np.concatenate([np.ravel(tensors[name]) for name in sorted(tensors)])
+
+
+seeds = st.integers(0, 2**32 - 1)
+every_rule = pytest.mark.parametrize("rule", RULES)
+
+
+def liars_of(rule: str, nodes: int) -> int:
+    """The most that the rule stands."""
+    counts = {"trimmed_mean": (nodes - 1) // 2, "multi_krum": (nodes - 3) // 2}
+    return counts.get(rule, 0)
+
+
+@every_rule
+@given(seed=seeds, nodes=st.integers(3, 12))
+def test_the_order_of_arrival_does_not_matter(rule: str, seed: int, nodes: int) -> None:
+    settings, came = Aggregation(rule, liars_of(rule, nodes)), told(drawn(seed, nodes))  # type: ignore[arg-type]
+    other = dict(reversed(came.items()))
+    one, two = (flat(aggregate(settings, each, start(seed))) for each in (came, other))
+    assert one.tobytes() == two.tobytes()
+
+
+@every_rule
+@given(seed=seeds, nodes=st.integers(3, 9), values=st.integers(1, 500))
+def test_portions_from_disk_give_what_the_whole_gives(
+    rule: str, seed: int, nodes: int, values: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    came, liars = drawn(seed, nodes), liars_of(rule, nodes)
+    folder = tmp_path_factory.mktemp("blobs")
+    sources: dict[str, Source] = {}
+    for node, tensors in came.items():
+        (folder / node).write_bytes(encode_tensors(tensors))
+        sources[node] = OnDisk(folder / node, {name: TensorSpec(a.shape, 0) for name, a in tensors.items()})
+    whole = RULES[rule].combine(Contributions(told(came), start(seed)), liars)
+    parts = RULES[rule].combine(Contributions(sources, start(seed), values), liars)
+    assert {name: array.shape for name, array in parts.items()} == {n: a.shape for n, a in start(seed).items()}
+    if rule == "norm_clip":  # lengths are summed portion by portion
+        np.testing.assert_allclose(flat(parts), flat(whole), rtol=1e-6, atol=1e-7)
+    else:
+        assert flat(parts).tobytes() == flat(whole).tobytes()
+
+
+@every_rule
+@given(seed=seeds, nodes=st.integers(3, 12))
+def test_equal_contributions_come_out_as_they_are(rule: str, seed: int, nodes: int) -> None:
+    one = start(seed)
+    same = {f"n{node}": one for node in range(nodes)}
+    found = aggregate(Aggregation(rule, liars_of(rule, nodes)), told(same), start(seed + 5))  # type: ignore[arg-type]
+    np.testing.assert_allclose(flat(found), flat(one), rtol=1e-6)
+
+
+@given(seed=seeds, nodes=st.integers(3, 12))
+def test_without_liars_trimming_and_krum_are_the_mean(seed: int, nodes: int) -> None:
+    came = drawn(seed, nodes)
+    mean = np.mean([flat(tensors).astype(np.float64) for tensors in came.values()], axis=0)
+    for rule in (trimmed_mean, multi_krum):
+        np.testing.assert_allclose(flat(rule(Contributions(told(came), start(seed)), 0)), mean, rtol=1e-5, atol=1e-6)
+
+
+@given(seed=seeds, nodes=st.integers(3, 12))
+def test_clipping_updates_of_one_length_is_the_mean(seed: int, nodes: int) -> None:
+    random = np.random.default_rng(seed)
+    updates = random.normal(size=(nodes, 6))
+    updates /= np.linalg.norm(updates, axis=1, keepdims=True)
+    clipped = norm_clip(contributions((5 + updates).tolist(), start=[5.0] * 6))["w"]
+    np.testing.assert_allclose(clipped, 5 + updates.mean(0), atol=1e-6)
+
+
+lies = st.sampled_from([-1e9, -1.0, 0.0, 1e-9, 3.0, 1e9])
+
+
+@pytest.mark.parametrize(("rule", "share"), [("median", 2), ("trimmed_mean", 2)])
+@given(seed=seeds, nodes=st.integers(3, 12), lie=lies, data=st.data())
+def test_liars_in_the_minority_do_not_move_any_value_beyond_those_of_the_honest_nodes(
+    rule: str, share: int, seed: int, nodes: int, lie: float, data: st.DataObject
+) -> None:
+    came = drawn(seed, nodes)
+    count = data.draw(st.integers(1, (nodes - 1) // share))
+    names = sorted(came)
+    for name in names[:count]:
+        came[name] = {tensor: np.full_like(array, lie) for tensor, array in came[name].items()}
+    found = flat(RULES[rule].combine(Contributions(told(came), start(seed)), count))
+    values = np.stack([flat(came[name]) for name in names[count:]])
+    assert (found >= values.min(0)).all()
+    assert (found <= values.max(0)).all()
+
+
+@given(seed=seeds, liars=st.integers(1, 4), lie=st.sampled_from([-1e6, -50.0, 50.0, 1e6]))
+def test_krum_takes_no_contribution_that_lies_far_from_the_others(seed: int, liars: int, lie: float) -> None:
+    """Colluding ones neither: they are too few to be one another's only neighbours."""
+    nodes = 2 * liars + 3
+    came = drawn(seed, nodes)
+    names = sorted(came)
+    for name in names[:liars]:
+        came[name] = {tensor: array + np.float32(lie) for tensor, array in came[name].items()}
+    found = flat(multi_krum(Contributions(told(came), start(seed)), liars))
+    assert np.abs(found).max() <= max(np.abs(flat(came[name])).max() for name in names[liars:])
+
+
+@given(seed=seeds, nodes=st.integers(3, 12), size=st.sampled_from([1e2, 1e6]))
+def test_a_long_update_moves_a_clipped_mean_no_farther_than_an_ordinary_one(seed: int, nodes: int, size: float) -> None:
+    came, begin = drawn(seed, nodes), start(seed)
+    names = sorted(came)
+    came[names[0]] = {name: array + np.float32(size) for name, array in begin.items()}
+    found = flat(norm_clip(Contributions(told(came), begin))) - flat(begin)
+    lengths = sorted(float(np.linalg.norm(flat(came[name]) - flat(begin))) for name in names[1:])
+    assert np.linalg.norm(found) <= lengths[-1] * (1 + 1e-5)
+
+
+@every_rule
+@given(seed=seeds, nodes=st.integers(3, 12))
+def test_variances_stay_variances(rule: str, seed: int, nodes: int) -> None:
+    came, begin = drawn(seed, nodes, spread=100), start(seed)
+    came["n0"]["layer.running_var"][:] = 0
+    found = aggregate(Aggregation(rule, liars_of(rule, nodes)), told(came), begin)  # type: ignore[arg-type]
+    assert found["layer.running_var"].min() >= 0
+
+
+# A federation with a liar
+
+
+@pytest.mark.parametrize("attack", ["scaling", "noise", "L_D inflation"])
+def test_a_liar_moves_the_mean_beyond_what_honest_nodes_sent_and_the_median_not(attack: Any) -> None:
+    """What it sends passes the coordinator's checks. All nodes train; of the last one's contribution a lie is made."""
+
+    def broadcast(rule: Any) -> tuple[np.ndarray, list[np.ndarray]]:
+        spec, first = draft(
+            Request(model="small", size=32, rounds=1, aggregate=rule), federation="steel", classes=("x", "y"), nodes=3
+        )
+        trial = Trial(method="afedcl", pool="", nodes=3, liars=1, attack=attack, rule=rule, seed=0, rounds=1, samples=4)
+        lie, sent = tampering(trial, spec, ["n2"]), []
+
+        def tamper(node: str, round_: int, contributed: Contributed, received: Arrays) -> Contributed:
+            told = lie(node, round_, contributed, received)
+            Gathering(spec, make(spec.method, spec.training, spec.options)).check(InMemory(told.tensors))
+            if node != "n2":
+                assert told is contributed
+                sent.append(flat(told.tensors))
+            return told
+
+        return flat(simulate(spec, first, {f"n{k}": few(k) for k in range(3)}, tamper=tamper).broadcast), sent
+
+    for rule in ("mean", "median"):
+        found, sent = broadcast(rule)
+        within = (found >= np.minimum(*sent)) & (found <= np.maximum(*sent))
+        assert within.all() == (rule == "median")
+
+
+def few(seed: int) -> Images:
+    pixels = np.random.default_rng(seed).integers(0, 256, (4, 32, 32, 3)).astype(np.uint8)
+    digests = tuple(f"{seed:032x}{index:032x}" for index in range(4))
+    images = LabelledImages(pixels, np.arange(4) % 2, digests, tuple(map(Path, digests)))
+    return Images(images, images)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("rule", ["mean", *RULES])
+def test_a_contribution_with_a_negative_variance_is_refused_under_every_rule(rule: Any) -> None:
+    def check(variances: list[float], method: str = "fedavg", rule: Any = "mean") -> None:
+        spec, _ = draft(
+            Request(method, model="small", size=32, aggregate=rule), federation="steel", classes=("x", "y"), nodes=5
+        )
+        name = "encoder.bn.running_var"
+        spec = msgspec.structs.replace(spec, tensors={name: TensorSpec((2,), 40)}, sends=("encoder",))
+        gathering = Gathering(spec, make(method, spec.training, spec.options))
+        gathering.check(InMemory({name: np.asarray(variances, np.float32)}))
+
+    check([0, 3], rule=rule)
+    check([0, -3], method="fednova")  # which sends differences
+    with pytest.raises(ValueError, match=r"tensor encoder\.bn\.running_var holds a negative variance"):
+        check([3, -1e-9], rule=rule)
+
+
+def drafted(nodes: int = 5, quorum: int = 0, **request: Any) -> Aggregation:
+    spec, _ = draft(
+        Request(model="small", size=32, **request), federation="steel", classes=("x", "y"), nodes=nodes,
+        terms=Terms(quorum=quorum),
+    )  # fmt: skip
+    return spec.aggregation
+
+
+def test_one_liar_is_reckoned_with_where_nothing_else_is_said() -> None:
+    assert drafted() == Aggregation("mean", 0)
+    assert drafted(aggregate="trimmed_mean") == Aggregation("trimmed_mean", 1)
+    assert drafted(aggregate="multi_krum", nodes=9, liars=3) == Aggregation("multi_krum", 3)
+    assert drafted(aggregate="median") == Aggregation("median", 0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "liars", "enough"), [("median", 0, 3), ("trimmed_mean", 2, 5), ("multi_krum", 1, 5), ("norm_clip", 0, 3)]
+)
+def test_a_round_must_not_close_with_fewer_contributions_than_its_rule_needs(
+    rule: Any, liars: int, enough: int
+) -> None:
+    assert drafted(9, quorum=enough, aggregate=rule, liars=liars).rule == rule
+    with pytest.raises(UsageError, match=f"{rule} needs {enough} contributions") as caught:
+        drafted(9, quorum=enough - 1, aggregate=rule, liars=liars)
+    assert f"may close with {enough - 1}" in caught.value.what
+    assert "larger --quorum" in caught.value.remedy
+
+
+@pytest.mark.parametrize("rule", ["mean", "median", "norm_clip"])
+def test_a_number_of_liars_is_refused_where_a_rule_does_not_count_them(rule: Any) -> None:
+    with pytest.raises(UsageError, match="nothing for --liars to act on"):
+        drafted(aggregate=rule, liars=1)
+
+
+@pytest.mark.parametrize("method", ON_ANY_MODEL)
+def test_rules_combine_with_those_methods_that_send_models(method: str) -> None:
+    if method in ("local", "scaffold", "fednova"):
+        with pytest.raises(UsageError, match=f"median does not combine with {method}: "):
+            drafted(method=method, aggregate="median")
+    else:
+        assert drafted(method=method, aggregate="median").rule == "median"

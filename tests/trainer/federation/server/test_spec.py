@@ -1,0 +1,182 @@
+"""What a user asks for becomes a federation's spec and first broadcast, or an error that says what to do instead."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from broker_config.protocol import topics
+from broker_config.protocol.codec import decode, encode
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.messages import Spec, Training
+from tests.trainer.methods.test_method_properties import ON_ANY_MODEL
+from trainer.federation.server.spec import Request, Terms, check_training, draft, suited_training
+from trainer.models.initial_weights import initial_encoder
+from trainer.models.named_tensors import Arrays, pick
+
+CLASSES = ("inclusion", "patches", "scratches")
+
+
+def drafted(request: Request, **changes: Any) -> tuple[Spec, Arrays]:
+    return draft(request, **{"federation": "steel", "classes": CLASSES, "nodes": 3, **changes})
+
+
+def small(**changes: Any) -> Request:
+    return Request(model="small", **changes)
+
+
+def same(one: Arrays, other: Arrays) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def refused(request: Request, **changes: Any) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        drafted(request, **changes)
+    assert caught.value.remedy
+    return caught.value
+
+
+# What is settled
+
+
+def test_all_that_was_asked_for_is_in_the_spec() -> None:
+    request = small(method="fedavg", size=48, rounds=7, seed=3, threads=2, evaluate_every=4)
+    spec, _ = drafted(request, terms=Terms(quorum=2))
+    assert (spec.federation, spec.classes, spec.nodes, spec.quorum) == ("steel", CLASSES, 3, 2)
+    assert (spec.method, spec.model, spec.preprocessing.size, spec.rounds) == ("fedavg", "small", 48, 7)
+    assert (spec.seed, spec.threads, spec.evaluate_every) == (3, 2, 4)
+
+
+def test_without_a_quorum_every_node_must_contribute() -> None:
+    assert drafted(small())[0].quorum == 3
+
+
+def test_the_small_model_starts_from_drawn_weights_at_64_pixels_and_others_at_128() -> None:
+    spec, broadcast = drafted(small(seed=4))
+    assert spec.preprocessing.size == 64
+    assert same(pick(broadcast, ("encoder",)), initial_encoder("small", "none", 4))
+    assert drafted(Request(model="resnet18", weights="none"))[0].preprocessing.size == 128
+
+
+def test_options_are_complete_so_that_a_nodes_own_defaults_never_matter() -> None:
+    spec, _ = drafted(small(method="afedcl", options={"lambda": "0.5", "start": "carry"}))
+    assert (spec.options["lambda"], spec.options["start"], spec.options["floor"]) == (0.5, "carry", 1e-3)
+
+
+def test_training_suits_the_weights_and_what_was_given_wins(tmp_path: Path) -> None:
+    assert drafted(small())[0].training == suited_training("none") == Training()
+    weights = tmp_path / "pretrained.safetensors"
+    save_file({name.removeprefix("encoder."): a for name, a in initial_encoder("small", "none", 0).items()}, weights)
+    spec, _ = drafted(small(weights=str(weights), training={"learning_rate": "0.01", "augment": "false"}))
+    assert (spec.training.learning_rate, spec.training.augment, spec.training.batch_norm) == (0.01, False, "eval")
+    assert suited_training("imagenet") == suited_training(str(weights)) != Training()
+
+
+@pytest.mark.parametrize("method", ON_ANY_MODEL)
+def test_the_spec_tells_every_tensor_of_the_first_broadcast_and_which_a_node_sends(method: str) -> None:
+    spec, broadcast = drafted(small(method=method))
+    assert {name: tensor.shape for name, tensor in spec.tensors.items()} == {n: a.shape for n, a in broadcast.items()}
+    assert all(array.dtype == np.float32 for array in broadcast.values())
+    assert all(pick(spec.tensors, (prefix,)) for prefix in spec.sends)
+
+
+@pytest.mark.parametrize("method", ON_ANY_MODEL)
+def test_a_node_reads_the_spec_as_it_was_drafted(method: str) -> None:
+    spec, _ = drafted(small(method=method))
+    assert decode(encode(spec), Spec) == spec
+
+
+def test_a_seed_determines_the_first_broadcast_but_every_run_has_its_own_name() -> None:
+    (one, first), (other, second), (_, third) = (drafted(small(method="fedavg", seed=seed)) for seed in (1, 1, 2))
+    assert same(first, second)
+    assert not np.array_equal(first["classifier.weight"], third["classifier.weight"])
+    assert not np.array_equal(first["encoder.features.0.weight"], third["encoder.features.0.weight"])
+    assert one.run != other.run
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("request_", "hint"),
+    [
+        (Request(model="smal"), "did you mean 'small'?"),
+        (small(method="fedavgg"), "did you mean 'fedavg'?"),
+        (small(options={"lamda": "1"}), "did you mean 'lambda'?"),
+        (small(training={"learning_rat": "1"}), "did you mean 'learning_rate'?"),
+        (small(training={"batch_norm": "off"}), "batch_norm is one of train, eval"),
+        (small(training={"batch_size": "1"}), "batch_size"),
+        (small(training={"learning_rate": "fast"}), "learning_rate"),
+        (small(weights="missing.safetensors"), "existing .safetensors file"),
+        (small(size=8), "preprocessing.size"),
+        (small(rounds=0), "rounds"),
+        (small(seed=-1), "seed"),
+    ],
+    ids=lambda value: None if isinstance(value, Request) else value,
+)
+def test_a_wrong_name_or_value_is_answered_with_the_right_one(request_: Request, hint: str) -> None:
+    assert hint in refused(request_).remedy
+
+
+@pytest.mark.parametrize("setting", ["learning_rate", "moments"])
+@pytest.mark.parametrize("method", ["fednova", "scaffold"])
+def test_a_setting_of_adams_is_refused_for_a_method_that_trains_with_sgd(method: str, setting: str) -> None:
+    with pytest.raises(UsageError, match=f"{method} trains with SGD: Adam's {setting} has nothing to act on") as caught:
+        check_training(small(method=method, training={setting: "0.1"}))
+    assert "--option rate=NUMBER" in caught.value.remedy
+
+
+@pytest.mark.parametrize("method", ["afedcl", "fedala", "local"])
+def test_settings_of_adams_act_where_a_phase_uses_it(method: str) -> None:
+    check_training(small(method=method, training={"learning_rate": "0.1", "moments": "reset"}))
+    check_training(small(method="scaffold", training={"local_epochs": "2"}))
+
+
+def test_a_wrong_value_is_told_with_its_range() -> None:
+    assert ">= 2" in refused(small(training={"batch_size": "1"})).what
+    assert ">= 16" in refused(small(size=8)).what
+
+
+@pytest.mark.parametrize("name", ["", "steel mill", "a/b", "+", "-x", "x" * 65])
+def test_a_federations_name_that_cannot_stand_in_a_topic_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="the federation's name") as caught:
+        drafted(small(), federation=name)
+    assert "letters, digits" in str(caught.value)
+
+
+@pytest.mark.parametrize("classes", [(), ("one",), ("one", "two", "one")])
+def test_fewer_than_two_or_repeated_classes_are_refused(classes: tuple[str, ...]) -> None:
+    error = refused(small(), classes=classes)
+    assert ", ".join(classes) in error.what
+    assert "each class once" in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("terms", "said"),
+    [
+        (Terms(quorum=4), "quorum of 4 cannot be had from 3"),
+        (Terms(quorum=3, sample=2), "quorum of 3 cannot be had from 2"),
+        (Terms(start=4), "start with 4 cannot be had from 3"),
+        (Terms(sample=4), "sample of 4 cannot be had from 3"),
+        (Terms(start=2, sample=3), "sample of 3 cannot be had from 2"),
+    ],
+)
+def test_terms_that_the_nodes_cannot_meet_are_refused(terms: Terms, said: str) -> None:
+    assert said in refused(small(), terms=terms).what
+
+
+def test_the_quorum_of_a_sample_is_the_sample() -> None:
+    assert drafted(small(), terms=Terms(sample=2))[0].quorum == 2
+
+
+def test_a_federation_has_no_name_under_which_brokers_are_tried_out() -> None:
+    with pytest.raises(UsageError, match="a federation cannot be named 'doctor'"):
+        drafted(small(), federation="doctor")
+
+
+@pytest.mark.parametrize("name", ["coordinator", "monitor"])
+def test_a_node_has_no_name_that_is_somebody_else_s(name: str) -> None:
+    with pytest.raises(UsageError, match=f"a node cannot be named '{name}'"):
+        topics.check_node(name)

@@ -1,0 +1,512 @@
+"""A federation of real processes over real brokers."""
+
+import json
+import queue
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from safetensors.numpy import load_file
+
+from broker_config.broker.embedded import start_broker
+from broker_config.mqtt.client import Link, probe
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol import topics
+from broker_config.protocol.codec import encode
+from broker_config.protocol.messages import RoundState
+from broker_config.transfer.blob_transfer import CHUNK
+from tests.conftest import Secured
+from tests.support.plants import CLASSES, FEDERATION, Process, draw, drawn_weights, federate, here, start
+from tests.trainer.methods.test_method_properties import ON_ANY_MODEL
+from trainer import progress
+from trainer.federation.client.discovery import load_images
+from trainer.federation.client.session import take_part
+from trainer.federation.server.coordinator import coordinate
+from trainer.federation.server.ledger import Ledger
+from trainer.federation.server.spec import Request, draft
+from trainer.models.network import to_arrays
+from trainer.progress import timeline
+from trainer.training.personal_model import load_facts
+from trainer.training.simulation import simulate
+
+PLANTS = ("plant-a", "plant-b", "plant-c")
+
+
+@pytest.fixture(scope="module")
+def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Three plants with 30 images each; two know two of the three classes."""
+    folder = tmp_path_factory.mktemp("plants")
+    known = (CLASSES, CLASSES[:2], CLASSES[1:])
+    return {name: draw(folder / name, 10, seed, known[seed]) for seed, name in enumerate(PLANTS)}
+
+
+def request(method: str, rule: Any, weights: str = "") -> Request:
+    return Request(method, model="small", weights=weights, size=32, rounds=2, seed=7, evaluate_every=1, aggregate=rule)
+
+
+def simulated(plants: dict[str, Path], method: str, *, rule: str = "mean", weights: str = "") -> dict[str, bytes]:
+    """The same federation in this process, without a broker: tensors by `who/name`."""
+    asked = request(method, rule, weights)
+    spec, broadcast = draft(asked, federation="default", classes=CLASSES, nodes=len(plants))
+    outcome = simulate(spec, broadcast, {n: load_images(spec, folder, None, print) for n, folder in plants.items()})
+    found = {f"global/{name}": value.tobytes() for name, value in outcome.broadcast.items()}
+    for node, model in outcome.models.items():
+        found |= {f"{node}/{name}": value.tobytes() for name, value in to_arrays(model.tree).items()}
+    return found
+
+
+def on_disk(folder: Path) -> dict[str, bytes]:
+    """What the processes left, likewise."""
+    found = {f"global/{n}": v.tobytes() for n, v in load_file(folder / "coordinator/global.safetensors").items()}
+    for path in sorted(folder.glob("*/model/personal.safetensors")):
+        node, tensors = path.parent.parent.name, load_file(path)
+        found |= {f"{node}/{name}": value.tobytes() for name, value in tensors.items()}
+    return found
+
+
+def agree(left: dict[str, bytes], simulated: dict[str, bytes]) -> None:
+    assert left.keys() == simulated.keys()
+    assert [name for name in simulated if left[name] != simulated[name]] == []
+
+
+@pytest.fixture(scope="module")
+def processes(plants: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a federation of processes has left: one told its rounds as JSON."""
+    folder = tmp_path_factory.mktemp("processes")
+    with start_broker(folder / "broker", kind="mosquitto") as broker:
+        federate(broker.url, plants, folder / "run", **{"plant-a": ("--json",)})
+    return folder / "run"
+
+
+def test_processes_over_a_broker_end_with_the_same_bytes_as_the_simulation(
+    processes: Path, plants: dict[str, Path]
+) -> None:
+    agree(on_disk(processes), simulated(plants, "afedcl", weights=str(drawn_weights())))
+
+
+def test_a_node_tells_its_rounds_as_events_and_its_model_as_the_last(processes: Path) -> None:
+    events = [json.loads(line) for line in (processes / "plant-a.log").read_text().splitlines()]
+    assert events[-1] == {"event": "Result", "result": {"model": str(processes / "plant-a/model")}}
+    story = [(each["event"], each.get("round")) for each in events if each["event"] not in ("Step", "Note", "Activity")]
+    rounds = [
+        (event, number)
+        for number in (1, 2)
+        for event in ("RoundOpened", "Received", "Contribution", "Measured", "RoundClosed")
+    ]
+    start, middle, finish = story[0], story[1:-2], story[-2]
+    assert (start, finish) == (("Gathering", None), ("FederationFinished", None))
+    assert sorted(middle) == sorted(rounds)
+    assert [each for each in middle if each[0].startswith("Round")] == [
+        (event, number) for number in (1, 2) for event in ("RoundOpened", "RoundClosed")
+    ]
+    doing = [each["what"] for each in events if each["event"] == "Activity"]
+    assert {"waiting", "receiving", "training", "judging"} <= set(doing)
+    finished = events[-2]
+    closed = [each for each in events if each["event"] == "RoundClosed"]
+    assert finished["bytes_up"] == sum(each["bytes_up"] for each in closed) > 0
+    assert finished["bytes_down"] == sum(each["bytes_down"] for each in closed) > 0
+
+
+@pytest.fixture(scope="module")
+def exchange(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A mosquitto for federations one after the other."""
+    with start_broker(tmp_path_factory.mktemp("exchange"), kind="mosquitto") as broker:
+        yield broker.url
+
+
+def in_threads(
+    endpoint: Endpoint,
+    method: str,
+    plants: dict[str, Path],
+    folder: Path,
+    chunk_size: int = CHUNK,
+    rule: str = "mean",
+) -> None:
+    """The sessions of nodes and coordinator, here in threads: processes would above all import torch."""
+    spec, broadcast = draft(request(method, rule), federation=folder.name, classes=CLASSES, nodes=len(plants))
+    deadline, gathering = time.monotonic() + 60, threading.Event()
+
+    def late() -> bool:
+        return time.monotonic() > deadline
+
+    def coordinating() -> None:
+        with Ledger(folder / "coordinator") as ledger:
+            ended = coordinate(
+                ledger, spec, broadcast, endpoint, lambda event: gathering.set(), chunk_size=chunk_size, stop=late
+            )
+            assert ended is not None
+            ledger.save_result()
+
+    def join(name: str) -> Path | None:
+        images = load_images(spec, plants[name], None, print)
+        gathering.wait(10)
+        return take_part(
+            spec, name, images, endpoint, folder / name, telemetry=False, report=progress.ignore, stop=late
+        )
+
+    with ThreadPoolExecutor(1 + len(plants)) as pool:
+        jobs = [pool.submit(coordinating), *(pool.submit(join, name) for name in plants)]
+    assert all(job.exception() is None for job in jobs), [job.exception() for job in jobs]
+
+
+@pytest.fixture(scope="module")
+def two(plants: dict[str, Path]) -> dict[str, Path]:
+    return {name: plants[name] for name in PLANTS[:2]}
+
+
+@pytest.mark.parametrize("method", ON_ANY_MODEL)
+def test_every_method_exchanges_the_same_bytes_over_a_broker_as_in_the_simulation(
+    method: str, exchange: str, two: dict[str, Path], tmp_path: Path
+) -> None:
+    in_threads(Endpoint.parse(exchange), method, two, tmp_path)
+    agree(on_disk(tmp_path), simulated(two, method))
+
+
+def test_so_does_a_rule_other_than_the_mean(exchange: str, plants: dict[str, Path], tmp_path: Path) -> None:
+    in_threads(Endpoint.parse(exchange), "afedcl", plants, tmp_path, rule="trimmed_mean")
+    agree(on_disk(tmp_path), simulated(plants, "afedcl", rule="trimmed_mean"))
+
+
+@pytest.fixture(scope="module")
+def averaged(two: dict[str, Path]) -> dict[str, bytes]:
+    return simulated(two, "fedavg")
+
+
+@pytest.mark.parametrize("kind", ["128 KB packets", "amqtt"])
+def test_other_brokers_make_no_difference(
+    kind: str, two: dict[str, Path], averaged: dict[str, bytes], tmp_path: Path
+) -> None:
+    """A blob of 240 kB passes a broker that allows 128 KB a packet, and one that speaks MQTT 3.1.1 only."""
+    broker = (
+        start_broker(tmp_path / "broker", kind="amqtt")
+        if kind == "amqtt"
+        else start_broker(tmp_path / "broker", kind="mosquitto", max_packet=128 * 1024)
+    )
+    with broker:
+        in_threads(Endpoint.parse(broker.url), "fedavg", two, tmp_path)
+    agree(on_disk(tmp_path), averaged)
+
+
+@pytest.mark.parametrize("scheme", ["mqtts", "wss"])
+def test_a_federation_over_encrypted_connections(
+    scheme: str, secured: Secured, two: dict[str, Path], averaged: dict[str, bytes], tmp_path: Path
+) -> None:
+    """Chunks are small: mosquitto 2.0.11 takes tenths of a second for a longer message over a websocket."""
+    url = f"{scheme}://127.0.0.1:{secured.tls if scheme == 'mqtts' else secured.wss}"
+    in_threads(Endpoint.parse(url, ca=secured.authority.ca), "fedavg", two, tmp_path, chunk_size=3 * 1024)
+    agree(on_disk(tmp_path), averaged)
+
+
+def wait_for(log: Path, text: str, seconds: float = 40) -> str:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if text in (found := log.read_text()):
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"{text!r} is not in {log}:\n{log.read_text()}")
+
+
+def test_a_killed_node_is_named_and_the_federation_goes_on_when_it_is_back(
+    two: dict[str, Path], tmp_path: Path
+) -> None:
+    with start_broker(tmp_path / "broker") as broker:
+        coordinator = start(
+            "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--state", tmp_path / "coordinator",
+            *FEDERATION, "--rounds", 6, log=tmp_path / "coordinator.log",
+        )  # fmt: skip
+        nodes = {
+            name: start(
+                "join", broker.url, "--name", name, "--data", folder, "--state", tmp_path / name,
+                log=tmp_path / f"{name}.log",
+            )
+            for name, folder in two.items()
+        }  # fmt: skip
+        try:
+            wait_for(tmp_path / "coordinator.log", "round 1 closed")
+            wait_for(tmp_path / "plant-b" / timeline.FILE, '"activity":"refining"')  # which may take longer
+            nodes["plant-b"].send_signal(signal.SIGKILL)
+            killed = time.time()
+            wait_for(tmp_path / "coordinator.log", "plant-b is gone")
+            assert "waits for plant-b to come back" in wait_for(tmp_path / "coordinator.log", "waits for")
+            assert coordinator.poll() is None
+            nodes["plant-b"] = start(
+                "join", broker.url, "--name", "plant-b", "--data", two["plant-b"], "--state", tmp_path / "plant-b",
+                log=tmp_path / "again.log",
+            )  # fmt: skip
+            assert [process.wait(40) for process in (coordinator, *nodes.values())] == [0, 0, 0]
+            run_ = load_facts(tmp_path / "plant-b" / "model").run
+            spans = timeline.read(tmp_path / "plant-b", run_)
+            assert {span.round for span in spans if span.activity == "refining"} >= {1, 6}
+            assert not [span for span in spans if span.begin < killed < span.end]
+        finally:
+            for process in (coordinator, *nodes.values()):
+                process.kill()
+
+
+def test_a_plant_that_owns_ten_images_is_cross_validated(tmp_path: Path) -> None:
+    request = Request("fedavg", model="small", size=32, rounds=1)
+    spec, broadcast = draft(request, federation="few", classes=CLASSES[:2], nodes=1)
+    images = load_images(spec, draw(tmp_path / "images", 5, 0, CLASSES[:2]), None, print)
+    metrics = simulate(spec, broadcast, {"plant-a": images}).models["plant-a"].facts.metrics
+    assert metrics["cross_validated"] == 1
+    assert metrics["images"] == 10
+    assert metrics["accuracy_low"] <= metrics["accuracy"] <= metrics["accuracy_high"]
+
+
+def test_stage_2_runs_while_the_upload_is_under_way_and_the_journal_tells_who_contributed(
+    two: dict[str, Path], tmp_path: Path
+) -> None:
+    """The contribution of each node is summed before the node has finished its (long) stage 2."""
+    told = dict.fromkeys(two, ("--telemetry",))
+    with start_broker(tmp_path / "broker") as broker:
+        federate(broker.url, two, tmp_path / "run", "--option", "refine_epochs=75", "--json", **told)
+    lines = (tmp_path / "run/coordinator.log").read_text().splitlines()
+    events = [json.loads(line) for line in lines if line.startswith("{")]
+    of_nodes = [event for event in events if event["event"] in ("Contribution", "Measured")]
+    for plant in two:
+        in_round = [event["event"] for event in of_nodes if (event["round"], event["node"]) == (1, plant)]
+        assert in_round == ["Contribution", "Measured"]
+    history = [json.loads(line) for line in here("rounds", tmp_path / "run/coordinator", "--json").stdout.splitlines()]
+    assert [line["round"] for line in history] == [1, 2]
+    weights = {
+        event["node"]: event["weight"] for event in events if event["event"] == "Contribution" and event["round"] == 1
+    }
+    assert history[0]["weights"] == weights
+    assert "no journal" in refused("rounds", tmp_path)
+
+
+def test_nodes_of_an_earlier_run_take_part_in_the_next(two: dict[str, Path], tmp_path: Path) -> None:
+    """The broker has kept messages of the first run, and of one that was stopped in between, for the nodes."""
+    with start_broker(tmp_path / "broker", kind="mosquitto") as broker:
+        federate(broker.url, two, tmp_path / "run", "--rounds", "1")
+        stopped = start(
+            "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--state", tmp_path / "stopped",
+            *FEDERATION, log=tmp_path / "stopped.log",
+        )  # fmt: skip
+        wait_for(tmp_path / "stopped.log", "waiting for 2 nodes")
+        stopped.terminate()
+        assert stopped.wait(20) == 130
+        ended = here("abort", broker.url, "--state", tmp_path / "stopped", "--reason", "a trial")
+        assert "aborted" in ended.stdout, ended.stderr
+        (tmp_path / "run" / "coordinator").rename(tmp_path / "first")
+        federate(broker.url, two, tmp_path / "run", "--rounds", "1")
+    said = (tmp_path / "run" / "plant-a.log").read_text()
+    assert "not connected" not in said
+    assert "ignored" not in said
+    assert re.search(r"accuracy \d+\.\d% \(\d+% to \d+%, 95 % interval\) on 6 held-out images", said)
+
+
+def test_what_others_retain_and_nobody_can_read_stops_neither_coordinator_nor_nodes(
+    plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """Garbage as the presence of both before they start, as the round of a federation to join, as the spec later on."""
+    round_, spec, garbage = topics.round_state("default"), topics.spec("default"), b"\xff\x00{"
+    with start_broker(tmp_path / "broker", kind="mosquitto") as broker:
+        endpoint = Endpoint.parse(broker.url)
+
+        def join(name: str, *more: object) -> Process:
+            return start(
+                "join", broker.url, "--name", name, "--data", plants[name], "--state", tmp_path / name, *more,
+                log=tmp_path / f"{name}.log",
+            )  # fmt: skip
+
+        def retain(payloads: dict[str, bytes]) -> None:
+            for topic, payload in payloads.items():
+                link.publish(topic, payload, retain=True)
+            link.flush(5)
+
+        processes = []
+        with Link(endpoint, "third-party", inbox=queue.Queue(), persistent=False) as link:
+            retain(dict.fromkeys((topics.presence("default", name) for name in ("coordinator", "plant-a")), garbage))
+            try:
+                processes = [
+                    start(
+                        "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, *FEDERATION,
+                        "--state", tmp_path / "coordinator", log=tmp_path / "coordinator.log",
+                    )
+                ]  # fmt: skip
+                wait_for(tmp_path / "coordinator.log", "waiting for 2 nodes")
+                told = probe(endpoint, [round_, spec], wait=1.0)
+                retain({round_: garbage})
+                assert join("plant-a", "--wait", 0).wait(20) == 2
+                said = (tmp_path / "plant-a.log").read_text()
+                assert f"ignored an unreadable message on {round_}" in said
+                assert "no coordinator appeared" in said
+                retain({round_: told[round_]})
+                processes.append(join("plant-a"))
+                wait_for(tmp_path / "coordinator.log", "plant-a joined")
+                retain({spec: garbage})
+                link.publish(round_, encode(RoundState(run="0" * 16, round=0, status="gathering")))
+                wait_for(tmp_path / "plant-a.log", f"ignored an unreadable message on {spec}")
+                retain({spec: told[spec]})
+                processes.append(join("plant-b"))
+                assert [process.wait(60) for process in processes] == [0, 0, 0]
+            finally:
+                for process in processes:
+                    process.kill()
+
+
+def test_ctrl_c_while_waiting_for_a_coordinator_ends_quietly(plants: dict[str, Path], tmp_path: Path) -> None:
+    with start_broker(tmp_path / "broker") as broker:
+        node = start("join", broker.url, "--name", "a", "--data", plants["plant-a"], log=tmp_path / "log")
+        wait_for(tmp_path / "log", "waiting for its coordinator")
+        node.terminate()
+        assert node.wait(20) == 130
+    assert "What to do" not in (tmp_path / "log").read_text()
+
+
+# What a node is told when it cannot take part
+
+
+@pytest.fixture(scope="module")
+def gathering(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A broker with a coordinator that waits for two nodes."""
+    folder = tmp_path_factory.mktemp("gathering")
+    with start_broker(folder / "broker") as broker:
+        coordinator = start(
+            "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--state", folder / "coordinator",
+            *FEDERATION, log=folder / "coordinator.log",
+        )  # fmt: skip
+        try:
+            wait_for(folder / "coordinator.log", "waiting for 2 nodes")
+            yield broker.url
+        finally:
+            coordinator.terminate()
+            assert coordinator.wait(20) == 130
+            retained = probe(Endpoint.parse(broker.url), [topics.round_state("default")], wait=1.0)
+            assert b"gathering" in retained[topics.round_state("default")]  # suspended: nodes may wait for it
+
+
+def refused(*arguments: object) -> str:
+    """The message of a command that must fail without a traceback."""
+    result = here(*arguments)
+    assert result.returncode not in (0, 130), result.stdout
+    assert "Traceback" not in result.stderr
+    assert "What to do:" in result.stderr
+    return result.stderr
+
+
+def test_an_unreachable_broker(plants: dict[str, Path], tmp_path: Path) -> None:
+    said = refused("join", "mqtt://127.0.0.1:9", "--name", "a", "--data", plants["plant-a"], "--state", tmp_path / "s")
+    assert "127.0.0.1:9" in said
+
+
+def test_a_url_that_is_none(plants: dict[str, Path]) -> None:
+    assert "mqtt" in refused("join", "http://localhost", "--name", "a", "--data", plants["plant-a"])
+
+
+def test_a_broker_without_a_coordinator(plants: dict[str, Path], tmp_path: Path) -> None:
+    with start_broker(tmp_path / "broker") as broker:
+        said = refused(
+            "join", broker.url, "--name", "a", "--data", plants["plant-a"], "--wait", "0", "--state", tmp_path / "s"
+        )
+    assert "edge-node coordinate" in said
+
+
+@pytest.mark.parametrize("name", ["plant/a", "", "coordinator", "#"])
+def test_a_name_that_cannot_be_used(name: str, gathering: str, plants: dict[str, Path], tmp_path: Path) -> None:
+    assert "name" in refused("join", gathering, "--name", name, "--data", plants["plant-a"], "--state", tmp_path / "s")
+
+
+def test_a_name_that_is_taken(gathering: str, plants: dict[str, Path], tmp_path: Path) -> None:
+    first = start(
+        "join", gathering, "--name", "a", "--data", plants["plant-a"], "--state", tmp_path / "1", log=tmp_path / "1.log"
+    )
+    try:
+        presence = topics.presence("default", "a")
+        deadline = time.monotonic() + 30
+        while b'"online":true' not in probe(Endpoint.parse(gathering), [presence], wait=0.5).get(presence, b""):
+            assert time.monotonic() < deadline
+        for state, reason in (("1", f"is used by process {first.pid}"), ("2", "taken")):
+            said = refused("join", gathering, "--name", "a", "--data", plants["plant-b"], "--state", tmp_path / state)
+            assert reason in said
+        assert first.poll() is None
+        assert not (tmp_path / "2").exists()
+    finally:
+        first.terminate()
+        assert first.wait(20) == 130
+
+
+def test_a_second_coordinator_of_the_same_federation(gathering: str, tmp_path: Path) -> None:
+    said = refused(
+        "coordinate", gathering, "--classes", "a,b", "--nodes", 2, "--model", "small", "--state", tmp_path / "s"
+    )
+    assert "already has a coordinator" in said
+
+
+def test_folders_that_cannot_train(gathering: str, plants: dict[str, Path], tmp_path: Path) -> None:
+    def said(folder: Path, *more: object) -> str:
+        return refused("join", gathering, "--name", "x", "--data", folder, "--state", tmp_path / "state", *more)
+
+    assert "does not exist" in said(tmp_path / "nowhere")
+    assert "did you mean 'scratches'" in said(draw(tmp_path / "misnamed", 3, 0, ("patches", "scratch")))
+    broken = draw(tmp_path / "broken", 3, 0)
+    (broken / "patches" / "0-1.png").write_bytes(b"no image")
+    assert "0-1.png" in said(broken)
+    twins = draw(tmp_path / "twins", 3, 0)
+    (twins / "patches" / "twin.png").write_bytes((twins / "scratches" / "0-0.png").read_bytes())
+    assert "two classes" in said(twins)
+    assert "both the training and the held-out images" in said(plants["plant-a"], "--test", plants["plant-a"])
+
+
+def test_a_spec_that_the_node_cannot_meet_and_a_version_that_it_does_not_speak(
+    plants: dict[str, Path], tmp_path: Path
+) -> None:
+    spec, _ = draft(Request(model="small"), federation="default", classes=CLASSES, nodes=2)
+    state = encode(RoundState(run=spec.run, round=0, status="gathering"))
+    with start_broker(tmp_path / "broker") as broker:
+        link = Link(Endpoint.parse(broker.url), "foreign", inbox=queue.Queue(), persistent=False)
+        with link:
+            link.publish("edge-node/v9/default/spec", b"{}", retain=True)
+            link.flush(5)
+            join = (
+                "join",
+                broker.url,
+                "--name",
+                "a",
+                "--data",
+                plants["plant-a"],
+                "--state",
+                tmp_path / "s",
+                "--wait",
+                0,
+            )
+            assert "speaks protocol edge-node/v9" in refused(*join)
+            link.publish(topics.round_state("default"), state, retain=True)
+            for field, value in (("method", "fedfuture"), ("model", "vit_9000")):
+                link.publish(
+                    topics.spec("default"), encode(msgspec.structs.replace(spec, **{field: value})), retain=True
+                )
+                link.flush(5)
+                assert value in refused(*join)
+            link.publish(topics.spec("default"), b'{"type":"Spec","rounds":"many"}', retain=True)
+            link.flush(5)
+            assert "cannot be read" in refused(*join)
+
+
+def test_a_node_that_the_coordinator_refuses_leaves_no_state_folder(plants: dict[str, Path], tmp_path: Path) -> None:
+    with start_broker(tmp_path / "broker") as broker:
+        coordinator = start(
+            "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 1, "--state", tmp_path / "coordinator",
+            *FEDERATION, "--rounds", 1000, log=tmp_path / "coordinator.log",
+        )  # fmt: skip
+        first = start(
+            "join", broker.url, "--name", "a", "--data", plants["plant-a"], "--state", tmp_path / "a",
+            log=tmp_path / "a.log",
+        )  # fmt: skip
+        try:
+            wait_for(tmp_path / "coordinator.log", "a joined")
+            said = refused("join", broker.url, "--name", "b", "--data", plants["plant-b"], "--state", tmp_path / "b")
+            assert "the federation is full: its 1 nodes are a" in said
+            assert not (tmp_path / "b").exists()
+        finally:
+            for process in (first, coordinator):
+                process.terminate()
+                process.wait(20)

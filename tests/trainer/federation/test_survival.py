@@ -1,0 +1,194 @@
+"""Coordinator and nodes that are stopped, late or away, over a real broker; here in threads, killed elsewhere."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from broker_config.broker.embedded import start_broker
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol.errors import EdgeNodeError, UsageError
+from tests.support.plants import draw
+from tests.support.sessions import PATIENCE, PLANTS, Federation, same
+from trainer import progress
+from trainer.federation.server.coordinator import Outcome
+from trainer.federation.server.spec import Terms
+from trainer.models.network import to_arrays
+from trainer.training.personal_model import load_facts
+from trainer.training.simulation import simulate
+
+
+@pytest.fixture(scope="module")
+def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("plants")
+    return {name: draw(folder / name, 8, seed) for seed, name in enumerate(PLANTS)}
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    with start_broker(tmp_path_factory.mktemp("broker"), kind="mosquitto") as running:
+        yield Endpoint.parse(running.url)
+
+
+def test_a_sample_of_the_nodes_trains_each_round_with_the_same_bytes_as_in_the_simulation(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    federation = Federation(broker, plants, tmp_path, "sampled", 5, Terms(sample=2))
+    coordinator = federation.coordinator()
+    nodes = {name: federation.node(name) for name in PLANTS}
+    outcome = coordinator.end()
+    for node in nodes.values():
+        node.end()
+    simulated = simulate(federation.spec, federation.first, {name: federation.images(name) for name in PLANTS})
+    assert isinstance(outcome, Outcome)
+    assert same(outcome.broadcast, simulated.broadcast)
+    assert all(same(federation.personal(name), to_arrays(simulated.models[name].tree)) for name in PLANTS)
+    assert [len(each) for each in federation.contributors()] == [2] * 5
+    assert set.union(*federation.contributors()) == set(PLANTS)
+
+
+def test_a_coordinator_that_is_stopped_in_a_round_goes_on_in_it_and_nobody_trains_again(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    federation = Federation(broker, plants, tmp_path, "stopped", 3, Terms())
+    coordinator = federation.coordinator()
+    early = [federation.node(name) for name in PLANTS[:2]]
+    late = federation.node(PLANTS[2])
+    coordinator.wait_for(progress.RoundClosed)
+    late.stop()
+    contributed = {coordinator.wait_for(progress.Contribution).node for _ in early}  # type: ignore[union-attr]
+    assert coordinator.stop() is None
+    again = federation.coordinator()
+    late = federation.node(PLANTS[2])
+    again.wait_for(progress.RoundClosed)
+    assert {event.node for event in again.told if isinstance(event, progress.Contribution)} == {*PLANTS} - contributed
+    outcome = again.end()
+    for node in (*early, late):
+        node.end()
+    simulated = simulate(federation.spec, federation.first, {name: federation.images(name) for name in PLANTS})
+    assert isinstance(outcome, Outcome)
+    assert same(outcome.broadcast, simulated.broadcast)
+    assert all(same(federation.personal(name), to_arrays(simulated.models[name].tree)) for name in PLANTS)
+
+
+def test_a_deadline_closes_a_round_without_the_slow_and_they_catch_up_with_the_newest(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    federation = Federation(broker, plants, tmp_path, "deadline", 4, Terms(quorum=2, min_wait=0.1))
+    coordinator = federation.coordinator()
+    nodes = {name: federation.node(name) for name in PLANTS}
+    coordinator.wait_for(progress.RoundClosed)
+    nodes[PLANTS[2]].stop()
+    coordinator.wait_for(progress.NodeLost)
+    coordinator.wait_for(progress.RoundClosed)
+    nodes[PLANTS[2]] = federation.node(PLANTS[2])
+    for session in (coordinator, *nodes.values()):
+        session.end()
+    assert all({*PLANTS[:2]} <= each for each in federation.contributors())
+    assert len(federation.contributors()) == 4
+
+
+def test_a_late_contribution_is_not_counted_and_its_node_is_told(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """The slow node trains for seconds; after a third of one two contributions suffice."""
+    federation = Federation(broker, plants, tmp_path, "late", 30, Terms(quorum=2, deadline=0.3))
+    coordinator = federation.coordinator()
+    nodes = [federation.node(name) for name in PLANTS[:2]]
+    training = msgspec.structs.replace(federation.spec.training, local_epochs=20)
+    federation.spec = msgspec.structs.replace(federation.spec, training=training)
+    straggler = federation.node(PLANTS[2])
+    late = coordinator.wait_for(progress.Late)
+    while late.node != PLANTS[2]:  # type: ignore[union-attr]  (a busy machine may make any of them late)
+        late = coordinator.wait_for(progress.Late)
+    assert isinstance(late, progress.Late)
+    straggler.wait_for(late)
+    for session in (straggler, coordinator, *nodes):
+        session.stop()
+    assert federation.contributors()[late.round - 1] == {*PLANTS[:2]}
+
+
+def test_a_federation_may_start_with_fewer_nodes_and_others_join_late(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    federation = Federation(broker, plants, tmp_path, "start", 6, Terms(quorum=2, start=2, min_wait=1.0))
+    coordinator = federation.coordinator()
+    nodes = [federation.node(name) for name in PLANTS[:2]]
+    coordinator.wait_for(progress.RoundClosed)
+    nodes.append(federation.node(PLANTS[2]))
+    for session in (coordinator, *nodes):
+        session.end()
+    assert federation.contributors()[0] == {*PLANTS[:2]}
+    assert federation.contributors()[-1] == {*PLANTS}
+
+
+def test_a_federation_below_its_quorum_pauses_says_so_to_all_and_resumes_by_itself(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    federation = Federation(broker, plants, tmp_path, "paused", 12, Terms())
+    coordinator = federation.coordinator()
+    nodes = {name: federation.node(name) for name in PLANTS}
+    coordinator.wait_for(progress.RoundClosed)
+    nodes[PLANTS[0]].stop()
+    paused = coordinator.wait_for(progress.Paused)
+    assert isinstance(paused, progress.Paused)
+    assert paused.waiting_for == [PLANTS[0]]
+    said = nodes[PLANTS[1]].wait_for(progress.Note)
+    while "paused" not in said.text:  # type: ignore[union-attr]
+        said = nodes[PLANTS[1]].wait_for(progress.Note)
+    nodes[PLANTS[0]] = federation.node(PLANTS[0])
+    coordinator.wait_for(progress.NodeJoined)
+    coordinator.wait_for(progress.RoundClosed)
+    for session in (coordinator, *nodes.values()):
+        session.end()
+    assert [len(each) for each in federation.contributors()] == [3] * 12
+
+
+def test_a_finished_coordinator_serves_the_result_again_to_a_node_that_was_away(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """FedAvg's nodes want the last average: one leaves after its last contribution and comes back days later."""
+    federation = Federation(broker, plants, tmp_path, "served", 1, Terms(), "fedavg", epochs="2")
+    coordinator = federation.coordinator()
+    nodes = {name: federation.node(name) for name in PLANTS}
+    nodes[PLANTS[0]].wait_for(progress.Contribution)
+    nodes[PLANTS[0]].stop()
+    assert isinstance(coordinator.end(), Outcome)
+    for name in PLANTS[1:]:
+        nodes[name].end()
+    if (tmp_path / PLANTS[0] / "model").exists():
+        pytest.skip("the node was faster than we")
+    again, back = federation.coordinator(linger=PATIENCE), federation.node(PLANTS[0])
+    assert isinstance(again.end(), Outcome)
+    back.end()
+    assert load_facts(tmp_path / PLANTS[0] / "model").round == 1
+    assert same(federation.personal(PLANTS[0]), federation.personal(PLANTS[1]))
+
+
+def test_aborting_a_suspended_run_tells_its_nodes(broker: Endpoint, plants: dict[str, Path], tmp_path: Path) -> None:
+    federation = Federation(broker, plants, tmp_path, "aborted", 500, Terms())
+    coordinator = federation.coordinator()
+    nodes = [federation.node(name) for name in PLANTS]
+    coordinator.wait_for(progress.RoundClosed)
+    assert coordinator.stop() is None
+    federation.abort()
+    for node in nodes:
+        with pytest.raises(EdgeNodeError, match="ended early: a trial"):
+            node.end()
+
+
+def test_after_a_finished_run_another_one_begins_from_any_state_folder(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """A coordinator that was served its own old presence by the broker took it for another one's."""
+    federation = Federation(broker, plants, tmp_path / "first", "again", 1, Terms())
+    sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
+    for session in sessions:
+        session.end()
+    with pytest.raises(UsageError, match="was finished before"):
+        federation.abort()
+    for _ in range(2):
+        assert isinstance(federation.coordinator().end(), Outcome)
+    for folder in ("second", "third"):
+        assert Federation(broker, plants, tmp_path / folder, "again", 1, Terms()).coordinator().stop() is None

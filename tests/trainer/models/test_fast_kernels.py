@@ -1,0 +1,113 @@
+"""The encoders as training runs them compute what torchvision's modules compute."""
+
+from copy import deepcopy
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trainer.models import backbones, fast_kernels
+from trainer.models.named_tensors import put_under, trainable
+from trainer.models.network import Network
+
+MODELS = ("mobilenet_v2", "resnet18", "resnet50", "small")
+models = pytest.mark.parametrize("model", MODELS)
+
+
+def encoder(model: str) -> nn.Module:
+    """A copy of `made`."""
+    return deepcopy(made(model))
+
+
+@cache
+def made(model: str) -> nn.Module:
+    """The modules, with statistics and affine maps like those of a trained network: none is 0 or 1."""
+    random = torch.Generator().manual_seed(0)
+    built = backbones.build(model)
+    for module in built.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, generator=random)
+        if isinstance(module, nn.BatchNorm2d | nn.GroupNorm):
+            nn.init.uniform_(module.weight, 0.8, 1.2, generator=random)
+            nn.init.normal_(module.bias, 0, 0.1, generator=random)
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, 0, 0.1, generator=random)
+            nn.init.uniform_(module.running_var, 0.8, 1.2, generator=random)
+    return built
+
+
+def tree_of(built: nn.Module) -> dict[str, Tensor]:
+    state = {name: value.clone() for name, value in built.state_dict().items()}
+    return {name: value.requires_grad_(trainable(name)) for name, value in put_under("encoder", state).items()}
+
+
+def images(count: int, size: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+# At 64 px the last layers see 2 x 2 pixels, as federated images have; at 33 px strides leave a remainder.
+@pytest.mark.parametrize(
+    ("model", "size", "training"),
+    [
+        *(
+            (model, size, training)
+            for model in ("mobilenet_v2", "small")
+            for size in (33, 64)
+            for training in (False, True)
+        ),
+        ("resnet18", 33, False),
+        ("resnet18", 33, True),
+        ("resnet50", 33, False),  # its layers differ from ResNet18's in their order alone
+    ],
+)
+def test_features_gradients_and_statistics_are_the_modules(model: str, size: int, training: bool) -> None:
+    """In double precision: ReLU's kinks blow up the rounding of single precision."""
+    built = encoder(model).train(training).double()
+    tree, batch = tree_of(built), images(3, size, torch.float64)
+    theirs = built(batch)
+    mine = Network(model, 3).encode(tree, batch, training=training)
+    torch.testing.assert_close(mine, theirs)
+    direction = torch.randn(theirs.shape, generator=torch.Generator().manual_seed(2))
+    theirs.backward(direction)
+    mine.backward(direction)
+    for name, value in built.named_parameters():
+        torch.testing.assert_close(tree[f"encoder.{name}"].grad, value.grad, rtol=1e-6, atol=1e-9)
+    for name, value in built.named_buffers():
+        torch.testing.assert_close(tree[f"encoder.{name}"], value)
+
+
+@models
+def test_in_single_precision_features_are_the_modules_to_rounding(model: str) -> None:
+    built = encoder(model).eval()
+    batch = images(2, 64, torch.float32)
+    with torch.no_grad():
+        torch.testing.assert_close(Network(model, 3).encode(tree_of(built), batch), built(batch), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(40, 24, 144), (40, 144, 24), (640, 24, 144), (640, 144, 24), (5, 64, 64)])
+@pytest.mark.parametrize("ceiling", [None, 6.0, float("inf")])
+def test_the_fast_matrix_product_and_its_gradients_are_torchs(
+    shape: tuple[int, int, int], ceiling: float | None
+) -> None:
+    rows, inputs, outputs = shape
+    random = torch.Generator().manual_seed(0)
+    pixels, weight, bias, direction = (
+        torch.randn(size, generator=random) for size in ((rows, inputs), (outputs, inputs), (outputs,), (rows, outputs))
+    )
+    results = []
+    for product in (fast_kernels._Product.apply, lambda x, w, b, c: clipped(x @ w.T + b, c)):
+        arguments = [value.clone().requires_grad_() for value in (pixels, weight, bias)]
+        out = product(*arguments, ceiling)
+        results.append((out, *torch.autograd.grad(out, arguments, direction)))
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-3)
+
+
+def clipped(x: Tensor, ceiling: float | None) -> Tensor:
+    return x if ceiling is None else x.clamp(0, ceiling)
+
+
+def test_a_frozen_encoder_is_left_without_gradients() -> None:
+    tree = {name: value.detach() for name, value in tree_of(encoder("mobilenet_v2")).items()}
+    assert not Network("mobilenet_v2", 3).encode(tree, images(2, 32, torch.float32)).requires_grad

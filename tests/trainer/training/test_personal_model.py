@@ -1,0 +1,101 @@
+"""A personal model is read back from a node's disk as it was left there, or refused with what to do."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.messages import Preprocessing, Training
+from tests.trainer.methods.test_method_properties import drafted
+from trainer.training import personal_model
+from trainer.training.personal_model import Facts, Personal
+
+FACTS = Facts(
+    federation="steel",
+    run="0123456789abcdef",
+    round=30,
+    node="plant-1",
+    method="afedcl",
+    options={"lambda": 0.1},
+    model="small",
+    classes=("patches", "scratches"),
+    preprocessing=Preprocessing(size=32, mean=(0.1, 0.2, 0.3)),
+    training=Training(learning_rate=2e-4),
+    rounds=30,
+    seed=7,
+    trained={"patches": 4, "scratches": 5},
+    software={"torch": "2.13.0"},
+    created="2026-01-02T03:04:05+00:00",
+    metrics={"accuracy": 0.1 + 0.2},
+    history=({"round": 1.0, "L_D": 1 / 3}, {"round": 2.0, "A_k": -1e-9}),
+)
+TREE = {
+    "encoder.weight": torch.randn((4, 3, 3, 3)).to(memory_format=torch.channels_last),
+    "classifier.weight": torch.randn((3, 2)).T,
+    "fusion": torch.tensor(0.25),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    personal_model.save(Personal(FACTS, TREE), tmp_path / "state" / "model")
+    return tmp_path / "state" / "model"
+
+
+def test_tensors_and_facts_are_read_back_exactly(folder: Path) -> None:
+    facts, tree, *_ = personal_model.load(folder)
+    assert facts == FACTS
+    assert tree.keys() == TREE.keys()
+    assert all(torch.equal(tree[name], value) for name, value in TREE.items())
+
+
+def test_saving_again_replaces_what_was_there(folder: Path) -> None:
+    personal_model.save(Personal(FACTS, {"fusion": torch.tensor(0.5)}), folder)
+    assert personal_model.load(folder).tree == {"fusion": torch.tensor(0.5)}
+
+
+def test_facts_are_read_without_the_tensors(folder: Path) -> None:
+    (folder / "personal.safetensors").unlink()
+    assert personal_model.load_facts(folder) == FACTS
+
+
+def test_facts_carry_over_from_the_federations_spec() -> None:
+    spec, _ = drafted("afedcl")
+    facts = Facts.of(spec, "plant-1", 2, {"patches": 3}, {"accuracy": 1.0}, ({"round": 1.0},))
+    assert (facts.node, facts.round) == ("plant-1", 2)
+    assert (facts.metrics, facts.history) == ({"accuracy": 1.0}, ({"round": 1.0},))
+    for name in (
+        "federation", "run", "method", "options", "model", "classes", "preprocessing", "training", "rounds", "seed"
+    ):  # fmt: skip
+        assert getattr(facts, name) == getattr(spec, name)
+
+
+def test_a_folder_without_a_model_is_named_with_where_to_find_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no personal model") as caught:
+        personal_model.load(tmp_path / "elsewhere")
+    assert str(tmp_path / "elsewhere") in caught.value.what
+    assert "edge-node join" in caught.value.remedy
+
+
+@pytest.mark.parametrize("damage", ["tensors cut", "tensors missing", "facts cut", "a fact missing", "one class"])
+def test_a_damaged_model_is_refused(folder: Path, damage: str) -> None:
+    tensors, facts = folder / "personal.safetensors", folder / "personal.json"
+    told = json.loads(facts.read_bytes())
+    match damage:
+        case "tensors cut":
+            tensors.write_bytes(tensors.read_bytes()[:-1])
+        case "tensors missing":
+            tensors.unlink()
+        case "facts cut":
+            facts.write_bytes(facts.read_bytes()[:-2])
+        case "a fact missing":
+            del told["model"]
+            facts.write_text(json.dumps(told))
+        case "one class":
+            facts.write_text(json.dumps({**told, "classes": ["patches"]}))
+    with pytest.raises(UsageError, match="damaged") as caught:
+        personal_model.load(folder)
+    assert str(folder) in caught.value.what
+    assert "copy the folder again" in caught.value.remedy

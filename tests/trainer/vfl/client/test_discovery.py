@@ -1,0 +1,168 @@
+"""A line's processes before the first round and after the last: who finds whom, what is said, what can be changed."""
+
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from broker_config.broker.embedded import start_broker
+from broker_config.mqtt.client import probe
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol import topics
+from broker_config.protocol.errors import LinkError, UsageError
+from tests.support.provisioned_federation import guarded
+from tests.support.vfl_lines import Threads, draw, in_threads, line_spec, source
+from trainer import progress
+from trainer.vfl.client import session
+from trainer.vfl.client.discovery import find, join
+from trainer.vfl.client.measurements import Source
+from trainer.vfl.server import head
+from trainer.vfl.server.retained_cleanup import forget
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with start_broker(tmp_path_factory.mktemp("broker"), kind="mosquitto") as running:
+        yield running.url
+
+
+def test_a_line_says_that_it_is_finished_and_when_it_is_started_again_that_all_is_played(
+    broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_ALONE", 0.5)
+    spec = line_spec()
+    draw(tmp_path / "data", 60, 1)
+    line = in_threads(spec, broker, tmp_path / "data", tmp_path, 4)
+    assert "finished: 4 rounds, loss " in line.said("head")
+    assert "gone" not in line.said()
+    for name in spec.sensors:
+        assert "finished: 4 rounds" in line.said(name)
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 4) as again:
+        again.start("head", "press")
+        again.end(10)
+        assert "all 4 rounds are played" in again.said("head")
+
+
+def test_a_head_that_was_killed_after_the_last_round_ends_though_its_sensors_have_gone(
+    broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head, "_LINGER", 1.0)
+    spec = line_spec()
+    draw(tmp_path / "data", 60, 6)
+    in_threads(spec, broker, tmp_path / "data", tmp_path, 4)
+    ended = tmp_path / "head" / spec.run / "ended"
+    ended.unlink()  # it is written when all have told that they are done
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 4) as again:
+        again.start("head")
+        again.end()
+        assert "finished: 4 rounds" in again.said("head")
+    assert ended.exists()
+
+
+def test_settings_can_be_changed_until_something_was_learnt_and_no_line_is_left_behind(
+    broker: str, tmp_path: Path
+) -> None:
+    spec = line_spec()
+    draw(tmp_path / "data", 60, 2)
+    for seed in (1, 2):
+        with Threads(
+            msgspec.structs.replace(spec, run=f"{seed:016}", seed=seed), broker, tmp_path / "data", tmp_path, 4
+        ) as line:
+            line.start("head")
+            line.until(lambda line=line: bool(line.said()))
+            line.stop("head")
+    assert not probe(Endpoint.parse(broker), [topics.spec(spec.federation)], 1.0)
+
+
+def test_a_sensor_that_has_learnt_nothing_takes_up_a_new_run_by_itself(broker: str, tmp_path: Path) -> None:
+    spec, data = line_spec(), tmp_path / "data"
+    draw(data, 60, 3)
+    events: list[progress.AnyEvent] = []
+    stop = threading.Event()
+    with ThreadPoolExecutor() as pool, Threads(spec, broker, data, tmp_path, 4) as line:
+        line.start("head")
+        press = pool.submit(
+            join, Endpoint.parse(broker), "press", source(data, "press"), tmp_path / "press",
+            federation=spec.federation, wait=10, report=events.append, stop=stop.is_set,
+        )  # fmt: skip
+        line.until(lambda: progress.NodeJoined(node="press") in line.events["head"])
+        line.stop("head")
+        line.spec = msgspec.structs.replace(spec, run="0" * 16, seed=9)
+        line.start("head", "oven")
+        line.end()
+        assert press.result(10) == (4, True)
+        stop.set()
+
+
+def test_only_lines_with_a_head_count_and_others_are_named(broker: str, tmp_path: Path) -> None:
+    spec = line_spec()
+    draw(tmp_path / "data", 60, 4)
+    in_threads(spec, broker, tmp_path / "data", tmp_path, 2)
+    told: list[progress.AnyEvent] = []
+    with pytest.raises(LinkError, match="no head"):
+        find(Endpoint.parse(broker), None, 0, report=told.append)
+    assert spec.federation in progress.describe(told[0])
+    assert find(Endpoint.parse(broker), None, 0, state=tmp_path / "press") == spec
+
+
+def test_a_file_that_cannot_be_used_is_found_before_anybody_is_waited_for(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("Product ID,force\np1,2\n")
+    with pytest.raises(UsageError) as caught:
+        join(
+            Endpoint.parse("mqtt://127.0.0.1:1"), "press", Source(rows, ("force",)), tmp_path, federation=None, wait=0,
+            report=progress.ignore,
+        )  # fmt: skip
+    assert caught.value.remedy == "if it is 'Product ID', write --product 'Product ID'"
+    with pytest.raises(UsageError, match="no column 'product'"):
+        head.Labels(rows, ("good", "bad")).refresh()
+
+
+def test_what_a_sensor_lacks_is_said_by_the_head_too(broker: str, tmp_path: Path) -> None:
+    spec, data = line_spec(cycles=3, patience=0.2), tmp_path / "data"
+    draw(data, 60, 5)
+    with Threads(spec, broker, data, tmp_path, 4) as line:
+        line.start("head", *spec.sensors)
+        line.until(lambda: "which lacks" in line.said("head"))
+        assert "lacks rows before product p0 and 1 more: a sample takes 3 of a unit" in line.said("head")
+
+
+def test_a_broker_forgets_a_line_that_nobody_runs_any_more_and_no_other(broker: str, tmp_path: Path) -> None:
+    spec, endpoint = line_spec(), Endpoint.parse(broker)
+    draw(tmp_path / "data", 60, 7)
+    kept = probe(endpoint, ["#"], 1.0)
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 2) as line:
+        line.start("head")
+        line.until(lambda: bool(line.said()))
+        with pytest.raises(UsageError, match="already has a coordinator"):
+            forget(endpoint, spec.federation)
+        line.start(*spec.sensors)
+        line.end()
+    assert forget(endpoint, spec.federation) == 6, "settings, state, overview, and who was there"
+    assert probe(endpoint, ["#"], 1.0) == kept
+    with pytest.raises(UsageError, match="keeps nothing of a line"):
+        forget(endpoint, spec.federation)
+
+
+def test_with_kits_the_head_forgets_all_but_how_its_sensors_said_they_are(tmp_path: Path) -> None:
+    """Nobody but they may write there."""
+    spec = line_spec()
+    draw(tmp_path / "data", 60, 8)
+    with (
+        tempfile.TemporaryDirectory() as passable,  # pytest's folders are closed to the user mosquitto
+        guarded(Path(passable), federation=spec.federation, nodes=spec.sensors) as broker,
+    ):
+        ends = {name: Endpoint.of_kit(kit) for name, kit in broker.kits.items()}
+        with Threads(spec, {**ends, "head": ends["coordinator"]}, tmp_path / "data", tmp_path, 2) as line:
+            line.start("head", *spec.sensors)
+            line.end()
+        assert forget(ends["coordinator"], spec.federation) == 4, "settings, state, overview, its own presence"
+        there = probe(ends["coordinator"], [each(spec.federation) for each in (topics.spec, topics.status)], 1.0)
+        there |= probe(ends["coordinator"], [topics.presence(spec.federation, "+")], 1.0)
+        assert there.keys() == {topics.presence(spec.federation, name) for name in spec.sensors}
+        with pytest.raises(UsageError, match="keeps nothing of a line"):
+            forget(ends["coordinator"], spec.federation)

@@ -1,0 +1,148 @@
+"""A line that need not wait (`absent`: last, impute): a sensor dies, the line goes on, and takes it back."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from torch import Tensor
+
+from broker_config.broker.embedded import EmbeddedBroker
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol.vfl_messages import LineSpec, Window
+from tests.support.mosquitto import Mosquitto
+from tests.support.sensor_streams import CLASSES, COLUMNS, Plant, Processes
+from tests.support.vfl_witness import Witness
+from trainer.vfl.client.measurements import Source
+from trainer.vfl.client.session import take_part
+from trainer.vfl.parties import Sensor
+from trainer.vfl.server.journal import ClosedRound, history
+from trainer.vfl.server.startup import coordinate
+from trainer.vfl.simulation import Sent, send
+
+HEAD, SENSORS = "coordinator", ("press", "oven")
+WINDOW, CHUNK, COMMIT = 32, 2, 3
+ENOUGH = 2 * COMMIT  # rounds
+PATIENCE = 60.0  # seconds for rounds
+
+
+class Line:
+    """A line of real processes, whose products never end."""
+
+    def __init__(self, folder: Path, url: str, absent: str):
+        self._plant = Plant(folder / "plant", SENSORS)
+        settings = {
+            "--start": WINDOW, "--window": WINDOW, "--chunk": CHUNK, "--iterations": 1, "--commit": COMMIT,
+            "--policy": "all", "--absent": absent, "--patience": 1,
+        }  # fmt: skip
+        self._processes = Processes(folder, self._plant, url, settings)
+        self.parties = {name: Witness(folder, name) for name in (HEAD, *SENSORS)}
+        for name in self.parties:
+            self.start(name)
+
+    def start(self, name: str) -> None:
+        """Start it, for the first time or again."""
+        self.parties[name].start(self._processes.words(name))
+
+    def until(self, what: Callable[[ClosedRound], bool]) -> int:
+        """Run on until ENOUGH rounds after the present one are as they should be; return the last one."""
+        after, deadline = self.parties[HEAD].last, time.monotonic() + PATIENCE
+        while True:
+            learnt = self.parties[HEAD].last
+            self._plant.feed(max(0, WINDOW + CHUNK * (learnt + 50) - self._plant.products))
+            closed = [each for each in self.closed() if each.round > after and what(each)]
+            if len(closed) >= ENOUGH:
+                return closed[-1].round
+            assert time.monotonic() < deadline, (after, learnt, self.said())
+            assert not any(each.ended is not None and each.ended >= 0 for each in self.parties.values()), self.said()
+            time.sleep(0.05)
+
+    def closed(self) -> list[ClosedRound]:
+        """What the head has written down."""
+        return history(self._processes.state(HEAD)) if self.parties[HEAD].last else []
+
+    def said(self) -> str:
+        """The end of each log."""
+        return "\n".join(each.log.read_text()[-1000:] for each in self.parties.values() if each.log.exists())
+
+    def end(self) -> None:
+        """Kill all."""
+        for each in self.parties.values():
+            each.kill()
+        self._plant.close()
+
+
+@pytest.fixture(params=["impute"])
+def line(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Line]:
+    broker = Mosquitto(tmp_path / "broker", persistence=False)
+    broker.start()
+    running = Line(tmp_path, broker.url, request.param)
+    yield running
+    running.end()
+    broker.kill()
+
+
+@pytest.mark.parametrize("labels", ["shared", "server"])
+def test_a_sensor_that_is_always_too_slow_does_not_hold_up_the_line_again_and_again(
+    labels: Literal["shared", "server"], tmp_path: Path, mosquitto: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds, patience, slow = 300, 0.4, threading.Event()
+
+    def dawdle(spec: LineSpec, party: Sensor, samples: Tensor, round_: int) -> Sent:
+        if party.name == "oven" and round_ > 1:
+            slow.set()
+            time.sleep(1.0)
+        return send(spec, party, samples, round_)
+
+    monkeypatch.setattr("trainer.vfl.client.sensor_model.send", dawdle)
+    spec = LineSpec(
+        federation="steel", run="0" * 16, software="", sensors=SENSORS, network="dense", classes=CLASSES,
+        window=Window(start=WINDOW, chunk=CHUNK, size=WINDOW), absent="last", patience=patience, labels=labels,
+    )  # fmt: skip
+    plant = Plant(tmp_path / "plant", SENSORS)
+    plant.feed(WINDOW + CHUNK * rounds)
+    plant.close()
+    endpoint = Endpoint.parse(mosquitto.url)
+
+    def join(name: str) -> None:
+        source = Source(plant.rows(name), COLUMNS, "product", None)
+        take_part(spec, name, source, endpoint, tmp_path / name, report=lambda _: None, stop=ended.is_set)
+
+    ended = threading.Event()
+    sensors = [threading.Thread(target=join, args=(name,)) for name in SENSORS]
+    for each in sensors:
+        each.start()
+    coordinate(spec, plant.labels, endpoint, tmp_path / HEAD, rounds=rounds, new=False, report=lambda _: None)
+    ended.set()
+    for each in sensors:
+        each.join(10)
+    closed = history(tmp_path / HEAD)
+    assert slow.is_set()
+    assert len(closed) == rounds
+    assert all(closed[0].iterations)
+    assert all(each.iterations[0] for each in closed)
+    waits = [each.round for each in closed[1:] if each.seconds > patience]
+    assert len(waits) <= 3, waits  # one, and what the machine adds; it answers once a second
+
+
+def whole(round_: ClosedRound) -> bool:
+    return all(round_.iterations)
+
+
+def test_a_line_goes_on_while_a_sensor_is_dead_and_takes_it_back_and_so_it_does_after_the_heads_death(
+    line: Line,
+) -> None:
+    line.until(whole)
+    line.parties["oven"].kill()
+    last = line.until(lambda each: each.iterations == (1, 0))
+    line.start("oven")
+    assert line.until(whole) > last
+    learnt = line.parties["press"].rounds
+    line.parties[HEAD].kill()
+    line.start(HEAD)
+    line.until(whole)
+    rounds = [each.round for each in line.closed()]
+    assert rounds == list(range(1, len(rounds) + 1))
+    assert len(learnt) == len(set(learnt)), "nobody went back while the head was alive"

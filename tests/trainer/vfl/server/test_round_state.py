@@ -1,0 +1,410 @@
+"""What a line's parties make of what they are sent, without broker and clock."""
+
+import json
+import queue
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol import frames, vfl_messages
+from broker_config.protocol.codec import DecodeError, decode, decode_any, encode
+from broker_config.protocol.errors import PeerError
+from broker_config.protocol.frames import PART, Embeddings, Graded, Opened, Represented, decode_frame, encode_frame
+from broker_config.protocol.vfl_messages import Recipe
+from tests.support.vfl_lines import line_spec
+from trainer.vfl import tensor_frames
+from trainer.vfl.checkpoint import Checkpoints
+from trainer.vfl.client.local_round import Turn
+from trainer.vfl.client.target_round import Lacking, Positions, check
+from trainer.vfl.parties import Representation, Sensor
+from trainer.vfl.server.absence import Imputed, Last
+from trainer.vfl.server.announcements import Crier
+from trainer.vfl.server.journal import ClosedRound, Journal, Member, history
+from trainer.vfl.server.round_state import Collecting, Costs, Standing, reunite
+
+RUN, SESSION = "0123456789abcdef", "fedcba9876543210"
+SIZES = {"press": 4, "oven": 3}
+SPEC = vfl_messages.LineSpec(
+    federation="paint", run=RUN, software="0.1.0", sensors=("press", "oven"), network="conv", cycles=15,
+    classes=("good", "bad"), channel=vfl_messages.Channel(levels=3), absent="last",
+)  # fmt: skip
+
+
+# What a sensor lacks
+
+
+def test_one_lacking_product_is_waited_for_once_and_those_after_it_as_long_as_they_come_in_time() -> None:
+    lacking = Lacking(5.0)
+    assert lacking.waits(["a", "b"], {"a"}, waited=4.0, now=4.0)
+    assert not lacking.waits(["a", "b"], {"a"}, waited=5.0, now=5.0)
+    assert not lacking.waits(["a", "b"], {"a"}, waited=0.0, now=6.0)
+    assert lacking.waits(["a", "b", "c"], {"a", "c"}, waited=0.0, now=7.0)
+    assert not lacking.waits(["a", "b", "c"], {"a"}, waited=1.0, now=8.0)
+
+
+def test_a_file_that_lags_costs_one_wait_until_rows_come_in_time_again() -> None:
+    lacking = Lacking(5.0)
+    assert not lacking.waits(["a"], {"a"}, waited=5.0, now=5.0)
+    assert not lacking.waits(["a", "b"], {"a", "b"}, waited=0.0, now=6.0)
+    assert not lacking.waits(["b", "c"], {"c"}, waited=0.0, now=12.0)  # b came, but late
+    assert lacking.waits(["c", "d"], {"d"}, waited=0.0, now=13.0)  # c came in time
+
+
+def test_a_sensor_learns_from_the_products_alone_that_it_has() -> None:
+    samples, labels, there = torch.randn(6, 3, 1), torch.tensor([0, 1, 1, 0, 1, 0]), [0, 2, 5]
+
+    def made(missing: tuple[int, ...], rows: list[int], *, gradient: bool) -> torch.Tensor:
+        sensor = Sensor(0, "press", "dense", (3, 1), Recipe(batches=2), 7)
+        size = sensor.embed(samples).shape[1]
+        torch.manual_seed(3)
+        head = {"weight": torch.randn(2, 2 * size), "bias": torch.zeros(2)}
+        phi, grade = (torch.randn(6, size), torch.randn(6, size)), torch.randn(6, size)
+        reply: tensor_frames.Phi | tensor_frames.Gradient = tensor_frames.Gradient(len(rows), size)
+        told: dict[str, Any] = {"run": RUN, "attempt": 1, "round": 4}
+        frame: Any = next(tensor_frames.graded(grade[rows], 0.5, 3, **told))
+        if not gradient:
+            reply = tensor_frames.Phi(len(rows), (size, size), 2)
+            whole = Representation(head, tuple(each[rows] for each in phi))
+            frame = next(tensor_frames.represented(whole, labels[rows], (3, 1), **told))
+        turn = Turn(4, samples[rows], missing, [], reply)
+        assert turn.put(frame)
+        assert turn.learn(sensor) == (3 if len(missing) < len(rows) else 0)
+        return torch.cat([each.flatten() for each in sensor.model.state_dict().values()])
+
+    everything = list(range(6))
+    for gradient in (False, True):
+        learnt = made((1, 3, 4), everything, gradient=gradient)
+        assert torch.equal(learnt, made((), there, gradient=gradient))
+        assert not torch.equal(learnt, made((), everything, gradient=gradient))
+        assert made(tuple(everything), everything, gradient=gradient).isfinite().all()
+
+
+# Frames
+
+
+def collecting(*, pairs: bool = False, gaps: bool = True) -> Collecting:
+    return Collecting(RUN, 2, 7, 5, SIZES, pairs=pairs, gaps=gaps)
+
+
+def embeddings(received: torch.Tensor, second: torch.Tensor | None = None, **fields: Any) -> list[Embeddings]:
+    told = {"run": RUN, "attempt": 2, "round": 7, "session": SESSION, "missing": ()} | fields
+    return list(tensor_frames.embeddings(received, second, told.pop("missing"), **told))
+
+
+def test_a_round_is_whole_when_every_row_of_every_sensor_has_arrived_in_any_order_and_twice() -> None:
+    round_, press, oven = collecting(), torch.randn(5, 4), torch.randn(5, 3)
+    [frame] = embeddings(press)
+    halves = [
+        msgspec.structs.replace(frame, row=row, received=tensor_frames.to_bytes(press[row : row + 3])) for row in (2, 0)
+    ]
+    assert round_.waits_for(list(SIZES)) == ["press", "oven"]
+    taken = [(round_.take("press", each), round_.rows("press")) for each in (*halves[:1] * 2, *halves[1:] * 2)]
+    assert taken == [(False, 3), (False, 3), (True, 5), (False, 5)]
+    assert round_.waits_for(list(SIZES)) == ["oven"]
+    assert round_.take("oven", embeddings(oven, missing=(1,))[0])
+    received, present = round_.whole()
+    assert torch.equal(received[0], press)
+    assert torch.equal(received[1], oven)
+    assert present.tolist() == [[True, row != 1] for row in range(5)]
+
+
+GOOD = torch.ones(5, 4)
+
+
+@pytest.mark.parametrize(
+    ("lie", "complaint"),
+    [
+        ({"received": b""}, "0 bytes are no rows of 4 numbers"),
+        ({"received": b"\0" * 15}, "15 bytes are no rows"),
+        ({"received": tensor_frames.to_bytes(torch.full((5, 4), torch.nan))}, "NaN or infinity"),
+        ({"received": tensor_frames.to_bytes(torch.full((5, 4), torch.inf))}, "NaN or infinity"),
+        ({"received": tensor_frames.to_bytes(torch.full((5, 4), -1e38))}, "a number as large as 1e\\+38"),
+        ({"row": 1}, "rows 1 to 6 of 5"),
+        ({"missing": (5,)}, "row 5 is missing of 5"),
+        ({"second": tensor_frames.to_bytes(GOOD)}, "of a second copy"),
+        ({"run": "a" * 16}, "of another run"),
+        ({"round": 8}, "of round 8, which is not open"),
+        ({"attempt": 3, "round": 1}, "which is not open"),
+    ],
+)
+def test_embeddings_that_lie_are_refused_and_their_sender_is_named(lie: dict[str, Any], complaint: str) -> None:
+    frame = msgspec.structs.replace(embeddings(GOOD)[0], **lie)
+    with pytest.raises(PeerError, match=complaint) as refused:
+        collecting().take("press", frame)
+    assert refused.value.peer == "press"
+
+
+def test_embeddings_of_an_earlier_round_or_attempt_are_without_effect() -> None:
+    round_ = collecting()
+    for old in ({"round": 6}, {"attempt": 1, "round": 9}):
+        assert not round_.take("press", embeddings(GOOD, **old)[0])
+    assert round_.waits_for(["press"]) == ["press"]
+
+
+def test_a_line_that_waits_takes_no_gaps_and_one_whose_denoiser_learns_wants_two_copies() -> None:
+    with pytest.raises(PeerError, match="this line waits"):
+        collecting(gaps=False).take("press", embeddings(GOOD, missing=(0,))[0])
+    with pytest.raises(PeerError, match="of a second copy"):
+        collecting(pairs=True).take("press", embeddings(GOOD)[0])
+    assert collecting(pairs=True).take("press", embeddings(GOOD, GOOD)[0])
+
+
+@pytest.mark.parametrize("count", [1, 1000, 5000])
+def test_what_the_head_sends_back_comes_in_parts_that_fit_and_is_the_same_to_the_last_bit(count: int) -> None:
+    state = {"weight": torch.randn(3, 40), "bias": torch.randn(3)}
+    phi = Representation(state, (torch.randn(count, 28), torch.randn(count, 12)))
+    labels = torch.randint(3, (count,))
+    made = list(tensor_frames.represented(phi, labels, (2, 0), run=RUN, attempt=1, round=1))
+    payloads = [encode_frame(each) for each in made]
+    assert max(map(len, payloads)) < PART + 4096
+    back = tensor_frames.Phi(count, (28, 12), 3)
+    for payload in reversed(payloads[1:]):
+        frame = decode_frame(payload)
+        assert isinstance(frame, Represented)
+        back.put(frame)
+        assert not back.complete
+    back.put(made[0])
+    assert back.complete
+    representation, read = back.whole
+    assert torch.equal(read, labels)
+    assert all(torch.equal(*pair) for pair in zip(representation.embeddings, phi.embeddings, strict=True))
+    assert all(torch.equal(representation.head[name], state[name]) for name in state)
+    assert back.iterations == (2, 0)
+
+
+def test_a_sensor_s_timings_are_believed_as_far_as_the_head_s_clock_goes() -> None:
+    assert Costs(0.2, 0.1, 0.05).within(0.5, 0.1) == Costs(0.2, 0.1, 0.05)
+    assert Costs(1e7, 1e7, 1e7).within(0.5, 0.1) == Costs(0.5, 0.0, 0.1)
+    assert Costs(0.2, 1e7, 0.0).within(0.5, 0.1) == Costs(0.2, 0.3, 0.0)
+
+
+# Where a line goes on
+
+
+@pytest.mark.parametrize(
+    ("head", "sensors", "expected"),
+    [
+        (Standing(40, (20, 40)), {"a": Standing(40, (20, 40))}, 40),
+        (Standing(47, (20, 40)), {"a": Standing(47, (20, 40)), "b": Standing(40, (20, 40))}, 40),
+        (Standing(40, (20, 40)), {"a": Standing(40, (20, 40)), "b": Standing(20, (0, 20))}, 20),
+        (Standing(20, (0, 20)), {"a": Standing(41, (20, 40))}, 20),
+        (Standing(3, (0,)), {"a": Standing(0, (0,))}, 0),
+        (Standing(50, (40, 50)), {"a": Standing(50, (40, 50))}, 50),
+        (Standing(60, (40, 60)), {"a": Standing(0, (0,))}, None),
+    ],
+)
+def test_a_line_goes_on_from_the_newest_round_that_all_can_be_at(
+    head: Standing, sensors: dict[str, Standing], expected: int | None
+) -> None:
+    assert reunite(head, sensors) == expected
+
+
+def test_positions_are_known_from_the_frames_that_told_them() -> None:
+    known = Positions()
+    known.put(10, ["a", "b", "c"], 9)
+    known.put(13, ["d"], 9)
+    assert known.take(11, 14) == ["b", "c", "d"]
+    assert known.take(9, 12) is known.take(13, 15) is None
+    known.forget(12)
+    assert (known.take(12, 14), known.take(11, 13)) == (["c", "d"], None)
+    known.put(30, ["x"], 9)  # a frame in between was lost
+    assert (known.take(12, 14), known.take(30, 31)) == (None, ["x"])
+    for since in range(31, 999, 4):
+        known.put(since, ["a", "b", "c", "d"], 9)
+    assert (known.take(990, 999), known.take(989, 999)) == ([*"dabcdabcd"], None)
+
+
+ASKED = Opened(run=RUN, attempt=1, round=3, first=16, last=20, since=18, products=("a", "b"))
+REPRESENTED = Represented(
+    run=RUN,
+    attempt=1,
+    round=3,
+    row=0,
+    head=bytes(40),
+    embeddings=(bytes(8), bytes(8)),
+    labels=b"\0\0",
+    iterations=(2, 0),
+)
+GRADED = Graded(run=RUN, attempt=1, round=3, row=0, gradient=bytes(16), curvature=0.5, iterations=2)
+
+
+@pytest.mark.parametrize(
+    ("frame", "lie"),
+    [
+        (ASKED, {"first": 20}),
+        (ASKED, {"first": 20, "last": 16}),
+        (ASKED, {"last": 21}),
+        (ASKED, {"round": 4}),
+        (ASKED, {"round": 0, "first": 10, "last": 14, "since": 12}),
+        (ASKED, {"since": 19}),
+        (ASKED, {"since": 15}),
+        (ASKED, {"products": ("a",) * 10}),
+        (GRADED, {"iterations": 3}),
+        (REPRESENTED, {"iterations": (2, 1 << 31)}),
+    ],
+)
+def test_a_sensor_does_not_do_what_the_spec_does_not_say(frame: Any, lie: dict[str, Any]) -> None:
+    spec = msgspec.structs.replace(SPEC, window=vfl_messages.Window(start=16, chunk=2, size=4))
+    check(frame, spec)
+    with pytest.raises(ValueError, match=r"position|iterations"):
+        check(msgspec.structs.replace(frame, **lie), spec)
+
+
+def test_what_the_head_sends_back_has_the_width_that_embeddings_have() -> None:
+    with pytest.raises(ValueError, match="no rows of 2 numbers"):
+        tensor_frames.Phi(1, (2, 2), 2).put(msgspec.structs.replace(REPRESENTED, embeddings=(bytes(8), bytes(12))))
+
+
+# Disk
+
+
+def test_the_two_newest_checkpoints_are_kept_and_going_back_makes_later_ones_void(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.rounds == (0,)
+    for round_ in (20, 40, 60):
+        checkpoints.save(round_, {"w": torch.full((2,), float(round_))})
+    assert checkpoints.rounds == Checkpoints(tmp_path).rounds == (40, 60)
+    assert checkpoints.load(40)["w"].tolist() == [40.0, 40.0]
+    checkpoints.drop(41)
+    assert Checkpoints(tmp_path).rounds == (40,)
+    (tmp_path / "000000000060.safetensors.tmp").write_bytes(b"half of it")
+    assert Checkpoints(tmp_path).rounds == (40,)
+
+
+def test_the_beginning_can_be_gone_back_to_until_two_checkpoints_have_been_made(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(20, {"w": torch.zeros(2)})
+    assert Checkpoints(tmp_path).rounds == (0, 20)
+    checkpoints.drop(1)
+    assert Checkpoints(tmp_path).rounds == (0,)
+    for round_ in (20, 40):
+        checkpoints.save(round_, {"w": torch.zeros(2)})
+    checkpoints.drop(21)
+    kept = Checkpoints(tmp_path).rounds
+    assert kept == (20,)
+    assert reunite(Standing(20, kept), {"press": Standing(20, kept), "oven": Standing(0, (0,))}) is None
+
+
+def test_the_journal_keeps_members_attempts_and_rounds_of_which_replays_replace_the_first(tmp_path: Path) -> None:
+    spec = vfl_messages.LineSpec(
+        federation="f", run=RUN, software="s", sensors=("a",), network="dense", classes=("x", "y")
+    )
+    journal = Journal(tmp_path)
+    journal.begin(spec)
+    journal.admit(RUN, "a", Member("1" * 16, 3))
+    assert [journal.attempt(RUN), journal.attempt(RUN)] == [1, 2]
+    facts = [
+        ClosedRound(
+            round=number, attempt=attempt, first=0, last=9, iterations=(1,), loss=0.5, seconds=0.1,
+            collection={}, communication={}, iteration={},
+        )
+        for number, attempt in ((1, 1), (2, 1), (2, 2))
+    ]  # fmt: skip
+    journal.close_rounds(RUN, facts[:2])
+    journal.close_rounds(RUN, facts[2:])
+    journal.close()
+    again = Journal(tmp_path)
+    assert (again.newest(), again.members(RUN)) == (spec, {"a": Member("1" * 16, 3)})
+    again.close()
+    assert history(tmp_path) == [facts[0], facts[2]]
+
+
+# What the head says
+
+
+def test_a_head_that_the_broker_cannot_hear_outlives_an_hour_without_piling_up_what_it_would_say() -> None:
+    crier = Crier(Endpoint.parse("mqtt://127.0.0.1:1"), SPEC, SESSION, queue.Queue())
+    for _ in range(3600):
+        crier.say_overview(41, "open", ["press"], paused=True, anyway=True)
+    assert not crier.link.crowded
+
+
+# Absence
+
+
+def test_what_is_absent_is_a_products_last_embedding_or_the_mean() -> None:
+    rule, seen = Last(), torch.randn(4, 2)
+    everything = torch.ones(4, 1, dtype=torch.bool)
+    assert torch.equal(rule.fill(10, [seen], everything)[0], seen)
+    state = rule.state()
+    rule = Last()
+    rule.restore(state)
+    [filled] = rule.fill(12, [torch.zeros(4, 2)], ~everything)
+    assert torch.equal(filled[:2], seen[2:])
+    assert torch.allclose(filled[2:], seen.mean(0))
+    [filled] = rule.fill(9, [torch.zeros(3, 2)], ~everything[:3])  # the line has gone back
+    assert torch.equal(filled[1:], seen[:2])
+    present = torch.tensor([[True], [False], [True], [True]])
+    newer = torch.randn(4, 2)
+    [filled] = rule.fill(11, [newer], present)
+    assert torch.equal(filled[[0, 2, 3]], newer[[0, 2, 3]])
+    assert torch.equal(filled[1], seen[2])
+
+
+def test_what_is_absent_is_told_by_the_others_embeddings() -> None:
+    rule, present = Imputed([2, 2]), torch.ones(50, 2, dtype=torch.bool)
+    for _ in range(30):
+        one = torch.randn(50, 2)
+        rule.fill(0, [one, 3 * one + 1], present)
+    one = torch.randn(5, 2)
+    present = torch.tensor([[True, False]] * 5)
+    assert torch.allclose(rule.fill(0, [one, torch.zeros(5, 2)], present)[1], 3 * one + 1, atol=0.05)
+
+
+# The first version's bytes
+
+
+HELLO = vfl_messages.LineHello(
+    session=SESSION, run=RUN, software="0.1.0", identity="1" * 16, incarnation=3, columns=2, round=41, kept=(20, 40)
+)
+OVERVIEW = vfl_messages.LineOverview(
+    run=RUN, time=datetime(2026, 3, 1, 9, 30, tzinfo=UTC), round=41, status="open", loss=0.25, rate=12.5,
+    sensors=(vfl_messages.SensorState(name="press", present=True, latency=0.03, iterations=2),),
+)  # fmt: skip
+FRAMES = [
+    Opened(run=RUN, attempt=1, round=2, first=100, last=1100, since=1000, products=("P1", "P2")),
+    embeddings(torch.ones(1, 2), torch.zeros(1, 2), missing=(0,), collection=0.5)[0],
+    next(
+        tensor_frames.represented(
+            Representation({"weight": torch.ones(2, 2), "bias": torch.zeros(2)}, (torch.ones(1, 2),)),
+            torch.tensor([1]), (2,), run=RUN, attempt=1, round=2,
+        )
+    ),
+    next(tensor_frames.graded(torch.ones(1, 2), 0.5, 2, run=RUN, attempt=1, round=2)),
+    frames.Embedded(run=RUN, round=2, product="P1", embedding=b"\0" * 8),
+]  # fmt: skip
+WIRE_V1 = json.loads((Path(__file__).parents[3] / "wire_v1.json").read_text())
+
+
+@pytest.mark.parametrize("message", [SPEC, HELLO, OVERVIEW], ids=lambda message: type(message).__name__)
+def test_the_first_version_s_messages_of_a_line_decode_for_ever(message: Any) -> None:
+    assert decode(json.dumps(WIRE_V1[type(message).__name__]).encode(), type(message)) == message
+    assert decode(encode(message), type(message)) == message
+    with pytest.raises(DecodeError, match=r"a line's that learns"):
+        decode_any(encode(message))
+
+
+@pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: type(frame).__name__)
+def test_the_first_version_s_frames_decode_for_ever(frame: frames.AnyFrame) -> None:
+    assert decode_frame(bytes.fromhex(WIRE_V1[type(frame).__name__])) == frame
+    assert decode_frame(encode_frame(frame)) == frame
+    for length in range(len(encode_frame(frame))):
+        with pytest.raises(DecodeError):
+            decode_frame(encode_frame(frame)[:length])
+
+
+def test_the_journal_keeps_a_round_whose_loss_was_not_finite(tmp_path: Path) -> None:
+    spec, journal = line_spec(), Journal(tmp_path)
+    with closing(journal):
+        journal.begin(spec)
+        journal.close_rounds(spec.run, [ClosedRound(
+            round=1, attempt=1, first=0, last=9, iterations=(1,), loss=float("nan"), seconds=0.1,
+            collection={}, communication={}, iteration={},
+        )])  # fmt: skip
+    assert [each.loss for each in history(tmp_path)] == [None]

@@ -1,0 +1,118 @@
+"""Processes of a line that are killed: the line goes on, and learns the same to the last bit."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+from broker_config.broker.embedded import start_broker
+from edge.cli.main import main
+from tests.support.vfl_lines import CLASSES, COLUMNS, draw, feed, left, line_spec, simulated, written
+from tests.support.vfl_witness import FORK
+from trainer.vfl.window import span
+
+SENSORS = ("press", "oven")
+
+
+def _run(words: Sequence[str], log: Path) -> None:
+    """`edge-node` in a process of its own."""
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.argv = ["edge-node", *words]
+    main()
+
+
+class Processes:
+    """A head and its sensors, over one broker."""
+
+    def __init__(self, url: str, folder: Path, data: Path, seed: int, *more: object):
+        self.folder, self._url, self._data, self._seed, self._more = folder, url, data, seed, more
+        self.running: dict[str, BaseProcess] = {}
+        self._starts = 0
+
+    def start(self, *parties: str) -> None:
+        """Start these parties, for the first time or again."""
+        for party in parties:
+            self._starts += 1
+            log = self.folder / f"{party}-{self._starts}.log"
+            words = [str(each) for each in (*self._words(party), "--state", self.folder / party)]
+            self.running[party] = process = FORK.Process(target=_run, args=(words, log))
+            process.start()
+
+    def _words(self, party: str) -> tuple[object, ...]:
+        if party != "head":
+            columns = ",".join(COLUMNS[party])
+            return (
+                "line",
+                "join",
+                self._url,
+                "--sensor",
+                party,
+                "--columns",
+                columns,
+                "--data",
+                self._data / f"{party}.csv",
+            )
+        return (
+            "line", "coordinate", self._url, "--sensors", ",".join(SENSORS), "--labels", self._data / "labels.csv",
+            "--classes", ",".join(CLASSES), "--start", 20, "--chunk", 4, "--window", 24, "--commit", 3,
+            "--policy", "all", "--patience", 1, "--seed", self._seed, *self._more,
+        )  # fmt: skip
+
+    def kill(self, party: str) -> None:
+        """Kill -9, and wait until it is dead."""
+        self.running[party].kill()
+        self.running[party].join()
+
+    def reach(self, round_: int) -> None:
+        """Wait until all have written down a round."""
+        deadline = time.monotonic() + 60
+        while not all(written(self.folder / party) >= round_ for party in self.running):
+            assert time.monotonic() < deadline, self.logs()
+            assert all(process.is_alive() for process in self.running.values()), self.logs()
+            time.sleep(0.02)
+
+    def end(self) -> None:
+        """Wait until all have ended in order."""
+        for process in self.running.values():
+            process.join(60)
+        assert [process.exitcode for process in self.running.values()] == [0] * len(self.running), self.logs()
+
+    def logs(self) -> str:
+        """What all have said."""
+        return "\n".join(f"{path.name}: {path.read_text()}" for path in sorted(self.folder.glob("*.log")))
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[str]:
+    with start_broker(tmp_path / "broker", kind="mosquitto") as running:
+        yield running.url
+
+
+def test_a_sensor_and_the_head_that_are_killed_change_no_byte(broker: str, tmp_path: Path) -> None:
+    """With products that arrive while the line runs; each kill costs rounds that are replayed."""
+    whole, data, seed = tmp_path / "whole", tmp_path / "data", 5
+    spec = line_spec(SENSORS, seed=seed)
+    draw(whole, span(spec.window, 20)[1], seed)
+    feed(whole, data, span(spec.window, 8)[1])
+    line = Processes(broker, tmp_path, data, seed, "--rounds", 20)
+    try:
+        line.start("head", *SENSORS)
+        line.reach(6)
+        line.kill("oven")
+        line.start("oven")
+        feed(whole, data, span(spec.window, 14)[1])
+        line.reach(12)
+        line.kill("head")
+        feed(whole, data, span(spec.window, 20)[1])
+        line.start("head")
+        line.end()
+    finally:
+        for process in line.running.values():
+            process.kill()
+    assert left(spec, tmp_path, 20) == simulated(spec, whole, 20)

@@ -1,0 +1,351 @@
+"""A line over a real broker: what it learns is what a simulation learns, to the last bit."""
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from broker_config.broker.embedded import start_broker
+from broker_config.mqtt import collision
+from broker_config.mqtt.client import Delivery, Link
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol import topics
+from broker_config.protocol.codec import decode, encode
+from broker_config.protocol.errors import EdgeNodeError, UsageError
+from broker_config.protocol.frames import Embeddings, encode_frame
+from broker_config.protocol.messages import Refusal, RoundState
+from broker_config.protocol.vfl_messages import Channel, Denoising, LineHello, Recipe
+from edge.vfl.sensor_rows import Samples
+from export.vfl_export import Rows, SensorBundles
+from tests.support.vfl_lines import (
+    COLUMNS,
+    Threads,
+    draw,
+    feed,
+    in_threads,
+    left,
+    line_spec,
+    simulated,
+    source,
+    written,
+)
+from trainer import progress
+from trainer.vfl.client import session
+from trainer.vfl.client.discovery import join
+from trainer.vfl.client.sensor_model import Learner
+from trainer.vfl.client.session import take_part
+from trainer.vfl.server import response_times
+from trainer.vfl.server.announcements import Crier
+from trainer.vfl.server.journal import history
+from trainer.vfl.server.startup import coordinate
+from trainer.vfl.window import span
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A mosquitto for lines one after the other."""
+    with start_broker(tmp_path_factory.mktemp("broker"), kind="mosquitto") as running:
+        yield running.url
+
+
+@pytest.mark.parametrize(
+    ("seed", "settings"),
+    [
+        (1, {}),
+        (2, {"channel": Channel(levels=3), "denoising": Denoising(rounds=4, epochs=2)}),
+        (3, {"labels": "server", "channel": Channel(sigma=0.3, loss=0.1), "recipe": Recipe(batches=7)}),
+    ],
+    ids=["plain", "noise and denoiser", "labels at the head"],
+)
+def test_a_line_over_a_broker_ends_with_the_same_bytes_as_the_simulation(
+    seed: int, settings: dict[str, Any], broker: str, tmp_path: Path
+) -> None:
+    spec = line_spec(("press", "oven", "lamp"), seed=seed, **settings)
+    draw(tmp_path / "data", 100, seed)
+    in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=7)
+    assert left(spec, tmp_path, 7) == simulated(spec, tmp_path / "data", 7)
+
+
+def test_frames_that_are_lost_are_asked_for_again_and_change_no_byte(
+    broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third of what the head sends gets lost on its way."""
+    publish, sent = Crier.publish, iter(range(10_000))
+
+    def lossy(crier: Crier, topic: str, payload: bytes) -> None:
+        if next(sent) % 3 != 1:
+            publish(crier, topic, payload)
+
+    monkeypatch.setattr(Crier, "publish", lossy)
+    monkeypatch.setattr(response_times, "_AGAIN", 0.05)
+    spec = line_spec(seed=4)
+    draw(tmp_path / "data", 100, 4)
+    in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=7)
+    assert left(spec, tmp_path, 7) == simulated(spec, tmp_path / "data", 7)
+
+
+@pytest.mark.parametrize("rule", ["last", "impute"])
+def test_a_line_that_need_not_wait_goes_on_without_a_sensor_and_takes_it_back(
+    rule: str, broker: str, tmp_path: Path
+) -> None:
+    spec = line_spec(("press", "oven", "lamp"), absent=rule, patience=0.3)
+    whole, data = tmp_path / "whole", tmp_path / "data"
+    draw(whole, span(spec.window, 18)[1], 6)
+    feed(whole, data, span(spec.window, 6)[1])
+    with Threads(spec, broker, data, tmp_path, 18) as line:
+        line.start("head", *spec.sensors)
+        line.reach(6)
+        line.stop("lamp")
+        feed(whole, data, span(spec.window, 12)[1])
+        line.reach(12)
+        line.start("lamp")
+        line.until(lambda: line.events["head"].count(progress.NodeJoined(node="lamp")) == 2)
+        feed(whole, data, span(spec.window, 18)[1])
+        line.end()
+    taken = [each.iterations[2] for each in history(tmp_path / "head")]
+    assert taken == [2] * 6 + [0] * 6 + [2] * 6
+    assert left(spec, tmp_path, 18).keys() == {"press", "oven", "lamp", "head"}
+
+
+def test_a_product_that_a_sensor_has_not_seen_holds_up_one_round_only(broker: str, tmp_path: Path) -> None:
+    spec = line_spec(absent="last", patience=0.8)
+    draw(tmp_path / "data", 100, 7)
+    oven = tmp_path / "data" / "oven.csv"
+    rows = oven.read_text().splitlines(keepends=True)
+    oven.write_text("".join(row for row in rows if not row.startswith(("p5,", "p22,"))))
+    in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=9)
+    slow = [each.round for each in history(tmp_path / "head") if each.seconds > 0.4]
+    assert set(slow) - {1} == {2}, "p5 is in the first round already; p22 comes in the second"
+    assert all(each.iterations == (2, 2) for each in history(tmp_path / "head"))
+
+
+def test_a_second_head_and_a_second_sensor_of_one_name_are_turned_away(broker: str, tmp_path: Path) -> None:
+    spec = line_spec()
+    draw(tmp_path / "data", 40, 8)
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as line:
+        line.start("head", *spec.sensors)
+        line.reach(3)
+        with pytest.raises(UsageError, match="already has a coordinator"):
+            coordinate(
+                spec, tmp_path / "data/labels.csv", Endpoint.parse(broker), tmp_path / "other", rounds=1, new=False,
+                report=progress.ignore,
+            )  # fmt: skip
+        with pytest.raises(UsageError, match="the name 'oven' is taken"):
+            join(
+                Endpoint.parse(broker), "oven", source(tmp_path / "data", "oven"), tmp_path / "twin",
+                federation=spec.federation, wait=5, report=progress.ignore,
+            )  # fmt: skip
+        with pytest.raises(UsageError, match="has no sensor 'lamp'"):
+            join(
+                Endpoint.parse(broker), "lamp", source(tmp_path / "data", "lamp"), tmp_path / "lamp",
+                federation=spec.federation, wait=5, report=progress.ignore,
+            )  # fmt: skip
+
+
+def test_a_sensor_that_lies_is_named_and_refused_and_the_line_goes_on_without_it(broker: str, tmp_path: Path) -> None:
+    """Somebody else's sensor, who sends what is no number."""
+    spec = line_spec(absent="last", patience=0.3)
+    draw(tmp_path / "data", 60, 9)
+    inbox: queue.Queue[Any] = queue.Queue()
+    link = Link(Endpoint.parse(broker), "liar", inbox=inbox, persistent=False)
+    link.subscribe(topics.down(spec.federation, "oven"), topics.opened(spec.federation))
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as line, link:
+        line.start("head", "press")
+        hello = LineHello(
+            session="a" * 16, run=spec.run, software="other", identity="b" * 16, incarnation=1, columns=1, round=0,
+            kept=(0,),
+        )  # fmt: skip
+        lie = Embeddings(
+            run=spec.run, attempt=1, round=1, session="a" * 16, row=0,
+            received=np.full((20, 16), np.nan, np.float32).tobytes(),
+        )  # fmt: skip
+        line.until(lambda: bool(line.events.get("head")))
+        link.publish(topics.up(spec.federation, "oven"), encode(hello))
+        while not isinstance(event := inbox.get(timeout=20), Delivery) or event.topic != topics.opened(spec.federation):
+            pass
+        link.publish(topics.embeddings(spec.federation, "oven"), encode_frame(lie))
+        while not isinstance(event := inbox.get(timeout=20), Delivery) or b"Refusal" not in event.payload:
+            pass
+        assert "NaN or infinity" in decode(event.payload, Refusal).reason
+        line.reach(3)
+        [refused] = [each for each in line.events["head"] if isinstance(each, progress.NodeRefused)]
+        assert (refused.node, refused.round) == ("oven", 0)
+
+
+def test_a_sensor_that_joins_a_line_that_is_over_serves_its_model_and_waits_for_a_head(
+    broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_ALONE", 1.0)
+    spec = line_spec()
+    draw(tmp_path / "data", 100, 9)
+    in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=4)
+    told: list[progress.AnyEvent] = []
+    ended = take_part(
+        spec, "press", source(tmp_path / "data", "press"), Endpoint.parse(broker), tmp_path / "press",
+        report=told.append, stop=lambda: progress.Note(text="the head is not connected; waiting for it") in told,
+    )  # fmt: skip
+    assert ended == (4, False), "what is retained may be older than a head that asks for more rounds"
+    bundles = SensorBundles(tmp_path / "bundle", Rows(COLUMNS["press"], "product", None))
+    press = source(tmp_path / "data", "press")
+    Learner(spec, "press", press, tmp_path / "press", print, bundles).commit(last=True)
+    assert (tmp_path / "bundle" / "manifest.json").is_file()
+
+
+def test_a_sensor_that_has_no_rows_yet_takes_part_and_starts_again(broker: str, tmp_path: Path) -> None:
+    spec = line_spec(absent="last", patience=0.3)
+    draw(tmp_path / "data", 100, 10)
+    (tmp_path / "data" / "oven.csv").write_text("product,heat\n")
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 7) as line:
+        line.start("head", *spec.sensors)
+        line.reach(3)
+        line.stop("oven")
+        line.start("oven")
+        line.end()
+    assert left(spec, tmp_path, 7).keys() == {"press", "oven", "head"}
+    assert {each.iterations for each in history(tmp_path / "head")} == {(2, 0)}
+
+
+def test_a_sensor_that_says_the_same_again_and_again_is_not_waited_for(broker: str, tmp_path: Path) -> None:
+    """Somebody else's sensor, who never gets beyond its first row."""
+    spec = line_spec(absent="last", patience=0.3)
+    draw(tmp_path / "data", 60, 10)
+    with (
+        Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as line,
+        Link(Endpoint.parse(broker), "dripping", inbox=queue.Queue(), persistent=False) as link,
+    ):
+        line.start("head", "press")
+        line.until(lambda: bool(line.events.get("head")))
+        hello = LineHello(
+            session="a" * 16, run=spec.run, software="other", identity="b" * 16, incarnation=1, columns=1, round=0,
+            kept=(0,),
+        )  # fmt: skip
+        row = Embeddings(run=spec.run, attempt=1, round=1, session="a" * 16, row=0, received=bytes(4 * 16))
+        link.publish(topics.up(spec.federation, "oven"), encode(hello))
+
+        def closed() -> bool:
+            link.publish(topics.embeddings(spec.federation, "oven"), encode_frame(row), qos=0)
+            return written(tmp_path / "head") >= 3
+
+        line.until(closed)
+
+
+def test_an_older_spec_that_is_said_again_ends_no_sensor(broker: str, tmp_path: Path) -> None:
+    """A broker has kept what the head has signed."""
+    spec = line_spec()
+    draw(tmp_path / "data", span(spec.window, 9)[1], 11)
+    feed(tmp_path / "data", tmp_path / "grown", span(spec.window, 3)[1])
+    link = Link(Endpoint.parse(broker), "echo", inbox=queue.Queue(), persistent=False)
+    with Threads(spec, broker, tmp_path / "grown", tmp_path, 9) as line, link:
+        line.start("head", *spec.sensors)
+        line.reach(3)
+        older = msgspec.structs.replace(spec, run="a" * 16)
+        link.publish(topics.spec(spec.federation), encode(older), retain=True)
+        feed(tmp_path / "data", tmp_path / "grown", span(spec.window, 9)[1])
+        line.end()
+    assert left(spec, tmp_path, 9) == simulated(spec, tmp_path / "data", 9)
+
+
+def test_an_old_end_of_the_line_that_is_said_again_ends_no_sensor(broker: str, tmp_path: Path) -> None:
+    """As above: once the line had three rounds only."""
+    spec = line_spec(absent="last", patience=5.0)
+    draw(tmp_path / "data", span(spec.window, 9)[1], 13)
+    feed(tmp_path / "data", tmp_path / "grown", span(spec.window, 6)[1])
+    link = Link(Endpoint.parse(broker), "echo", inbox=queue.Queue(), persistent=False)
+    with Threads(spec, broker, tmp_path / "grown", tmp_path, 9) as line, link:
+        line.start("head", *spec.sensors)
+        line.reach(3)
+        link.publish(topics.round_state(spec.federation), encode(RoundState(run=spec.run, round=3, status="finished")))
+        line.reach(6)
+        feed(tmp_path / "data", tmp_path / "grown", span(spec.window, 9)[1])
+        line.end()
+
+
+def test_while_a_product_is_late_a_sensor_only_looks_for_news(
+    broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = line_spec(patience=0.1)
+    draw(tmp_path / "data", 60, 14)
+    oven = tmp_path / "data" / "oven.csv"
+    *rows, last = oven.read_text().splitlines(keepends=True)[: span(spec.window, 2)[1] + 1]
+    oven.write_text("".join(rows))
+    take, taken = Samples.take, list[int]()
+
+    def counted(samples: Samples, products: Sequence[str]) -> Any:
+        taken.append(len(products))
+        return take(samples, products)
+
+    monkeypatch.setattr(Samples, "take", counted)
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 2) as line:
+        line.start("head", *spec.sensors)
+        line.until(lambda: "oven lacks product" in line.said("oven"))
+        before = len(taken)
+        line.until(lambda: line.said("head").count("which lacks") > 0)
+        time.sleep(5 * session._LOOK)
+        assert len(taken) == before
+        with oven.open("a") as file:
+            file.write(last)
+        line.end()
+
+
+def test_of_two_processes_of_one_sensor_one_gives_way_and_says_why(
+    broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a broker that does not say why it closes a connection."""
+    monkeypatch.setattr(collision, "_OFTEN", 2)
+    spec = line_spec()
+    draw(tmp_path / "data", 60, 15)
+    lost = threading.Event()
+
+    def play(folder: str) -> str:
+        try:
+            take_part(
+                spec, "press", source(tmp_path / "data", "press"), Endpoint.parse(broker), tmp_path / folder,
+                report=progress.ignore, stop=lost.is_set,
+            )  # fmt: skip
+        except EdgeNodeError as error:
+            lost.set()
+            return error.what
+        return "goes on"
+
+    with ThreadPoolExecutor() as pool:
+        assert sorted(pool.map(play, ("one", "other"))) == ["another process has connected as press", "goes on"]
+
+
+def test_a_sensor_comes_with_the_columns_that_it_has_learnt_from_once_it_has_learnt(
+    broker: str, tmp_path: Path
+) -> None:
+    spec = line_spec()
+    draw(tmp_path / "data", 100, 11)
+    press = source(tmp_path / "data", "press")
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 4) as line:
+        line.start("head")
+        before = press._replace(columns=("speed",))
+        take_part(
+            spec, "press", before, Endpoint.parse(broker), tmp_path / "press", report=progress.ignore,
+            stop=lambda: progress.NodeJoined(node="press") in line.events["head"],
+        )  # fmt: skip
+        line.start(*spec.sensors)
+        line.end()
+    for other in (press._replace(columns=("speed", "force")), press._replace(columns=("speed",))):
+        with pytest.raises(UsageError, match=r"press has learnt from other columns: .*force.*speed"):
+            take_part(spec, "press", other, Endpoint.parse(broker), tmp_path / "press", report=progress.ignore)
+
+
+@pytest.mark.parametrize("lacking", ["p5,", "p"], ids=["one product", "all products"])
+def test_the_denoiser_learns_from_the_products_that_all_sensors_have(lacking: str, broker: str, tmp_path: Path) -> None:
+    channel, denoising = Channel(levels=3), Denoising(rounds=3, epochs=2)
+    spec = line_spec(absent="last", patience=0.3, channel=channel, denoising=denoising)
+    draw(tmp_path / "data", 60, 12)
+    oven = tmp_path / "data" / "oven.csv"
+    oven.write_text("".join(row for row in oven.read_text().splitlines(True) if not row.startswith(lacking)))
+    line = in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=3)
+    learnt = any(name.startswith("denoiser.adam") for name in load_file(*(tmp_path / "head").glob("*/*3.safetensors")))
+    assert learnt is ("has learnt nothing" not in line.said("head")) is (lacking == "p5,")

@@ -1,0 +1,1 @@
+"""Labelled images: class folders, public data sets, drawn ones, their partition among plants."""

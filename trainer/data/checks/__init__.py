@@ -1,0 +1,1 @@
+"""Checks of a plant's images before it joins."""

@@ -1,0 +1,193 @@
+"""How a look at a plant's images is told: as a table with findings, as JSON, and as a picture."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont, ImageOps
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from broker_config.protocol.errors import UsageError
+from edge.inference.image_decoding import ImageError, read
+from trainer.data.checks.findings import SEVERITIES, Finding, Severity
+from trainer.data.checks.image_checks import Intake
+from trainer.data.checks.image_facts import Look
+
+
+class ClassSummary(msgspec.Struct, frozen=True):
+    """The images of one class that can be read, each once."""
+
+    name: str
+    images: int
+    held_out: int
+    sizes: dict[str, int]  # how many of each
+    types: dict[str, int]  # format and colour mode
+    brightness: float  # mean gray value
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """A look at a plant's images, for machines."""
+
+    can_join: bool
+    classes: list[ClassSummary]
+    findings: tuple[Finding, ...]
+    picture: str | None = None
+
+
+def summarise(intake: Intake, picture: Path | None = None) -> Summary:
+    """What was found, class by class; `picture` is where it was drawn."""
+    return Summary(
+        intake.can_join,
+        [
+            _summarise(name, [each for each in intake.looks if each.class_name == name])
+            for name in sorted({each.class_name for each in intake.looks})
+        ],
+        intake.findings,
+        str(picture) if picture else None,
+    )
+
+
+def _summarise(name: str, looks: Sequence[Look]) -> ClassSummary:
+    held_out = sum(each.held_out for each in looks)
+    return ClassSummary(
+        name,
+        len(looks) - held_out,
+        held_out,
+        dict(Counter(each.size for each in looks).most_common()),
+        dict(Counter(f"{each.format} {each.mode}" for each in looks).most_common()),
+        round(float(np.mean([each.brightness for each in looks])), 1),
+    )
+
+
+# For people
+
+_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "hint": "cyan"}
+
+
+def table(intake: Intake, console: Console) -> None:
+    """Print the classes, the findings and whether the plant can join."""
+    summary = summarise(intake)
+    if summary.classes:
+        console.print(_classes(summary.classes))
+    for finding in summary.findings:
+        told = Text.assemble((finding.severity, _STYLES[finding.severity]), f": {finding.text}")
+        told.append(f"\n  What to do: {finding.remedy}", style="dim")
+        console.print(told, soft_wrap=True)  # the terminal's own wrapping leaves paths whole when they are copied
+    console.print(count(intake.findings) + ("" if summary.can_join else "; mend the errors before this plant joins"))
+
+
+def _classes(classes: Sequence[ClassSummary]) -> Table:
+    drawn = Table(Column("class", overflow="fold"), "images", "size", "type", "brightness")
+    for each in classes:
+        images = f"{each.images}" + (f" + {each.held_out}" if each.held_out else "")
+        drawn.add_row(Text(each.name), images, _counted(each.sizes), _counted(each.types), f"{each.brightness:.0f}")
+    return drawn
+
+
+def _counted(counts: dict[str, int]) -> str:
+    if len(counts) == 1:
+        return next(iter(counts))
+    shown = [f"{value} ({count})" for value, count in list(counts.items())[:2]]
+    return ", ".join([*shown, *(["..."] if len(counts) > 2 else [])])
+
+
+def count(findings: Iterable[Finding]) -> str:
+    """How many findings of each severity there are."""
+    counts = Counter(finding.severity for finding in findings)
+    told = [
+        f"{counts[severity]} {severity}{'s' * (counts[severity] > 1)}" for severity in SEVERITIES if counts[severity]
+    ]
+    return ", ".join(told) or "nothing to complain of"
+
+
+# The picture
+
+_TILE, _CAPTION, _GAP, _COLUMNS, _TITLE = 112, 30, 6, 10, 30
+_COLORS: dict[Severity, str] = {"error": "#c62828", "warning": "#e07000", "hint": "#1565c0"}
+_INK, _PAPER = "#222222", "#ffffff"
+
+
+class _Tile(NamedTuple):
+    path: Path
+    mark: Finding | None = None
+
+
+class _Band(NamedTuple):
+    title: str
+    rows: list[list[_Tile]]
+
+    @property
+    def height(self) -> int:
+        return _TITLE + len(self.rows) * (_TILE + _CAPTION + _GAP)
+
+
+def draw(intake: Intake, target: Path) -> None:
+    """Draw a contact sheet: for each class a row of images without findings, and one of images with.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    bands = _bands(intake)
+    sheet = Image.new("RGB", (_GAP + _COLUMNS * (_TILE + _GAP), _TITLE + sum(band.height for band in bands)), _PAPER)
+    pen = ImageDraw.Draw(sheet)
+    left = _GAP
+    for text, color in ((f"{len(intake.looks)} images, {count(intake.findings)}; marked:", _INK), *_COLORS.items()):
+        pen.text((left, 8), text, color, _font(15))
+        left += int(pen.textlength(text, _font(15))) + 10
+    top = _TITLE
+    for band in bands:
+        pen.text((_GAP, top + 8), band.title, _INK, _font(15))
+        for row, tiles in enumerate(band.rows):
+            for column, tile in enumerate(tiles):
+                corner = (_GAP + column * (_TILE + _GAP), top + _TITLE + row * (_TILE + _CAPTION + _GAP))
+                _draw_tile(sheet, pen, corner, tile)
+        top += band.height
+    try:
+        sheet.save(target)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"the picture {target} cannot be written ({error})", "pass another --picture FILE.png"
+        ) from error
+
+
+def _bands(intake: Intake) -> list[_Band]:
+    marks: dict[Path, Finding] = {}
+    for finding in sorted(intake.findings, key=lambda each: (SEVERITIES.index(each.severity), len(each.files))):
+        for file in finding.files:
+            marks.setdefault(Path(file), finding)
+    classes = {each.class_name for each in intake.looks}
+    bands = []
+    for name in sorted(classes):
+        looks = [each for each in intake.looks if each.class_name == name]
+        plain = [_Tile(each.path) for each in looks if each.path not in marks]
+        marked = [_Tile(path, mark) for path, mark in marks.items() if path.parent.name == name]
+        title = f"{name}: {len(looks)} images" + (f", {len(marked)} marked" if marked else "")
+        bands.append(_Band(title, [tiles[:_COLUMNS] for tiles in (plain, marked) if tiles]))
+    outside = [_Tile(path, mark) for path, mark in marks.items() if path.parent.name not in classes]
+    return bands + ([_Band(f"in no class: {len(outside)} files", [outside[:_COLUMNS]])] if outside else [])
+
+
+def _draw_tile(sheet: Image.Image, pen: ImageDraw.ImageDraw, corner: tuple[int, int], tile: _Tile) -> None:
+    left, top = corner
+    color = _COLORS[tile.mark.severity] if tile.mark else "#999999"
+    try:
+        sheet.paste(ImageOps.pad(read(tile.path).image.convert("RGB"), (_TILE, _TILE), color="#dddddd"), corner)
+    except ImageError:
+        pen.line((left, top, left + _TILE, top + _TILE), color, 2)
+        pen.line((left, top + _TILE, left + _TILE, top), color, 2)
+    if tile.mark:
+        pen.rectangle((left, top, left + _TILE - 1, top + _TILE - 1), outline=color, width=3)
+    name = tile.path.name
+    while pen.textlength(name, _font(11)) > _TILE:
+        name = "…" + name[2:]  # names often differ in their ends only
+    pen.text((left, top + _TILE + 1), name, "#666666", _font(11))
+    pen.text((left, top + _TILE + 14), tile.mark.kind if tile.mark else "", color, _font(11))
+
+
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size)

@@ -1,0 +1,1 @@
+"""Whole stories on one machine, in real processes."""

@@ -1,0 +1,217 @@
+"""The whole story on one machine: a broker, a coordinator and trainer processes, then bundles and a daemon.
+
+Everything runs as the commands that a plant would type, in processes of their own.
+"""
+
+import http.client
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from urllib.parse import urlsplit
+
+import msgspec
+
+from broker_config.broker.embedded import start_broker
+from broker_config.protocol.errors import EdgeNodeError
+from broker_config.protocol.messages import Spec
+from edge.bundle import bundle_format
+from edge.inference.image_decoding import decode
+from edge.inference.predictor import Predictor
+from trainer import progress
+from trainer.data import class_folders, drawn_surfaces, partition
+from trainer.data.partition import Share
+from trainer.demo.demo_processes import Processes, fresh
+from trainer.federation.server.spec import Request, draft
+from trainer.methods import make
+from trainer.report import report_page, summary
+from trainer.training import personal_model
+
+_PER_CLASS = 120  # drawn images
+_SENT = 60  # images that the daemon is asked about
+_PATIENCE = 10.0  # seconds for an answer
+
+
+def run(
+    request: Request,
+    folder: Path | None,
+    out: Path,
+    show: progress.Report,
+    *,
+    nodes: int,
+    classes_per_node: int,
+    samples: int,
+) -> summary.RunReport:
+    """Run the story and leave report.json, report.html, bundles and logs in `out`.
+
+    Args:
+        request: the federation.
+        folder: class folders, or None to draw images.
+        out: is emptied first, if it is an earlier run's.
+        show: shows progress.
+        nodes: trainer processes.
+        classes_per_node: of the disjoint partition.
+        samples: training images a node.
+
+    Raises:
+        EdgeNodeError: what failed, with the log of the process that did.
+    """
+    fresh(out)
+    if folder is None:
+        show(progress.Step(what=f"drawing {_PER_CLASS} images of each of {len(drawn_surfaces.CLASSES)} classes"))
+        folder = out / "images"
+        for plant in range(nodes):
+            drawn_surfaces.write(folder, -(-_PER_CLASS // nodes), 64, request.seed, plant)
+    catalogue = class_folders.scan(folder)
+    scheme = partition.Scheme("disjoint", nodes, samples, request.seed, classes_per_node=classes_per_node)
+    shares = scheme.shares(catalogue)
+    partition.write(shares, out / "data")
+    spec, _ = draft(request, federation="demo", classes=catalogue.classes, nodes=nodes)  # fails early, if it must
+
+    started = time.monotonic()
+    with Processes(out / "logs") as processes:
+        with start_broker(out / "broker") as broker:
+            show(progress.Note(text=f"broker: {broker.kind} at {broker.url}"))
+            show(progress.Step(what=f"starting a coordinator and {nodes} trainers"))
+            baseline = processes.start("local-only", *_baseline(request, folder, scheme, _epochs(spec), out))
+            finished, model_bytes = _federate(processes, broker.url, request, spec, shares, out, show)
+        show(progress.Step(what="training alone, for comparison"))
+        processes.wait(baseline)
+        show(progress.Step(what=f"exporting {nodes} models to ONNX"))
+        processes.wait(processes.start("export", "export", *_models(shares, out), "--out", str(out / "bundles")))
+        rows = [_node(share, out, spec) for share in shares]
+        show(progress.Step(what=f"sending held-out images of {shares[0].node} to a daemon"))
+        served = _serve(processes, shares[0], out, spec)
+    result = summary.RunReport.of(
+        spec,
+        rows,
+        weights=request.weights,
+        data=str(folder),
+        bytes_up=finished.bytes_up,
+        bytes_down=finished.bytes_down,
+        model_bytes=model_bytes,
+        serving=served,
+        seconds=time.monotonic() - started,
+    )
+    (out / "report.json").write_bytes(result.encode())
+    right = f"{100 * served.accuracy:.1f} % right, {served.milliseconds_p50:.1f} ms each"
+    show(progress.Note(text=f"{served.images} held-out images of {served.node} over HTTP: {right}"))
+    report_page.write(out, out / "report.html", show)
+    return result
+
+
+# The federation
+
+
+def _federate(
+    processes: Processes,
+    url: str,
+    request: Request,
+    spec: Spec,
+    shares: Sequence[Share],
+    out: Path,
+    show: progress.Report,
+) -> tuple[progress.FederationFinished, int]:
+    """Coordinator and trainers until every node has its model; also the bytes of one contribution.
+
+    Shows what the coordinator tells, but what a node does as the node itself tells it. A process that fails is named.
+    """
+    classes = ",".join(spec.classes)
+    coordinator = processes.start(
+        "coordinator", "coordinate", url, "--json", "--federation", spec.federation, "--classes", classes,
+        "--nodes", str(spec.nodes), "--state", str(out / "coordinator"), *_flags(request), events=True,
+    )  # fmt: skip
+    trainers = [
+        processes.start(
+            share.node, "join", url, "--name", share.node, "--data", str(out / "data" / share.node / "train"),
+            "--test", str(out / "data" / share.node / "test"), "--state", str(out / share.node), "--telemetry",
+            "--json", events=True,
+        )
+        for share in shares
+    ]  # fmt: skip
+    finished, contribution = None, 0
+    for process, event in processes.events(coordinator, *trainers):
+        from_node = process is not coordinator
+        if from_node == isinstance(event, progress.Activity | progress.Received):
+            show(event)
+        if from_node:
+            continue
+        if isinstance(event, progress.Contribution):
+            contribution = event.bytes
+        elif isinstance(event, progress.FederationFinished):
+            finished = event
+    if finished is None:
+        raise EdgeNodeError("the federation did not finish", f"see the logs in {out / 'logs'}")
+    return finished, contribution
+
+
+def _flags(request: Request) -> list[str]:
+    """The request as the command line of coordinate and simulate."""
+    flags = ["--method", request.method, "--model", request.model, "--rounds", str(request.rounds)]
+    flags += ["--seed", str(request.seed), "--threads", str(request.threads), "--size", str(request.size)]
+    flags += ["--evaluate-every", str(request.evaluate_every)]
+    flags += ["--weights", request.weights] if request.weights else []
+    for flag, pairs in (("--option", request.options), ("--training", request.training)):
+        for name, value in pairs.items():
+            flags += [flag, f"{name}={value}"]
+    return flags
+
+
+def _epochs(spec: Spec) -> int:
+    """Of training in a round, both stages; looks that end when they have settled do not count."""
+    method = make(spec.method, spec.training, spec.options)
+    return sum(phase.epochs for phase in method.train + method.refine if phase.steps[0].trains and not phase.settled)
+
+
+def _baseline(request: Request, folder: Path, scheme: partition.Scheme, epochs: int, out: Path) -> list[str]:
+    """Every node alone, with as many epochs as the method has."""
+    alone = request._replace(method="local", options={"epochs": epochs}, evaluate_every=request.rounds)
+    return [
+        "simulate", "--data", str(folder), "--out", str(out / "local"), "--nodes", str(scheme.nodes), "--samples",
+        str(scheme.samples), "--classes-per-node", str(scheme.classes_per_node), *_flags(alone),
+    ]  # fmt: skip
+
+
+# Bundles and the daemon
+
+
+def _models(shares: Sequence[Share], out: Path) -> list[str]:
+    return [str(out / share.node / "model") for share in shares]
+
+
+def _node(share: Share, out: Path, spec: Spec) -> summary.NodeReport:
+    """A node's figures: as it measured them, alone, and by its bundle in onnxruntime."""
+    facts = personal_model.load_facts(out / share.node / "model")
+    alone = personal_model.load_facts(out / "local" / share.node / "model")
+    test = class_folders.load(share.test, spec.classes, spec.preprocessing.size)
+    found = Predictor(bundle_format.read(out / "bundles" / share.node)).labels(test.images)
+    right = sum(label == spec.classes[number] for label, number in zip(found, test.labels, strict=True))
+    return summary.NodeReport.of(facts, local_accuracy=alone.metrics["accuracy"], onnx_accuracy=right / len(found))
+
+
+def _serve(processes: Processes, share: Share, out: Path, spec: Spec) -> summary.Serving:
+    """Start the daemon on one bundle and send it held-out images over HTTP."""
+    folder = out / "bundles" / share.node
+    daemon = processes.start("daemon", "serve", str(folder), "--port", "0", "--memory", str(out / "line"))
+    address = urlsplit(processes.ready(daemon))
+    predictor = Predictor(bundle_format.read(folder))
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=_PATIENCE)
+    entries = share.test.entries[:_SENT]
+    agreeing, right, times = 0, 0, []
+    for entry in entries:
+        started = time.perf_counter()
+        connection.request("POST", "/classify", body=entry.path.read_bytes())
+        answer = msgspec.json.decode(connection.getresponse().read())
+        times.append(1000 * (time.perf_counter() - started))
+        directly = predictor.labels(decode(entry.path, spec.preprocessing.size)[None])[0]
+        agreeing += answer["label"] == directly
+        right += answer["label"] == entry.class_name
+    connection.close()
+    processes.end(daemon)
+    return summary.Serving(
+        node=share.node,
+        images=len(entries),
+        agreeing=agreeing,
+        accuracy=right / len(entries),
+        milliseconds_p50=median(times),
+    )

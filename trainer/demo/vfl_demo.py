@@ -1,0 +1,187 @@
+"""A line's whole story on one machine: broker, head and sensors learn from drawn products, then services judge others.
+
+Everything runs as the commands that a plant would type, in processes of their own.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from rich.console import Console
+from rich.table import Table
+
+from broker_config.broker.embedded import start_broker
+from broker_config.protocol.errors import EdgeNodeError
+from trainer import progress
+from trainer.data.drawn_products import CLASSES, LABELS, DrawnLine, Products, write, write_rows
+from trainer.demo.demo_processes import Process, Processes, fresh
+from trainer.vfl.server.journal import history
+
+_START, _CHUNK, _WINDOW = 1000, 20, 1500  # products
+_HELD_OUT = 200  # products for each row of the table
+_DEADLINE = 2.0  # seconds that the head waits for an absent sensor
+_PATIENCE = 30.0  # seconds for all predictions
+
+
+class Judged(Struct, frozen=True):
+    """How well products were judged that a sensor did not see, or that all saw."""
+
+    absent: str  # sensor; empty: none
+    accuracy: float
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """What the demo found."""
+
+    sensors: tuple[str, ...]
+    rounds: int
+    milliseconds_round: float  # median
+    products: int  # held out, for each of `judged`
+    guessing: float  # share of the most frequent class
+    judged: tuple[Judged, ...]
+    milliseconds_prediction: float  # median, since the last embedding came
+    seconds: float  # of the whole demo
+
+
+class _Case(NamedTuple):
+    absent: str
+    products: Products
+
+
+def run(out: Path, show: progress.Report, *, stations: int, rounds: int, seed: int) -> Outcome:
+    """Run the story and leave data, models, predictions and logs in `out`, which is emptied if it is an earlier run's.
+
+    Raises:
+        EdgeNodeError: what failed, with the log of the process that did.
+    """
+    started = time.monotonic()
+    fresh(out)
+    line, learnt = DrawnLine(stations, seed), _START + _CHUNK * (rounds - 1)
+    show(progress.Step(what=f"drawing {learnt} products of {stations} stations"))
+    write(line, out, 0, learnt)
+    cases = [
+        _Case(absent, line.draw(learnt + number * _HELD_OUT, learnt + (number + 1) * _HELD_OUT))
+        for number, absent in enumerate(("", *line.stations))
+    ]
+    with Processes(out / "logs") as processes, start_broker(out / "broker") as broker:
+        show(progress.Note(text=f"broker: {broker.kind} at {broker.url}"))
+        show(progress.Step(what=f"a head and {stations} sensors learn together for {rounds} rounds"))
+        _learn(processes, broker.url, line, out, rounds, seed, show)
+        show(progress.Step(what=f"services of the head and the sensors judge {len(cases) * _HELD_OUT} new products"))
+        said = _serve(processes, broker.url, line, out, cases)
+    labels = np.concatenate([case.products.labels for case in cases])
+    return Outcome(
+        sensors=tuple(line.stations),
+        rounds=rounds,
+        milliseconds_round=1000 * median(closed.seconds for closed in history(out / "head")[1:]),
+        products=_HELD_OUT,
+        guessing=float(np.bincount(labels).max() / len(labels)),
+        judged=tuple(Judged(case.absent, _accuracy(case.products, said)) for case in cases),
+        milliseconds_prediction=median(said[name].latency_ms for name in cases[0].products.names),
+        seconds=time.monotonic() - started,
+    )
+
+
+def table(outcome: Outcome, console: Console) -> None:
+    """Print what came of it."""
+    shown = Table("sensors that saw the products", "right", title=f"{outcome.products} new products for each row")
+    for judged in outcome.judged:
+        who = f"all but {judged.absent}" if judged.absent else f"all: {', '.join(outcome.sensors)}"
+        shown.add_row(who, f"{100 * judged.accuracy:.1f} %")
+    shown.add_row("none: the most frequent class", f"{100 * outcome.guessing:.1f} %")
+    console.print(shown)
+    console.print(
+        f"{outcome.milliseconds_round:.1f} ms a round; {outcome.milliseconds_prediction:.1f} ms from last embedding "
+        f"to prediction; {outcome.seconds:.0f} s in all",
+        highlight=False,
+    )
+
+
+def _learn(
+    processes: Processes, url: str, line: DrawnLine, out: Path, rounds: int, seed: int, show: progress.Report
+) -> None:
+    """Head and sensors until the last round; shows what the head tells."""
+    head = processes.start(
+        "head", "line", "coordinate", url, "--sensors", ",".join(line.stations), "--labels", str(out / LABELS),
+        "--classes", ",".join(CLASSES), "--start", str(_START), "--chunk", str(_CHUNK), "--window", str(_WINDOW),
+        "--eta", "0.1", "--iterations", "5", "--policy", "all", "--rounds", str(rounds), "--seed", str(seed),
+        "--state", str(out / "head"), "--json", events=True,
+    )  # fmt: skip
+    sensors = [
+        processes.start(
+            name, "line", "join", url, "--sensor", name, "--columns", ",".join(column.name for column in columns),
+            "--data", str(out / f"{name}.csv"), "--state", str(out / name), "--json", events=True,
+        )
+        for name, columns in line.stations.items()
+    ]  # fmt: skip
+    for process, event in processes.events(head, *sensors):
+        if process is head and not isinstance(event, progress.Result):
+            show(event)
+
+
+class _Said(Struct):
+    """What is read of a prediction."""
+
+    product: str
+    class_: str = msgspec.field(name="class")
+    latency_ms: float
+
+
+def _serve(processes: Processes, url: str, line: DrawnLine, out: Path, cases: Sequence[_Case]) -> dict[str, _Said]:
+    """Let products pass, each case's without its absent sensor; the final prediction of each."""
+    predictions = out / "predictions.jsonl"
+    services = [
+        processes.start(
+            "head-service", "line", "serve", str(out / "head" / "bundle"), url, "--output", str(predictions),
+            "--deadline", str(_DEADLINE),
+        )
+    ]  # fmt: skip
+    for name in line.stations:
+        rows = str(out / f"{name}.csv")
+        services.append(
+            processes.start(f"{name}-service", "line", "serve", str(out / name / "bundle"), url, "--data", rows)
+        )
+    for service in services:
+        processes.ready(service)
+    for case in cases:
+        for name in line.stations:
+            if name != case.absent:
+                write_rows(line, out, case.products, name)
+    wanted = {name for case in cases for name in case.products.names}
+    said = _awaited(predictions, wanted, services)
+    for service in services:
+        processes.end(service)
+    return said
+
+
+def _awaited(path: Path, wanted: set[str], services: Sequence[Process]) -> dict[str, _Said]:
+    """The predictions of all these products, once they are there."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        said = {each.product: each for each in _read(path)}
+        if said.keys() >= wanted:
+            return said
+        for service in services:
+            if service.popen.poll() is not None:
+                raise service.failure()
+        if time.monotonic() > deadline:
+            raise EdgeNodeError(
+                f"{len(wanted - said.keys())} of {len(wanted)} products were not judged", f"see {path.parent / 'logs'}"
+            )
+        time.sleep(0.05)
+
+
+def _read(path: Path) -> Iterator[_Said]:
+    if path.exists():
+        for text in path.read_bytes().split(b"\n")[:-1]:
+            yield msgspec.json.decode(text, type=_Said)
+
+
+def _accuracy(products: Products, said: dict[str, _Said]) -> float:
+    right = [said[name].class_ == CLASSES[label] for name, label in zip(products.names, products.labels, strict=True)]
+    return sum(right) / len(right)

@@ -1,1 +1,0 @@
-"""The papers' tables and figures: grids of simulated federations, their results, and what is drawn from them."""

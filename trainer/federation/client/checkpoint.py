@@ -1,0 +1,78 @@
+"""What a node has on disk about itself: who it is, and how far. Itself without torch."""
+
+import secrets
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from broker_config.protocol.errors import EdgeNodeError
+from broker_config.protocol.messages import Manifest
+from broker_config.storage import disk
+
+T = TypeVar("T")
+_IDENTITY, _PROGRESS = "identity.json", "progress.json"
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """Who uses a state folder: `identity` for its lifetime, `session` for that of the `incarnation`-th process."""
+
+    identity: str
+    incarnation: int
+    session: str
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a node is. A restarted node goes on from here."""
+
+    run: str
+    round: int
+    stage: Literal["contributed", "refined"]
+    state: str  # file name of the State
+    broadcast: Manifest  # that the round started from
+    weight: float
+    blob: Manifest | None  # the contribution
+    history: tuple[dict[str, float], ...]  # metrics of each round so far, the open one included
+
+
+def known(folder: Path) -> Identity | None:
+    """Who used the folder last; None if nobody has."""
+    return _read(folder / _IDENTITY, Identity)
+
+
+def appear(folder: Path) -> Identity:
+    """Begin another process's use of the folder."""
+    last = known(folder)
+    new = Identity(
+        identity=last.identity if last else secrets.token_hex(8),
+        incarnation=last.incarnation + 1 if last else 1,
+        session=secrets.token_hex(8),
+    )
+    _write(folder / _IDENTITY, new)
+    return new
+
+
+def progress(folder: Path, run: str) -> Progress | None:
+    """How far the node is in this run; None if it has not contributed to it."""
+    found = _read(folder / _PROGRESS, Progress)
+    return found if found and found.run == run else None
+
+
+def advance(folder: Path, reached: Progress) -> None:
+    """Write down how far the node is."""
+    _write(folder / _PROGRESS, reached)
+
+
+def _write(path: Path, told: object) -> None:
+    """Durably: a kill leaves the old or the new."""
+    with disk.writing(path.parent):
+        disk.replace_bytes(path, msgspec.json.encode(told))
+
+
+def _read(path: Path, expect: type[T]) -> T | None:
+    if not path.exists():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=expect)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise EdgeNodeError(f"{path} is damaged ({error})", "remove this state folder and join again") from error

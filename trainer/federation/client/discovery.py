@@ -1,0 +1,231 @@
+"""Joining: find the federation, check what it asks for, load the images, take part. Itself without torch."""
+
+import contextlib
+import importlib.metadata
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from broker_config.mqtt.client import Endpoint, probe
+from broker_config.protocol import topics
+from broker_config.protocol.codec import DecodeError, decode
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.messages import Presence, RoundState, Spec
+from trainer import progress
+from trainer.data import class_folders
+from trainer.data.checks import image_checks
+from trainer.data.checks.findings import Finding, refuse
+from trainer.data.checks.image_facts import Look, into
+from trainer.data.checks.rules import judge
+from trainer.data.class_folders import Images
+from trainer.federation.client import checkpoint
+from trainer.methods import METHODS, make
+from trainer.models.catalogue import FEATURES
+
+Say = Callable[[str], None]
+HELD_OUT = 0.2  # share of a plant's images that is held out when it brings no test folder
+
+
+def join(
+    endpoint: Endpoint,
+    *,
+    name: str,
+    folder: Path,
+    test: Path | None,
+    state: Path,
+    federation: str | None,
+    telemetry: bool,
+    demands: Mapping[str, str],
+    wait: float,
+    report: progress.Report,
+    stop: Callable[[], bool] = lambda: False,
+) -> Path | None:
+    """Take part in a federation to its end; None when `stop` said to end it before.
+
+    Args:
+        endpoint: the broker.
+        name: of this node.
+        folder: class folders with this plant's images.
+        test: class folders with held-out images, or None.
+        state: folder for this node's state; its personal model comes to lie in `state/model`.
+        federation: its name; None takes the only one on the broker.
+        telemetry: whether losses, A_k and accuracy are told to the coordinator.
+        demands: what must at least hide images where others see pieces of them: noise, levels, mix.
+        wait: seconds to wait for a coordinator.
+        report: shows progress.
+        stop: asked often.
+
+    Raises:
+        EdgeNodeError: with what to do about it.
+    """
+
+    def say(text: str) -> None:
+        report(progress.Note(text=text))
+
+    topics.check_node(name)
+    for given in (folder, test):
+        if given is not None:
+            class_folders.scan(
+                given
+            )  # what is wrong with the folders should be said before anybody waits for a coordinator
+    report(progress.Step(what=f"looking for a federation on {endpoint}"))
+    spec = discover(endpoint, federation, wait, say, stop, state)
+    if spec is None:
+        return None
+    relay = make(spec.method, spec.training, spec.options).relay
+    if relay and (unmet := relay.short_of(demands)):
+        raise UsageError(
+            f"federation {spec.federation!r} hides less in what others see of this plant's images than it demands: "
+            f"it lacks {unmet}",
+            "ask its coordinator for such --option, or demand less here (--demand)",
+        )
+    images = load_images(spec, folder, test, say)
+    classes = sorted({spec.classes[label] for label in images.train.labels})
+    say(
+        f"joining federation {spec.federation!r} ({spec.method}, {spec.model}, {spec.rounds} rounds, "
+        f"aggregated by {spec.aggregation.rule}) as {name}: "
+        f"{len(images.train.labels)} training images of {', '.join(classes)}, "
+        + (f"{len(images.test.labels)} held out" if images.test else "too few to hold any out")
+    )
+    if relay:
+        say(
+            f"with {spec.method} all other nodes see pieces of what the model makes of these images, "
+            f"and their classes; {relay.hides or 'nothing'} hides images in them"
+        )
+    report(progress.Step(what="getting ready to train"))
+    check_name_free(endpoint, spec.federation, name, state)
+    # Only now: importing torch takes seconds, and whoever cannot take part should hear so at once.
+    from trainer.federation.client.session import take_part  # noqa: PLC0415
+
+    return take_part(spec, name, images, endpoint, state, telemetry=telemetry, report=report, stop=stop)
+
+
+def discover(
+    endpoint: Endpoint, federation: str | None, wait: float, say: Say, stop: Callable[[], bool], state: Path
+) -> Spec | None:
+    """The spec of the one federation on this broker that can be joined, or of the named one; None when `stop` said so.
+
+    One that has finished can be joined if `state` holds this node's part of it: its model may be missing.
+
+    Raises:
+        UsageError: there is none within `wait` seconds, there are several, or it speaks another version.
+    """
+    deadline = time.monotonic() + wait
+    said = set[str]()
+
+    def say_once(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            say(text)
+
+    while not stop():
+        specs = _joinable(
+            probe(
+                endpoint,
+                [topics.any_version(topics.spec(federation or "+")), topics.round_state(federation or "+")],
+                wait=1.0,
+            ),
+            say_once,
+            state,
+        )
+        if len(specs) == 1:
+            return next(iter(specs.values()))
+        if specs:
+            raise UsageError(
+                f"there are several federations on {endpoint}: {', '.join(sorted(specs))}",
+                "choose one with --federation",
+            )
+        name = f"federation {federation}" if federation else "federation"
+        say_once(f"no {name} on {endpoint} yet; waiting for its coordinator")
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
+    if stop():
+        return None
+    raise UsageError(
+        f"no coordinator appeared on {endpoint} within {wait:.0f} s",
+        "start edge-node coordinate first, and check that both use the same broker and --federation",
+    )
+
+
+def _joinable(retained: dict[str, bytes], say: Say, folder: Path) -> dict[str, Spec]:
+    """The specs among retained messages whose federation has not ended, as far as its round can be read."""
+    specs: dict[str, Spec] = {}
+    foreign = [topic for topic in retained if not topic.startswith(topics.ROOT + "/")]
+    for topic, payload in retained.items():
+        if topic in foreign or topic != topics.spec(topics.federation_of(topic)):
+            continue
+        spec = _read_spec(topic, payload)
+        round_topic = topics.round_state(spec.federation)
+        if round_topic in retained:
+            try:
+                state = decode(retained[round_topic], RoundState)
+            except DecodeError as error:
+                say(f"ignored an unreadable message on {round_topic}: {error}")
+                continue
+            under_way = state.status in ("gathering", "open")
+            if state.run == spec.run and (
+                under_way or (state.status == "finished" and checkpoint.progress(folder, spec.run))
+            ):
+                specs[spec.federation] = spec
+    if foreign and not specs:
+        raise UsageError(
+            f"the federation speaks protocol {'/'.join(foreign[0].split('/')[:2])}, this node {topics.ROOT}",
+            "install the coordinator's version of edge-node here",
+        )
+    return specs
+
+
+def _read_spec(topic: str, payload: bytes) -> Spec:
+    try:
+        spec = decode(payload, Spec)
+    except DecodeError as error:
+        raise UsageError(
+            f"the spec on {topic} cannot be read ({error})", "install the coordinator's version of edge-node here"
+        ) from error
+    for what, name, known in (("method", spec.method, METHODS), ("model", spec.model, FEATURES)):
+        if name not in known:
+            raise UsageError(
+                f"federation {spec.federation!r} uses the {what} {name!r}, which this version "
+                f"({importlib.metadata.version('edge-node')}) does not have",
+                f"install edge-node {spec.software} here",
+            )
+    return spec
+
+
+def load_images(spec: Spec, folder: Path, test: Path | None, say: Say) -> Images:
+    """The plant's images for this federation. Without a `test` folder a share is held out, if there are enough.
+
+    Raises:
+        UsageError: what is wrong with the folders, and what to do.
+    """
+    size, looks, found = spec.preprocessing.size, list[Look](), list[Finding]()
+
+    def load(folder: Path, *, held_out: bool) -> class_folders.LabelledImages:
+        catalogue = class_folders.scan(folder)
+        found.extend(catalogue.findings)
+        return class_folders.load(catalogue, spec.classes, size, into(looks, held_out=held_out))
+
+    images = load(folder, held_out=False)
+    held_out = load(test, held_out=True) if test else None
+    found += judge(looks, size)
+    refuse(found)
+    for line in image_checks.brief(found, folder, test):
+        say(line)
+    if held_out is not None:
+        return Images(images, held_out)
+    return Images(*(class_folders.split_holdout(images, HELD_OUT, spec.seed) or (images, None)))
+
+
+def check_name_free(endpoint: Endpoint, federation: str, name: str, state: Path) -> None:
+    """Raise UsageError if another node of this name is connected. An earlier process of `state` is no other node."""
+    last = checkpoint.known(state)
+    topic = topics.presence(federation, name)
+    for payload in probe(endpoint, [topic], wait=1.0).values():
+        with contextlib.suppress(DecodeError):  # what cannot be read is nobody's presence; ours replaces it
+            presence = decode(payload, Presence)
+            if presence.online and (last is None or presence.identity != last.identity):
+                raise UsageError(
+                    f"the name {name!r} is taken: a node of that name is connected to federation {federation!r}",
+                    "stop that one, or choose another name; if it has just crashed, the broker notices within a minute",
+                )

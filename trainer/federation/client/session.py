@@ -1,0 +1,443 @@
+"""One node's session: takes part in a federation's rounds and leaves a personal model on its own disk.
+
+The main thread handles messages and never trains; a worker thread trains and never touches the network.
+"""
+
+import contextlib
+import importlib.metadata
+import queue
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+
+from broker_config.mqtt.client import TAKEN_OVER, Delivery, Endpoint, Link, LinkDown, LinkUp, probe
+from broker_config.protocol import topics
+from broker_config.protocol.codec import DecodeError, decode, decode_any, encode, encoded_size
+from broker_config.protocol.errors import EdgeNodeError, LinkError
+from broker_config.protocol.messages import (
+    Accepted,
+    AnyMessage,
+    Contribution,
+    Finished,
+    Hello,
+    Manifest,
+    Presence,
+    Refusal,
+    RoundState,
+    Spec,
+    Stage,
+    Telemetry,
+    Welcome,
+)
+from broker_config.storage.disk import claimed
+from broker_config.transfer.blob_transfer import Courier, Fetched, FetchFailed
+from trainer import progress as events
+from trainer.data.class_folders import Images
+from trainer.federation.client import checkpoint
+from trainer.federation.client.checkpoint import Progress
+from trainer.federation.client.training_thread import Contributed, Deployed, Failed, Refined, Worker
+from trainer.progress.timeline import Timeline
+from trainer.training.exchange_notice import Exchange
+from trainer.training.personal_model import describe, load_facts
+
+_INBOX = 1024
+_CALM = 1.0  # seconds between two answers to a coordinator that comes and goes: else they pile up at the broker
+_SILENCE = 20.0  # seconds without an answer to Hello after which we say so
+_FAREWELL = 30.0  # seconds for the coordinator's broker to learn that we have our model
+_STAGES = get_args(Stage)
+
+
+def take_part(
+    spec: Spec,
+    name: str,
+    images: Images,
+    endpoint: Endpoint,
+    folder: Path,
+    *,
+    telemetry: bool,
+    report: events.Report,
+    stop: Callable[[], bool],
+) -> Path | None:
+    """Take part in a federation to its end. Returns the personal model's folder, or None when `stop` ended it before.
+
+    A node that was not let in, or has received nothing, leaves no new state folder.
+
+    Raises:
+        EdgeNodeError: with what to do about it.
+    """
+    new = not folder.exists()
+    with claimed(folder):
+        node = _Node(spec, name, images, endpoint, folder, telemetry, report)
+        try:
+            return node.run(stop)
+        finally:
+            node.close()
+            if new and not (node.welcome and any(path.is_file() for path in (folder / "blobs").rglob("*"))):
+                shutil.rmtree(folder)
+
+
+class _Node:
+    def __init__(
+        self,
+        spec: Spec,
+        name: str,
+        images: Images,
+        endpoint: Endpoint,
+        folder: Path,
+        telemetry: bool,
+        report: events.Report,
+    ):
+        self._spec, self._name, self._endpoint = spec, name, endpoint
+        self._me = checkpoint.appear(folder)
+        self._session = self._me.session  # of this process: what was meant for an earlier one is told apart
+        self._telemetry, self._report = telemetry, report
+        self._throttle, self._exchange = events.Throttle(report), Exchange(report)
+        self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
+        self._worker = Worker(spec, name, images, folder, self._inbox)
+        self._progress = self._worker.progress  # of the last stage that is on disk
+        self._timeline = Timeline(folder, spec.run)
+        self._busy = False  # the worker has a job whose result has not been handled yet
+        self._goal: RoundState | None = None  # the newest round state
+        self._model: Path | None = None
+        self.welcome = False  # whether the coordinator has let us in
+        self._complained = False  # whether we have said that it has not
+        self._called = False  # whether the coordinator has asked who is there
+        self._announced = 0.0  # when we last said so
+        self._accepted = 0  # the newest round whose contribution the coordinator has, or no longer wants
+        self._fetching: Manifest | None = None
+        self._offered = 0  # the newest round whose contribution was offered, and bytes sent before that
+        self._sent_before = 0
+        self._presence_topic = topics.presence(spec.federation, name)
+        self._link = Link(
+            endpoint,
+            f"edge-node/{spec.federation}/{name}",
+            inbox=self._inbox,
+            persistent=True,
+            will=(self._presence_topic, self._presence(online=False)),
+        )
+        self._courier = Courier(endpoint, spec.federation, name, self._worker.store, self._inbox)
+        self._rounds = events.Rounds(report, lambda: (self._courier.bytes_sent, self._courier.bytes_received))
+
+    def run(self, stop: Callable[[], bool]) -> Path | None:
+        started, spec = time.monotonic(), self._spec
+        federation = spec.federation
+        self._link.subscribe(
+            topics.down(federation, self._name),
+            topics.round_state(federation),
+            topics.presence(federation, topics.COORDINATOR),
+        )
+        self._link.open()
+        self._courier.start()
+        self._report(events.Gathering(federation=federation, run=spec.run, nodes=spec.nodes, rounds=spec.rounds))
+        self._timeline.begin("waiting", self._rounds_done() + 1)
+        while self._model is None:
+            if stop():
+                return None
+            self._complain(time.monotonic() - started)
+            with contextlib.suppress(queue.Empty):
+                self._handle(self._inbox.get(timeout=0.2))
+            if self._called and time.monotonic() - self._announced > _CALM:
+                self._announce()
+            self._throttle.tell(self._activity())
+        self._send(Finished(session=self._session, run=self._spec.run))
+        self._link.flush(_FAREWELL)  # also if the connection has to come back first
+        up, down = self._courier.bytes_sent, self._courier.bytes_received
+        seconds = time.monotonic() - started
+        self._report(events.FederationFinished(rounds=spec.rounds, bytes_up=up, bytes_down=down, seconds=seconds))
+        return self._model
+
+    def close(self) -> None:
+        self._worker.close()
+        if self._link.connected:
+            self._link.publish(self._presence_topic, self._presence(online=False), retain=True)
+            self._link.flush(5)
+        self._courier.close()
+        self._link.close()
+
+    # What arrives
+
+    def _handle(self, event: object) -> None:
+        match event:
+            case Delivery():
+                self._receive(event)
+                self._link.ack(event)
+            case Contributed(progress):
+                self._forget_blobs(progress)
+                self._progress = progress
+                self._timeline.end("training")
+                self._timeline.begin("refining", progress.round)
+                self._offer()
+            case Refined(progress):
+                self._progress, self._busy = progress, False
+                self._timeline.end("refining")
+                self._timeline.begin("waiting", progress.round + 1)
+                self._tell(progress)
+                self._pursue()
+            case Deployed(model):
+                self._model = model
+                self._say(describe(load_facts(model)))
+            case Failed(error):
+                raise error
+            case Fetched(manifest) | FetchFailed(manifest) if manifest != self._fetching:
+                pass  # a newer round has begun meanwhile
+            case Fetched(manifest):
+                self._fetching = None
+                self._timeline.end("receiving")
+                self._report(events.Received(node=self._name, round=manifest.round, bytes=manifest.size))
+                self._pursue()
+            case FetchFailed(manifest, reason):
+                raise EdgeNodeError(
+                    f"the broadcast of round {manifest.round} did not arrive: {reason}",
+                    "check the coordinator's log and the broker's packet limits, then join again",
+                )
+            case LinkUp():
+                self._announce()
+            case LinkDown(_, reason) if reason == TAKEN_OVER:
+                raise EdgeNodeError(
+                    f"another process has connected as {self._name}", "stop one of them, or choose another --name"
+                )
+            case LinkDown(_, reason):
+                self._say(f"connection lost ({reason}); trying again")
+
+    def _announce(self) -> None:
+        """Say that we are here, and what may have been lost."""
+        self._called, self._announced = False, time.monotonic()
+        software = importlib.metadata.version("edge-node")
+        identity, incarnation = self._me.identity, self._me.incarnation
+        self._link.publish(self._presence_topic, self._presence(online=True), retain=True)
+        self._send(
+            Hello(
+                session=self._session,
+                run=self._spec.run,
+                software=software,
+                identity=identity,
+                incarnation=incarnation,
+            )
+        )
+        self._offer()
+
+    def _complain(self, waited: float) -> None:
+        """Say once that no coordinator answers: what the broker has of this federation may be all that is left."""
+        if not (self.welcome or self._complained) and waited > _SILENCE:
+            self._complained = True
+            self._say("the coordinator has not let us in so far; waiting for it")
+
+    def _presence(self, *, online: bool) -> bytes:
+        return encode(Presence(session=self._session, online=online, identity=self._me.identity))
+
+    def _receive(self, delivery: Delivery) -> None:
+        if not delivery.payload:
+            return
+        try:
+            message = decode_any(delivery.payload)
+        except DecodeError as error:
+            self._say(f"ignored an unreadable message on {delivery.topic}: {error}")
+            return
+        self._take(message, delivery.topic)
+
+    def _take(self, message: AnyMessage, topic: str) -> None:
+        match message:
+            case Refusal(session=session) if session == self._session:
+                raise EdgeNodeError(f"the coordinator refused {self._name}: {message.reason}", message.remedy)
+            case Accepted(session=session, run=run) if (session, run) == (self._session, self._spec.run):
+                self._accept(message)
+            case RoundState(run=run) if run != self._spec.run:
+                self._check_run()
+            case RoundState():
+                self._aim(message)
+            case Presence(online=True):
+                self._called = True  # it has come back, and may have missed what we said
+            case Presence():
+                if self._goal is not None and self._goal.status in ("gathering", "open"):
+                    self._say("the coordinator is not connected; waiting for it")
+            case Welcome(session=session) if session == self._session:
+                self.welcome = True
+                self._pursue()
+            case Welcome() | Refusal() | Accepted():
+                pass  # nothing to do, or meant for an earlier process of this node
+            case _:
+                self._say(f"ignored an unexpected {type(message).__name__} on {topic}")
+
+    def _accept(self, message: Accepted) -> None:
+        progress, round_ = self._progress, message.round
+        if progress is None or progress.round != round_ or self._accepted >= round_:
+            return
+        self._accepted, blob = round_, progress.blob
+        self._timeline.end("sending")
+        if blob is not None:
+            self._courier.withdraw(blob.digest)
+        size = blob.size if blob else 0
+        if message.counted:
+            self._report(events.Contribution(node=self._name, round=round_, weight=progress.weight, bytes=size))
+        else:
+            self._report(events.Late(node=self._name, round=round_))
+
+    def _aim(self, goal: RoundState) -> None:
+        """Take the newest round state as what is to be reached."""
+        before = self._goal
+        if before is not None and _place(goal) < _place(before):
+            return  # it was under way for long
+        promised, most = goal.broadcast.size if goal.broadcast else 0, encoded_size(self._spec.tensors)
+        if promised > most:
+            raise EdgeNodeError(
+                f"the broadcast of round {goal.round} promises {promised} bytes; {most} are the most",
+                "somebody else writes to the federation's topics, or its coordinator is broken: ask its operator",
+            )
+        self._goal = goal
+        if goal.reason and goal.status == "open" and (before is None or before.reason != goal.reason):
+            self._say(f"round {goal.round} is {goal.reason}")
+        self._pursue()
+
+    def _check_run(self) -> None:
+        """A round of another run: an old one that the broker kept for us, or the coordinator has begun anew."""
+        topic = topics.spec(self._spec.federation)
+        try:
+            current = probe(self._endpoint, [topic], wait=1.0).get(topic)
+        except LinkError:
+            return  # the broker tells us the round again when it is back
+        if current is None:
+            return
+        try:
+            run = decode(current, Spec).run
+        except DecodeError as error:
+            self._say(f"ignored an unreadable message on {topic}: {error}")
+            return
+        if run != self._spec.run:
+            raise EdgeNodeError("the coordinator has started a new run of this federation", "run edge-node join again")
+
+    # Towards the newest round
+
+    def _pursue(self) -> None:
+        """Do the next thing that the newest round state asks for; called whenever something changed."""
+        goal = self._goal
+        if goal is None or self._busy:
+            return
+        if goal.status == "aborted":
+            raise EdgeNodeError(f"the federation ended early: {goal.reason}", "ask its operator, then join again")
+        if goal.broadcast is None:
+            return
+        if self._progress and self._rounds_done() < self._progress.round:
+            self._train(self._progress.broadcast)  # stage 2, in which an earlier process was killed, comes first
+            return
+        if goal.status == "finished":
+            self._finish(goal.broadcast)
+            return
+        if not self.welcome:
+            return  # what is retained may be old, or played back: a coordinator that answers us is there now
+        if goal.round > self._rounds_done() and self._name in (goal.participants or (self._name,)):
+            if self._rounds.open_round != goal.round:
+                self._rounds.close([self._name])
+                self._rounds.open(goal.round)
+            if not self._at_hand(goal.broadcast):
+                return
+            self._train(goal.broadcast)
+
+    def _train(self, broadcast: Manifest) -> None:
+        resuming = self._progress is not None and self._progress.round == broadcast.round
+        self._timeline.end("waiting")
+        self._timeline.begin("refining" if resuming else "training", broadcast.round)
+        self._busy = True
+        self._worker.train(broadcast)
+
+    def _forget_blobs(self, reached: Progress) -> None:
+        """A round's stage 1 is on disk: nobody needs the last one's broadcast and contribution any more."""
+        if self._progress and self._progress.blob:
+            self._courier.withdraw(self._progress.blob.digest)
+        self._worker.store.purge({each.digest for each in (reached.broadcast, reached.blob) if each})
+
+    def _rounds_done(self) -> int:
+        if self._progress is None:
+            return 0
+        return self._progress.round if self._progress.stage == "refined" else self._progress.round - 1
+
+    def _at_hand(self, manifest: Manifest) -> bool:
+        if manifest.digest in self._worker.store:
+            return True
+        self._timeline.end("waiting")
+        self._timeline.begin("receiving", manifest.round)
+        if self._fetching is not None and self._fetching.digest != manifest.digest:
+            self._courier.cancel(self._fetching)
+        self._fetching = manifest
+        self._courier.fetch(manifest)
+        return False
+
+    def _offer(self) -> None:
+        """Offer the contribution to the open round, again if need be: the coordinator counts it once."""
+        progress = self._progress
+        if progress is None or progress.round <= self._accepted:
+            return
+        blob = progress.blob
+        if blob is not None:
+            if blob.digest not in self._worker.store:
+                return  # a newer round has begun
+            blob = msgspec.structs.replace(blob, chunk_size=self._courier.chunk_size(blob.chunk_size))
+            self._courier.offer(blob.digest, blob.chunk_size)
+            self._timeline.begin("sending", blob.round)
+            self._sent_before = self._courier.bytes_sent
+        self._send(
+            Contribution(
+                session=self._session,
+                run=progress.run,
+                round=progress.round,
+                weight=progress.weight,
+                blob=blob,
+            )
+        )
+        self._offered = progress.round
+
+    def _tell(self, progress: Progress) -> None:
+        metrics = {name: value for name, value in progress.history[-1].items() if name != "round"}
+        self._report(events.Measured(node=self._name, round=progress.round, metrics=metrics))
+        self._exchange.take(progress.round, {self._name: metrics})
+        if self._telemetry:
+            self._send(Telemetry(session=self._session, run=progress.run, round=progress.round, metrics=metrics))
+
+    def _finish(self, final: Manifest) -> None:
+        if self._progress is None:
+            raise EdgeNodeError(
+                "the federation ended before this node trained a round", "join the next one from its start"
+            )
+        if not self._worker.needs_final or self._at_hand(final):
+            self._timeline.end("waiting")
+            self._rounds.close([self._name])
+            self._say("the federation has finished; judging the personal model")
+            self._busy = True
+            self._worker.deploy(final)
+
+    def _send(self, message: AnyMessage) -> None:
+        self._link.publish(topics.up(self._spec.federation, self._name), encode(message))
+
+    # What is told about it
+
+    def _say(self, text: str) -> None:
+        self._report(events.Note(text=text))
+
+    def _activity(self) -> events.Activity:
+        """What the node does now. While it uploads it trains stage 2, too: sending is what others wait for."""
+        goal, progress = self._goal, self._progress
+        done = total = 0
+        what: events.Doing = "waiting"
+        if goal is None or goal.broadcast is None:
+            pass
+        elif progress and self._offered > self._accepted:
+            what = "sending"
+            if progress.blob:
+                total = progress.blob.size
+                done = min(total, self._courier.bytes_sent - self._sent_before)
+        elif self._busy:
+            over = goal.status == "finished" and progress and progress.stage == "refined"
+            what = "judging" if over else "training"
+        elif goal.broadcast.digest not in self._worker.store:
+            what, total = "receiving", goal.broadcast.size
+            done = self._courier.received(goal.broadcast.digest)
+        round_ = self._rounds.open_round or self._rounds_done()
+        return events.Activity(node=self._name, round=round_, what=what, done=done, total=total)
+
+
+def _place(state: RoundState) -> tuple[int, int]:
+    """The order in which round states of a run are said."""
+    return state.round, _STAGES.index(state.status)

@@ -1,0 +1,166 @@
+"""A node's training thread and its durable state: what it reports is on disk before it is said."""
+
+import queue
+import secrets
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from broker_config.protocol.codec import encode_tensors, read_tensors
+from broker_config.protocol.messages import Manifest, Spec
+from broker_config.storage import disk
+from broker_config.transfer.blob_transfer import BlobStore
+from trainer.data.class_folders import Images
+from trainer.federation.client import checkpoint
+from trainer.federation.client.checkpoint import Progress
+from trainer.models.named_tensors import Arrays
+from trainer.training import personal_model
+from trainer.training.engine import Stopped
+from trainer.training.participant import Participant, State
+
+
+class Contributed(NamedTuple):
+    """Stage 1 is on disk; stage 2 has begun."""
+
+    progress: Progress
+
+
+class Refined(NamedTuple):
+    """The round is on disk."""
+
+    progress: Progress
+
+
+class Deployed(NamedTuple):
+    """The personal model is on disk."""
+
+    model: Path
+
+
+class Failed(NamedTuple):
+    """A job raised."""
+
+    error: BaseException
+
+
+class Worker:
+    """One thread that trains; it never touches the network. Its results go to `inbox`.
+
+    Args:
+        spec: the federation.
+        name: of the node.
+        images: the plant's.
+        folder: the node's state folder.
+        inbox: receives Contributed, Refined, Deployed or Failed.
+
+    Raises:
+        EdgeNodeError: the state in `folder` is damaged.
+    """
+
+    def __init__(self, spec: Spec, name: str, images: Images, folder: Path, inbox: queue.Queue[object]):
+        self._spec, self._name, self._folder, self._inbox = spec, name, folder, inbox
+        self.store = BlobStore(folder / "blobs")
+        self._participant = Participant(spec, name, images, secret=secrets.token_hex(16))
+        self.needs_final = self._participant.needs_final
+        self.progress = checkpoint.progress(folder, spec.run)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="training")
+        self._stopping = threading.Event()
+
+    def train(self, broadcast: Manifest) -> None:
+        """Begin the round that starts from `broadcast`, which is in the store; or go on with its stage 2."""
+        self._submit(self._round, broadcast)
+
+    def deploy(self, final: Manifest) -> None:
+        """Write the personal model and what it reaches on held-out images; `final` is the last average."""
+        self._submit(self._deploy, final)
+
+    def close(self) -> None:
+        """Stop between two batches and wait for it."""
+        self._stopping.set()
+        self._pool.shutdown(cancel_futures=True)
+
+    def _submit(self, job: Callable[[Manifest], None], manifest: Manifest) -> None:
+        def run() -> None:
+            try:
+                job(manifest)
+            except Stopped:
+                pass
+            except BaseException as error:
+                self._inbox.put(Failed(error))
+
+        self._pool.submit(run)
+
+    def _round(self, manifest: Manifest) -> None:
+        progress = self.progress
+        if progress and (progress.round, progress.stage) == (manifest.round, "contributed"):
+            state = self._load(progress)
+            manifest = progress.broadcast
+        else:
+            state, progress = self._stage_1(manifest)
+            self._save(state, progress)
+            self._inbox.put(Contributed(progress))
+        state, progress = self._stage_2(state, progress)
+        self._save(state, progress)
+        self._inbox.put(Refined(progress))
+
+    def _stage_1(self, manifest: Manifest) -> tuple[State, Progress]:
+        broadcast, past = self._read(manifest), self.progress
+        before = self._load(past) if past else self._participant.start(broadcast)
+        state, contributed, metrics = self._participant.contribute(
+            before, broadcast, manifest.round, self._stopping.is_set
+        )
+        blob = None
+        if contributed.tensors:
+            digest, size = self.store.put(encode_tensors(contributed.tensors))
+            blob = msgspec.structs.replace(manifest, node=self._name, digest=digest, size=size, signature="")
+        return state, Progress(
+            run=self._spec.run,
+            round=manifest.round,
+            stage="contributed",
+            state=f"state-{manifest.round}-1.safetensors",
+            broadcast=manifest,
+            weight=contributed.weight,
+            blob=blob,
+            history=(*(past.history if past else ()), {"round": float(manifest.round), **metrics}),
+        )
+
+    def _stage_2(self, state: State, progress: Progress) -> tuple[State, Progress]:
+        broadcast, round_ = self._read(progress.broadcast), progress.round
+        state, metrics = self._participant.refine(state, broadcast, round_, self._stopping.is_set)
+        history = (*progress.history[:-1], {**progress.history[-1], **metrics})
+        return state, msgspec.structs.replace(
+            progress, stage="refined", state=f"state-{round_}-2.safetensors", history=history
+        )
+
+    def _deploy(self, final: Manifest) -> None:
+        progress = self.progress
+        assert progress is not None
+        broadcast = self._read(progress.broadcast)
+        last = self._read(final) if self.needs_final else broadcast
+        model = self._participant.conclude(self._load(progress), progress.round, broadcast, last, progress.history)
+        source = final if self._participant.method.deploys_final else progress.broadcast
+        facts = msgspec.structs.replace(model.facts, broadcast=source)
+        personal_model.save(model._replace(facts=facts), self._folder / "model")
+        self._inbox.put(Deployed(self._folder / "model"))
+
+    # Disk
+
+    def _read(self, manifest: Manifest) -> Arrays:
+        return dict(read_tensors(self.store.path(manifest.digest), self._spec.tensors))
+
+    def _load(self, progress: Progress) -> State:
+        return State.load(self._folder / progress.state)
+
+    def _save(self, state: State, progress: Progress) -> None:
+        """The state's file first, then the progress that names it: a kill in between leaves the earlier pair."""
+        with disk.writing(self._folder):
+            disk.replace(self._folder / progress.state, state.save)
+        checkpoint.advance(self._folder, progress)
+        self.progress = progress
+        for old in self._folder.glob("state-*.safetensors*"):
+            if old.name != progress.state:
+                old.unlink()

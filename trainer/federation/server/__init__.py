@@ -1,0 +1,1 @@
+"""The server half of a federation. numpy only: a coordinator's machine needs no torch."""

@@ -1,0 +1,272 @@
+"""What a coordinator must not forget: SQLite for facts; tensors lie beside it as content-addressed files.
+
+Facts are kept for ever (a round of 5 nodes takes about 1 KB); of tensors, see `ledger`, only those of the open round.
+"""
+
+import contextlib
+import sqlite3
+from collections.abc import Collection
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.messages import Manifest, Spec
+from broker_config.storage.database import Facts, Statement
+
+TRANSITIONS = ("begun", "claimed", "admitted", "opened", "contributed", "concluded", "finished", "aborted")
+"""The kinds of fact, in the order in which a run meets them first."""
+
+_TABLES = """
+CREATE TABLE runs (
+    run TEXT PRIMARY KEY, spec BLOB NOT NULL, digest TEXT NOT NULL, size INTEGER NOT NULL, begun TEXT NOT NULL,
+    ended TEXT, outcome TEXT, result TEXT, result_size INTEGER);
+CREATE TABLE claims (run TEXT NOT NULL, session TEXT PRIMARY KEY);
+CREATE TABLE members (
+    run TEXT NOT NULL, node TEXT NOT NULL, identity TEXT NOT NULL, finished INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (run, node));
+CREATE TABLE rounds (
+    run TEXT NOT NULL, round INTEGER NOT NULL, digest TEXT NOT NULL, size INTEGER NOT NULL, drawn BLOB NOT NULL,
+    opened TEXT NOT NULL, closed TEXT, PRIMARY KEY (run, round));
+CREATE TABLE contributions (
+    run TEXT NOT NULL, round INTEGER NOT NULL, node TEXT NOT NULL, weight REAL NOT NULL, digest TEXT,
+    bytes INTEGER NOT NULL, PRIMARY KEY (run, round, node));
+"""
+_LATEST = "SELECT {} FROM runs ORDER BY rowid DESC LIMIT 1"
+_CLOSE = "UPDATE rounds SET closed = ? WHERE run = ? AND round = ?"
+Outcome = Literal["finished", "aborted"]
+
+
+class Blob(NamedTuple):
+    """Tensors in the store."""
+
+    digest: str
+    size: int  # bytes
+
+
+class Contribution(NamedTuple):
+    """A node's part of the open round."""
+
+    node: str
+    weight: float
+    digest: str | None
+
+
+class Run(NamedTuple):
+    """Where a run stands, as its journal tells."""
+
+    spec: Spec
+    outcome: Outcome | None
+    round: int  # 0 while gathering; after the last one, one more
+    broadcast: Blob  # that the round starts from; after the last one, the result
+    drawn: tuple[str, ...]
+    contributions: tuple[Contribution, ...]  # to the open round
+    members: dict[str, str]  # identities by name
+    finished: frozenset[str]
+    sessions: frozenset[str]  # of this coordinator's processes, in this run and those before
+
+
+class Tally(NamedTuple):
+    """What a node has contributed in a run."""
+
+    node: str
+    round: int  # the newest
+    weight: float  # in that
+    bytes: int  # in all
+
+
+class ClosedRound(msgspec.Struct, frozen=True):
+    """A line of a run's history."""
+
+    run: str
+    round: int
+    weights: dict[str, float]  # by node, as it measured them
+    bytes: int  # received in contributions
+    opened: str  # ISO 8601, UTC
+    closed: str
+
+
+class Journal(Facts):
+    """Facts, every one a transaction that is on disk when the method returns. EdgeNodeError if the disk fails."""
+
+    FILE, VERSION, TABLES = "journal.sqlite", 2, _TABLES
+
+    def begun(self, spec: Spec, broadcast: Blob) -> None:
+        """A new run starts from this broadcast."""
+        self._commit(
+            "begun",
+            (
+                "INSERT INTO runs (run, spec, digest, size, begun) VALUES (?, ?, ?, ?, ?)",
+                (spec.run, msgspec.json.encode(spec), *broadcast, _now()),
+            ),
+        )
+
+    def claimed(self, run: str, session: str, round_: int, gone: Collection[str] = ()) -> None:
+        """A coordinator's process goes on with the run under this session; nodes that are gone take no part in it."""
+        self._commit(
+            "claimed",
+            ("INSERT INTO claims VALUES (?, ?)", (run, session)),
+            *(
+                ("DELETE FROM contributions WHERE run = ? AND round = ? AND node = ?", (run, round_, node))
+                for node in sorted(gone)
+            ),
+        )
+
+    def admitted(self, run: str, node: str, identity: str) -> None:
+        """A node has a place, or a new state folder."""
+        self._commit(
+            "admitted", ("INSERT OR REPLACE INTO members (run, node, identity) VALUES (?, ?, ?)", (run, node, identity))
+        )
+
+    def opened(self, run: str, round_: int, broadcast: Blob, drawn: Collection[str]) -> None:
+        """The round before is averaged, and the result is what `round_` starts from."""
+        now = _now()
+        self._commit(
+            "opened",
+            (_CLOSE, (now, run, round_ - 1)),
+            (
+                "INSERT INTO rounds (run, round, digest, size, drawn, opened) VALUES (?, ?, ?, ?, ?, ?)",
+                (run, round_, *broadcast, msgspec.json.encode(sorted(drawn)), now),
+            ),
+        )
+
+    def contributed(self, run: str, round_: int, node: str, weight: float, blob: Manifest | None) -> None:
+        """A node's contribution is in the store and counts with this weight."""
+        digest, size = (blob.digest, blob.size) if blob else (None, 0)
+        self._commit(
+            "contributed",
+            ("INSERT INTO contributions VALUES (?, ?, ?, ?, ?, ?)", (run, round_, node, weight, digest, size)),
+        )
+
+    def concluded(self, run: str, rounds: int, result: Blob) -> None:
+        """The last round is averaged: the run has a result."""
+        now = _now()
+        self._commit(
+            "concluded",
+            (_CLOSE, (now, run, rounds)),
+            (
+                "UPDATE runs SET ended = ?, outcome = 'finished', result = ?, result_size = ? WHERE run = ?",
+                (now, *result, run),
+            ),
+        )
+
+    def finished(self, run: str, node: str) -> None:
+        """A node has its model."""
+        self._commit("finished", ("UPDATE members SET finished = 1 WHERE run = ? AND node = ?", (run, node)))
+
+    def aborted(self, run: str) -> None:
+        """The operator has ended the run early."""
+        self._commit("aborted", ("UPDATE runs SET ended = ?, outcome = 'aborted' WHERE run = ?", (_now(), run)))
+
+    def has_contributed(self, run: str, round_: int, node: str) -> bool:
+        """Whether a node's contribution to a round is a fact."""
+        with self._using():
+            found = self._db.execute(
+                "SELECT 1 FROM contributions WHERE run = ? AND round = ? AND node = ?", (run, round_, node)
+            ).fetchone()
+        return found is not None
+
+    def tallies(self, run: str) -> list[Tally]:
+        """What each node has contributed to a run."""
+        with self._using():
+            rows = self._db.execute(
+                "SELECT node, max(round), weight, sum(bytes) FROM contributions WHERE run = ? GROUP BY node", (run,)
+            )  # beside max(), SQLite takes the other columns from the row that has it
+            return [Tally(*row) for row in rows]
+
+    def latest(self) -> Run | None:
+        """Where the newest run stands; None if there is none."""
+        with self._using():
+            return _latest(self._db)
+
+    def _commit(self, kind: str, *statements: Statement) -> None:
+        """The one way into the database: all of a fact, or nothing."""
+        assert kind in TRANSITIONS
+        self._write(*statements)
+
+
+def has_run(folder: Path) -> bool:
+    """Whether a run was begun in a coordinator's state folder."""
+    if not (folder / "journal.sqlite").exists():
+        return False
+    with contextlib.closing(_open(folder)) as database:
+        return database.execute(_LATEST.format("run")).fetchone() is not None
+
+
+def newest_spec(folder: Path) -> Spec:
+    """The spec of the newest run in a coordinator's state folder.
+
+    Raises:
+        UsageError: there is no journal in `folder`, or no run in it.
+    """
+    with contextlib.closing(_open(folder)) as database:
+        row = database.execute(_LATEST.format("spec")).fetchone()
+    if row is None:
+        raise UsageError(f"the journal in {folder} holds no run", "start edge-node coordinate with this --state folder")
+    return msgspec.json.decode(row[0], type=Spec)
+
+
+def history(folder: Path) -> list[ClosedRound]:
+    """The closed rounds of the newest run in a coordinator's state folder, in order.
+
+    Raises:
+        UsageError: there is no journal in `folder`.
+    """
+    with contextlib.closing(_open(folder)) as database:
+        rows = database.execute(
+            "SELECT run, round, opened, closed, node, weight, bytes FROM contributions JOIN rounds USING (run, round)"
+            " WHERE closed IS NOT NULL AND run = (SELECT run FROM runs ORDER BY rowid DESC LIMIT 1)"
+            " ORDER BY round, node"
+        )
+        lines: dict[int, ClosedRound] = {}
+        for run, round_, opened, closed, node, weight, size in rows:
+            line = lines.get(round_, ClosedRound(run, round_, {}, 0, opened, closed))
+            lines[round_] = msgspec.structs.replace(
+                line, weights={**line.weights, node: weight}, bytes=line.bytes + size
+            )
+    return list(lines.values())
+
+
+def _open(folder: Path) -> sqlite3.Connection:
+    path = folder / "journal.sqlite"
+    if not path.is_file():
+        raise UsageError(f"there is no journal in {folder}", "pass the --state folder of edge-node coordinate")
+    return sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+
+
+def _latest(database: sqlite3.Connection) -> Run | None:
+    row = database.execute(_LATEST.format("run, spec, digest, size, outcome, result, result_size")).fetchone()
+    if row is None:
+        return None
+    run, encoded, digest, size, outcome, result, result_size = row
+    spec = msgspec.json.decode(encoded, type=Spec)
+    opened = database.execute(
+        "SELECT round, digest, size, drawn FROM rounds WHERE run = ? ORDER BY round DESC LIMIT 1", (run,)
+    ).fetchone()
+    round_, drawn = 0, b"[]"
+    if result is not None:
+        round_, digest, size = spec.rounds + 1, result, result_size
+    elif opened is not None:
+        round_, digest, size, drawn = opened
+    contributions = database.execute(
+        "SELECT node, weight, digest FROM contributions WHERE run = ? AND round = ?", (run, round_)
+    )
+    members = database.execute("SELECT node, identity, finished FROM members WHERE run = ?", (run,)).fetchall()
+    sessions = database.execute("SELECT session FROM claims")  # of earlier runs too: brokers bring back old presences
+    return Run(
+        spec,
+        outcome,
+        round_,
+        Blob(digest, size),
+        msgspec.json.decode(drawn, type=tuple[str, ...]),
+        tuple(Contribution(*each) for each in contributions),
+        {node: identity for node, identity, _ in members},
+        frozenset(node for node, _, finished in members if finished),
+        frozenset(session for (session,) in sessions),
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,268 @@
+"""The coordinator's durable half: facts in the journal, tensors in the store, what the open round has gathered.
+
+Of tensors there are: the broadcast that the open round started from, and what was contributed to it (so that the sums
+can be made again after a restart, and robust rules can read it when the round closes). The next broadcast replaces them
+all; what was left behind by a kill goes as well.
+"""
+
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+from broker_config.protocol.codec import encode_tensors, encoded_size, read_tensors
+from broker_config.protocol.errors import EdgeNodeError, PeerError, UsageError
+from broker_config.protocol.messages import Contribution, Spec
+from broker_config.storage import disk
+from broker_config.transfer.blob_transfer import BlobStore
+from trainer.federation.server import round_state as rounds
+from trainer.federation.server.contributions import Gathering
+from trainer.federation.server.journal import Blob, Journal, Run, Tally
+from trainer.federation.server.robust_rules import RULES, InMemory, OnDisk, Source
+from trainer.methods import make
+from trainer.models.named_tensors import Arrays, pick
+
+
+class Ledger:
+    """One run of a federation on the coordinator's disk. All methods return after their effect is safe.
+
+    Use as a context; in it, the state folder is this process's alone.
+
+    Raises:
+        EdgeNodeError: the disk fails, or the folder is used by another process.
+    """
+
+    def __init__(self, folder: Path):
+        self._stack = ExitStack()
+        self._stack.enter_context(disk.claimed(folder))
+        try:
+            self._journal = Journal(folder)
+            self._stack.callback(self._journal.close)
+            self.folder = folder
+            self.store = BlobStore(folder / "blobs")
+            self.run: Run | None = self._journal.latest()
+        except EdgeNodeError:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def take_up(self, spec: Spec, broadcast: Arrays, *, new: bool) -> None:
+        """Have the newest run go on if it was begun with these settings; without one, or if told so, begin a `new` one.
+
+        Raises:
+            UsageError: there is a run of other settings or one that was aborted, or `new` would throw rounds away.
+        """
+        run = self.run
+        if run is None or (new and not _has_begun(run)):
+            self._begin(spec, broadcast)
+            return
+        if new:
+            raise UsageError(
+                f"the run in {self.folder} is in round {run.round} of {run.spec.rounds}",
+                "leave out --new to go on with it, or end it first with edge-node abort",
+            )
+        if run.outcome == "aborted":
+            raise UsageError(f"the run in {self.folder} was aborted", "begin another one with --new")
+        if differ := ", ".join(_differences(run.spec, spec)):
+            other = (
+                "choose another --state folder" if _has_begun(run) else "pass --new or choose another --state folder"
+            )
+            raise UsageError(
+                f"the run in {self.folder} was begun with other settings: {differ}",
+                f"give those of its start, or {other} for another run",
+            )
+
+    def _begin(self, spec: Spec, broadcast: Arrays) -> None:
+        """A new run; the one before is history."""
+        blob = Blob(*self.store.put(encode_tensors(broadcast)))
+        self._journal.begun(spec, blob)
+        self.run = self._journal.latest()
+
+    def resume(self, session: str, gone: Collection[str] = ()) -> rounds.Federation:
+        """Go on with the newest run, under this session of the coordinator. Returns where it stands.
+
+        Nodes that are `gone` for good have no part in it any more: what they contributed to the open round does not
+        count, and a quorum need not be larger than what is left.
+
+        Raises:
+            UsageError: too few nodes are left.
+            EdgeNodeError: tensors that the journal names are not there or not what they were.
+        """
+        run = self.run
+        assert run is not None
+        contributions = [each for each in run.contributions if each.node not in gone]
+        plan = plan_of(run.spec, len(gone))
+        self.spec = spec = run.spec
+        self.broadcast_blob = run.broadcast
+        self.identities, self.finished, self.sessions = dict(run.members), set(run.finished), run.sessions
+        self._method = make(spec.method, spec.training, spec.options)
+        self._sent = {**pick(spec.tensors, spec.sends), **spec.relays}
+        self._gone, self._drawn = {*gone}, {*run.drawn} - {*gone}
+        self._largest = encoded_size(self._sent)  # bytes of a contribution's blob
+        self.store.purge({run.broadcast.digest, *(each.digest for each in contributions if each.digest)}, arriving=True)
+        self.broadcast = self._read(run.broadcast.digest)
+        self._gathering = Gathering(spec, self._method)
+        self._contributed = {each.digest for each in contributions if each.digest}
+        for each in contributions:
+            if each.digest is not None:
+                self._verify(each.digest)
+            self._gathering.add(each.node, self._source(each.digest), each.weight)
+        self._journal.claimed(spec.run, session, run.round, gone)
+        members = run.members.keys() - self._gone
+        return rounds.restore(plan, run.round, members, self._drawn, self._gathering.contributors)
+
+    def admit(self, node: str, identity: str) -> None:
+        """A node holds a place, under this identity."""
+        if self.identities.get(node) != identity:
+            self._journal.admitted(self.spec.run, node, identity)
+            self.identities[node] = identity
+            self.finished.discard(node)
+
+    def check(self, node: str, message: Contribution) -> None:
+        """Look at a contribution before its blob is fetched. PeerError if it cannot be this node's to its round."""
+        blob, spec = message.blob, self.spec
+        try:
+            self._method.weigh(message.weight)
+        except ValueError as error:
+            raise PeerError(node, str(error), message.round) from error
+        if (blob is None) != (not self._sent):
+            raise PeerError(node, "its contribution carries the wrong number of blobs", message.round)
+        if blob is None:
+            return
+        if (blob.federation, blob.run, blob.round, blob.node) != (spec.federation, spec.run, message.round, node):
+            raise PeerError(node, "its manifest belongs to another federation, run, round or node", message.round)
+        if blob.size > self._largest:
+            raise PeerError(
+                node, f"its manifest promises {blob.size} bytes; {self._largest} are the most", message.round
+            )
+
+    def contribute(self, node: str, message: Contribution) -> None:
+        """Take in a checked contribution whose blob is in the store. PeerError if that does not fit."""
+        digest = message.blob.digest if message.blob else None
+        source = self._source(digest)
+        try:
+            self._gathering.check(source)
+        except ValueError as error:  # DecodeError is one
+            raise PeerError(node, str(error), message.round) from error
+        self._journal.contributed(self.spec.run, message.round, node, message.weight, message.blob)
+        self._contributed |= {digest} if digest else set()
+        self._gathering.add(node, source, message.weight)
+
+    def discard(self, digest: str) -> None:
+        """Forget a blob that has arrived, unless it is part of the open round."""
+        if digest != self.broadcast_blob.digest and digest not in self._contributed:
+            self.store.remove(digest)
+
+    def has_counted(self, node: str, round_: int) -> bool:
+        """Whether a closed round's mean holds a contribution of this node."""
+        return self._journal.has_contributed(self.spec.run, round_, node)
+
+    def tallies(self) -> list[Tally]:
+        """What each node has contributed in this run."""
+        return self._journal.tallies(self.spec.run)
+
+    @property
+    def absent(self) -> set[str]:
+        """Members that were to contribute to the open round and have not so far."""
+        return (self._drawn or self.identities.keys() - self._gone) - self._gathering.contributors
+
+    def average(self) -> None:
+        """Make what the open round has gathered the broadcast. Not yet a fact: `open` or `conclude` follow.
+
+        Raises:
+            EdgeNodeError: the disk fails, or a contribution that is read again is not what it was.
+        """
+        if self.spec.aggregation.rule != "mean":
+            for digest in self.store.digests():
+                self._verify(digest)
+        self.broadcast = self._gathering.close(self.broadcast, self.absent | self._gone)
+        self.broadcast_blob = Blob(*self.store.put(encode_tensors(self.broadcast)))
+
+    def open(self, round_: int, drawn: Collection[str]) -> None:
+        """The round before is closed, and `round_` starts from the broadcast."""
+        self._journal.opened(self.spec.run, round_, self.broadcast_blob, drawn)
+        self._gathering, self._contributed = Gathering(self.spec, self._method), set()
+        self._drawn = {*drawn}
+        self.store.purge({self.broadcast_blob.digest})
+
+    def conclude(self) -> None:
+        """The last round is closed: the broadcast is the run's result."""
+        self._journal.concluded(self.spec.run, self.spec.rounds, self.broadcast_blob)
+        self.store.purge({self.broadcast_blob.digest})
+
+    def save_result(self) -> Path:
+        """Write the last broadcast where people look for it; return the file's path."""
+        path = self.folder / "global.safetensors"
+        with disk.writing(self.folder):
+            disk.replace_bytes(path, encode_tensors(self.broadcast))
+        return path
+
+    def finish(self, node: str) -> None:
+        """A node has its model."""
+        if node not in self.finished:
+            self._journal.finished(self.spec.run, node)
+            self.finished.add(node)
+
+    def abort(self) -> None:
+        """The run ends early."""
+        assert self.run is not None
+        self._journal.aborted(self.run.spec.run)
+
+    def _source(self, digest: str | None) -> Source:
+        return OnDisk(self.store.path(digest), self._sent) if digest else InMemory({})
+
+    def _read(self, digest: str) -> Arrays:
+        self._verify(digest)
+        return dict(read_tensors(self.store.path(digest), self.spec.tensors))
+
+    def _verify(self, digest: str) -> None:
+        if not self.store.intact(digest):
+            raise EdgeNodeError(
+                f"the state folder {self.folder} is damaged: {self.store.path(digest)} is missing or was changed",
+                "restore the folder from a copy, or begin another run in another --state folder",
+            )
+
+
+def plan_of(spec: Spec, gone: int = 0) -> rounds.Plan:
+    """What the round's state machine must know of a spec whose nodes are `gone`, some of them.
+
+    Raises:
+        UsageError: too few are left.
+    """
+    left, rule = spec.nodes - gone, RULES.get(spec.aggregation.rule)
+    least = rule.least(spec.aggregation.liars) if rule else 1
+    if left < least:
+        raise UsageError(
+            f"{left} of {spec.nodes} nodes are left in the charter, and {spec.aggregation.rule} needs {least}",
+            "end this run with edge-node abort, and begin another one",
+        )
+    return rounds.Plan(
+        left,
+        min(spec.quorum, left),
+        spec.rounds,
+        min(spec.start, left),
+        spec.sample,
+        spec.seed,
+        waits=spec.min_wait > 0,
+    )
+
+
+def _has_begun(run: Run) -> bool:
+    """Whether it has rounds that another run would throw away."""
+    return run.outcome is None and run.round > 0
+
+
+def _differences(old: Spec, new: Spec) -> Iterator[str]:
+    """What was asked for then and is now, in words; what only follows from that is left out."""
+    for name in old.__struct_fields__:
+        was, now = getattr(old, name), getattr(new, name)
+        if was != now and name not in ("run", "software", "tensors", "relays"):
+            plain = isinstance(was, int | float | str)
+            yield f"{name} was {was}, is {now}" if plain else f"{name} differ"
+    if old.tensors != new.tensors and old.nodes == new.nodes:
+        yield "tensors differ"

@@ -1,0 +1,191 @@
+"""Aggregation that a bounded number of lying nodes cannot spoil. numpy only.
+
+No rule weighs: a weight is what its node says of itself. Nodes are taken in the order of their names and values in
+float64, so the result depends on what was contributed, not on when it arrived. Contributions are read again when their
+round closes, a portion of each at a time: memory grows neither with the nodes nor with the model.
+
+A variance stays one: of contributions without negative values, each rule makes values that lie between the least and
+the largest of them (and, with `norm_clip`, the broadcast's).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from math import prod
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from broker_config.protocol.codec import Rows, read_rows, read_tensors
+from broker_config.protocol.messages import Aggregation, TensorSpec
+from trainer.models.named_tensors import Arrays
+
+VALUES = 1 << 22  # of all contributions together, in memory at once
+
+
+class Source(Protocol):
+    """A contribution, wherever it is."""
+
+    def tensors(self) -> Iterable[tuple[str, np.ndarray]]:
+        """Each tensor by its name, one at a time."""
+
+    def read(self, parts: Sequence[Rows]) -> np.ndarray:
+        """These rows, as one vector."""
+
+
+class OnDisk(NamedTuple):
+    """A safetensors file, and the tensors that it must have."""
+
+    path: Path
+    expected: Mapping[str, TensorSpec]
+
+    def tensors(self) -> Iterable[tuple[str, np.ndarray]]:  # noqa: D102  (Source's)
+        return read_tensors(self.path, self.expected)
+
+    def read(self, parts: Sequence[Rows]) -> np.ndarray:  # noqa: D102
+        return read_rows(self.path, parts)
+
+
+class InMemory(NamedTuple):
+    """Arrays."""
+
+    arrays: Arrays
+
+    def tensors(self) -> Iterable[tuple[str, np.ndarray]]:  # noqa: D102
+        return self.arrays.items()
+
+    def read(self, parts: Sequence[Rows]) -> np.ndarray:  # noqa: D102
+        return np.concatenate([np.atleast_1d(self.arrays[name])[start:stop].ravel() for name, start, stop in parts])
+
+
+class Contributions:
+    """A round's contributions as matrices [nodes, values], one portion of the values after another.
+
+    Args:
+        sources: one or more contributions, by node.
+        broadcast: what they were trained from: the same tensors.
+        values: how many of all contributions are in memory at once; at least a row of each.
+    """
+
+    def __init__(self, sources: Mapping[str, Source], broadcast: Arrays, values: int = VALUES):
+        self._sources = [sources[node] for node in sorted(sources)]
+        self._broadcast = InMemory(broadcast)
+        self._portions = list(_cut(broadcast, values // len(sources)))
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Each portion of the contributions, float32 [nodes, values], and of the broadcast, float32 [values]."""
+        for portion in self._portions:
+            yield np.stack([source.read(portion) for source in self._sources]), self._broadcast.read(portion)
+
+    def combine(self, rule: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Arrays:
+        """What a rule makes of each portion, put together as tensors, float32."""
+        whole = np.concatenate([rule(matrix, start).astype(np.float32) for matrix, start in self])
+        found, position = {}, 0
+        for name, array in sorted(self._broadcast.arrays.items()):
+            found[name] = whole[position : position + array.size].reshape(array.shape)
+            position += array.size
+        return found
+
+
+def _cut(tensors: Arrays, most: int) -> Iterator[list[Rows]]:
+    """All rows in the order of the tensors' names, in portions of at most so many values (or one row)."""
+    portion: list[Rows] = []
+    room = most
+    for name in sorted(tensors):
+        rows, *rest = tensors[name].shape or (1,)
+        start, width = 0, prod(rest)
+        while start < rows and width:
+            if portion and room < width:
+                yield portion
+                portion, room = [], most
+            stop = min(rows, start + max(1, room // width))
+            portion.append(Rows(name, start, stop))
+            start, room = stop, room - (stop - start) * width
+    yield portion
+
+
+def trimmed_mean(contributions: Contributions, liars: int) -> Arrays:
+    """At each coordinate the mean without the `liars` largest and as many smallest values (Yin et al., ICML 2018).
+
+    It lies between honest values as long as no more than `liars` of more than 2 * liars nodes lie.
+    """
+    last = len(contributions) - liars
+    return contributions.combine(lambda matrix, _: _mean(np.sort(matrix, axis=0)[liars:last]))
+
+
+def median(contributions: Contributions) -> Arrays:
+    """The median at each coordinate (Yin et al., ICML 2018): all but the one or two middle values are trimmed.
+
+    It lies between honest values as long as fewer than half of the nodes lie.
+    """
+    return trimmed_mean(contributions, (len(contributions) - 1) // 2)
+
+
+def multi_krum(contributions: Contributions, liars: int) -> Arrays:
+    """The mean of the n - liars contributions that have the nearest neighbours (Blanchard et al., NeurIPS 2017).
+
+    A contribution's score is the sum of its squared distances to its n - liars - 2 nearest; the lowest are taken. The
+    paper proves its rule for n >= 2 * liars + 3.
+    """
+    chosen = np.sort(_most_central(_squared_distances(contributions), liars))
+    return contributions.combine(lambda matrix, _: _mean(matrix[chosen]))
+
+
+def _squared_distances(contributions: Contributions) -> np.ndarray:
+    """float64 [nodes, nodes]. As products of updates, which are small: of whole models little would be left."""
+    products = np.zeros((len(contributions), len(contributions)))
+    for matrix, start in contributions:
+        updates = matrix - start.astype(np.float64)
+        products += updates @ updates.T
+    squares = np.diag(products)
+    return np.maximum(squares[:, None] + squares - 2 * products, 0)
+
+
+def _most_central(distances: np.ndarray, liars: int) -> np.ndarray:
+    """Which n - liars rows score lowest; of equal scores the first ones."""
+    count = len(distances)
+    others = np.sort(distances + np.diag(np.full(count, np.inf)), axis=1)
+    return np.argsort(others[:, : count - liars - 2].sum(1), kind="stable")[: count - liars]
+
+
+def norm_clip(contributions: Contributions) -> Arrays:
+    """The mean of updates, each shortened to the median length of the round's updates (Sun et al., 2019).
+
+    Lengths are over all tensors together. The paper's bound is a constant; the median needs no tuning. A liar still
+    points where it likes, but no farther than others.
+    """
+    squares = sum((np.square(matrix - start.astype(np.float64)).sum(1) for matrix, start in contributions), start=0.0)
+    lengths = np.sqrt(squares)
+    shares = np.minimum(1, np.median(lengths) / np.where(lengths > 0, lengths, 1))[:, None]
+    return contributions.combine(lambda matrix, start: _mean((1 - shares) * start + shares * matrix))
+
+
+def _mean(matrix: np.ndarray) -> np.ndarray:
+    """Of the rows, added in their order whatever the width: numpy's own sum would depend on it."""
+    total = reduce(np.add, matrix[1:], matrix[0].astype(np.float64))
+    return np.asarray(total / len(matrix))
+
+
+class Rule(NamedTuple):
+    """What there is to know of a rule."""
+
+    combine: Callable[[Contributions, int], Arrays]
+    least: Callable[[int], int]  # contributions that it needs, by the number of liars
+    counts_liars: bool
+
+
+RULES = {
+    "median": Rule(lambda contributions, _: median(contributions), lambda _: 3, counts_liars=False),
+    "trimmed_mean": Rule(trimmed_mean, lambda liars: 2 * liars + 1, counts_liars=True),
+    "multi_krum": Rule(multi_krum, lambda liars: 2 * liars + 3, counts_liars=True),
+    "norm_clip": Rule(lambda contributions, _: norm_clip(contributions), lambda _: 3, counts_liars=False),
+}
+"""All but `mean`, which is FixedPointSum's."""
+
+
+def aggregate(aggregation: Aggregation, sources: Mapping[str, Source], broadcast: Arrays) -> Arrays:
+    """What a rule other than the mean makes of contributions that were trained from `broadcast`."""
+    return RULES[aggregation.rule].combine(Contributions(sources, broadcast), aggregation.liars)

@@ -1,0 +1,203 @@
+"""The round as a pure state machine: (state, event) -> (state, effects). No MQTT, no clock, no files."""
+
+from collections.abc import Collection
+from enum import StrEnum
+from typing import NamedTuple
+
+from trainer.training.seeding import generator
+
+
+class Status(StrEnum):
+    """Where a federation stands; the words of RoundState.status."""
+
+    GATHERING = "gathering"
+    OPEN = "open"
+    FINISHED = "finished"
+
+
+class Plan(NamedTuple):
+    """What is agreed before the first round."""
+
+    nodes: int  # places
+    quorum: int  # contributions without which no round closes
+    rounds: int
+    start: int = 0  # nodes that open the first round; 0: all
+    sample: int = 0  # nodes drawn for each round; 0: all take part
+    seed: int = 0  # of the draw
+    waits: bool = False  # whether there is a minimum wait, which an event ends
+
+
+class Federation(NamedTuple):
+    """The state. The sets hold node names."""
+
+    plan: Plan
+    status: Status = Status.GATHERING
+    round: int = 0
+    members: frozenset[str] = frozenset()  # who holds a place
+    present: frozenset[str] = frozenset()
+    drawn: frozenset[str] = frozenset()  # who takes part in the open round; empty: every member
+    contributed: frozenset[str] = frozenset()
+    waited: bool = True  # the open round's minimum wait is over
+    expired: bool = False  # the open round's deadline is over
+    paused: bool = False  # fewer than the quorum can contribute: the round waits for more
+
+    @property
+    def missing(self) -> frozenset[str]:
+        """Nodes that are present and have yet to contribute to the open round."""
+        return frozenset(node for node in self.present if self.takes_part(node)) - self.contributed
+
+    def takes_part(self, node: str) -> bool:
+        """Whether a member may contribute to the open round."""
+        return not self.drawn or node in self.drawn
+
+
+class Joined(NamedTuple):
+    """A node takes part, for the first time or again."""
+
+    node: str
+
+
+class Left(NamedTuple):
+    """A node's connection ended, or it was refused."""
+
+    node: str
+
+
+class Contributed(NamedTuple):
+    """A node's contribution to the open round is summed and on disk."""
+
+    node: str
+
+
+class Waited(NamedTuple):
+    """The round's minimum wait is over."""
+
+    round: int
+
+
+class Expired(NamedTuple):
+    """The round's deadline is over."""
+
+    round: int
+
+
+class Resumed(NamedTuple):
+    """The coordinator is back with the state that `restore` made: what was due may be done."""
+
+
+Event = Joined | Left | Contributed | Waited | Expired | Resumed
+
+
+class Open(NamedTuple):
+    """Broadcast, and let the nodes train: those that were drawn or, if none were, all."""
+
+    round: int
+    drawn: frozenset[str] = frozenset()
+
+
+class Close(NamedTuple):
+    """Average what came."""
+
+    round: int
+    contributors: frozenset[str]
+
+
+class Finish(NamedTuple):
+    """The last round is closed."""
+
+
+class Pause(NamedTuple):
+    """Fewer nodes are present or have contributed than the quorum: the round waits for more to come."""
+
+    round: int
+
+
+class Resume(NamedTuple):
+    """Enough nodes are there again."""
+
+    round: int
+
+
+Effect = Open | Close | Finish | Pause | Resume
+
+
+def draw(nodes: Collection[str], sample: int, seed: int, round_: int) -> frozenset[str]:
+    """Who takes part in a round: `sample` of the `nodes`, by seed and round. Empty (everyone) for a sample of 0."""
+    if not sample:
+        return frozenset()
+    names = sorted(nodes)
+    return frozenset(generator(seed, "sample", round_).choice(names, min(sample, len(names)), replace=False).tolist())
+
+
+def restore(
+    plan: Plan, round_: int, members: Collection[str], drawn: Collection[str], contributed: Collection[str]
+) -> Federation:
+    """The state that a journal tells of; follow it with the event Resumed.
+
+    Members count as present while a round is open: they have not left, it was the coordinator who was away.
+    """
+    everyone = frozenset(members)
+    if round_ == 0:
+        return Federation(plan, members=everyone)
+    if round_ > plan.rounds:
+        return Federation(plan, Status.FINISHED, plan.rounds, everyone)
+    return Federation(
+        plan, Status.OPEN, round_, everyone, everyone, frozenset(drawn), frozenset(contributed), not plan.waits
+    )
+
+
+def advance(state: Federation, event: Event) -> tuple[Federation, tuple[Effect, ...]]:
+    """The next state and what has to be done, in order."""
+    match event:
+        case Joined(node):
+            state = state._replace(members=state.members | {node}, present=state.present | {node})
+        case Left(node):
+            state = state._replace(present=state.present - {node})
+        case Contributed(node):
+            if state.status is not Status.OPEN or not state.takes_part(node):
+                return state, ()
+            state = state._replace(contributed=state.contributed | {node})
+        case Waited(round_) if round_ == state.round:
+            state = state._replace(waited=True)
+        case Expired(round_) if round_ == state.round:
+            state = state._replace(expired=True)
+    return _settle(state)
+
+
+def _settle(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
+    plan = state.plan
+    if state.status is Status.FINISHED:
+        return state, ()
+    if state.status is Status.GATHERING:
+        return _open(state) if len(state.present) >= (plan.start or plan.nodes) else (state, ())
+    if not _may_close(state):
+        return _pause_or_resume(state)
+    close = Close(state.round, state.contributed)
+    if state.round == plan.rounds:
+        return state._replace(status=Status.FINISHED, paused=False), (close, Finish())
+    state, effects = _open(state)
+    return state, (close, *effects)
+
+
+def _may_close(state: Federation) -> bool:
+    count = len(state.contributed)
+    if count < state.plan.quorum:
+        return False
+    return count == (len(state.drawn) or state.plan.nodes) or state.expired or (state.waited and not state.missing)
+
+
+def _open(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
+    plan, round_ = state.plan, state.round + 1
+    drawn = draw(state.members, plan.sample, plan.seed, round_)
+    state = Federation(
+        plan, Status.OPEN, round_, state.members, state.present, drawn, waited=not plan.waits, paused=state.paused
+    )
+    state, effects = _pause_or_resume(state)
+    return state, (Open(round_, drawn), *effects)
+
+
+def _pause_or_resume(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
+    short = len(state.missing | state.contributed) < state.plan.quorum
+    if short == state.paused:
+        return state, ()
+    return state._replace(paused=short), (Pause(state.round) if short else Resume(state.round),)

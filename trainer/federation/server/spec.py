@@ -1,0 +1,205 @@
+"""From what a user asks for to a federation's spec and first broadcast."""
+
+import importlib.metadata
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from broker_config.protocol import topics
+from broker_config.protocol.codec import DecodeError, decode, encode
+from broker_config.protocol.errors import UsageError, nearest
+from broker_config.protocol.messages import Aggregation, Option, Preprocessing, Rule, Spec, TensorSpec, Training
+from trainer.federation.server.aggregation import scale_for
+from trainer.federation.server.robust_rules import RULES
+from trainer.methods import allowed, complete_options, make
+from trainer.methods.base import Method
+from trainer.models.catalogue import FEATURES, SIZES
+from trainer.models.initial_weights import Shape, initial_encoder, suited_weights
+from trainer.models.named_tensors import Arrays, frozen, pick, without_frozen
+from trainer.training.seeding import generator
+
+
+class Request(NamedTuple):
+    """What a user asks of a federation, whoever takes part. Empty values are settled by `draft`."""
+
+    method: str = "afedcl"
+    options: Mapping[str, Option | str] = {}  # of the method
+    model: str = "mobilenet_v2"
+    weights: str = ""  # none, surface, imagenet or a file; by default `suited_weights`
+    size: int = 0  # pixels; by default a texture network's own, 64 for `small`, else 128
+    training: Mapping[str, Option | str] = {}  # fields of Training that differ from `suited_training`
+    rounds: int = 30
+    seed: int = 0
+    threads: int = 1
+    evaluate_every: int = 5
+    aggregate: Rule = "mean"
+    liars: int = 0  # that trimmed_mean and multi_krum reckon with; by default 1
+
+
+class Terms(NamedTuple):
+    """When rounds open and close. Zeros stand for the defaults."""
+
+    quorum: int = 0  # contributions without which no round closes; by default of all that take part
+    start: int = 0  # nodes that open the first round; by default all
+    sample: int = 0  # nodes drawn for each round; by default all take part
+    deadline: float = 0.0  # seconds after which a round closes with a quorum; by default it waits for all present
+    min_wait: float = 0.0  # seconds that a round waits for absent nodes when all present have contributed
+
+
+def suited_training(weights: str) -> Training:
+    """Training from these initial weights, as trials on tuning images suggest.
+
+    Pretrained weights want a small step, and BatchNorm's statistics as they are: a handful of images gives worse ones.
+    """
+    return Training() if weights == "none" else Training(learning_rate=3e-4, batch_norm="eval")
+
+
+def check_training(request: Request) -> None:
+    """For settings that somebody has typed: whether each of them acts.
+
+    Raises:
+        UsageError: a setting of Adam's for a method that trains with SGD; no such method or option.
+    """
+    method = make(request.method, Training(), complete_options(request.method, request.options))
+    if all(phase.sgd for phase in method.train + method.refine):
+        for name in ("learning_rate", "moments"):
+            if name in request.training:
+                raise UsageError(
+                    f"{request.method} trains with SGD: Adam's {name} has nothing to act on",
+                    f"leave out --training {name}; SGD's step is --option rate=NUMBER",
+                )
+
+
+def draft(
+    request: Request,
+    *,
+    federation: str,
+    classes: Sequence[str],
+    nodes: int,
+    terms: Terms = Terms(),  # noqa: B008  (immutable)
+    encoder: Arrays | None = None,
+) -> tuple[Spec, Arrays]:
+    """The spec, and the tensors that the first round is broadcast with; an `encoder` at hand stands for the weights.
+
+    Raises:
+        UsageError: what cannot be, and what to do instead.
+    """
+    _check(federation, classes, nodes, terms)
+    if request.model not in FEATURES:
+        raise UsageError(f"there is no model {request.model!r}", nearest(request.model, FEATURES))
+    weights = request.weights or suited_weights(request.model)
+    training = _training(weights, request.training)
+    options = complete_options(request.method, request.options)
+    method = make(request.method, training, options)
+    shape = Shape(FEATURES[request.model], len(classes))
+    quorum = terms.quorum or terms.sample or nodes
+    aggregation = _aggregation(request, method, quorum)
+    encoder = encoder or initial_encoder(request.model, weights, request.seed)
+    broadcast = {**encoder, **method.init_server(encoder, shape, generator(request.seed, "server"))}
+    spec = Spec(
+        federation=federation,
+        run=secrets.token_hex(8),
+        software=importlib.metadata.version("edge-node"),
+        method=request.method,
+        options=options,
+        model=request.model,
+        classes=tuple(classes),
+        preprocessing=Preprocessing(size=_size(request)),
+        training=training,
+        rounds=request.rounds,
+        nodes=nodes,
+        quorum=quorum,
+        seed=request.seed,
+        threads=request.threads,
+        evaluate_every=request.evaluate_every,
+        tensors={name: TensorSpec(array.shape, scale_for(array, nodes)) for name, array in broadcast.items()},
+        sends=_without_frozen(method.sends(broadcast), broadcast),
+        start=terms.start,
+        sample=terms.sample,
+        deadline=terms.deadline,
+        min_wait=terms.min_wait,
+        aggregation=aggregation,
+        relays=_relays(method, broadcast),
+    )
+    try:
+        decode(encode(spec), Spec)  # as the nodes will: what they would refuse must not be published
+    except DecodeError as error:
+        raise UsageError(f"there can be no such federation: {error}", allowed(str(error), {})) from error
+    return spec, broadcast
+
+
+def _check(federation: str, classes: Sequence[str], nodes: int, terms: Terms) -> None:
+    topics.check_federation(federation)
+    if len(classes) < 2 or len(set(classes)) != len(classes):
+        raise UsageError(
+            f"a federation needs two or more different classes, not {', '.join(classes)}", "name each class once"
+        )
+    start = terms.start or nodes
+    for what, number, most in (
+        ("a start with", start, nodes),
+        ("a sample of", terms.sample or start, start),
+        ("a quorum of", terms.quorum or 1, terms.sample or nodes),
+    ):
+        if not 1 <= number <= most:
+            raise UsageError(f"{what} {number} cannot be had from {most} nodes", f"take 1 to {most}")
+
+
+def _size(request: Request) -> int:
+    only = SIZES.get(request.model)
+    if only and request.size not in (0, only):
+        raise UsageError(
+            f"{request.model} takes images of {only} pixels, not {request.size}", f"leave out --size, or take {only}"
+        )
+    return only or request.size or (64 if request.model == "small" else 128)
+
+
+def _without_frozen(sends: tuple[str, ...], broadcast: Arrays) -> tuple[str, ...]:
+    """What nodes send, less the tensors that they cannot have changed."""
+    sent = pick(broadcast, sends)
+    return tuple(without_frozen(sent)) if any(map(frozen, sent)) else sends
+
+
+def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:
+    name, liars = request.aggregate, request.liars
+    rule = RULES.get(name)
+    if liars and not (rule and rule.counts_liars):
+        raise UsageError(
+            f"{name} does not count liars: there is nothing for --liars to act on",
+            "leave out --liars, or take --aggregate trimmed_mean or multi_krum",
+        )
+    if rule is None:
+        return Aggregation()
+    if method.only_mean:
+        raise UsageError(
+            f"{name} does not combine with {request.method}: {method.only_mean}",
+            "leave out --aggregate, or take another method",
+        )
+    liars = liars or int(rule.counts_liars)
+    if quorum < rule.least(liars):
+        against = f" against {liars} of them" if liars else ""
+        others = [other for other, each in RULES.items() if quorum >= each.least(int(each.counts_liars))]
+        raise UsageError(
+            f"{name} needs {rule.least(liars)} contributions{against}, and a round here may close with {quorum}",
+            "take a larger --quorum (or --sample, or more --nodes), fewer --liars, or "
+            + (f"a rule that needs fewer: {', '.join(others)}" if others else "mean"),
+        )
+    return Aggregation(name, liars)
+
+
+def _relays(method: Method, broadcast: Arrays) -> dict[str, TensorSpec]:
+    shapes = method.relay.shapes(broadcast) if method.relay else {}
+    return {name: TensorSpec(tuple(shape), scale=0) for name, shape in shapes.items()}
+
+
+def _training(weights: str, given: Mapping[str, Option | str]) -> Training:
+    suited = msgspec.to_builtins(suited_training(weights))
+    for name in given:
+        if name not in suited:
+            raise UsageError(f"training has no setting {name!r}", nearest(name, suited))
+    try:
+        return msgspec.convert({**suited, **given}, Training, strict=False)
+    except msgspec.ValidationError as error:
+        types = {field.name: field.type for field in msgspec.structs.fields(Training)}
+        raise UsageError(f"a training setting cannot have this value: {error}", allowed(str(error), types)) from error

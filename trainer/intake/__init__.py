@@ -1,1 +1,0 @@
-"""Looking at a plant's images before it joins."""

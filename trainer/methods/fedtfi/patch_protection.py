@@ -1,0 +1,93 @@
+"""What a node does to its patches before they leave: mixing of images, Gaussian noise, few levels.
+
+None of it is differential privacy worth the name (docs/security.md has the account): it takes from a patch what makes
+it exact. Who can draw the random numbers can take the noise off and knows the places of the patches: where others must
+not, the generator comes from a secret of the node's own.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from broker_config.protocol.errors import UsageError
+from trainer.vfl.channel import quantised
+
+Floats = NDArray[np.float32]
+RANGE = 3.0  # deviations to each side of the mean that levels are spread over
+
+
+class Protection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The options; their defaults protect nothing. UsageError for a single level, which would say nothing at all."""
+
+    noise: Annotated[float, msgspec.Meta(ge=0, le=100)] = 0.0  # Gaussian, in standard deviations of the channel
+    levels: Annotated[int, msgspec.Meta(ge=0, le=65536)] = 0  # that a value may have; 0 = as it is
+    mix: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1  # images of one label whose mean a patch is
+
+    def __post_init__(self) -> None:
+        if self.levels == 1:
+            raise UsageError("patches of one level would all be the same", "give levels 2 or more, or 0 for no levels")
+
+    @property
+    def in_force(self) -> str:
+        """Those that protect, in the order in which they act; empty if none does."""
+        given = {"mix": self.mix if self.mix > 1 else 0, "noise": self.noise, "levels": self.levels}
+        return ", ".join(f"{name}={value:g}" for name, value in given.items() if value)
+
+    def short_of(self, demanded: Mapping[str, str]) -> str:
+        """A node's demands that are not met, in words; empty if all are. UsageError if they mean nothing."""
+        try:
+            wanted = msgspec.convert(dict(demanded), Protection, strict=False)
+        except msgspec.ValidationError as error:
+            raise UsageError(
+                f"what this node demands cannot be met: {error}", "demand noise=S, levels=N or mix=N"
+            ) from error
+        unmet = {
+            f"mix={wanted.mix} or more": self.mix < wanted.mix,
+            f"noise={wanted.noise:g} or more": self.noise < wanted.noise,
+            f"levels={wanted.levels} or fewer": wanted.levels and not 0 < self.levels <= wanted.levels,
+        }
+        return ", ".join(words for words, is_so in unmet.items() if is_so)
+
+
+class Measure(NamedTuple):
+    """What noise and levels are measured by: each channel of the maps that patches are cut from."""
+
+    mean: Floats  # [C]
+    deviation: Floats  # [C]
+
+
+def measured(maps: Floats) -> Measure:
+    """Of a node's maps [n, C, H, W]."""
+    return Measure(maps.mean((0, 2, 3)), maps.std((0, 2, 3)))
+
+
+def mixtures(labels: NDArray[np.int64], quota: int, mix: int, random: np.random.Generator) -> NDArray[np.int64]:
+    """Which images each patch is made of: rows [quota, mix] of positions in `labels`, each row of one label.
+
+    A label with fewer than `mix` images is never in a patch; where none has as many there are no rows. Labels come in
+    proportion to their images.
+    """
+    counts = np.bincount(labels, minlength=1)
+    enough = np.flatnonzero(counts[labels] >= mix)
+    if not len(enough):
+        return np.empty((0, mix), np.int64)
+    first = random.choice(enough, quota, replace=quota > len(enough))
+    rows = [random.choice(np.flatnonzero(labels == labels[image]), mix, replace=False) for image in first]
+    return np.stack(rows) if mix > 1 else first[:, None]
+
+
+def protect(patches: Floats, measure: Measure, protection: Protection, random: np.random.Generator) -> Floats:
+    """Patches [n, mix, C, m, m], cut from that many images each, as they leave the node: [n, C, m, m].
+
+    Their mean, then noise, then the nearest of the levels; what lies beyond RANGE deviations is cut, if there are any.
+    """
+    sent = patches.mean(1, dtype=np.float64)
+    mean, deviation = (each.astype(np.float64)[:, None, None] for each in measure)
+    if protection.noise:
+        sent = sent + protection.noise * deviation * random.standard_normal(sent.shape)
+    if protection.levels:
+        sent = quantised(sent, protection.levels, mean - RANGE * deviation, mean + RANGE * deviation)
+    return np.asarray(sent, np.float32)

@@ -1,0 +1,1 @@
+"""Networks and their initial values; which models there are."""

@@ -1,0 +1,136 @@
+"""Initial weights as numpy arrays. torch is needed only to draw or download an encoder, not to read one from a file."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from broker_config.protocol.errors import UsageError
+from trainer.models.catalogue import FEATURES, SURFACE, VALUES, instead
+from trainer.models.named_tensors import Arrays, pick
+from trainer.models.texture.texture_presets import PRESETS
+from trainer.models.texture.texture_weights import beginning
+
+_HEADS = ("classifier.", "fc.")  # torchvision's ImageNet classifiers: not part of the encoder
+
+
+class Shape(NamedTuple):
+    """What the heads' shapes follow from."""
+
+    features: int
+    classes: int
+
+
+def linear(name: str, inputs: int, outputs: int, random: np.random.Generator) -> Arrays:
+    """A fully connected layer, uniform in +-1/sqrt(inputs) as torch's: weight [outputs, inputs], bias [outputs]."""
+    bound = 1 / np.sqrt(inputs)
+    return {
+        f"{name}.weight": random.uniform(-bound, bound, (outputs, inputs)).astype(np.float32),
+        f"{name}.bias": random.uniform(-bound, bound, outputs).astype(np.float32),
+    }
+
+
+def suited_weights(model: str) -> str:
+    """The initial weights that serve a model best here: ImageNet's, where they are at hand or can be downloaded."""
+    if model == "small":
+        return "none"
+    if model in SURFACE and not _imagenet_within_reach(model):
+        return "surface"
+    return "imagenet"
+
+
+def _imagenet_within_reach(model: str) -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    from trainer.models import backbones  # noqa: PLC0415  (imports torch)
+
+    return backbones.within_reach(model)
+
+
+def initial_encoder(model: str, weights: str, seed: int) -> Arrays:
+    """The first global encoder, names below `encoder.`.
+
+    Args:
+        model: a key of FEATURES.
+        weights: `none` (drawn from `seed`), `surface` (comes with the package), `imagenet` (downloaded by torchvision)
+            or a safetensors file with torchvision's names. A texture network may only begin with what is downloaded or
+            in a file (VGG19's first layers; its trunk): the rest is drawn.
+        seed: of the draw.
+
+    Raises:
+        UsageError: no such model, no such file, a file that is not this model's, or torch is needed and missing.
+    """
+    if model not in FEATURES:
+        raise UsageError(f"there is no model {model!r}", f"take one of {', '.join(FEATURES)}")
+    if weights in ("none", "imagenet"):
+        backbones = _backbones(model, weights)
+        encoder = backbones.draw(model, seed) if weights == "none" else backbones.download(model, seed)
+    else:
+        encoder = _read(model, _surface(model) if weights == "surface" else Path(weights))
+        found = sum(array.size for array in encoder.values())
+        if found != VALUES[model]:
+            begun = _begun(model, weights, seed, encoder) if model in PRESETS else None
+            if begun is None:
+                raise UsageError(
+                    f"{weights} holds {found:,} numbers beside a classifier, {model} has {VALUES[model]:,}",
+                    "take the weights that were made for this model, or another --model",
+                )
+            encoder = begun
+    return {f"encoder.{name}": array for name, array in encoder.items()}
+
+
+def hang_on_seed(model: str, weights: str) -> bool:
+    """Whether a model's first values follow from the seed, all of them or those behind what it begins with."""
+    return weights == "none" or model in PRESETS
+
+
+def _begun(model: str, weights: str, seed: int, arrays: Arrays) -> Arrays | None:
+    """An encoder that begins with `arrays` and is drawn from there on; None if it does not begin with such arrays."""
+    stem = PRESETS[model].stem
+    begun = beginning(arrays, stem=stem)
+    drawn = _backbones(model, weights).draw(model, seed)
+    expected = {name: array.shape for name, array in pick(drawn, ["stem" if stem else "trunk"]).items()}
+    return {**drawn, **begun} if {name: array.shape for name, array in begun.items()} == expected else None
+
+
+def _backbones(model: str, weights: str) -> ModuleType:
+    if importlib.util.find_spec("torch") is None:
+        kinds = "surface or a FILE.safetensors" if model in SURFACE else "a FILE.safetensors of the whole network"
+        raise UsageError(
+            f"--weights {weights} needs torch, which is not installed here",
+            f"install edge-node[train], or pass --weights {kinds}",
+        )
+    from trainer.models import backbones  # noqa: PLC0415  (imports torch)
+
+    return backbones
+
+
+def _surface(model: str) -> Path:
+    if model not in SURFACE:
+        other = "" if model in PRESETS else f", or take --model {' or '.join(SURFACE)}"  # no method's for textures
+        raise UsageError(f"no weights for {model!r} come with edge-node", f"{instead(model)}{other}")
+    return SURFACE[model]
+
+
+def _read(model: str, path: Path) -> Arrays:
+    if not path.is_file():
+        names = "none, imagenet" if model in PRESETS else "none, surface, imagenet"
+        raise UsageError(f"there is no weights file {path}", f"pass {names} or an existing .safetensors file")
+    try:
+        arrays = load_file(path)
+    except (SafetensorError, TypeError) as error:  # the latter for bfloat16, which numpy does not have
+        raise UsageError(
+            f"{path} is not a safetensors file of weights ({error})",
+            "save them as float32 with safetensors.torch.save_file; pickled files (.pt, .pth) are never read",
+        ) from error
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise UsageError(f"{path} holds NaN or infinity", "take weights of a training that has not diverged")
+    return {
+        name: array.astype(np.float32)
+        for name, array in arrays.items()
+        if not name.startswith(_HEADS) and not name.endswith("num_batches_tracked")
+    }

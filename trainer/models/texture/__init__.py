@@ -1,0 +1,1 @@
+"""Texture networks: FedTFI's and those it is compared with. Imports torch."""

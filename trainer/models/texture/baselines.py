@@ -1,0 +1,75 @@
+"""The networks that FedTFI's is compared with: a head of a paper, on a trunk; see `docs/textures.md` for the sizes."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import nn
+
+from trainer.models.texture.class_statistics import Class
+from trainer.models.texture.cunet import ComponentUnmixing
+from trainer.models.texture.deepten import DeepTen
+from trainer.models.texture.depnet import DeepEncodingPooling
+from trainer.models.texture.sizes import SMALL_TEL
+from trainer.models.texture.stem import CHANNELS, Stem
+from trainer.models.texture.tel import TextureEmbedding
+from trainer.models.texture.texture_network import MAPS, TextureNetwork
+from trainer.models.texture.trunk import DeepestMean, DenseTrunk, OnTokens, ResNetTrunk, SmallTrunk
+from trainer.models.torchvision_import import torchvision_models
+
+
+class Sizes(NamedTuple):
+    """Of every head on a trunk."""
+
+    channels: tuple[int, ...]  # of the stages, from shallow to deep
+    grid: int  # which stage's size CLASSNet brings the others to
+    batch_norm: bool
+    descriptor: int  # numbers of a descriptor, for Deep-TEN, DEPNet and CU-Net
+    codewords: int  # of Deep-TEN
+    dep_codewords: int
+    dep_side: int  # numbers of each of DEPNet's two views
+    volumes: int  # of CLASSNet
+    length: float  # of normalised features
+
+
+_SMALL = Sizes((MAPS, 128, 128), 1, False, 64, 16, 16, 16, 16, 8.0)
+_SIDE, _LAYERS = 8, 3  # of the grid of tokens, and layers that it stands for
+_ON_TOKENS = _SMALL._replace(channels=(SMALL_TEL.width,) * _LAYERS)
+_RESNET18 = Sizes((64, 128, 256, 512), 2, True, 128, 32, 8, 64, 64, 1.0)
+_RESNET50 = _RESNET18._replace(channels=(256, 512, 1024, 2048), dep_codewords=32)
+_TORCHVISION = {"resnet18": _RESNET18, "resnet50": _RESNET50, "densenet121": _RESNET18._replace(channels=(1024,))}
+_BINS, _COMPONENTS, _DEP_FEATURES = 8, 8, 128
+
+_HEADS: dict[str, Callable[[Sizes], nn.Module]] = {
+    "resnet": lambda _: DeepestMean(),
+    "deepten": lambda s: DeepTen(s.channels[-1], s.descriptor, s.codewords, s.length, batch_norm=s.batch_norm),
+    "dep": lambda s: DeepEncodingPooling(
+        s.channels[-1],
+        s.descriptor,
+        s.dep_codewords,
+        s.dep_side,
+        _DEP_FEATURES,
+        s.length,
+        batch_norm=s.batch_norm,
+    ),
+    "class": lambda s: Class(s.channels, s.volumes, _BINS, s.grid),
+    "cunet": lambda s: ComponentUnmixing(s.channels[-1], s.descriptor, _COMPONENTS, s.length, batch_norm=s.batch_norm),
+}
+
+
+def build(head: str, trunk: str) -> nn.Module:
+    """A head on what it looks at.
+
+    Args:
+        head: resnet, deepten, dep, class or cunet.
+        trunk: `small` (the stem, FedTFI's projection and a small residual trunk), `tel` (`fedtfi_small`, whose MusTEN
+            the head takes the place of), or torchvision's `resnet18`, `resnet50` or `densenet121`.
+    """
+    if trunk in _TORCHVISION:
+        network = getattr(torchvision_models(), trunk)()
+        stages = DenseTrunk(network) if trunk == "densenet121" else ResNetTrunk(network)
+        return TextureNetwork({"trunk": stages, "head": _HEADS[head](_TORCHVISION[trunk])})
+    parts = {"stem": Stem(), "project": nn.Conv2d(CHANNELS, MAPS, 1)}
+    if trunk == "tel":
+        tel = TextureEmbedding(MAPS, _SIDE**2, *SMALL_TEL)
+        return TextureNetwork({**parts, "tel": tel, "encoding": OnTokens(_HEADS[head](_ON_TOKENS), _SIDE, _LAYERS)})
+    return TextureNetwork({**parts, "trunk": SmallTrunk(MAPS, _SMALL.channels[1:]), "head": _HEADS[head](_SMALL)})

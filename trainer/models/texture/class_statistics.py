@@ -1,0 +1,80 @@
+"""CLASSNet: how self-similar feature maps are, across positions and layers (Chen, Li, Quan, Xu, Ji, CVPR 2021).
+
+The maps of several layers, brought to one number of channels and one size, are a volume for each channel. A local
+dimension of that volume is measured by differential box counting, and the features are histograms of it.
+"""
+
+from collections.abc import Sequence
+from math import log
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainer.models.texture.trunk import DeepestMean, Stages
+
+SIDES = (3, 5, 7)
+"""Sides of the boxes' windows in positions, and in layers as far as there are any: each is two more than the last."""
+
+LEVELS = 16.0
+"""Height of a box of side 1, as a number of boxes to a difference of 1."""
+
+_DOMAIN = 3  # dimensions of what a volume's values stand over: rows, columns, layers
+
+
+def local_dimension(volumes: Tensor) -> Tensor:
+    """The local differential box-counting dimension of volumes [n, channels, layers, h, w], in the same shape.
+
+    Within a window of side r, the values take (max - min) * LEVELS / r + 1 boxes; where that count grows as r^-b, the
+    dimension is 3 + b, which is 3 for a smooth volume and 4 for one as rough in the small as in the large. b is the
+    slope of a least-squares line through the windows' counts, both axes logarithmic.
+    """
+    sides = [-log(side) for side in SIDES]
+    centre = sum(sides) / len(sides)
+    spread = sum((side - centre) ** 2 for side in sides)
+    slope = torch.zeros_like(volumes)
+    largest, smallest = volumes, -volumes
+    for side, position in zip(SIDES, sides, strict=True):  # a window is the last one's, seen from all neighbours
+        largest, smallest = functional.max_pool3d(largest, 3, 1, 1), functional.max_pool3d(smallest, 3, 1, 1)
+        slope = slope + (position - centre) / spread * torch.log((largest + smallest) * (LEVELS / side) + 1)
+    return _DOMAIN + slope
+
+
+class SoftHistogram(nn.Module):
+    """How often each channel's values fall into each bin: bins have learned centres and widths, and share a value.
+
+    A value's shares are softmax_q(-((value - centre_q) / width_q)^2); what is given is a bin's excess over an even one.
+    """
+
+    def __init__(self, channels: int, bins: int, lowest: float, highest: float):
+        super().__init__()
+        self.centres = nn.Parameter(torch.linspace(lowest, highest, bins).repeat(channels, 1))
+        self.sharpness = nn.Parameter(torch.full((channels, bins), (bins - 1) / (highest - lowest)))
+
+    def forward(self, values: Tensor) -> Tensor:
+        """[n, channels, N] -> [n, channels, bins], each at least -1; their mean over bins is 0."""
+        distances = (values.unsqueeze(-1) - self.centres.unsqueeze(1)) * self.sharpness.unsqueeze(1)
+        return torch.softmax(-distances.square(), -1).mean(2) * self.centres.shape[1] - 1
+
+
+class Class(nn.Module):
+    """Cross-layer aggregation of statistical self-similarity, beside global average pooling."""
+
+    def __init__(self, channels: Sequence[int], width: int, bins: int, size_of: int):
+        """Layers of `channels` are brought to `width` and to the size of the layer number `size_of`."""
+        super().__init__()
+        self.align = nn.ModuleList(nn.Conv2d(inputs, width, 1, bias=False) for inputs in channels)
+        self.norm = nn.GroupNorm(width, width)
+        self.histogram = SoftHistogram(width, bins, _DOMAIN, _DOMAIN + 1)
+        self.pooled = DeepestMean()
+        self._size_of = size_of
+
+    def forward(self, stages: Stages) -> Tensor:
+        """Stages -> features [n, channels of the deepest + width * bins]."""
+        size = stages[self._size_of].shape[2:]
+        aligned = [
+            self.norm(functional.interpolate(conv(maps), size, mode="bilinear"))
+            for conv, maps in zip(self.align, stages, strict=True)
+        ]
+        dimensions = local_dimension(torch.stack(aligned, 2))
+        return torch.cat([self.pooled(stages), self.histogram(dimensions.flatten(2)).flatten(1)], 1)

@@ -1,0 +1,40 @@
+"""A network in the manner of CU-Net: a fabric's features are unmixed into its components' (Feng et al., IJCV 2019)."""
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from trainer.models.texture.trunk import Pointwise, Stages, of_length, rows
+
+
+class Unmixing(nn.Module):
+    """Every position's descriptor divided among components, in shares that are positive and sum to one.
+
+    A component's representation is the mean over positions of its share of each: together the representations sum to
+    the mean descriptor, so nothing is lost, and what has little of a component has a short vector for it.
+    """
+
+    def __init__(self, width: int, components: int):
+        super().__init__()
+        self.shares = nn.Linear(width, components)
+
+    def forward(self, descriptors: Tensor) -> Tensor:
+        """Descriptors [n, N, width] -> representations [n, components, width]."""
+        shares = torch.softmax(self.shares(descriptors), -1)
+        return shares.transpose(1, 2) @ descriptors / descriptors.shape[1]
+
+
+class ComponentUnmixing(nn.Module):
+    """1 x 1 convolution and unmixing of the deepest maps."""
+
+    def __init__(self, channels: int, width: int, components: int, length: float, *, batch_norm: bool):
+        super().__init__()
+        self.reduce = Pointwise(channels, width, batch_norm=batch_norm)
+        self.unmixing = Unmixing(width, components)
+        self._length = length
+
+    def forward(self, stages: Stages) -> Tensor:
+        """Stages -> features [n, components * width], the representations brought to one length together."""
+        descriptors = rows(cast(Tensor, self.reduce(stages[-1])))
+        return of_length(self.unmixing(descriptors).flatten(1), self._length)

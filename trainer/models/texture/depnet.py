@@ -1,0 +1,37 @@
+"""DEPNet: texture encoding and global average pooling, merged bilinearly (Xue, Zhang, Dana, CVPR 2018)."""
+
+from torch import Tensor, nn
+
+from trainer.models.texture.deepten import DeepTen
+from trainer.models.texture.trunk import DeepestMean, Stages, of_length
+
+
+class DeepEncodingPooling(nn.Module):
+    """Two views of the deepest maps, `side` numbers each, and the products of every two of them (section 3).
+
+    The first is orderless (an encoding layer), the second spatial (means); the outer product is brought to one length
+    and mapped to the features.
+    """
+
+    def __init__(
+        self, channels: int, width: int, codewords: int, side: int, features: int, length: float, *, batch_norm: bool
+    ):
+        super().__init__()
+        self.texture = nn.Sequential(
+            DeepTen(channels, width, codewords, length, batch_norm=batch_norm),
+            nn.Linear(codewords * width, side),
+            nn.LayerNorm(side),
+        )
+        self.pooled = nn.Sequential(DeepestMean(), nn.Linear(channels, side), nn.LayerNorm(side))
+        self.merged = nn.Linear(side * side, features)
+        self._length = length
+
+    def forward(self, stages: Stages) -> Tensor:
+        """Stages -> features [n, features] of the deepest."""
+        products = bilinear(self.texture(stages), self.pooled(stages))
+        return of_length(self.merged(of_length(products, self._length)), self._length)
+
+
+def bilinear(first: Tensor, second: Tensor) -> Tensor:
+    """The outer product of two vectors a row, [n, a] and [n, b] -> [n, a * b]."""
+    return (first.unsqueeze(2) * second.unsqueeze(1)).flatten(1)

@@ -1,0 +1,81 @@
+"""Texture networks put together from their parts: FedTFI's, with all or some of them."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from trainer.models.texture.kca import KeywordAttention
+from trainer.models.texture.musten import MultiScale
+from trainer.models.texture.sizes import Tel
+from trainer.models.texture.stem import CHANNELS, Stem
+from trainer.models.texture.tel import PATCH, Patches, TextureEmbedding
+
+MAPS = 64
+"""Channels of FedTFI's maps, from which patches are cut."""
+
+
+class TextureNetwork(nn.Module):
+    """Named parts, each fed with what the one before gives; after `tel` its tokens go on, not the output token."""
+
+    def __init__(self, parts: Mapping[str, nn.Module]):
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, seen: Tensor) -> Tensor:
+        """What the first part takes -> features [n, features]."""
+        for name, part in self.named_children():
+            seen = part(seen)
+            if name == "tel":
+                seen = seen[1]
+        return seen
+
+
+def behind_stem(encoder: nn.Module) -> nn.Module:
+    """An encoder without its stem; itself, where it has none."""
+    parts = dict(encoder.named_children())
+    return TextureNetwork(parts) if parts.pop("stem", None) else encoder
+
+
+class Encoding(nn.Module):
+    """Tokens -> MusTEN -> KCA -> a hidden layer: descriptors are reduced to `depth` numbers by a 1 x 1 convolution."""
+
+    def __init__(self, inputs: int, codebooks: tuple[int, ...], depth: int, features: int):
+        super().__init__()
+        self.reduce = nn.Linear(inputs, depth)  # a 1 x 1 convolution over tokens
+        self.musten = MultiScale(codebooks, depth)
+        self.attention = KeywordAttention(depth, depth)
+        self.norm = nn.LayerNorm(sum(codebooks) * depth)
+        self.hidden = nn.Linear(sum(codebooks) * depth, features)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[n, N, inputs] -> features [n, features]."""
+        encoded = self.attention(self.musten(self.reduce(tokens)))
+        return torch.relu(self.hidden(self.norm(encoded.flatten(1))))
+
+
+class Pooled(nn.Module):
+    """The mean of tokens [n, N, inputs], and a hidden layer."""
+
+    def __init__(self, inputs: int, features: int):
+        super().__init__()
+        self.hidden = nn.Linear(inputs, features)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[n, N, inputs] -> features [n, features]."""
+        return torch.relu(self.hidden(tokens.mean(1)))
+
+
+def fedtfi(size: int, features: int, tel: Tel | None, codebooks: tuple[int, ...], depth: int) -> nn.Module:
+    """FedTFI's network for images of `size` pixels; see `presets`."""
+    count = (size // 4 // PATCH) ** 2
+    width = tel.width if tel else MAPS * PATCH**2
+    return TextureNetwork(
+        {
+            "stem": Stem(),
+            "project": nn.Conv2d(CHANNELS, MAPS, 1),
+            **({"tel": TextureEmbedding(MAPS, count, *tel)} if tel else {"patches": Patches()}),
+            "encoding": Encoding(width, codebooks, depth, features) if codebooks else Pooled(width, features),
+        }
+    )

@@ -1,0 +1,279 @@
+"""The report's figures: SVG from numbers. Colours are CSS classes (`n0`.. nodes, `c0`.. classes), set by page.css.
+
+Every text goes through `Markup.format`, which escapes it: names come from folders and from the network.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import NamedTuple, get_args
+
+import numpy as np
+from markupsafe import Markup
+
+from trainer.progress.timeline import Activity, Span
+
+COLOURS = 8  # of nodes and of classes; a ninth takes the first again, with another dash or shape
+ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
+_LABELLED = 8  # lines that bear their names; beyond that the legend must do
+_DOTTED = 12  # points of a line, up to which each is marked
+_NAME = 10  # characters of a name beside a line
+
+
+class Series(NamedTuple):
+    """A line of a chart: a node's values (y) at rounds (x)."""
+
+    name: str
+    number: int  # the node's, for its colour
+    points: Sequence[tuple[float, float]]
+
+
+class Rule(NamedTuple):
+    """A horizontal line that means something."""
+
+    value: float
+    text: str
+
+
+def _join(parts: Iterable[Markup]) -> Markup:
+    return Markup("").join(parts)
+
+
+def _svg(width: float, height: float, label: str, *content: Markup, attributes: str = "") -> Markup:
+    return Markup('<svg viewBox="0 0 {:g} {:g}" role="img" aria-label="{}"{}>{}</svg>').format(
+        width, height, label, attributes, _join(content)
+    )
+
+
+def _text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> Markup:
+    return Markup('<text x="{:.1f}" y="{:.1f}" class="{}" text-anchor="{}">{}</text>').format(x, y, kind, anchor, words)
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
+    return Markup('<path class="{}" d="M{:.1f} {:.1f}L{:.1f} {:.1f}"/>').format(kind, x1, y1, x2, y2)
+
+
+def ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """Round numbers within low..high, at most about `most`."""
+    span = (high - low) or 1.0
+    step = 10 ** math.floor(math.log10(span / most))
+    step = next(step * factor for factor in (1, 2, 5, 10) if span / (step * factor) <= most)
+    return [round(step * k, 10) for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+# Curves
+
+
+def curves(
+    title: str, series: Sequence[Series], rounds: int, *, rule: Rule | None = None, percent: bool = False
+) -> Markup:
+    """Lines over rounds 1 to `rounds`, each with its node's name at its end where there are few."""
+    width, height, right, top, bottom = 300.0, 210.0, 66.0, 10.0, 30.0
+    factor = 100 if percent else 1
+    series = [line._replace(points=[(x, y * factor) for x, y in line.points]) for line in series]
+    ys = [y for line in series for _, y in line.points] + ([rule.value] if rule else [])
+    first, last = 1, max(rounds, 2)
+    margin = 0.06 * ((max(ys) - min(ys)) or 1.0)
+    low, high = min(ys) - margin, max(ys) + margin
+    values = ticks(low, high)
+    left = 10 + 6 * max(len(f"{value:g}") for value in values)
+
+    def at_x(x: float) -> float:
+        return left + (x - first) / (last - first) * (width - left - right)
+
+    def at_y(y: float) -> float:
+        return height - bottom - (y - low) / (high - low) * (height - top - bottom)
+
+    parts = []
+    for value in values:
+        parts.append(_line(left, at_y(value), width - right, at_y(value), "grid"))
+        parts.append(_text(left - 6, at_y(value) + 3.5, f"{value:g}", "tick", "end"))
+    for value in ticks(first, last, 7):
+        if value == int(value) and value <= rounds:
+            parts.append(_text(at_x(value), height - bottom + 14, f"{value:g}", "tick", "middle"))
+    parts.append(_text((left + width - right) / 2, height - 3, "round", "tick", "middle"))
+    if rule:
+        parts.append(_line(left, at_y(rule.value), width - right, at_y(rule.value), "rule"))
+    for line in series:
+        path = "L".join(f"{at_x(x):.1f} {at_y(y):.1f}" for x, y in line.points)
+        drawn = Markup('<path class="line {}" d="M{}"><title>{}</title></path>')
+        parts.append(drawn.format(node_class(line.number), path, line.name))
+        if len(line.points) <= _DOTTED:
+            dot = Markup('<circle class="point {}" cx="{:.1f}" cy="{:.1f}" r="2"/>')
+            parts += [dot.format(node_class(line.number), at_x(x), at_y(y)) for x, y in line.points]
+    if rule:
+        parts.append(_text(left + 4, at_y(rule.value) - 4, rule.text, "tick"))
+    if len(series) <= _LABELLED:
+        parts += _end_labels(series, at_x(last), at_y, height - bottom)
+    told = "; ".join(f"{line.name} from {line.points[0][1]:.3g} to {line.points[-1][1]:.3g}" for line in series)
+    readout = {
+        "left": left, "right": width - right, "top": top, "bottom": height - bottom, "first": first, "last": last,
+        "unit": " %" if percent else "",
+        "lines": [
+            [line.name, node_class(line.number), {f"{x:g}": float(f"{y:.4g}") for x, y in line.points}]
+            for line in series
+        ],
+    }  # fmt: skip
+    data = Markup(' class="curves" data-readout="{}"').format(json.dumps(readout, separators=(",", ":")))
+    return _svg(width, height, f"{title} by round: {told}", *parts, attributes=data)
+
+
+def _end_labels(series: Sequence[Series], x: float, at_y: Callable[[float], float], bottom: float) -> list[Markup]:
+    """Names at the lines' ends, moved apart until they can be read, each tied to its line."""
+    wanted = sorted((at_y(line.points[-1][1]), line) for line in series)
+    places = [y for y, _ in wanted]
+    for index in range(1, len(places)):
+        places[index] = max(places[index], places[index - 1] + 11)
+    places = [y - max(0.0, places[-1] - bottom) for y in places]
+    parts = []
+    for place, (y, line) in zip(places, wanted, strict=True):
+        parts.append(_line(x + 1, y, x + 9, place, f"tie {node_class(line.number)}"))
+        parts.append(_text(x + 12, place + 3.5, shortened(line.name, _NAME), f"name {node_class(line.number)}"))
+    return parts
+
+
+def shortened(name: str, most: int) -> str:
+    """The name, with its middle left out when it is longer than `most`."""
+    if len(name) <= most:
+        return name
+    return f"{name[: most // 2]}…{name[-(most - 1 - most // 2) :]}"
+
+
+def node_class(number: int) -> str:
+    """CSS classes of the node's colour and dash."""
+    return f"n{number % COLOURS} d{(number + number // COLOURS) % 4}"
+
+
+def class_class(number: int) -> str:
+    """CSS class of the colour of the class at this position."""
+    return f"c{number % COLOURS}"
+
+
+def shape(number: int) -> str:
+    """The id of the marker of the class at this position; page.html defines them."""
+    return f"shape-{(number + number // COLOURS) % 7}"
+
+
+# Points and intervals
+
+
+class Point(NamedTuple):
+    """An image among others."""
+
+    x: float
+    y: float
+    label: int  # its class
+    right: bool  # as it was judged
+    text: str
+
+
+def scatter(label: str, points: Sequence[Point]) -> Markup:
+    """A map of images; those judged wrong bear a ring."""
+    width, height, margin = 300.0, 230.0, 14.0
+    places = np.array([(point.x, point.y) for point in points])
+    low, span = places.min(0), np.ptp(places, 0)
+    span[span == 0] = 1.0
+    scaled = (places - low) / span * (width - 2 * margin, height - 2 * margin) + margin
+    parts = [Markup('<rect class="frame" x=".5" y=".5" width="{:g}" height="{:g}"/>').format(width - 1, height - 1)]
+    drawn = Markup('<g class="{}"><use href="#{}" x="{:.1f}" y="{:.1f}"/>{}<title>{}</title></g>')
+    ring = Markup('<circle class="ring" cx="{:.1f}" cy="{:.1f}" r="7.5"/>')
+    for point, (x, y) in zip(points, scaled, strict=True):
+        circle = Markup("") if point.right else ring.format(x, y)
+        parts.append(drawn.format(class_class(point.label), shape(point.label), x, y, circle, point.text))
+    return _svg(width, height, label, *parts)
+
+
+def interval(number: int, low: float, value: float, high: float, alone: float | None) -> Markup:
+    """An accuracy with its interval on a scale of 0 to 1; a hollow mark for training alone."""
+    width, height, margin = 170.0, 20.0, 6.0
+
+    def at(share: float) -> float:
+        return margin + share * (width - 2 * margin)
+
+    parts = [_line(at(tick), 2, at(tick), height - 2, "grid") for tick in (0, 0.25, 0.5, 0.75, 1)]
+    parts.append(_line(at(low), height / 2, at(high), height / 2, f"bar {node_class(number)}"))
+    if alone is not None:
+        parts.append(Markup('<circle class="alone" cx="{:.1f}" cy="10" r="4.5"/>').format(at(alone)))
+    parts.append(Markup('<circle class="dot n{}" cx="{:.1f}" cy="10" r="4"/>').format(number % COLOURS, at(value)))
+    told = f"{value:.0%}, interval {low:.0%} to {high:.0%}" + (f", alone {alone:.0%}" if alone is not None else "")
+    return _svg(width, height, told, *parts)
+
+
+# Time
+
+
+class Lane(NamedTuple):
+    """A node's row of the timeline."""
+
+    name: str
+    number: int
+    spans: Sequence[Span]
+
+
+def timeline(lanes: Sequence[Lane], begin: float, end: float, label: str) -> Markup:
+    """What each node did between two moments: computing above, the network below; what is empty is not recorded."""
+    width, left, pitch, top, bottom = 1000.0, 112.0, 34.0, 22.0, 30.0
+    height = top + pitch * len(lanes) + bottom
+    scale = (width - left - 10) / ((end - begin) or 1.0)
+
+    def at(moment: float) -> float:
+        return left + (min(max(moment, begin), end) - begin) * scale
+
+    parts = []
+    for value in ticks(0, end - begin, 10):
+        parts.append(_line(at(begin + value), top, at(begin + value), height - bottom, "grid"))
+        parts.append(_text(at(begin + value), height - bottom + 15, f"{value:g} s", "tick", "middle"))
+    parts += _round_marks(lanes, begin, end, at)
+    for row, lane in enumerate(lanes):
+        y = top + pitch * row + 4
+        parts.append(_text(0, y + 14, shortened(lane.name, 15), f"name n{lane.number % COLOURS}"))
+        for activity in ACTIVITIES:
+            path = _bars(lane.spans, activity, begin, end, at, y)
+            parts.append(Markup('<path class="{}" d="{}"/>').format(activity, path) if path else Markup(""))
+    return _svg(width, height, label, *parts)
+
+
+_TRACKS = {"waiting": (6.0, 2.0), "training": (0.0, 14.0), "refining": (0.0, 14.0)}  # offset and height
+_NETWORK = (17.0, 7.0)
+
+
+def _bars(
+    spans: Sequence[Span], activity: Activity, begin: float, end: float, at: Callable[[float], float], y: float
+) -> str:
+    """One path for all spans of an activity: a long run has thousands."""
+    offset, height = _TRACKS.get(activity, _NETWORK)
+    return "".join(
+        f"M{(x := at(span.begin)):.1f} {y + offset:g}h{max(at(span.end) - x, 0.3):.1f}v{height:g}H{x:.1f}z"
+        for span in spans
+        if span.activity == activity and span.end > begin and span.begin < end
+    )
+
+
+def _round_marks(lanes: Sequence[Lane], begin: float, end: float, at: Callable[[float], float]) -> list[Markup]:
+    """Where each round's training begins, at the first node to begin it; as many as there is room for."""
+    begun: dict[int, float] = {}
+    for span in sorted((span for lane in lanes for span in lane.spans), key=lambda span: span.begin):
+        if span.activity == "training" and begin <= span.begin <= end:
+            begun.setdefault(span.round, span.begin)
+    every = next((step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500) if len(begun) / step <= 12), 1000)
+    return [
+        _text(at(moment), 13, f"round {round_}" if len(begun) < 8 else f"{round_}", "tick")
+        for round_, moment in begun.items()
+        if round_ % every == 0 or len(begun) < 8
+    ]
+
+
+def middle(lanes: Sequence[Lane], rounds: int = 3) -> tuple[float, float]:
+    """Begin and end of a few rounds in the middle of the run."""
+    worked = [span for lane in lanes for span in lane.spans if span.activity != "waiting"]
+    numbers = sorted({span.round for span in worked})
+    start = max(0, (len(numbers) - rounds) // 2)
+    chosen = [span for span in worked if span.round in numbers[start : start + rounds]]
+    return min(span.begin for span in chosen), max(span.end for span in chosen)
+
+
+def medians(lane: Lane) -> dict[Activity, float]:
+    """Median seconds of each activity in a round; an activity without spans is left out."""
+    lengths = {a: [span.end - span.begin for span in lane.spans if span.activity == a] for a in ACTIVITIES}
+    return {activity: median(values) for activity, values in lengths.items() if values}

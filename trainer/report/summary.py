@@ -1,0 +1,130 @@
+"""What a run reached: a table for people, JSON for machines."""
+
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from broker_config.protocol.messages import Spec
+from trainer.training.personal_model import Facts
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's figures. Accuracies are of the last round, on held-out images, in 0..1."""
+
+    name: str
+    classes: list[str]  # of its own images
+    images: int  # that trained
+    test_images: int
+    accuracy: float
+    accuracy_low: float  # 95 % interval
+    accuracy_high: float
+    f1: float  # macro, over the node's own classes
+    local_accuracy: float | None = None  # the same training without federation
+    onnx_accuracy: float | None = None  # the exported bundle on the same images
+    history: list[dict[str, float]] = []
+
+    @staticmethod
+    def of(facts: Facts, **more: float) -> "NodeReport":
+        """The figures that a node left beside its personal model."""
+        return NodeReport(
+            name=facts.node,
+            classes=list(facts.trained),
+            images=sum(facts.trained.values()),
+            test_images=0 if facts.metrics["cross_validated"] else int(facts.metrics["images"]),
+            accuracy=facts.metrics["accuracy"],
+            accuracy_low=facts.metrics["accuracy_low"],
+            accuracy_high=facts.metrics["accuracy_high"],
+            f1=facts.metrics["f1"],
+            history=list(facts.history),
+            **more,
+        )
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """What the daemon answered when it was sent held-out images over HTTP."""
+
+    node: str
+    images: int
+    agreeing: int  # with the same bundle called directly
+    accuracy: float
+    milliseconds_p50: float  # a request, as its sender sees it
+
+
+class RunReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole run."""
+
+    method: str
+    options: dict[str, bool | int | float | str]
+    model: str
+    weights: str = ""  # as they were asked for; empty where only the coordinator knows
+    data: str = ""  # folder of the images, where one is shared among the nodes
+    size: int
+    training: dict[str, bool | int | float | str]
+    rounds: int
+    seed: int
+    nodes: list[NodeReport]
+    bytes_up: int = 0  # nodes -> coordinator
+    bytes_down: int = 0  # coordinator -> broker, which hands a copy to every node
+    model_bytes: int = 0  # of one contribution
+    seconds: float = 0.0
+    engine: str = "plain"  # what trained the nodes: plain or batched
+    device: str = "cpu"
+    aggregate: str = "mean"  # the rule, and the liars that it reckoned with
+    liars: int = 0
+    serving: Serving | None = None
+
+    @staticmethod
+    def of(source: Spec | Facts, nodes: list[NodeReport], **more: Any) -> "RunReport":
+        """The report of the run that a spec asks for, or that a personal model is of."""
+        return RunReport(
+            method=source.method,
+            options=source.options,
+            model=source.model,
+            size=source.preprocessing.size,
+            training=msgspec.to_builtins(source.training),
+            rounds=source.rounds,
+            seed=source.seed,
+            nodes=nodes,
+            **more,
+        )
+
+    def mean(self, field: str) -> float | None:
+        """Mean of a field over the nodes, None if one lacks it."""
+        values = [getattr(node, field) for node in self.nodes]
+        return None if None in values else sum(values) / len(values)
+
+    def encode(self) -> bytes:
+        """As JSON."""
+        return msgspec.json.format(msgspec.json.encode(self))
+
+
+_WIDE = 70  # columns of a terminal that has room for class names
+_COLUMNS = (
+    ("local only", "local_accuracy"),
+    ("federated", "accuracy"),
+    ("ONNX", "onnx_accuracy"),
+)
+
+
+def table(report: RunReport, console: Console) -> None:
+    """Print a line a node, and the mean."""
+    columns = [(title, field) for title, field in _COLUMNS if report.mean(field) is not None]
+    view = Table(title=f"{report.method}, {report.model}, {report.rounds} rounds, accuracy % on held-out images")
+    wide = console.width >= _WIDE
+    for title in ("node", "classes", "images") if wide else ("node", "images"):
+        view.add_column(title)
+    for title, _ in columns:
+        view.add_column(title, justify="right")
+    for node in report.nodes:
+        cells = [_percent(getattr(node, field)) for _, field in columns]
+        images = f"{node.images} + {node.test_images}"
+        view.add_row(node.name, *([", ".join(node.classes)] if wide else []), images, *cells)
+    view.add_section()
+    view.add_row("mean", *([""] if wide else []), "", *(_percent(report.mean(field)) for _, field in columns))
+    console.print(view)
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"

@@ -1,0 +1,334 @@
+"""The one local training loop: runs a Phase. It owns batches, optimiser and random numbers."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from broker_config.protocol.errors import EdgeNodeError
+from broker_config.protocol.messages import Preprocessing, Training
+from trainer.data.class_folders import LabelledImages
+from trainer.methods.base import Batch, Loss, Metrics, Phase
+from trainer.models.named_tensors import pick, trainable, under
+from trainer.models.network import Network, Tree
+
+BETAS = (0.9, 0.999)
+_EVALUATION_BATCH = 64
+
+
+class Stopped(Exception):  # noqa: N818  (not an error: somebody asked for it)
+    """Training was asked to stop between two batches."""
+
+
+class Views(NamedTuple):
+    """How each of some images is varied; drawn on the CPU, whatever the device."""
+
+    turns: Tensor  # bool [3, b, 1, 1, 1]: mirrored, upside down, transposed
+    light: Tensor  # [2, b, 1, 1, 1]: change of contrast and brightness, within 20 %
+
+    @staticmethod
+    def draw(count: int, random: torch.Generator) -> "Views":
+        """Of `count` images."""
+        turns = torch.rand((3, count, 1, 1, 1), generator=random) < 0.5
+        return Views(turns, torch.rand((2, count, 1, 1, 1), generator=random) * 0.4 - 0.2)
+
+
+class TrainingSet(NamedTuple):
+    """Images of a node, or of several nodes one after the other, ready for the network."""
+
+    images: Tensor  # uint8 [n, 3, S, S]
+    labels: Tensor  # int64 [n]
+    mean: Tensor  # [3, 1, 1]
+    std: Tensor
+    seen: Tensor | None = None  # what the network's stem makes of the images as they are, where that is kept
+
+    @staticmethod
+    def of(images: LabelledImages, preprocessing: Preprocessing, device: str = "cpu") -> "TrainingSet":
+        """From uint8 [n, S, S, 3] and the federation's preprocessing."""
+        return TrainingSet(
+            torch.from_numpy(np.ascontiguousarray(images.images)).to(device).permute(0, 3, 1, 2),
+            torch.from_numpy(np.asarray(images.labels, np.int64)).to(device),
+            torch.tensor(preprocessing.mean, device=device)[:, None, None],
+            torch.tensor(preprocessing.std, device=device)[:, None, None],
+            None if images.seen is None else torch.from_numpy(images.seen).to(device),
+        )
+
+    @staticmethod
+    def joined(sets: "Sequence[TrainingSet]") -> "TrainingSet":
+        """One set's images after another's."""
+        first = sets[0]
+        images, labels = torch.cat([each.images for each in sets]), torch.cat([each.labels for each in sets])
+        seen = None if first.seen is None else torch.cat([each.seen for each in sets if each.seen is not None])
+        return first._replace(images=images, labels=labels, seen=seen)
+
+    def network_input(self, index: Tensor | slice, views: Views | None = None) -> Tensor:
+        """Images [b, 3, S, S], varied if `views` are given, normalised."""
+        images: Tensor = self.images[index].float() / 255
+        if views is not None:
+            images = augment(images, views)
+        return (images - self.mean) / self.std
+
+    def keep_seen(self, network: Network, tree: Tree) -> "TrainingSet":
+        """With what a frozen stem makes of the images, if there is one: it is computed now, and never again."""
+        if self.seen is not None or not network.has_stem:
+            return self
+        return self._replace(seen=network.stem(tree, self.network_input(slice(None))))
+
+    def see(self, network: Network, tree: Tree, index: Tensor | slice, views: Views | None = None) -> Tensor:
+        """What the network's stem makes of images, varied if `views` are given: what encoders start from."""
+        if self.seen is None or views is not None:
+            return network.stem(tree, self.network_input(index, views))
+        return self.seen[index]
+
+
+def augment(images: Tensor, views: Views) -> Tensor:
+    """One of the square's eight symmetries, other contrast and brightness, for each image [b, 3, S, S] in 0..1.
+
+    A surface has no up or left; its lighting varies. Defects stay what they are.
+    """
+    mirror, flip, turn = views.turns.to(images.device)
+    contrast, brightness = views.light.to(images.device)
+    images = torch.where(mirror, images.flip(3), images)
+    images = torch.where(flip, images.flip(2), images)
+    images = torch.where(turn, images.transpose(2, 3), images)
+    mean = images.mean((1, 2, 3), keepdim=True)
+    varied: Tensor = (images - mean) * (1 + contrast) + mean * (1 + brightness)
+    return varied.clamp(0, 1)
+
+
+def batches(count: int, batch_size: int, random: torch.Generator) -> list[Tensor]:
+    """A random order of `count` images in batches of nearly equal size, none larger than `batch_size`.
+
+    Equal sizes keep a batch of one from forming (it breaks BatchNorm's statistics) unless `count` itself is one.
+    """
+    order = torch.randperm(count, generator=random)
+    return list(order.tensor_split(-(-count // batch_size)))
+
+
+def run_phase(
+    network: Network,
+    phase: Phase,
+    tree: Tree,
+    moments: Tree,
+    received: Tree,
+    data: TrainingSet,
+    training: Training,
+    seed: int,
+    stop: Callable[[], bool] = lambda: False,
+) -> tuple[Tree, Tree, Metrics]:
+    """Train `tree` through one phase.
+
+    Args:
+        network: the structure of the trees.
+        phase: what is trained, against which loss.
+        tree: the node's tensors; left as they are.
+        moments: Adam's state, names `{tensor}/{step|exp_avg|exp_avg_sq}`; left as they are.
+        received: the round's broadcast, frozen.
+        data: the node's training images.
+        training: learning rate, batch size, augmentation, BatchNorm mode.
+        seed: of order and augmentation.
+        stop: asked between batches.
+
+    Returns:
+        The new tree, the new moments, and each metric's mean over the batches of the last epoch.
+
+    Raises:
+        Stopped: `stop` said so.
+        EdgeNodeError: a loss is not finite.
+    """
+    tree, moments, steps, metrics = descend(network, phase, tree, moments, received, data, training, [seed], stop)
+    return phase.after(tree, received, steps), moments, {name: float(value) for name, value in metrics.items()}
+
+
+def descend(
+    network: Network,
+    phase: Phase,
+    tree: Tree,
+    moments: Tree,
+    received: Tree,
+    data: TrainingSet,
+    training: Training,
+    seeds: Sequence[int],
+    stop: Callable[[], bool] = lambda: False,
+) -> tuple[Tree, Tree, int, dict[str, np.ndarray]]:
+    """The steps of `run_phase`, for one node or for several at once.
+
+    With several seeds, `tree` and `moments` are stacked [nodes, ...] (but for Adam's counts of steps), `data` holds as
+    many images of each node, one node's after another's, and the metrics are arrays [nodes].
+
+    Returns:
+        The new tree and moments, the number of steps, and the metrics.
+    """
+    randoms = [torch.Generator().manual_seed(seed) for seed in seeds]
+    prefixes = [prefix for step in phase.steps for prefix in step.trains]
+    trained = [name for name in pick(tree, prefixes) if trainable(name)]
+    moving = set(trained)
+    tree = {name: value.clone().requires_grad_(name in moving) for name, value in tree.items()}
+    reference = _Reference(network, received, data, cached=not training.augment) if phase.uses_reference else None
+    optimiser = _optimiser(phase, tree, trained, moments, training)
+    count = len(data.labels) // len(seeds)
+    chosen = [node * count + _choose(count, phase.share, random) for node, random in enumerate(randoms)]
+    encode = _Encode(network if len(seeds) == 1 else network.mapped(), moving if training.batch_norm == "train" else ())
+    metrics: dict[str, np.ndarray] = {}
+    losses: list[float] = []
+    steps = 0
+    for _ in range(phase.epochs):
+        sums: dict[str, list[Tensor]] = defaultdict(list)
+        orders = [batches(len(own), training.batch_size, random) for own, random in zip(chosen, randoms, strict=True)]
+        for order in zip(*orders, strict=True):
+            if stop():
+                raise Stopped
+            index = torch.cat([own[places] for own, places in zip(chosen, order, strict=True)])
+            views = _draw([len(places) for places in order], randoms) if training.augment else None
+            index = index.to(data.labels.device)
+            images = data.see(network, received, index, views)
+            features = reference.features(index, images) if reference else None
+            random = randoms[0] if phase.draws else None
+            batch = Batch(images, data.labels[index], features, received, random)
+            _take_steps(network, phase, tree, batch, encode, optimiser, sums, len(seeds))
+            steps += 1
+        metrics = {name: _mean(name, values) for name, values in sums.items()}
+        if phase.settled is not None:
+            losses.append(float(next(iter(metrics.values()))))
+            if phase.settled(tree, received, losses):
+                break
+    if isinstance(optimiser, torch.optim.Adam):
+        moments = {
+            **moments,
+            **{f"{name}/{key}": value for name in trained for key, value in optimiser.state[tree[name]].items()},
+        }
+    return {name: value.detach() for name, value in tree.items()}, moments, steps, metrics
+
+
+def _draw(counts: Sequence[int], randoms: Sequence[torch.Generator]) -> Views:
+    """Views of as many images of each node, each with its own random numbers."""
+    drawn = [Views.draw(count, random) for count, random in zip(counts, randoms, strict=True)]
+    return Views(*(torch.cat(parts, 1) for parts in zip(*drawn, strict=True)))
+
+
+def _mean(name: str, values: Sequence[Tensor]) -> np.ndarray:
+    """Over the batches."""
+    figures = torch.stack(list(values)).double().cpu().numpy()
+    if not np.isfinite(figures).all():
+        wrong = figures[~np.isfinite(figures)].flat[0]
+        raise EdgeNodeError(f"training has diverged: {name} is {wrong}", "take a smaller learning_rate")
+    return np.asarray(figures.mean(0))
+
+
+def _choose(count: int, share: float, random: torch.Generator) -> Tensor:
+    """Positions of the images that a phase sees."""
+    if share == 1:
+        return torch.arange(count)
+    return torch.randperm(count, generator=random)[: max(min(2, count), round(share * count))]
+
+
+class _Encode:
+    """Runs an encoder of the trained tree. BatchNorm is in training mode in those encoders that move, if in any."""
+
+    def __init__(self, network: Network, moving: Iterable[str]):
+        self._network = network
+        self._training = {name.rpartition("encoder.")[0] + "encoder" for name in moving if "encoder." in name}
+
+    def __call__(self, tree: Tree, images: Tensor, prefix: str = "encoder") -> Tensor:
+        return self._network.encode(tree, images, prefix=prefix, training=prefix in self._training)
+
+
+def _take_steps(
+    network: Network,
+    phase: Phase,
+    tree: Tree,
+    batch: Batch,
+    encode: _Encode,
+    optimiser: torch.optim.Optimizer | None,
+    sums: dict[str, list[Tensor]],
+    nodes: int,
+) -> None:
+    for step in phase.steps:
+        moved = [value for value in pick(tree, step.trains).values() if value.requires_grad]
+        with torch.set_grad_enabled(bool(moved)):
+            loss, reported = _look(step.loss, network, tree, batch, encode, nodes)
+        if optimiser is not None and moved:
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward(inputs=moved)  # type: ignore[no-untyped-call]
+            optimiser.step()
+            _clamp(phase, tree)
+        for name, value in reported.items():
+            sums[name].append(value.detach())
+
+
+def _look(
+    loss: Loss, network: Network, tree: Tree, batch: Batch, encode: _Encode, nodes: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """A loss and what it reports. Several nodes' losses are summed: each moves its own slice of the stacked tree."""
+    if nodes == 1:
+        return loss(network, tree, batch, encode)
+
+    def one(tree: Tree, images: Tensor, labels: Tensor, reference: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+        return loss(network, tree, Batch(images, labels, reference, batch.received), encode)
+
+    parts: list[Any] = [None if part is None else part.view(nodes, -1, *part.shape[1:]) for part in batch[:3]]
+    losses, reported = torch.func.vmap(one, tuple(None if part is None else 0 for part in (tree, *parts)))(tree, *parts)
+    return losses.sum(), reported
+
+
+def _clamp(phase: Phase, tree: Tree) -> None:
+    with torch.no_grad():
+        for prefix, (low, high) in phase.bounds.items():
+            for value in pick(tree, (prefix,)).values():
+                value.clamp_(low, high)
+
+
+class _Reference:
+    """The received encoder's features. It is frozen for a round, so those of un-augmented images are computed once."""
+
+    def __init__(self, network: Network, received: Tree, data: TrainingSet, cached: bool):
+        self._network, self._received = network, received
+        self._cache = self._encode(data.see(network, received, slice(None))) if cached else None
+
+    def features(self, index: Tensor, images: Tensor) -> Tensor:
+        """Features [b, features] of the images at `index`, seen as `images`."""
+        return self._encode(images) if self._cache is None else self._cache[index]
+
+    def _encode(self, images: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self._network.encode(self._received, images)
+
+
+def _optimiser(
+    phase: Phase, tree: Tree, trained: list[str], moments: Tree, training: Training
+) -> torch.optim.Optimizer | None:
+    """Adam with the moments that it was left with, or the phase's SGD, which starts at rest; None to train nothing."""
+    if not trained:
+        return None
+    by_rate: dict[float, list[Tensor]] = defaultdict(list)
+    for name in trained:
+        by_rate[_rate(phase, name, phase.sgd.rate if phase.sgd else training.learning_rate)].append(tree[name])
+    groups = [{"params": tensors, "lr": rate} for rate, tensors in by_rate.items()]
+    if phase.sgd is not None:
+        return torch.optim.SGD(groups, momentum=phase.sgd.momentum, fused=True)
+    optimiser = torch.optim.Adam(groups, betas=BETAS, fused=True)
+    for name in trained:
+        kept = {key: moments[f"{name}/{key}"].clone() for key in _MOMENTS if f"{name}/{key}" in moments}
+        if kept:
+            optimiser.state[tree[name]] = kept
+    return optimiser
+
+
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
+def _rate(phase: Phase, name: str, default: float) -> float:
+    return next((rate for prefix, rate in phase.rates.items() if under(name, prefix)), default)
+
+
+def judge(network: Network, personal: Tree, data: TrainingSet) -> np.ndarray:
+    """Logits [n, classes] of every image, by a personal model."""
+    answers = []
+    with torch.no_grad():
+        for start in range(0, len(data.labels), _EVALUATION_BATCH):
+            seen = data.see(network, personal, slice(start, start + _EVALUATION_BATCH))
+            answers.append(network.judge_seen(personal, seen))
+    return torch.cat(answers).cpu().numpy()

@@ -1,0 +1,250 @@
+"""What one node does in a round, without any network: the same code behind the broker and in simulation."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from broker_config.protocol.messages import Spec
+from trainer.data.class_folders import Images, LabelledImages, folds
+from trainer.methods import complete_options, make
+from trainer.methods.base import Metrics, Phase
+from trainer.models.named_tensors import Arrays, pick, put_under, take_from
+from trainer.models.network import Network, Tree, to_arrays, to_tensors
+from trainer.training.engine import TrainingSet, judge, run_phase
+from trainer.training.evaluation import accuracy, macro_f1, wilson
+from trainer.training.personal_model import Facts, Personal, Sample, Verdict
+from trainer.training.seeding import generator, key_to_seed
+
+_FOLDS, _FOLD_ROUNDS = 5, 10  # of cross-validation
+
+
+class State(NamedTuple):
+    """All that a node carries from one round to the next."""
+
+    tree: Tree
+    moments: Tree  # Adam's
+
+    def save(self, path: Path) -> None:
+        """Write both to a safetensors file."""
+        save_file({**put_under("tree", self.tree), **put_under("moments", self.moments)}, path)
+
+    @staticmethod
+    def load(path: Path) -> "State":
+        """Read what `save` wrote."""
+        tensors = {name: value.clone() for name, value in load_file(path).items()}
+        return State(take_from("tree", tensors), take_from("moments", tensors))
+
+
+class Contributed(NamedTuple):
+    """What leaves the node after stage 1."""
+
+    tensors: Arrays
+    weight: float
+
+
+def never() -> bool:
+    """The answer of those who do not stop."""
+    return False
+
+
+class Participant:
+    """One node of a federation: its method, its images, its share of the seed. Holds no training state itself.
+
+    A `secret` of the node's own stands in for the seed where random numbers hide something of what it sends.
+    """
+
+    def __init__(self, spec: Spec, node: str, images: Images, device: str = "cpu", secret: str = ""):
+        self.spec, self.node, self._images, self._device, self._secret = spec, node, images, device, secret
+        self.method = make(spec.method, spec.training, spec.options)
+        self.network = Network(spec.model, len(spec.classes))
+        self.data = TrainingSet.of(images.train, spec.preprocessing, device)
+        self._held_out: TrainingSet | None = None  # when first judged
+        # Whether `conclude` needs the average made after the last round, or only the broadcast of the last round.
+        self.needs_final = self.method.deploys_final or images.test is None
+
+    def start(self, broadcast: Arrays) -> State:
+        """The state before the first round."""
+        received = self.received(broadcast)
+        self.network.check(received, "the coordinator's broadcast")
+        own = self.method.init_node(broadcast, self.network.shape, generator(self.spec.seed, self.node, "init"))
+        return State({**received, **self.tensors(own)}, {})
+
+    def received(self, broadcast: Arrays) -> Tree:
+        """What of a broadcast is for this node, where it trains."""
+        return self.tensors(self.method.admit(broadcast, self.node))
+
+    def tensors(self, arrays: Arrays) -> Tree:
+        """Where the node trains."""
+        return to_tensors(arrays, self._device)
+
+    def contribute(
+        self, state: State, broadcast: Arrays, round_: int, stop: Callable[[], bool] = never
+    ) -> tuple[State, Contributed, Metrics]:
+        """Stage 1: receive, train, and say what leaves the node."""
+        received = self.received(broadcast)
+        state = self.receive(state, received)
+        state, metrics = self._run(self.method.train, state, received, round_, stop)
+        return state, self.send(state, received, metrics, round_), metrics
+
+    def receive(self, state: State, received: Tree) -> State:
+        """What stage 1 starts from."""
+        moments = state.moments if self.spec.training.moments == "keep" else {}
+        return State(self.method.receive(state.tree, received), moments)
+
+    def send(self, state: State, received: Tree, metrics: Metrics, round_: int) -> Contributed:
+        """What leaves the node after stage 1, which reached `state` and `metrics`."""
+        weight = self.method.measure(metrics, len(self.data.labels))
+        sent = to_arrays(pick(self.method.contribute(state.tree, received), self.spec.sends))
+        if (relay := self.method.relay) is not None:
+            secret = (self._secret,) if relay.hides else ()
+            random = generator(self.spec.seed, self.node, round_, "relay", *secret)
+            sent |= relay.make(self.network, received, self.training_set(received), random)
+        return Contributed(sent, weight)
+
+    def refine(
+        self, state: State, broadcast: Arrays, round_: int, stop: Callable[[], bool] = never
+    ) -> tuple[State, Metrics]:
+        """Stage 2: what the node goes on training while its contribution travels."""
+        received = self.received(broadcast)
+        state, metrics = self._run(self.method.refine, state, received, round_, stop)
+        return state, metrics | self.look(state, received, round_)
+
+    def look(self, state: State, received: Tree, round_: int) -> Metrics:
+        """After stage 2: A_k where there is one and, every `evaluate_every` rounds, the accuracy on held-out images."""
+        metrics = {"A_k": float(state.tree["fusion"])} if "fusion" in state.tree else {}
+        test, spec = self._images.test, self.spec
+        if test is not None and (round_ % spec.evaluate_every == 0 or round_ == spec.rounds):
+            logits = self._judge_held_out(self.method.deploy(state.tree, received), test)
+            metrics["accuracy"] = accuracy(logits.argmax(1), test.labels)
+        return metrics
+
+    def conclude(
+        self, state: State, round_: int, broadcast: Arrays, final: Arrays, history: tuple[Metrics, ...]
+    ) -> Personal:
+        """The personal model after the last round, what it reaches, and its verdicts on the images judged for that.
+
+        Accuracy with its 95 % interval (`accuracy_low`, `accuracy_high`), macro F1 and number of `images`, on the
+        held-out images; without any, by cross-validation over the training images (`cross_validated` = 1): each fold
+        is judged by heads trained anew from the last average on the other folds. That average has seen a trace of
+        every image, so the figure is a little hopeful. A shared classifier has seen more than a trace: where there is
+        one, the folds are FedPer's, which train classifiers of their own on the averaged encoder.
+
+        Args:
+            state: after the last round.
+            round_: its number.
+            broadcast: that it started from.
+            final: the average made after it; the same as `broadcast` will do unless `needs_final`.
+            history: metrics of each round.
+        """
+        tree = self.method.deploy(state.tree, self.tensors(final if self.method.deploys_final else broadcast))
+        test, classes = self._images.test, self.spec.classes
+        judged, logits = (
+            (test, self._judge_held_out(tree, test)) if test is not None else self._cross_validate(tree, final)
+        )
+        labels, predicted = judged.labels, logits.argmax(1)
+        low, high = wilson(int((predicted == labels).sum()), len(labels))
+        metrics = {
+            "accuracy": accuracy(predicted, labels),
+            "accuracy_low": low,
+            "accuracy_high": high,
+            "f1": macro_f1(predicted, labels),
+            "images": float(len(labels)),
+            "cross_validated": float(test is None),
+        }
+        training = _samples(self._images.train, classes)
+        trained = Counter(sample.label for sample in training)
+        facts = Facts.of(self.spec, self.node, round_, dict(sorted(trained.items())), metrics, history)
+        return Personal(facts, tree, _verdicts(judged, logits, classes), training)
+
+    def _cross_validate(self, deployed: Tree, final: Arrays) -> tuple[LabelledImages, np.ndarray]:
+        """The training images, and logits [n, classes], each row by a model that was not trained on the image."""
+        images, spec = self._images.train, self.spec
+        if "classifier.weight" in final:
+            spec = msgspec.structs.replace(spec, method="fedper", options=complete_options("fedper", {}))
+            average = to_arrays(deployed) if self.method.deploys_final else final  # FedBN's is whole only as deployed
+            final = pick(average, ("encoder",))
+        logits = np.empty((len(images.labels), len(self.spec.classes)), np.float32)
+        for held_out in folds(images, min(_FOLDS, len(images.labels)), spec.seed):
+            others = np.setdiff1d(np.arange(len(images.labels)), held_out)
+            fold = Participant(spec, self.node, Images(images.take(others), None), self._device)
+            state = fold.start(final)
+            for round_ in range(min(_FOLD_ROUNDS, spec.rounds)):
+                state, _, _ = fold.contribute(state, final, round_)
+                state, _ = fold.refine(state, final, round_)
+            personal = fold.method.deploy(state.tree, self.tensors(final))
+            data = TrainingSet.of(images.take(held_out), self.spec.preprocessing, self._device)
+            logits[held_out] = self._judge(personal, data)
+        return images, logits
+
+    def _judge_held_out(self, personal: Tree, test: LabelledImages) -> np.ndarray:
+        if self._held_out is None:
+            torch.set_num_threads(self.spec.threads)
+            data = TrainingSet.of(test, self.spec.preprocessing, self._device)
+            self._held_out = data.keep_seen(self.network, personal)
+        return self._judge(personal, self._held_out)
+
+    def _judge(self, personal: Tree, data: TrainingSet) -> np.ndarray:
+        torch.set_num_threads(self.spec.threads)
+        return judge(self.network, personal, data)
+
+    def _run(
+        self, phases: tuple[Phase, ...], state: State, received: Tree, round_: int, stop: Callable[[], bool]
+    ) -> tuple[State, Metrics]:
+        # OpenMP keeps the thread count per calling thread, and sums depend on it.
+        torch.set_num_threads(self.spec.threads)
+        metrics: Metrics = {}
+        for phase in phases:
+            state, measured = self.train(phase, state, received, round_, stop)
+            metrics |= measured
+        return state, metrics
+
+    def train(
+        self, phase: Phase, state: State, received: Tree, round_: int, stop: Callable[[], bool] = never
+    ) -> tuple[State, Metrics]:
+        """One phase of a stage."""
+        data = self.training_set(received)
+        tree, moments, metrics = run_phase(
+            self.network, phase, *state, received, data, self.spec.training, self.seed(round_, phase), stop
+        )
+        return State(tree, moments), metrics
+
+    def training_set(self, received: Tree) -> TrainingSet:
+        """The training images; what a frozen stem makes of them is kept, unless they are varied."""
+        if self.data.seen is None and not self.spec.training.augment:
+            self.data = self.data.keep_seen(self.network, received)
+        return self.data
+
+    def seed(self, round_: int, phase: Phase) -> int:
+        """Of a phase's random numbers."""
+        return key_to_seed(self.spec.seed, self.node, round_, phase.name)
+
+
+def _verdicts(images: LabelledImages, logits: np.ndarray, classes: Sequence[str]) -> tuple[Verdict, ...]:
+    """What logits [n, classes] say of each image."""
+    exponentials = np.exp(logits - logits.max(1, keepdims=True))
+    confidences = (exponentials / exponentials.sum(1, keepdims=True)).max(1)
+    return tuple(
+        Verdict(
+            path=str(path.resolve()),
+            digest=digest,
+            label=classes[label],
+            verdict=classes[predicted],
+            confidence=float(confidence),
+        )
+        for path, digest, label, predicted, confidence in zip(
+            images.paths, images.digests, images.labels, logits.argmax(1), confidences, strict=True
+        )
+    )
+
+
+def _samples(images: LabelledImages, classes: Sequence[str]) -> tuple[Sample, ...]:
+    return tuple(
+        Sample(path=str(path.resolve()), digest=digest, label=classes[label])
+        for path, digest, label in zip(images.paths, images.digests, images.labels, strict=True)
+    )

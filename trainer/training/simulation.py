@@ -1,0 +1,185 @@
+"""Many nodes in one process: the same methods, sums and random numbers as behind the broker, without it."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.messages import Spec
+from trainer import progress
+from trainer.data import class_folders, partition
+from trainer.data.class_folders import Images
+from trainer.federation.server.contributions import Gathering
+from trainer.federation.server.robust_rules import InMemory
+from trainer.federation.server.round_state import draw
+from trainer.federation.server.spec import Request, draft
+from trainer.methods import make
+from trainer.methods.base import Metrics
+from trainer.models.named_tensors import Arrays
+from trainer.report import summary
+from trainer.training import batched_engine, personal_model
+from trainer.training.exchange_notice import Exchange
+from trainer.training.participant import Contributed, Participant
+from trainer.training.personal_model import Personal
+
+Device = Literal["cpu", "cuda"]
+
+
+class Engine(NamedTuple):
+    """What trains the nodes: one after the other (`plain`), or as many at once as can be (`batched`)."""
+
+    kind: Literal["plain", "batched"] = "plain"
+    device: Device = "cpu"
+
+
+PLAIN = Engine()
+
+
+Tamper = Callable[[str, int, Contributed, Arrays], Contributed]
+"""(node, round, its contribution, the round's broadcast) -> what it sends instead."""
+
+
+def honest(node: str, round_: int, contributed: Contributed, broadcast: Arrays) -> Contributed:  # noqa: ARG001
+    """Nodes that send what they have."""
+    return contributed
+
+
+Closed = Callable[[int, Arrays], None]
+"""(round, the broadcast that it has led to) -> nothing; called when a round is over."""
+
+
+def unwatched(round_: int, broadcast: Arrays) -> None:
+    """Nobody looks."""
+
+
+class Simulated(NamedTuple):
+    """What a simulated federation leaves."""
+
+    broadcast: Arrays  # after the last round
+    models: dict[str, Personal]  # by node; one that was never drawn has none
+
+
+def check_device(device: Device) -> None:
+    """Raise UsageError unless torch can use it."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("there is no GPU here that torch can use", "leave out --device, or install a torch with CUDA")
+
+
+def simulate(
+    spec: Spec,
+    broadcast: Arrays,
+    images: Mapping[str, Images],
+    show: progress.Report = progress.ignore,
+    engine: Engine = PLAIN,
+    tamper: Tamper = honest,
+    closed: Closed = unwatched,
+) -> Simulated:
+    """Run a federation of the nodes in `images`; `tamper` stands between each node and the server.
+
+    With the same spec, first broadcast and images, the tensors of the plain engine on the CPU equal those of processes
+    over a broker bit for bit (same machine, same torch).
+
+    Raises:
+        UsageError: the engine's device is not there.
+    """
+    check_device(engine.device)
+    method = make(spec.method, spec.training, spec.options)
+    participants = {name: Participant(spec, name, share, engine.device) for name, share in images.items()}
+    most = batched_engine.MOST if engine.kind == "batched" else 1
+    everyone = batched_engine.group([*participants.values()], most)
+    states = {name: participant.start(broadcast) for name, participant in participants.items()}
+    trained_on: dict[str, tuple[int, Arrays]] = {}  # each node's newest round and its broadcast
+    histories: dict[str, tuple[Metrics, ...]] = dict.fromkeys(participants, ())
+    started = time.monotonic()
+    show(progress.Gathering(federation=spec.federation, run=spec.run, nodes=len(participants), rounds=spec.rounds))
+    rounds, exchange = progress.Rounds(show, lambda: (0, 0)), Exchange(show)
+    for round_ in range(1, spec.rounds + 1):
+        received = broadcast
+        drawn = draw(participants, spec.sample, spec.seed, round_)
+        groups = batched_engine.group([participants[name] for name in sorted(drawn)], most) if drawn else everyone
+        rounds.open(round_)
+        gathering = Gathering(spec, method)
+        for group in groups:
+            for name in group.nodes:
+                show(progress.Activity(node=name, round=round_, what="training"))
+            stage_1 = group.contribute([states[name] for name in group.nodes], received, round_)
+            for name, (_, contributed, _) in zip(group.nodes, stage_1, strict=True):
+                told = tamper(name, round_, contributed, received)
+                gathering.add(name, InMemory(told.tensors), told.weight)
+            stage_2 = group.refine([state for state, _, _ in stage_1], received, round_)
+            for name, (_, _, metrics), (states[name], refined) in zip(group.nodes, stage_1, stage_2, strict=True):
+                histories[name] += ({"round": float(round_), **metrics, **refined},)
+                trained_on[name] = round_, received
+                show(progress.Measured(node=name, round=round_, metrics={**metrics, **refined}))
+                show(progress.Activity(node=name, round=round_, what="waiting"))
+        broadcast = gathering.close(broadcast)
+        closed(round_, broadcast)
+        took_part = sorted(drawn or participants)
+        rounds.close(took_part)
+        exchange.take(round_, {name: histories[name][-1] for name in took_part})
+    models = {}
+    for name, (last, received) in trained_on.items():
+        show(progress.Activity(node=name, round=spec.rounds, what="judging"))
+        models[name] = participants[name].conclude(states[name], last, received, broadcast, histories[name])
+        show(progress.Activity(node=name, round=spec.rounds, what="waiting"))
+    show(progress.FederationFinished(rounds=spec.rounds, bytes_up=0, bytes_down=0, seconds=time.monotonic() - started))
+    return Simulated(broadcast, models)
+
+
+def simulate_folder(
+    request: Request,
+    folders: Sequence[Path],
+    rename: Mapping[str, str],
+    scheme: partition.Scheme,
+    out: Path | None,
+    show: progress.Report,
+    engine: Engine = PLAIN,
+) -> summary.RunReport:
+    """Share a data set of one or several sources among simulated nodes, run a federation, and report what they reach.
+
+    Args:
+        request: the federation.
+        folders: a folder of class folders for each source.
+        rename: from a source's name of a class to the federation's.
+        scheme: how the images are shared.
+        out: folder for `NODE/model` and report.json, or None.
+        show: shows progress.
+        engine: trains the nodes.
+
+    Raises:
+        UsageError: what cannot be, and what to do instead.
+    """
+    named = ", ".join(map(str, folders))
+    show(progress.Step(what=f"reading the images in {named}"))
+    sources = class_folders.scan_sources(folders, rename)
+    spec, broadcast = draft(
+        request, federation="simulation", classes=class_folders.union(sources).classes, nodes=scheme.nodes
+    )
+    shares = scheme.shares(*sources)
+    images = {
+        share.node: Images(
+            *(class_folders.load(part, spec.classes, spec.preprocessing.size) for part in (share.train, share.test))
+        )
+        for share in shares
+    }
+    started = time.monotonic()
+    outcome = simulate(spec, broadcast, images, show, engine)
+    result = summary.RunReport.of(
+        spec,
+        [summary.NodeReport.of(outcome.models[share.node].facts) for share in shares],
+        weights=request.weights,
+        data=named,
+        seconds=time.monotonic() - started,
+        engine=engine.kind,
+        device=engine.device,
+        aggregate=spec.aggregation.rule,
+        liars=spec.aggregation.liars,
+    )
+    if out is not None:
+        for name, model in outcome.models.items():
+            personal_model.save(model, out / name / "model")
+        (out / "report.json").write_bytes(result.encode())
+    return result

@@ -1,1 +1,0 @@
-"""DAO-VFL: sensors of one line, each seeing other features of the same products, learn one model together, online."""

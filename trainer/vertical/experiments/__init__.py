@@ -1,1 +1,0 @@
-"""The experiments of the DAO-VFL paper: its figures, its regret, and a centralised model with the same network."""

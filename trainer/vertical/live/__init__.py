@@ -1,1 +1,0 @@
-"""A line as processes: head and sensors over MQTT, each with its own disk."""

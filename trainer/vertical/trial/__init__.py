@@ -1,1 +1,0 @@
-"""Products to try a line with: drawn ones, and those of C-MAPSS."""

@@ -1,0 +1,79 @@
+"""Noise on the way from a sensor to the head: what a wireless link does to an embedding (paper VII-E)."""
+
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import ValidationError, convert
+from numpy.typing import NDArray
+
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.vfl_messages import Channel
+
+Array = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+
+
+class Extent(NamedTuple):
+    """What noise is measured by: the embeddings of a sensor's newest round, since one product alone has no range."""
+
+    low: Doubles  # [D]
+    high: Doubles  # [D]
+    deviation: float
+
+
+def extent(embedding: Array) -> Extent:
+    """Of the embeddings [N, D] of a round; N is 1 or more."""
+    values = embedding.astype(np.float64)
+    return Extent(values.min(0), values.max(0), float(values.std()))
+
+
+def passed(channel: Channel, embedding: Array, random: np.random.Generator, measure: Extent) -> Array:
+    """What arrives of an embedding [N, D]."""
+    if not (channel.levels or channel.sigma or channel.loss):
+        return embedding
+    received = embedding.astype(np.float64)
+    if channel.levels:
+        dither = random.random(embedding.shape) if channel.dither else 0.5
+        received = quantised(received, channel.levels, measure.low, measure.high, dither)
+    if channel.sigma:
+        received = received + random.normal(0, channel.sigma * measure.deviation, embedding.shape)
+    if channel.loss:
+        received = received * (random.random((len(embedding), 1)) >= channel.loss)
+    return received.astype(np.float32)
+
+
+def quantised(values: Doubles, levels: int, low: Doubles, high: Doubles, dither: Doubles | float = 0.5) -> Doubles:
+    """One of so many levels, evenly spread from `low` to `high` of each column; what lies beyond is cut.
+
+    With a dither of 0.5 that is the nearest level. With one drawn from [0, 1) for each value it is the level below or
+    above, by chance, such that the value is what comes out in the mean (non-subtractive dither).
+
+    The range is a column's own: one for the whole message would hang on its one extreme product, and columns that
+    vary little would lose all they tell.
+    """
+    width = high - low
+    place = (np.clip(values, low, high) - low) / np.where(width > 0, width, 1) * (levels - 1)
+    index = np.minimum(np.floor(place + dither), levels - 1)
+    return np.where(index == levels - 1, high, low + width * (index / (levels - 1)))
+
+
+def parse(text: str) -> Channel:
+    """A channel as people write it: `clean`, or `levels=3`, `dither`, `sigma=0.5`, `loss=0.1`, joined by commas.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    if text == "clean":
+        return Channel()
+    wrong = UsageError(
+        f"the noise {text!r} cannot be read",
+        "write clean, or for example levels=3, levels=3,dither, sigma=0.5 or loss=0.1,sigma=0.2",
+    )
+    given = {name: value or "true" for name, _, value in (part.partition("=") for part in text.split(","))}
+    try:
+        channel = convert(given, Channel, strict=False)
+    except ValidationError:
+        raise wrong from None
+    if given.keys() - set(Channel.__struct_fields__) or channel.levels == 1 or channel.dither > channel.levels:
+        raise wrong
+    return channel

@@ -1,0 +1,1 @@
+"""A sensor of a vertical federation, as a process over MQTT."""

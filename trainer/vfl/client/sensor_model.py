@@ -1,0 +1,179 @@
+"""A sensor's part of a line between network and disk: its rows, its model, what it writes down."""
+
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import torch
+
+from broker_config.protocol.errors import UsageError, brief
+from broker_config.protocol.frames import Opened, encode_frame
+from broker_config.protocol.vfl_messages import LineSpec
+from broker_config.storage import disk
+from edge.vfl.growing_csv import Tell
+from edge.vfl.sensor_rows import Samples, Scaling
+from trainer.vfl import tensor_frames
+from trainer.vfl.channel import Array, Extent
+from trainer.vfl.checkpoint import Checkpoints, under
+from trainer.vfl.client.local_round import Turn
+from trainer.vfl.client.measurements import Source
+from trainer.vfl.client.target_round import Positions
+from trainer.vfl.parties import Sensor
+from trainer.vfl.simulation import send
+from trainer.vfl.window import span
+
+_SOURCE = "source"  # name in a checkpoint
+Taken = tuple[Array, tuple[int, ...]]
+"""Samples of a round's products, float32 [N, columns, cycles], and the rows of those that are lacking."""
+
+
+class Deploy(Protocol):
+    """What lets a sensor be served: it is told of each that is on the disk."""
+
+    def __call__(self, spec: LineSpec, round_: int, sensor: Sensor, scaling: Scaling, *, last: bool) -> None:
+        """There will be no other model after the `last` one."""
+
+
+class Learner:
+    """The sensor as it learns. `round` is the last one that it has learnt from."""
+
+    def __init__(self, spec: LineSpec, name: str, source: Source, folder: Path, tell: Tell, deploy: Deploy):
+        self.spec, self.name, self.source = spec, name, source
+        self.samples = Samples(source.path, source.columns, spec.cycles, source.unit, source.product, tell)
+        self.positions = Positions()
+        self.iteration = 0.0  # seconds, as measured in the last round
+        self._secret, self._deploy = _secret(folder), deploy
+        self._checkpoints = Checkpoints(folder / spec.run)
+        self.restore(max(self.kept))
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Rounds whose end it can go back to."""
+        return self._checkpoints.rounds
+
+    def go_back(self, round_: int) -> bool:
+        """Be at the end of a round, as a new attempt needs it. False if that cannot be now."""
+        kept = [each for each in self.kept if each <= round_]
+        if round_ != self.round and (round_ in kept or (kept and self.spec.absent != "wait")):
+            self.restore(max(kept))
+        elif round_ != self.round:
+            return self.spec.absent != "wait"
+        self._checkpoints.drop(round_ + 1)
+        return True
+
+    def restore(self, round_: int) -> None:
+        """Be where a checkpoint was made; round 0 is before the first. UsageError if it is of other columns."""
+        spec, shape = self.spec, (self.samples.columns, self.spec.cycles)
+        index = spec.sensors.index(self.name)
+        self.sensor = Sensor(
+            index, self.name, spec.network, shape, spec.recipe, spec.seed, spec.privacy.clip, self._secret
+        )
+        self.samples.scaling = None
+        self.round = round_
+        if round_:
+            state = self._checkpoints.load(round_)
+            self._check_source(state[_SOURCE].numpy().tobytes())
+            self.sensor.model.load_state_dict(under("model.", state))
+            if scaling := under("scaling.", state):  # else it had no rows yet
+                self.samples.scaling = Scaling(**{name: each.numpy() for name, each in scaling.items()})
+                low, high, deviation = (state[f"extent.{name}"] for name in Extent._fields)
+                self.sensor.sent = Extent(low.numpy(), high.numpy(), deviation.item())
+
+    def take(self, products: Sequence[str]) -> Taken:
+        """A round's samples, as far as the file has them by now."""
+        taken = self.samples.take(products)
+        if taken[1] and self.samples.refresh():
+            return self.samples.take(products)
+        return taken
+
+    def lacks(self, lacking: Sequence[str]) -> str:
+        """Products without a sample, and what would help."""
+        others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        named, cycles = f"product {brief(lacking[0], 64)}{others}", self.spec.cycles
+        if all(map(self.samples.knows, lacking)):
+            return f"rows before {named}: a sample takes {cycles} of a unit; leave such out of the labels"
+        return f"{named}: append its row"
+
+    def embed(
+        self, frame: Opened, products: Sequence[str], taken: Taken, *, since: float, session: str, attempt: int
+    ) -> Turn:
+        """Take part in a round, known of `since` then, with these samples."""
+        if self.samples.scaling is None:
+            self.samples.settle(products)
+            taken = self.samples.take(products)
+        values, missing = taken
+        begun = time.monotonic()
+        samples = torch.from_numpy(values.copy())
+        sent = send(self.spec, self.sensor, samples, frame.round)
+        frames = tensor_frames.embeddings(
+            sent.received,
+            sent.second,
+            missing,
+            run=self.spec.run,
+            attempt=attempt,
+            round=frame.round,
+            session=session,
+            collection=begun - since,
+            embedding=time.monotonic() - begun,
+            iteration=self.iteration,
+        )
+        payloads = [encode_frame(each) for each in frames]
+        count, size = sent.received.shape
+        reply: tensor_frames.Phi | tensor_frames.Gradient = tensor_frames.Gradient(count, size)
+        if self.spec.labels == "shared":
+            reply = tensor_frames.Phi(count, [size] * len(self.spec.sensors), len(self.spec.classes))
+        return Turn(frame.round, samples, missing, payloads, reply)
+
+    def learn(self, turn: Turn) -> None:
+        """Take the local iterations of a round."""
+        begun = time.monotonic()
+        if steps := turn.learn(self.sensor):
+            self.iteration = (time.monotonic() - begun) / steps
+
+    def advance(self, round_: int) -> None:
+        """A round is over; where it led is written down at the end of a group."""
+        self.round = round_
+        if round_ % self.spec.commit == 0:
+            self.commit(last=False)
+
+    def commit(self, *, last: bool) -> None:
+        """Write down where this sensor is, and let its model be served; what no checkpoint needs is forgotten."""
+        scaling, extent = self.samples.scaling, self.sensor.extent
+        if self.round not in self.kept:
+            state = {f"model.{name}": value for name, value in self.sensor.model.state_dict().items()}
+            state[_SOURCE] = torch.frombuffer(bytearray(_read_as(self.source)), dtype=torch.uint8)
+            if scaling and extent:
+                state |= {f"scaling.{name}": torch.from_numpy(each) for name, each in scaling._asdict().items()}
+                state |= {f"extent.{name}": torch.as_tensor(each) for name, each in extent._asdict().items()}
+            self._checkpoints.save(self.round, state)
+        first = span(self.spec.window, min(self.kept) + 1)[0]
+        self.positions.forget(first)
+        if products := self.positions.take(first, first + 1):
+            self.samples.forget(products[0])
+        if scaling:
+            self._deploy(self.spec, self.round, self.sensor, scaling, last=last)
+
+    def _check_source(self, before: bytes) -> None:
+        """A model knows its columns by their order."""
+        if before != (now := _read_as(self.source)):
+            raise UsageError(
+                f"{self.name} has learnt from other columns: {before.decode()}; they are now {now.decode()}",
+                "pass the same --columns, --product and --unit as before, or choose another --state folder",
+            )
+
+
+def _read_as(source: Source) -> bytes:
+    """What a sensor's samples are made of."""
+    return msgspec.json.encode({"columns": source.columns, "product": source.product, "unit": source.unit})
+
+
+def _secret(folder: Path) -> bytes:
+    """What protection draws its noise by: 32 bytes, made for the state folder, that nobody else knows."""
+    path = folder / "secret"
+    if not path.exists():
+        with disk.writing(folder):
+            disk.replace_bytes(path, secrets.token_bytes(32), mode=0o600)
+    return path.read_bytes()

@@ -1,0 +1,349 @@
+"""One sensor's session in a line: it embeds what it measures, and learns from what the head sends back."""
+
+import contextlib
+import importlib.metadata
+import queue
+import time
+from collections.abc import Callable, Sequence, Set
+from pathlib import Path
+
+from broker_config.mqtt.client import Delivery, Link, LinkDown, LinkUp
+from broker_config.mqtt.collision import Rivals
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol import topics
+from broker_config.protocol.codec import DecodeError, decode, encode
+from broker_config.protocol.errors import EdgeNodeError
+from broker_config.protocol.frames import LARGEST_FRAME, Graded, Opened, Represented, decode_frame
+from broker_config.protocol.messages import Finished, Message, Presence, Refusal, RoundState, Welcome
+from broker_config.protocol.vfl_messages import LineHello, LineSpec
+from broker_config.storage import disk
+from edge.terminal.formatting import some
+from trainer import progress
+from trainer.federation.client import checkpoint
+from trainer.vfl.client.local_round import Turn, skipped
+from trainer.vfl.client.measurements import Source
+from trainer.vfl.client.sensor_model import Deploy, Learner
+from trainer.vfl.client.target_round import Goal, Lacking, check, is_newer, remembered
+from trainer.vfl.privacy import account
+from trainer.vfl.process_setup import Inbox, prepare
+
+_TICK = 0.2  # seconds
+_LOOK = 0.02  # seconds between two looks for new rows
+_ALONE = 10.0  # seconds for a head that asks for more rounds
+_CALM = 0.2  # seconds between two LineHello
+_FAREWELL = 10.0  # seconds for the head to learn that we have written down the last round
+
+
+class NewRunError(EdgeNodeError):
+    """The head has begun another run before this sensor had learnt anything in the one that it was in."""
+
+    def __init__(self, run: str):
+        super().__init__("the head has started a new run of this line", "run edge-node line join again")
+        self.run = run
+
+
+def take_part(
+    spec: LineSpec,
+    name: str,
+    source: Source,
+    endpoint: Endpoint,
+    folder: Path,
+    *,
+    report: progress.Report,
+    stop: Callable[[], bool] = lambda: False,
+    deploying: Callable[[], Deploy] = lambda: lambda *_, **__: None,
+) -> tuple[int, bool]:
+    """Take part in a line to its end; return the last round that was learnt from, and whether the line has ended.
+
+    Raises:
+        NewRunError: it is to take part in that one.
+        EdgeNodeError: with what to do about it.
+    """
+    prepare(spec.threads)
+    with disk.claimed(folder):
+        sensor = _Sensor(spec, name, source, endpoint, folder, report, deploying())
+        try:
+            return sensor.run(stop)
+        finally:
+            sensor.close()
+
+
+class _Sensor:
+    def __init__(
+        self,
+        spec: LineSpec,
+        name: str,
+        source: Source,
+        endpoint: Endpoint,
+        folder: Path,
+        report: progress.Report,
+        deploy: Deploy,
+    ):
+        self._spec, self._name, self._report = spec, name, report
+        self._me = checkpoint.appear(folder)
+        self._learner = Learner(spec, name, source, folder, self._say, deploy)
+        self._attempt = -1
+        self._goal: Goal | None = None
+        self._open: Turn | None = None
+        self._lacking = Lacking(spec.patience / 2)
+        self._told_lacking: Set[str] = frozenset()  # products
+        self._lacks = ""  # what the open round waits for, in words
+        self._end: int | None = None  # the last round, once the head has said that it is over
+        self._welcome = False
+        self._alone = False  # the head was said to be away
+        self._played, self._began = 0, time.monotonic()  # the last round, as retained
+        self._ignored: set[str] = set()  # topics
+        self._call = False  # whether the head is to be told how far we are
+        self._called, self._told, self._told_round = -_CALM, time.monotonic(), self.round
+
+        self._inbox = Inbox()
+        federation = spec.federation
+        self._rivals = Rivals(name)
+        self._presence_topic = topics.presence(federation, name)
+        self._link = Link(
+            endpoint,
+            f"edge-node/{federation}/{name}",
+            inbox=self._inbox,
+            persistent=False,
+            will=(self._presence_topic, self._presence(online=False)),
+        )
+        self._link.longest = LARGEST_FRAME
+
+    @property
+    def round(self) -> int:
+        """The last one that was learnt from."""
+        return self._learner.round
+
+    def run(self, stop: Callable[[], bool]) -> tuple[int, bool]:
+        federation, name = self._spec.federation, self._name
+        self._link.subscribe(
+            topics.down(federation, name),
+            topics.round_state(federation),
+            topics.spec(federation),
+            topics.presence(federation, topics.COORDINATOR),
+        )
+        frames = (topics.opened(federation), topics.representation(federation), topics.gradients(federation, name))
+        self._link.subscribe(*frames, qos=0)
+        samples = self._learner.samples
+        samples.refresh()
+        if not samples.count:
+            self._say(f"waiting for rows in {self._learner.source.path}")
+        self._link.open()
+        self._say(f"taking part in line {federation!r} as {name}, from round {self.round + 1} on")
+        self._tell_protection()
+        while self._end is None or self.round < self._end:
+            if stop():
+                return self.round, False
+            with contextlib.suppress(queue.Empty):
+                self._handle(self._inbox.get(timeout=self._nap()))
+            if self._inbox.empty():
+                self._pursue()
+        self._learner.commit(last=True)
+        self._link.publish(topics.up(federation, name), encode(Finished(session=self._me.session, run=self._spec.run)))
+        self._link.flush(_FAREWELL)
+        self._say(f"finished: {some(self.round, 'round')}")
+        return self.round, True
+
+    def close(self) -> None:
+        self._tell_protection()
+        if self._link.connected:
+            self._link.publish(self._presence_topic, self._presence(online=False), retain=True)
+            self._link.flush(5)
+        self._link.close()
+
+    def _nap(self) -> float:
+        return _LOOK if self._call or (self._goal and self._open is None) else _TICK
+
+    # What arrives
+
+    def _handle(self, event: object) -> None:
+        match event:
+            case Delivery(topic=topic, payload=payload):
+                try:
+                    self._receive(topic, payload)
+                except (DecodeError, ValueError) as error:
+                    self._call |= self._open is not None  # it may have been the answer
+                    if topic not in self._ignored:
+                        self._ignored.add(topic)
+                        self._say(f"ignored a message on {topic}, and will others like it: {error}")
+            case LinkUp():
+                self._rivals.heed(event)
+                self._link.publish(self._presence_topic, self._presence(online=True), retain=True)
+                self._call = True
+            case LinkDown(_, reason):
+                self._rivals.heed(event)
+                self._say(f"connection lost ({reason}); trying again")
+
+    def _receive(self, topic: str, payload: bytes) -> None:
+        if not payload:
+            return
+        federation = self._spec.federation
+        if topic in (topics.opened(federation), topics.representation(federation)) or topic.endswith("/gradients"):
+            frame = decode_frame(payload)
+            if not isinstance(frame, Opened | Represented | Graded):
+                raise ValueError(f"a {type(frame).__name__}")
+            if frame.run == self._spec.run:
+                self._take(frame)
+            return
+        match message := decode(payload, Message):
+            case Refusal(session=session) as refusal if session == self._me.session:
+                raise EdgeNodeError(f"the head refused {self._name}: {refusal.reason}", refusal.remedy)
+            case Welcome(session=session) if session == self._me.session:
+                self._welcome = True
+                if self._alone:
+                    self._alone = False
+                    self._say(f"the head is back; the next round is {self.round + 1}")
+            case LineSpec(run=run) if run != self._spec.run:
+                self._hear_of(message)
+            case Presence(online=True):
+                self._call = True
+            case Presence():
+                self._alone = True
+                self._say("the head is not connected; waiting for it")
+            case RoundState(status="finished", run=run, round=round_) if run == self._spec.run:
+                self._played, self._call = round_, True  # it may be an old one: the head is to say so to us
+            case Finished(session=session) if session == self._me.session:
+                self._end = self.round
+
+    def _hear_of(self, spec: LineSpec) -> None:
+        """Of another run. A head that has begun it refuses us; if it is older, it has only been said again."""
+        if not self.round:
+            raise NewRunError(spec.run)
+        if self._name not in spec.sensors:
+            raise EdgeNodeError("the head has started a new run of this line", "run edge-node line join again")
+        self._call = True
+
+    def _end_alone(self) -> None:
+        """Who has learnt from the last round waits for a while only for a head that asks for more."""
+        over = self._alone and not self._welcome and 0 < self._played <= self.round
+        if over and time.monotonic() - self._began > _ALONE:
+            self._say(f"all {self._played} rounds are played")
+            self._end = self.round
+
+    def _take(self, frame: Opened | Represented | Graded) -> None:
+        check(frame, self._spec)
+        match frame:
+            case Opened():
+                if is_newer(frame, self._attempt, self.round):
+                    self._learner.positions.put(frame.since, frame.products, remembered(self._spec, frame.round))
+                    if frame.part == frame.parts - 1:
+                        self._aim(frame)
+            case Represented() | Graded() if frame.attempt == self._attempt:
+                if self._goal and self._goal.frame.round == frame.round:
+                    if self._spec.absent != "wait" and skipped(frame, self._learner.sensor.index):
+                        self._goal = None
+                        self._advance(frame.round)
+                        return
+                    self._embed(self._goal)  # the round is over at the head, and brought after us
+                if self._open and self._open.round == frame.round and self._open.put(frame):
+                    self._learn(self._open)
+
+    def _aim(self, frame: Opened) -> None:
+        """Work towards a round that has opened, if the model is where that begins."""
+        if frame.attempt > self._attempt:
+            self._open = self._goal = None
+            if not self._learner.go_back(frame.round - 1):
+                self._call = True
+                return
+        self._attempt = frame.attempt
+        if frame.round > self.round + 1:
+            if self._spec.absent == "wait":
+                self._call = True  # what the head has sent in between was lost
+                return
+            self._learner.round, self._open = frame.round - 1, None
+        if self._open and self._open.round == frame.round:
+            self._send(self._open)  # we are asked again: something was lost
+        else:
+            again = self._goal is not None and self._goal.frame.round == frame.round  # it waits since then
+            self._goal = self._goal._replace(frame=frame) if self._goal and again else Goal(frame, time.monotonic())
+
+    # Towards the end of the round
+
+    def _pursue(self) -> None:
+        """Do what is to be done next; called when nothing more has arrived."""
+        self._end_alone()
+        if self._call and time.monotonic() - self._called > _CALM:
+            self._hello()
+        if self._goal and self._open is None:
+            self._embed(self._goal)
+
+    def _hello(self) -> None:
+        self._call, self._called = False, time.monotonic()
+        hello = LineHello(
+            session=self._me.session,
+            run=self._spec.run,
+            software=importlib.metadata.version("edge-node"),
+            identity=self._me.identity,
+            incarnation=self._me.incarnation,
+            columns=self._learner.samples.columns,
+            round=self.round,
+            kept=self._learner.kept,
+            lacks=self._lacks,
+        )
+        self._link.publish(topics.up(self._spec.federation, self._name), encode(hello))
+
+    def _embed(self, goal: Goal) -> None:
+        """Send the embeddings of a round, once its samples are there, or cannot be waited for any longer."""
+        learner, (frame, since, late) = self._learner, goal
+        products = learner.positions.take(frame.first, frame.last)
+        if products is None:
+            self._goal, self._call = None, True
+            return
+        taken = None
+        if not late or learner.samples.refresh():  # else what is late still is
+            taken = learner.take(products)
+            late = frozenset(products[row] for row in taken[1])
+            self._goal = goal._replace(late=late)
+        if self._waits(products, late, since):
+            return
+        taken = taken or learner.take(products)
+        session = self._me.session
+        self._open = learner.embed(frame, products, taken, since=since, session=session, attempt=self._attempt)
+        self._goal, self._lacks = None, ""
+        self._send(self._open)
+
+    def _waits(self, products: Sequence[str], lacking: Set[str], since: float) -> bool:
+        """Whether a round is to wait for rows that are lacking; when that takes long it is said which."""
+        now = time.monotonic()
+        if self._spec.absent != "wait":
+            return self._lacking.waits(products, lacking, now - since, now)
+        if lacking - self._told_lacking and now - since > self._spec.patience:
+            self._told_lacking = lacking
+            self._lacks, self._call = self._learner.lacks([each for each in products if each in lacking]), True
+            self._say(f"{self._name} lacks {self._lacks}; the line waits for it")
+        return bool(lacking)
+
+    def _send(self, turn: Turn) -> None:
+        for payload in turn.sent:
+            self._link.publish(topics.embeddings(self._spec.federation, self._name), payload, qos=0)
+
+    def _learn(self, turn: Turn) -> None:
+        self._learner.learn(turn)
+        self._open = None
+        self._advance(turn.round)
+
+    def _advance(self, round_: int) -> None:
+        """A round is over."""
+        self._call |= round_ == self._played
+        self._learner.advance(round_)
+        self._progress()
+
+    # What is told about it
+
+    def _progress(self) -> None:
+        """Once a second: rounds may be many."""
+        now = time.monotonic()
+        if now - self._told >= 1.0:
+            rate = (self.round - self._told_round) / max(now - self._told, 1e-3)
+            self._report(progress.Learning(node=self._name, round=self.round, rate=max(0.0, rate)))
+            self._told, self._told_round = now, self.round
+
+    def _tell_protection(self) -> None:
+        if text := account(self._spec, self.round):
+            self._say(text)
+
+    def _presence(self, *, online: bool) -> bytes:
+        return encode(Presence(session=self._me.session, online=online, identity=self._me.identity))
+
+    def _say(self, text: str) -> None:
+        self._report(progress.Note(text=text))

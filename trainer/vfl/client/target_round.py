@@ -1,0 +1,102 @@
+"""What a sensor knows of the round that it works towards: pure, without broker, clock or data."""
+
+from collections.abc import Sequence, Set
+from typing import NamedTuple
+
+from broker_config.protocol.frames import Graded, Opened, Represented
+from broker_config.protocol.vfl_messages import LineSpec
+from trainer.vfl.window import span
+
+_REMEMBERED = 3  # groups of rounds whose products are known beside those of the newest round
+
+
+class Goal(NamedTuple):
+    """The newest round that opened."""
+
+    frame: Opened
+    since: float  # when we learnt of it
+    late: frozenset[str] = frozenset()  # products without a sample, when we last looked
+
+
+class Positions:
+    """The products of a stretch of positions, as far as the head has told them."""
+
+    def __init__(self) -> None:
+        self._first = 0
+        self._products: list[str] = []
+
+    def put(self, since: int, products: Sequence[str], most: int) -> None:
+        """Take in the products from position `since` on, and forget what does not touch them; keep `most`, the last."""
+        start = since - self._first
+        if not 0 <= start <= len(self._products):
+            self._first, self._products, start = since, [], 0
+        self._products[start : start + len(products)] = products
+        self.forget(self._first + len(self._products) - most)
+
+    def forget(self, before: int) -> None:
+        """Drop earlier positions, to bound memory."""
+        dropped = min(max(0, before - self._first), len(self._products))
+        del self._products[:dropped]
+        self._first += dropped
+
+    def take(self, first: int, last: int) -> list[str] | None:
+        """The products at [first, last); None if one of them is not known."""
+        if first < self._first or last > self._first + len(self._products):
+            return None
+        return self._products[first - self._first : last - self._first]
+
+
+def check(frame: Opened | Represented | Graded, spec: LineSpec) -> None:
+    """ValueError says what the head cannot ask of a sensor: other products than the spec's, or more iterations."""
+    match frame:
+        case Opened(first=first, last=last, since=since, products=products):
+            if frame.round < 1 or (first, last) != span(spec.window, frame.round):
+                raise ValueError(f"positions {first} to {last} are not those of round {frame.round}")
+            if not min(first, last - spec.window.chunk) <= since <= last - len(products):
+                raise ValueError(
+                    f"{len(products)} products from position {since} on are not those of {first} to {last}"
+                )
+            return
+        case Represented(iterations=steps):
+            most = max(steps, default=0)
+        case Graded(iterations=most):
+            pass
+    if most > spec.iterations:
+        raise ValueError(f"{most} local iterations, of {spec.iterations} at most")
+
+
+def remembered(spec: LineSpec, round_: int) -> int:
+    """How many products a sensor has to know in a round, at most: those of its checkpoints' rounds, too."""
+    first, last = span(spec.window, round_)
+    return last - first + _REMEMBERED * spec.commit * spec.window.chunk
+
+
+def is_newer(frame: Opened, attempt: int, round_: int) -> bool:
+    """Whether a round is yet to be taken part in by a sensor that has learnt from `round_` in `attempt`."""
+    return frame.attempt > attempt or (frame.attempt == attempt and frame.round > round_)
+
+
+class Lacking:
+    """How long rounds wait for products that a sensor has no rows of yet, where they need not wait for ever.
+
+    Once the newest product has taken too long, none is waited for until rows come in time again: a file that lags
+    behind must not cost every round the same wait.
+    """
+
+    def __init__(self, patience: float):
+        self._patience = patience  # seconds
+        self._behind = False
+        self._given_up: dict[str, float] = {}  # product -> when it was asked for first
+
+    def waits(self, products: Sequence[str], lacking: Set[str], waited: float, now: float) -> bool:
+        """Whether a round of these `products`, opened `waited` seconds ago, is to wait for those that are lacking."""
+        if self._given_up:
+            old, self._given_up = self._given_up, {name: at for name, at in self._given_up.items() if name in lacking}
+            came = set(products) & old.keys() - lacking
+            self._behind &= not any(now - old[name] < self._patience for name in came)
+        fresh = lacking - self._given_up.keys()
+        if fresh and not self._behind and waited < self._patience:
+            return True
+        self._behind = bool(fresh) and products[-1] in lacking
+        self._given_up |= dict.fromkeys(fresh, now - waited)
+        return False

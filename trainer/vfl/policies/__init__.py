@@ -1,0 +1,1 @@
+"""How many local iterations each sensor takes in a round: the latency model, rules, trained agents."""

@@ -1,0 +1,102 @@
+"""Noise that a sensor adds to its embeddings on purpose, and how much it hides.
+
+What counts as one person's or product's data is a product's sample at a sensor; whoever reads a product's embeddings
+should hardly be able to tell it from another sample. A sample weighs in every round whose window holds its product,
+and every time that its embedding leaves the sensor adds to what is known of it (`releases`, `spent`).
+
+What this does not bound: a model that was trained on a sample carries traces of it into the embeddings of other
+products. For that, training would have to be private, too.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from math import ceil, erfc, exp, inf, log, log1p, pi, sqrt
+
+import numpy as np
+
+from broker_config.protocol.vfl_messages import LineSpec, Privacy
+from trainer.vfl.channel import Array, Doubles
+
+DELTA = 1e-5  # of what is told
+
+
+def protected(privacy: Privacy, embedding: Array, secret: bytes, copy: int = 0) -> Array:
+    """Each row of an embedding [N, D] cut to the length `clip`, then noise of `multiplier` such lengths (Gaussian).
+
+    A row's noise follows from the sensor's secret and the row itself. So nobody else can draw it and take it off; who
+    asks again, for whichever other rows besides, hears what was said and nothing new; and no two embeddings ever have
+    the same noise, whose difference would show theirs: not even equal ones, which are counted, lest it shows that they
+    are. `copy` tells apart two messages that shall have noise of their own.
+    """
+    if not privacy.clip:
+        return embedding
+    if len(secret) < 16:
+        raise ValueError("a sensor that protects its embeddings needs a secret of its own")
+    length = np.linalg.norm(embedding, axis=1, keepdims=True)
+    cut = embedding * np.minimum(1, privacy.clip / np.maximum(length, 1e-12))
+    keys, equal = [], Counter[bytes]()
+    for row in embedding:
+        data = row.tobytes()
+        salt = copy.to_bytes(1, "little") + equal[data].to_bytes(8, "little")
+        keys.append(hashlib.blake2b(data, key=secret, salt=salt).digest())
+        equal[data] += 1
+    return np.asarray(cut + privacy.multiplier * privacy.clip * _normal(keys, embedding.shape[1]), np.float32)
+
+
+def releases(spec: LineSpec, rounds: int) -> int:
+    """How often the embedding of one product leaves a sensor in so many rounds, at most."""
+    window = spec.window
+    times = min(rounds, ceil(window.size / window.chunk)) if window.size else rounds
+    return times + (min(times, spec.denoising.rounds) if spec.denoising.target == "noisy" else 0)
+
+
+def spent(privacy: Privacy, times: int, delta: float) -> float:
+    """Epsilon: for a product whose embedding left a sensor so often, at this delta; infinite without protection.
+
+    Two samples' cut embeddings lie at most 2 `clip` apart. n releases with Gaussian noise tell them apart exactly as
+    well as one whose noise is smaller by the root of n (Dong et al. 2022), and for one the relation of epsilon and
+    delta is known (Balle and Wang 2018). So this is no bound that could be tightened.
+    """
+    if not times:
+        return 0.0
+    if not privacy.clip * privacy.multiplier:
+        return inf
+    distance = 2 * sqrt(times) / privacy.multiplier
+    low, high = 0.0, 1.0
+    while revealed(distance, high) > delta:
+        low, high = high, 2 * high
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if revealed(distance, middle) > delta else (low, middle)
+    return high
+
+
+def account(spec: LineSpec, rounds: int) -> str:
+    """What a product whose embedding has left its sensor most often has spent so far; "" if nothing protects it."""
+    if not spec.privacy.clip:
+        return ""
+    epsilon = spent(spec.privacy, releases(spec, rounds), DELTA)
+    return f"after {rounds} rounds a product has spent epsilon {epsilon:.3g} of its protection, at delta {DELTA:g}"
+
+
+def revealed(distance: float, epsilon: float) -> float:
+    """Delta of one Gaussian release at this epsilon, for two values so many standard deviations apart."""
+    first, second = distance / 2 - epsilon / distance, -distance / 2 - epsilon / distance
+    return exp(_log_normal_cdf(first)) - exp(epsilon + _log_normal_cdf(second))
+
+
+def _log_normal_cdf(x: float) -> float:
+    if x > -20:
+        return log(erfc(-x / sqrt(2)) / 2)
+    return -x * x / 2 - log(-x * sqrt(2 * pi)) + log1p(-(x**-2) + 3 * x**-4)  # Mills' ratio: to 1e-7
+
+
+def _normal(keys: Sequence[bytes], width: int) -> Doubles:
+    """Normal numbers from cryptographic streams, a row for each key (SHAKE-256, Box and Muller)."""
+    half = -(-width // 2)
+    stream = b"".join(hashlib.shake_256(key).digest(16 * half) for key in keys)
+    bits = np.frombuffer(stream, "<u8").reshape(len(keys), 2, half)
+    uniform = ((bits >> np.uint64(11)) + 0.5) * 2.0**-53
+    radius, angle = np.sqrt(-2 * np.log(uniform[:, 0])), 2 * np.pi * uniform[:, 1]
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)[:, :width]

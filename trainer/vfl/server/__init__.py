@@ -1,0 +1,1 @@
+"""The head of a vertical federation, as a process over MQTT."""

@@ -1,0 +1,106 @@
+"""What stands for embeddings that a round lacks, by the line's rule (`absent`)."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from trainer.vfl.imputer import Imputer
+
+
+class Rule(Protocol):
+    """Fills in what is absent; what it remembers for that is kept with the head's model."""
+
+    def fill(self, first: int, embeddings: Sequence[Tensor], present: Tensor) -> list[Tensor]:
+        """Denoised embeddings [N, D_k] of the products from position `first` on, whole; `present` is bool [N, K]."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """All that it remembers."""
+        ...
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state` gave."""
+        ...
+
+
+class _Seen(NamedTuple):
+    first: int  # position of the first row
+    values: Tensor  # [N, D]
+    real: Tensor  # bool [N]: that the sensor has sent
+
+
+class Last:
+    """A product's last embedding of that sensor, else the mean of those in the last round that had any; else zeros."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, _Seen] = {}
+
+    def fill(self, first: int, embeddings: Sequence[Tensor], present: Tensor) -> list[Tensor]:
+        """As the protocol has it."""
+        return [self._filled(sensor, first, each, present[:, sensor]) for sensor, each in enumerate(embeddings)]
+
+    def _filled(self, sensor: int, first: int, values: Tensor, real: Tensor) -> Tensor:
+        if not real.all():
+            values = torch.where(real[:, None], values, self._remembered(sensor, first, values))
+        if real.any():
+            self._seen[sensor] = _Seen(first, values, real)
+        return values
+
+    def _remembered(self, sensor: int, first: int, like: Tensor) -> Tensor:
+        filled = torch.zeros_like(like)
+        if seen := self._seen.get(sensor):
+            filled[:] = seen.values[seen.real].mean(0)
+            rows = torch.arange(first, first + len(like)) - seen.first  # where they are in what was seen
+            inside = (rows >= 0) & (rows < len(seen.values))
+            inside[inside.clone()] = seen.real[rows[inside]]
+            filled[inside] = seen.values[rows[inside]]
+        return filled
+
+    def state(self) -> dict[str, Tensor]:
+        """As the protocol has it."""
+        return {
+            f"{sensor}.{name}": torch.as_tensor(value).clone()
+            for sensor, seen in self._seen.items()
+            for name, value in seen._asdict().items()
+        }
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """As the protocol has it."""
+        sensors = {int(name.split(".")[0]) for name in state}
+        self._seen = {
+            sensor: _Seen(int(state[f"{sensor}.first"]), state[f"{sensor}.values"], state[f"{sensor}.real"])
+            for sensor in sensors
+        }
+
+
+class Imputed:
+    """What the others' embeddings tell, by a regression that is learnt from rows that all sensors have."""
+
+    def __init__(self, sizes: Sequence[int]):
+        self.imputer = Imputer(sizes)
+
+    def fill(self, first: int, embeddings: Sequence[Tensor], present: Tensor) -> list[Tensor]:  # noqa: ARG002
+        """As the protocol has it."""
+        everywhere = present.all(1)
+        self.imputer.learn([each[everywhere] for each in embeddings])
+        return self.imputer.fill_rows(embeddings, present)
+
+    def state(self) -> dict[str, Tensor]:
+        """As the protocol has it."""
+        return self.imputer.state()
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """As the protocol has it."""
+        self.imputer.restore(state)
+
+
+def rule(absent: str, sizes: Sequence[int]) -> Rule | None:
+    """The line's rule, new; None if it waits for everybody."""
+    match absent:
+        case "last":
+            return Last()
+        case "impute":
+            return Imputed(sizes)
+    return None

@@ -1,0 +1,345 @@
+"""The head of a line: MQTT and clock around what has arrived (`exchange`) and what is made of it (`server`)."""
+
+import contextlib
+import queue
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from broker_config.mqtt.client import Delivery, LinkDown, LinkUp
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol import topics
+from broker_config.protocol.errors import PeerError
+from broker_config.protocol.frames import Embeddings, encode_frame
+from broker_config.protocol.messages import Stage
+from broker_config.protocol.vfl_messages import LineSpec
+from edge.terminal.formatting import some
+from trainer import progress
+from trainer.vfl.denoiser import pairs_in
+from trainer.vfl.privacy import account
+from trainer.vfl.process_setup import Inbox
+from trainer.vfl.server.admission import Reception
+from trainer.vfl.server.announcements import Crier, Replies
+from trainer.vfl.server.head_model import Deploy, Server, timing
+from trainer.vfl.server.journal import Journal
+from trainer.vfl.server.labels import Labels
+from trainer.vfl.server.response_times import Pace
+from trainer.vfl.server.round_state import Collecting, Standing, reunite
+from trainer.vfl.window import span
+
+_TICK = 0.2  # seconds
+_LOOK = 0.02  # seconds between two looks for new products
+_QUIET = 10.0  # seconds without products after which it is said that the line waits for them
+_LINGER = 30.0  # seconds for sensors to write down the last round
+
+
+class Head:
+    """One process of a line's head."""
+
+    def __init__(
+        self,
+        spec: LineSpec,
+        labels: Labels,
+        endpoint: Endpoint,
+        folder: Path,
+        journal: Journal,
+        rounds: int,
+        report: progress.Report,
+        deploy: Deploy,
+    ):
+        self._spec, self._labels, self._folder, self._journal = spec, labels, folder, journal
+        self._rounds, self._report, self._deploy = rounds, report, deploy
+        self._inbox = Inbox()
+        session = secrets.token_hex(8)
+        self._crier = Crier(endpoint, spec, session, self._inbox)
+        self._reception = Reception(spec, endpoint, session, journal, self._crier, self, report)
+
+        self._server: Server | None = None
+        self._standings: dict[str, Standing] = {}  # of the sensors that have answered since we last gathered
+        self._gathering, self._attempt = True, 0
+        self._collecting: Collecting | None = None  # the open round
+        self._span = (0, 0)
+        self._before: tuple[Collecting, tuple[int, int], Replies] | None = None
+        self._done: set[str] = set()  # sensors that have written down the last round
+        self._gathered = self._over = time.monotonic()
+        self._pace = Pace(spec.sensors, spec.patience, self._gathered)
+        self._paused = False
+        self._awaited = ""  # what was last said about what the line waits for
+        self._loss: float | None = None  # of the last round
+
+    def run(self, stop: Callable[[], bool]) -> int:
+        """To the end of the line, or until `stop` says so; return the last round that is closed. Raises: coordinate."""
+        self._crier.open()
+        self._handle(self._inbox.get())  # LinkUp: what is retained of an earlier run is replaced
+        spec = self._spec
+        self._report(
+            progress.Gathering(
+                federation=spec.federation, run=spec.run, nodes=len(spec.sensors), rounds=self._rounds, what="sensor"
+            )
+        )
+        if self._journal.has_rounds(spec.run):
+            self._server = self._serve()
+        if not self._labels.count:
+            self._say(f"waiting for rows in {self._labels.path}")
+        self._gather()
+        while not (stop() or self._is_over()):
+            with contextlib.suppress(queue.Empty):
+                self._handle(self._inbox.get(timeout=self._nap()))
+            self._watch_clock()
+        return self.round
+
+    def close(self) -> None:
+        """Say what came of it, and disconnect."""
+        if self._server:
+            self._tell_protection(self._server.round)
+        self._tell(anyway=True)
+        if self.over:
+            loss = "" if self._loss is None else f", loss {self._loss:.3f}"
+            self._say(f"finished: {some(self.round, 'round')}{loss}")
+        if not self.round and not self._journal.has_rounds(self._spec.run):
+            self._crier.withdraw()
+        self._crier.close()
+
+    @property
+    def round(self) -> int:
+        """The last one that is closed."""
+        return self._server.round if self._server else 0
+
+    def _nap(self) -> float:
+        waits = self._collecting is None and not self._gathering and not self.over
+        return _LOOK if waits else _TICK
+
+    # Where the line goes on
+
+    def _gather(self) -> None:
+        """Ask every sensor how far it is; when all have answered the line goes on from where all can."""
+        self._gathering, self._collecting, self._before, self._standings = True, None, None, {}
+        self._gathered = time.monotonic()
+        self._crier.say_presence(online=True)
+
+    def _reunite(self) -> None:
+        """Go on if it is known from where."""
+        spec = self._spec
+        expected = [name for name in spec.sensors if name not in self._standings]
+        late = time.monotonic() - self._gathered > spec.patience
+        if expected and (spec.absent == "wait" or not late or not self._standings or not self._reception.complete):
+            return
+        if not self.round:  # until the first round is closed, a sensor may still come with other columns
+            self._server = self._serve()
+        assert self._server
+        server, target = self._server, self._server.round
+        if spec.absent == "wait":
+            found = reunite(server.standing, self._standings)
+            if found is None:
+                self._part_from_stragglers(server.standing)
+                return
+            target = found
+        if target != server.round:
+            self._say(f"going back from round {server.round} to round {target}, which all have on their disks")
+            server.restore(target)
+        self._gathering, self._attempt = False, self._journal.attempt(spec.run)
+        self._pace.begin(expected)
+        self._next()
+
+    def _serve(self) -> Server:
+        """The model for the sensors that there are, as it is on the disk."""
+        columns = {name: each.columns for name, each in self._reception.members.items()}
+        server = Server(self._spec, columns, self._labels, self._folder, self._journal, self._say, self._deploy)
+        self._tell_protection(server.round)
+        return server
+
+    def _part_from_stragglers(self, ours: Standing) -> None:
+        for name, standing in list(self._standings.items()):
+            if not set(ours.kept) & set(standing.kept):
+                del self._standings[name]
+                self._reception.refuse(
+                    PeerError(name, f"it can go back to rounds {standing.kept}, the head to {ours.kept}", ours.round),
+                    "give the sensor its --state folder back, or begin anew: edge-node line coordinate --new",
+                )
+
+    # Rounds
+
+    def _next(self) -> None:
+        """Open the next round if its products are there, or end the line."""
+        assert self._server
+        if self.over:
+            self._over = time.monotonic()
+            self._server.commit()
+            self._server.deploy(last=True)
+            self._crier.say_state("finished", self._server.round)
+            return
+        self._open(self._server.round + 1)
+
+    def _open(self, round_: int) -> bool:
+        """Open a round; False if its products are not there yet."""
+        assert self._server
+        first, last = self._span = span(self._spec.window, round_)
+        if self._labels.count < last:
+            self._labels.refresh()
+            if self._labels.count < last:
+                self._paused = True
+                if time.monotonic() - max(self._pace.closed, self._gathered) > _QUIET:
+                    self._wait_for(f"waiting for more products in {self._labels.path}")
+                return False
+        since = first if self._before is None else self._before[1][1]
+        pairs = pairs_in(self._spec.denoising, round_)
+        spec, sizes, gaps = self._spec, self._server.sizes, self._spec.absent != "wait"
+        self._collecting = Collecting(spec.run, self._attempt, round_, last - first, sizes, pairs=pairs, gaps=gaps)
+        self._pace.open(round_, time.monotonic())
+        self._labels.forget(span(spec.window, min(self._server.standing.kept) + 1)[0])
+        self._crier.open_round(self._collecting, self._span, since, self._labels.products(since, last))
+        return True
+
+    def embedded(self, sensor: str, frame: Embeddings) -> None:
+        """Embeddings have come."""
+        round_, now = self._collecting, time.monotonic()
+        if round_ is None:
+            return
+        before = round_.rows(sensor)
+        whole = round_.take(sensor, frame)
+        if frame.attempt != round_.attempt:
+            return
+        ended = whole or (frame.round < round_.round and frame.part == frame.parts - 1)
+        self._pace.hear(sensor, frame.round, now, news=whole or round_.rows(sensor) > before, ended=ended)
+        if not whole:
+            return
+        self._crier.lacks.pop(sensor, None)
+        self._crier.latency[sensor] = self._pace.measure(sensor, round_.arrived[sensor].costs, now)
+        if not round_.waits_for(self._spec.sensors):
+            self._close(round_)
+
+    def _close(self, round_: Collecting) -> None:
+        """Say what the round trains with, open the next, and learn while the sensors do."""
+        assert self._server
+        server, spec, positions = self._server, self._spec, self._span
+        made = server.represent(round_, *positions, timing(spec.sensors, self._pace.costs))
+        frame = {"run": spec.run, "attempt": round_.attempt, "round": round_.round}
+        replies = [(name, encode_frame(each)) for name, each in server.replies(made, **frame)]
+        self._crier.reply(replies)
+        seconds = self._pace.close(made.iterations, time.monotonic())
+        self._before, self._collecting = (round_, positions, replies), None
+        if round_.round != self._rounds:
+            self._open(round_.round + 1)
+        fact = server.learn(made, round_, positions, seconds, self._pace.costs)
+        self._paused, self._loss = False, fact.loss
+        self._crier.closed(fact)
+        if self.over:
+            self._next()
+
+    @property
+    def over(self) -> bool:
+        """Whether the last round is closed."""
+        return self._server is not None and 0 < self._rounds <= self._server.round
+
+    def _is_over(self) -> bool:
+        """Whether the last round is closed and on the disks of all who can be expected to write it there."""
+        if not self.over:
+            return False
+        waited = time.monotonic() - self._over
+        return self._done >= set(self._spec.sensors) - self._pace.absent or waited > _LINGER
+
+    # The clock
+
+    def _watch_clock(self) -> None:
+        now = time.monotonic()
+        if self._collecting is not None:
+            self._watch_round(self._collecting, now)
+        elif self._gathering:
+            if self._standings:
+                self._reunite()
+            if now - self._gathered > self._spec.patience and self._reception.members:
+                self._pause(self.round + 1, [name for name in self._spec.sensors if name not in self._standings])
+        elif not self.over:
+            self._next()
+        self._tell()
+
+    def _watch_round(self, round_: Collecting, now: float) -> None:
+        missing = round_.waits_for(self._spec.sensors)
+        late = self._pace.late(missing, now)
+        if late and self._spec.absent == "wait":
+            self._pause(round_.round, late)
+        elif late:
+            self._pace.absent |= set(late)
+        if round_.arrived and self._spec.absent != "wait" and not set(missing) - self._pace.absent:
+            self._close(round_)
+        elif missing and self._pace.asks(now):
+            for name in missing:
+                self._ask(name)
+
+    def _ask(self, sensor: str) -> None:
+        """Say again, to this sensor alone, what is open."""
+        if self._collecting:
+            self._open_again(self._collecting, self._span, sensor)
+
+    def _open_again(self, round_: Collecting, positions: tuple[int, int], sensor: str) -> None:
+        self._crier.open_round(round_, positions, positions[0], self._labels.products(*positions), sensor)
+
+    def _pause(self, round_: int, waiting_for: list[str]) -> None:
+        self._paused = True
+        self._wait_for(f"round {round_} waits for {', '.join(waiting_for)}")
+
+    def _wait_for(self, text: str) -> None:
+        """Say what the line waits for, unless that was said last."""
+        if text != self._awaited:
+            self._awaited = text
+            self._say(text)
+
+    def _tell(self, *, anyway: bool = False) -> None:
+        round_ = self.round
+        present = self._reception.present - self._pace.absent
+        status: Stage = "finished" if self.over else "gathering" if self._gathering else "open"
+        if told := self._crier.say_overview(round_, status, present, paused=self._paused, anyway=anyway):
+            self._report(progress.Learning(node=topics.COORDINATOR, round=round_, rounds=self._rounds, **told))
+
+    # What arrives
+
+    def _handle(self, event: object) -> None:
+        match event:
+            case Delivery():
+                self._reception.receive(event)
+            case LinkUp():
+                self._announce()
+            case LinkDown(_, reason):
+                self._say(f"connection lost ({reason}); trying again")
+
+    def _announce(self) -> None:
+        """(Re)publish what is retained: a broker restarted without persistence has forgotten it."""
+        self._crier.say_spec()  # first: what sensors answer to our presence is about this run
+        self._crier.say_presence(online=True)
+        self._crier.say_state("finished" if self.over else "open", self.round)
+
+    def finished(self, sensor: str) -> None:
+        """A sensor has written down the last round."""
+        if self.over:
+            self._done.add(sensor)
+
+    def came(self, sensor: str, standing: Standing, *, anew: bool) -> None:
+        """A sensor has said how far it is: take it along, or go back with all to where it is."""
+        if anew:
+            self._pace.absent.discard(sensor)
+        if self._server is None or self._gathering:
+            self._standings[sensor] = standing
+            self._reunite()
+        else:
+            self._bring(sensor, self._server.round - standing.round)
+        if self.over and (standing.round == self.round or self._spec.absent != "wait"):
+            self._reception.release(sensor)
+
+    def _bring(self, sensor: str, behind: int) -> None:
+        """Let a sensor that is so many rounds behind have what it lacks; or go back with all to where it is."""
+        if behind == 1 and self._before is not None and self._before[0].round == self.round:
+            round_, positions, replies = self._before
+            self._open_again(round_, positions, sensor)
+            self._crier.reply_again(replies, sensor)
+        elif behind and self._spec.absent == "wait":
+            self._gather()
+            return
+        self._ask(sensor)
+
+    def _tell_protection(self, round_: int) -> None:
+        if text := account(self._spec, round_):
+            self._say(text)
+
+    def _say(self, text: str) -> None:
+        self._report(progress.Note(text=text))

@@ -1,0 +1,187 @@
+"""The head's part of a line between network and disk: its model, what it decides, what it writes down."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.frames import LARGEST_FRAME, PART, Graded, Represented
+from broker_config.protocol.vfl_messages import LineSpec
+from trainer.vfl import tensor_frames
+from trainer.vfl.checkpoint import Checkpoints, under
+from trainer.vfl.denoiser import pairs_in
+from trainer.vfl.networks import embedding_size
+from trainer.vfl.parties import Head, Representation, diverged
+from trainer.vfl.policies.policy import Timing
+from trainer.vfl.policies.selection import make
+from trainer.vfl.server.absence import rule
+from trainer.vfl.server.journal import ClosedRound, Journal
+from trainer.vfl.server.labels import Labels
+from trainer.vfl.server.round_state import Collecting, Standing
+
+
+class Deploy(Protocol):
+    """What lets a head be served: it is told of each that is on the disk, with what its last round has seen."""
+
+    def __call__(self, spec: LineSpec, round_: int, head: Head, embeddings: Sequence[Tensor], *, last: bool) -> None:
+        """`embeddings` [N, D_k] are denoised; there will be no other model after the `last` one."""
+
+
+class Represent(NamedTuple):
+    """What a round trains with."""
+
+    phi: Representation
+    labels: Tensor  # int64 [N]
+    iterations: tuple[int, ...]  # E_{t,k}
+
+
+class Server:
+    """The head as it learns. `round` is the last one that it has learnt from."""
+
+    def __init__(
+        self,
+        spec: LineSpec,
+        columns: Mapping[str, int],
+        labels: Labels,
+        folder: Path,
+        journal: Journal,
+        warn: Callable[[str], None],
+        deploy: Deploy,
+    ):
+        self.spec, self.labels, self._journal = spec, labels, journal
+        self.sizes = {name: embedding_size(spec.network, (columns[name], spec.cycles)) for name in spec.sensors}
+        if (size := 4 * len(spec.classes) * (1 + sum(self.sizes.values()))) > LARGEST_FRAME - 2 * PART:
+            raise UsageError(
+                f"the head's weights take {size} bytes, too many for a frame", "take fewer classes, or fewer sensors"
+            )
+        self._checkpoints = Checkpoints(folder / spec.run)
+        self._decide = make(spec.policy, spec.iterations, len(spec.sensors), warn)
+        self._deploy, self._warn = deploy, warn
+        self._seen: tuple[Tensor, ...] = ()  # embeddings of the last round, denoised
+        self._facts: list[ClosedRound] = []  # that are not on the disk yet
+        self.round = 0
+        self.restore(max(self._checkpoints.rounds))
+
+    @property
+    def standing(self) -> Standing:
+        """How far the head is."""
+        return Standing(self.round, self._checkpoints.rounds)
+
+    def restore(self, round_: int) -> None:
+        """Go back to the end of a round; what came after it is void."""
+        self._checkpoints.drop(round_ + 1)
+        self._facts = [each for each in self._facts if each.round <= round_]
+        spec, sizes = self.spec, list(self.sizes.values())
+        self.head = Head(sizes, len(spec.classes), spec.denoising, spec.recipe, spec.seed)
+        self.absence = rule(spec.absent, sizes)
+        self.round = round_
+        if round_:
+            state = self._checkpoints.load(round_)
+            self.head.model.load_state_dict(under("head.", state))
+            self.head.denoiser.restore(under("denoiser.", state))
+            if self.absence:
+                self.absence.restore(under("absence.", state))
+
+    def represent(self, collecting: Collecting, first: int, last: int, timing: Timing) -> Represent:
+        """Make of what has arrived what the round trains with. Who has no product of it takes no local iterations.
+
+        Raises:
+            EdgeNodeError: the head has diverged, before a sensor learns of that.
+        """
+        received, present = collecting.whole()
+        self._denoise(collecting, received, present.all(1))
+        phi = self.head.represent(received)
+        if self.absence:
+            phi = phi._replace(embeddings=tuple(self.absence.fill(first, phi.embeddings, present)))
+        labels = torch.from_numpy(self.labels.labels(first, last))
+        if not all(each.isfinite().all() for each in phi.embeddings):
+            raise diverged("the head")
+        decided = self._decide(timing, collecting.round)
+        iterations = tuple((decided * present.any(0).numpy()).tolist())
+        return Represent(phi, labels, iterations)
+
+    def _denoise(self, collecting: Collecting, received: Sequence[Tensor], whole: Tensor) -> None:
+        """Let the denoiser learn from the products [N] of which every sensor has sent both copies."""
+        settings, round_ = self.spec.denoising, collecting.round
+        if pairs_in(settings, round_) and whole.sum() > 1:
+            second = [collecting.arrived[name].second for name in self.spec.sensors]
+            self.head.denoiser.learn(
+                [each[whole] for each in received], [each[whole] for each in second if each is not None]
+            )
+        if round_ == settings.rounds and self.head.denoiser.model(0) is None:
+            self._warn("the denoiser has learnt nothing: in its rounds no product had embeddings of all sensors")
+
+    def replies(self, made: Represent, **frame: Any) -> Iterator[tuple[str | None, Represented | Graded]]:
+        """The frames of a round's answer, and for which sensor each is; None: for all."""
+        if self.spec.labels == "shared":
+            for each in tensor_frames.represented(made.phi, made.labels, made.iterations, **frame):
+                yield None, each
+            return
+        grades = zip(self.head.gradients(made.phi, made.labels), self.head.curvatures(made.phi), strict=True)
+        for name, grade, steps in zip(self.spec.sensors, grades, made.iterations, strict=True):
+            for part in tensor_frames.graded(*grade, steps, **frame):
+                yield name, part
+
+    def learn(
+        self,
+        made: Represent,
+        round_: Collecting,
+        positions: tuple[int, int],
+        seconds: float,
+        costs: Mapping[str, tuple[float, float, float]],
+    ) -> ClosedRound:
+        """Take the head's local iterations: as many as the busiest sensor. A group of rounds ends on the disk.
+
+        `seconds` the round took, and `costs` (collection, communication, iteration) are those of its sensors.
+        """
+        loss = torch.nn.functional.cross_entropy(self.head.predict(made.phi.embeddings), made.labels).item()
+        self.head.learn(made.phi, made.labels, max(made.iterations), round_.round)
+        collection, communication, iteration = (
+            {name: costs[name][which] for name in round_.arrived} for which in range(3)
+        )
+        fact = ClosedRound(
+            round=round_.round,
+            attempt=round_.attempt,
+            first=positions[0],
+            last=positions[1],
+            iterations=made.iterations,
+            loss=loss,
+            seconds=seconds,
+            collection=collection,
+            communication=communication,
+            iteration=iteration,
+        )
+        self.round, self._seen = fact.round, made.phi.embeddings
+        self._facts.append(fact)
+        if self.round % self.spec.commit == 0:
+            self.commit()
+            self.deploy(last=False)
+        return fact
+
+    def deploy(self, *, last: bool) -> None:
+        """Let the model as it is be served; `last`: there will be no other."""
+        if self._seen:
+            self._deploy(self.spec, self.round, self.head, self._seen, last=last)
+
+    def commit(self) -> None:
+        """Write down where the head is; nothing happens if that is there."""
+        self._journal.close_rounds(self.spec.run, self._facts)
+        self._facts.clear()
+        if self.round not in self._checkpoints.rounds:
+            parts = {
+                "head.": self.head.model.state_dict(),
+                "denoiser.": self.head.denoiser.state(),
+                "absence.": self.absence.state() if self.absence else {},
+            }
+            state = {prefix + name: value for prefix, part in parts.items() for name, value in part.items()}
+            self._checkpoints.save(self.round, state)
+
+
+def timing(sensors: Sequence[str], told: Mapping[str, tuple[float, float, float]]) -> Timing:
+    """Collection, communication and iteration of each sensor, seconds; zeros for one of which nothing is known."""
+    rows = np.array([told.get(name, (0.0, 0.0, 0.0)) for name in sensors])
+    return Timing(*rows.T)

@@ -1,0 +1,142 @@
+"""What a line's head must not forget, besides tensors: SQLite, a transaction for each group of rounds."""
+
+import contextlib
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.vfl_messages import LineSpec
+from broker_config.storage.database import Facts
+
+_TABLES = """
+CREATE TABLE runs (run TEXT PRIMARY KEY, spec BLOB NOT NULL, attempt INTEGER NOT NULL);
+CREATE TABLE sensors (
+    run TEXT NOT NULL, sensor TEXT NOT NULL, identity TEXT NOT NULL, columns INTEGER NOT NULL,
+    PRIMARY KEY (run, sensor));
+CREATE TABLE rounds (run TEXT NOT NULL, round INTEGER NOT NULL, fact BLOB NOT NULL, PRIMARY KEY (run, round));
+"""
+_MOST = 100_000  # rounds whose facts are kept
+_NEWEST = "SELECT run, spec, attempt FROM runs ORDER BY rowid DESC LIMIT 1"
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A sensor that was let in."""
+
+    identity: str
+    columns: int
+
+
+class ClosedRound(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a round. Seconds by sensor; a sensor that was absent has none."""
+
+    round: int
+    attempt: int
+    first: int  # position of the first product
+    last: int  # past the end
+    iterations: tuple[int, ...]  # E_{t,k}, in the order of sensors; 0: was absent
+    loss: float | None  # F_t before the local iterations, of the denoised embeddings; None: was not finite
+    seconds: float  # since the round before it was closed
+    collection: dict[str, float]
+    communication: dict[str, float]
+    iteration: dict[str, float]
+
+
+class Journal(Facts):
+    """The facts of a head's runs. EdgeNodeError if the disk fails."""
+
+    FILE, VERSION, TABLES = "line.sqlite", 1, _TABLES
+
+    def newest(self) -> LineSpec | None:
+        """The spec of the newest run; None if there is none."""
+        with self._using():
+            row = self._db.execute(_NEWEST).fetchone()
+        return msgspec.json.decode(row[1], type=LineSpec) if row else None
+
+    def begin(self, spec: LineSpec) -> None:
+        """A new run."""
+        self._write(("INSERT INTO runs VALUES (?, ?, 0)", (spec.run, msgspec.json.encode(spec))))
+
+    def has_rounds(self, run: str) -> bool:
+        """Whether anything of a run is written down."""
+        with self._using():
+            return self._db.execute("SELECT 1 FROM rounds WHERE run = ? LIMIT 1", (run,)).fetchone() is not None
+
+    def attempt(self, run: str) -> int:
+        """The number of the next attempt: it is higher than any before it, whatever is killed."""
+        with self._using():
+            (attempt,) = self._db.execute("SELECT attempt FROM runs WHERE run = ?", (run,)).fetchone()
+        self._write(("UPDATE runs SET attempt = ? WHERE run = ?", (attempt + 1, run)))
+        return int(attempt) + 1
+
+    def admit(self, run: str, sensor: str, member: Member) -> None:
+        """A sensor is let in, or has a new state folder."""
+        self._write(
+            ("INSERT OR REPLACE INTO sensors VALUES (?, ?, ?, ?)", (run, sensor, member.identity, member.columns))
+        )
+
+    def members(self, run: str) -> dict[str, Member]:
+        """Who was let in."""
+        with self._using():
+            rows = self._db.execute("SELECT sensor, identity, columns FROM sensors WHERE run = ?", (run,))
+            return {sensor: Member(identity, columns) for sensor, identity, columns in rows}
+
+    def close_rounds(self, run: str, rounds: Sequence[ClosedRound]) -> None:
+        """Rounds are closed: one group. Those that are played again replace themselves; very old ones are dropped."""
+        if rounds:
+            self._write(
+                *(("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)", (run, each.round, msgspec.json.encode(each)))
+                  for each in rounds),
+                ("DELETE FROM rounds WHERE run = ? AND round <= ?", (run, rounds[-1].round - _MOST)),
+            )  # fmt: skip
+
+
+def history(folder: Path) -> list[ClosedRound]:
+    """The closed rounds of the newest run in a head's state folder, in order.
+
+    Raises:
+        UsageError: there is no journal in `folder`.
+    """
+    with _reading(folder) as database:
+        run = database.execute(_NEWEST).fetchone()
+        rows = database.execute("SELECT fact FROM rounds WHERE run = ? ORDER BY round", (run[0] if run else "",))
+        return [msgspec.json.decode(fact, type=ClosedRound) for (fact,) in rows]
+
+
+def newest_spec(folder: Path) -> LineSpec | None:
+    """That of the newest run in a head's state folder; None if it has none. UsageError as `history`."""
+    with _reading(folder) as database:
+        row = database.execute(_NEWEST).fetchone()
+    return msgspec.json.decode(row[1], type=LineSpec) if row else None
+
+
+def _reading(folder: Path) -> contextlib.closing[sqlite3.Connection]:
+    path = folder / "line.sqlite"
+    if not path.is_file():
+        raise UsageError(f"there is no journal in {folder}", "pass the --state folder of edge-node line coordinate")
+    return contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True))
+
+
+def adopted(journal: Journal, spec: LineSpec, *, new: bool) -> LineSpec:
+    """The spec of the run that goes on, or that begins: settings are fixed once rounds are written down.
+
+    Raises:
+        UsageError: the run in the journal has other settings.
+    """
+    old = journal.newest()
+    if old is None or new:
+        journal.begin(spec)
+        return spec
+    same = msgspec.structs.replace(spec, run=old.run, software=old.software)
+    if same != old and not journal.has_rounds(old.run):
+        journal.begin(spec)
+        return spec
+    if same != old:
+        differ = [name for name in spec.__struct_fields__ if getattr(same, name) != getattr(old, name)]
+        raise UsageError(
+            f"the run in this state folder has other settings: {', '.join(differ)}",
+            "give the same options as before, begin another run with --new, or choose another --state folder",
+        )
+    return old

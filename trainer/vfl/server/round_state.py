@@ -1,0 +1,126 @@
+"""A round from the head's side, and where a line goes on after a stop: pure, without broker, clock or disk."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from broker_config.protocol.errors import PeerError
+from broker_config.protocol.frames import Embeddings
+from trainer.vfl.tensor_frames import Rows
+
+
+class Standing(NamedTuple):
+    """How far a party is."""
+
+    round: int  # the last one that its model has learnt from
+    kept: tuple[int, ...]  # rounds whose end it can go back to
+
+
+def reunite(head: Standing, sensors: Mapping[str, Standing]) -> int | None:
+    """The newest round that all are at the end of, or can all go back to; None if there is none."""
+    everybody = [head, *sensors.values()]
+    if all(each.round == head.round for each in everybody):
+        return head.round
+    return max(set[int].intersection(*(set(each.kept) for each in everybody)), default=None)
+
+
+class Costs(NamedTuple):
+    """What a sensor tells of its round, seconds."""
+
+    collection: float
+    embedding: float
+    iteration: float
+
+    def within(self, latency: float, iteration: float) -> "Costs":
+        """As far as the head's own clock bears it out: a part of what it took takes no longer than the whole."""
+        collection = min(self.collection, latency)
+        return Costs(collection, min(self.embedding, latency - collection), min(self.iteration, iteration))
+
+
+class Arrived(NamedTuple):
+    """A sensor's whole part of a round."""
+
+    received: Tensor  # [N, D_k]
+    second: Tensor | None  # while the denoiser learns
+    missing: frozenset[int]  # rows that stand for products that it has no sample of
+    costs: Costs
+
+
+class Collecting:
+    """A round whose embeddings are arriving."""
+
+    def __init__(
+        self,
+        run: str,
+        attempt: int,
+        round_: int,
+        count: int,
+        sizes: Mapping[str, int],
+        *,
+        pairs: bool,  # whether there is a second copy of each
+        gaps: bool,  # whether a sensor may lack products
+    ):
+        self.run, self.attempt, self.round = run, attempt, round_
+        self.arrived: dict[str, Arrived] = {}
+        self._count, self._sizes, self._pairs, self._gaps = count, sizes, pairs, gaps
+        copies = 2 if pairs else 1
+        self._rows = {name: [Rows(count, size) for _ in range(copies)] for name, size in sizes.items()}
+        self._missing: dict[str, set[int]] = {name: set() for name in sizes}
+
+    def take(self, sensor: str, frame: Embeddings) -> bool:
+        """Take in what a sensor sent; whether its part is whole now. Of an earlier round: without effect.
+
+        Raises:
+            PeerError: it cannot be true.
+        """
+        if frame.run != self.run:
+            raise PeerError(sensor, "its embeddings are of another run", self.round)
+        if (frame.attempt, frame.round) > (self.attempt, self.round):
+            raise PeerError(sensor, f"its embeddings are of round {frame.round}, which is not open", self.round)
+        if (frame.attempt, frame.round) != (self.attempt, self.round) or sensor in self.arrived:
+            return False
+        try:
+            self._put(sensor, frame)
+        except ValueError as error:
+            raise PeerError(sensor, f"its embeddings cannot be used: {error}", self.round) from None
+        first, *second = self._rows[sensor]
+        if not all(rows.complete for rows in (first, *second)):
+            return False
+        costs = Costs(frame.collection, frame.embedding, frame.iteration)
+        missing = frozenset(self._missing.pop(sensor))
+        self.arrived[sensor] = Arrived(first.tensor, second[0].tensor if second else None, missing, costs)
+        del self._rows[sensor]
+        return True
+
+    def _put(self, sensor: str, frame: Embeddings) -> None:
+        parts = (frame.received, frame.second) if self._pairs else (frame.received,)
+        if bool(frame.second) != self._pairs or len({len(part) for part in parts}) > 1:
+            raise ValueError(f"{len(frame.received)} bytes, and {len(frame.second)} of a second copy")
+        counts = [rows.put(frame.row, part) for rows, part in zip(self._rows[sensor], parts, strict=True)]
+        if frame.missing and not self._gaps:
+            raise ValueError("it lacks products, and this line waits for them")
+        if max(frame.missing, default=0) >= counts[0]:
+            raise ValueError(f"row {max(frame.missing)} is missing of {counts[0]}")
+        self._missing[sensor] |= {frame.row + row for row in frame.missing}
+
+    def rows(self, sensor: str) -> int:
+        """How many rows of a sensor have arrived, of whichever copy: repetition does not raise it."""
+        return self._count if sensor in self.arrived else sum(rows.there for rows in self._rows[sensor])
+
+    def waits_for(self, sensors: Sequence[str]) -> list[str]:
+        """Those of `sensors` whose part is not whole."""
+        return [name for name in sensors if name not in self.arrived]
+
+    def whole(self) -> tuple[list[Tensor], Tensor]:
+        """Embeddings [N, D_k] of all sensors, zeros for what is absent, and bool [N, K]: what is there."""
+        present = torch.zeros(self._count, len(self._sizes), dtype=torch.bool)
+        received = []
+        for column, (name, size) in enumerate(self._sizes.items()):
+            arrived = self.arrived.get(name)
+            received.append(arrived.received if arrived else torch.zeros(self._count, size))
+            present[:, column] = arrived is not None
+            if arrived and arrived.missing:
+                present[sorted(arrived.missing), column] = False
+        return received, present

@@ -1,0 +1,75 @@
+"""What a line is asked to do, checked before anybody waits for it. Itself without torch."""
+
+import secrets
+from math import isfinite
+
+import msgspec
+
+from broker_config.protocol import topics
+from broker_config.protocol.codec import encode
+from broker_config.protocol.errors import UsageError, nearest
+from broker_config.protocol.vfl_messages import LineSpec
+from trainer.vfl import combinations as contradictions
+from trainer.vfl.policies.selection import make
+
+_HEAD = "head"  # trainer.vfl.networks.HEAD, which needs torch
+_MOST = 1000  # classes
+_NETWORKS = ("dense", "conv")  # those for rows of a file
+
+
+def new_run() -> str:
+    """A name that no other run has."""
+    return secrets.token_hex(8)
+
+
+def class_names(text: str) -> tuple[str, ...]:
+    """Labels as people write them: names with commas between, or whole numbers as 0..130."""
+    first, dots, last = text.partition("..")
+    if not dots:
+        return tuple(name.strip() for name in text.split(",") if name.strip())
+    try:
+        numbers = range(int(first), int(last) + 1)
+    except ValueError:
+        numbers = range(0)
+    if not 2 <= len(numbers) <= _MOST:
+        raise UsageError(f"the classes {text!r} are no range of 2 to {_MOST} numbers", "write for example 0..130")
+    return tuple(map(str, numbers))
+
+
+def check(spec: LineSpec) -> None:
+    """Raise UsageError for what cannot be."""
+    topics.check_federation(spec.federation)
+    if not spec.sensors:
+        raise UsageError("the names of the sensors are missing", "write them as --sensors a,b,c")
+    for name in spec.sensors:
+        topics.check_node(name)
+        if name == _HEAD:
+            raise UsageError(
+                f"a sensor cannot be named {name!r}: the head's random numbers are drawn by that", "rename it"
+            )
+    for what, names in (("sensor", spec.sensors), ("class", spec.classes)):
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise UsageError(f"the {what} {twice[0]!r} is named twice", "name each once")
+    if len(spec.classes) < 2:
+        raise UsageError("a line needs two classes or more", "write for example --classes good,bad")
+    if spec.network not in _NETWORKS:
+        raise UsageError(f"the sensors cannot have the network {spec.network!r}", nearest(spec.network, _NETWORKS))
+    if spec.reading == "expectation":
+        _check_numbers(spec.classes)
+    contradictions.check(spec)
+    make(spec.policy, spec.iterations, len(spec.sensors), lambda _: None)
+    try:
+        msgspec.json.decode(encode(spec), type=LineSpec)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the line cannot be as asked: {error}", "see edge-node line coordinate --help") from error
+
+
+def _check_numbers(classes: tuple[str, ...]) -> None:
+    try:
+        if not all(isfinite(float(name)) for name in classes):
+            raise ValueError("one of them is not finite")
+    except ValueError as error:
+        raise UsageError(
+            f"the classes are to be numbers, whose mean is the result: {error}",
+            "leave out --reading expectation, or write for example --classes 0..130",
+        ) from error

@@ -1,0 +1,71 @@
+"""A line's head from its state folder: a run begins, goes on, or has ended."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol.vfl_messages import LineSpec
+from broker_config.storage import disk
+from trainer import progress
+from trainer.federation.server.announcements import check_unclaimed
+from trainer.vfl.networks import embedding_size
+from trainer.vfl.process_setup import prepare
+from trainer.vfl.server.head import Head
+from trainer.vfl.server.head_model import Deploy
+from trainer.vfl.server.journal import Journal, adopted
+from trainer.vfl.server.labels import Labels
+
+_ENDED = "ended"  # file with the last round of a run
+
+
+def coordinate(
+    spec: LineSpec,
+    labels: Path,
+    endpoint: Endpoint,
+    folder: Path,
+    *,
+    rounds: int,
+    new: bool,
+    report: progress.Report,
+    stop: Callable[[], bool] = lambda: False,
+    deploy: Deploy = lambda *_, **__: None,
+) -> int:
+    """Run a line's head until so many rounds are closed (0: for ever), or `stop` says so; return how many are.
+
+    Raises:
+        LinkError: the broker cannot be reached.
+        UsageError: the line has a head already, or the run in `folder` has other settings.
+        EdgeNodeError: the disk fails. Started again with the same folder, the line goes on.
+    """
+    prepare(spec.threads)
+    embedding_size(spec.network, (1, spec.cycles))
+    known = Labels(labels, spec.classes)
+    known.refresh()
+    check_unclaimed(endpoint, spec.federation, ())
+    with disk.claimed(folder), contextlib.closing(Journal(folder)) as journal:
+        spec = adopted(journal, spec, new=new)
+        if 0 < rounds <= (played := _ended(folder / spec.run)):
+            more = "--rounds for more, or --new for another run"
+            report(progress.Note(text=f"all {played} rounds are played: {more}"))
+            return played
+        head = Head(spec, known, endpoint, folder, journal, rounds, report, deploy)
+        try:
+            reached = head.run(stop)
+            if head.over:
+                _end(folder / spec.run, reached)
+            return reached
+        finally:
+            head.close()
+
+
+def _end(folder: Path, round_: int) -> None:
+    """Remember that a run has ended for all, with this round."""
+    with disk.writing(folder):
+        disk.replace_bytes(folder / _ENDED, str(round_).encode())
+
+
+def _ended(folder: Path) -> int:
+    """The round with which a run has ended; 0 if it has not."""
+    path = folder / _ENDED
+    return int(path.read_text()) if path.exists() else 0

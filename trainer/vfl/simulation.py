@@ -1,0 +1,119 @@
+"""A whole line in one process: the same parties, without a broker."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from broker_config.protocol.vfl_messages import Channel, LineSpec
+from trainer.training.seeding import generator, key_to_seed
+from trainer.vfl.channel import extent, passed
+from trainer.vfl.denoiser import pairs_in
+from trainer.vfl.networks import embedding_size
+from trainer.vfl.parties import Head, Sensor
+from trainer.vfl.privacy import protected
+from trainer.vfl.window import span
+
+Decide = Callable[[int], Sequence[int]]  # round -> E_{t,k} of each sensor
+
+
+class Stream(NamedTuple):
+    """Products in the order of their arrival."""
+
+    samples: tuple[Tensor, ...]  # of each sensor, float32 [P, *shape]
+    labels: Tensor  # int64 [P]
+
+
+class Closed(NamedTuple):
+    """What came of a round."""
+
+    round: int
+    products: int  # in its set
+    iterations: tuple[int, ...]  # E_{t,k}
+    loss: float  # F_t at Theta^{t,0} as the head sees it: denoised embeddings
+
+
+class Line:
+    """The parties of a line and the products that they see; `step` plays one round (paper, Algorithm 1)."""
+
+    def __init__(self, spec: LineSpec, stream: Stream):
+        self.spec, self.stream = spec, stream
+        shapes = [tuple(each.shape[1:]) for each in stream.samples]
+        self.sensors = [
+            Sensor(
+                index, name, spec.network, shape, spec.recipe, spec.seed, spec.privacy.clip, _secret(spec.seed, name)
+            )
+            for index, (name, shape) in enumerate(zip(spec.sensors, shapes, strict=True))
+        ]
+        sizes = [embedding_size(spec.network, shape) for shape in shapes]
+        self.head = Head(sizes, len(spec.classes), spec.denoising, spec.recipe, spec.seed)
+        self.round = 0
+
+    def step(self, iterations: Sequence[int]) -> Closed:
+        """Play the next round; the head takes as many local iterations as the busiest sensor."""
+        self.round += 1
+        spec, round_ = self.spec, self.round
+        rows = slice(*span(spec.window, round_))
+        samples, labels = [each[rows] for each in self.stream.samples], self.stream.labels[rows]
+        sent = [send(spec, sensor, part, round_) for sensor, part in zip(self.sensors, samples, strict=True)]
+        second = [each.second for each in sent if each.second is not None]
+        phi = self.head.represent([each.received for each in sent], second or None)
+        loss = torch.nn.functional.cross_entropy(self.head.predict(phi.embeddings), labels).item()
+        if spec.labels == "server":
+            grades = zip(self.head.gradients(phi, labels), self.head.curvatures(phi), strict=True)
+            for sensor, part, steps, grade in zip(self.sensors, samples, iterations, grades, strict=True):
+                sensor.follow(part, *grade, steps, round_)
+        else:
+            for sensor, part, steps in zip(self.sensors, samples, iterations, strict=True):
+                sensor.learn(part, labels, phi, steps, round_)
+        self.head.learn(phi, labels, max(iterations), round_)
+        return Closed(round_, len(labels), tuple(iterations), loss)
+
+    def predict(self, samples: Sequence[Tensor], key: str = "predict") -> Tensor:
+        """Logits [N, classes] of other products, whose embeddings go the same way: protection, channel, denoiser, head.
+
+        Noise is drawn by (seed, sensor, round, key).
+        """
+        received = []
+        for sensor, part in zip(self.sensors, samples, strict=True):
+            random = generator(self.spec.seed, sensor.name, self.round, key)
+            safe = protected(self.spec.privacy, sensor.embed(part).numpy(), sensor.secret)
+            received.append(torch.from_numpy(passed(self.spec.channel, safe, random, sensor.extent or extent(safe))))
+        return self.head.predict(self.head.denoiser(received))
+
+
+class Sent(NamedTuple):
+    """What leaves a sensor in a round, as the channel leaves it."""
+
+    received: Tensor  # [N, D_k]
+    second: Tensor | None  # while the denoiser learns
+
+
+def send(spec: LineSpec, sensor: Sensor, samples: Tensor, round_: int) -> Sent:
+    """Embed a round's samples; the channel's noise is drawn by (seed, sensor, round), protection by the secret."""
+    embedding = sensor.embed(samples)
+    copies = [protected(spec.privacy, embedding.numpy(), sensor.secret)]
+    pairs, clean = pairs_in(spec.denoising, round_), spec.denoising.target == "clean"
+    if pairs and not clean:
+        copies.append(protected(spec.privacy, embedding.numpy(), sensor.secret, copy=1))
+    sensor.sent = copies[0]
+    if spec.channel != Channel():
+        random = generator(spec.seed, sensor.name, round_, "channel")
+        sensor.sent = measure = extent(copies[0])
+        copies = [passed(spec.channel, each, random, measure) for each in copies]
+    received, *second = map(torch.from_numpy, copies)
+    if pairs and clean:
+        second = [embedding]
+    return Sent(received, second[0] if second else None)
+
+
+def _secret(seed: int, sensor: str) -> bytes:
+    """Here it is no secret, but the same in every run."""
+    return b"%016d" % key_to_seed(seed, sensor, "secret")
+
+
+def play(line: Line, rounds: int, decide: Decide) -> Iterator[Closed]:
+    """So many rounds, as they are played."""
+    for _ in range(rounds):
+        yield line.step(decide(line.round + 1))
