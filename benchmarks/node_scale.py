@@ -3,8 +3,8 @@
     python -m benchmarks.node_scale --nodes 10 200 --rounds 3
 
 A real `edge-node coordinate`, a mosquitto of its own for each fleet, MobileNetV2's tensors, nodes that train nothing
-(`benchmarks/synthetic_nodes.py`) and all contribute at once. Every mean is compared with one computed here by the protocol's
-formula. Memory is the process's peak (VmHWM). Nodes, coordinator and broker share the machine's processors.
+(`benchmarks/synthetic_nodes.py`) and all contribute at once. Every mean is compared with one computed here by the
+protocol's formula. Memory is the process's peak (VmHWM). Nodes, coordinator and broker share the machine's processors.
 """
 
 import argparse
@@ -154,7 +154,8 @@ def measure(nodes: int, rounds: int, folder: Path) -> Figures:
     with start_broker(folder / "broker", kind="mosquitto") as broker, (folder / "events").open("wb") as output:
         coordinator = subprocess.Popen(
             [
-                sys.executable, "-m", "edge.cli.main", "coordinate", broker.url, "--json", "--classes", "a,b", "--nodes",
+                sys.executable, "-m", "edge.cli.main", "coordinate", broker.url, "--json", "--classes", "a,b",
+                "--nodes",
                 str(nodes), "--rounds", str(rounds), "--method", "fedavg", "--weights", "surface", "--state",
                 str(folder / "state"),
             ],

@@ -148,7 +148,7 @@ class A:
     assert set(imports(source, "trainer.methods")) == {
         Import("torch.nn", True),
         Import("trainer", True),
-        Import("trainer.training.engine", True),
+        Import("trainer.engine", True),
         Import("trainer.methods.base", True),
         Import("trainer.methods.base.Method", True),
         Import("paho", False),

@@ -42,7 +42,7 @@ from trainer.training import personal_model
 from trainer.training.participant import State
 
 HOUSE = Path(__file__).parent.parent
-ROOMS = ("broker_config", "edge", "export", "trainer", "benchmarks")
+ROOMS = ("broker_config", "edge", "export", "trainer", "research", "benchmarks")
 
 # What runs code that stands in data, or hands data to what does.
 FORBIDDEN_MODULES = (

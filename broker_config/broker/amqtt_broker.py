@@ -1,4 +1,4 @@
-"""The broker for machines without mosquitto: `python -m broker_config.broker.amqtt_broker HOST PORT`, MQTT 3.1.1 by amqtt."""
+"""amqtt (MQTT 3.1.1) for machines without mosquitto: `python -m broker_config.broker.amqtt_broker HOST PORT`."""
 
 import asyncio
 import logging

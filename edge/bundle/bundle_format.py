@@ -168,7 +168,7 @@ def write(
     """Write a bundle, in one step as others see it; a bundle that is there already is replaced.
 
     `golden` is uint8 [size, size, 3]; `probabilities` is what `onnx` gives for it, one for each class, within
-    `tolerance`. `reference` is what `edge.uncertainty.reference.Reference.encode` gives. Raises UsageError when `folder`
+    `tolerance`. `reference` is what `Reference.encode` gives. Raises UsageError when `folder`
     exists and is no bundle.
     """
     size, classes = description.input.size, description.classes

@@ -16,7 +16,7 @@ Doubt = Literal["confidence", "disagreement", "novelty"]
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Table `[doubt]` of a line's settings: which verdicts somebody should look at.
 
-    Shares are of ordinary images that may be doubted, and 0 doubts none. `research/studies/novelty.py` says what each finds:
+    Shares are of ordinary images that may be doubted, and 0 doubts none. `research/studies/novelty.py` measures each:
     novelty the most of what a model was never taught, disagreement less than the model's own confidence.
     """
 

@@ -225,7 +225,9 @@ def guarded(tmp_path: Path) -> Iterator[int]:
     (access,) = re.findall(r"```acl\n(.+?)```", SECTIONS["Topics"], re.DOTALL)
     (tmp_path / "acl").write_text(f"{access}\nuser observer\ntopic read edge-node/#\n")
     port = free_port()
-    configuration = Template((Path(broker_config.__file__).parent / "mosquitto" / "embedded.conf").read_text())
+    configuration = Template(
+        (Path(broker_config.__file__).parent / "broker" / "mosquitto" / "embedded.conf").read_text()
+    )
     fields = {"host": "127.0.0.1", "port": port, "max_packet": 128 * 1024, "log": tmp_path / "broker.log"}
     (tmp_path / "conf").write_text(configuration.substitute(fields) + f"\nacl_file {tmp_path / 'acl'}\n")
     broker = subprocess.Popen([str(find_mosquitto()), "-c", str(tmp_path / "conf")])

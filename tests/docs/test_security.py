@@ -10,7 +10,7 @@ from broker_config.security import kit
 
 HOUSE = Path(__file__).parents[2]
 PAGE = (HOUSE / "docs" / "security.md").read_text()
-NAMED = re.findall(r"`(test_\w+\.py)::(\w+)`", PAGE)
+NAMED = re.findall(r"`([\w/]*test_\w+\.py)::(\w+)`", PAGE)
 
 
 def defined_in(file: str) -> set[str]:

@@ -2,7 +2,7 @@
 
 Without a network: constraints.txt pins every package that an install brings, to a version of the package index and
 not to a URL, and what is installed fits together. With one: pip-audit asks OSV (osv.dev) for the known vulnerabilities
-of these versions. `python -m tests.support.audit [URL]` asks another service with OSV's API, such as a mirror of your own.
+of these versions. `python -m tests.support.audit [URL]` asks another service with OSV's API, such as your mirror.
 """
 
 import json

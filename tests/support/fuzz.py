@@ -1,4 +1,4 @@
-"""Hostile frames against all that reads frames: `python -m tests.support.fuzz --frames 100000` prints what became of them.
+"""Hostile frames against all that reads frames: `python -m tests.support.fuzz --frames 100000` prints the outcomes.
 
 A frame may be refused, by DecodeError or PeerError; nothing else may come of it: no other exception, no hang, no growth
 of memory or disk. The seed is printed: with it and the same code the same frames come again.

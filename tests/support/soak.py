@@ -1,4 +1,4 @@
-"""One daemon for long, under all that happens to a line at once: `python -m tests.support.soak` prints what became of it.
+"""One daemon for long, under all that happens to a line at once: `python -m tests.support.soak` prints the outcome.
 
 Images come over HTTP, MQTT and a folder; a part of them is truncated, empty, a bomb, or of a mode that few expect.
 Meanwhile the model is swapped for one that gives other answers, the broker is restarted, settings are read again, disks

@@ -1,4 +1,4 @@
-"""A line for long, under kill -9 and restarts of the broker: `python -m tests.support.soak_vfl` prints what became of it.
+"""A line for long, under kill -9 and restarts of the broker: `python -m tests.support.soak_vfl` prints the outcome.
 
 A feeder appends products to the files of the sensors and the head while the line runs over a sliding window. In the
 first part of the rounds every process is killed again and again: half the time at random moments, else in the middle

@@ -1,4 +1,4 @@
-"""Whatever bytes come in: they are refused, or they are what they should be. `python -m tests.support.fuzz` sends many more."""
+"""Whatever bytes come in: they are refused, or they are what they should be. `tests/support/fuzz.py` sends more."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""Whatever comes over HTTP: it is refused with the client's fault. `python -m tests.support.fuzz_http 10000` sends more."""
+"""Whatever comes over HTTP: it is refused with the client's fault. `tests/support/fuzz_http.py` sends more."""
 
 from pathlib import Path
 from random import getrandbits

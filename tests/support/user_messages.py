@@ -1,4 +1,4 @@
-"""Every message that a user can meet, read from the source: `python -m tests.support.user_messages` prints those without an entry.
+"""Every message that a user can meet, read from the source: `python -m tests.support.user_messages`, those without entry.
 
 A message is a template: what differs from case to case stands in braces. An entry of docs/troubleshooting.md is a list
 item that begins with a message in backquotes; the names inside its braces are free.
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 HOUSE = Path(__file__).parents[2]
 PAGE = HOUSE / "docs" / "troubleshooting.md"
-ROOMS = ("broker_config", "edge", "export", "trainer")
+ROOMS = ("broker_config", "edge", "export", "trainer", "research")
 
 # Which argument of a call is the message; errors that derive from these are found by themselves.
 _POSITIONS = {"EdgeNodeError": 0, "DecodeError": 0, "PeerError": 1, "refusal": 0}

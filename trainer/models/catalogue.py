@@ -26,7 +26,7 @@ SIZES = {name: preset.size for name, preset in PRESETS.items()}
 """Pixels of the images that a backbone takes, where it takes one size only."""
 
 SURFACE = {"mobilenet_v2": Path(__file__).parent / "pretrained" / "surface_mobilenet_v2.safetensors"}
-"""The weights that come with the package, by backbone: `research/pretraining/pretrain.py` made them from drawn images alone."""
+"""The weights that come with the package, by backbone: `research/pretraining` made them from drawn images alone."""
 
 
 def instead(model: str) -> str:

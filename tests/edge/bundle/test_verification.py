@@ -431,7 +431,7 @@ def test_a_running_line_outlives_its_bundle_and_says_so_every_day(ours, options,
     folder = ours.bundle(
         tmp_path / "bundle", expires=soon(10 / 86400)
     )  # seconds: more than a busy machine takes to start
-    with daemon(folder, *options, before="import edge.bundle.expiry\nedge.expiry._DAY = 1") as process:
+    with daemon(folder, *options, before="import edge.bundle.expiry\nedge.bundle.expiry._DAY = 1") as process:
         line, _ = ready(process)
         assert process.stderr
         heard = [next(text for text in process.stderr if word in text) for word in ("expires on", "has expired on")]

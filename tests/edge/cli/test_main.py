@@ -254,8 +254,8 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(unbuffered: str, t
 def test_a_full_disk_is_named_with_the_remedy(images: Path, tmp_path: Path) -> None:
     """No file may grow beyond 64 kB here."""
     command = (
-        f"ulimit -f 64; exec {sys.executable} -m edge.cli.main simulate --data {images} --model small --size 32 --rounds 1"
-        f" --nodes 2 --samples 6 --out {tmp_path}/out"
+        f"ulimit -f 64; exec {sys.executable} -m edge.cli.main simulate --data {images} --model small --size 32"
+        f" --rounds 1 --nodes 2 --samples 6 --out {tmp_path}/out"
     )
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert result.returncode == 1, result.stderr

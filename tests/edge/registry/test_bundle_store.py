@@ -121,7 +121,7 @@ def test_a_full_disk_leaves_the_store_as_it_was(tmp_path):
 KILLED = """
 import os, sys
 from pathlib import Path
-from broker_config import disk
+from broker_config.storage import disk
 from edge.registry.bundle_store import Store
 
 left = int(sys.argv[1])

@@ -166,7 +166,8 @@ def test_a_request_that_nobody_answers_or_can_read_does_no_harm(tmp_path):
 KILLED = """
 import os, sys
 from pathlib import Path
-from broker_config import disk, trust
+from broker_config.security import trust
+from broker_config.storage import disk
 from edge.inference.pipeline import Line
 from edge.registry.gate import Gate
 from edge.registry.rollout import Life

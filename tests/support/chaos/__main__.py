@@ -1,4 +1,4 @@
-"""`python -m tests.support.chaos`: one federation under fire, compared byte for byte with the same one left in peace."""
+"""`python -m tests.support.chaos`: a federation under fire, compared byte for byte with the same one in peace."""
 
 import argparse
 import shutil

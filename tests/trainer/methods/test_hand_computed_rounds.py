@@ -1,4 +1,4 @@
-"""One round of every method against values computed by hand; tests/support/toy_federation.py says on what, and takes the first step."""
+"""One round of every method against values computed by hand, on the network of tests/support/toy_federation.py."""
 
 from typing import Any
 

@@ -145,7 +145,7 @@ def test_garbage_is_refused_by_its_name(content: bytes, tmp_path: Path) -> None:
 def test_weights_in_a_type_that_numpy_does_not_have_are_refused(tmp_path: Path) -> None:
     """In a process of its own, as on a coordinator: onnx teaches numpy bfloat16."""
     save_torch_file({"features.0.weight": torch.zeros(3, dtype=torch.bfloat16)}, tmp_path / "brain.safetensors")
-    reading = "import sys; from trainer.models.initial_weights import initial_encoder; initial_encoder('small', sys.argv[1], 0)"
+    reading = "import sys; from trainer.models import initial_weights as w; w.initial_encoder('small', sys.argv[1], 0)"
     done = subprocess.run(
         [sys.executable, "-c", reading, tmp_path / "brain.safetensors"], capture_output=True, text=True, check=False
     )

@@ -63,7 +63,8 @@ def _number(looks: Looks) -> Found:
             "too few",
             f"{len(train)} images, {counts[rarest]} of them of {rarest}, are too few to hold any out; the model will"
             " be judged by cross-validation, whose interval is wide",
-            f"label more, to {class_folders.LEAST} and {class_folders.LEAST_PER_CLASS} of each class, or bring --test FOLDER",
+            f"label more, to {class_folders.LEAST} and {class_folders.LEAST_PER_CLASS} of each class,"
+            " or bring --test FOLDER",
         )
 
 
@@ -112,7 +113,8 @@ def _duplicates(looks: Looks) -> Found:
         yield Finding(
             "error",
             "held out",
-            f"{len(leaked)} image(s) are among both the training and the held-out images:{class_folders.equal(_paths(leaked))}",
+            f"{len(leaked)} image(s) are among both the training and the held-out images:"
+            f"{class_folders.equal(_paths(leaked))}",
             "remove each from one of the two folders",
             names(itertools.chain(*_paths(leaked))),
         )

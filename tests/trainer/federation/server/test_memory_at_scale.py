@@ -1,4 +1,4 @@
-"""A coordinator's memory is that of one sum, however many nodes contribute; `benchmarks.node_scale` measures it at 200."""
+"""A coordinator's memory is that of one sum, however many nodes contribute; `benchmarks.node_scale` takes 200."""
 
 from pathlib import Path
 
