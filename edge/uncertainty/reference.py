@@ -1,8 +1,8 @@
 """How a model saw its held-out images: what novelty, disagreement and drift are measured against. numpy alone.
 
 Novelty is the distance from the nearest held-out image in the classifier's features (Sun et al. 2022), the best of the
-scores that `research/studies/novelty.py` compares. For drift an image is compared with those that the model took for the
-same class, so that a line whose classes come in other shares than the held-out images has not drifted for that.
+scores that `research/studies/novelty.py` compares. For drift an image is compared with those that the model took for
+the same class, so that a line whose classes come in other shares than the held-out images has not drifted for that.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""`edge-node provision`: what is made for whom, and how long it holds (whom mosquitto admits: `test_broker_admission`)."""
+"""`edge-node provision`: what is made for whom, for how long (whom mosquitto admits: `test_broker_admission`)."""
 
 import itertools
 import json
