@@ -1,4 +1,4 @@
-"""Every message that a user can meet, read from the source: `python -m tests.support.user_messages` lists those without one
+"""Every message that a user can meet, read from the source: `python -m tests.support.user_messages` lists missing ones.
 
 A message is a template: what differs from case to case stands in braces. An entry of docs/troubleshooting.md is a list
 item that begins with a message in backquotes; the names inside its braces are free.
