@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # pip shows its progress to people only.
 QUIET := $$(test -t 2 || echo --quiet)
 
-.PHONY: demo test slow chaos soak soak-line lint audit format wheelhouse offline aarch64
+.PHONY: demo test slow chaos soak soak-vfl lint audit format wheelhouse offline aarch64
 
 demo: $(INSTALLED)
 	$(BIN)/edge-node demo
@@ -53,7 +53,7 @@ soak: $(INSTALLED)
 	$(BIN)/python -m tests.support.fuzz_http 10000
 
 # A line that learns, for tens of thousands of rounds: head, sensors and broker are killed, and no byte may differ.
-soak-line: $(INSTALLED)
+soak-vfl: $(INSTALLED)
 	$(BIN)/python -m tests.support.soak_vfl
 
 lint: $(INSTALLED)

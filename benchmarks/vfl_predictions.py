@@ -52,7 +52,7 @@ def measured(folder: Path, products: int) -> Iterator[tuple[str, list[float]]]:
     with Processes(folder / "logs") as processes, start_broker(folder / "broker", kind="mosquitto") as broker:
         training = [
             processes.start(
-                "head", "line", "coordinate", broker.url, "--sensors", ",".join(line.stations), "--start", "1000",
+                "head", "vfl", "coordinate", broker.url, "--sensors", ",".join(line.stations), "--start", "1000",
                 "--labels", str(folder / LABELS), "--classes", ",".join(CLASSES), "--chunk", "1", "--window", "1000",
                 "--state", str(folder / "head"),
             )
@@ -60,7 +60,7 @@ def measured(folder: Path, products: int) -> Iterator[tuple[str, list[float]]]:
         for name, columns in line.stations.items():
             training.append(
                 processes.start(
-                    name, "line", "join", broker.url, "--sensor", name, "--state", str(folder / name),
+                    name, "vfl", "join", broker.url, "--sensor", name, "--state", str(folder / name),
                     "--columns", ",".join(each.name for each in columns), "--data", str(folder / f"{name}.csv"),
                 )
             )  # fmt: skip
@@ -69,10 +69,10 @@ def measured(folder: Path, products: int) -> Iterator[tuple[str, list[float]]]:
         for name in line.stations:  # services read their own copies: training has all rows already
             (folder / f"{name}.new").mkdir()
             write_rows(line, folder / f"{name}.new", line.draw(0, 1), name)
-        services = [processes.start("head-service", "line", "serve", str(folder / "head" / "bundle"), broker.url)]
+        services = [processes.start("head-service", "vfl", "serve", str(folder / "head" / "bundle"), broker.url)]
         for name in line.stations:
             data = str(folder / f"{name}.new" / f"{name}.csv")
-            arguments = ("line", "serve", str(folder / name / "bundle"), broker.url, "--data", data)
+            arguments = ("vfl", "serve", str(folder / name / "bundle"), broker.url, "--data", data)
             services.append(processes.start(f"{name}-service", *arguments))
         for service in services:
             processes.ready(service)

@@ -53,7 +53,7 @@ def decode_any(payload: bytes) -> AnyMessage:
     """Return the message in `payload`, of whichever type a federation has; DecodeError if it is none."""
     message = _decode(payload)
     if isinstance(message, LineMessage):
-        raise DecodeError(f"a {type(message).__name__}, which is a line's that learns (edge-node line)")
+        raise DecodeError(f"a {type(message).__name__}, which is a line's that learns (edge-node vfl)")
     return message
 
 

@@ -1,4 +1,4 @@
-"""What commands that run a grid of cells have in common: `experiment`, `line experiment`."""
+"""What commands that run a grid of cells have in common: `experiment`, `vfl experiment`."""
 
 import signal
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The sensors of one line learn together: `line coordinate`, `line join`, `line forget`; predict: `line serve`."""
+"""The sensors of one line learn together: `vfl coordinate`, `vfl join`, `vfl forget`; predict: `vfl serve`."""
 
 import shlex
 import sys
@@ -43,14 +43,14 @@ group.add_typer(vfl_trial.app)
 group.add_typer(vfl_study.app)
 app.add_typer(
     group,
-    name="line",
-    help="The sensors of one line learn one model together, online: each sees other features of the same products.",
-    epilog="Example: edge-node line join --sensor press --columns force,speed --data press.csv",
+    name="vfl",
+    help="Vertical federated learning: sensors with other features of the same products learn one model together.",
+    epilog="Example: edge-node vfl join --sensor press --columns force,speed --data press.csv",
 )
 
 
 @group.command(
-    epilog="Example: edge-node line coordinate mqtt://broker.local --sensors press,oven --labels labels.csv "
+    epilog="Example: edge-node vfl coordinate mqtt://broker.local --sensors press,oven --labels labels.csv "
     "--classes good,bad"
 )
 def coordinate(
@@ -108,7 +108,7 @@ def coordinate(
     rounds: Annotated[int, typer.Option(min=0, help="Rounds in all.", show_default="for ever")] = 0,
     seed: Seed = 0,
     threads: Threads = 1,
-    state: Annotated[Path, typer.Option(help="Folder for the head's state.")] = Path("line-head"),
+    state: Annotated[Path, typer.Option(help="Folder for the head's state.")] = Path("vfl-head"),
     new: Annotated[bool, typer.Option("--new", help="Begin another run, from nothing.")] = False,
     ca: Ca = None,
     cert: Cert = None,
@@ -170,7 +170,7 @@ def coordinate(
 
 
 @group.command(
-    epilog="Example: edge-node line join mqtt://broker.local --sensor press --columns force,speed --data press.csv"
+    epilog="Example: edge-node vfl join mqtt://broker.local --sensor press --columns force,speed --data press.csv"
 )
 def join(
     columns: Annotated[
@@ -186,7 +186,7 @@ def join(
     ] = None,
     federation: Annotated[str | None, typer.Option(help="Its name, if the broker has several.")] = None,
     state: Annotated[
-        Path | None, typer.Option(help="Folder for this sensor's state.", show_default="line-SENSOR")
+        Path | None, typer.Option(help="Folder for this sensor's state.", show_default="vfl-SENSOR")
     ] = None,
     wait: Annotated[float, typer.Option(help="Seconds to wait for a head.")] = 600,
     ca: Ca = None,
@@ -213,7 +213,7 @@ def join(
         from trainer.vfl.client.discovery import join as run
         from trainer.vfl.client.measurements import Source
 
-        source, state = Source(data, _names(columns), product, unit), state or Path(f"line-{name}")
+        source, state = Source(data, _names(columns), product, unit), state or Path(f"vfl-{name}")
         reached, finished = run(
             endpoint,
             name,
@@ -233,7 +233,7 @@ def join(
         raise typer.Exit(130)
 
 
-@group.command(epilog="Example: edge-node line forget mqtt://broker.local --federation steel")
+@group.command(epilog="Example: edge-node vfl forget mqtt://broker.local --federation steel")
 def forget(
     broker: Broker = None,
     federation: Annotated[
@@ -253,7 +253,7 @@ def forget(
     print(f"{some(run(endpoint, name), 'message')} of line {name!r} removed from {endpoint}")
 
 
-@group.command(epilog="Example: edge-node line serve line-head/bundle mqtt://broker.local --output predictions.jsonl")
+@group.command(epilog="Example: edge-node vfl serve vfl-head/bundle mqtt://broker.local --output predictions.jsonl")
 def serve(
     bundle: Annotated[Path, typer.Argument(help="Bundle in the state folder of coordinate or join.")],
     broker: Broker = None,
@@ -288,7 +288,7 @@ def _next(state: Path, broker: str | None, kit: Path | None, data: Path | None =
     """How what was learnt is put to use."""
     options = [("--data", data), ("--kit", kit)]
     words = [state / BUNDLE, *([broker] if broker else []), *chain.from_iterable(each for each in options if each[1])]
-    return f"the bundle is in {state / BUNDLE}; next: edge-node line serve {shlex.join(map(str, words))}"
+    return f"the bundle is in {state / BUNDLE}; next: edge-node vfl serve {shlex.join(map(str, words))}"
 
 
 def _check_head(endpoint: "Endpoint") -> None:

@@ -1,4 +1,4 @@
-"""What `line serve` needs of the house's other rooms, and what `line coordinate` and `line join` need for it."""
+"""What `vfl serve` needs of the house's other rooms, and what `vfl coordinate` and `vfl join` need for it."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""What researchers ask of lines: `line agent`, `line experiment`."""
+"""What researchers ask of lines: `vfl agent`, `vfl experiment`."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from edge.cli.options import Events, PlainConfig, Quiet, Seed, Threads, pairs
 app = typer.Typer()
 
 
-@app.command(epilog="Example: edge-node line agent --sensors 2 --iterations 5 --out agent.onnx --seed 0")
+@app.command(epilog="Example: edge-node vfl agent --sensors 2 --iterations 5 --out agent.onnx --seed 0")
 def agent(
     out: Annotated[Path, typer.Option(help="File for the agent, .onnx; a .zip beside it is what it resumes from.")],
     sensors: Annotated[int, typer.Option(min=1, max=64, help="Sensors of a simulated line.")] = 2,
@@ -33,7 +33,7 @@ def agent(
     as_json: Events = False,
     config: PlainConfig = None,
 ) -> None:
-    """Train an agent that decides local iterations: line coordinate --policy FILE.
+    """Train an agent that decides local iterations: vfl coordinate --policy FILE.
 
     Stopped or killed, it goes on with what it has learnt when it is started again with the same --out.
     """
@@ -56,7 +56,7 @@ def agent(
         report(progress.Result(result={"agent": str(out), "policies": policies}))
     if not as_json:
         table(reached, Console())
-        print(f"next: edge-node line coordinate --policy {out} --iterations {iterations} ...")
+        print(f"next: edge-node vfl coordinate --policy {out} --iterations {iterations} ...")
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def _bar(total: int, *, shown: bool) -> Iterator[Callable[[int, float], None]]:
 
 
 @app.command(
-    epilog="Example: edge-node line experiment fig6 --data cmapss=cmapss/ --data cifar10=cifar10.npz --preset quick"
+    epilog="Example: edge-node vfl experiment fig6 --data cmapss=cmapss/ --data cifar10=cifar10.npz --preset quick"
 )
 def experiment(
     name: Annotated[
@@ -90,7 +90,7 @@ def experiment(
     rounds: Annotated[int, typer.Option(min=0, help="Rounds in all.", show_default="the preset's")] = 0,
     seeds: Annotated[int, typer.Option(min=0, help="Number of seeds.", show_default="the preset's")] = 0,
     agent: Annotated[
-        list[Path], typer.Option(help="Trained by line agent, for fig8 to fig10.", show_default="rules only")
+        list[Path], typer.Option(help="Trained by vfl agent, for fig8 to fig10.", show_default="rules only")
     ] = [],
     store: Store = Path("research/results/dao_vfl"),
     workers: Workers = 0,

@@ -1,4 +1,4 @@
-"""For a first look at sensors that learn together: `line draw`, `line demo`."""
+"""For a first look at sensors that learn together: `vfl draw`, `vfl demo`."""
 
 import signal
 from pathlib import Path
@@ -11,7 +11,7 @@ from edge.cli.options import Events, Quiet, Seed, stop_on_signals
 app = typer.Typer()
 
 
-@app.command(epilog="Example: edge-node line draw drawn --stations 3 --products 2000 --rate 50")
+@app.command(epilog="Example: edge-node vfl draw drawn --stations 3 --products 2000 --rate 50")
 def draw(
     out: Annotated[Path, typer.Argument(help="Folder for STATION.csv and labels.csv, which are appended to.")],
     stations: Annotated[int, typer.Option(min=2, max=6, help="Stations: press, oven, spindle, ...")] = 3,
@@ -31,10 +31,10 @@ def draw(
     print("to let sensors learn from them, with a broker and a head on this machine:")
     for name, columns in line.stations.items():
         features = ",".join(each.name for each in columns)
-        print(f"  edge-node line join mqtt://127.0.0.1 --sensor {name} --columns {features} --data {out / name}.csv")
+        print(f"  edge-node vfl join mqtt://127.0.0.1 --sensor {name} --columns {features} --data {out / name}.csv")
 
 
-@app.command(epilog="Example: edge-node line demo --keep runs/line")
+@app.command(epilog="Example: edge-node vfl demo --keep runs/vfl")
 def demo(
     stations: Annotated[int, typer.Option(min=2, max=6, help="Stations, each with a sensor.")] = 3,
     rounds: Annotated[int, typer.Option(min=2, help="Rounds in all.")] = 60,
@@ -54,7 +54,7 @@ def demo(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, the child processes included
     with tempfile.TemporaryDirectory() as scratch, progress.show(as_json=as_json, quiet=quiet) as show:
-        outcome = run(keep or Path(scratch) / "line", show, stations=stations, rounds=rounds, seed=seed)
+        outcome = run(keep or Path(scratch) / "vfl", show, stations=stations, rounds=rounds, seed=seed)
         show(progress.Result(result=msgspec.to_builtins(outcome)))
     if not as_json:
         table(outcome, Console())

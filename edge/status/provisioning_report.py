@@ -10,7 +10,7 @@ from broker_config.security.provisioning import Provisioned
 from broker_config.security.registry_changes import Changes
 from edge.terminal.formatting import some
 
-_SENSORS = "sensors of one line: edge-node line coordinate, then line join; see docs/sensors.md"
+_SENSORS = "sensors that learn together: edge-node vfl coordinate, then vfl join; see docs/vfl.md"
 
 
 def facts(folder: Path, done: Provisioned) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class Plant:
 class Processes:
     """The `edge-node` processes of a line in `folder`: its head and its sensors.
 
-    `settings` are options of `line coordinate`; `kits` are each member's file and passphrase.
+    `settings` are options of `vfl coordinate`; `kits` are each member's file and passphrase.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Processes:
             its = ["join", "--columns", ",".join(COLUMNS), "--data", self._plant.rows(name)]
             its += [] if self._kits else ["--sensor", name]
         kit = ["--kit", self._kits[name][0]] if self._kits else []
-        return ["line", *its, *self._address, "--state", self.state(name), "--json", *kit]
+        return ["vfl", *its, *self._address, "--state", self.state(name), "--json", *kit]
 
     def state(self, name: str) -> Path:
         """Its state folder."""
@@ -108,10 +108,8 @@ class Processes:
         return self.folder / f"{name}.log"
 
     def _start(self, name: str) -> Process:
-        environment = {"OMP_NUM_THREADS": "1"}
-        if self._kits:
-            environment["EDGE_NODE_PASSPHRASE"] = self._kits[name][1]
-        return start(*self.words(name), log=self.log(name), **environment)
+        passphrase = {"EDGE_NODE_PASSPHRASE": self._kits[name][1]} if self._kits else {}
+        return start(*self.words(name), log=self.log(name), anew=False, OMP_NUM_THREADS="1", **passphrase)
 
 
 def simulated(spec: LineSpec, plant: Plant) -> Line:

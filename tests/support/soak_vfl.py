@@ -221,7 +221,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.getrandbits(32))
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
-    folder = Path(tempfile.mkdtemp(prefix="soak-line-"))
+    folder = Path(tempfile.mkdtemp(prefix="soak-vfl-"))
     soak, started = Soak(folder, given.rounds, given.kills, given.seed), time.monotonic()
     soak.run()
     seconds = time.monotonic() - started

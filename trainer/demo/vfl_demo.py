@@ -107,14 +107,14 @@ def _learn(
 ) -> None:
     """Head and sensors until the last round; shows what the head tells."""
     head = processes.start(
-        "head", "line", "coordinate", url, "--sensors", ",".join(line.stations), "--labels", str(out / LABELS),
+        "head", "vfl", "coordinate", url, "--sensors", ",".join(line.stations), "--labels", str(out / LABELS),
         "--classes", ",".join(CLASSES), "--start", str(_START), "--chunk", str(_CHUNK), "--window", str(_WINDOW),
         "--eta", "0.1", "--iterations", "5", "--policy", "all", "--rounds", str(rounds), "--seed", str(seed),
         "--state", str(out / "head"), "--json", events=True,
     )  # fmt: skip
     sensors = [
         processes.start(
-            name, "line", "join", url, "--sensor", name, "--columns", ",".join(column.name for column in columns),
+            name, "vfl", "join", url, "--sensor", name, "--columns", ",".join(column.name for column in columns),
             "--data", str(out / f"{name}.csv"), "--state", str(out / name), "--json", events=True,
         )
         for name, columns in line.stations.items()
@@ -137,14 +137,14 @@ def _serve(processes: Processes, url: str, line: DrawnLine, out: Path, cases: Se
     predictions = out / "predictions.jsonl"
     services = [
         processes.start(
-            "head-service", "line", "serve", str(out / "head" / "bundle"), url, "--output", str(predictions),
+            "head-service", "vfl", "serve", str(out / "head" / "bundle"), url, "--output", str(predictions),
             "--deadline", str(_DEADLINE),
         )
     ]  # fmt: skip
     for name in line.stations:
         rows = str(out / f"{name}.csv")
         services.append(
-            processes.start(f"{name}-service", "line", "serve", str(out / name / "bundle"), url, "--data", rows)
+            processes.start(f"{name}-service", "vfl", "serve", str(out / name / "bundle"), url, "--data", rows)
         )
     for service in services:
         processes.ready(service)

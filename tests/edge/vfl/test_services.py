@@ -84,7 +84,7 @@ class Site:
 
     def _service(self, name: str, log: Path, special: list[object]) -> subprocess.Popen[bytes]:
         return start(
-            "line", "serve", self.bundles[name], "--kit", self.broker.folder / "kits" / f"{name}.kit",
+            "vfl", "serve", self.bundles[name], "--kit", self.broker.folder / "kits" / f"{name}.kit",
             "--memory", self.folder / "memory", *special, log=log,
             EDGE_NODE_PASSPHRASE=self.broker.members.passphrase(name),
         )  # fmt: skip

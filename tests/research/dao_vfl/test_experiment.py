@@ -1,4 +1,4 @@
-"""`edge-node line experiment`: data sets as streams, cells that survive kills, references, figures."""
+"""`edge-node vfl experiment`: data sets as streams, cells that survive kills, references, figures."""
 
 import gzip
 import json
@@ -267,7 +267,7 @@ def test_every_grid_has_each_variant_with_each_seed_on_each_data_set(name: str) 
 @pytest.mark.slow
 def test_a_killed_grid_goes_on_and_ends_as_if_nothing_had_happened(order: Order, material: Material) -> None:
     words = [
-        "line", "experiment", order.name, "--data", f"cmapss={order.data['cmapss']}", "--rounds", order.rounds,
+        "vfl", "experiment", order.name, "--data", f"cmapss={order.data['cmapss']}", "--rounds", order.rounds,
         "--seeds", order.seeds, "--store", order.store, "--workers", order.workers, "--json",
     ]  # fmt: skip
     log = order.store.parent / "log"

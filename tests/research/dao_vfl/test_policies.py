@@ -61,7 +61,7 @@ class Trained(NamedTuple):
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     path = tmp_path_factory.mktemp("agent") / "agent.onnx"
     result = here(
-        "line", "agent", "--sensors", 2, "--iterations", 5, "--rounds", ROUNDS, "--steps", 4096,
+        "vfl", "agent", "--sensors", 2, "--iterations", 5, "--rounds", ROUNDS, "--steps", 4096,
         "--out", path, "--seed", 3, "--json",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
@@ -359,7 +359,7 @@ def test_an_agent_of_another_line_is_refused(trained: Trained) -> None:
 
 def test_an_agent_of_another_line_is_refused_before_a_head_waits_for_anybody(trained: Trained, tmp_path: Path) -> None:
     result = here(
-        "line", "coordinate", "mqtt://127.0.0.1:1", "--sensors", "a,b,c", "--labels", tmp_path / "labels.csv",
+        "vfl", "coordinate", "mqtt://127.0.0.1:1", "--sensors", "a,b,c", "--labels", tmp_path / "labels.csv",
         "--classes", "good,bad", "--iterations", 5, "--policy", trained.path, "--state", tmp_path / "head",
     )  # fmt: skip
     assert result.returncode == 2
@@ -410,6 +410,6 @@ def test_the_command_says_how_its_agent_stands_beside_the_rules(trained: Trained
 def test_people_see_how_an_agent_stands_beside_the_rules(trained: Trained, tmp_path: Path) -> None:
     path = tmp_path / "agent.onnx"
     path.with_suffix(".zip").write_bytes(trained.path.with_suffix(".zip").read_bytes())
-    told = here("line", "agent", "--rounds", ROUNDS, "--steps", 1, "--out", path).stdout
+    told = here("vfl", "agent", "--rounds", ROUNDS, "--steps", 1, "--out", path).stdout
     assert all(name in told for name in ("agent", *RULES))
-    assert f"line coordinate --policy {path}" in told
+    assert f"vfl coordinate --policy {path}" in told

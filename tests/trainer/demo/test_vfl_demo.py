@@ -60,7 +60,7 @@ def test_a_stream_keeps_to_its_rate_and_stops_when_it_is_told(tmp_path: Path) ->
 
 def test_drawing_goes_on_where_it_was_and_says_how_sensors_join(tmp_path: Path) -> None:
     for products in ("30", "12"):
-        drawn = here("line", "draw", tmp_path, "--stations", "2", "--products", products, "--seed", "4")
+        drawn = here("vfl", "draw", tmp_path, "--stations", "2", "--products", products, "--seed", "4")
         assert drawn.returncode == 0, drawn.stderr
     with (tmp_path / "oven.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -75,12 +75,12 @@ def test_a_drawn_line_has_a_few_stations(stations: int) -> None:
 
 
 class Demo:
-    """A run of `edge-node line demo`, over: its folder, its result, its processes that are left, its seconds."""
+    """A run of `edge-node vfl demo`, over: its folder, its result, its processes that are left, its seconds."""
 
     def __init__(self, folder: Path):
         self.folder, started = folder, time.monotonic()
         ran = subprocess.run(
-            [sys.executable, "-m", "edge.cli.main", "line", "demo", "--json", "--keep", str(folder), "--seed", "7"],
+            [sys.executable, "-m", "edge.cli.main", "vfl", "demo", "--json", "--keep", str(folder), "--seed", "7"],
             check=False,
             capture_output=True,
             env={**os.environ, "EDGE_NODE_MARK": str(folder)},

@@ -48,7 +48,7 @@ class Processes:
         if party != "head":
             columns = ",".join(COLUMNS[party])
             return (
-                "line",
+                "vfl",
                 "join",
                 self._url,
                 "--sensor",
@@ -59,7 +59,7 @@ class Processes:
                 self._data / f"{party}.csv",
             )
         return (
-            "line", "coordinate", self._url, "--sensors", ",".join(SENSORS), "--labels", self._data / "labels.csv",
+            "vfl", "coordinate", self._url, "--sensors", ",".join(SENSORS), "--labels", self._data / "labels.csv",
             "--classes", ",".join(CLASSES), "--start", 20, "--chunk", 4, "--window", 24, "--commit", 3,
             "--policy", "all", "--patience", 1, "--seed", self._seed, *self._more,
         )  # fmt: skip

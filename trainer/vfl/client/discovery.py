@@ -108,7 +108,7 @@ def find(
         if time.monotonic() > deadline:
             raise LinkError(
                 f"no head of a line appeared on {endpoint} within {wait:.0f} s",
-                "start edge-node line coordinate first, and check that both use the same broker and --federation",
+                "start edge-node vfl coordinate first, and check that both use the same broker and --federation",
             )
         time.sleep(_PAUSE)
     return None

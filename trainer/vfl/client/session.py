@@ -38,7 +38,7 @@ class NewRunError(EdgeNodeError):
     """The head has begun another run before this sensor had learnt anything in the one that it was in."""
 
     def __init__(self, run: str):
-        super().__init__("the head has started a new run of this line", "run edge-node line join again")
+        super().__init__("the head has started a new run of this line", "run edge-node vfl join again")
         self.run = run
 
 
@@ -210,7 +210,7 @@ class _Sensor:
         if not self.round:
             raise NewRunError(spec.run)
         if self._name not in spec.sensors:
-            raise EdgeNodeError("the head has started a new run of this line", "run edge-node line join again")
+            raise EdgeNodeError("the head has started a new run of this line", "run edge-node vfl join again")
         self._call = True
 
     def _end_alone(self) -> None:

@@ -20,7 +20,7 @@ from trainer.vfl.server.journal import Journal, Member
 from trainer.vfl.server.round_state import Standing
 
 _AGAIN = "see the head's log, then join again"
-_KEEP = "pass the same --columns as before, or begin anew: edge-node line coordinate --new"
+_KEEP = "pass the same --columns as before, or begin anew: edge-node vfl coordinate --new"
 
 
 class Listener(Protocol):

@@ -155,7 +155,7 @@ class Head:
                 del self._standings[name]
                 self._reception.refuse(
                     PeerError(name, f"it can go back to rounds {standing.kept}, the head to {ours.kept}", ours.round),
-                    "give the sensor its --state folder back, or begin anew: edge-node line coordinate --new",
+                    "give the sensor its --state folder back, or begin anew: edge-node vfl coordinate --new",
                 )
 
     # Rounds

@@ -47,7 +47,7 @@ class ClosedRound(msgspec.Struct, frozen=True, kw_only=True):
 class Journal(Facts):
     """The facts of a head's runs. EdgeNodeError if the disk fails."""
 
-    FILE, VERSION, TABLES = "line.sqlite", 1, _TABLES
+    FILE, VERSION, TABLES = "vfl.sqlite", 1, _TABLES
 
     def newest(self) -> LineSpec | None:
         """The spec of the newest run; None if there is none."""
@@ -113,9 +113,9 @@ def newest_spec(folder: Path) -> LineSpec | None:
 
 
 def _reading(folder: Path) -> contextlib.closing[sqlite3.Connection]:
-    path = folder / "line.sqlite"
+    path = folder / "vfl.sqlite"
     if not path.is_file():
-        raise UsageError(f"there is no journal in {folder}", "pass the --state folder of edge-node line coordinate")
+        raise UsageError(f"there is no journal in {folder}", "pass the --state folder of edge-node vfl coordinate")
     return contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True))
 
 

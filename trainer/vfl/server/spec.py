@@ -61,7 +61,7 @@ def check(spec: LineSpec) -> None:
     try:
         msgspec.json.decode(encode(spec), type=LineSpec)
     except msgspec.ValidationError as error:
-        raise UsageError(f"the line cannot be as asked: {error}", "see edge-node line coordinate --help") from error
+        raise UsageError(f"the line cannot be as asked: {error}", "see edge-node vfl coordinate --help") from error
 
 
 def _check_numbers(classes: tuple[str, ...]) -> None:

@@ -28,6 +28,6 @@ def test_what_cannot_be_is_refused_before_a_run_begins(asked: dict[str, Any], co
 
 
 def test_a_deadline_is_a_finite_number_of_seconds() -> None:
-    found = CliRunner().invoke(app, ["line", "serve", "bundle", "--deadline", "inf"])
+    found = CliRunner().invoke(app, ["vfl", "serve", "bundle", "--deadline", "inf"])
     assert isinstance(found.exception, UsageError)
     assert "a deadline of inf seconds" in found.exception.what
