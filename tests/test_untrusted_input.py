@@ -27,8 +27,8 @@ from edge.bundle import bundle_format
 from edge.bundle.bundle_format import BundleError
 from edge.cli.main import app, main
 from edge.daemon.daemon import serve
-from edge.doctor.check_output import _line
-from edge.doctor.check_result import Check
+from edge.doctor.output import _line
+from edge.doctor.result import Check
 from edge.inference.image_decoding import ImageError
 from edge.inference.predictor import Predictor
 from edge.status.federations import Picture

@@ -43,9 +43,9 @@ def doctor(
     from rich.console import Console
 
     from broker_config.protocol.topics import check_name
-    from edge.doctor import check_output
-    from edge.doctor.all_checks import exit_code
-    from edge.doctor.trial_federation import Trial
+    from edge.doctor import output
+    from edge.doctor.check_context import Trial
+    from edge.doctor.run import exit_code
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: the broker is left clean
     endpoint = make_endpoint(broker, ca, cert, key, kit, sealed=False)  # whether its charter holds is one of the checks
@@ -53,11 +53,11 @@ def doctor(
     me = check_name(agreed(name, endpoint, "name") or endpoint.username or anybody, "the node's name (--as)")
     with Trial(endpoint, me, state, timeout) as trial:
         if as_json:
-            diagnosis = check_output.diagnose(trial)
+            diagnosis = output.diagnose(trial)
             checks = diagnosis.checks
             print(msgspec.json.encode(diagnosis).decode())
         else:
-            checks = check_output.live(trial, Console())
+            checks = output.live(trial, Console())
     raise typer.Exit(exit_code(checks))
 
 

@@ -19,6 +19,7 @@ from edge.bundle import expiry
 from edge.config.line_settings import Settings
 from edge.daemon import assembly
 from edge.daemon.assembly import Site
+from edge.daemon.dispatcher import Receivers
 from edge.daemon.logs import Log
 from edge.daemon.monitors import Watching
 from edge.daemon.prometheus_metrics import Counted, Metrics
@@ -29,7 +30,6 @@ from edge.http.app import App
 from edge.http.server import Server
 from edge.inference import native_memory
 from edge.inference.pipeline import Line
-from edge.outbox.receivers import Receivers
 from edge.registry.bundle_store import of_line
 from edge.registry.rollout import Life
 

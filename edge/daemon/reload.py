@@ -10,13 +10,13 @@ from broker_config.protocol.errors import EdgeNodeError
 from edge.config import line_settings
 from edge.config.line_settings import Settings
 from edge.daemon import assembly
+from edge.daemon.dispatcher import Receivers
 from edge.daemon.logs import Log
 from edge.daemon.monitors import Watching
 from edge.daemon.settings_diff import compared
 from edge.inference.decision import check
 from edge.inference.pipeline import Line, Source
-from edge.outbox.receivers import Receivers
-from edge.sources.feed import feed
+from edge.sources.source_runner import feed
 
 _FIXED = ("spool", "gate", "arrival")  # tables that are looked at when the daemon starts
 

@@ -5,11 +5,11 @@ import contextlib
 import logging
 import time
 
+from edge.daemon.dispatcher import Receivers
 from edge.daemon.sd_notify import Manager
 from edge.inference import native_memory
 from edge.inference.pipeline import Line
 from edge.inference.tile_inference import PROGRESS
-from edge.outbox.receivers import Receivers
 
 _TIDY = 60.0  # seconds after which memory that large images have left is given back
 _PAUSE = 10.0  # seconds between two looks, where no watchdog wants more

@@ -11,9 +11,9 @@ from broker_config.mqtt.handshake import CLOSED, MQTT5, Client, handshake
 from broker_config.protocol import topics
 from broker_config.protocol.errors import LinkError
 from broker_config.security.access_list import rights
-from edge.doctor.check_result import Found
+from edge.doctor.check_context import Trial
 from edge.doctor.probe_connection import LostError, Wire
-from edge.doctor.trial_federation import Trial
+from edge.doctor.result import Found
 
 _OTHER = "somebody-else"  # a node's name
 _LIST = "'Topics' in docs/protocol.md has the whole access list (mosquitto: acl_file)"

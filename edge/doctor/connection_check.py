@@ -13,8 +13,8 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
 from broker_config.protocol.messages import Message, Spec
 from broker_config.protocol.vfl_messages import LineSpec
-from edge.doctor.check_result import Found
-from edge.doctor.trial_federation import Trial
+from edge.doctor.check_context import Trial
+from edge.doctor.result import Found
 from edge.terminal.formatting import SOON, some
 
 PRODUCT = "$SYS/broker/version"

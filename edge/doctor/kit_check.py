@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 from broker_config.security.kit import Kit
 from broker_config.security.message_signing import Seal
-from edge.doctor.check_result import Found, Outcome
-from edge.doctor.trial_federation import Trial
+from edge.doctor.check_context import Trial
+from edge.doctor.result import Found, Outcome
 from edge.terminal.formatting import SOON, ending, some
 
 _RENEW = "ask whoever provisions the federation for a new kit (edge-node provision --renew)"

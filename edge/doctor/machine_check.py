@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from broker_config.protocol import topics
-from edge.doctor.check_result import Found
-from edge.doctor.trial_federation import Trial
+from edge.doctor.check_context import Trial
+from edge.doctor.result import Found
 
 ROOMS = ("broker_config", "edge", "export", "trainer")
 HOUSE = Path(__file__).parent.parent.parent

@@ -3,8 +3,8 @@
 import time
 
 from broker_config.mqtt.client import SESSION_EXPIRY
-from edge.doctor.check_result import Found
-from edge.doctor.trial_federation import SESSION, Trial
+from edge.doctor.check_context import SESSION, Trial
+from edge.doctor.result import Found
 
 QUEUED = 1000  # messages sent to a session that is away
 NEEDED = 100  # of them that must be kept for a federation of up to 10 nodes

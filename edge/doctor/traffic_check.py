@@ -6,9 +6,9 @@ from typing import Literal
 
 from broker_config.protocol.codec import MAX_MESSAGE
 from broker_config.transfer.blob_transfer import CHUNK, CHUNK_ROOM
-from edge.doctor.check_result import Found
+from edge.doctor.check_context import Trial
 from edge.doctor.probe_connection import LostError, Wire
-from edge.doctor.trial_federation import Trial
+from edge.doctor.result import Found
 
 INDEX = 4  # bytes before a chunk's data
 SMALLER = [size * 1024 for size in (128, 64, 32, 16, 8, 4)]  # bytes of a chunk to be tried after the usual ones

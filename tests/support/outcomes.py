@@ -12,7 +12,7 @@ _PROCESS = """
 import contextlib, json, logging, sys, time
 from pathlib import Path
 from edge.daemon.assembly import Site
-from edge.outbox.receivers import Receivers
+from edge.daemon.dispatcher import Receivers
 from edge.config.line_settings import parse
 from tests.support.outcomes import verdict
 logging.basicConfig(format="%(message)s")

@@ -18,13 +18,13 @@ import pytest
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.config.line_settings import Settings, parse
 from edge.daemon.assembly import Site
+from edge.daemon.dispatcher import Receivers
 from edge.daemon.logs import Log
 from edge.daemon.logs import Settings as LogSettings
 from edge.daemon.monitors import Watching
 from edge.daemon.reload import Parts
 from edge.inference.pipeline import Frame, Line, load
 from edge.outbox import delivery
-from edge.outbox.receivers import Receivers
 from edge.uncertainty.doubts import Settings as Doubting
 from edge.uncertainty.drift import Settings as Drifting
 from edge.uncertainty.image_retention import Keep

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from edge.daemon.assembly import Site
+from edge.daemon.dispatcher import Receivers
 from edge.daemon.sd_notify import Manager
 from edge.daemon.watchdog import beat
 from edge.inference.pipeline import Frame, Line, load
 from edge.inference.predictor import Outputs, Predictor
 from edge.inference.tiling import View
 from edge.outbox.delivery import Settings
-from edge.outbox.receivers import Receivers
 from tests.edge.daemon.test_daemon import daemon
 from tests.support.judged_images import Told
 from tests.support.plants import start

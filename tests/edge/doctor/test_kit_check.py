@@ -21,10 +21,10 @@ from broker_config.security import certificate_authority, charter
 from broker_config.security.charter import CharterError
 from broker_config.security.kit import Kit
 from edge.doctor import access_check, connection_check, kit_check
-from edge.doctor.all_checks import LOCAL, exit_code
-from edge.doctor.check_result import Check, Found
-from edge.doctor.trial_federation import Trial
-from tests.edge.doctor.test_all_checks import EVERY, HOUSE, configured, diagnose, tried
+from edge.doctor.check_context import Trial
+from edge.doctor.result import Check, Found
+from edge.doctor.run import LOCAL, exit_code
+from tests.edge.doctor.test_run import EVERY, HOUSE, configured, diagnose, tried
 from tests.support.plants import run
 from tests.support.provisioned_federation import Guarded
 

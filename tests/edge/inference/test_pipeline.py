@@ -13,7 +13,7 @@ import pytest
 from edge.inference import pipeline as lines
 from edge.inference.pipeline import Frame, Line, Nowhere, Seen, load
 from edge.inference.verdict import Failure, Verdict
-from edge.sources.feed import feed
+from edge.sources.source_runner import feed
 from tests.support.tiny_bundle import RED, tiny_bundle
 
 

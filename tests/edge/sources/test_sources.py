@@ -32,9 +32,9 @@ from edge.inference import image_decoding
 from edge.inference.pipeline import Frame, Line, Source, load
 from edge.inference.verdict import Failure, Notice, Outcome, Verdict
 from edge.sources import camera as video
-from edge.sources import feed
 from edge.sources import folder as folder_source
 from edge.sources import mqtt as mqtt_source
+from edge.sources import source_runner
 from tests.support.ports import free_port
 from tests.support.tiny_bundle import BLUE, GREEN, RED, tiny_bundle
 
@@ -67,8 +67,8 @@ def model(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
     monkeypatch.setattr(folder_source, "QUIET", 0.05)
-    monkeypatch.setattr(feed, "FIRST", 0.05)
-    monkeypatch.setattr(feed, "LONGEST", 0.2)
+    monkeypatch.setattr(source_runner, "FIRST", 0.05)
+    monkeypatch.setattr(source_runner, "LONGEST", 0.2)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ async def fed(model: Any, *sources: Source) -> AsyncIterator[Outbox]:
     """A line that judges what these bring, until the block ends; then all is done."""
     outbox, stop = Outbox(), asyncio.Event()
     with contextlib.closing(Line(model, outbox)) as line:
-        feeding = [asyncio.create_task(feed.feed(line, source, stop)) for source in sources]
+        feeding = [asyncio.create_task(source_runner.feed(line, source, stop)) for source in sources]
         try:
             yield outbox
         finally:
@@ -503,7 +503,7 @@ def test_a_film_is_judged_whole_and_then_ends_without_an_error(model, site, film
     async def run() -> list[Any]:
         outbox = Outbox()
         with contextlib.closing(Line(model, outbox)) as line:
-            await asyncio.wait_for(feed.feed(line, *opened(site, filmed(film)), asyncio.Event()), 20)
+            await asyncio.wait_for(source_runner.feed(line, *opened(site, filmed(film)), asyncio.Event()), 20)
         return outbox.rest()
 
     found = asyncio.run(run())

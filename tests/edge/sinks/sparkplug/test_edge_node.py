@@ -390,7 +390,7 @@ sys.modules["google.protobuf"] = None
 from broker_config.protocol.errors import explain
 from edge.config import line_settings as settings
 from edge.daemon import assembly, daemon
-from edge.outbox.receivers import Receivers
+from edge.daemon.dispatcher import Receivers
 found = settings.parse({"sinks": [{"kind": "sparkplug", "url": "mqtt://broker", "group": "g"}]}, Path("line.toml"))
 try:
     Receivers(assembly.Site("line-1", Path(sys.argv[1])), found.spool).prepare(found.sinks)

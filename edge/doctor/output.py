@@ -9,9 +9,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from broker_config.protocol.errors import printable
-from edge.doctor.all_checks import examine
-from edge.doctor.check_result import Check, Outcome
-from edge.doctor.trial_federation import Trial
+from edge.doctor.check_context import Trial
+from edge.doctor.result import Check, Outcome
+from edge.doctor.run import examine
 
 _STYLES: dict[Outcome, str] = {"failure": "bold red", "warning": "yellow", "unknown": "cyan", "ok": "green"}
 

@@ -32,10 +32,10 @@ from broker_config.protocol.messages import Spec
 from broker_config.protocol.vfl_messages import LineSpec
 from broker_config.security.access_list import acl
 from edge.doctor import access_check, connection_check, machine_check, storage_check, traffic_check
-from edge.doctor.all_checks import BROKER, ECHOES, KIT, LOCAL, REACH, examine, exit_code
-from edge.doctor.check_result import Check
+from edge.doctor.check_context import Trial
 from edge.doctor.probe_connection import Wire
-from edge.doctor.trial_federation import Trial
+from edge.doctor.result import Check
+from edge.doctor.run import BROKER, ECHOES, KIT, LOCAL, REACH, examine, exit_code
 from tests.conftest import Secured
 from tests.edge.daemon.test_daemon import BLOCK_TORCH
 from tests.support.certificates import Authority

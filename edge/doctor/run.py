@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 
 from broker_config.protocol.errors import EdgeNodeError, LinkError
 from edge.doctor import access_check, connection_check, kit_check, machine_check, storage_check, traffic_check
-from edge.doctor.check_result import Check, Found
+from edge.doctor.check_context import Trial
 from edge.doctor.probe_connection import LostError
-from edge.doctor.trial_federation import Trial
+from edge.doctor.result import Check, Found
 
 Examine = Callable[[Trial], Found]
 
