@@ -30,7 +30,7 @@ from edge.cli.options import (
     make_endpoint,
     stop_on_signals,
 )
-from edge.terminal.formatting import some
+from edge.terminal.formatting import pluralize
 
 if TYPE_CHECKING:
     from broker_config.mqtt.endpoint import Endpoint
@@ -250,7 +250,7 @@ def forget(
     endpoint = make_endpoint(broker, ca, cert, key, kit)
     _check_head(endpoint)
     name = agreed(federation, endpoint, "federation") or "default"
-    print(f"{some(run(endpoint, name), 'message')} of line {name!r} removed from {endpoint}")
+    print(f"{pluralize(run(endpoint, name), 'message')} of line {name!r} removed from {endpoint}")
 
 
 @group.command(epilog="Example: edge-node vfl serve vfl-head/bundle mqtt://broker.local --output predictions.jsonl")

@@ -15,7 +15,7 @@ from broker_config.protocol.messages import Message, Spec
 from broker_config.protocol.vfl_messages import LineSpec
 from edge.doctor.check_context import Trial
 from edge.doctor.result import Found
-from edge.terminal.formatting import SOON, some
+from edge.terminal.formatting import EXPIRY_WARNING, pluralize
 
 PRODUCT = "$SYS/broker/version"
 PRODUCT_WAIT = 0.3  # seconds
@@ -75,9 +75,9 @@ def _lifetime(certificate: Mapping[str, object], context: ssl.SSLContext, secure
     end = min(ssl.cert_time_to_seconds(str(each["notAfter"])) for each in (certificate, *issuers))
     days = (end - time.time()) / 86_400
     # Whole days, as `ending` counts them.
-    told = f"{secure} for {host} until {time.strftime('%Y-%m-%d', time.gmtime(end))}: {some(int(days), 'day')}"
+    told = f"{secure} for {host} until {time.strftime('%Y-%m-%d', time.gmtime(end))}: {pluralize(int(days), 'day')}"
     figures = {"days_left": round(days, 1)}
-    if days < SOON.days:
+    if days < EXPIRY_WARNING.days:
         return Found("warning", told, "have it, or its authority, renewed before: afterwards nobody gets in", figures)
     return Found("ok", told, figures=figures)
 
@@ -138,7 +138,7 @@ def federations(trial: Trial) -> Found:
             "install the coordinator's version of edge-node here",
         )
     told = [f"{each.federation} ({each.model}, {each.nodes} nodes)" for each in trial.specs]
-    told += [f"{each.federation} (a line of {some(len(each.sensors), 'sensor')})" for each in trial.lines]
+    told += [f"{each.federation} (a line of {pluralize(len(each.sensors), 'sensor')})" for each in trial.lines]
     largest = f"; a model is {trial.model_bytes / 1e6:.1f} MB at most" if trial.specs else ""
     return Found("ok", ", ".join(told) + largest if told else "none is announced here yet")
 

@@ -7,7 +7,7 @@ from broker_config.security.kit import Kit
 from broker_config.security.message_signing import Seal
 from edge.doctor.check_context import Trial
 from edge.doctor.result import Found, Outcome
-from edge.terminal.formatting import SOON, ending, some
+from edge.terminal.formatting import EXPIRY_WARNING, format_expiry, pluralize
 
 _RENEW = "ask whoever provisions the federation for a new kit (edge-node provision --renew)"
 
@@ -22,15 +22,15 @@ def charter(trial: Trial) -> Found:
     """Whether the charter in our kit holds and has us; from now on specs are checked by it."""
     trial.endpoint = replace(trial.endpoint, seal=(seal := Seal(_kit(trial))))
     members = seal.charter
-    return _judge(f"version {members.version}, {some(len(members.nodes), 'node')}", members.expires)
+    return _judge(f"version {members.version}, {pluralize(len(members.nodes), 'node')}", members.expires)
 
 
 def _judge(told: str, end: datetime) -> Found:
     now = datetime.now(UTC)
     days = (end - now).total_seconds() / 86_400
-    outcome: Outcome = "failure" if days < 0 else "warning" if end - now < SOON else "ok"
+    outcome: Outcome = "failure" if days < 0 else "warning" if end - now < EXPIRY_WARNING else "ok"
     return Found(
-        outcome, f"{told}, {ending(end, now)}", "" if outcome == "ok" else _RENEW, {"days_left": round(days, 1)}
+        outcome, f"{told}, {format_expiry(end, now)}", "" if outcome == "ok" else _RENEW, {"days_left": round(days, 1)}
     )
 
 

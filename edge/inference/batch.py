@@ -16,7 +16,7 @@ from edge.inference.image_decoding import SUFFIXES
 from edge.inference.pipeline import Frame, Line, Model, Nowhere, Seen
 from edge.inference.tiling import View
 from edge.inference.verdict import Failure, Verdict
-from edge.terminal.tables import naturally
+from edge.terminal.formatting import natural_key
 from edge.uncertainty.doubts import Doubts
 from edge.uncertainty.doubts import Settings as Doubting
 
@@ -39,7 +39,7 @@ def find(paths: Sequence[Path]) -> list[Image]:
     """
     found = []
     for path in paths:
-        inside = sorted(_walk(path), key=lambda each: naturally(str(each))) if path.is_dir() else [path]
+        inside = sorted(_walk(path), key=lambda each: natural_key(str(each))) if path.is_dir() else [path]
         if not inside:
             raise UsageError(
                 f"there are no images in {path}", f"name a folder that holds files with {' '.join(SUFFIXES)}"

@@ -15,7 +15,7 @@ from broker_config.protocol.codec import DecodeError, decode
 from broker_config.protocol.errors import EdgeNodeError, nearest
 from broker_config.protocol.messages import Message, NodeState, Overview, Presence, RoundState, Spec, Stage
 from broker_config.protocol.vfl_messages import LineOverview
-from edge.terminal.tables import naturally
+from edge.terminal.formatting import natural_key
 
 _WAIT = 3.0  # seconds for what is retained
 _TICK = 0.2  # seconds
@@ -129,7 +129,7 @@ class Picture:
     def views(self) -> list[View]:
         """The federations, by name."""
         known = self._known
-        views = [_view(known[name], self._clock()) for name in sorted(known, key=naturally) if known[name].spec]
+        views = [_view(known[name], self._clock()) for name in sorted(known, key=natural_key) if known[name].spec]
         return [_with_kit(view, self._endpoint) for view in views] if self._endpoint else views
 
 
@@ -162,7 +162,7 @@ def _view(known: _Known, now: float) -> View:
         paused=overview.paused,
         left=None if overview.left is None else max(0.0, overview.left - age),
         age=age,
-        nodes=tuple(_aged(node, age) for node in sorted(overview.nodes, key=lambda node: naturally(node.node))),
+        nodes=tuple(_aged(node, age) for node in sorted(overview.nodes, key=lambda node: natural_key(node.node))),
         more=overview.more,
         certificates={node.node: node.expires for node in overview.nodes if node.expires},
     )

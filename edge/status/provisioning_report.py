@@ -8,7 +8,7 @@ from broker_config.protocol.topics import COORDINATOR
 from broker_config.security.member_registry import BROKER
 from broker_config.security.provisioning import Provisioned
 from broker_config.security.registry_changes import Changes
-from edge.terminal.formatting import some
+from edge.terminal.formatting import pluralize
 
 _SENSORS = "sensors that learn together: edge-node vfl coordinate, then vfl join; see docs/vfl.md"
 
@@ -63,7 +63,7 @@ def _news(folder: Path, done: Provisioned) -> Iterator[str]:
     """What has changed, a sentence for each kind."""
     changes, before = done.changes, done.before
     if before is None:
-        yield f"federation {done.register.federation} is founded, with {some(len(done.register.nodes), 'node')}"
+        yield f"federation {done.register.federation} is founded, with {pluralize(len(done.register.nodes), 'node')}"
         return
     if not done.changed:
         yield "nothing has changed, nothing is to be done"

@@ -13,13 +13,19 @@ from broker_config.protocol.errors import printable
 from broker_config.protocol.messages import NodeState
 from broker_config.protocol.vfl_messages import LineOverview
 from edge.status.federations import Picture, View
-from edge.terminal.formatting import SOON, about, ending, size, some
+from edge.terminal.formatting import (
+    EXPIRY_WARNING,
+    format_bytes,
+    format_expiry,
+    format_names,
+    format_remaining,
+    pluralize,
+)
 from edge.terminal.tables import Redrawn, Row, fit, table
 
 _ORDER = ("doing", "last seen", "round", "weight", "up")  # the last three are of what a node has contributed
 _RANKS = ("doing", "last seen", "round", "up", "weight")
 _ERRORS = 5  # lines
-_NAMED = 5  # nodes in one sentence
 _FEWEST_ROWS = 3
 
 
@@ -72,8 +78,8 @@ def _learning(name: str, line: LineOverview, width: int) -> list[Text]:
         )
         for each in line.sensors
     }
-    title = Text(printable(f"line {name}: {some(len(rows), 'sensor')}"), style="bold")
-    standing = f"{state}: {some(line.round, 'round')} closed{loss}, {line.rate:.1f} rounds a second"
+    title = Text(printable(f"line {name}: {pluralize(len(rows), 'sensor')}"), style="bold")
+    standing = f"{state}: {pluralize(line.round, 'round')} closed{loss}, {line.rate:.1f} rounds a second"
     order = ("doing", "latency", "iterations")
     drawn = [title, *_wrapped(standing, width), *table(rows, order, order, width, len(rows))]
     for each in line.sensors:
@@ -98,13 +104,13 @@ def _standing(view: View) -> str:
         case "gathering":
             there = sum(node.doing not in ("absent", "refused") for node in view.nodes)
             of = "" if view.age is None else f"{there} of "
-            return f"waiting for its nodes: {of}{view.start}, {some(view.rounds, 'round')}"
+            return f"waiting for its nodes: {of}{view.start}, {pluralize(view.rounds, 'round')}"
         case "finished":
-            return f"finished: {some(view.rounds, 'round')}"
+            return f"finished: {pluralize(view.rounds, 'round')}"
         case "aborted":
             return f"aborted in round {view.round} of {view.rounds}: {printable(view.reason)}"
-    came = "" if view.age is None else f": {some(view.contributions, 'contribution')} (quorum {view.quorum})"
-    left = "" if view.left is None else f", {about(view.left)} to its deadline"
+    came = "" if view.age is None else f": {pluralize(view.contributions, 'contribution')} (quorum {view.quorum})"
+    left = "" if view.left is None else f", {format_remaining(view.left)} to its deadline"
     return f"round {view.round} of {view.rounds}{came}{left}"
 
 
@@ -116,21 +122,22 @@ def notices(view: View, now: datetime) -> Iterator[str]:
     awaited = [node for node in view.nodes if node.awaited]
     if view.paused:
         away = [node for node in awaited if node.doing == "absent"]
-        names = _names([node.node for node in away or awaited])
+        names = format_names([node.node for node in away or awaited])
         yield f"paused: round {view.round} waits for {names or 'more nodes'} to come back"
     elif awaited and view.status == "open":
-        yield f"round {view.round} waits for {_names([node.node for node in awaited])}"
+        yield f"round {view.round} waits for {format_names([node.node for node in awaited])}"
     if view.age is None and running:
         topic = topics.status(view.federation)
         yield f"nothing is known of the nodes: this user may not read {topic}, or the coordinator is an older one"
     if view.more:
-        yield f"{some(view.more, 'node')} more had no room in the coordinator's message"
-    soon = sorted((end.date(), name) for name, end in view.certificates.items() if end - now < SOON)
+        yield f"{pluralize(view.more, 'node')} more had no room in the coordinator's message"
+    soon = sorted((end.date(), name) for name, end in view.certificates.items() if end - now < EXPIRY_WARNING)
     for _, same in groupby(soon, lambda each: each[0]):
         members = [name for _, name in same]
-        yield f"the certificate of {_names(members)} {ending(view.certificates[members[0]], now)}: new kits are needed"
-    if view.charter and view.charter - now < SOON:
-        yield f"the charter in this kit {ending(view.charter, now)}: a new kit is needed"
+        expiry = format_expiry(view.certificates[members[0]], now)
+        yield f"the certificate of {format_names(members)} {expiry}: new kits are needed"
+    if view.charter and view.charter - now < EXPIRY_WARNING:
+        yield f"the charter in this kit {format_expiry(view.charter, now)}: a new kit is needed"
 
 
 def _problems(picture: Picture) -> Iterator[str]:
@@ -144,8 +151,8 @@ def _row(node: NodeState) -> Row:
     cells = {
         "round": str(node.round or ""),
         "weight": "" if node.weight is None else f"{node.weight:.3f}",
-        "up": size(node.bytes) if node.bytes else "",
-        "last seen": "" if node.heard is None else about(node.heard),
+        "up": format_bytes(node.bytes) if node.bytes else "",
+        "last seen": "" if node.heard is None else format_remaining(node.heard),
     }
     return Row(node.doing, f"{100 * node.done // node.total}%" if node.total else "", cells)
 
@@ -155,17 +162,12 @@ def _errors(nodes: Sequence[NodeState]) -> Iterator[Text]:
     for node in failed[:_ERRORS]:
         yield Text(f"{node.node}: {printable(node.error)}", style="red")
     if len(failed) > _ERRORS:
-        yield Text(f"and {some(len(failed) - _ERRORS, 'error')} more", style="red")
+        yield Text(f"and {pluralize(len(failed) - _ERRORS, 'error')} more", style="red")
 
 
 def _foot(view: View) -> Iterator[Text]:
     if view.age is not None:
-        yield Text(f"last change {about(view.age)} ago", style="dim")
-
-
-def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+        yield Text(f"last change {format_remaining(view.age)} ago", style="dim")
 
 
 def _wrapped(text: str, width: int, style: str = "") -> list[Text]:

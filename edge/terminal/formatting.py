@@ -1,13 +1,15 @@
-"""Figures as people read them."""
+"""Text for people: numbers, durations, metrics and names, without any terminal library."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-SOON = timedelta(days=30)  # before it ends a certificate or charter should be renewed
+EXPIRY_WARNING = timedelta(days=30)  # before a certificate or charter expires, it should be renewed
+_LISTED_NAMES = 5
 
 
-def size(count: float) -> str:
-    """Bytes, in the unit that suits."""
+def format_bytes(count: float) -> str:
+    """A number of bytes in a fitting unit."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -15,30 +17,30 @@ def size(count: float) -> str:
     return f"{count:.2f} GB"
 
 
-def some(count: int, what: str) -> str:
-    """A number of things: 1 node, 2 nodes."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def pluralize(count: int, noun: str) -> str:
+    """A count with its noun: 1 node, 2 nodes."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def value(name: str, figure: float) -> str:
-    """One metric: accuracy as a percentage, all others with three digits."""
-    return f"{100 * figure:.1f} %" if name == "accuracy" else f"{figure:.3f}"
+def format_metric(name: str, value: float) -> str:
+    """One metric: accuracy as a percentage, all others with three decimals."""
+    return f"{100 * value:.1f} %" if name == "accuracy" else f"{value:.3f}"
 
 
-def values(metrics: Mapping[str, float]) -> str:
+def format_metrics(metrics: Mapping[str, float]) -> str:
     """Metrics with their names."""
-    return ", ".join(f"{name} {value(name, figure)}" for name, figure in metrics.items())
+    return ", ".join(f"{name} {format_metric(name, value)}" for name, value in metrics.items())
 
 
-def stopwatch(seconds: float) -> str:
+def format_elapsed(seconds: float) -> str:
     """Time that has passed: 0:26, 4:10, 1:02:03."""
-    minutes, left = divmod(int(seconds), 60)
+    minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def about(seconds: float) -> str:
-    """Time that is left, no finer than it can be known: 26 s, 4 min 10 s, 25 min, 1 h 10 min."""
+def format_remaining(seconds: float) -> str:
+    """Remaining time, no more precise than an estimate can be: 26 s, 4 min 10 s, 25 min, 1 h 10 min."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     if seconds < 600:
@@ -50,8 +52,27 @@ def about(seconds: float) -> str:
     return f"{hours} h {10 * minutes} min" if minutes else f"{hours} h"
 
 
-def ending(end: datetime, now: datetime) -> str:
-    """When something ends: has ended on 2026-03-01, ends on 2026-03-01, in 12 days."""
-    if end < now:
-        return f"has ended on {end:%Y-%m-%d}"
-    return f"ends on {end:%Y-%m-%d}, in {some((end - now).days, 'day')}"
+def format_expiry(expires: datetime, now: datetime) -> str:
+    """When something expires: expired on 2026-03-01; expires on 2026-03-01, in 12 days."""
+    if expires < now:
+        return f"expired on {expires:%Y-%m-%d}"
+    return f"expires on {expires:%Y-%m-%d}, in {pluralize((expires - now).days, 'day')}"
+
+
+def format_names(names: Sequence[str]) -> str:
+    """Names in a sentence: the first few, and how many more there are."""
+    more = f" and {len(names) - _LISTED_NAMES} more" if len(names) > _LISTED_NAMES else ""
+    return ", ".join(names[:_LISTED_NAMES]) + more
+
+
+def shorten(name: str, length: int) -> str:
+    """A name of at most `length` characters: a longer one loses its middle, since both ends tell it from others."""
+    if len(name) <= length:
+        return name
+    head = length // 2
+    return f"{name[:head]}…{name[len(name) - (length - 1 - head) :]}"
+
+
+def natural_key(name: str) -> list[tuple[int, str]]:
+    """A sort key that puts plant-2 before plant-10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -1,6 +1,5 @@
 """Tables in a terminal: as many columns as there is room for, redrawn in place."""
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -125,11 +124,6 @@ def _that_fit(columns: Sequence[_Column], room: int) -> list[_Column]:
 
 def _aligned(text: str, column: _Column) -> str:
     return text.ljust(column.width) if column.title == "doing" else text.rjust(column.width)
-
-
-def naturally(name: str) -> list[tuple[int, str]]:
-    """A key that sorts plant-2 before plant-10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def fit(lines: Sequence[Text], width: int, *, ascii_only: bool = False) -> None:

@@ -24,7 +24,7 @@ from broker_config.protocol.errors import LinkError, brief
 from broker_config.protocol.frames import LARGEST_FRAME, Embedded, decode_frame
 from broker_config.storage import disk
 from edge.sinks.append_file import write_all
-from edge.terminal.formatting import some
+from edge.terminal.formatting import pluralize
 from edge.vfl.bundle_reload import Loaded, Reloading
 from edge.vfl.member_model import HeadModel
 from edge.vfl.product_embeddings import Answer, Due, Gather, Part
@@ -110,7 +110,7 @@ def predict(
     with disk.writing(memory):
         memory.mkdir(parents=True, exist_ok=True)
         disk.replace_bytes(answered, _encode(service.answered))
-    sys.stderr.write(f"stopped head: {some(service.final, 'product')} predicted\n")
+    sys.stderr.write(f"stopped head: {pluralize(service.final, 'product')} predicted\n")
     return service.final
 
 

@@ -12,7 +12,7 @@ from broker_config.mqtt.collision import Rivals
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.frames import Embedded, encode_frame
-from edge.terminal.formatting import some
+from edge.terminal.formatting import pluralize
 from edge.vfl.bundle_reload import Loaded, Reloading
 from edge.vfl.member_bundle import Array, Manifest
 from edge.vfl.member_model import SensorModel
@@ -64,7 +64,7 @@ def embed(
             service.hear(inbox)
             service.look()
         link.flush(_DRAIN)
-    sys.stderr.write(f"stopped {manifest.node}: {some(service.sent, 'product')} embedded\n")
+    sys.stderr.write(f"stopped {manifest.node}: {pluralize(service.sent, 'product')} embedded\n")
     return service.sent
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from edge.terminal.formatting import some
+from edge.terminal.formatting import pluralize
 from research.afedcl.tables import Table
 from research.fedtfi import paper, views
 from research.fedtfi.cell import Cell, Finished
@@ -63,8 +63,8 @@ def conditions(cells: Sequence[Cell]) -> str:
         setting, training = own[0].setting, own[0].training
         rounds = ", ".join(map(str, sorted({cell.rounds for cell in own})))
         told.append(
-            f"{paper.DATASETS[data]}: {some(len({cell.seed for cell in own}), 'seed')}, {setting.nodes} nodes with "
-            f"{setting.samples} training images, {rounds} rounds, batches of {training.batch_size}, "
+            f"{paper.DATASETS[data]}: {pluralize(len({cell.seed for cell in own}), 'seed')}, {setting.nodes} nodes "
+            f"with {setting.samples} training images, {rounds} rounds, batches of {training.batch_size}, "
             f"{', '.join(sorted({str(cell.size) for cell in own}))} px, {setting.pool} pool."
         )
     return " ".join([*told, f"torch {', '.join(sorted({cell.torch for cell in cells}))}."])

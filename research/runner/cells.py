@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from edge.terminal.formatting import about, some
+from edge.terminal.formatting import format_remaining, pluralize
 from research.runner.machine import machine, suited_workers
 from research.runner.processes import over_processes
 from research.runner.store import Records
@@ -110,12 +110,12 @@ class Cells(ABC, Generic[C, F]):
 
     def describe(self, state: State) -> str:
         """That in words."""
-        done = f"{state.cells - state.missing} of {some(state.cells, 'cell')} finished in {self.folder}"
+        done = f"{state.cells - state.missing} of {pluralize(state.cells, 'cell')} finished in {self.folder}"
         if not state.missing:
             return done
         if state.seconds is None:
             return f"{done}; how long the rest takes is known once some of each kind has been run"
-        return f"{done}; the rest takes {about(state.seconds)} with {some(self._workers, 'worker')}"
+        return f"{done}; the rest takes {format_remaining(state.seconds)} with {pluralize(self._workers, 'worker')}"
 
     def run(self, show: progress.Report) -> list[Failed[C]]:
         """Run what is missing, storing each result as it comes; returns what failed, which is tried again next time."""

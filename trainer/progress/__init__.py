@@ -33,7 +33,6 @@ from trainer.progress.events import (
     describe,
     ignore,
     json_lines,
-    names,
     read_line,
 )
 from trainer.progress.plain import plain
@@ -68,7 +67,6 @@ __all__ = [
     "describe",
     "ignore",
     "json_lines",
-    "names",
     "plain",
     "read_line",
     "show",

@@ -10,8 +10,15 @@ from rich.console import Console
 from rich.text import Text
 
 from broker_config.protocol.errors import printable
-from edge.terminal.formatting import about, size, some, stopwatch, value
-from edge.terminal.tables import Redrawn, Row, fit, naturally, table
+from edge.terminal.formatting import (
+    format_bytes,
+    format_elapsed,
+    format_metric,
+    format_remaining,
+    natural_key,
+    pluralize,
+)
+from edge.terminal.tables import Redrawn, Row, fit, table
 from trainer.progress.events import (
     Activity,
     AnyEvent,
@@ -75,7 +82,7 @@ class _Row:
     metrics: dict[str, str] = field(default_factory=dict)
 
     def shown(self) -> Row:
-        traffic = {title: size(count) for title, count in (("up", self.up), ("down", self.down)) if count}
+        traffic = {title: format_bytes(count) for title, count in (("up", self.up), ("down", self.down)) if count}
         return Row(self.doing, self.part, {"round": self.round, **self.metrics, **traffic})
 
 
@@ -100,7 +107,7 @@ class Board:
                 return said
             case Gathering():
                 self._pace, self._started = Pace(event.rounds, self._clock), self._clock()
-                self._waiting = f"waiting for {some(event.nodes, event.what)}"
+                self._waiting = f"waiting for {pluralize(event.nodes, event.what)}"
                 return [*self._end_step(), describe(event)]
             case FederationFinished():
                 self._finished = describe(event)
@@ -140,7 +147,9 @@ class Board:
             case Contribution():
                 row.up += event.bytes
             case Measured():
-                row.metrics |= {printable(name, keep=""): value(name, figure) for name, figure in event.metrics.items()}
+                row.metrics |= {
+                    printable(name, keep=""): format_metric(name, figure) for name, figure in event.metrics.items()
+                }
             case NodeJoined():
                 row.doing, row.part = "waiting", ""
                 return [describe(event)]
@@ -154,7 +163,7 @@ class Board:
         row.round, row.doing = str(event.round), "learning"
         row.metrics["rounds/s"] = f"{event.rate:.1f}"
         if event.loss is not None:
-            row.metrics["loss"] = value("loss", event.loss)
+            row.metrics["loss"] = format_metric("loss", event.loss)
         if event.round > self._pace.closed:
             self._pace.close(event.round, 1 / max(event.rate, 1e-3))
 
@@ -163,7 +172,7 @@ class Board:
         self._step = ""
         if not step:
             return []
-        return [f"{step} ({stopwatch(took)})" if took >= 1 else step]
+        return [f"{step} ({format_elapsed(took)})" if took >= 1 else step]
 
     def lines(self, width: int, height: int) -> list[Text]:
         """The board as lines, none wider than `width`."""
@@ -182,7 +191,7 @@ class Board:
     # The rows of nodes
 
     def _table(self, width: int, room: int) -> list[Text]:
-        rows = {name: self._rows[name].shown() for name in sorted(self._rows, key=naturally)}
+        rows = {name: self._rows[name].shown() for name in sorted(self._rows, key=natural_key)}
         metrics = dict.fromkeys(name for row in self._rows.values() for name in row.metrics)
         return table(rows, ("round", "doing", *metrics, "up", "down"), _RANKS, width, room)
 
@@ -194,8 +203,8 @@ class Board:
             return self._busy(self._waiting, self._started, width)
         pace = self._pace
         line = self._bar(f"round {min(pace.closed + 1, pace.rounds)}", pace.closed, pace.rounds, pace.left, width)
-        moved = f", {size(self._up)} up, {size(self._down)} down" if self._up or self._down else ""
-        for more in (f", {stopwatch(self._clock() - self._started)} so far", moved):
+        moved = f", {format_bytes(self._up)} up, {format_bytes(self._down)} down" if self._up or self._down else ""
+        for more in (f", {format_elapsed(self._clock() - self._started)} so far", moved):
             if line.cell_len + len(more) <= width:
                 line.append(more, style="dim")
         return line
@@ -207,7 +216,7 @@ class Board:
 
     def _bar(self, told: str, done: int, total: int, left: float | None, width: int) -> Text:
         """`told` of the total, a bar where there is room, and the seconds left."""
-        before, after = f"{told} of {total} ", "" if left is None else f" {about(left)} left"
+        before, after = f"{told} of {total} ", "" if left is None else f" {format_remaining(left)} left"
         line = Text(before)
         bar = min(_LONGEST_BAR, width - len(before) - len(after))
         if bar >= _SHORTEST_BAR:
@@ -220,7 +229,7 @@ class Board:
         """Something that takes a time unknown: it turns, so that one sees that it goes on."""
         seconds = self._clock() - since
         mark = "|/-\\"[int(4 * seconds) % 4] if self._ascii else _SPINNER[int(4 * seconds) % len(_SPINNER)]
-        after = f"  {stopwatch(seconds)}"
+        after = f"  {format_elapsed(seconds)}"
         return Text(f"{mark} {_cut(text, width - 2 - len(after))}{after}")
 
 

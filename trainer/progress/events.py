@@ -1,11 +1,11 @@
 """What happens in a long command, as events: one vocabulary for all commands, for people and for machines."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, TextIO
 
 import msgspec
 
-from edge.terminal.formatting import about, size, some, values
+from edge.terminal.formatting import format_bytes, format_metrics, format_names, format_remaining, pluralize
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):
@@ -196,7 +196,6 @@ AnyEvent = (
 )
 Report = Callable[[AnyEvent], None]
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
-_NAMED = 5  # nodes in one sentence
 
 
 def ignore(event: AnyEvent) -> None:
@@ -223,8 +222,8 @@ def describe(event: AnyEvent) -> str:
         case Step(what=text) | Note(text=text):
             return text
         case Gathering():
-            rounds = some(event.rounds, "round") if event.rounds else "rounds without end"
-            return f"federation {event.federation}: waiting for {some(event.nodes, event.what)}, {rounds}"
+            rounds = pluralize(event.rounds, "round") if event.rounds else "rounds without end"
+            return f"federation {event.federation}: waiting for {pluralize(event.nodes, event.what)}, {rounds}"
         case NodeJoined():
             return f"{event.node} joined"
         case NodeLost():
@@ -234,7 +233,7 @@ def describe(event: AnyEvent) -> str:
         case Late():
             return f"round {event.round}: {event.node} contributed too late; it is not counted"
         case Paused():
-            return f"round {event.round} waits for {names(event.waiting_for) or 'more nodes'} to come back"
+            return f"round {event.round} waits for {format_names(event.waiting_for) or 'more nodes'} to come back"
         case _:
             return _describe_progress(event)
 
@@ -244,16 +243,18 @@ def _describe_progress(event: AnyEvent) -> str:
         case RoundOpened():
             return f"round {event.round} opened"
         case Activity():
-            part = f" ({size(event.done)} of {size(event.total)})" if event.total else ""
+            part = f" ({format_bytes(event.done)} of {format_bytes(event.total)})" if event.total else ""
             return f"round {event.round}: {event.node} is {event.what}{part}"
         case Received():
-            return f"round {event.round}: {event.node} received {size(event.bytes)}"
+            return f"round {event.round}: {event.node} received {format_bytes(event.bytes)}"
         case Contribution():
-            return f"round {event.round}: {event.node} contributed {size(event.bytes)}, weight {event.weight:.3f}"
+            return (
+                f"round {event.round}: {event.node} contributed {format_bytes(event.bytes)}, weight {event.weight:.3f}"
+            )
         case Measured():
-            return f"round {event.round}: {event.node}: {values(event.metrics)}"
+            return f"round {event.round}: {event.node}: {format_metrics(event.metrics)}"
         case RoundClosed():
-            without = f" without {names(event.missing)}" if event.missing else ""
+            without = f" without {format_names(event.missing)}" if event.missing else ""
             return f"round {event.round} closed after {event.seconds:.1f} s{without}"
         case Learning():
             of = f" of {event.rounds}" if event.rounds else ""
@@ -261,21 +262,16 @@ def _describe_progress(event: AnyEvent) -> str:
             return f"round {event.round}{of}: {loss}{event.rate:.1f} rounds a second"
         case FederationFinished():
             up, down = event.bytes_up, event.bytes_down
-            moved = f", {size(up)} up, {size(down)} down" if up or down else ""
-            return f"finished: {some(event.rounds, 'round')} in {event.seconds:.0f} s{moved}"
+            moved = f", {format_bytes(up)} up, {format_bytes(down)} down" if up or down else ""
+            return f"finished: {pluralize(event.rounds, 'round')} in {event.seconds:.0f} s{moved}"
         case Exported():
-            return f"wrote {event.folder}: {size(event.bytes)}, differs from torch by at most {event.difference:.1e}"
+            size = format_bytes(event.bytes)
+            return f"wrote {event.folder}: {size}, differs from torch by at most {event.difference:.1e}"
         case CellFinished():
-            left = "" if event.left is None or event.done == event.total else f", {about(event.left)} to go"
+            left = "" if event.left is None or event.done == event.total else f", {format_remaining(event.left)} to go"
             reached = "" if event.accuracy is None else f"accuracy {100 * event.accuracy:.1f} %"
             reached = reached if event.rmse is None else f"RMSE {event.rmse:.2f}"
             return f"{event.done} of {event.total}{left}: {event.cell}: {reached} in {event.seconds:.0f} s"
         case Result():
             return ", ".join(event.result)
     raise AssertionError(event)
-
-
-def names(nodes: Sequence[str]) -> str:
-    """Nodes in a sentence: the first few, and how many more."""
-    more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
-    return ", ".join(nodes[:_NAMED]) + more

@@ -7,7 +7,7 @@ from statistics import mean
 from typing import TextIO
 
 from broker_config.protocol.errors import printable
-from edge.terminal.formatting import about, size, values
+from edge.terminal.formatting import format_bytes, format_metrics, format_remaining
 from trainer.progress.events import (
     Activity,
     AnyEvent,
@@ -97,8 +97,12 @@ class _Log:
 
     def _closed(self, event: RoundClosed) -> str:
         left = self._pace.left
-        ahead = "" if left is None else f", {self._pace.rounds - event.round} to go ({about(left)})"
-        moved = [f"{size(count)} {way}" for count, way in ((event.bytes_up, "up"), (event.bytes_down, "down")) if count]
+        ahead = "" if left is None else f", {self._pace.rounds - event.round} to go ({format_remaining(left)})"
+        moved = [
+            f"{format_bytes(count)} {way}"
+            for count, way in ((event.bytes_up, "up"), (event.bytes_down, "down"))
+            if count
+        ]
         told = ", ".join([*moved, *self._figures()])
         return f"{describe(event)}{ahead}{': ' if told else ''}{told}"
 
@@ -106,7 +110,7 @@ class _Log:
         """Means over the nodes that tell their metrics; of nodes that do not, the range of their weights."""
         if self._metrics:
             of = f"mean of {len(self._metrics)} nodes: " if len(self._metrics) > 1 else ""
-            return [of + values(_means(self._metrics))]
+            return [of + format_metrics(_means(self._metrics))]
         if self._weights:
             low, high = min(self._weights.values()), max(self._weights.values())
             return [f"weight {low:.3f}" if low == high else f"weights {low:.3f} to {high:.3f}"]

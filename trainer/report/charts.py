@@ -12,6 +12,7 @@ from typing import NamedTuple, get_args
 import numpy as np
 from markupsafe import Markup
 
+from edge.terminal.formatting import shorten
 from trainer.progress.timeline import Activity, Span
 
 COLOURS = 8  # of nodes and of classes; a ninth takes the first again, with another dash or shape
@@ -129,15 +130,8 @@ def _end_labels(series: Sequence[Series], x: float, at_y: Callable[[float], floa
     parts = []
     for place, (y, line) in zip(places, wanted, strict=True):
         parts.append(_line(x + 1, y, x + 9, place, f"tie {node_class(line.number)}"))
-        parts.append(_text(x + 12, place + 3.5, shortened(line.name, _NAME), f"name {node_class(line.number)}"))
+        parts.append(_text(x + 12, place + 3.5, shorten(line.name, _NAME), f"name {node_class(line.number)}"))
     return parts
-
-
-def shortened(name: str, most: int) -> str:
-    """The name, with its middle left out when it is longer than `most`."""
-    if len(name) <= most:
-        return name
-    return f"{name[: most // 2]}…{name[-(most - 1 - most // 2) :]}"
 
 
 def node_class(number: int) -> str:
@@ -227,7 +221,7 @@ def timeline(lanes: Sequence[Lane], begin: float, end: float, label: str) -> Mar
     parts += _round_marks(lanes, begin, end, at)
     for row, lane in enumerate(lanes):
         y = top + pitch * row + 4
-        parts.append(_text(0, y + 14, shortened(lane.name, 15), f"name n{lane.number % COLOURS}"))
+        parts.append(_text(0, y + 14, shorten(lane.name, 15), f"name n{lane.number % COLOURS}"))
         for activity in ACTIVITIES:
             path = _bars(lane.spans, activity, begin, end, at, y)
             parts.append(Markup('<path class="{}" d="{}"/>').format(activity, path) if path else Markup(""))

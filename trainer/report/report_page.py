@@ -14,7 +14,7 @@ import jinja2
 from markupsafe import Markup
 
 from broker_config.storage.disk import writing
-from edge.terminal.formatting import size
+from edge.terminal.formatting import format_bytes
 from trainer.progress import Note, Report, Step
 from trainer.progress.timeline import Activity
 from trainer.report import charts as figures
@@ -65,7 +65,7 @@ def render(run: Run, examined: dict[str, Examined | None]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"size": size, "duration": duration, "moment": _moment}
+    environment.filters |= {"size": format_bytes, "duration": duration, "moment": _moment}
     environment.globals |= {
         "node_class": figures.node_class,
         "class_class": figures.class_class,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from edge.terminal.formatting import format_names
 from trainer import progress
 from trainer.methods.base import PATCHED, Metrics
 
@@ -19,7 +20,7 @@ class Exchange:
             self._said = True
             self._report(
                 progress.Note(
-                    text=f"round {round_}: no patches of others fit the images of {progress.names(alone)}: "
+                    text=f"round {round_}: no patches of others fit the images of {format_names(alone)}: "
                     "the exchange teaches nothing there while patched is 0; "
                     "each label must be with two plants at least, with as many images at each as --option mix"
                 )

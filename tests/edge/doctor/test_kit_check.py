@@ -110,7 +110,7 @@ def test_with_a_certificate_that_has_ended_the_broker_is_not_even_asked(provisio
     checks = examined(with_certificate(provisioned, "plant-a", -timedelta(minutes=1)))
     assert list(checks) == ["address", "connection", "certificate", *MACHINE]
     assert checks["certificate"].outcome == "failure"
-    assert "has ended on" in checks["certificate"].found
+    assert "expired on" in checks["certificate"].found
     assert exit_code(list(checks.values())) == 69
 
 

@@ -213,12 +213,12 @@ def test_certificates_that_end_within_30_days_or_have_ended_are_told_together_if
     nodes = tuple(NodeState(node=name, doing="waiting", expires=in_days(days)) for name, days in ends.items())
     shown = view(SPEC, OPEN, ONLINE, changed(OVERVIEW, nodes=(*nodes, NodeState(node="f", doing="waiting"))))
     assert list(notices(shown, NOW)) == [
-        "the certificate of e has ended on 2026-02-28: new kits are needed",
-        "the certificate of c, d ends on 2026-03-06, in 5 days: new kits are needed",
-        "the certificate of b ends on 2026-03-30, in 29 days: new kits are needed",
+        "the certificate of e expired on 2026-02-28: new kits are needed",
+        "the certificate of c, d expires on 2026-03-06, in 5 days: new kits are needed",
+        "the certificate of b expires on 2026-03-30, in 29 days: new kits are needed",
     ]
     first = next(notices(shown, in_days(-2)))
-    assert first == "the certificate of e ends on 2026-02-28, in 1 day: new kits are needed"
+    assert first == "the certificate of e expires on 2026-02-28, in 1 day: new kits are needed"
 
 
 # How it looks
@@ -367,9 +367,9 @@ def test_with_a_kit_the_end_of_its_certificate_and_charter_and_of_the_coordinato
         coordinator.publish(changed(SPEC, federation="steel"), OPEN, ONLINE, just_now(nodes=(node,)))
         (shown,) = look(Endpoint.of_kit(monitor), "steel").views()
     assert [notice.partition(":")[0] for notice in notices(shown, datetime.now(UTC) + timedelta(hours=1))] == [
-        f"the certificate of coordinator ends on {lasting.coordinator.expires:%Y-%m-%d}, in 21 days",
-        f"the certificate of plant-a ends on {node.expires:%Y-%m-%d}, in 23 days",
-        f"the charter in this kit ends on {soon:%Y-%m-%d}, in 19 days",
+        f"the certificate of coordinator expires on {lasting.coordinator.expires:%Y-%m-%d}, in 21 days",
+        f"the certificate of plant-a expires on {node.expires:%Y-%m-%d}, in 23 days",
+        f"the charter in this kit expires on {soon:%Y-%m-%d}, in 19 days",
     ]
     assert shown.certificates["monitor"] == kits["monitor"].expires()
     told = json.loads(msgspec.json.encode(as_builtins(shown)))

@@ -17,7 +17,7 @@ from broker_config.protocol.frames import LARGEST_FRAME, Graded, Opened, Represe
 from broker_config.protocol.messages import Finished, Message, Presence, Refusal, RoundState, Welcome
 from broker_config.protocol.vfl_messages import LineHello, LineSpec
 from broker_config.storage import disk
-from edge.terminal.formatting import some
+from edge.terminal.formatting import pluralize
 from trainer import progress
 from trainer.federation.client import checkpoint
 from trainer.vfl.client.local_round import Turn, skipped
@@ -141,7 +141,7 @@ class _Sensor:
         self._learner.commit(last=True)
         self._link.publish(topics.up(federation, name), encode(Finished(session=self._me.session, run=self._spec.run)))
         self._link.flush(_FAREWELL)
-        self._say(f"finished: {some(self.round, 'round')}")
+        self._say(f"finished: {pluralize(self.round, 'round')}")
         return self.round, True
 
     def close(self) -> None:

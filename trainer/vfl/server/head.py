@@ -14,7 +14,7 @@ from broker_config.protocol.errors import PeerError
 from broker_config.protocol.frames import Embeddings, encode_frame
 from broker_config.protocol.messages import Stage
 from broker_config.protocol.vfl_messages import LineSpec
-from edge.terminal.formatting import some
+from edge.terminal.formatting import pluralize
 from trainer import progress
 from trainer.vfl.denoiser import pairs_in
 from trainer.vfl.privacy import account
@@ -96,7 +96,7 @@ class Head:
         self._tell(anyway=True)
         if self.over:
             loss = "" if self._loss is None else f", loss {self._loss:.3f}"
-            self._say(f"finished: {some(self.round, 'round')}{loss}")
+            self._say(f"finished: {pluralize(self.round, 'round')}{loss}")
         if not self.round and not self._journal.has_rounds(self._spec.run):
             self._crier.withdraw()
         self._crier.close()
