@@ -1,4 +1,4 @@
-"""Another process with our MQTT client id: the broker lets only one of us stay."""
+"""Detection of another process that uses our MQTT client id: a broker keeps only one of the two connected."""
 
 import time
 from collections.abc import Callable
@@ -7,24 +7,27 @@ from broker_config.mqtt.client import TAKEN_OVER, LinkDown, LinkUp
 from broker_config.protocol.errors import EdgeNodeError
 
 _SHORT = 3.0  # seconds
-_OFTEN = 4  # connections so short, one after the other
+_REPEATED = 4  # connections as short as that, one after the other
 
 
-class Rivals:
-    """Notices that two processes cut each other off.
+class CollisionDetector:
+    """Recognises from the events of one client that two processes take its connection from each other.
 
-    A broker says so as it closes the connection; mosquitto 2.0.11 does not, there it breaks again and again, just made.
+    MQTT 5 has the broker say so as it closes the connection. mosquitto 2.0.11 does not: there, each connection breaks
+    again soon after it was made.
     """
 
-    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic):
-        self._name, self._clock = name, clock
-        self._up, self._short = 0.0, 0
+    def __init__(
+        self, name: str, *, remedy: str = "stop one of them", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._name, self._remedy, self._clock = name, remedy, clock
+        self._connected_at, self._short = 0.0, 0
 
-    def heed(self, event: LinkUp | LinkDown) -> None:
-        """Raise EdgeNodeError if this shows that another process is there."""
+    def observe(self, event: LinkUp | LinkDown) -> None:
+        """Raise EdgeNodeError if this event shows that another process has connected under our client id."""
         if isinstance(event, LinkUp):
-            self._up = self._clock()
+            self._connected_at = self._clock()
             return
-        self._short = self._short + 1 if self._clock() - self._up < _SHORT else 0
-        if event.reason == TAKEN_OVER or self._short == _OFTEN:
-            raise EdgeNodeError(f"another process has connected as {self._name}", "stop one of them")
+        self._short = self._short + 1 if self._clock() - self._connected_at < _SHORT else 0
+        if event.reason == TAKEN_OVER or self._short == _REPEATED:
+            raise EdgeNodeError(f"another process has connected as {self._name}", self._remedy)

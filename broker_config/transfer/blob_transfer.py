@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from paho.mqtt.client import topic_matches_sub
 
 from broker_config.mqtt.client import LARGEST_PACKET, Delivery, Endpoint, Link, LinkDown, LinkUp
+from broker_config.mqtt.event_queue import EventQueue
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, decode_chunk, encode, encode_chunk
 from broker_config.protocol.errors import EdgeNodeError, PeerError
@@ -51,30 +52,6 @@ class FetchFailed(NamedTuple):
     manifest: Manifest
     reason: str
     peers_fault: bool
-
-
-class EventQueue(queue.Queue[Delivery | LinkUp | LinkDown | None]):
-    """Bounded by bytes: a chunk may have a kilobyte or sixteen megabytes."""
-
-    def _init(self, maxsize: int) -> None:
-        super()._init(maxsize)
-        self._bytes = 0
-
-    def _qsize(self) -> int:
-        return self._bytes
-
-    def _put(self, item: Delivery | LinkUp | LinkDown | None) -> None:
-        super()._put(item)
-        self._bytes += _size(item)
-
-    def _get(self) -> Delivery | LinkUp | LinkDown | None:
-        item = super()._get()
-        self._bytes -= _size(item)
-        return item
-
-
-def _size(event: Delivery | LinkUp | LinkDown | None) -> int:
-    return 1 + len(event.payload) if isinstance(event, Delivery) else 1
 
 
 class _Job:

@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from broker_config.mqtt.client import Delivery, Link, LinkDown, LinkUp
-from broker_config.mqtt.collision import Rivals
+from broker_config.mqtt.collision import CollisionDetector
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError
@@ -129,7 +129,7 @@ class _Service:
         self._gather = Gather(model.manifest.sensors, deadline, closed=closed)
         self._topic = topics.predictions(model.manifest.federation)
         self._left_out: Counter[tuple[str, str]] = Counter()  # by sensor and reason
-        self._rivals = Rivals("the head")
+        self._collision = CollisionDetector("the head")
         self._unwritten = False  # whether the file could not be written last time
 
     def hear(self, inbox: _Inbox) -> None:
@@ -171,7 +171,7 @@ class _Service:
             case Loaded(model):
                 self._exchange(model)
             case LinkUp() | LinkDown():
-                self._rivals.heed(event)
+                self._collision.observe(event)
 
     def _fault(self, sensor: str, payload: bytes, at: float) -> str | None:
         """Take an embedding; or say why not."""

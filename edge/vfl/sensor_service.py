@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from broker_config.mqtt.client import Link, LinkDown, LinkUp
-from broker_config.mqtt.collision import Rivals
+from broker_config.mqtt.collision import CollisionDetector
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.frames import Embedded, encode_frame
@@ -73,7 +73,7 @@ class _Service:
         self.sent = 0
         self._model, self._samples, self._link, self._leaving, self._done = model, samples, link, leaving, done
         self._topic = topics.products(model.manifest.federation, model.manifest.node)
-        self._rivals = Rivals(model.manifest.node)
+        self._collision = CollisionDetector(model.manifest.node)
 
     def hear(self, inbox: queue.Queue[Any]) -> None:
         """Heed what has happened; wait a moment if nothing has."""
@@ -85,7 +85,7 @@ class _Service:
             case Loaded(model):
                 self._exchange(model)
             case LinkUp() | LinkDown():
-                self._rivals.heed(event)
+                self._collision.observe(event)
 
     def look(self) -> None:
         """Embed what is new in the file, as long as the broker takes it."""

@@ -14,15 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_config.broker.embedded import EmbeddedBroker
-from broker_config.mqtt.client import Delivery, Link
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.messages import Manifest, Want
 from broker_config.transfer.blob_transfer import (
     AT_ONCE,
-    EVENTS,
     BlobStore,
     Courier,
-    EventQueue,
     Fetch,
     Fetched,
     FetchFailed,
@@ -235,23 +232,6 @@ def test_a_fetch_tells_the_newest_chunk_until_it_has_to_ask_again(store: BlobSto
     assert (fetch.newest, fetch.unanswered) == (-1, 1)
     fetch.receive(1, chunk_of(data, 1), 100.0)
     assert (fetch.newest, fetch.unanswered) == (1, 0)
-
-
-def test_what_waits_for_a_courier_is_bounded_by_bytes(mosquitto: EmbeddedBroker) -> None:
-    events, held = EventQueue(EVENTS), 0
-    link = Link(Endpoint.parse(mosquitto.url), "nobody", inbox=events, persistent=False)
-    for size in (100, 1 << 24):
-        event = Delivery(link, "topic", bytes(size), False, 0, 0)
-        while not events.full():
-            events.put_nowait(event)
-            held += size
-        assert EVENTS / 2 < held <= EVENTS + size
-    while held:
-        received = events.get_nowait()
-        assert isinstance(received, Delivery)
-        held -= len(received.payload)
-    with pytest.raises(queue.Empty):
-        events.get_nowait()
 
 
 # Through a broker

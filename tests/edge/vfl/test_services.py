@@ -77,10 +77,10 @@ class Site:
             special = ["--data", self.folder / f"{name}.csv"]
         self._running[name] = self._service(name, self.folder / f"{name}.log", special)
 
-    def rivals(self, name: str) -> list[subprocess.Popen[bytes]]:
+    def start_twice(self, name: str) -> list[subprocess.Popen[bytes]]:
         """Two services of one sensor at a time."""
         special = ["--data", self.folder / f"{name}.csv"]
-        return [self._service(name, self.folder / f"rival-{index}.log", special) for index in (0, 1)]
+        return [self._service(name, self.folder / f"twice-{index}.log", special) for index in (0, 1)]
 
     def _service(self, name: str, log: Path, special: list[object]) -> subprocess.Popen[bytes]:
         return start(
@@ -262,12 +262,12 @@ def test_what_came_while_the_head_was_away_is_predicted_and_what_is_open_at_its_
 
 def test_of_two_services_of_one_member_one_gives_way_and_says_why(site: Site) -> None:
     site.stop("press")
-    first, second = site.rivals("press")
+    first, second = site.start_twice("press")
     site.wait(lambda: first.poll() is not None or second.poll() is not None)
     loser, winner = (first, second) if first.poll() is not None else (second, first)
     assert loser.returncode == 1
     assert any(
-        "another process has connected as press" in (site.folder / f"rival-{index}.log").read_text() for index in (0, 1)
+        "another process has connected as press" in (site.folder / f"twice-{index}.log").read_text() for index in (0, 1)
     )
     assert winner.poll() is None
     winner.terminate()

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 
 from broker_config.mqtt.client import Delivery, Link, LinkDown, LinkUp
-from broker_config.mqtt.collision import Rivals
+from broker_config.mqtt.collision import CollisionDetector
 from broker_config.mqtt.endpoint import Endpoint
+from broker_config.mqtt.event_queue import EventQueue
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, encode
 from broker_config.protocol.errors import EdgeNodeError
@@ -25,7 +26,7 @@ from trainer.vfl.client.measurements import Source
 from trainer.vfl.client.sensor_model import Deploy, Learner
 from trainer.vfl.client.target_round import Goal, Lacking, check, is_newer, remembered
 from trainer.vfl.privacy import account
-from trainer.vfl.process_setup import Inbox, prepare
+from trainer.vfl.process_setup import EVENT_QUEUE, prepare
 
 _TICK = 0.2  # seconds
 _LOOK = 0.02  # seconds between two looks for new rows
@@ -96,9 +97,9 @@ class _Sensor:
         self._call = False  # whether the head is to be told how far we are
         self._called, self._told, self._told_round = -_CALM, time.monotonic(), self.round
 
-        self._inbox = Inbox()
+        self._inbox = EventQueue(EVENT_QUEUE)
         federation = spec.federation
-        self._rivals = Rivals(name)
+        self._collision = CollisionDetector(name)
         self._presence_topic = topics.presence(federation, name)
         self._link = Link(
             endpoint,
@@ -167,11 +168,11 @@ class _Sensor:
                         self._ignored.add(topic)
                         self._say(f"ignored a message on {topic}, and will others like it: {error}")
             case LinkUp():
-                self._rivals.heed(event)
+                self._collision.observe(event)
                 self._link.publish(self._presence_topic, self._presence(online=True), retain=True)
                 self._call = True
             case LinkDown(_, reason):
-                self._rivals.heed(event)
+                self._collision.observe(event)
                 self._say(f"connection lost ({reason}); trying again")
 
     def _receive(self, topic: str, payload: bytes) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from broker_config.mqtt.client import Delivery, LinkDown, LinkUp
 from broker_config.mqtt.endpoint import Endpoint
+from broker_config.mqtt.event_queue import EventQueue
 from broker_config.protocol import topics
 from broker_config.protocol.errors import PeerError
 from broker_config.protocol.frames import Embeddings, encode_frame
@@ -18,7 +19,7 @@ from edge.terminal.formatting import pluralize
 from trainer import progress
 from trainer.vfl.denoiser import pairs_in
 from trainer.vfl.privacy import account
-from trainer.vfl.process_setup import Inbox
+from trainer.vfl.process_setup import EVENT_QUEUE
 from trainer.vfl.server.admission import Reception
 from trainer.vfl.server.announcements import Crier, Replies
 from trainer.vfl.server.head_model import Deploy, Server, timing
@@ -50,7 +51,7 @@ class Head:
     ):
         self._spec, self._labels, self._folder, self._journal = spec, labels, folder, journal
         self._rounds, self._report, self._deploy = rounds, report, deploy
-        self._inbox = Inbox()
+        self._inbox = EventQueue(EVENT_QUEUE)
         session = secrets.token_hex(8)
         self._crier = Crier(endpoint, spec, session, self._inbox)
         self._reception = Reception(spec, endpoint, session, journal, self._crier, self, report)
