@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from broker_config.protocol.errors import UsageError
 from edge.inference.image_decoding import decode
-from trainer.data import class_folders
 from trainer.data.class_folders import LabelledImages
+from trainer.data.folder_scan import scan_folder
 from trainer.training import personal_model
 from trainer.training.personal_model import Facts, Sample, Verdict
 
@@ -20,7 +20,7 @@ class Album:
     """Finds images where the model says that they are, else by their content in `folder`, a plant's class folders."""
 
     def __init__(self, folder: Path | None = None):
-        entries = class_folders.survey(folder).entries if folder else ()
+        entries = scan_folder(folder).entries if folder else ()
         self._elsewhere = {entry.digest: entry.path for entry in entries}
 
     def training(self, source: Path, facts: Facts) -> LabelledImages:

@@ -222,27 +222,27 @@ def check(
     from rich.progress import track
 
     from trainer.data.checks import findings_output
-    from trainer.data.checks.image_checks import check as run
+    from trainer.data.checks.image_checks import check_folders
 
     stderr = Console(stderr=True)
-    intake = run(
+    report = check_folders(
         folder,
         test,
         size,
         lambda entries: track(entries, "looking", console=stderr, transient=True, disable=not stderr.is_terminal),
     )
     picture = picture or (None if as_json else Path("edge-node-check.png"))
-    if picture and intake.looks:
-        findings_output.draw(intake, picture)
+    if picture and report.facts:
+        findings_output.draw(report, picture)
     else:
         picture = None
     if as_json:
-        print(msgspec.json.encode(findings_output.summarise(intake, picture)).decode())
+        print(msgspec.json.encode(findings_output.summarise(report, picture)).decode())
     else:
-        findings_output.table(intake, Console())
+        findings_output.table(report, Console())
         if picture:
             print(f"picture: {picture}")
-    raise typer.Exit(0 if intake.can_join else 1)
+    raise typer.Exit(0 if report.can_join else 1)
 
 
 @app.command(epilog="Example: edge-node join mqtt://broker.local --data images/ --name plant-a")

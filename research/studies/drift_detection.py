@@ -28,7 +28,7 @@ from edge.uncertainty import doubts, drift
 from edge.uncertainty.reference import Reference
 from export.calibration import calibrate, softmax
 from research.studies.novelty import MOST, NODES, SIZE, Seen, look
-from trainer.data import class_folders
+from trainer.data import class_folders, folder_scan
 from trainer.data.class_folders import Catalogue, Images, LabelledImages
 from trainer.data.partition import Scheme, pool
 from trainer.federation.server.spec import Request, draft
@@ -109,7 +109,7 @@ def nodes(asked: argparse.Namespace, seed: int) -> list[Node]:
     return found
 
 
-def _pictures(entries: Sequence[class_folders.Entry], seed: int) -> LabelledImages:
+def _pictures(entries: Sequence[folder_scan.Entry], seed: int) -> LabelledImages:
     order = generator(seed, "stream").permutation(len(entries))[: 3 * MOST]
     chosen = Catalogue(tuple(entries[position] for position in order))
     return class_folders.load(chosen, chosen.classes, SIZE)

@@ -16,8 +16,12 @@ import pytest
 from PIL import Image
 from safetensors.numpy import save_file
 
+from broker_config.protocol.messages import Spec
 from edge.cli.main import main
 from tests.support.forked_commands import Forked
+from trainer.data import class_folders
+from trainer.data.checks.image_checks import load_checked
+from trainer.data.class_folders import Images
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import take_from
 
@@ -35,6 +39,12 @@ def draw(folder: Path, per_class: int, seed: int, classes: Sequence[str] = CLASS
             pixels[:: number + 2] += 60
             Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / name / f"{seed}-{index}.png")
     return folder
+
+
+def load_images(spec: Spec, folder: Path) -> Images:
+    """A plant's images as `join` loads them without a test folder."""
+    size = spec.preprocessing.size
+    return load_checked(class_folders.scan(folder), None, spec.classes, size, spec.seed)[0]
 
 
 Process = subprocess.Popen[bytes] | Forked

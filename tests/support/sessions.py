@@ -13,10 +13,9 @@ from safetensors.numpy import load_file
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.topics import COORDINATOR
 from broker_config.security.message_signing import Seal
-from tests.support.plants import CLASSES
+from tests.support.plants import CLASSES, load_images
 from trainer import progress
 from trainer.data.class_folders import Images
-from trainer.federation.client.discovery import load_images
 from trainer.federation.client.session import take_part
 from trainer.federation.server.coordinator import Outcome, abort, coordinate
 from trainer.federation.server.journal import history
@@ -84,7 +83,7 @@ class Federation:
         return replace(self._broker, seal=self._seals.get(member))
 
     def images(self, name: str) -> Images:
-        return load_images(self.spec, self._plants[name], None, print)
+        return load_images(self.spec, self._plants[name])
 
     def coordinator(self, linger: float = 0) -> Session:
         def part(session: Session) -> Outcome | None:

@@ -1,30 +1,18 @@
-"""A plant's labelled images: a folder for each class.
+"""A plant's labelled images, from a folder for each class: catalogues, decoded images, held-out images, folds."""
 
-Images are ordered by the SHA-256 of their bytes, so that names, file types and folder order never reach training.
-"""
-
-import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from broker_config.protocol.errors import UsageError, nearest
-from edge.inference.image_decoding import SUFFIXES, ImageError, Photo, read
-from trainer.data.checks.findings import Finding, Severity, lines, listing, names, refuse
+from edge.inference.image_decoding import ImageError, Photo
+from trainer.data.checks import rules
+from trainer.data.checks.findings import Finding, refuse
+from trainer.data.folder_scan import Entry, decode_entries, scan_folder
 from trainer.training.seeding import generator
-
-LEAST_PER_CLASS, LEAST = 5, 20  # images, below which none are held out
-
-
-class Entry(NamedTuple):
-    """An image file, by its SHA-256."""
-
-    path: Path
-    class_name: str
-    digest: str
 
 
 class Catalogue(NamedTuple):
@@ -77,14 +65,15 @@ class Images(NamedTuple):
 
 
 def scan(folder: Path) -> Catalogue:
-    """Find and hash a plant's images, as `survey` does.
+    """Find and hash a plant's images. Byte-identical ones count once.
 
     Raises:
         UsageError: what is wrong with the folder, and what to do.
     """
-    catalogue = survey(folder)
-    refuse(catalogue.findings)
-    return catalogue
+    found = scan_folder(folder)
+    findings = tuple(rules.folder_findings(found))
+    refuse(findings)
+    return Catalogue(found.entries, findings)
 
 
 def scan_sources(folders: Sequence[Path], rename: Mapping[str, str]) -> list[Catalogue]:
@@ -106,19 +95,8 @@ def scan_sources(folders: Sequence[Path], rename: Mapping[str, str]) -> list[Cat
         Catalogue(tuple(entry._replace(class_name=rename.get(entry.class_name, entry.class_name)) for entry in entries))
         for entries, _ in scanned
     ]
-    _agree(renamed)
+    refuse(rules.source_findings([source.entries for source in renamed]))
     return renamed
-
-
-def _agree(sources: Sequence[Catalogue]) -> None:
-    """Refuse an image that is of one class in one source and of another in another."""
-    alike: dict[str, list[Entry]] = defaultdict(list)
-    for source in sources:
-        for entry in source.entries:
-            alike[entry.digest].append(entry)
-    differing = [entries for entries in alike.values() if len({entry.class_name for entry in entries}) > 1]
-    if differing:
-        refuse([in_two_classes([[entry.path for entry in entries] for entries in differing])])
 
 
 def distinct(sources: Sequence[Catalogue]) -> list[Catalogue]:
@@ -137,133 +115,13 @@ def union(sources: Sequence[Catalogue]) -> Catalogue:
     return Catalogue(tuple(sorted(entries, key=lambda entry: entry.digest)))
 
 
-def survey(folder: Path) -> Catalogue:
-    """Find and hash a plant's images, FOLDER/CLASS/FILE. What is wrong with them is among the catalogue's findings.
-
-    Byte-identical images count once.
-
-    Raises:
-        UsageError: there is no such folder.
-    """
-    if not folder.is_dir():
-        raise UsageError(
-            f"{folder} is not a folder" if folder.exists() else f"{folder} does not exist",
-            "pass a folder with one folder of images for each class",
-        )
-    alike: dict[str, list[Entry]] = defaultdict(list)
-    broken: dict[Path, str] = {}
-    for path in _images(folder, "*/*"):
-        try:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            broken[path] = f"{path} cannot be read: {error.strerror}"
-        else:
-            alike[digest].append(Entry(path, path.parent.name, digest))
-    firsts = sorted((entries[0] for entries in alike.values()), key=lambda entry: entry.digest)
-    found = [*_twins(list(alike.values())), *unreadable(broken), *_outside(folder, bool(firsts or broken))]
-    return Catalogue(tuple(firsts), tuple(found))
-
-
-def _images(folder: Path, pattern: str, *, hidden: bool = False) -> list[Path]:
-    """The image files below the folder that fit a pattern; `hidden` are a system's or a tool's own."""
-    return sorted(
-        path for path in folder.glob(pattern) if path.suffix.lower() in SUFFIXES and _hidden(path, folder) == hidden
-    )
-
-
-def _hidden(path: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
-
-
-def _twins(alike: Sequence[Sequence[Entry]]) -> Iterator[Finding]:
-    """What to say of images [groups] that are the same, byte for byte."""
-    groups = [[entry.path for entry in entries] for entries in alike if len(entries) > 1]
-    across = [paths for paths in groups if len({path.parent for path in paths}) > 1]
-    within = [paths for paths in groups if paths not in across]
-    if across:
-        yield in_two_classes(across)
-    if within:
-        yield Finding(
-            "warning",
-            "twice",
-            f"{len(within)} image(s) are there more than once, and count once:{equal(within)}",
-            "remove the copies",
-            names(path for paths in within for path in paths),
-        )
-
-
-def in_two_classes(groups: Sequence[Sequence[Path]]) -> Finding:
-    """That the images of each group are the same, but not of the same class."""
-    return Finding(
-        "error",
-        "two classes",
-        f"{len(groups)} image(s) are the same in two classes:{equal(groups)}",
-        "remove each from the class where it is wrong",
-        names(path for paths in groups for path in paths),
-    )
-
-
-def equal(groups: Sequence[Sequence[Path]]) -> str:
-    """The groups of images that are the same, as text."""
-    return lines([" = ".join(map(str, paths)) for paths in groups])
-
-
-def unreadable(broken: Mapping[Path, str]) -> Iterator[Finding]:
-    """That these images cannot be read, each with its reason."""
-    if broken:
-        text = f"{len(broken)} image(s) cannot be read:{lines(list(broken.values()))}"
-        yield Finding("error", "unreadable", text, "repair or remove these files", names(broken))
-
-
-def _outside(folder: Path, found: bool) -> Iterator[Finding]:
-    """What to say of files that are no images of a class; an error if there is nothing else."""
-    loose, deep = _images(folder, "*.*"), _images(folder, "*/*/**/*")
-    if not found:
-        remedy = f"pass a folder with one folder of images ({' '.join(SUFFIXES)}) for each class"
-        if loose:
-            remedy = "put each class's images into a folder of its own, named like the class"
-        elif deep:
-            remedy = f"pass the folder whose folders are the classes, perhaps {deep[0].parent.parent}"
-        yield Finding("error", "no images", f"there are no class folders with images in {folder}", remedy)
-        return
-    files = [path for path in sorted(folder.glob("*/*")) if path.is_file() and not _hidden(path, folder)]
-    ignored = [path for path in files if path.suffix.lower() not in SUFFIXES]
-    kinds = listing(sorted({path.suffix or "no suffix" for path in ignored}))
-    hidden = _images(folder, "*/*", hidden=True)
-    move = "move them into the folder of their class"
-    outside: tuple[tuple[list[Path], Severity, str, str, str], ...] = (
-        (deep, "warning", "too deep", "in folders inside class folders", move),
-        (loose, "warning", "no class", "in no class folder", move),
-        (ignored, "hint", "no images", f"no images ({kinds})", f"save images as one of {' '.join(SUFFIXES)}"),
-        (hidden, "hint", "hidden", "hidden (their name or folder begins with a dot)", "rename them if they are wanted"),
-    )
-    for paths, severity, kind, what, remedy in outside:
-        if paths:
-            text = f"{len(paths)} file(s) are {what} and were ignored:{lines(paths)}"
-            yield Finding(severity, kind, text, remedy, names(paths))
-
-
-def view(entries: Iterable[Entry], look: Callable[[Entry, Photo], None]) -> tuple[Finding, ...]:
-    """Decode the images, one at a time, and show each to `look`. A finding names those that cannot be read."""
-    broken = {}
-    for entry in entries:
-        try:
-            photo = read(entry.path)
-        except ImageError as error:
-            broken[entry.path] = error.what
-        else:
-            look(entry, photo)
-    return tuple(unreadable(broken))
-
-
 def load(
     catalogue: Catalogue,
     classes: Sequence[str],
     size: int,
-    look: Callable[[Entry, Photo], None] = lambda *_: None,
+    inspect: Callable[[Entry, Photo], None] = lambda *_: None,
 ) -> LabelledImages:
-    """Decode the images to size x size, and show each to `look` as it is; labels are positions in `classes`.
+    """Decode the images to size x size, and pass each to `inspect` as it is; labels are positions in `classes`.
 
     Raises:
         UsageError: folders that are no class of the federation, or images that cannot be read; all are named.
@@ -274,13 +132,14 @@ def load(
                 f"{name!r} is not a class of this federation, whose classes are {', '.join(classes)}",
                 f"rename or remove the folder {name}; {nearest(name, classes)}",
             )
-    images = []
-
-    def see(entry: Entry, photo: Photo) -> None:
-        images.append(photo.fit(size))
-        look(entry, photo)
-
-    refuse(view(catalogue.entries, see))
+    images, unreadable = [], {}
+    for entry, photo in decode_entries(catalogue.entries):
+        if isinstance(photo, ImageError):
+            unreadable[entry.path] = photo.what
+        else:
+            images.append(photo.fit(size))
+            inspect(entry, photo)
+    refuse(rules.unreadable_findings(unreadable))
     return LabelledImages(
         np.stack(images),
         np.array([classes.index(entry.class_name) for entry in catalogue.entries], np.int64),
@@ -291,16 +150,11 @@ def load(
 
 def split_holdout(images: LabelledImages, share: float, seed: int) -> tuple[LabelledImages, LabelledImages] | None:
     """Training and held-out images, a `share` of each class and at least one; None when there are too few for that."""
-    if not enough(Counter(images.labels.tolist())):
+    if not rules.enough_to_hold_out(Counter(images.labels.tolist())):
         return None
     held_out = [order[: max(1, round(share * len(order)))] for order in _by_class(images, seed)]
     test = np.sort(np.concatenate(held_out))
     return images.take(np.setdiff1d(np.arange(len(images.labels)), test)), images.take(test)
-
-
-def enough(counts: Counter[Any]) -> bool:
-    """Whether there are enough images, by class, to hold some out."""
-    return counts.total() >= LEAST and min(counts.values()) >= LEAST_PER_CLASS
 
 
 def folds(images: LabelledImages, count: int, seed: int) -> list[np.ndarray]:

@@ -14,7 +14,8 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from broker_config.protocol.errors import UsageError
-from trainer.data.class_folders import Catalogue, Entry, distinct, union
+from trainer.data.class_folders import Catalogue, distinct, union
+from trainer.data.folder_scan import Entry
 from trainer.training.seeding import generator
 
 _TRIES = 200  # draws before a partition counts as impossible

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import msgspec
 
 from broker_config.protocol.errors import UsageError, nearest
-from trainer.data import class_folders
+from trainer.data.checks import rules
+from trainer.data.folder_scan import scan_folder
 
 
 class Images(msgspec.Struct, frozen=True):
@@ -193,14 +194,14 @@ def compare(dataset: Dataset, folder: Path) -> Comparison:
     Raises:
         UsageError: there is no such folder.
     """
-    catalogue = class_folders.survey(folder)
+    scanned = scan_folder(folder)
     found: dict[str, list[str]] = defaultdict(list)
-    for entry in catalogue.entries:
+    for entry in scanned.entries:
         found[entry.class_name].append(entry.digest)
     told = [_difference(name, images, found.get(name, [])) for name, images in dataset.classes.items()]
     told += [f"{name}: {len(found[name])} image(s) too many, no class of this data set" for name in sorted(found)
              if name not in dataset.classes]  # fmt: skip
-    told += [finding.text for finding in catalogue.findings if finding.kind != "twice"]
+    told += [finding.text for finding in rules.folder_findings(scanned) if finding.kind != "twice"]
     counts = {name: len(digests) for name, digests in sorted(found.items())}
     return Comparison(dataset, counts, [text for text in told if text])
 

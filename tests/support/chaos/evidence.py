@@ -12,8 +12,7 @@ from tests.support.chaos import witness
 from tests.support.chaos.campaign import Federation, Kill, Outcome
 from tests.support.chaos.schedule import COORDINATOR, Strike
 from tests.support.mosquitto import BROKER
-from tests.support.plants import CLASSES
-from trainer.federation.client.discovery import load_images
+from tests.support.plants import CLASSES, load_images
 from trainer.federation.server.journal import history
 from trainer.federation.server.spec import Request, draft
 from trainer.models.network import to_arrays
@@ -36,7 +35,7 @@ def simulated(federation: Federation, plants: dict[str, Path]) -> Tensors:
         seed=federation.seed,
     )
     spec, broadcast = draft(request, federation="default", classes=CLASSES, nodes=federation.nodes)
-    outcome = simulate(spec, broadcast, {name: load_images(spec, each, None, print) for name, each in plants.items()})
+    outcome = simulate(spec, broadcast, {name: load_images(spec, each) for name, each in plants.items()})
     found = {f"global/{name}": value.tobytes() for name, value in outcome.broadcast.items()}
     for node, model in outcome.models.items():
         found |= {f"{node}/{name}": value.tobytes() for name, value in to_arrays(model.tree).items()}

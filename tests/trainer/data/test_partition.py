@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from broker_config.protocol.errors import UsageError
 from tests.support import plants
 from trainer.data import class_folders, partition
-from trainer.data.class_folders import Catalogue, Entry
+from trainer.data.class_folders import Catalogue
+from trainer.data.folder_scan import Entry
 from trainer.data.partition import Scheme, Share
 
 CLASSES = ("crazing", "inclusion", "patches", "pitted", "scale", "scratches")

@@ -23,10 +23,9 @@ from broker_config.protocol.codec import encode
 from broker_config.protocol.messages import RoundState
 from broker_config.transfer.blob_transfer import CHUNK
 from tests.conftest import Secured
-from tests.support.plants import CLASSES, FEDERATION, Process, draw, drawn_weights, federate, here, start
+from tests.support.plants import CLASSES, FEDERATION, Process, draw, drawn_weights, federate, here, load_images, start
 from tests.trainer.methods.test_method_properties import ON_ANY_MODEL
 from trainer import progress
-from trainer.federation.client.discovery import load_images
 from trainer.federation.client.session import take_part
 from trainer.federation.server.coordinator import coordinate
 from trainer.federation.server.ledger import Ledger
@@ -55,7 +54,7 @@ def simulated(plants: dict[str, Path], method: str, *, rule: str = "mean", weigh
     """The same federation in this process, without a broker: tensors by `who/name`."""
     asked = request(method, rule, weights)
     spec, broadcast = draft(asked, federation="default", classes=CLASSES, nodes=len(plants))
-    outcome = simulate(spec, broadcast, {n: load_images(spec, folder, None, print) for n, folder in plants.items()})
+    outcome = simulate(spec, broadcast, {n: load_images(spec, folder) for n, folder in plants.items()})
     found = {f"global/{name}": value.tobytes() for name, value in outcome.broadcast.items()}
     for node, model in outcome.models.items():
         found |= {f"{node}/{name}": value.tobytes() for name, value in to_arrays(model.tree).items()}
@@ -145,7 +144,7 @@ def in_threads(
             ledger.save_result()
 
     def join(name: str) -> Path | None:
-        images = load_images(spec, plants[name], None, print)
+        images = load_images(spec, plants[name])
         gathering.wait(10)
         return take_part(
             spec, name, images, endpoint, folder / name, telemetry=False, report=progress.ignore, stop=late
@@ -253,7 +252,7 @@ def test_a_killed_node_is_named_and_the_federation_goes_on_when_it_is_back(
 def test_a_plant_that_owns_ten_images_is_cross_validated(tmp_path: Path) -> None:
     request = Request("fedavg", model="small", size=32, rounds=1)
     spec, broadcast = draft(request, federation="few", classes=CLASSES[:2], nodes=1)
-    images = load_images(spec, draw(tmp_path / "images", 5, 0, CLASSES[:2]), None, print)
+    images = load_images(spec, draw(tmp_path / "images", 5, 0, CLASSES[:2]))
     metrics = simulate(spec, broadcast, {"plant-a": images}).models["plant-a"].facts.metrics
     assert metrics["cross_validated"] == 1
     assert metrics["images"] == 10

@@ -1,4 +1,4 @@
-"""What is found out about a plant's images: how bad it is, what it is, and what to do about it."""
+"""Findings on a plant's images: severity, kind, text, remedy, and the files concerned."""
 
 import os
 from collections.abc import Iterable, Sequence

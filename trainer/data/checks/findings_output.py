@@ -1,4 +1,4 @@
-"""How a look at a plant's images is told: as a table with findings, as JSON, and as a picture."""
+"""Output of the image checks: a table with findings, JSON, and a contact sheet."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,8 +15,8 @@ from rich.text import Text
 from broker_config.protocol.errors import UsageError
 from edge.inference.image_decoding import ImageError, read
 from trainer.data.checks.findings import SEVERITIES, Finding, Severity
-from trainer.data.checks.image_checks import Intake
-from trainer.data.checks.image_facts import Look
+from trainer.data.checks.image_checks import ImageReport
+from trainer.data.checks.image_facts import ImageFacts
 
 
 class ClassSummary(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class ClassSummary(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """A look at a plant's images, for machines."""
+    """The checks of a plant's images, for machines."""
 
     can_join: bool
     classes: list[ClassSummary]
@@ -39,28 +39,28 @@ class Summary(msgspec.Struct, frozen=True):
     picture: str | None = None
 
 
-def summarise(intake: Intake, picture: Path | None = None) -> Summary:
+def summarise(report: ImageReport, picture: Path | None = None) -> Summary:
     """What was found, class by class; `picture` is where it was drawn."""
     return Summary(
-        intake.can_join,
+        report.can_join,
         [
-            _summarise(name, [each for each in intake.looks if each.class_name == name])
-            for name in sorted({each.class_name for each in intake.looks})
+            _summarise(name, [each for each in report.facts if each.class_name == name])
+            for name in sorted({each.class_name for each in report.facts})
         ],
-        intake.findings,
+        report.findings,
         str(picture) if picture else None,
     )
 
 
-def _summarise(name: str, looks: Sequence[Look]) -> ClassSummary:
-    held_out = sum(each.held_out for each in looks)
+def _summarise(name: str, facts: Sequence[ImageFacts]) -> ClassSummary:
+    held_out = sum(each.held_out for each in facts)
     return ClassSummary(
         name,
-        len(looks) - held_out,
+        len(facts) - held_out,
         held_out,
-        dict(Counter(each.size for each in looks).most_common()),
-        dict(Counter(f"{each.format} {each.mode}" for each in looks).most_common()),
-        round(float(np.mean([each.brightness for each in looks])), 1),
+        dict(Counter(each.size for each in facts).most_common()),
+        dict(Counter(f"{each.format} {each.mode}" for each in facts).most_common()),
+        round(float(np.mean([each.brightness for each in facts])), 1),
     )
 
 
@@ -69,16 +69,16 @@ def _summarise(name: str, looks: Sequence[Look]) -> ClassSummary:
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "hint": "cyan"}
 
 
-def table(intake: Intake, console: Console) -> None:
+def table(report: ImageReport, console: Console) -> None:
     """Print the classes, the findings and whether the plant can join."""
-    summary = summarise(intake)
+    summary = summarise(report)
     if summary.classes:
         console.print(_classes(summary.classes))
     for finding in summary.findings:
         told = Text.assemble((finding.severity, _STYLES[finding.severity]), f": {finding.text}")
         told.append(f"\n  What to do: {finding.remedy}", style="dim")
         console.print(told, soft_wrap=True)  # the terminal's own wrapping leaves paths whole when they are copied
-    console.print(count(intake.findings) + ("" if summary.can_join else "; mend the errors before this plant joins"))
+    console.print(count(report.findings) + ("" if summary.can_join else "; mend the errors before this plant joins"))
 
 
 def _classes(classes: Sequence[ClassSummary]) -> Table:
@@ -126,17 +126,17 @@ class _Band(NamedTuple):
         return _TITLE + len(self.rows) * (_TILE + _CAPTION + _GAP)
 
 
-def draw(intake: Intake, target: Path) -> None:
+def draw(report: ImageReport, target: Path) -> None:
     """Draw a contact sheet: for each class a row of images without findings, and one of images with.
 
     Raises:
         UsageError: it cannot be written.
     """
-    bands = _bands(intake)
+    bands = _bands(report)
     sheet = Image.new("RGB", (_GAP + _COLUMNS * (_TILE + _GAP), _TITLE + sum(band.height for band in bands)), _PAPER)
     pen = ImageDraw.Draw(sheet)
     left = _GAP
-    for text, color in ((f"{len(intake.looks)} images, {count(intake.findings)}; marked:", _INK), *_COLORS.items()):
+    for text, color in ((f"{len(report.facts)} images, {count(report.findings)}; marked:", _INK), *_COLORS.items()):
         pen.text((left, 8), text, color, _font(15))
         left += int(pen.textlength(text, _font(15))) + 10
     top = _TITLE
@@ -155,18 +155,18 @@ def draw(intake: Intake, target: Path) -> None:
         ) from error
 
 
-def _bands(intake: Intake) -> list[_Band]:
+def _bands(report: ImageReport) -> list[_Band]:
     marks: dict[Path, Finding] = {}
-    for finding in sorted(intake.findings, key=lambda each: (SEVERITIES.index(each.severity), len(each.files))):
+    for finding in sorted(report.findings, key=lambda each: (SEVERITIES.index(each.severity), len(each.files))):
         for file in finding.files:
             marks.setdefault(Path(file), finding)
-    classes = {each.class_name for each in intake.looks}
+    classes = {each.class_name for each in report.facts}
     bands = []
     for name in sorted(classes):
-        looks = [each for each in intake.looks if each.class_name == name]
-        plain = [_Tile(each.path) for each in looks if each.path not in marks]
+        facts = [each for each in report.facts if each.class_name == name]
+        plain = [_Tile(each.path) for each in facts if each.path not in marks]
         marked = [_Tile(path, mark) for path, mark in marks.items() if path.parent.name == name]
-        title = f"{name}: {len(looks)} images" + (f", {len(marked)} marked" if marked else "")
+        title = f"{name}: {len(facts)} images" + (f", {len(marked)} marked" if marked else "")
         bands.append(_Band(title, [tiles[:_COLUMNS] for tiles in (plain, marked) if tiles]))
     outside = [_Tile(path, mark) for path, mark in marks.items() if path.parent.name not in classes]
     return bands + ([_Band(f"in no class: {len(outside)} files", [outside[:_COLUMNS]])] if outside else [])

@@ -1,21 +1,25 @@
-"""A look at all images of a plant before it joins, in one pass over its folders."""
+"""Checks of all images of a plant: on request, and as they are loaded to join a federation."""
 
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from edge.inference.image_decoding import ImageError
 from trainer.data import class_folders
-from trainer.data.checks.findings import SEVERITIES, Finding
-from trainer.data.checks.image_facts import Look, into
-from trainer.data.checks.rules import judge
-from trainer.data.class_folders import Entry
+from trainer.data.checks import rules
+from trainer.data.checks.findings import SEVERITIES, Finding, refuse
+from trainer.data.checks.image_facts import ImageFacts, measure
+from trainer.data.class_folders import Catalogue, Images, LabelledImages
+from trainer.data.folder_scan import Entry, decode_entries, scan_folder
+
+HELD_OUT = 0.2  # share of a plant's images that is held out when it brings no test folder
 
 
-class Intake(NamedTuple):
-    """What a look at a plant's folders found."""
+class ImageReport(NamedTuple):
+    """What is known of a plant's images."""
 
-    looks: tuple[Look, ...]
+    facts: tuple[ImageFacts, ...]
     findings: tuple[Finding, ...]  # the worst first
 
     @property
@@ -24,13 +28,13 @@ class Intake(NamedTuple):
         return all(finding.severity != "error" for finding in self.findings)
 
 
-def check(
+def check_folders(
     folder: Path,
     test: Path | None,
     size: int,
     track: Callable[[Sequence[Entry]], Iterable[Entry]] = lambda entries: entries,
-) -> Intake:
-    """Look at all images of a plant.
+) -> ImageReport:
+    """Check all images of a plant.
 
     Args:
         folder: class folders.
@@ -41,19 +45,47 @@ def check(
     Raises:
         UsageError: there is no such folder.
     """
-    looks: list[Look] = []
-    found: list[Finding] = []
+    facts: list[ImageFacts] = []
+    findings: list[Finding] = []
     for given, held_out in ((folder, False), (test, True)):
-        if given is not None:
-            catalogue = class_folders.survey(given)
-            found += catalogue.findings
-            found += class_folders.view(track(catalogue.entries), into(looks, held_out=held_out))
-    return Intake(tuple(looks), arrange([*found, *judge(looks, size)]))
+        if given is None:
+            continue
+        found, unreadable = scan_folder(given), {}
+        for entry, photo in decode_entries(track(found.entries)):
+            if isinstance(photo, ImageError):
+                unreadable[entry.path] = photo.what
+            else:
+                facts.append(measure(entry, photo, held_out=held_out))
+        findings += [*rules.folder_findings(found), *rules.unreadable_findings(unreadable)]
+    findings += rules.image_findings(facts, size)
+    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    return ImageReport(tuple(facts), tuple(findings))
 
 
-def arrange(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The worst first."""
-    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
+def load_checked(
+    train: Catalogue, test: Catalogue | None, classes: Sequence[str], size: int, seed: int
+) -> tuple[Images, list[Finding]]:
+    """A plant's images for a federation, with what is worth a warning.
+
+    Without a `test` catalogue a share is held out, if there are enough images.
+
+    Raises:
+        UsageError: what is wrong with the images, and what to do.
+    """
+    facts: list[ImageFacts] = []
+
+    def load(catalogue: Catalogue, *, held_out: bool) -> LabelledImages:
+        return class_folders.load(
+            catalogue, classes, size, lambda entry, photo: facts.append(measure(entry, photo, held_out=held_out))
+        )
+
+    images = load(train, held_out=False)
+    held_out = load(test, held_out=True) if test else None
+    findings = [*train.findings, *(test.findings if test else ()), *rules.image_findings(facts, size)]
+    refuse(findings)
+    if held_out is not None:
+        return Images(images, held_out), findings
+    return Images(*(class_folders.split_holdout(images, HELD_OUT, seed) or (images, None))), findings
 
 
 def brief(findings: Sequence[Finding], folder: Path, test: Path | None) -> Iterator[str]:

@@ -1,7 +1,6 @@
-"""What one image of a plant is like, before it is brought to a network's size."""
+"""Facts of one image before it is resized: size, format, brightness, digest of its pixels, gradients."""
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,13 +8,13 @@ import numpy as np
 from PIL import Image
 
 from edge.inference.image_decoding import Photo
-from trainer.data.class_folders import Entry
+from trainer.data.folder_scan import Entry
 
 _THUMB = 32  # pixels a side, of what likeness is measured by
 
 
-class Look(NamedTuple):
-    """What one image is like, before it is brought to the network's size."""
+class ImageFacts(NamedTuple):
+    """Properties of one image, before it is resized to the network's input."""
 
     path: Path
     class_name: str
@@ -36,14 +35,14 @@ class Look(NamedTuple):
         return f"{self.width} x {self.height}"
 
 
-def look(entry: Entry, photo: Photo, *, held_out: bool = False) -> Look:
-    """Look at one image."""
+def measure(entry: Entry, photo: Photo, *, held_out: bool = False) -> ImageFacts:
+    """Measure one image."""
     image = photo.image
     gray = image.convert("L")
     counts, values = np.array(gray.histogram()), np.arange(256)
     mean = float(counts @ values / counts.sum())
     pixels = hashlib.sha256(f"{image.size}".encode() + image.convert("RGB").tobytes()).digest()
-    return Look(
+    return ImageFacts(
         entry.path,
         entry.class_name,
         held_out,
@@ -63,8 +62,3 @@ def _gradients(gray: Image.Image) -> np.ndarray:
     thumb = np.asarray(gray.resize((_THUMB, _THUMB), Image.Resampling.BOX), np.float32)
     flat = np.concatenate([np.diff(thumb, axis=0)[:, 1:].ravel(), np.diff(thumb, axis=1)[1:].ravel()])
     return flat / max(float(np.linalg.norm(flat)), 1e-6)
-
-
-def into(looks: list[Look], *, held_out: bool) -> Callable[[Entry, Photo], None]:
-    """What looks at each image that it is shown, and keeps the look."""
-    return lambda entry, photo: looks.append(look(entry, photo, held_out=held_out))

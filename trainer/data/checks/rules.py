@@ -1,19 +1,19 @@
-"""What a plant's engineer should know of its images. Each rule is one function, from looks to findings.
-
-What a folder's layout and files alone tell is found by `data.survey`, what stops an image from being decoded by
-`data.view`.
-"""
+"""Rules on a plant's images. Each is one function, from facts (`folder_scan`, `image_facts`) to findings."""
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from trainer.data import class_folders
-from trainer.data.checks.findings import Finding, lines, listing, names
-from trainer.data.checks.image_facts import Look
+from edge.inference.image_decoding import SUFFIXES
+from trainer.data.checks.findings import Finding, Severity, lines, listing, names
+from trainer.data.checks.image_facts import ImageFacts
+from trainer.data.folder_scan import Entry, FolderScan
+
+LEAST_PER_CLASS, LEAST = 5, 20  # images, below which none are held out
 
 # Correlation of thumbnails' gradients, from which two images count as nearly the same. In NEU-CLS the one pair
 # above 0.88 is one spot taken twice; saved again as JPEG of quality 30, 99 of 100 images stay above 0.87.
@@ -27,50 +27,138 @@ _OUTLIER, _LEAST_DEVIATION = 5, 50  # robust standard deviations and gray values
 _LEAST_TO_COMPARE = 8  # images of a class, below which it has no usual brightness
 _IMBALANCE = 5  # ratio of the largest class to the smallest
 
-Looks = Sequence[Look]
-Found = Iterator[Finding]
+Facts = Sequence[ImageFacts]
+Findings = Iterator[Finding]
 
 
-def judge(looks: Looks, size: int) -> Found:
-    """What the looks tell, for a network whose input is `size` pixels wide and high."""
-    if all(each.held_out for each in looks):
+def enough_to_hold_out(counts: Counter[Any]) -> bool:
+    """Whether there are enough images, by class, to hold some out."""
+    return counts.total() >= LEAST and min(counts.values()) >= LEAST_PER_CLASS
+
+
+def folder_findings(found: FolderScan) -> Findings:
+    """Rules on a folder's layout and files, before an image is decoded."""
+    groups = [[entry.path for entry in group] for group in found.groups if len(group) > 1]
+    across = [paths for paths in groups if len({path.parent for path in paths}) > 1]
+    within = [paths for paths in groups if paths not in across]
+    if across:
+        yield _two_classes(across)
+    if within:
+        yield Finding(
+            "warning",
+            "twice",
+            f"{len(within)} image(s) are there more than once, and count once:{_equal(within)}",
+            "remove the copies",
+            names(path for paths in within for path in paths),
+        )
+    yield from unreadable_findings(found.unreadable)
+    if found.groups or found.unreadable:
+        yield from _ignored(found)
+    else:
+        yield _no_images(found)
+
+
+def unreadable_findings(unreadable: Mapping[Path, str]) -> Findings:
+    """Images that cannot be read, each with its reason."""
+    if unreadable:
+        text = f"{len(unreadable)} image(s) cannot be read:{lines(list(unreadable.values()))}"
+        yield Finding("error", "unreadable", text, "repair or remove these files", names(unreadable))
+
+
+def source_findings(sources: Sequence[Sequence[Entry]]) -> Findings:
+    """Images that are of one class in one source and of another in another."""
+    groups: dict[str, list[Entry]] = defaultdict(list)
+    for entry in itertools.chain(*sources):
+        groups[entry.digest].append(entry)
+    if differing := [group for group in groups.values() if len({entry.class_name for entry in group}) > 1]:
+        yield _two_classes([[entry.path for entry in group] for group in differing])
+
+
+def _no_images(found: FolderScan) -> Finding:
+    remedy = f"pass a folder with one folder of images ({' '.join(SUFFIXES)}) for each class"
+    if found.loose:
+        remedy = "put each class's images into a folder of its own, named like the class"
+    elif found.nested:
+        remedy = f"pass the folder whose folders are the classes, perhaps {found.nested[0].parent.parent}"
+    return Finding("error", "no images", f"there are no class folders with images in {found.folder}", remedy)
+
+
+def _ignored(found: FolderScan) -> Findings:
+    """Files that are no images of a class."""
+    kinds = listing(sorted({path.suffix or "no suffix" for path in found.others}))
+    move = "move them into the folder of their class"
+    rows: tuple[tuple[list[Path], Severity, str, str, str], ...] = (
+        (found.nested, "warning", "too deep", "in folders inside class folders", move),
+        (found.loose, "warning", "no class", "in no class folder", move),
+        (found.others, "hint", "no images", f"no images ({kinds})", f"save images as one of {' '.join(SUFFIXES)}"),
+        (
+            found.hidden,
+            "hint",
+            "hidden",
+            "hidden (their name or folder begins with a dot)",
+            "rename them if they are wanted",
+        ),
+    )
+    for paths, severity, kind, what, remedy in rows:
+        if paths:
+            text = f"{len(paths)} file(s) are {what} and were ignored:{lines(paths)}"
+            yield Finding(severity, kind, text, remedy, names(paths))
+
+
+def _two_classes(groups: Sequence[Sequence[Path]]) -> Finding:
+    return Finding(
+        "error",
+        "two classes",
+        f"{len(groups)} image(s) are the same in two classes:{_equal(groups)}",
+        "remove each from the class where it is wrong",
+        names(path for paths in groups for path in paths),
+    )
+
+
+def _equal(groups: Sequence[Sequence[Path]]) -> str:
+    """Groups of identical images, as text."""
+    return lines([" = ".join(map(str, paths)) for paths in groups])
+
+
+def image_findings(facts: Facts, size: int) -> Findings:
+    """Rules on decoded images, for a network whose input is `size` pixels wide and high."""
+    if all(each.held_out for each in facts):
         return  # that there is nothing to train with has been found already
-    yield from _number(looks)
-    yield from _classes(looks)
-    yield from _duplicates(looks)
-    yield from _sizes(looks, size)
-    yield from _brightness(looks)
-    yield from _leaks(looks)
-    yield from _near_duplicates(looks)
+    yield from _number(facts)
+    yield from _classes(facts)
+    yield from _duplicates(facts)
+    yield from _sizes(facts, size)
+    yield from _brightness(facts)
+    yield from _leaks(facts)
+    yield from _near_duplicates(facts)
 
 
-def _counts(looks: Looks) -> Counter[str]:
-    return Counter(sorted(each.class_name for each in looks))
+def _counts(facts: Facts) -> Counter[str]:
+    return Counter(sorted(each.class_name for each in facts))
 
 
-def _number(looks: Looks) -> Found:
+def _number(facts: Facts) -> Findings:
     """Too few images to train, or to hold some out."""
-    train = [each for each in looks if not each.held_out]
+    train = [each for each in facts if not each.held_out]
     counts = _counts(train)
     if len(train) < 2:
         yield Finding(
             "error", "too few", f"there is {len(train)} image; a node needs two or more to train", "label a few more"
         )
-    elif len(looks) == len(train) and not class_folders.enough(counts):
+    elif len(facts) == len(train) and not enough_to_hold_out(counts):
         rarest = min(counts, key=lambda name: counts[name])
         yield Finding(
             "warning",
             "too few",
             f"{len(train)} images, {counts[rarest]} of them of {rarest}, are too few to hold any out; the model will"
             " be judged by cross-validation, whose interval is wide",
-            f"label more, to {class_folders.LEAST} and {class_folders.LEAST_PER_CLASS} of each class,"
-            " or bring --test FOLDER",
+            f"label more, to {LEAST} and {LEAST_PER_CLASS} of each class, or bring --test FOLDER",
         )
 
 
-def _classes(looks: Looks) -> Found:
+def _classes(facts: Facts) -> Findings:
     """One class only, classes that only one side has, or far more images of one class than of another."""
-    counts, held_out = (_counts([each for each in looks if each.held_out == side]) for side in (False, True))
+    counts, held_out = (_counts([each for each in facts if each.held_out == side]) for side in (False, True))
     if len(counts) == 1:
         (name,) = counts
         yield Finding(
@@ -100,10 +188,10 @@ def _classes(looks: Looks) -> Found:
         )
 
 
-def _duplicates(looks: Looks) -> Found:
+def _duplicates(facts: Facts) -> Findings:
     """The same pixels twice: held out and among the training images, in two classes, or in one."""
-    alike: dict[bytes, list[Look]] = defaultdict(list)
-    for each in looks:
+    alike: dict[bytes, list[ImageFacts]] = defaultdict(list)
+    for each in facts:
         alike[each.pixels].append(each)
     groups = [group for group in alike.values() if len(group) > 1]
     leaked = [group for group in groups if len({each.held_out for each in group}) == 2]
@@ -113,60 +201,59 @@ def _duplicates(looks: Looks) -> Found:
         yield Finding(
             "error",
             "held out",
-            f"{len(leaked)} image(s) are among both the training and the held-out images:"
-            f"{class_folders.equal(_paths(leaked))}",
+            f"{len(leaked)} image(s) are among both the training and the held-out images:{_equal(_paths(leaked))}",
             "remove each from one of the two folders",
             names(itertools.chain(*_paths(leaked))),
         )
     if across:
-        yield class_folders.in_two_classes(_paths(across))
+        yield _two_classes(_paths(across))
     if within:
         yield Finding(
             "warning",
             "twice",
             f"{len(within)} image(s) are stored more than once, as different files, and count as often:"
-            + class_folders.equal(_paths(within)),
+            + _equal(_paths(within)),
             "remove the copies: one may be held out while another trains",
             names(itertools.chain(*_paths(within))),
         )
 
 
-def _paths(groups: Sequence[Looks]) -> list[list[Path]]:
+def _paths(groups: Sequence[Facts]) -> list[list[Path]]:
     return [[each.path for each in group] for group in groups]
 
 
-def _near_duplicates(looks: Looks) -> Found:
+def _near_duplicates(facts: Facts) -> Findings:
     """Images that look nearly the same, without being so."""
-    if len(looks) > _MOST_COMPARED:
+    if len(facts) > _MOST_COMPARED:
         return
-    gradients = np.stack([each.gradients for each in looks])
+    gradients = np.stack([each.gradients for each in facts])
     pairs = []
-    for start in range(0, len(looks), 512):
+    for start in range(0, len(facts), 512):
         likeness = gradients[start : start + 512] @ gradients.T
         for row, column in np.argwhere(likeness > _ALIKE):
-            if start + row < column and looks[start + row].pixels != looks[column].pixels:
+            if start + row < column and facts[start + row].pixels != facts[column].pixels:
                 pairs.append((-likeness[row, column], start + row, column))
     if pairs:
         pairs.sort()
-        shown = [f"{looks[one].path} ~ {looks[other].path}" for _, one, other in pairs]
-        files = dict.fromkeys(looks[position].path for _, *pair in pairs for position in pair)
+        shown = [f"{facts[one].path} ~ {facts[other].path}" for _, one, other in pairs]
+        files = dict.fromkeys(facts[position].path for _, *pair in pairs for position in pair)
         yield Finding(
             "hint",
             "alike",
-            f"{len(files)} of {len(looks)} images look nearly like another one:{lines(shown)}",
+            f"{len(files)} of {len(facts)} images look nearly like another one:{lines(shown)}",
             "look at them: pictures of one spot belong on one side, training or held out; all is well if the camera"
             " always sees the same part",
             names(files),
         )
 
 
-def _sizes(looks: Looks, size: int) -> Found:
+def _sizes(facts: Facts, size: int) -> Findings:
     """Images that lose something when they are brought to the network's size."""
-    sizes = Counter(each.size for each in looks)
+    sizes = Counter(each.size for each in facts)
     told = listing([f"{name} ({count})" for name, count in sizes.most_common()])
-    small = [each for each in looks if size >= _UPSCALED * min(each.width, each.height)]
-    large = [each for each in looks if min(each.width, each.height) >= _SHRUNK * size]
-    ratios = [each.width / each.height for each in looks]
+    small = [each for each in facts if size >= _UPSCALED * min(each.width, each.height)]
+    large = [each for each in facts if min(each.width, each.height) >= _SHRUNK * size]
+    ratios = [each.width / each.height for each in facts]
     if small:
         yield Finding(
             "warning",
@@ -199,7 +286,7 @@ def _sizes(looks: Looks, size: int) -> Found:
             "sizes",
             f"images have different sizes: {told}",
             "see whether they come from one camera with one setting",
-            names(each.path for each in looks if each.size != sizes.most_common(1)[0][0]),
+            names(each.path for each in facts if each.size != sizes.most_common(1)[0][0]),
         )
     elif max(ratios[0], 1 / ratios[0]) >= _SQUASHED:
         yield Finding(
@@ -210,9 +297,9 @@ def _sizes(looks: Looks, size: int) -> Found:
         )
 
 
-def _brightness(looks: Looks) -> Found:
+def _brightness(facts: Facts) -> Findings:
     """Images that show nothing, or that are far darker or brighter than the others."""
-    empty = [each for each in looks if each.contrast < _FLAT or not _BLACK <= each.brightness <= _WHITE]
+    empty = [each for each in facts if each.contrast < _FLAT or not _BLACK <= each.brightness <= _WHITE]
     if empty:
         yield Finding(
             "warning",
@@ -222,7 +309,7 @@ def _brightness(looks: Looks) -> Found:
             "remove them, and see to the light or the camera",
             names(each.path for each in empty),
         )
-    shown = [each for each in looks if each not in empty]
+    shown = [each for each in facts if each not in empty]
     usual = {name: _usual([each for each in shown if each.class_name == name]) for name in _counts(shown)}
     over_all = _usual(shown) if shown else (0.0, np.inf)
     odd = [
@@ -243,9 +330,9 @@ def _brightness(looks: Looks) -> Found:
         )
 
 
-def _usual(looks: Looks) -> tuple[float, float]:
+def _usual(facts: Facts) -> tuple[float, float]:
     """The median brightness, and the deviation from it that makes an outlier."""
-    values = np.array([each.brightness for each in looks])
+    values = np.array([each.brightness for each in facts])
     if len(values) < _LEAST_TO_COMPARE:
         return float(np.median(values)), np.inf
     median = float(np.median(values))
@@ -253,23 +340,23 @@ def _usual(looks: Looks) -> tuple[float, float]:
     return median, max(_OUTLIER * deviation, _LEAST_DEVIATION)
 
 
-def _leaks(looks: Looks) -> Found:
+def _leaks(facts: Facts) -> Findings:
     """Formats that occur in one class only: a network may learn them instead of the defect."""
-    counts = _counts(looks)
+    counts = _counts(facts)
     for what, values in (
-        ("file type", [each.format for each in looks]),
-        ("size", [each.size for each in looks]),
-        ("colour mode", [each.mode for each in looks]),
-        ("camera", [each.camera or "no camera's name" for each in looks]),
+        ("file type", [each.format for each in facts]),
+        ("size", [each.size for each in facts]),
+        ("colour mode", [each.mode for each in facts]),
+        ("camera", [each.camera or "no camera's name" for each in facts]),
     ):
-        owners: dict[str, list[Look]] = defaultdict(list)
-        for value, each in zip(values, looks, strict=True):
+        owners: dict[str, list[ImageFacts]] = defaultdict(list)
+        for value, each in zip(values, facts, strict=True):
             owners[value].append(each)
         telling = {
             value: group
             for value, group in owners.items()
             if len({each.class_name for each in group}) == 1
-            and (counts[group[0].class_name] / len(looks)) ** len(group) < _CHANCE
+            and (counts[group[0].class_name] / len(facts)) ** len(group) < _CHANCE
         }
         if telling:
             told = [

@@ -13,17 +13,12 @@ from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Presence, RoundState, Spec
 from trainer import progress
 from trainer.data import class_folders
-from trainer.data.checks import image_checks
-from trainer.data.checks.findings import Finding, refuse
-from trainer.data.checks.image_facts import Look, into
-from trainer.data.checks.rules import judge
-from trainer.data.class_folders import Images
+from trainer.data.checks.image_checks import brief, load_checked
 from trainer.federation.client import checkpoint
 from trainer.methods import METHODS, make
 from trainer.models.catalogue import FEATURES
 
 Say = Callable[[str], None]
-HELD_OUT = 0.2  # share of a plant's images that is held out when it brings no test folder
 
 
 def join(
@@ -63,11 +58,8 @@ def join(
         report(progress.Note(text=text))
 
     topics.check_node(name)
-    for given in (folder, test):
-        if given is not None:
-            class_folders.scan(
-                given
-            )  # what is wrong with the folders should be said before anybody waits for a coordinator
+    # What is wrong with the folders should be said before anybody waits for a coordinator.
+    train, held_out = class_folders.scan(folder), class_folders.scan(test) if test else None
     report(progress.Step(what=f"looking for a federation on {endpoint}"))
     spec = discover(endpoint, federation, wait, say, stop, state)
     if spec is None:
@@ -79,7 +71,9 @@ def join(
             f"it lacks {unmet}",
             "ask its coordinator for such --option, or demand less here (--demand)",
         )
-    images = load_images(spec, folder, test, say)
+    images, findings = load_checked(train, held_out, spec.classes, spec.preprocessing.size, spec.seed)
+    for line in brief(findings, folder, test):
+        say(line)
     classes = sorted({spec.classes[label] for label in images.train.labels})
     say(
         f"joining federation {spec.federation!r} ({spec.method}, {spec.model}, {spec.rounds} rounds, "
@@ -191,30 +185,6 @@ def _read_spec(topic: str, payload: bytes) -> Spec:
                 f"install edge-node {spec.software} here",
             )
     return spec
-
-
-def load_images(spec: Spec, folder: Path, test: Path | None, say: Say) -> Images:
-    """The plant's images for this federation. Without a `test` folder a share is held out, if there are enough.
-
-    Raises:
-        UsageError: what is wrong with the folders, and what to do.
-    """
-    size, looks, found = spec.preprocessing.size, list[Look](), list[Finding]()
-
-    def load(folder: Path, *, held_out: bool) -> class_folders.LabelledImages:
-        catalogue = class_folders.scan(folder)
-        found.extend(catalogue.findings)
-        return class_folders.load(catalogue, spec.classes, size, into(looks, held_out=held_out))
-
-    images = load(folder, held_out=False)
-    held_out = load(test, held_out=True) if test else None
-    found += judge(looks, size)
-    refuse(found)
-    for line in image_checks.brief(found, folder, test):
-        say(line)
-    if held_out is not None:
-        return Images(images, held_out)
-    return Images(*(class_folders.split_holdout(images, HELD_OUT, spec.seed) or (images, None)))
 
 
 def check_name_free(endpoint: Endpoint, federation: str, name: str, state: Path) -> None:

@@ -10,13 +10,11 @@ import pytest
 from PIL import Image
 
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.messages import Preprocessing, Spec, Training
 from tests.support.plants import here
 from trainer.data import class_folders
 from trainer.data.checks import findings_output
 from trainer.data.checks.findings import Finding
-from trainer.data.checks.image_checks import Intake, check
-from trainer.federation.client.discovery import load_images
+from trainer.data.checks.image_checks import ImageReport, brief, check_folders, load_checked
 
 CLASSES = ("dent", "scratch", "stain")
 SIZE = 64
@@ -39,22 +37,22 @@ def plant(tmp_path: Path) -> Path:
     return tmp_path / "plant"
 
 
-def found(intake: Intake, kind: str) -> Finding:
+def found(report: ImageReport, kind: str) -> Finding:
     """The only finding of this kind; every finding says what to do."""
-    assert all(finding.remedy for finding in intake.findings)
-    (finding,) = [finding for finding in intake.findings if finding.kind == kind]
+    assert all(finding.remedy for finding in report.findings)
+    (finding,) = [finding for finding in report.findings if finding.kind == kind]
     return finding
 
 
-def look(plant: Path, test: Path | None = None, size: int = SIZE) -> Intake:
-    return check(plant, test, size)
+def check(plant: Path, test: Path | None = None, size: int = SIZE) -> ImageReport:
+    return check_folders(plant, test, size)
 
 
 def test_good_images_are_not_complained_of(plant: Path) -> None:
-    intake = look(plant)
-    assert intake.findings == ()
-    assert intake.can_join
-    assert [(each.name, each.images) for each in findings_output.summarise(intake).classes] == [
+    report = check(plant)
+    assert report.findings == ()
+    assert report.can_join
+    assert [(each.name, each.images) for each in findings_output.summarise(report).classes] == [
         (name, 10) for name in CLASSES
     ]
 
@@ -65,19 +63,19 @@ def test_good_images_are_not_complained_of(plant: Path) -> None:
 def test_all_unreadable_images_are_counted_and_named_and_stop_the_plant(plant: Path) -> None:
     for number in range(12):
         (plant / "dent" / f"broken-{number:02}.png").write_bytes(b"no image %d" % number)
-    intake = look(plant)
-    finding = found(intake, "unreadable")
-    assert not intake.can_join
+    report = check(plant)
+    finding = found(report, "unreadable")
+    assert not report.can_join
     assert len(finding.files) == 12
     assert finding.text.startswith("12 image(s)")
     assert finding.text.endswith("and 2 more")
-    assert len(intake.looks) == 30
+    assert len(report.facts) == 30
 
 
 def test_every_error_is_found_at_once(plant: Path) -> None:
     (plant / "dent" / "broken.png").write_bytes(b"no image")
     (plant / "stain" / "same.png").write_bytes((plant / "dent" / "0.png").read_bytes())
-    assert [finding.kind for finding in look(plant).findings] == ["two classes", "unreadable"]
+    assert [finding.kind for finding in check(plant).findings] == ["two classes", "unreadable"]
 
 
 # The same image twice
@@ -85,14 +83,14 @@ def test_every_error_is_found_at_once(plant: Path) -> None:
 
 def test_pixels_that_are_saved_in_another_format_count_as_the_same_image(plant: Path) -> None:
     Image.open(plant / "dent" / "0.png").convert("RGB").save(plant / "dent" / "copy.bmp")
-    finding = found(look(plant), "twice")
+    finding = found(check(plant), "twice")
     assert finding.severity == "warning"
     assert set(finding.files) == {str(plant / "dent" / "0.png"), str(plant / "dent" / "copy.bmp")}
 
 
 def test_the_same_pixels_in_two_classes_are_an_error(plant: Path) -> None:
     Image.open(plant / "dent" / "0.png").save(plant / "stain" / "copy.bmp")
-    finding = found(look(plant), "two classes")
+    finding = found(check(plant), "two classes")
     assert finding.severity == "error"
     assert f"{plant / 'dent' / '0.png'}" in finding.text
     assert f"{plant / 'stain' / 'copy.bmp'}" in finding.text
@@ -102,7 +100,7 @@ def test_the_same_pixels_in_two_classes_are_an_error(plant: Path) -> None:
 def test_a_held_out_image_that_also_trains_is_an_error(plant: Path, name: str) -> None:
     (plant.parent / "test" / "dent").mkdir(parents=True)
     Image.open(plant / "dent" / "0.png").save(plant.parent / "test" / "dent" / name)
-    finding = found(look(plant, plant.parent / "test"), "held out")
+    finding = found(check(plant, plant.parent / "test"), "held out")
     assert finding.severity == "error"
     assert set(finding.files) == {str(plant / "dent" / "0.png"), str(plant.parent / "test" / "dent" / name)}
 
@@ -125,7 +123,7 @@ def test_an_image_that_was_changed_a_little_is_a_near_duplicate(
     plant: Path, change: Callable[[Image.Image], Image.Image]
 ) -> None:
     change(Image.open(plant / "dent" / "0.png")).save(plant / "dent" / "changed.png")
-    finding = found(look(plant), "alike")
+    finding = found(check(plant), "alike")
     assert finding.severity == "hint"
     assert set(finding.files) == {str(plant / "dent" / "0.png"), str(plant / "dent" / "changed.png")}
 
@@ -140,13 +138,13 @@ def resize(plant: Path, pattern: str, width: int, height: int) -> None:
 
 def test_images_far_smaller_than_the_networks_input_are_named(plant: Path) -> None:
     resize(plant, "dent/3.png", 40, 40)
-    finding = found(look(plant), "too small")
+    finding = found(check(plant), "too small")
     assert (finding.severity, finding.files) == ("warning", (str(plant / "dent" / "3.png"),))
     assert "40 x 40" in finding.text
 
 
 def test_images_that_are_shrunk_so_far_that_defects_vanish_are_hinted_at(plant: Path) -> None:
-    assert "8 times" in found(look(plant, size=8), "too large").text
+    assert "8 times" in found(check(plant, size=8), "too large").text
 
 
 @pytest.mark.parametrize(
@@ -162,7 +160,7 @@ def test_what_squashes_images_differently_is_worse_than_what_squashes_all_alike(
     plant: Path, pattern: str, size: tuple[int, int], kind: str, severity: str
 ) -> None:
     resize(plant, pattern, *size)
-    finding = found(look(plant), kind)
+    finding = found(check(plant), kind)
     assert finding.severity == severity
     assert f"{size[0]} x {size[1]}" in finding.text
 
@@ -170,12 +168,12 @@ def test_what_squashes_images_differently_is_worse_than_what_squashes_all_alike(
 @pytest.mark.parametrize("gray", [0, 128, 255])
 def test_an_image_that_shows_nothing_is_named(plant: Path, gray: int) -> None:
     Image.new("L", (SIZE, SIZE), gray).save(plant / "dent" / "0.png")
-    assert found(look(plant), "empty").files == (str(plant / "dent" / "0.png"),)
+    assert found(check(plant), "empty").files == (str(plant / "dent" / "0.png"),)
 
 
 def test_an_image_that_is_much_brighter_than_its_class_is_hinted_at(plant: Path) -> None:
     texture(999, mean=210).save(plant / "dent" / "0.png")
-    finding = found(look(plant), "brightness")
+    finding = found(check(plant), "brightness")
     assert (finding.severity, finding.files) == ("hint", (str(plant / "dent" / "0.png"),))
 
 
@@ -218,7 +216,7 @@ def test_a_format_that_only_one_class_has_gives_it_away(
         image.load()
         path.unlink()
         save(image, path)
-    finding = found(look(plant), "giveaway")
+    finding = found(check(plant), "giveaway")
     assert finding.severity == "warning"
     assert re.search(f"{told}.*stain", finding.text)
     assert len(finding.files) == 10
@@ -228,7 +226,7 @@ def test_a_format_that_occurs_a_few_times_in_one_class_may_be_chance(plant: Path
     for index in range(4):
         as_jpeg(Image.open(plant / "stain" / f"{index}.png"), plant / "stain" / f"{index}")
         (plant / "stain" / f"{index}.png").unlink()
-    assert [finding for finding in look(plant).findings if finding.kind == "giveaway"] == []
+    assert [finding for finding in check(plant).findings if finding.kind == "giveaway"] == []
 
 
 # Numbers and classes
@@ -243,7 +241,7 @@ def keep(plant: Path, **counts: int) -> Path:
 
 @pytest.mark.parametrize("counts", [{"dent": 4}, {"dent": 5, "scratch": 5, "stain": 9}], ids=["4 of a class", "19"])
 def test_too_few_images_to_hold_any_out_are_a_warning(plant: Path, counts: dict[str, int]) -> None:
-    finding = found(look(keep(plant, **counts)), "too few")
+    finding = found(check(keep(plant, **counts)), "too few")
     assert finding.severity == "warning"
     assert "cross-validation" in finding.text
 
@@ -252,26 +250,26 @@ def test_held_out_images_of_the_plants_own_make_few_images_enough(plant: Path) -
     for number, name in enumerate(CLASSES):
         (plant.parent / "test" / name).mkdir(parents=True)
         texture(1000 + number).save(plant.parent / "test" / name / "0.png")
-    assert look(keep(plant, dent=4, scratch=4, stain=4), plant.parent / "test").findings == ()
+    assert check(keep(plant, dent=4, scratch=4, stain=4), plant.parent / "test").findings == ()
 
 
 def test_one_image_is_not_enough_to_join(plant: Path) -> None:
-    assert found(look(keep(plant, dent=1, scratch=0, stain=0)), "too few").severity == "error"
+    assert found(check(keep(plant, dent=1, scratch=0, stain=0)), "too few").severity == "error"
 
 
 def test_a_plant_with_one_class_is_warned(plant: Path) -> None:
-    assert "dent" in found(look(keep(plant, scratch=0, stain=0)), "one class").text
+    assert "dent" in found(check(keep(plant, scratch=0, stain=0)), "one class").text
 
 
 def test_much_rarer_classes_are_hinted_at(plant: Path) -> None:
-    finding = found(look(keep(plant, dent=2)), "imbalance")
+    finding = found(check(keep(plant, dent=2)), "imbalance")
     assert "scratch has 10 images, dent only 2" in finding.text
 
 
 def test_classes_that_only_one_folder_has_are_named(plant: Path) -> None:
     (plant.parent / "test" / "crack").mkdir(parents=True)
     texture(1000).save(plant.parent / "test" / "crack" / "0.png")
-    findings = look(plant, plant.parent / "test").findings
+    findings = check(plant, plant.parent / "test").findings
     assert [(finding.severity, finding.kind) for finding in findings] == [("warning", "classes"), ("hint", "classes")]
     assert "crack" in findings[0].text
     assert "dent, scratch, stain" in findings[1].text
@@ -280,36 +278,14 @@ def test_classes_that_only_one_folder_has_are_named(plant: Path) -> None:
 # Joining
 
 
-def spec(size: int = SIZE) -> Spec:
-    return Spec(
-        federation="test",
-        run="0" * 16,
-        software="0",
-        method="local",
-        options={},
-        model="small",
-        classes=CLASSES,
-        preprocessing=Preprocessing(size=size),
-        training=Training(),
-        rounds=1,
-        nodes=1,
-        quorum=1,
-        seed=0,
-        threads=1,
-        evaluate_every=1,
-        tensors={},
-        sends=(),
-    )
-
-
 def test_joining_looks_at_the_images_that_it_loads_and_says_what_it_found_in_a_few_lines(plant: Path) -> None:
     for number in range(40):
         Image.open(plant / "dent" / "0.png").save(plant / "dent" / f"copy-{number}.bmp")
     resize(plant, "dent/3.png", 40, 40)
     Image.new("L", (SIZE, SIZE)).save(plant / "stain" / "3.png")
     (plant / "loose.png").write_bytes(b"ignored")
-    said: list[str] = []
-    images = load_images(spec(), plant, None, said.append)
+    images, findings = load_checked(class_folders.scan(plant), None, CLASSES, SIZE, seed=0)
+    said = list(brief(findings, plant, None))
     assert images.test is not None
     assert len(images.train.labels) + len(images.test.labels) == 31
     assert [line.split(":")[0] for line in said[:-1]] == ["warning"] * 3
@@ -321,7 +297,7 @@ def test_joining_looks_at_the_images_that_it_loads_and_says_what_it_found_in_a_f
 def test_joining_is_refused_with_what_the_look_finds(plant: Path) -> None:
     Image.open(plant / "dent" / "0.png").save(plant / "stain" / "copy.bmp")
     with pytest.raises(UsageError) as caught:
-        load_images(spec(), plant, None, print)
+        load_checked(class_folders.scan(plant), None, CLASSES, SIZE, seed=0)
     assert str(plant / "stain" / "copy.bmp") in caught.value.what
     assert "remove" in caught.value.remedy
 
@@ -354,7 +330,7 @@ def test_the_command_tells_findings_and_draws_a_picture(plant: Path, tmp_path: P
 
 
 def test_the_picture_marks_nothing_where_nothing_is_wrong(plant: Path, tmp_path: Path) -> None:
-    findings_output.draw(look(plant), tmp_path / "sheet.png")
+    findings_output.draw(check(plant), tmp_path / "sheet.png")
     assert colors(tmp_path / "sheet.png") == set()
 
 
@@ -391,7 +367,7 @@ def test_what_cannot_be_done_is_a_usage_error(arguments: tuple[str, ...], plant:
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs the shared data sets")
 def test_what_is_known_of_neu_cls_and_x_sdd_is_found() -> None:
-    neu, xsdd = look(DATA / "neu_cls", size=128), look(DATA / "xsdd", size=128)
+    neu, xsdd = check(DATA / "neu_cls", size=128), check(DATA / "xsdd", size=128)
     assert {Path(file).name for file in found(neu, "twice").files} == {"patches_101.jpg", "patches_105.jpg"}
     assert len(found(xsdd, "twice").files) == 18
     assert "PNG are of finishing_roll_printing" in found(xsdd, "giveaway").text

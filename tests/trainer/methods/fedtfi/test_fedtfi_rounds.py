@@ -13,11 +13,11 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.errors import PeerError, UsageError
 from broker_config.protocol.messages import Contribution, Manifest, Spec
-from tests.support.plants import CLASSES, draw
+from tests.support.plants import CLASSES, draw, load_images
 from tests.support.sessions import PLANTS, Federation, same
 from trainer import progress
 from trainer.data.class_folders import Images
-from trainer.federation.client.discovery import join, load_images
+from trainer.federation.client.discovery import join
 from trainer.federation.server.coordinator import Outcome
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Request, Terms, draft
@@ -48,7 +48,7 @@ def drafted(method: str = "fedtfi", rule: Any = "mean", rounds: int = 3, **optio
 @pytest.fixture(scope="module")
 def images(plants: dict[str, Path]) -> dict[str, Images]:
     spec, _ = drafted()
-    loaded = {name: load_images(spec, folder, None, print) for name, folder in plants.items()}
+    loaded = {name: load_images(spec, folder) for name, folder in plants.items()}
     return {name: each._replace(train=each.train.take(np.arange(0, 16, 2))) for name, each in loaded.items()}
 
 

@@ -1,0 +1,91 @@
+"""Image files below a folder with one folder for each class: what is there, without judging it.
+
+Images are ordered by the SHA-256 of their bytes, so that names, file types and folder order never reach training.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from broker_config.protocol.errors import UsageError
+from edge.inference.image_decoding import SUFFIXES, ImageError, Photo, read
+
+
+class Entry(NamedTuple):
+    """An image file, by its SHA-256."""
+
+    path: Path
+    class_name: str
+    digest: str
+
+
+class FolderScan(NamedTuple):
+    """The files of a class-folder tree."""
+
+    folder: Path
+    groups: tuple[tuple[Entry, ...], ...]  # images, ordered by digest; those of a group are identical
+    unreadable: dict[Path, str]  # with the reason
+    loose: list[Path]  # images in no class folder
+    nested: list[Path]  # images in folders inside class folders
+    hidden: list[Path]  # images whose name or folder begins with a dot: a system's or a tool's own
+    others: list[Path]  # files in class folders that are no images
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The images, each once."""
+        return tuple(group[0] for group in self.groups)
+
+
+def scan_folder(folder: Path) -> FolderScan:
+    """Find and hash images, FOLDER/CLASS/FILE.
+
+    Raises:
+        UsageError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise UsageError(
+            f"{folder} is not a folder" if folder.exists() else f"{folder} does not exist",
+            "pass a folder with one folder of images for each class",
+        )
+    groups: dict[str, list[Entry]] = defaultdict(list)
+    unreadable: dict[Path, str] = {}
+    for path in _images(folder, "*/*"):
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            unreadable[path] = f"{path} cannot be read: {error.strerror}"
+        else:
+            groups[digest].append(Entry(path, path.parent.name, digest))
+    files = [path for path in sorted(folder.glob("*/*")) if path.is_file() and not _is_hidden(path, folder)]
+    return FolderScan(
+        folder,
+        tuple(tuple(groups[digest]) for digest in sorted(groups)),
+        unreadable,
+        loose=_images(folder, "*.*"),
+        nested=_images(folder, "*/*/**/*"),
+        hidden=_images(folder, "*/*", hidden=True),
+        others=[path for path in files if path.suffix.lower() not in SUFFIXES],
+    )
+
+
+def decode_entries(entries: Iterable[Entry]) -> Iterator[tuple[Entry, Photo | ImageError]]:
+    """Decode images one at a time; an error stands for one that cannot be decoded."""
+    for entry in entries:
+        try:
+            yield entry, read(entry.path)
+        except ImageError as error:
+            yield entry, error
+
+
+def _images(folder: Path, pattern: str, *, hidden: bool = False) -> list[Path]:
+    """The image files below the folder that fit a pattern."""
+    return sorted(
+        path for path in folder.glob(pattern) if path.suffix.lower() in SUFFIXES and _is_hidden(path, folder) == hidden
+    )
+
+
+def _is_hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
