@@ -27,8 +27,9 @@ from trainer.data.class_folders import Images, LabelledImages
 from trainer.federation.server.spec import Request, draft
 from trainer.models.named_tensors import Arrays
 from trainer.models.torchvision_import import torchvision_models
-from trainer.training.engine import TrainingSet, Views, augment, batches
+from trainer.training.engine import batches
 from trainer.training.simulation import Engine, simulate
+from trainer.training.training_set import TrainingSet, Views, augment
 
 CLASSES = ("a", "b", "c")
 RATIOS = (("plain", "bare"), ("batched", "bare"), ("afedcl batched", "afedcl plain"))

@@ -9,8 +9,9 @@ from trainer import progress
 from trainer.data.class_folders import LabelledImages
 from trainer.models.named_tensors import pick, take_from, trainable
 from trainer.models.network import Network, Tree
-from trainer.training.engine import TrainingSet, Views, batches
+from trainer.training.engine import batches
 from trainer.training.seeding import key_to_seed
+from trainer.training.training_set import TrainingSet, Views
 
 EPOCHS = 20
 _BATCH, _RATE = 32, 3e-5

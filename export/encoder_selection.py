@@ -8,8 +8,9 @@ import torch
 from trainer.data.class_folders import LabelledImages
 from trainer.models.named_tensors import frozen, pick, put_under, take_from
 from trainer.models.network import Network, Tree
-from trainer.training.engine import TrainingSet, judge
+from trainer.training.engine import judge
 from trainer.training.personal_model import Facts
+from trainer.training.training_set import TrainingSet
 
 SHARE = 0.05  # of the features, below which an encoder is tried to be left out
 

@@ -18,9 +18,9 @@ from trainer.federation.server.spec import Request, draft
 from trainer.methods.base import Metrics
 from trainer.models.network import Network
 from trainer.report.model_examination import project
-from trainer.training.engine import TrainingSet
 from trainer.training.personal_model import Personal
 from trainer.training.simulation import Engine, simulate
+from trainer.training.training_set import TrainingSet
 
 _LOOKS = 5  # at the held-out images, in the course of a federation
 

@@ -21,10 +21,11 @@ from trainer.federation.server.spec import Request, draft
 from trainer.models.named_tensors import Arrays, frozen
 from trainer.models.network import Network, to_tensors
 from trainer.report.model_examination import project
-from trainer.training.engine import TrainingSet, judge
+from trainer.training.engine import judge
 from trainer.training.evaluation import accuracy, macro_auc, macro_f1
 from trainer.training.personal_model import Personal
 from trainer.training.simulation import Device, Engine, simulate
+from trainer.training.training_set import TrainingSet
 
 
 def run_cell(cell: Cell, material: Material) -> Finished:

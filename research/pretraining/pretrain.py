@@ -25,8 +25,8 @@ from trainer.data.class_folders import LabelledImages
 from trainer.data.drawn_surfaces import CLASSES
 from trainer.models.backbones import build
 from trainer.models.catalogue import FEATURES
-from trainer.training.engine import TrainingSet
 from trainer.training.seeding import generator, key_to_seed
+from trainer.training.training_set import TrainingSet
 
 
 class Plan(NamedTuple):

@@ -40,11 +40,12 @@ from trainer.methods.afedcl import CHANCE
 from trainer.methods.base import IMAGES_CAP
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Network
-from trainer.training.engine import TrainingSet, judge
+from trainer.training.engine import judge
 from trainer.training.participant import Contributed
 from trainer.training.personal_model import Personal
 from trainer.training.seeding import generator
 from trainer.training.simulation import Tamper, simulate
+from trainer.training.training_set import TrainingSet
 
 Attack = Literal["none", "sign flip", "scaling", "L_D inflation", "noise", "label flip", "backdoor"]
 Rule = Literal["mean", "median", "trimmed_mean", "multi_krum", "norm_clip"]

@@ -17,7 +17,7 @@ from broker_config.protocol.messages import Preprocessing
 from research.pretraining.pretrain import Classifier, Plan, pretrain
 from trainer.data import class_folders, partition
 from trainer.data.drawn_surfaces import CLASSES
-from trainer.training.engine import TrainingSet
+from trainer.training.training_set import TrainingSet
 
 
 def judge(model: Classifier, images: class_folders.LabelledImages) -> np.ndarray:

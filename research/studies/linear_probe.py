@@ -17,8 +17,8 @@ from broker_config.protocol.messages import Preprocessing
 from trainer.data import class_folders, partition
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.network import Network, to_tensors
-from trainer.training.engine import TrainingSet
 from trainer.training.seeding import generator
+from trainer.training.training_set import TrainingSet
 
 MODEL = "mobilenet_v2"
 _PENALTY = 0.01

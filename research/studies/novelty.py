@@ -46,10 +46,10 @@ from trainer.data.class_folders import Catalogue, Images, LabelledImages
 from trainer.data.partition import Scheme, pool
 from trainer.federation.server.spec import Request, draft
 from trainer.models.network import Network, Tree
-from trainer.training.engine import TrainingSet
 from trainer.training.personal_model import Personal
 from trainer.training.seeding import generator
 from trainer.training.simulation import simulate
+from trainer.training.training_set import TrainingSet
 
 SIZE, NODES, MOST = 64, 5, 120  # pixels; nodes; unknown images of a kind for each node
 COMBINED = (

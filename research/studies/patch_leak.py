@@ -41,9 +41,9 @@ from trainer.federation.server.spec import Request, draft
 from trainer.methods.fedtfi.patch_protection import Floats, Protection
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Network, to_tensors
-from trainer.training.engine import TrainingSet
 from trainer.training.seeding import generator
 from trainer.training.simulation import simulate
+from trainer.training.training_set import TrainingSet
 
 Knows = Literal["same", "other"]
 View = Literal["maps", "one place", "16 places known", "1 place known", "sent"]

@@ -35,8 +35,8 @@ from trainer import progress
 from trainer.data.class_folders import LabelledImages
 from trainer.models.network import Network
 from trainer.training import personal_model
-from trainer.training.engine import TrainingSet
 from trainer.training.personal_model import Personal, Sample, Verdict
+from trainer.training.training_set import TrainingSet
 
 
 def saved(model: Personal, folder: Path) -> Path:

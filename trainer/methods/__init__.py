@@ -17,12 +17,13 @@ from trainer.methods import (
     fedper,
     fedprox,
     fedrep,
-    fedtfi,
     fenda,
     local,
     scaffold,
 )
 from trainer.methods.base import Factory, Method
+from trainer.methods.fedtfi import method as fedtfi
+from trainer.methods.fedtfi import options as fedtfi_options
 
 
 class Entry(NamedTuple):
@@ -42,7 +43,7 @@ METHODS = {
     "fedper": Entry(fedper.Options, fedper.fedper),
     "fedprox": Entry(fedprox.Options, fedprox.fedprox),
     "fedrep": Entry(fedrep.Options, fedrep.fedrep),
-    "fedtfi": Entry(fedtfi.Options, fedtfi.fedtfi),
+    "fedtfi": Entry(fedtfi_options.Options, fedtfi.fedtfi),
     "fenda": Entry(fenda.Options, fenda.fenda),
     "local": Entry(local.Options, local.local),
     "scaffold": Entry(scaffold.Options, scaffold.scaffold),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
     from trainer.models.network import Network, Tree
-    from trainer.training.engine import TrainingSet
+    from trainer.training.training_set import TrainingSet
 
 Metrics = dict[str, float]
 PATCHED = "patched"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from broker_config.protocol.messages import Training
-from trainer.methods import fedavg
-from trainer.methods.base import WHOLE, Batch, Encode, Method, Phase, Step
+from trainer.methods.base import WHOLE, Batch, Encode, Method, OneStage, Phase, Step
+from trainer.methods.fedavg import fedavg
 from trainer.models.named_tensors import put_under, take_from
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def ditto(training: Training, options: Options) -> Method:
         return loss + options.lam / 2 * (own - received).square().sum(), {"L_P": loss}
 
     step = Step(("personal",), personal)
-    return fedavg.fedavg(training, fedavg.Options())._replace(
+    return fedavg(training, OneStage())._replace(
         init_node=lambda broadcast, shape, random: put_under("personal", broadcast),
         refine=(Phase("personal", (step,), options.personal_epochs or training.local_epochs),),
         deploy=lambda own, received: take_from("personal", own),

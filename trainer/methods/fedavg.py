@@ -9,7 +9,7 @@ class Options(OneStage, frozen=True):
     """Options of `fedavg`."""
 
 
-def fedavg(training: Training, options: Options) -> Method:
+def fedavg(training: Training, options: OneStage) -> Method:
     """Encoder and classifier are received, trained and averaged; the last average is what every node serves."""
     return Method(
         train=(plain_phase(training, options.epochs),),

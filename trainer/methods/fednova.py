@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from broker_config.protocol.messages import Training
-from trainer.methods import fedavg
 from trainer.methods.base import WHOLE, Method, OneStage, Sgd, plain_phase, share, shared_classifier
+from trainer.methods.fedavg import fedavg
 from trainer.models.named_tensors import Arrays, pick, trainable
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def fednova(training: Training, options: Options) -> Method:
             "steps": tree["steps"].new_tensor(effective_steps(steps, options.momentum)),
         },
     )
-    return fedavg.fedavg(training, fedavg.Options())._replace(
+    return fedavg(training, options)._replace(
         train=(phase,),
         sends=share(*WHOLE, "steps"),
         init_server=lambda encoder, shape, random: {

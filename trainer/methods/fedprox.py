@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from broker_config.protocol.messages import Training
-from trainer.methods import fedavg
 from trainer.methods.base import WHOLE, Batch, Encode, Method, OneStage, classification, plain_phase
+from trainer.methods.fedavg import fedavg
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,5 +30,4 @@ def fedprox(training: Training, options: Options) -> Method:
         distance = (network.flat(tree, WHOLE) - network.flat(batch.received, WHOLE)).square().sum()
         return loss + options.mu / 2 * distance, metrics
 
-    plain = fedavg.fedavg(training, fedavg.Options())
-    return plain._replace(train=(plain_phase(training, options.epochs, proximal),))
+    return fedavg(training, options)._replace(train=(plain_phase(training, options.epochs, proximal),))

@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 
 from broker_config.protocol.messages import Training
-from trainer.methods import fedavg
 from trainer.methods.base import (
     WHOLE,
     Batch,
@@ -21,6 +20,7 @@ from trainer.methods.base import (
     share,
     shared_classifier,
 )
+from trainer.methods.fedavg import fedavg
 from trainer.models.initial_weights import Shape
 from trainer.models.named_tensors import Arrays, pick, put_under, take_from, trainable
 
@@ -61,7 +61,7 @@ def scaffold(training: Training, options: Options) -> Method:
         return {**tree, **{name: tree[name] + value for name, value in change(tree, received).items()}}
 
     phase = plain_phase(training, options.epochs, corrected)
-    return fedavg.fedavg(training, fedavg.Options())._replace(
+    return fedavg(training, options)._replace(
         train=(phase._replace(sgd=Sgd(options.rate), after=after),),
         sends=share(*WHOLE, "control"),
         init_server=_init_server,

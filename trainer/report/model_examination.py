@@ -19,8 +19,8 @@ from trainer.data.class_folders import LabelledImages
 from trainer.models.network import Network, Tree
 from trainer.report.run_files import Node
 from trainer.training import personal_model as personal
-from trainer.training.engine import TrainingSet
 from trainer.training.personal_model import Verdict
+from trainer.training.training_set import TrainingSet
 
 _PICTURED = 160  # pixels of a picture's side on the page
 _EACH = 4  # pictures judged right, and as many wrong

@@ -14,8 +14,9 @@ import torch
 from trainer.methods.base import Metrics, Phase
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Tree
-from trainer.training.engine import TrainingSet, descend
+from trainer.training.engine import descend
 from trainer.training.participant import Contributed, Participant, State
+from trainer.training.training_set import TrainingSet
 
 MOST = 32  # nodes in a group: its activations are all in memory at once
 

@@ -16,10 +16,11 @@ from trainer.methods import complete_options, make
 from trainer.methods.base import Metrics, Phase
 from trainer.models.named_tensors import Arrays, pick, put_under, take_from
 from trainer.models.network import Network, Tree, to_arrays, to_tensors
-from trainer.training.engine import TrainingSet, judge, run_phase
+from trainer.training.engine import judge, run_phase
 from trainer.training.evaluation import accuracy, macro_f1, wilson
 from trainer.training.personal_model import Facts, Personal, Sample, Verdict
 from trainer.training.seeding import generator, key_to_seed
+from trainer.training.training_set import TrainingSet
 
 _FOLDS, _FOLD_ROUNDS = 5, 10  # of cross-validation
 

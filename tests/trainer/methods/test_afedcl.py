@@ -23,7 +23,8 @@ from trainer.methods.base import Batch, Method, Step
 from trainer.models.initial_weights import Shape
 from trainer.models.named_tensors import pick
 from trainer.models.network import Network, Tree
-from trainer.training.engine import TrainingSet, run_phase
+from trainer.training.engine import run_phase
+from trainer.training.training_set import TrainingSet
 
 X = torch.ones(1, 1)
 LABEL = torch.tensor([0])

@@ -22,9 +22,10 @@ from trainer.models.initial_weights import Shape
 from trainer.models.named_tensors import Arrays, pick, take_from
 from trainer.models.network import Network, to_arrays, to_tensors
 from trainer.training import participant
-from trainer.training.engine import TrainingSet, run_phase
+from trainer.training.engine import run_phase
 from trainer.training.participant import Participant, State
 from trainer.training.simulation import Simulated, simulate
+from trainer.training.training_set import TrainingSet
 
 CLASSES = ("scratches", "patches", "inclusion")
 ON_ANY_MODEL = tuple(name for name in METHODS if name != "fedtfi")

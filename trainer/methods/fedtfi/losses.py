@@ -10,7 +10,7 @@ from trainer.methods.fedtfi.patches import Cells, Items, interpolate
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.methods.fedtfi import Options
+    from trainer.methods.fedtfi.options import Options
     from trainer.models.network import Network, Tree
 
 

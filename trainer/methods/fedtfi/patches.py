@@ -17,9 +17,9 @@ from trainer.models.named_tensors import Arrays
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-    from trainer.methods.fedtfi import Options
+    from trainer.methods.fedtfi.options import Options
     from trainer.models.network import Network, Tree
-    from trainer.training.engine import TrainingSet
+    from trainer.training.training_set import TrainingSet
 
 
 def make(network: Network, received: Tree, data: TrainingSet, random: np.random.Generator, options: Options) -> Arrays:

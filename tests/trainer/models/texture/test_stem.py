@@ -18,9 +18,9 @@ from trainer.federation.server.spec import Request, draft
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import Arrays, frozen, pick
 from trainer.models.network import Network, to_arrays, to_tensors
-from trainer.training.engine import TrainingSet
 from trainer.training.participant import Participant
 from trainer.training.simulation import Simulated, simulate
+from trainer.training.training_set import TrainingSet
 
 MODEL = "maps_small"  # the quickest
 

@@ -1,0 +1,66 @@
+"""FedTFI (Peng et al., 2022): FedAvg, and nodes that exchange patches of feature maps.
+
+The paper leaves open: margin, lambda, p, the size of the bank, and which rounds its patches come from.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.messages import Training
+from trainer.methods.base import WHOLE, Method, OneStage, Relay, plain_phase, shared_classifier
+from trainer.methods.fedavg import fedavg
+from trainer.methods.fedtfi import losses, patch_bank, patches
+from trainer.methods.fedtfi.options import Options
+from trainer.models.initial_weights import Shape
+from trainer.models.named_tensors import Arrays, pick
+
+_MOST = 1 << 26  # bytes of patches in a contribution or a broadcast: the coordinator has those of all nodes in memory
+
+
+def fedtfi(training: Training, options: Options) -> Method:
+    """Cross-entropy and, with patches of other nodes put into maps, a triplet loss of TEL's output token (eq. 13)."""
+    loss = losses.mixed(options) if options.use == "mixed" else losses.triplet(options)
+    return fedavg(training, OneStage())._replace(
+        train=(plain_phase(training, options.epochs, loss)._replace(draws=True),),
+        init_server=lambda encoder, shape, random: _begin(options, encoder, shape, random),
+        admit=patch_bank.without_own,
+        receive=lambda own, received: pick({**own, **received}, WHOLE),
+        relay=Relay(
+            shapes=lambda broadcast: _shapes(options, broadcast),
+            make=lambda network, received, data, random: patches.make(network, received, data, random, options),
+            check=patch_bank.check,
+            merge=patch_bank.merge,
+            hides=options.in_force,
+            short_of=options.short_of,
+        ),
+    )
+
+
+def _begin(options: Options, encoder: Arrays, shape: Shape, random: np.random.Generator) -> Arrays:
+    if not all(pick(encoder, (part,)) for part in ("encoder.project", "encoder.encoding")):
+        raise UsageError(
+            "fedtfi exchanges patches of feature maps, and this model has none of FedTFI's",
+            "take --model fedtfi_small or another model of FedTFI's, or another --method",
+        )
+    channels = len(encoder["encoder.project.weight"])
+    if options.channels > channels:
+        raise UsageError(
+            f"fedtfi cannot interpolate {options.channels} channels: this model's maps have {channels}",
+            f"take --option channels=1 to {channels}",
+        )
+    largest = 4 * max(options.quota, options.capacity) * channels * options.mask**2
+    if largest > _MOST:
+        raise UsageError(
+            f"fedtfi would send {largest >> 20} MiB of patches at once: {_MOST >> 20} are the most",
+            "take a smaller --option quota, capacity or mask",
+        )
+    return {**shared_classifier(encoder, shape, random), **patch_bank.empty(options.capacity, channels, options.mask)}
+
+
+def _shapes(options: Options, broadcast: Arrays) -> dict[str, tuple[int, ...]]:
+    return {
+        patch_bank.VALUES: (options.quota, *broadcast["bank.patches"].shape[1:]),
+        patch_bank.LABELS: (options.quota,),
+    }
