@@ -299,7 +299,7 @@ def test_of_two_processes_of_one_sensor_one_gives_way_and_says_why(
     broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a broker that does not say why it closes a connection."""
-    monkeypatch.setattr(collision, "_OFTEN", 2)
+    monkeypatch.setattr(collision, "_REPEATED", 2)
     spec = line_spec()
     draw(tmp_path / "data", 60, 15)
     lost = threading.Event()

@@ -14,7 +14,8 @@ from typing import get_args
 
 import msgspec
 
-from broker_config.mqtt.client import TAKEN_OVER, Delivery, Endpoint, Link, LinkDown, LinkUp, probe
+from broker_config.mqtt.client import Delivery, Endpoint, Link, LinkDown, LinkUp, probe
+from broker_config.mqtt.collision import CollisionDetector
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, decode_any, encode, encoded_size
 from broker_config.protocol.errors import EdgeNodeError, LinkError
@@ -111,6 +112,7 @@ class _Node:
         self._fetching: Manifest | None = None
         self._offered = 0  # the newest round whose contribution was offered, and bytes sent before that
         self._sent_before = 0
+        self._collision = CollisionDetector(name, remedy="stop one of them, or choose another --name")
         self._presence_topic = topics.presence(spec.federation, name)
         self._link = Link(
             endpoint,
@@ -195,12 +197,10 @@ class _Node:
                     "check the coordinator's log and the broker's packet limits, then join again",
                 )
             case LinkUp():
+                self._collision.observe(event)
                 self._announce()
-            case LinkDown(_, reason) if reason == TAKEN_OVER:
-                raise EdgeNodeError(
-                    f"another process has connected as {self._name}", "stop one of them, or choose another --name"
-                )
             case LinkDown(_, reason):
+                self._collision.observe(event)
                 self._say(f"connection lost ({reason}); trying again")
 
     def _announce(self) -> None:
