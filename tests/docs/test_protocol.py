@@ -171,9 +171,9 @@ def test_values_are_refused_from_the_pages_bound_on(nodes: int) -> None:
     s = scale(nodes, np.ones(1, np.float32))
     bound = np.float32(2.0 ** (62 - s) / 2 ** math.ceil(math.log2(nodes)))
     sums = FixedPointSum({"a": messages.TensorSpec((1,), s)}, nodes, 1.0)
-    sums.check([("a", np.array([-bound]))])
+    sums.validate([("a", np.array([-bound]))])
     with pytest.raises(ValueError, match="beyond"):
-        sums.check([("a", np.array([np.nextafter(bound, np.float32(np.inf))]))])
+        sums.validate([("a", np.array([np.nextafter(bound, np.float32(np.inf))]))])
 
 
 # The page is enough

@@ -205,7 +205,7 @@ class Coordinators:
             request, federation="default", classes=("a", "b"), nodes=1000, terms=Terms(start=3, quorum=2),
             encoder=small_encoder(),
         )  # fmt: skip
-        self._ledger.take_up(spec, broadcast, new=True)
+        self._ledger.begin_or_continue(spec, broadcast, new=True)
         told: list[object] = []
         self._coordinator = _Coordinator(self._ledger, Endpoint.parse(self._url), told.append, 65_536, 0)
         self._stack.callback(self._coordinator.close)
@@ -229,15 +229,15 @@ class Coordinators:
             coordinator._handle(coordinator._inbox.get())
         told = self._told[before:]
         assert len(told) < 20, told
-        assert len(list(coordinator._arrivals)) < self.LIFE
+        assert len(list(coordinator._uploads)) < self.LIFE
         return not any(isinstance(event, NodeRefused) for event in told)
 
     def _hello(self, _: Mutator, node: str) -> bytes:
-        session = self._coordinator._roster.session(node) or "0" * 16
+        session = self._coordinator._membership.session(node) or "0" * 16
         return encode(Hello(session=session, run=self._ledger.spec.run, software=""))
 
     def _mutated(self, mutator: Mutator, node: str) -> bytes:
-        session = self._coordinator._roster.session(node) or "0" * 16
+        session = self._coordinator._membership.session(node) or "0" * 16
         return mutator.current(
             mutator.message().payload,
             run=self._ledger.spec.run,

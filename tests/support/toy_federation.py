@@ -155,7 +155,7 @@ def federate(
         received, sums = broadcast, FixedPointSum(pick(spec.tensors, spec.sends), nodes, method.weight_cap)
         for plant, each in participants.items():
             state, sent, _ = each.contribute(states[plant], received, round_, stop)
-            sums.check(sent.tensors.items())
+            sums.validate(sent.tensors.items())
             sums.add(sent.tensors.items(), method.weigh(sent.weight))
             states[plant], _ = each.refine(state, received, round_)
         broadcast = method.finish(broadcast, sums.mean(), sums.count / nodes)

@@ -12,9 +12,9 @@ from broker_config.protocol.messages import Spec
 from trainer import progress
 from trainer.data import class_folders, partition
 from trainer.data.class_folders import Images
-from trainer.federation.server.contributions import Gathering
+from trainer.federation.server.contributions import Contributions
 from trainer.federation.server.robust_rules import InMemory
-from trainer.federation.server.round_state import draw
+from trainer.federation.server.round_state import sample_participants
 from trainer.federation.server.spec import Request, draft
 from trainer.methods import make
 from trainer.methods.base import Metrics
@@ -98,24 +98,24 @@ def simulate(
     rounds, exchange = progress.Rounds(show, lambda: (0, 0)), Exchange(show)
     for round_ in range(1, spec.rounds + 1):
         received = broadcast
-        drawn = draw(participants, spec.sample, spec.seed, round_)
+        drawn = sample_participants(participants, spec.sample, spec.seed, round_)
         groups = batched_engine.group([participants[name] for name in sorted(drawn)], most) if drawn else everyone
         rounds.open(round_)
-        gathering = Gathering(spec, method)
+        contributions = Contributions(spec, method)
         for group in groups:
             for name in group.nodes:
                 show(progress.Activity(node=name, round=round_, what="training"))
             stage_1 = group.contribute([states[name] for name in group.nodes], received, round_)
             for name, (_, contributed, _) in zip(group.nodes, stage_1, strict=True):
                 told = tamper(name, round_, contributed, received)
-                gathering.add(name, InMemory(told.tensors), told.weight)
+                contributions.add(name, InMemory(told.tensors), told.weight)
             stage_2 = group.refine([state for state, _, _ in stage_1], received, round_)
             for name, (_, _, metrics), (states[name], refined) in zip(group.nodes, stage_1, stage_2, strict=True):
                 histories[name] += ({"round": float(round_), **metrics, **refined},)
                 trained_on[name] = round_, received
                 show(progress.Measured(node=name, round=round_, metrics={**metrics, **refined}))
                 show(progress.Activity(node=name, round=round_, what="waiting"))
-        broadcast = gathering.close(broadcast)
+        broadcast = contributions.aggregate(broadcast)
         closed(round_, broadcast)
         took_part = sorted(drawn or participants)
         rounds.close(took_part)

@@ -50,7 +50,7 @@ from trainer import progress
 from trainer.federation.client.discovery import discover
 from trainer.federation.server.coordinator import Outcome, coordinate
 from trainer.federation.server.ledger import Ledger
-from trainer.federation.server.membership import MOST
+from trainer.federation.server.membership import MAX_MESSAGES
 from trainer.federation.server.spec import Terms
 from trainer.models.network import to_arrays
 from trainer.training.personal_model import load
@@ -430,7 +430,7 @@ def test_a_broker_cannot_have_a_member_refused_by_repeating_its_messages(
     coordinator, node = federation.coordinator(), federation.node(PLANTS[0])
     coordinator.wait_for(progress.NodeJoined)
     hello = next(each for each in listener.seen if each.topic == topics.up("repeated", PLANTS[0]))
-    for _ in range(MOST + 1):
+    for _ in range(MAX_MESSAGES + 1):
         listener.say(hello.topic, hello.payload, qos=0)
     note = coordinator.wait_for(progress.Note)
     assert f"ignoring {PLANTS[0]} for a while" in note.text  # type: ignore[union-attr]

@@ -20,7 +20,7 @@ from trainer.models.catalogue import SIZES
 _PATIENCE = 240.0  # seconds without any durable step after which the federation counts as stuck
 _AGAIN = 0.5  # seconds until a process that gave up is started again
 _IMAGES = 10  # of each class
-_AGAIN_AT_EVERY_START = ("claimed", "training")  # steps that are no progress by themselves
+_AGAIN_AT_EVERY_START = ("resumed", "training")  # steps that are no progress by themselves
 _LOOK = 0.02  # seconds between two looks at clock and traces
 
 

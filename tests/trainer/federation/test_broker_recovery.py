@@ -40,7 +40,7 @@ def test_what_is_left_of_any_earlier_process_does_not_take_a_nodes_own_name(
     """The broker restored a presence that is several processes old, and has no will that would revoke it."""
     endpoint, state = Endpoint.parse(mosquitto.url), tmp_path / "state"
     state.mkdir()
-    identity = [checkpoint.appear(state) for _ in range(3)][-1].identity
+    identity = [checkpoint.begin_session(state) for _ in range(3)][-1].identity
 
     def check(said: Presence) -> None:
         link.publish(topics.presence("default", "a"), encode(said), retain=True)

@@ -35,14 +35,14 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     history: tuple[dict[str, float], ...]  # metrics of each round so far, the open one included
 
 
-def known(folder: Path) -> Identity | None:
+def load_identity(folder: Path) -> Identity | None:
     """Who used the folder last; None if nobody has."""
     return _read(folder / _IDENTITY, Identity)
 
 
-def appear(folder: Path) -> Identity:
+def begin_session(folder: Path) -> Identity:
     """Begin another process's use of the folder."""
-    last = known(folder)
+    last = load_identity(folder)
     new = Identity(
         identity=last.identity if last else secrets.token_hex(8),
         incarnation=last.incarnation + 1 if last else 1,
@@ -52,21 +52,21 @@ def appear(folder: Path) -> Identity:
     return new
 
 
-def progress(folder: Path, run: str) -> Progress | None:
+def load_progress(folder: Path, run: str) -> Progress | None:
     """How far the node is in this run; None if it has not contributed to it."""
     found = _read(folder / _PROGRESS, Progress)
     return found if found and found.run == run else None
 
 
-def advance(folder: Path, reached: Progress) -> None:
+def save_progress(folder: Path, reached: Progress) -> None:
     """Write down how far the node is."""
     _write(folder / _PROGRESS, reached)
 
 
-def _write(path: Path, told: object) -> None:
+def _write(path: Path, value: object) -> None:
     """Durably: a kill leaves the old or the new."""
     with disk.writing(path.parent):
-        disk.replace_bytes(path, msgspec.json.encode(told))
+        disk.replace_bytes(path, msgspec.json.encode(value))
 
 
 def _read(path: Path, expect: type[T]) -> T | None:

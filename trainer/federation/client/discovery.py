@@ -159,7 +159,7 @@ def _joinable(retained: dict[str, bytes], say: Say, folder: Path) -> dict[str, S
                 continue
             under_way = state.status in ("gathering", "open")
             if state.run == spec.run and (
-                under_way or (state.status == "finished" and checkpoint.progress(folder, spec.run))
+                under_way or (state.status == "finished" and checkpoint.load_progress(folder, spec.run))
             ):
                 specs[spec.federation] = spec
     if foreign and not specs:
@@ -189,7 +189,7 @@ def _read_spec(topic: str, payload: bytes) -> Spec:
 
 def check_name_free(endpoint: Endpoint, federation: str, name: str, state: Path) -> None:
     """Raise UsageError if another node of this name is connected. An earlier process of `state` is no other node."""
-    last = checkpoint.known(state)
+    last = checkpoint.load_identity(state)
     topic = topics.presence(federation, name)
     for payload in probe(endpoint, [topic], wait=1.0).values():
         with contextlib.suppress(DecodeError):  # what cannot be read is nobody's presence; ours replaces it

@@ -93,7 +93,7 @@ class _Node:
         report: events.Report,
     ):
         self._spec, self._name, self._endpoint = spec, name, endpoint
-        self._me = checkpoint.appear(folder)
+        self._me = checkpoint.begin_session(folder)
         self._session = self._me.session  # of this process: what was meant for an earlier one is told apart
         self._telemetry, self._report = telemetry, report
         self._throttle, self._exchange = events.Throttle(report), Exchange(report)

@@ -66,7 +66,7 @@ class Worker:
         self.store = BlobStore(folder / "blobs")
         self._participant = Participant(spec, name, images, secret=secrets.token_hex(16))
         self.needs_final = self._participant.needs_final
-        self.progress = checkpoint.progress(folder, spec.run)
+        self.progress = checkpoint.load_progress(folder, spec.run)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="training")
         self._stopping = threading.Event()
 
@@ -159,7 +159,7 @@ class Worker:
         """The state's file first, then the progress that names it: a kill in between leaves the earlier pair."""
         with disk.writing(self._folder):
             disk.replace(self._folder / progress.state, state.save)
-        checkpoint.advance(self._folder, progress)
+        checkpoint.save_progress(self._folder, progress)
         self.progress = progress
         for old in self._folder.glob("state-*.safetensors*"):
             if old.name != progress.state:

@@ -41,7 +41,7 @@ class FixedPointSum:
         self._weight = 0
         self.count = 0
 
-    def check(self, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
+    def validate(self, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
         """Read through a contribution, tensor by tensor.
 
         Raises:
@@ -53,7 +53,7 @@ class FixedPointSum:
                 raise ValueError(f"tensor {name} holds a value beyond +-{bound:g}; its training has diverged")
 
     def add(self, tensors: Iterable[tuple[str, np.ndarray]], weight: float) -> None:
-        """Add one contribution that passed `check`, with a weight in (0, weight_cap]."""
+        """Add one contribution that passed `validate`, with a weight in (0, weight_cap]."""
         share = max(1, round(weight / self._weight_cap * 2**_WEIGHT_BITS))
         for name, values in tensors:
             # 24 bits of float32 times 24 bits of weight are exact in float64; rint is the only rounding.

@@ -15,7 +15,7 @@ from trainer.methods.base import Method
 from trainer.models.named_tensors import Arrays, pick
 
 
-class Gathering:
+class Contributions:
     """One open round. Memory is that of one sum, or none, and of what is relayed."""
 
     def __init__(self, spec: Spec, method: Method):
@@ -24,7 +24,7 @@ class Gathering:
         self._sources: dict[str, Source] = {}
         self._relayed: dict[str, Arrays] = {}  # by node
 
-    def check(self, source: Source) -> None:
+    def validate(self, source: Source) -> None:
         """Read through a contribution.
 
         Raises:
@@ -32,12 +32,12 @@ class Gathering:
                 is to be relayed is not what an honest node sends.
         """
         sent = self._sent(source)
-        self._sums.check(sent if self._method.only_mean else _with_variances(sent))
+        self._sums.validate(sent if self._method.only_mean else _with_variances(sent))
         if self._method.relay is not None:
             self._method.relay.check(self._relays(source), len(self._spec.classes))
 
     def add(self, node: str, source: Source, weight: float) -> None:
-        """Take in a contribution that passed `check`, and the weight that its node measured."""
+        """Take in a contribution that passed `validate`, and the weight that its node measured."""
         self._sources[node] = source
         self._relayed[node] = self._relays(source)
         if self._spec.aggregation.rule == "mean":
@@ -48,7 +48,7 @@ class Gathering:
         """Nodes whose contributions are in."""
         return self._sources.keys()
 
-    def close(self, broadcast: Arrays, absent: Collection[str] = ()) -> Arrays:
+    def aggregate(self, broadcast: Arrays, absent: Collection[str] = ()) -> Arrays:
         """The broadcast that follows this one; `absent` were to contribute to the round and have not."""
         rule = self._spec.aggregation
         sent = pick(broadcast, self._spec.sends)

@@ -29,9 +29,9 @@ from trainer import progress
 from trainer.federation.server import round_state as rounds
 from trainer.federation.server.announcements import Herald, check_unclaimed, claimed, say_aborted
 from trainer.federation.server.ledger import Ledger
-from trainer.federation.server.membership import GRACE, HELLO, MOST, WINDOW, Roster
-from trainer.federation.server.status import Observer
-from trainer.federation.server.uploads import Arrivals
+from trainer.federation.server.membership import GRACE, HELLO_COST, MAX_MESSAGES, WINDOW, Membership
+from trainer.federation.server.status import StatusTracker
+from trainer.federation.server.uploads import PendingUploads
 from trainer.models.named_tensors import Arrays
 
 DEFAULT_CHUNK = 256 * 1024
@@ -80,7 +80,7 @@ def coordinate(
         EdgeNodeError: the disk fails. Started again with the same ledger, the federation goes on.
     """
     check_unclaimed(endpoint, spec.federation, ledger.run.sessions if ledger.run else ())
-    ledger.take_up(spec, broadcast, new=new)
+    ledger.begin_or_continue(spec, broadcast, new=new)
     coordinator = _Coordinator(ledger, endpoint, report, chunk_size, linger)
     try:
         return coordinator.run(stop)
@@ -115,11 +115,11 @@ class _Coordinator:
         gone = {node for node in members if charter and node not in charter.nodes}
         self._state = ledger.resume(self._session, gone)
         self._spec = spec = ledger.spec
-        self._observer = Observer(spec, charter=charter)
-        self._report = report = self._observer.beside(report)
-        for tally in ledger.tallies():
-            self._observer.recall(*tally)
-        self._roster = Roster(spec.nodes, ledger.identities)
+        self._tracker = StatusTracker(spec, charter=charter)
+        self._report = report = self._tracker.observing(report)
+        for total in ledger.contribution_totals():
+            self._tracker.restore(*total)
+        self._membership = Membership(spec.nodes, ledger.identities)
         self._expelled = gone  # and those that were refused: they are not waited for at the end
         self._started = self._opened = self._called = time.monotonic()
         self._heard_self = False
@@ -129,7 +129,7 @@ class _Coordinator:
         self._herald = Herald(endpoint, spec, self._session, self._inbox)
         self._preferred_chunk = chunk_size
         self._courier = Courier(endpoint, spec.federation, topics.COORDINATOR, ledger.store, self._inbox)
-        self._arrivals = Arrivals(self._courier)
+        self._uploads = PendingUploads(self._courier)
         self._rounds = progress.Rounds(report, lambda: (self._courier.bytes_received, self._courier.bytes_sent))
         self._throttle = progress.Throttle(report)
 
@@ -148,7 +148,7 @@ class _Coordinator:
             with contextlib.suppress(queue.Empty):
                 self._handle(self._inbox.get(timeout=_TICK))
             self._watch_clock()
-            for blob in self._arrivals:
+            for blob in self._uploads:
                 self._tell(blob.node, "sending", blob)
             self._say_overview()
         outcome = Outcome(
@@ -211,7 +211,7 @@ class _Coordinator:
 
     def _watch_clock(self) -> None:
         now = time.monotonic()
-        for node in self._roster.silent(now):
+        for node in self._membership.pop_silent(now):
             self._lost(node)
         if now - self._called > GRACE and self._herald.link.connected:
             self._call_roll()
@@ -231,7 +231,7 @@ class _Coordinator:
                 self._herald.link.ack(event)
             case Fetched(manifest):
                 self._arrived(manifest)
-            case FetchFailed(manifest) if manifest not in self._arrivals:
+            case FetchFailed(manifest) if manifest not in self._uploads:
                 pass  # nobody waits for it any more
             case FetchFailed(_, reason, peers_fault=False):
                 raise EdgeNodeError(reason, "then start the coordinator again: it goes on where it was")
@@ -253,7 +253,7 @@ class _Coordinator:
         """Whoever is there answers with Hello. A broker that was killed has forgotten the last wills of the others."""
         self._herald.say_presence(online=True)
         self._called = time.monotonic()
-        self._roster.doubt(self._state.present, self._called)
+        self._membership.expect_answers(self._state.present, self._called)
 
     def _receive(self, delivery: Delivery) -> None:
         node = topics.sender(delivery.topic)
@@ -268,7 +268,7 @@ class _Coordinator:
             if self._is_too_much(node, 1):
                 return
             if delivery.topic == topics.up(self._spec.federation, node):
-                self._observer.heard(node)
+                self._tracker.record_message(node)
             self._dispatch(node, decode_any(delivery.payload))
         except DecodeError as error:
             self._refuse(PeerError(node, f"its message cannot be read: {error}", self._state.round))
@@ -280,12 +280,12 @@ class _Coordinator:
 
         What it has signed the broker may have repeated, which must not have it refused.
         """
-        if not self._roster.floods(node, time.monotonic(), messages):
+        if not self._membership.is_flooding(node, time.monotonic(), messages):
             return False
-        why = f"it sends more than {MOST} messages in {WINDOW:g} s"
+        why = f"it sends more than {MAX_MESSAGES} messages in {WINDOW:g} s"
         if self._endpoint.seal is None:
             raise PeerError(node, why, self._state.round)
-        if self._roster.is_news("floods", node):
+        if self._membership.is_first_report("floods", node):
             self._report(progress.Note(text=f"ignoring {node} for a while: {why}, or the broker repeats them"))
         return True
 
@@ -313,41 +313,43 @@ class _Coordinator:
     def _dispatch(self, node: str, message: AnyMessage) -> None:
         match message:
             case Presence(session=session, online=False):
-                if self._roster.session(node) == session:
+                if self._membership.session(node) == session:
                     self._lost(node)
             case Presence():
                 pass
             case Hello():
-                another = message.session != self._roster.session(node)
-                if not (another and self._is_too_much(node, HELLO)):
+                another = message.session != self._membership.session(node)
+                if not (another and self._is_too_much(node, HELLO_COST)):
                     self._welcome(node, message)
             case Finished():
                 over = message.run == self._spec.run and self._state.status is rounds.Status.FINISHED
                 if over and node in self._ledger.identities:
                     self._ledger.finish(node)  # whatever its session was: the model is there
             case Contribution() | Telemetry() if (
-                message.run != self._spec.run or self._roster.session(node) != message.session
+                message.run != self._spec.run or self._membership.session(node) != message.session
             ):
                 pass  # of an earlier run or session: without effect
             case Contribution():
                 self._offered(node, message)
             case Telemetry():
-                if message.round <= self._state.round and self._roster.is_news("telemetry", node, message.round):
+                if message.round <= self._state.round and self._membership.is_first_report(
+                    "telemetry", node, message.round
+                ):
                     self._report(progress.Measured(node=node, round=message.round, metrics=message.metrics))
             case _:
                 raise PeerError(node, f"a node does not send {type(message).__name__}", self._state.round)
 
     def _welcome(self, node: str, hello: Hello) -> None:
         present = node in self._state.present
-        refusal = self._roster.objection(node, hello, self._spec.run, present=present)
+        refusal = self._membership.find_objection(node, hello, self._spec.run, present=present)
         if refusal is not None:
-            if self._roster.is_news("not let in", node, refusal.reason):
+            if self._membership.is_first_report("not let in", node, refusal.reason):
                 self._report(progress.Note(text=f"{node} was not let in: {refusal.reason}"))
             self._herald.answer(node, refusal)
-        elif not self._roster.is_stale(node, hello):
-            is_new = not present or self._roster.session(node) is None
+        elif not self._membership.is_stale(node, hello):
+            is_new = not present or self._membership.session(node) is None
             self._ledger.admit(node, hello.identity)
-            self._roster.admit(node, hello)
+            self._membership.admit(node, hello)
             self._expelled.discard(node)
             self._herald.answer(node, Welcome(session=hello.session))
             if is_new:
@@ -363,7 +365,7 @@ class _Coordinator:
 
     def _leave(self, node: str) -> None:
         self._throttle.forget(node)
-        self._roster.heard(node)
+        self._membership.confirm(node)
         self._advance(rounds.Left(node))
 
     # Contributions
@@ -380,11 +382,11 @@ class _Coordinator:
             raise PeerError(node, f"round {message.round} is not open", message.round)
         if not state.takes_part(node):
             raise PeerError(node, f"it was not drawn for round {message.round}", message.round)
-        self._ledger.check(node, message)
+        self._ledger.validate(node, message)
         if message.blob is None:
             self._add(node, message)
             return
-        self._arrivals.expect(message)
+        self._uploads.fetch(message)
 
     def _settle_late(self, node: str, message: Contribution) -> None:
         """A contribution to a round that is closed: summed before it closed, or too late."""
@@ -392,25 +394,25 @@ class _Coordinator:
             self._accept(node, message)
             return
         reason = f"round {message.round} was closed before this contribution came"
-        if self._roster.is_news("late", node, message.round):
+        if self._membership.is_first_report("late", node, message.round):
             self._report(progress.Late(node=node, round=message.round))
         self._herald.answer(
             node, Accepted(session=message.session, run=message.run, round=message.round, counted=False, reason=reason)
         )
 
     def _arrived(self, manifest: Manifest) -> None:
-        message = self._arrivals.take(manifest)
+        message = self._uploads.pop(manifest)
         if message is not None:
             try:
                 self._add(manifest.node, message)
             except PeerError as error:
                 self._refuse(error)
-        if all(each.digest != manifest.digest for each in self._arrivals):  # else a node could fill the disk
+        if all(each.digest != manifest.digest for each in self._uploads):  # else a node could fill the disk
             self._ledger.discard(manifest.digest)
 
     def _add(self, node: str, message: Contribution) -> None:
         """Validate a contribution that is here, write it down, sum it, tell its node."""
-        self._ledger.contribute(node, message)
+        self._ledger.add_contribution(node, message)
         size = message.blob.size if message.blob else 0
         self._accept(node, message)
         self._report(progress.Contribution(node=node, round=message.round, weight=message.weight, bytes=size))
@@ -423,9 +425,9 @@ class _Coordinator:
     def _refuse(self, error: PeerError) -> None:
         """Name the peer, tell it why, go on without it."""
         node = error.peer
-        self._arrivals.forget(node)
-        session = self._roster.dismiss(node)
-        if self._roster.is_news("refused", node):
+        self._uploads.cancel(node)
+        session = self._membership.expel(node)
+        if self._membership.is_first_report("refused", node):
             self._report(progress.NodeRefused(node=node, round=self._state.round, reason=error.why))
         if session is not None:
             self._expelled.add(node)
@@ -457,7 +459,7 @@ class _Coordinator:
                     self._say_round()
 
     def _open(self, round_: int, drawn: frozenset[str]) -> None:
-        self._ledger.open(round_, drawn)
+        self._ledger.open_round(round_, drawn)
         self._opened = time.monotonic()
         self._say_round()
         self._rounds.open(round_)
@@ -465,10 +467,10 @@ class _Coordinator:
             self._tell(node, "training")
 
     def _close_round(self, contributors: frozenset[str]) -> None:
-        self._arrivals.clear()
+        self._uploads.cancel_all()
         self._courier.withdraw(self._ledger.broadcast_blob.digest)
         missing = sorted(self._ledger.absent)
-        self._ledger.average()
+        self._ledger.aggregate()
         self._rounds.close(sorted(contributors), missing)
 
     def _say_round(self) -> None:
@@ -480,7 +482,7 @@ class _Coordinator:
     def _say_overview(self, *, anyway: bool = False) -> None:
         """Tell whoever watches, unless there is no connection: what waited for it would be out of date."""
         if self._herald.link.connected:
-            overview = self._observer.due(self._state, self._ledger.finished, anyway=anyway)
+            overview = self._tracker.next_overview(self._state, self._ledger.finished, anyway=anyway)
             if overview:
                 self._herald.say_overview(overview)
 

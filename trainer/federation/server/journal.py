@@ -16,7 +16,7 @@ from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Manifest, Spec
 from broker_config.storage.database import Facts, Statement
 
-TRANSITIONS = ("begun", "claimed", "admitted", "opened", "contributed", "concluded", "finished", "aborted")
+TRANSITIONS = ("begun", "resumed", "admitted", "opened", "contributed", "concluded", "finished", "aborted")
 """The kinds of fact, in the order in which a run meets them first."""
 
 _TABLES = """
@@ -68,7 +68,7 @@ class Run(NamedTuple):
     sessions: frozenset[str]  # of this coordinator's processes, in this run and those before
 
 
-class Tally(NamedTuple):
+class ContributionTotal(NamedTuple):
     """What a node has contributed in a run."""
 
     node: str
@@ -103,10 +103,10 @@ class Journal(Facts):
             ),
         )
 
-    def claimed(self, run: str, session: str, round_: int, gone: Collection[str] = ()) -> None:
+    def resumed(self, run: str, session: str, round_: int, gone: Collection[str] = ()) -> None:
         """A coordinator's process goes on with the run under this session; nodes that are gone take no part in it."""
         self._commit(
-            "claimed",
+            "resumed",
             ("INSERT INTO claims VALUES (?, ?)", (run, session)),
             *(
                 ("DELETE FROM contributions WHERE run = ? AND round = ? AND node = ?", (run, round_, node))
@@ -168,13 +168,13 @@ class Journal(Facts):
             ).fetchone()
         return found is not None
 
-    def tallies(self, run: str) -> list[Tally]:
+    def contribution_totals(self, run: str) -> list[ContributionTotal]:
         """What each node has contributed to a run."""
         with self._using():
             rows = self._db.execute(
                 "SELECT node, max(round), weight, sum(bytes) FROM contributions WHERE run = ? GROUP BY node", (run,)
             )  # beside max(), SQLite takes the other columns from the row that has it
-            return [Tally(*row) for row in rows]
+            return [ContributionTotal(*row) for row in rows]
 
     def latest(self) -> Run | None:
         """Where the newest run stands; None if there is none."""

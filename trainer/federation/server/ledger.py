@@ -16,8 +16,8 @@ from broker_config.protocol.messages import Contribution, Spec
 from broker_config.storage import disk
 from broker_config.transfer.blob_transfer import BlobStore
 from trainer.federation.server import round_state as rounds
-from trainer.federation.server.contributions import Gathering
-from trainer.federation.server.journal import Blob, Journal, Run, Tally
+from trainer.federation.server.contributions import Contributions
+from trainer.federation.server.journal import Blob, ContributionTotal, Journal, Run
 from trainer.federation.server.robust_rules import RULES, InMemory, OnDisk, Source
 from trainer.methods import make
 from trainer.models.named_tensors import Arrays, pick
@@ -51,7 +51,7 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def take_up(self, spec: Spec, broadcast: Arrays, *, new: bool) -> None:
+    def begin_or_continue(self, spec: Spec, broadcast: Arrays, *, new: bool) -> None:
         """Have the newest run go on if it was begun with these settings; without one, or if told so, begin a `new` one.
 
         Raises:
@@ -106,15 +106,15 @@ class Ledger:
         self._largest = encoded_size(self._sent)  # bytes of a contribution's blob
         self.store.purge({run.broadcast.digest, *(each.digest for each in contributions if each.digest)}, arriving=True)
         self.broadcast = self._read(run.broadcast.digest)
-        self._gathering = Gathering(spec, self._method)
+        self._gathered = Contributions(spec, self._method)
         self._contributed = {each.digest for each in contributions if each.digest}
         for each in contributions:
             if each.digest is not None:
                 self._verify(each.digest)
-            self._gathering.add(each.node, self._source(each.digest), each.weight)
-        self._journal.claimed(spec.run, session, run.round, gone)
+            self._gathered.add(each.node, self._source(each.digest), each.weight)
+        self._journal.resumed(spec.run, session, run.round, gone)
         members = run.members.keys() - self._gone
-        return rounds.restore(plan, run.round, members, self._drawn, self._gathering.contributors)
+        return rounds.restore(plan, run.round, members, self._drawn, self._gathered.contributors)
 
     def admit(self, node: str, identity: str) -> None:
         """A node holds a place, under this identity."""
@@ -123,7 +123,7 @@ class Ledger:
             self.identities[node] = identity
             self.finished.discard(node)
 
-    def check(self, node: str, message: Contribution) -> None:
+    def validate(self, node: str, message: Contribution) -> None:
         """Look at a contribution before its blob is fetched. PeerError if it cannot be this node's to its round."""
         blob, spec = message.blob, self.spec
         try:
@@ -141,17 +141,17 @@ class Ledger:
                 node, f"its manifest promises {blob.size} bytes; {self._largest} are the most", message.round
             )
 
-    def contribute(self, node: str, message: Contribution) -> None:
+    def add_contribution(self, node: str, message: Contribution) -> None:
         """Take in a checked contribution whose blob is in the store. PeerError if that does not fit."""
         digest = message.blob.digest if message.blob else None
         source = self._source(digest)
         try:
-            self._gathering.check(source)
+            self._gathered.validate(source)
         except ValueError as error:  # DecodeError is one
             raise PeerError(node, str(error), message.round) from error
         self._journal.contributed(self.spec.run, message.round, node, message.weight, message.blob)
         self._contributed |= {digest} if digest else set()
-        self._gathering.add(node, source, message.weight)
+        self._gathered.add(node, source, message.weight)
 
     def discard(self, digest: str) -> None:
         """Forget a blob that has arrived, unless it is part of the open round."""
@@ -162,16 +162,16 @@ class Ledger:
         """Whether a closed round's mean holds a contribution of this node."""
         return self._journal.has_contributed(self.spec.run, round_, node)
 
-    def tallies(self) -> list[Tally]:
+    def contribution_totals(self) -> list[ContributionTotal]:
         """What each node has contributed in this run."""
-        return self._journal.tallies(self.spec.run)
+        return self._journal.contribution_totals(self.spec.run)
 
     @property
     def absent(self) -> set[str]:
         """Members that were to contribute to the open round and have not so far."""
-        return (self._drawn or self.identities.keys() - self._gone) - self._gathering.contributors
+        return (self._drawn or self.identities.keys() - self._gone) - self._gathered.contributors
 
-    def average(self) -> None:
+    def aggregate(self) -> None:
         """Make what the open round has gathered the broadcast. Not yet a fact: `open` or `conclude` follow.
 
         Raises:
@@ -180,13 +180,13 @@ class Ledger:
         if self.spec.aggregation.rule != "mean":
             for digest in self.store.digests():
                 self._verify(digest)
-        self.broadcast = self._gathering.close(self.broadcast, self.absent | self._gone)
+        self.broadcast = self._gathered.aggregate(self.broadcast, self.absent | self._gone)
         self.broadcast_blob = Blob(*self.store.put(encode_tensors(self.broadcast)))
 
-    def open(self, round_: int, drawn: Collection[str]) -> None:
+    def open_round(self, round_: int, drawn: Collection[str]) -> None:
         """The round before is closed, and `round_` starts from the broadcast."""
         self._journal.opened(self.spec.run, round_, self.broadcast_blob, drawn)
-        self._gathering, self._contributed = Gathering(self.spec, self._method), set()
+        self._gathered, self._contributed = Contributions(self.spec, self._method), set()
         self._drawn = {*drawn}
         self.store.purge({self.broadcast_blob.digest})
 

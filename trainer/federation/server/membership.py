@@ -9,8 +9,8 @@ from broker_config.protocol.vfl_messages import LineHello
 
 GRACE = 60.0  # seconds for a sign of life after we were away: brokers notice a lost node after 30, links retry after 10
 WINDOW = 10.0  # seconds over which messages are counted
-MOST = 2000  # messages of a node in a window; a federation needs a few a round
-HELLO = 20  # messages as which a Hello counts: each has an answer, and may be written down
+MAX_MESSAGES = 2000  # messages of a node in a window; a federation needs a few a round
+HELLO_COST = 20  # messages as which a Hello counts: each has an answer, and may be written down
 STRIKES = 3  # times that a node is refused before it is not let in again
 _NAMES = 10_000  # senders that are told apart
 
@@ -22,7 +22,7 @@ class Peer(NamedTuple):
     incarnation: int
 
 
-class Roster:
+class Membership:
     """The nodes of one coordinator's process. Times are seconds of any monotonic clock."""
 
     def __init__(self, places: int, identities: Mapping[str, str]):
@@ -45,7 +45,7 @@ class Roster:
         peer = self._peers.get(node)
         return peer is not None and self._is_same(node, hello) and hello.incarnation < peer.incarnation
 
-    def objection(self, node: str, hello: Hello | LineHello, run: str, *, present: bool) -> Refusal | None:
+    def find_objection(self, node: str, hello: Hello | LineHello, run: str, *, present: bool) -> Refusal | None:
         """Why a node may not take part; None if it may."""
 
         def refusal(reason: str, remedy: str) -> Refusal:
@@ -76,11 +76,11 @@ class Roster:
     def admit(self, node: str, hello: Hello | LineHello) -> None:
         """From now on the sender of `hello` speaks for the node."""
         self._peers[node] = Peer(hello.session, hello.incarnation)
-        self.heard(node)
+        self.confirm(node)
 
-    def dismiss(self, node: str) -> str | None:
+    def expel(self, node: str) -> str | None:
         """The node is refused: nobody speaks for it any more. Returns the session that did."""
-        self.heard(node)
+        self.confirm(node)
         peer = self._peers.pop(node, None)
         if peer is None:
             return None
@@ -88,29 +88,29 @@ class Roster:
         self._told.discard(("refused", node))
         return peer.session
 
-    def doubt(self, nodes: Collection[str], now: float) -> None:
+    def expect_answers(self, nodes: Collection[str], now: float) -> None:
         """We were away, and cannot know who of these has left meanwhile: each has to be heard of soon."""
         self._doubted = dict.fromkeys(nodes, now + GRACE)
 
-    def heard(self, node: str) -> None:
+    def confirm(self, node: str) -> None:
         """A sign of life."""
         self._doubted.pop(node, None)
 
-    def silent(self, now: float) -> list[str]:
+    def pop_silent(self, now: float) -> list[str]:
         """Nodes that were not heard of in time; each is named once."""
         gone = [node for node, until in self._doubted.items() if until < now]
         for node in gone:
-            self.heard(node)
+            self.confirm(node)
         return gone
 
-    def floods(self, node: str, now: float, count: int = 1) -> bool:
+    def is_flooding(self, node: str, now: float, count: int = 1) -> bool:
         """Count a message, or what it is worth; whether its sender has sent too many lately."""
         if now - self._window > WINDOW or len(self._talk) > _NAMES:
             self._window, self._talk = now, Counter()
         self._talk[node] += count
-        return self._talk[node] > MOST
+        return self._talk[node] > MAX_MESSAGES
 
-    def is_news(self, *told: object) -> bool:
+    def is_first_report(self, *told: object) -> bool:
         """Whether this is told for the first time. A sender's refusals are, once each time that it was let in."""
         if told in self._told:
             return False

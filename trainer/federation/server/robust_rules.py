@@ -58,7 +58,7 @@ class InMemory(NamedTuple):
         return np.concatenate([np.atleast_1d(self.arrays[name])[start:stop].ravel() for name, start, stop in parts])
 
 
-class Contributions:
+class ContributionBlocks:
     """A round's contributions as matrices [nodes, values], one portion of the values after another.
 
     Args:
@@ -107,7 +107,7 @@ def _cut(tensors: Arrays, most: int) -> Iterator[list[Rows]]:
     yield portion
 
 
-def trimmed_mean(contributions: Contributions, liars: int) -> Arrays:
+def trimmed_mean(contributions: ContributionBlocks, liars: int) -> Arrays:
     """At each coordinate the mean without the `liars` largest and as many smallest values (Yin et al., ICML 2018).
 
     It lies between honest values as long as no more than `liars` of more than 2 * liars nodes lie.
@@ -116,7 +116,7 @@ def trimmed_mean(contributions: Contributions, liars: int) -> Arrays:
     return contributions.combine(lambda matrix, _: _mean(np.sort(matrix, axis=0)[liars:last]))
 
 
-def median(contributions: Contributions) -> Arrays:
+def median(contributions: ContributionBlocks) -> Arrays:
     """The median at each coordinate (Yin et al., ICML 2018): all but the one or two middle values are trimmed.
 
     It lies between honest values as long as fewer than half of the nodes lie.
@@ -124,7 +124,7 @@ def median(contributions: Contributions) -> Arrays:
     return trimmed_mean(contributions, (len(contributions) - 1) // 2)
 
 
-def multi_krum(contributions: Contributions, liars: int) -> Arrays:
+def multi_krum(contributions: ContributionBlocks, liars: int) -> Arrays:
     """The mean of the n - liars contributions that have the nearest neighbours (Blanchard et al., NeurIPS 2017).
 
     A contribution's score is the sum of its squared distances to its n - liars - 2 nearest; the lowest are taken. The
@@ -134,7 +134,7 @@ def multi_krum(contributions: Contributions, liars: int) -> Arrays:
     return contributions.combine(lambda matrix, _: _mean(matrix[chosen]))
 
 
-def _squared_distances(contributions: Contributions) -> np.ndarray:
+def _squared_distances(contributions: ContributionBlocks) -> np.ndarray:
     """float64 [nodes, nodes]. As products of updates, which are small: of whole models little would be left."""
     products = np.zeros((len(contributions), len(contributions)))
     for matrix, start in contributions:
@@ -151,7 +151,7 @@ def _most_central(distances: np.ndarray, liars: int) -> np.ndarray:
     return np.argsort(others[:, : count - liars - 2].sum(1), kind="stable")[: count - liars]
 
 
-def norm_clip(contributions: Contributions) -> Arrays:
+def norm_clip(contributions: ContributionBlocks) -> Arrays:
     """The mean of updates, each shortened to the median length of the round's updates (Sun et al., 2019).
 
     Lengths are over all tensors together. The paper's bound is a constant; the median needs no tuning. A liar still
@@ -172,7 +172,7 @@ def _mean(matrix: np.ndarray) -> np.ndarray:
 class Rule(NamedTuple):
     """What there is to know of a rule."""
 
-    combine: Callable[[Contributions, int], Arrays]
+    combine: Callable[[ContributionBlocks, int], Arrays]
     least: Callable[[int], int]  # contributions that it needs, by the number of liars
     counts_liars: bool
 
@@ -188,4 +188,4 @@ RULES = {
 
 def aggregate(aggregation: Aggregation, sources: Mapping[str, Source], broadcast: Arrays) -> Arrays:
     """What a rule other than the mean makes of contributions that were trained from `broadcast`."""
-    return RULES[aggregation.rule].combine(Contributions(sources, broadcast), aggregation.liars)
+    return RULES[aggregation.rule].combine(ContributionBlocks(sources, broadcast), aggregation.liars)

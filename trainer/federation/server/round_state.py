@@ -121,7 +121,7 @@ class Resume(NamedTuple):
 Effect = Open | Close | Finish | Pause | Resume
 
 
-def draw(nodes: Collection[str], sample: int, seed: int, round_: int) -> frozenset[str]:
+def sample_participants(nodes: Collection[str], sample: int, seed: int, round_: int) -> frozenset[str]:
     """Who takes part in a round: `sample` of the `nodes`, by seed and round. Empty (everyone) for a sample of 0."""
     if not sample:
         return frozenset()
@@ -188,7 +188,7 @@ def _may_close(state: Federation) -> bool:
 
 def _open(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
     plan, round_ = state.plan, state.round + 1
-    drawn = draw(state.members, plan.sample, plan.seed, round_)
+    drawn = sample_participants(state.members, plan.sample, plan.seed, round_)
     state = Federation(
         plan, Status.OPEN, round_, state.members, state.present, drawn, waited=not plan.waits, paused=state.paused
     )

@@ -51,7 +51,7 @@ class _Noted:
     refused: bool = False
 
 
-class Observer:
+class StatusTracker:
     """Notes what happens, and makes an overview of it when there is something new.
 
     The clock counts seconds. Where there is a charter, it tells when the nodes' certificates end.
@@ -65,12 +65,12 @@ class Observer:
         self._changed = True
         self._opened = clock()  # the round
 
-    def recall(self, node: str, round_: int, weight: float, size: int) -> None:
+    def restore(self, node: str, round_: int, weight: float, size: int) -> None:
         """What a node had contributed before this process began: its newest round, its weight then, all bytes."""
         noted = self._nodes.setdefault(node, _Noted())
         noted.round, noted.weight, noted.bytes = round_, weight, size
 
-    def take(self, event: AnyEvent) -> None:
+    def record(self, event: AnyEvent) -> None:
         """Take in an event of this federation."""
         match event:
             case RoundOpened():
@@ -79,11 +79,11 @@ class Observer:
                 noted = self._nodes.setdefault(node, _Noted())
                 noted.doing, noted.done, noted.total = "waiting", 0, 0
                 noted.refused = noted.lost = False
-                self.heard(node)
+                self.record_message(node)
             case Activity(node=node) if node in self._nodes:
                 noted = self._nodes[node]
                 if event.done > noted.done:
-                    self.heard(node)
+                    self.record_message(node)
                 noted.doing, noted.done, noted.total = event.what, event.done, event.total
             case Contribution(node=node) if node in self._nodes:
                 noted = self._nodes[node]
@@ -103,22 +103,22 @@ class Observer:
                 return
         self._changed = True
 
-    def heard(self, node: str) -> None:
+    def record_message(self, node: str) -> None:
         """Something has come from a node."""
         if node in self._nodes:
             self._nodes[node].heard = self._clock()
             self._changed = True
 
-    def beside(self, report: Report) -> Report:
+    def observing(self, report: Report) -> Report:
         """A report that passes events on, and lets us take them in."""
 
         def tell(event: AnyEvent) -> None:
-            self.take(event)
+            self.record(event)
             report(event)
 
         return tell
 
-    def due(self, state: Federation, finished: Collection[str], *, anyway: bool = False) -> Overview | None:
+    def next_overview(self, state: Federation, finished: Collection[str], *, anyway: bool = False) -> Overview | None:
         """How the federation is doing, if anything has changed since that was asked, and it was not too recent.
 
         Of more nodes than a message holds, the most urgent ones and a count.

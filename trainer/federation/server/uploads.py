@@ -6,39 +6,39 @@ from broker_config.protocol.messages import Contribution, Manifest
 from broker_config.transfer.blob_transfer import Courier
 
 
-class Arrivals:
+class PendingUploads:
     """What the courier is to bring, and for which message."""
 
     def __init__(self, courier: Courier):
         self._courier = courier
-        self._expected: dict[str, Contribution] = {}  # by node
+        self._pending: dict[str, Contribution] = {}  # by node
 
     def __iter__(self) -> Iterator[Manifest]:
-        return (message.blob for message in self._expected.values() if message.blob)
+        return (message.blob for message in self._pending.values() if message.blob)
 
-    def expect(self, message: Contribution) -> None:
+    def fetch(self, message: Contribution) -> None:
         """Fetch the blob of a contribution, instead of another one of its node."""
         assert message.blob is not None
         if message.blob not in self:
-            self.forget(message.blob.node)
+            self.cancel(message.blob.node)
         self._courier.fetch(message.blob)  # again: a blob that waits for a silent holder waits no longer
-        self._expected[message.blob.node] = message
+        self._pending[message.blob.node] = message
 
     def __contains__(self, blob: Manifest) -> bool:
-        message = self._expected.get(blob.node)
+        message = self._pending.get(blob.node)
         return message is not None and message.blob == blob
 
-    def take(self, blob: Manifest) -> Contribution | None:
+    def pop(self, blob: Manifest) -> Contribution | None:
         """The contribution whose blob has arrived; None if nobody waits for it any more."""
-        return self._expected.pop(blob.node) if blob in self else None
+        return self._pending.pop(blob.node) if blob in self else None
 
-    def forget(self, node: str) -> None:
+    def cancel(self, node: str) -> None:
         """Fetch nothing more from a node."""
-        message = self._expected.pop(node, None)
+        message = self._pending.pop(node, None)
         if message is not None and message.blob is not None:
             self._courier.cancel(message.blob)
 
-    def clear(self) -> None:
+    def cancel_all(self) -> None:
         """Fetch nothing more from any."""
-        for node in list(self._expected):
-            self.forget(node)
+        for node in list(self._pending):
+            self.cancel(node)

@@ -81,7 +81,7 @@ class _Sensor:
         deploy: Deploy,
     ):
         self._spec, self._name, self._report = spec, name, report
-        self._me = checkpoint.appear(folder)
+        self._me = checkpoint.begin_session(folder)
         self._learner = Learner(spec, name, source, folder, self._say, deploy)
         self._attempt = -1
         self._goal: Goal | None = None

@@ -14,7 +14,7 @@ from broker_config.protocol.messages import Finished, Message, Presence, Refusal
 from broker_config.protocol.vfl_messages import LineHello, LineSpec
 from trainer import progress
 from trainer.federation.server.announcements import claimed
-from trainer.federation.server.membership import HELLO, MOST, WINDOW, Roster
+from trainer.federation.server.membership import HELLO_COST, MAX_MESSAGES, WINDOW, Membership
 from trainer.vfl.server.announcements import Crier
 from trainer.vfl.server.journal import Journal, Member
 from trainer.vfl.server.round_state import Standing
@@ -67,7 +67,7 @@ class Reception:
         self.members = journal.members(spec.run)
         self.present: set[str] = set()  # whose connection stands, as far as we know
         self._identities = {name: each.identity for name, each in self.members.items()}
-        self._roster = Roster(len(spec.sensors), self._identities)
+        self._membership = Membership(len(spec.sensors), self._identities)
         self._heard_self = False
 
     @property
@@ -98,38 +98,38 @@ class Reception:
     def refuse(self, error: PeerError, remedy: str = _AGAIN) -> None:
         """Tell a sensor that it takes part no more, and why."""
         name = error.peer
-        if self._roster.is_news("refused", name):
+        if self._membership.is_first_report("refused", name):
             self._report(progress.NodeRefused(node=name, round=self._listener.round, reason=error.why))
-        session = self._roster.dismiss(name) if name in self._spec.sensors else None
+        session = self._membership.expel(name) if name in self._spec.sensors else None
         self.present.discard(name)
         if session:
             self._crier.answer(name, Refusal(session=session, reason=error.why, remedy=remedy))
 
     def release(self, sensor: str) -> None:
         """Tell a sensor that the line is over. In answer to its own session: what is retained may be played back."""
-        if session := self._roster.session(sensor):
+        if session := self._membership.session(sensor):
             self._crier.answer(sensor, Finished(session=session, run=self._spec.run))
 
     def _look_at(self, sensor: str, payload: bytes) -> None:
         frame = decode_frame(payload)
         if not isinstance(frame, Embeddings):
             raise PeerError(sensor, f"it sent a {type(frame).__name__} as embeddings")
-        if frame.session == self._roster.session(sensor):  # else it is of an earlier process
+        if frame.session == self._membership.session(sensor):  # else it is of an earlier process
             self._listener.embedded(sensor, frame)
 
     def _is_too_much(self, sensor: str, topic: str) -> bool:
         """Whether a sensor says more than there can be to say. What it has signed the broker may have repeated."""
-        worth = HELLO if topic == topics.up(self._spec.federation, sensor) else 1
-        if not self._roster.floods(sensor, time.monotonic(), worth):
+        worth = HELLO_COST if topic == topics.up(self._spec.federation, sensor) else 1
+        if not self._membership.is_flooding(sensor, time.monotonic(), worth):
             return False
         if self._endpoint.seal is None:
-            raise PeerError(sensor, f"it sends more than {MOST} messages in {WINDOW:g} s")
+            raise PeerError(sensor, f"it sends more than {MAX_MESSAGES} messages in {WINDOW:g} s")
         return True
 
     def _hear(self, sensor: str, message: Message) -> None:
         match message:
             case Presence(session=session, online=False):
-                if self._roster.session(sensor) == session:
+                if self._membership.session(sensor) == session:
                     self.present.discard(sensor)
                     if not self._listener.over:
                         self._report(progress.NodeLost(node=sensor, round=self._listener.round))
@@ -144,7 +144,7 @@ class Reception:
                 raise PeerError(sensor, f"it sent a {type(message).__name__}")
 
     def _welcome(self, sensor: str, hello: LineHello) -> None:
-        if self._roster.is_stale(sensor, hello):
+        if self._membership.is_stale(sensor, hello):
             return
         if objection := self._objection(sensor, hello):
             self._crier.answer(sensor, objection)
@@ -153,9 +153,9 @@ class Reception:
         if self.members.get(sensor) != member:
             self._journal.admit(self._spec.run, sensor, member)
             self.members[sensor], self._identities[sensor] = member, member.identity
-        if anew := self._roster.session(sensor) != hello.session:
+        if anew := self._membership.session(sensor) != hello.session:
             self._report(progress.NodeJoined(node=sensor))
-        self._roster.admit(sensor, hello)
+        self._membership.admit(sensor, hello)
         self.present.add(sensor)
         if hello.lacks and hello.lacks != self._crier.lacks.get(sensor):
             self._report(progress.Note(text=f"the line waits for {sensor}, which lacks {brief(hello.lacks, 300)}"))
@@ -168,7 +168,7 @@ class Reception:
             return Refusal(session=hello.session, reason=reason, remedy=remedy)
 
         known = self.members.get(sensor)
-        if found := self._roster.objection(sensor, hello, self._spec.run, present=sensor in self.present):
+        if found := self._membership.find_objection(sensor, hello, self._spec.run, present=sensor in self.present):
             return found
         if known and known.columns != hello.columns and self._listener.round:
             return refusal(f"{sensor} had {known.columns} columns, and now has {hello.columns}", _KEEP)

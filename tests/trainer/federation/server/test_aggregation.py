@@ -29,7 +29,7 @@ def specs(like: dict[str, np.ndarray], nodes: int) -> dict[str, TensorSpec]:
 def mean(contributions: list[tuple[dict[str, np.ndarray], float]], cap: float) -> dict[str, np.ndarray]:
     total = FixedPointSum(specs(contributions[0][0], len(contributions)), len(contributions), cap)
     for values, weight in contributions:
-        total.check(values.items())
+        total.validate(values.items())
         total.add(values.items(), weight)
     return total.mean()
 
@@ -63,12 +63,12 @@ def test_equal_contributions_average_to_themselves() -> None:
 def test_a_value_beyond_the_range_is_named_before_anything_is_summed() -> None:
     values = tensors(0)
     total = FixedPointSum(specs(values, 2), 2, 1.0)
-    total.check(values.items())
+    total.validate(values.items())
     for bad in (1e30, np.inf, np.nan):
         diverged = values["weight"].copy()
         diverged[2, 1] = bad
         with pytest.raises(ValueError, match="weight holds a value"):
-            total.check([("weight", diverged)])
+            total.validate([("weight", diverged)])
 
 
 def test_the_largest_contributions_that_pass_do_not_overflow() -> None:
@@ -79,7 +79,7 @@ def test_the_largest_contributions_that_pass_do_not_overflow() -> None:
     extreme = {"weight": np.full(2, bound, np.float32)}
     total = FixedPointSum(spec, nodes, 1.0)
     for _ in range(nodes):
-        total.check(extreme.items())
+        total.validate(extreme.items())
         total.add(extreme.items(), 1.0)
     np.testing.assert_array_equal(total.mean()["weight"], extreme["weight"])
 

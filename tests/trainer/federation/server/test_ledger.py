@@ -33,7 +33,7 @@ def federation(request: pytest.FixtureRequest) -> tuple[Spec, Arrays]:
 
 def begun(folder: Path, federation: tuple[Spec, Arrays]) -> Iterator[Ledger]:
     with Ledger(folder) as ledger:
-        ledger.take_up(*federation, new=False)
+        ledger.begin_or_continue(*federation, new=False)
         yield ledger
 
 
@@ -61,25 +61,25 @@ def play(
     steps, broadcasts, done = 0, list[bytes](), 0
     while done < 2:
         with Ledger(folder) as ledger:
-            ledger.take_up(*federation, new=False)
+            ledger.begin_or_continue(*federation, new=False)
             state = ledger.resume(f"{len(list(folder.iterdir())):016x}"[:8] + f"{steps:08x}")
             if state.status is rounds.Status.GATHERING:
                 for node in NODES:
                     ledger.admit(node, node * 16)
-                ledger.open(1, ())
+                ledger.open_round(1, ())
                 state = rounds.restore(state.plan, 1, NODES, (), ())
             for _ in range(stop_after):
                 steps += 1
                 left = [node for node in order if node not in state.contributed]
                 if left:
-                    ledger.contribute(left[0], contribution(ledger, left[0], state.round))
+                    ledger.add_contribution(left[0], contribution(ledger, left[0], state.round))
                     state = state._replace(contributed=state.contributed | {left[0]})
                     continue
-                ledger.average()
+                ledger.aggregate()
                 if state.round == 2:
                     ledger.conclude()
                 else:
-                    ledger.open(2, ())
+                    ledger.open_round(2, ())
                     state = rounds.restore(state.plan, 2, NODES, (), ())
                 broadcasts.append(encode_tensors(ledger.broadcast))
                 done += 1
@@ -108,15 +108,15 @@ def test_a_contribution_that_was_changed_on_disk_is_not_aggregated(tmp_path: Pat
     """A robust rule reads it again when the round closes."""
     for ledger in begun(tmp_path, drafted(rule="median")):
         ledger.resume(SESSION)
-        ledger.open(1, ())
+        ledger.open_round(1, ())
         for node in NODES:
             message = contribution(ledger, node, 1)
-            ledger.contribute(node, message)
+            ledger.add_contribution(node, message)
         assert message.blob is not None
         path = ledger.store.path(message.blob.digest)
         path.write_bytes(path.read_bytes()[:-1] + b"\0")
         with pytest.raises(EdgeNodeError, match=message.blob.digest):
-            ledger.average()
+            ledger.aggregate()
 
 
 def test_of_tensors_only_the_open_rounds_are_kept(federation: tuple[Spec, Arrays], tmp_path: Path) -> None:
@@ -125,14 +125,14 @@ def test_of_tensors_only_the_open_rounds_are_kept(federation: tuple[Spec, Arrays
         first = ledger.broadcast_blob.digest
         for node in NODES:
             ledger.admit(node, node * 16)
-        ledger.open(1, ())
+        ledger.open_round(1, ())
         messages = [contribution(ledger, node, 1) for node in NODES]
         for message in messages:
             assert message.blob is not None
-            ledger.contribute(message.blob.node, message)
+            ledger.add_contribution(message.blob.node, message)
         assert ledger.store.digests() == {first, *(message.blob.digest for message in messages if message.blob)}
-        ledger.average()
-        ledger.open(2, ())
+        ledger.aggregate()
+        ledger.open_round(2, ())
         assert ledger.store.digests() == {ledger.broadcast_blob.digest}
     (line,) = history(tmp_path)
     assert (line.round, set(line.weights)) == (1, set(NODES))
@@ -157,8 +157,8 @@ def test_a_contribution_that_does_not_fit_changes_nothing(tmp_path: Path) -> Non
     def averaged(folder: Path, *, poisoned: bool) -> bytes:
         for ledger in begun(folder, federation):
             ledger.resume(SESSION)
-            ledger.open(1, ())
-            ledger.contribute("a", contribution(ledger, "a", 1))
+            ledger.open_round(1, ())
+            ledger.add_contribution("a", contribution(ledger, "a", 1))
             if poisoned:
                 bad = {name: array.copy() for name, array in ledger.broadcast.items()}
                 next(iter(bad.values())).flat[0] = np.inf
@@ -169,11 +169,11 @@ def test_a_contribution_that_does_not_fit_changes_nothing(tmp_path: Path) -> Non
                     federation="steel", run=message.run, round=1, node="b", digest=digest, size=size, chunk_size=1024
                 )
                 with pytest.raises(PeerError, match="NaN or infinity"):
-                    ledger.contribute(
+                    ledger.add_contribution(
                         "b", Contribution(session=SESSION, run=message.run, round=1, weight=1.0, blob=blob)
                     )
                 assert not ledger.has_counted("b", 1)
-            ledger.average()
+            ledger.aggregate()
             return encode_tensors(ledger.broadcast)
         raise AssertionError
 
@@ -183,10 +183,10 @@ def test_a_contribution_that_does_not_fit_changes_nothing(tmp_path: Path) -> Non
 def test_a_blob_that_was_changed_on_disk_is_named(federation: tuple[Spec, Arrays], tmp_path: Path) -> None:
     for ledger in begun(tmp_path, federation):
         ledger.resume(SESSION)
-        ledger.open(1, ())
+        ledger.open_round(1, ())
         message = contribution(ledger, "a", 1)
         assert message.blob is not None
-        ledger.contribute("a", message)
+        ledger.add_contribution("a", message)
         path = ledger.store.path(message.blob.digest)
         path.write_bytes(b"\0" + path.read_bytes()[1:])
     for ledger in begun(tmp_path, federation):
@@ -200,29 +200,29 @@ def test_other_settings_neither_resume_nor_replace_a_run_unless_told_so(tmp_path
         ledger.resume(SESSION)
     with Ledger(tmp_path) as ledger:
         with pytest.raises(UsageError, match=r"quorum was 3, is 2, deadline was 0\.0, is 9") as refused:
-            ledger.take_up(*drafted(quorum=2, deadline=9), new=False)
+            ledger.begin_or_continue(*drafted(quorum=2, deadline=9), new=False)
         assert "pass --new or choose another --state folder" in refused.value.remedy
-        ledger.take_up(*drafted(), new=False)
+        ledger.begin_or_continue(*drafted(), new=False)
         assert ledger.run is not None
         assert ledger.run.spec == first[0]
-        ledger.take_up(*drafted(quorum=2), new=True)
+        ledger.begin_or_continue(*drafted(quorum=2), new=True)
         assert ledger.run.spec.run != first[0].run
 
 
 def test_a_new_run_does_not_throw_rounds_away_that_have_begun(tmp_path: Path) -> None:
     for ledger in begun(tmp_path, drafted()):
         ledger.resume(SESSION)
-        ledger.open(1, ())
-        ledger.contribute("a", contribution(ledger, "a", 1))
+        ledger.open_round(1, ())
+        ledger.add_contribution("a", contribution(ledger, "a", 1))
     with Ledger(tmp_path) as ledger:
         with pytest.raises(UsageError, match="round 1 of 2"):
-            ledger.take_up(*drafted(), new=True)
+            ledger.begin_or_continue(*drafted(), new=True)
         with pytest.raises(UsageError, match="other settings") as refused:
-            ledger.take_up(*drafted(quorum=2), new=False)
+            ledger.begin_or_continue(*drafted(quorum=2), new=False)
         assert "--new" not in refused.value.remedy
         ledger.abort()
     with Ledger(tmp_path) as ledger:
-        ledger.take_up(*drafted(), new=True)
+        ledger.begin_or_continue(*drafted(), new=True)
 
 
 def test_what_each_node_has_contributed_is_known_after_a_restart(tmp_path: Path) -> None:
@@ -230,20 +230,20 @@ def test_what_each_node_has_contributed_is_known_after_a_restart(tmp_path: Path)
     for ledger in begun(tmp_path, drafted()):
         ledger.resume(SESSION)
         for round_ in (1, 2):
-            ledger.open(round_, ())
+            ledger.open_round(round_, ())
             message = contribution(ledger, "aa", round_)
-            ledger.contribute("aa", message)
+            ledger.add_contribution("aa", message)
             sizes += message.blob.size if message.blob else 0
     for ledger in begun(tmp_path, drafted()):
         ledger.resume("6" * 16)
-        assert ledger.tallies() == [("aa", 2, 5.0, sizes)]
+        assert ledger.contribution_totals() == [("aa", 2, 5.0, sizes)]
 
 
 def test_an_aborted_run_does_not_go_on(tmp_path: Path) -> None:
     for ledger in begun(tmp_path, drafted()):
         ledger.abort()
     with Ledger(tmp_path) as ledger, pytest.raises(UsageError, match="aborted"):
-        ledger.take_up(*drafted(), new=False)
+        ledger.begin_or_continue(*drafted(), new=False)
 
 
 def test_a_state_folder_belongs_to_one_process(tmp_path: Path) -> None:

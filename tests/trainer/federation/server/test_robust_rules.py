@@ -15,10 +15,10 @@ from broker_config.protocol.messages import Aggregation, TensorSpec
 from research.studies.attacks import Trial, tampering
 from tests.trainer.methods.test_method_properties import ON_ANY_MODEL
 from trainer.data.class_folders import Images, LabelledImages
-from trainer.federation.server.contributions import Gathering
+from trainer.federation.server.contributions import Contributions
 from trainer.federation.server.robust_rules import (
     RULES,
-    Contributions,
+    ContributionBlocks,
     InMemory,
     OnDisk,
     Source,
@@ -37,12 +37,12 @@ from trainer.training.simulation import simulate
 Rows = list[list[float]]
 
 
-def contributions(rows: Rows, start: list[float] | None = None, names: str = "abcdefghijkl") -> Contributions:
+def contributions(rows: Rows, start: list[float] | None = None, names: str = "abcdefghijkl") -> ContributionBlocks:
     """One tensor, a row from each node."""
     sources: dict[str, Source] = {
         name: InMemory({"w": np.asarray(row, np.float32)}) for name, row in zip(names, rows, strict=False)
     }
-    return Contributions(sources, {"w": np.asarray(start or [0.0] * len(rows[0]), np.float32)})
+    return ContributionBlocks(sources, {"w": np.asarray(start or [0.0] * len(rows[0]), np.float32)})
 
 
 # By hand
@@ -84,7 +84,7 @@ def test_lengths_and_distances_are_of_all_tensors_together() -> None:
         for node, a, b in (("x", 3, 4), ("y", 6, 8), ("z", 0, 1))
     }
     start = {"a": np.float32(0), "b": np.zeros(1, np.float32)}
-    clipped = norm_clip(Contributions(sources, start))  # lengths 5, 10, 1
+    clipped = norm_clip(ContributionBlocks(sources, start))  # lengths 5, 10, 1
     assert (float(clipped["a"]), clipped["b"].tolist()) == (pytest.approx(2), pytest.approx([3]))
     assert clipped["a"].shape == ()
 
@@ -147,8 +147,8 @@ def test_portions_from_disk_give_what_the_whole_gives(
     for node, tensors in came.items():
         (folder / node).write_bytes(encode_tensors(tensors))
         sources[node] = OnDisk(folder / node, {name: TensorSpec(a.shape, 0) for name, a in tensors.items()})
-    whole = RULES[rule].combine(Contributions(told(came), start(seed)), liars)
-    parts = RULES[rule].combine(Contributions(sources, start(seed), values), liars)
+    whole = RULES[rule].combine(ContributionBlocks(told(came), start(seed)), liars)
+    parts = RULES[rule].combine(ContributionBlocks(sources, start(seed), values), liars)
     assert {name: array.shape for name, array in parts.items()} == {n: a.shape for n, a in start(seed).items()}
     if rule == "norm_clip":  # lengths are summed portion by portion
         np.testing.assert_allclose(flat(parts), flat(whole), rtol=1e-6, atol=1e-7)
@@ -170,7 +170,9 @@ def test_without_liars_trimming_and_krum_are_the_mean(seed: int, nodes: int) -> 
     came = drawn(seed, nodes)
     mean = np.mean([flat(tensors).astype(np.float64) for tensors in came.values()], axis=0)
     for rule in (trimmed_mean, multi_krum):
-        np.testing.assert_allclose(flat(rule(Contributions(told(came), start(seed)), 0)), mean, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            flat(rule(ContributionBlocks(told(came), start(seed)), 0)), mean, rtol=1e-5, atol=1e-6
+        )
 
 
 @given(seed=seeds, nodes=st.integers(3, 12))
@@ -195,7 +197,7 @@ def test_liars_in_the_minority_do_not_move_any_value_beyond_those_of_the_honest_
     names = sorted(came)
     for name in names[:count]:
         came[name] = {tensor: np.full_like(array, lie) for tensor, array in came[name].items()}
-    found = flat(RULES[rule].combine(Contributions(told(came), start(seed)), count))
+    found = flat(RULES[rule].combine(ContributionBlocks(told(came), start(seed)), count))
     values = np.stack([flat(came[name]) for name in names[count:]])
     assert (found >= values.min(0)).all()
     assert (found <= values.max(0)).all()
@@ -209,7 +211,7 @@ def test_krum_takes_no_contribution_that_lies_far_from_the_others(seed: int, lia
     names = sorted(came)
     for name in names[:liars]:
         came[name] = {tensor: array + np.float32(lie) for tensor, array in came[name].items()}
-    found = flat(multi_krum(Contributions(told(came), start(seed)), liars))
+    found = flat(multi_krum(ContributionBlocks(told(came), start(seed)), liars))
     assert np.abs(found).max() <= max(np.abs(flat(came[name])).max() for name in names[liars:])
 
 
@@ -218,7 +220,7 @@ def test_a_long_update_moves_a_clipped_mean_no_farther_than_an_ordinary_one(seed
     came, begin = drawn(seed, nodes), start(seed)
     names = sorted(came)
     came[names[0]] = {name: array + np.float32(size) for name, array in begin.items()}
-    found = flat(norm_clip(Contributions(told(came), begin))) - flat(begin)
+    found = flat(norm_clip(ContributionBlocks(told(came), begin))) - flat(begin)
     lengths = sorted(float(np.linalg.norm(flat(came[name]) - flat(begin))) for name in names[1:])
     assert np.linalg.norm(found) <= lengths[-1] * (1 + 1e-5)
 
@@ -248,7 +250,7 @@ def test_a_liar_moves_the_mean_beyond_what_honest_nodes_sent_and_the_median_not(
 
         def tamper(node: str, round_: int, contributed: Contributed, received: Arrays) -> Contributed:
             told = lie(node, round_, contributed, received)
-            Gathering(spec, make(spec.method, spec.training, spec.options)).check(InMemory(told.tensors))
+            Contributions(spec, make(spec.method, spec.training, spec.options)).validate(InMemory(told.tensors))
             if node != "n2":
                 assert told is contributed
                 sent.append(flat(told.tensors))
@@ -280,8 +282,8 @@ def test_a_contribution_with_a_negative_variance_is_refused_under_every_rule(rul
         )
         name = "encoder.bn.running_var"
         spec = msgspec.structs.replace(spec, tensors={name: TensorSpec((2,), 40)}, sends=("encoder",))
-        gathering = Gathering(spec, make(method, spec.training, spec.options))
-        gathering.check(InMemory({name: np.asarray(variances, np.float32)}))
+        contributions = Contributions(spec, make(method, spec.training, spec.options))
+        contributions.validate(InMemory({name: np.asarray(variances, np.float32)}))
 
     check([0, 3], rule=rule)
     check([0, -3], method="fednova")  # which sends differences

@@ -23,8 +23,8 @@ from trainer.federation.server.round_state import (
     Status,
     Waited,
     advance,
-    draw,
     restore,
+    sample_participants,
 )
 
 
@@ -178,7 +178,7 @@ def test_each_round_draws_its_sample_by_seed_and_round_and_waits_for_nobody_else
     for _ in range(20):
         drawn, others = state.drawn, set(nodes) - state.drawn
         assert len(drawn) == 2
-        assert drawn == draw(reversed(nodes), 2, seed, state.round)
+        assert drawn == sample_participants(reversed(nodes), 2, seed, state.round)
         for node in [*others, *drawn]:
             state, new = advance(state, Contributed(node))
             effects += new

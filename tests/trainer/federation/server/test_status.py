@@ -24,7 +24,7 @@ from trainer.federation.server.round_state import (
     advance,
     restore,
 )
-from trainer.federation.server.status import EVERY, Observer
+from trainer.federation.server.status import EVERY, StatusTracker
 
 SPEC = msgspec.structs.replace(CASES[0], nodes=3, quorum=2, rounds=5)
 ERROR = "its message cannot be read: JSON is malformed: invalid character (byte 0)"
@@ -46,22 +46,22 @@ def after(*events: Event, plan: Plan = Plan(3, 2, 5)) -> Federation:  # noqa: B0
     return state
 
 
-def observer(*events: progress.AnyEvent, nodes: str = "abc", clock: Clock | None = None) -> Observer:
-    watching = Observer(SPEC, clock or Clock())
+def tracked(*events: progress.AnyEvent, nodes: str = "abc", clock: Clock | None = None) -> StatusTracker:
+    tracker = StatusTracker(SPEC, clock or Clock())
     for event in (*(progress.NodeJoined(node=node) for node in nodes), *events):
-        watching.take(event)
-    return watching
+        tracker.record(event)
+    return tracker
 
 
-def told(watching: Observer, state: Federation, *finished: str) -> Overview:
-    overview = watching.due(state, finished, anyway=True)
+def told(tracker: StatusTracker, state: Federation, *finished: str) -> Overview:
+    overview = tracker.next_overview(state, finished, anyway=True)
     assert overview is not None
     return overview
 
 
-def seen(watching: Observer, state: Federation, *finished: str) -> dict[str, NodeState]:
+def seen(tracker: StatusTracker, state: Federation, *finished: str) -> dict[str, NodeState]:
     """The nodes of the overview as it comes out of its bytes."""
-    overview = decode(encode(told(watching, state, *finished)), Overview)
+    overview = decode(encode(told(tracker, state, *finished)), Overview)
     assert overview.more == 0
     return {node.node: node for node in overview.nodes}
 
@@ -76,89 +76,89 @@ def test_where_there_is_a_charter_it_says_when_the_members_certificates_end() ->
     charter = Charter(
         federation="steel", version=1, issued=end, expires=end, coordinator=Member("1" * 64, end), nodes=members
     )
-    watching = Observer(SPEC, charter=charter)
+    tracker = StatusTracker(SPEC, charter=charter)
     for name in "abc":
-        watching.take(progress.NodeJoined(node=name))
-    told = seen(watching, after(*THREE))
+        tracker.record(progress.NodeJoined(node=name))
+    told = seen(tracker, after(*THREE))
     assert {name: node.expires for name, node in told.items()} == {"a": ends["a"], "b": ends["b"], "c": None}
 
 
 def test_it_says_where_the_round_is_and_when_that_was() -> None:
     before = datetime.now(UTC)
-    overview = told(observer(), after(*THREE, Contributed("b")))
+    overview = told(tracked(), after(*THREE, Contributed("b")))
     assert before <= overview.time <= datetime.now(UTC)
     facts = (overview.run, overview.round, overview.rounds, overview.status, overview.contributions, overview.quorum)
     assert facts == (SPEC.run, 1, 5, "open", 1, 2)
     assert (overview.left, overview.paused) == (None, False)
-    assert told(observer(), after()).status == "gathering"
+    assert told(tracked(), after()).status == "gathering"
 
 
 def test_the_deadline_counts_from_when_the_round_was_opened() -> None:
     clock = Clock()
-    watching = Observer(msgspec.structs.replace(SPEC, deadline=60.0), clock)
+    tracker = StatusTracker(msgspec.structs.replace(SPEC, deadline=60.0), clock)
     clock.now += 100
-    watching.take(progress.RoundOpened(round=1))
+    tracker.record(progress.RoundOpened(round=1))
     clock.now += 20
-    assert told(watching, after()).left is None
-    assert told(watching, after(*THREE)).left == 40
+    assert told(tracker, after()).left is None
+    assert told(tracker, after(*THREE)).left == 40
     clock.now += 100
-    assert told(watching, after(*THREE)).left == 0
+    assert told(tracker, after(*THREE)).left == 0
 
 
 def test_those_whom_the_round_waits_for_are_marked_and_come_first() -> None:
-    overview = told(observer(), after(*THREE, Contributed("a")))
+    overview = told(tracked(), after(*THREE, Contributed("a")))
     assert [(node.node, node.awaited) for node in overview.nodes] == [("b", True), ("c", True), ("a", False)]
 
 
 def test_the_absent_are_waited_for_while_the_round_is_paused_and_in_its_minimum_wait() -> None:
     one_gone = after(*THREE, Left("c"))
-    nodes = seen(observer(progress.NodeLost(node="c", round=1)), one_gone)
+    nodes = seen(tracked(progress.NodeLost(node="c", round=1)), one_gone)
     assert (nodes["c"].doing, nodes["c"].awaited) == ("absent", False)
     assert nodes["c"].error == "round 1: its connection ended"
     before, _ = advance(after(*THREE, plan=Plan(3, 2, 5, waits=True)), Left("c"))
-    assert seen(observer(), before)["c"].awaited  # the minimum wait is for those who are away
-    assert not seen(observer(), advance(before, Waited(1))[0])["c"].awaited
+    assert seen(tracked(), before)["c"].awaited  # the minimum wait is for those who are away
+    assert not seen(tracked(), advance(before, Waited(1))[0])["c"].awaited
     two_gone, _ = advance(one_gone, Left("b"))
-    overview = told(observer(), two_gone)
+    overview = told(tracked(), two_gone)
     assert overview.paused
     assert all(node.awaited for node in overview.nodes)
 
 
 def test_nobody_waits_for_nodes_that_were_not_drawn() -> None:
     state = after(*THREE, plan=Plan(3, 1, 5, sample=1, seed=random.randrange(1000)))
-    nodes = seen(observer(), state)
+    nodes = seen(tracked(), state)
     assert {name for name, node in nodes.items() if node.awaited} == set(state.drawn)
 
 
 def test_a_node_is_late_once_the_deadline_is_over_unless_its_bytes_are_under_way() -> None:
     sending = progress.Activity(node="c", round=1, what="sending", done=40, total=100)
-    nodes = seen(observer(sending), after(*THREE, Contributed("a"), Expired(1)))
+    nodes = seen(tracked(sending), after(*THREE, Contributed("a"), Expired(1)))
     assert {name: node.doing for name, node in nodes.items()} == {"a": "waiting", "b": "late", "c": "sending"}
     assert (nodes["c"].done, nodes["c"].total) == (40, 100)
 
 
 def test_a_contribution_that_came_too_late_is_an_error_of_its_node() -> None:
-    node = seen(observer(progress.Late(node="a", round=1)), after(*THREE))["a"]
+    node = seen(tracked(progress.Late(node="a", round=1)), after(*THREE))["a"]
     assert node.error == "round 1: it contributed too late, and was not counted"
 
 
 def test_a_contribution_is_remembered_with_its_round_its_weight_and_all_bytes_so_far() -> None:
     made = [progress.Contribution(node="a", round=number, weight=number / 4, bytes=10) for number in (1, 2)]
-    node = seen(observer(*made), after(*THREE))["a"]
+    node = seen(tracked(*made), after(*THREE))["a"]
     assert (node.round, node.weight, node.bytes) == (2, 0.5, 20)
 
 
 def test_a_contribution_clears_an_error_but_not_that_its_node_has_gone_since() -> None:
     lost = progress.NodeLost(node="a", round=1)
     arrived = progress.Contribution(node="a", round=1, weight=0.5, bytes=10)
-    gone = seen(observer(lost, arrived), after(*THREE))["a"]
+    gone = seen(tracked(lost, arrived), after(*THREE))["a"]
     assert (gone.error, gone.weight) == ("round 1: its connection ended", 0.5)
-    assert seen(observer(lost, progress.NodeJoined(node="a"), arrived), after(*THREE))["a"].error == ""
+    assert seen(tracked(lost, progress.NodeJoined(node="a"), arrived), after(*THREE))["a"].error == ""
 
 
 def test_after_a_restart_the_members_are_there_with_what_the_journal_knows() -> None:
     state = restore(Plan(3, 2, 5), 4, "abc", (), "b")
-    nodes = seen(observer(nodes=""), state)
+    nodes = seen(tracked(nodes=""), state)
     assert {name: (node.round, node.awaited) for name, node in nodes.items()} == {
         "a": (0, True), "b": (4, False), "c": (0, True)
     }  # fmt: skip
@@ -166,72 +166,72 @@ def test_after_a_restart_the_members_are_there_with_what_the_journal_knows() -> 
 
 def test_the_seconds_since_a_node_was_heard_begin_anew_with_each_message_and_with_each_byte() -> None:
     clock = Clock()
-    watching = observer(clock=clock)
+    tracker = tracked(clock=clock)
     state = after(*THREE)
     for seconds, event in ((5, None), (7, progress.Activity(node="b", round=1, what="sending", done=1, total=9))):
         clock.now = seconds
         if event:
-            watching.take(event)
+            tracker.record(event)
         else:
-            watching.heard("a")
-    watching.take(progress.Activity(node="c", round=1, what="training"))  # says the coordinator of itself
+            tracker.record_message("a")
+    tracker.record(progress.Activity(node="c", round=1, what="training"))  # says the coordinator of itself
     clock.now = 10
-    assert {name: node.heard for name, node in seen(watching, state).items()} == {"a": 5, "b": 3, "c": 10}
+    assert {name: node.heard for name, node in seen(tracker, state).items()} == {"a": 5, "b": 3, "c": 10}
 
 
 def test_a_refused_node_stays_with_the_reason_until_it_is_back() -> None:
-    watching = observer(progress.NodeRefused(node="b", round=2, reason=ERROR))
-    node = seen(watching, after(*THREE, Left("b")))["b"]
+    tracker = tracked(progress.NodeRefused(node="b", round=2, reason=ERROR))
+    node = seen(tracker, after(*THREE, Left("b")))["b"]
     assert (node.doing, node.awaited, node.error) == ("refused", False, f"round 2: {ERROR}")
-    watching.take(progress.NodeJoined(node="b"))
-    assert seen(watching, after(*THREE))["b"].doing == "waiting"
+    tracker.record(progress.NodeJoined(node="b"))
+    assert seen(tracker, after(*THREE))["b"].doing == "waiting"
 
 
 def test_a_node_that_has_its_model_is_finished_even_when_it_is_gone() -> None:
-    assert seen(observer(), after(*THREE, Left("a")), "a")["a"].doing == "finished"
+    assert seen(tracked(), after(*THREE, Left("a")), "a")["a"].doing == "finished"
 
 
 def test_names_that_anybody_makes_up_do_not_pile_up() -> None:
-    watching = observer()
+    tracker = tracked()
     for number in range(1000):
-        watching.take(progress.NodeRefused(node=f"stranger-{number}", round=1, reason=ERROR))
-    names = set(seen(watching, after(*THREE)))
+        tracker.record(progress.NodeRefused(node=f"stranger-{number}", round=1, reason=ERROR))
+    names = set(seen(tracker, after(*THREE)))
     assert {"a", "b", "c", "stranger-999"} <= names
     assert len(names) < 30
 
 
 def test_one_is_due_when_something_has_changed_and_at_most_once_a_second() -> None:
     clock = Clock()
-    watching, state = observer(clock=clock), after(*THREE)
-    assert watching.due(state, ())
+    tracker, state = tracked(clock=clock), after(*THREE)
+    assert tracker.next_overview(state, ())
     clock.now += 10
-    assert watching.due(state, ()) is None  # nothing has changed
-    watching.heard("a")
-    assert watching.due(state, ())
+    assert tracker.next_overview(state, ()) is None  # nothing has changed
+    tracker.record_message("a")
+    assert tracker.next_overview(state, ())
     clock.now += EVERY / 2
-    watching.heard("a")
-    assert watching.due(state, ()) is None  # too soon
-    assert watching.due(state, (), anyway=True)
-    watching.heard("a")
+    tracker.record_message("a")
+    assert tracker.next_overview(state, ()) is None  # too soon
+    assert tracker.next_overview(state, (), anyway=True)
+    tracker.record_message("a")
     clock.now += EVERY
-    assert watching.due(state, ())
+    assert tracker.next_overview(state, ())
     clock.now += EVERY
-    assert watching.due(advance(state, Contributed("a"))[0], ())
+    assert tracker.next_overview(advance(state, Contributed("a"))[0], ())
 
 
 def full(nodes: int, error: str) -> Overview:
     """Of so many nodes with the longest names; the last three have yet to contribute."""
     names = [f"{number:04}".ljust(64, "x") for number in range(nodes)]
     state = after(*map(Joined, names), *map(Contributed, names[:-3]), plan=Plan(nodes, nodes, 5))
-    watching = observer(
+    tracker = tracked(
         *(progress.Contribution(node=name, round=1, weight=0.6931471805599453, bytes=9_123_456) for name in names),
         *(progress.NodeRefused(node=name, round=1, reason=error) for name in names if error),
         *(progress.NodeJoined(node=name) for name in names),
         nodes="",
     )
     for name in names:
-        watching.heard(name)
-    return told(watching, state)
+        tracker.record_message(name)
+    return told(tracker, state)
 
 
 def test_two_hundred_nodes_fit_into_a_message() -> None:

@@ -256,22 +256,22 @@ def test_patches_that_cannot_be_honest_are_refused_with_their_node_named_and_the
     honest[patch_bank.LABELS] = random.integers(0, 3, 6).astype(np.float32)
     model = pick(broadcast, spec.sends)
     with Ledger(tmp_path) as ledger:
-        ledger.take_up(spec, broadcast, new=False)
+        ledger.begin_or_continue(spec, broadcast, new=False)
         ledger.resume("5" * 16)
         for node in PLANTS:
             ledger.admit(node, "a" * 16)
-        ledger.open(1, ())
+        ledger.open_round(1, ())
         sent = {name: values.copy() for name, values in honest.items()}
         deed(sent)
         message = stored(ledger, PLANTS[2], model | sent)
         with pytest.raises(PeerError, match=DEEDS[deed]) as refused:  # noqa: PT012  (either of them)
-            ledger.check(PLANTS[2], message)
-            ledger.contribute(PLANTS[2], message)
+            ledger.validate(PLANTS[2], message)
+            ledger.add_contribution(PLANTS[2], message)
         assert refused.value.peer == PLANTS[2]
         for node in PLANTS[:2]:
-            ledger.contribute(node, stored(ledger, node, model | honest))
+            ledger.add_contribution(node, stored(ledger, node, model | honest))
         assert ledger.absent == {PLANTS[2]}
-        ledger.average()
+        ledger.aggregate()
         assert owners(ledger.broadcast) == {*PLANTS[:2]}
 
 
