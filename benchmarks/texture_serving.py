@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.serving.bare import Bare
 from edge.bundle import bundle_format
-from edge.inference.pipeline import Line, Nowhere, load
+from edge.inference.pipeline import NullOutbox, Pipeline, load
 from export.graph import Architecture, module, trace, with_values
 from export.parity import pictures, session
 from export.quantisation import TOLERANCE, quantise
@@ -81,16 +81,16 @@ def measure(model: str, runs: int, threads: int) -> None:
             size = session(content).get_inputs()[0].shape[1]
             folder = served(Path(place) / precision, model, content, size)
             pixels = np.random.default_rng(0).integers(0, 256, (1, size, size, 3), np.uint8)
-            bare, line = Bare(folder, threads), Line(load(folder, threads=threads), Nowhere())
-            lines.append(line)
+            bare, pipeline = Bare(folder, threads), Pipeline(load(folder, threads=threads), NullOutbox())
+            lines.append(pipeline)
             calls[f"{precision}, session.run"] = _asked(bare, pixels)
-            calls[f"{precision}, Line.infer"] = _inferred(line, pixels)
+            calls[f"{precision}, Line.infer"] = _inferred(pipeline, pixels)
         for name, times in asyncio.run(timed(calls, runs)).items():
             p10, p50 = np.quantile(times, (0.1, 0.5)).round(2).tolist()
             size = len(contents[name.partition(",")[0]])
             print(json.dumps({"model": model, "what": name, "bytes": size, "p10 ms": p10, "p50 ms": p50}), flush=True)
-        for line in lines:
-            line.close()
+        for pipeline in lines:
+            pipeline.close()
 
 
 def _asked(bare: Bare, pixels: np.ndarray) -> Call:
@@ -100,8 +100,8 @@ def _asked(bare: Bare, pixels: np.ndarray) -> Call:
     return ask
 
 
-def _inferred(line: Line, pixels: np.ndarray) -> Call:
-    return lambda: line.infer(line.model, pixels)
+def _inferred(pipeline: Pipeline, pixels: np.ndarray) -> Call:
+    return lambda: pipeline.infer(pipeline.model, pixels)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from benchmarks.serving.bare import Bare
 from benchmarks.serving.services import Service
 from edge.bundle import bundle_format
 from edge.daemon.prometheus_metrics import Counted, Metrics
-from edge.inference.pipeline import Frame, Line, Nowhere, load
+from edge.inference.pipeline import Frame, NullOutbox, Pipeline, load
 
 WARM_UP = 20  # calls
 STARTS = 5  # of the daemon
@@ -64,16 +64,16 @@ def measure(folder: Path, threads: int, count: int, rate: float, seconds: float,
             running["FastAPI"] = closing.enter_context(services.plain(folder, threads, pixels))
             running["LitServe"] = closing.enter_context(services.lit(folder, threads, pixels))
         metrics = Metrics()
-        line = Line(load(folder, threads=threads), Counted(metrics, Nowhere()), watchers=[metrics.saw])
-        closing.enter_context(contextlib.closing(line))
-        calls = in_process(line, Bare(folder, threads), pixels) | over_http(running)
+        pipeline = Pipeline(load(folder, threads=threads), Counted(metrics, NullOutbox()), monitors=[metrics.saw])
+        closing.enter_context(contextlib.closing(pipeline))
+        calls = in_process(pipeline, Bare(folder, threads), pixels) | over_http(running)
         report: Report = uvloop.run(_measured(calls, running, count, rate, seconds))
         running["edge-node"].ready = median(ready)
         report.services |= {name: Memory(each.ready, each.memory()) for name, each in running.items()}
     return report
 
 
-def in_process(line: Line, bare: Bare, pixels: NDArray[np.uint8]) -> dict[str, Call]:
+def in_process(pipeline: Pipeline, bare: Bare, pixels: NDArray[np.uint8]) -> dict[str, Call]:
     """The bare session, and what the line makes of it."""
 
     async def session() -> None:
@@ -81,8 +81,8 @@ def in_process(line: Line, bare: Bare, pixels: NDArray[np.uint8]) -> dict[str, C
 
     return {
         "session.run": session,
-        "Line.infer": lambda: line.infer(line.model, pixels[None]),
-        "Line.judge": lambda: line.judge(Frame("benchmark", pixels)),
+        "Line.infer": lambda: pipeline.infer(pipeline.model, pixels[None]),
+        "Line.judge": lambda: pipeline.judge(Frame("benchmark", pixels)),
     }
 
 

@@ -102,7 +102,7 @@ class _Accepted(Struct, frozen=True, kw_only=True):
     older: Digest | None = None  # likewise, of the one older bundle that somebody has gone back to on purpose
 
 
-class Guard(NamedTuple):
+class Verifier(NamedTuple):
     """What a line insists on."""
 
     trust: Trust
@@ -112,7 +112,7 @@ class Guard(NamedTuple):
 
     @contextmanager
     def admitted(self, folder: Path) -> Iterator[Admitted]:
-        """Verify a bundle. When the block ends without an error, a guard that remembers does so.
+        """Verify a bundle. When the block ends without an error, a verifier that remembers does so.
 
         Raises:
             BundleError: it must not be served.

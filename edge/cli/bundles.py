@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge.cli.line import Memory, TrustFile, make_guard, state_folder
+from edge.cli.line import Memory, TrustFile, make_verifier, state_folder
 from edge.cli.options import Ca, Cert, Json, Key
 
 if TYPE_CHECKING:
@@ -124,7 +124,9 @@ def _done(store: "Store", request: "Request", trust: Path | None, memory: Path |
 
     try:
         with store.claimed():
-            return offline_control.do(store, request, make_guard(trust, memory, request.accept_older, remembers=True))
+            return offline_control.do(
+                store, request, make_verifier(trust, memory, request.accept_older, remembers=True)
+            )
     except StoreInUseError:
         return control_requests.ask(store.folder, request, _PATIENCE, store.served)
 

@@ -10,7 +10,7 @@ import msgspec
 
 from broker_config.storage.disk import writing
 from edge.inference import batch
-from edge.inference.pipeline import Model, Seen
+from edge.inference.pipeline import Inspection, Model
 from edge.inference.tiling import View
 from edge.inference.verdict import Failure, Verdict
 
@@ -36,7 +36,7 @@ def judge(
             counts[outcome.label if isinstance(outcome, Verdict) else ""] += 1
             if results:
                 results.add(outcome)
-            if pictures and isinstance(found, Seen):
+            if pictures and isinstance(found, Inspection):
                 _draw(found, pictures, heat=heat)
             _tell(outcome, as_json=as_json, quiet=results is not None)
             advance()
@@ -55,12 +55,12 @@ def _tell(outcome: Verdict | Failure, *, as_json: bool, quiet: bool) -> None:
         print(f"{outcome.image}: {outcome.label} ({outcome.confidence:.1%}){doubts}")
 
 
-def _draw(seen: Seen, folder: Path, *, heat: bool) -> None:
+def _draw(inspection: Inspection, folder: Path, *, heat: bool) -> None:
     from edge.inference.annotation import jpeg
 
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        batch.picture_of(seen.verdict.image, folder).write_bytes(jpeg(seen, heat=heat))
+        batch.picture_of(inspection.verdict.image, folder).write_bytes(jpeg(inspection, heat=heat))
 
 
 def _summary(before: int, counts: Counter[str], failed: int) -> str:

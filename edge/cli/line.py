@@ -12,7 +12,7 @@ from broker_config.protocol.errors import UsageError
 from edge.cli.options import Ca, Cert, Events, Json, Key, KitFile, LineConfig, Quiet, end_on_signals, open_kit
 
 if TYPE_CHECKING:
-    from edge.bundle.verification import Guard
+    from edge.bundle.verification import Verifier
     from edge.config.line_settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -85,16 +85,16 @@ def export(
         print(f"next: edge-node serve {written[0].folder}{f' --trust {written[0].node}.trust' if signer else ''}")
 
 
-def make_guard(trust: Path | None, memory: Path | None, accept_older: bool, *, remembers: bool) -> "Guard | None":
+def make_verifier(trust: Path | None, memory: Path | None, accept_older: bool, *, remembers: bool) -> "Verifier | None":
     """What the options insist on."""
     if trust is None:
         if accept_older or (memory and not remembers):
             raise UsageError("--memory and --accept-older are of use with --trust only", "add --trust FILE")
         return None
     from broker_config.security.trust import read
-    from edge.bundle.verification import Guard
+    from edge.bundle.verification import Verifier
 
-    return Guard(read(trust), memory or state_folder(), accept_older, remembers)
+    return Verifier(read(trust), memory or state_folder(), accept_older, remembers)
 
 
 def state_folder() -> Path:
@@ -131,10 +131,12 @@ def serve(
     from edge.daemon.exit_codes import sysexits
 
     with sysexits():
-        guard = make_guard(trust, memory, accept_older, remembers=True)
+        verifier = make_verifier(trust, memory, accept_older, remembers=True)
         site = Site(line, memory or state_folder())
         again = partial(_settings_again, context) if config else None
-        code = run(bundle, _settings(context), site, host=host, port=port, threads=threads, guard=guard, again=again)
+        code = run(
+            bundle, _settings(context), site, host=host, port=port, threads=threads, verifier=verifier, again=again
+        )
     raise typer.Exit(code)
 
 
@@ -227,7 +229,7 @@ def infer(
         raise UsageError("--heat is of use with --annotate only", "add --annotate FOLDER")
     wanted = line_settings.view(view) if view else None
     found = batch.find(images)
-    model = load(bundle, make_guard(trust, memory, accept_older, remembers=False), threads)
+    model = load(bundle, make_verifier(trust, memory, accept_older, remembers=False), threads)
     tell(model.ends)
     results = batch.Results(out, model, wanted) if out else None
     whole = judge(model, found, wanted, results, annotate, heat=heat, as_json=as_json)

@@ -11,7 +11,7 @@ from broker_config.protocol.errors import UsageError
 if TYPE_CHECKING:
     from broker_config.mqtt.endpoint import Endpoint
     from broker_config.security.kit import Kit
-    from edge.bundle.verification import Guard
+    from edge.bundle.verification import Verifier
     from edge.vfl.member_bundle import Array, Manifest
     from edge.vfl.sensor_service import Leaving
     from export.bundle_signing import Signer
@@ -45,17 +45,19 @@ def serve(
             f"the kit of {kit.name} in {kit.federation!r}",
             f"pass the kit of {said.node}, or a bundle of {kit.name}",
         )
-    guard = _guard(kit, memory) if kit else None
+    verifier = _verifier(kit, memory) if kit else None
     if said.role == HEAD:
         if data:
             raise UsageError(f"{bundle} is the head's, which reads no rows", "leave out --data")
-        predict(bundle, partial(load_head, guard=guard, threads=threads), endpoint, memory, output, deadline, stop)
+        predict(
+            bundle, partial(load_head, verifier=verifier, threads=threads), endpoint, memory, output, deadline, stop
+        )
     else:
         if data is None:
             raise UsageError(f"{bundle} is a sensor's, whose rows are missing", "write --data FILE")
         if output:
             raise UsageError(f"{bundle} is a sensor's, which predicts nothing", "leave out --output")
-        embed(bundle, partial(load_sensor, guard=guard, threads=threads), data, endpoint, _leaving(), stop)
+        embed(bundle, partial(load_sensor, verifier=verifier, threads=threads), data, endpoint, _leaving(), stop)
 
 
 def head_bundles(folder: Path, kit: "Kit | None") -> "HeadDeploy":
@@ -78,13 +80,13 @@ def _signer(kit: "Kit | None") -> "Signer | None":
     return Signer(kit, _DAYS) if kit else None
 
 
-def _guard(kit: "Kit", memory: Path) -> "Guard":
+def _verifier(kit: "Kit", memory: Path) -> "Verifier":
     """With a kit, bundles must be what its member has made, and not older than what was served."""
     from broker_config.security.trust import Trust
-    from edge.bundle.verification import Guard
+    from edge.bundle.verification import Verifier
 
     trust = Trust(federation=kit.federation, node=kit.name, authority=kit.authority, charter=kit.charter)
-    return Guard(trust, memory)
+    return Verifier(trust, memory)
 
 
 def _leaving() -> "Leaving":

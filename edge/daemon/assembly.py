@@ -16,10 +16,10 @@ from edge.sources import camera, folder
 from edge.sources import mqtt as mqtt_source
 
 if TYPE_CHECKING:
-    from edge.bundle.verification import Guard
+    from edge.bundle.verification import Verifier
     from edge.outbox.outbox import Spool
-    from edge.registry.bundle_receiver import Arrival
-    from edge.registry.rollout import Life
+    from edge.registry.bundle_receiver import BundleReceiver
+    from edge.registry.rollout import Rollout
     from edge.sources.source_checkpoint import Memory
 
 
@@ -84,8 +84,10 @@ def sink(wanted: line_settings.Sink, site: Site, spool: "Spool") -> Sink:
             return edge_node(wanted, site.line, site.state / "sparkplug")
 
 
-def arrival(wanted: delivery_messages.Settings, site: Site, life: "Life", guard: "Guard | None") -> "Arrival":
-    """What takes bundles from the plant's broker; UsageError when the settings or the lack of a guard forbid it."""
-    from edge.registry.bundle_receiver import Arrival  # noqa: PLC0415  (only such a line takes the time to load it)
+def bundle_receiver(
+    wanted: delivery_messages.Settings, site: Site, rollout: "Rollout", verifier: "Verifier | None"
+) -> "BundleReceiver":
+    """The receiver of bundles from the plant's broker; UsageError when its settings clash or there is no verifier."""
+    from edge.registry.bundle_receiver import BundleReceiver  # noqa: PLC0415  (only loaded where it is used)
 
-    return Arrival(wanted, site.line, life, guard)
+    return BundleReceiver(wanted, site.line, rollout, verifier)

@@ -29,12 +29,12 @@ from edge.daemon.watchdog import beat, status
 from edge.http.app import App
 from edge.http.server import Server
 from edge.inference import native_memory
-from edge.inference.pipeline import Line
+from edge.inference.pipeline import Pipeline
 from edge.registry.bundle_store import of_line
-from edge.registry.rollout import Life
+from edge.registry.rollout import Rollout
 
 if TYPE_CHECKING:
-    from edge.bundle.verification import Guard
+    from edge.bundle.verification import Verifier
 
 _ENDED = 0  # no signal: a part of the daemon has
 _PATIENCE = 2.0  # seconds for a command that uses the store
@@ -50,10 +50,10 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8080,
     threads: int = 0,
-    guard: "Guard | None" = None,
+    verifier: "Verifier | None" = None,
     again: Callable[[], Settings] | None = None,
 ) -> int:
-    """Serve a bundle that `guard` admits, or without one the store's active one, until SIGTERM or SIGINT; returns 0.
+    """Serve a bundle that `verifier` admits, or without one the store's active one, until SIGTERM or SIGINT; returns 0.
 
     It answers over HTTP, and judges what the sources of `settings` bring. `port` 0 takes a free one; `ready URL`
     on standard error says when and where. SIGHUP lets `again` read the settings again; without it, it is a SIGTERM.
@@ -68,26 +68,28 @@ def serve(
         listener = closing.enter_context(_listen(host, port))
         store = of_line(site.state, site.line)
         closing.enter_context(store.claimed(_PATIENCE))
-        life = Life(store, settings.gate, guard, threads)
-        model = life.begin(bundle_folder)
+        rollout = Rollout(store, settings.gate, verifier, threads)
+        model = rollout.begin(bundle_folder)
         metrics = Metrics()
         receivers = closing.enter_context(contextlib.closing(Receivers(site, settings.spool)))
         metrics.ask(receivers.readings)
         outbox = Counted(metrics, receivers)
-        line = closing.enter_context(contextlib.closing(Line(model, outbox, settings.view, [metrics.saw, life])))
-        closing.enter_context(life.of(line))
+        pipeline = closing.enter_context(
+            contextlib.closing(Pipeline(model, outbox, settings.view, [metrics.saw, rollout]))
+        )
+        closing.enter_context(rollout.of(pipeline))
         if settings.arrival:
-            closing.enter_context(assembly.arrival(settings.arrival, site, life, guard).taking())
-        watching = closing.enter_context(contextlib.closing(Watching(line)))
+            closing.enter_context(assembly.bundle_receiver(settings.arrival, site, rollout, verifier).taking())
+        watching = closing.enter_context(contextlib.closing(Watching(pipeline)))
         metrics.ask(watching.readings)
-        parts = Parts(line, receivers, watching, site, log)
-        uvloop.run(_run(App(line, metrics), line, parts, settings, listener, events, again))
+        parts = Parts(pipeline, receivers, watching, site, log)
+        uvloop.run(_run(App(pipeline, metrics), pipeline, parts, settings, listener, events, again))
     return 0
 
 
 async def _run(
     app: App,
-    line: Line,
+    pipeline: Pipeline,
     parts: Parts,
     settings: Settings,
     listener: socket.socket,
@@ -100,17 +102,17 @@ async def _run(
         asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, number)
     parts.failed = partial(events.put_nowait, _ENDED)
     await parts.become(settings)
-    server = Server(app, lambda: _announce(listener, manager, status(line, parts.receivers)))
+    server = Server(app, lambda: _announce(listener, manager, status(pipeline, parts.receivers)))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     serving.add_done_callback(lambda _: events.put_nowait(_ENDED))
-    beating = asyncio.create_task(beat(line, parts.receivers, manager, stop))
-    reminding = asyncio.create_task(expiry.remind(lambda: line.model.ends, stop))
+    beating = asyncio.create_task(beat(pipeline, parts.receivers, manager, stop))
+    reminding = asyncio.create_task(expiry.remind(lambda: pipeline.model.ends, stop))
 
     while await events.get() == signal.SIGHUP and again:
         await _reload(parts, manager, again)
 
     manager.tell(STOPPING=1)
-    line.draining = server.should_exit = True
+    pipeline.draining = server.should_exit = True
     stop.set()
     await serving
     await parts.end()

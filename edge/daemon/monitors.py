@@ -6,45 +6,47 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from edge.config.line_settings import Settings
 from edge.daemon.prometheus_metrics import Reading
-from edge.inference.pipeline import Line, Watcher
+from edge.inference.pipeline import Monitor, Pipeline
 from edge.uncertainty.doubts import Doubts
 from edge.uncertainty.drift import Drift
-from edge.uncertainty.image_retention import Keep
+from edge.uncertainty.image_retention import ImageRetention
 
 
 class Watching:
     """Puts its watchers around those that the line has when this is made: doubts come first, keeping comes last."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
-        self._others = line.watchers
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._others = pipeline.monitors
         self._now: Settings | None = None
         self._drift: Drift | None = None
-        self._keep: Keep | None = None
+        self._keep: ImageRetention | None = None
 
-    def prepare(self, wanted: Settings) -> Keep | None:
+    def prepare(self, wanted: Settings) -> ImageRetention | None:
         """What will keep images; EdgeNodeError, and nothing has changed, when its folder cannot be used."""
         if self._now and wanted.keep == self._now.keep:
             return self._keep
-        return Keep(wanted.keep) if wanted.keep else None
+        return ImageRetention(wanted.keep) if wanted.keep else None
 
-    def abandon(self, keep: Keep | None) -> None:
+    def abandon(self, keep: ImageRetention | None) -> None:
         """Let go of what was prepared."""
         if keep and keep is not self._keep:
             keep.close()
 
-    async def exchange(self, wanted: Settings, keep: Keep | None) -> None:
+    async def exchange(self, wanted: Settings, keep: ImageRetention | None) -> None:
         """Use them, for the frames to come."""
         now, old, drift = self._now, self._keep, self._drift
         if now is None or (now.doubt, now.drift) != (wanted.doubt, wanted.drift):
-            self._drift = Drift(wanted.drift, Doubts(wanted.doubt), self._line.outbox) if wanted.drift.window else None
+            self._drift = (
+                Drift(wanted.drift, Doubts(wanted.doubt), self._pipeline.outbox) if wanted.drift.window else None
+            )
         self._keep, self._now = keep, wanted
-        before: list[Watcher] = [Doubts(wanted.doubt)]
+        before: list[Monitor] = [Doubts(wanted.doubt)]
         if self._drift:
             before.append(self._drift)
-        self._line.watchers = (*before, *self._others, *([keep] if keep else []))
+        self._pipeline.monitors = (*before, *self._others, *([keep] if keep else []))
         if old is not keep or drift is not self._drift:
-            await self._line.answer()  # the worker has let go of them
+            await self._pipeline.answer()  # the worker has let go of them
         if old and old is not keep:
             old.close()
         if drift and drift is not self._drift:

@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from edge.inference.pipeline import Model, Outbox, Seen
+from edge.inference.pipeline import Inspection, Model, Outbox
 from edge.inference.verdict import Failure, Notice, Outcome, Verdict
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
@@ -64,12 +64,12 @@ class Metrics(Collector):
         """Tell what `readings` returns, each time that Prometheus asks."""
         self._readings.append(readings)
 
-    def saw(self, seen: Seen) -> Verdict:
+    def saw(self, inspection: Inspection) -> Verdict:
         """Count how long an image took; its verdict stays as it is."""
-        self._decoding.observe(seen.decoding)
-        self._inference.observe(seen.inference)
-        self._judging.observe(time.perf_counter() - seen.arrival)
-        return seen.verdict
+        self._decoding.observe(inspection.decoding)
+        self._inference.observe(inspection.inference)
+        self._judging.observe(time.perf_counter() - inspection.arrival)
+        return inspection.verdict
 
     def told(self, outcome: Outcome) -> None:
         """Count an outcome."""

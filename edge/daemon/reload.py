@@ -15,7 +15,7 @@ from edge.daemon.logs import Log
 from edge.daemon.monitors import Watching
 from edge.daemon.settings_diff import compared
 from edge.inference.decision import check
-from edge.inference.pipeline import Line, Source
+from edge.inference.pipeline import Pipeline, Source
 from edge.sources.source_runner import feed
 
 _FIXED = ("spool", "gate", "arrival")  # tables that are looked at when the daemon starts
@@ -39,8 +39,10 @@ class _Feed(NamedTuple):
 class Parts:
     """A line's parts, as its settings want them."""
 
-    def __init__(self, line: Line, receivers: Receivers, watching: Watching, site: assembly.Site, log: Log) -> None:
-        self._line, self.receivers, self._watching, self._site, self._log = line, receivers, watching, site, log
+    def __init__(
+        self, pipeline: Pipeline, receivers: Receivers, watching: Watching, site: assembly.Site, log: Log
+    ) -> None:
+        self._pipeline, self.receivers, self._watching, self._site, self._log = pipeline, receivers, watching, site, log
         self._feeds: list[_Feed] = []
         self._now: Settings | None = None
         self.failed: Callable[[], None] = lambda: None  # told when a source fails for good: that is a bug
@@ -51,7 +53,7 @@ class Parts:
         EdgeNodeError when something cannot be used; all is then as it was. Only a source that has become unusable since
         it was opened for trial leaves all the rest as wanted; it is missing until the next time.
         """
-        check(wanted.view, self._line.model.manifest.classes)
+        check(wanted.view, self._pipeline.model.manifest.classes)
         await asyncio.to_thread(
             assembly.sources, wanted.sources, self._site
         )  # for trial: the old ones have to end before the new ones begin
@@ -62,7 +64,7 @@ class Parts:
             undo.callback(self.receivers.abandon, change)
             self._log.become(wanted.log)
             undo.pop_all()
-        self._line.view = wanted.view
+        self._pipeline.view = wanted.view
         await self._watching.exchange(wanted, keep)
         await asyncio.to_thread(self.receivers.exchange, change)
         self._tell_fixed(wanted)
@@ -90,7 +92,7 @@ class Parts:
 
     def _begun(self, wanted: line_settings.Source, source: Source) -> _Feed:
         stop = asyncio.Event()
-        task = asyncio.create_task(feed(self._line, source, stop))
+        task = asyncio.create_task(feed(self._pipeline, source, stop))
         task.add_done_callback(lambda _: self.failed() if task.exception() else None)
         return _Feed(wanted, stop, task)
 

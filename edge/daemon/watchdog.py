@@ -8,7 +8,7 @@ import time
 from edge.daemon.dispatcher import Receivers
 from edge.daemon.sd_notify import Manager
 from edge.inference import native_memory
-from edge.inference.pipeline import Line
+from edge.inference.pipeline import Pipeline
 from edge.inference.tile_inference import PROGRESS
 
 _TIDY = 60.0  # seconds after which memory that large images have left is given back
@@ -17,15 +17,15 @@ _PAUSE = 10.0  # seconds between two looks, where no watchdog wants more
 _log = logging.getLogger(__name__)
 
 
-async def beat(line: Line, receivers: Receivers, manager: Manager, stop: asyncio.Event) -> None:
+async def beat(pipeline: Pipeline, receivers: Receivers, manager: Manager, stop: asyncio.Event) -> None:
     """Keep the service manager's watchdog content while the event loop runs and the threads get on, until `stop`."""
     pause = manager.watchdog / 4 if manager.watchdog else _PAUSE  # two of them, and as long for a slow step
     tidied = time.monotonic()
     while not stop.is_set():
-        if not await _gets_on(line, pause):
+        if not await _gets_on(pipeline, pause):
             _log.error("nothing was judged for %s s: a thread of the line does not answer", pause)
             continue
-        manager.tell(WATCHDOG=1, STATUS=status(line, receivers))
+        manager.tell(WATCHDOG=1, STATUS=status(pipeline, receivers))
         if time.monotonic() - tidied > _TIDY:
             await asyncio.to_thread(native_memory.tidy)
             tidied = time.monotonic()
@@ -33,18 +33,18 @@ async def beat(line: Line, receivers: Receivers, manager: Manager, stop: asyncio
             await asyncio.wait_for(stop.wait(), pause)
 
 
-async def _gets_on(line: Line, patience: float) -> bool:
+async def _gets_on(pipeline: Pipeline, patience: float) -> bool:
     """Whether decoders and worker answer, or at least get on with what they have: large frames take longer."""
     before = PROGRESS.steps
     try:
         async with asyncio.timeout(patience):
-            await line.answer()
+            await pipeline.answer()
     except TimeoutError:
         return PROGRESS.steps != before
     return True
 
 
-def status(line: Line, receivers: Receivers) -> str:
+def status(pipeline: Pipeline, receivers: Receivers) -> str:
     """A line's state in a line of text."""
-    found = f"{line.model.manifest.id}: {line.judged} images judged"
+    found = f"{pipeline.model.manifest.id}: {pipeline.judged} images judged"
     return f"{found}, {waiting} outcomes wait" if (waiting := receivers.waiting()) else found

@@ -20,7 +20,7 @@ from edge.daemon.prometheus_metrics import Metrics, Reading
 from edge.http import inference_protocol
 from edge.http.request import Answer, Intake, Receive, Request, RequestError, shutting_down
 from edge.inference.image_decoding import ImageError, decode
-from edge.inference.pipeline import BrokenModelError, Frame, Line, Model
+from edge.inference.pipeline import BrokenModelError, Frame, Model, Pipeline
 from edge.inference.predictor import Outputs
 from edge.inference.verdict import Failure
 
@@ -49,10 +49,10 @@ class Route(NamedTuple):
 class App:
     """The application that serves a line."""
 
-    def __init__(self, line: Line, metrics: Metrics) -> None:
-        self._line = line
+    def __init__(self, pipeline: Pipeline, metrics: Metrics) -> None:
+        self._pipeline = pipeline
         self._metrics = metrics
-        self._intake = Intake(line)
+        self._intake = Intake(pipeline)
         metrics.ask(self._readings)
         self.routes = (
             Route("/", "GET", self._about),
@@ -119,7 +119,7 @@ class App:
         yield Reading(GaugeMetricFamily, "http_waiting", "Requests with a body that are in hand", self._intake.waiting)
 
     async def _about(self, _request: Request) -> Answer:
-        model = self._line.model
+        model = self._pipeline.model
         manifest = model.manifest
         about = {
             "bundle": manifest.id,
@@ -148,7 +148,7 @@ class App:
         annotate = request.query("annotate", "")
         if annotate not in ("", "1", "heat"):
             raise RequestError("annotate is neither 1 nor heat", "leave it out for the verdict as JSON")
-        async with self._intake.body(request) as body, self._line.see(Frame(name, body, "http")) as found:
+        async with self._intake.body(request) as body, self._pipeline.see(Frame(name, body, "http")) as found:
             if isinstance(found, Failure):
                 return Answer.json(found, 400)
             headers = {b"x-model": found.verdict.model.encode()}
@@ -156,11 +156,11 @@ class App:
                 return Answer.json(found.verdict, headers=headers)
             from edge.inference.annotation import jpeg  # noqa: PLC0415  (few ask for pictures)
 
-            picture = await self._line.decoding(lambda seen: jpeg(seen, heat=annotate == "heat"), found)
+            picture = await self._pipeline.decoding(lambda inspection: jpeg(inspection, heat=annotate == "heat"), found)
         return Answer(picture, kind=b"image/jpeg", headers=headers)
 
     async def _measure(self, _request: Request) -> Answer:
-        return Answer(self._metrics.exposition(self._line.model), kind=METRICS_TYPE)
+        return Answer(self._metrics.exposition(self._pipeline.model), kind=METRICS_TYPE)
 
     async def _openapi(self, _request: Request) -> Answer:
         return Answer(_OPENAPI.read_bytes())
@@ -173,11 +173,11 @@ class App:
         return Answer.json({"live": True})
 
     async def _ready(self, _request: Request) -> Answer:
-        return self._readiness({"ready": not self._line.draining})
+        return self._readiness({"ready": not self._pipeline.draining})
 
     async def _model_ready(self, request: Request) -> Answer:
         self._served(request)
-        return self._readiness({"name": request.names["name"], "ready": not self._line.draining})
+        return self._readiness({"name": request.names["name"], "ready": not self._pipeline.draining})
 
     def _readiness(self, content: dict[str, Any]) -> Answer:
         return Answer.json(content, 200 if content["ready"] else 503)
@@ -187,7 +187,7 @@ class App:
 
     def _served(self, request: Request) -> Model:
         """The model that the path names."""
-        model = self._line.model
+        model = self._pipeline.model
         if request.names["name"] != model.manifest.node:
             raise RequestError("there is no model of that name", f"ask for {model.manifest.node}", 404)
         if request.names.get("version", inference_protocol.version(model)) != inference_protocol.version(model):
@@ -226,7 +226,7 @@ class App:
 
         if len(body) <= _SMALL and (len(body) if head is None else head) <= _INLINE:
             return parse(body)
-        return await self._line.decoding(parse, body)
+        return await self._pipeline.decoding(parse, body)
 
     async def _outputs(self, inquiry: inference_protocol.Inquiry, model: Model, request: Request) -> Outputs:
         """What the model gives for all images, a few at a time, as long as there is somebody to answer."""
@@ -238,7 +238,7 @@ class App:
                 if first:
                     self._check_worth(leaving)
                 images = await self._images(inquiry, model, slice(first, first + BATCH))
-                parts.append(await self._line.infer(model, images, extras))
+                parts.append(await self._pipeline.infer(model, images, extras))
         except ImageError as error:
             raise RequestError(error.what, error.remedy, 422) from error
         except BrokenModelError as error:
@@ -251,7 +251,7 @@ class App:
         """RequestError when it is no use going on."""
         if leaving.done():
             raise RequestError("the connection ended before the answer was there", "leave it open until then")
-        if self._line.draining:
+        if self._pipeline.draining:
             raise shutting_down()
 
     async def _images(self, inquiry: inference_protocol.Inquiry, model: Model, some: slice) -> NDArray[np.uint8]:
@@ -262,4 +262,4 @@ class App:
             return decode(numbered[1], model.manifest.input.size, f"image {numbered[0]}")
 
         files = enumerate(inquiry.files[some], some.start)
-        return np.stack([await self._line.decoding(decoded, each) for each in files])
+        return np.stack([await self._pipeline.decoding(decoded, each) for each in files])

@@ -12,7 +12,7 @@ import msgspec
 
 from broker_config.protocol.errors import EdgeNodeError
 from edge.inference.image_decoding import MAX_BYTES
-from edge.inference.pipeline import Line
+from edge.inference.pipeline import Pipeline
 
 MAX_WAITING = 16  # requests with a body
 MAX_HELD = 2 * MAX_BYTES  # bytes of all their bodies together
@@ -91,15 +91,15 @@ class Request:
 class Intake:
     """Takes in the bodies of a bounded number of requests, of bounded size and in bounded time."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
         self.waiting = 0  # requests
         self._held = 0  # bytes
 
     @contextlib.asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytes]:
         """A request's body, unpacked, held until the context is left; RequestError when there is no place for it."""
-        if self._line.draining:
+        if self._pipeline.draining:
             raise shutting_down()
         if self.waiting >= MAX_WAITING:
             raise RequestError(f"{self.waiting} requests are waiting already", _SLOWLY, 503, _LATER)
@@ -136,7 +136,7 @@ class Intake:
             return
         if encoding not in (b"gzip", b"deflate"):
             raise RequestError("the body's Content-Encoding is not known", "use gzip, deflate or none", 415)
-        self._hold(held, await self._line.decoding(_unpacked, held[0]))
+        self._hold(held, await self._pipeline.decoding(_unpacked, held[0]))
         self._held -= len(held.pop(0))
 
     def _hold(self, into: list[bytes], data: bytes) -> None:

@@ -14,7 +14,7 @@ from edge.inference.tile_inference import look
 from edge.inference.verdict import Box, Verdict
 
 if TYPE_CHECKING:
-    from edge.inference.pipeline import Seen
+    from edge.inference.pipeline import Inspection
 
 Color = tuple[int, int, int]
 Corners = tuple[int, int, int, int]  # left, top, right, bottom
@@ -37,23 +37,23 @@ class _Panel(NamedTuple):
     picture: Image.Image
 
 
-def annotate(seen: "Seen", *, heat: bool = False) -> Image.Image:
+def annotate(inspection: "Inspection", *, heat: bool = False) -> Image.Image:
     """Draw a frame with its region of interest, its tiles and the verdict, RGB.
 
     With `heat`, and if the bundle has maps, the frame stands there again for each encoder, with the places that spoke
     for the verdict's class, all on one scale: an encoder that counts little looks dark. That asks the model once more.
     Small frames are shown larger, large ones smaller.
     """
-    with_heat = heat and "maps" in seen.model.manifest.extras
-    frame, scale = _shown(seen.cut.photo.image, _LARGE_BESIDE if with_heat else _LARGE)
-    panels = [_Panel(_view(seen), _marked(frame, scale, seen))]
-    return _page(seen, panels + (_heated(frame, scale, seen) if with_heat else []))
+    with_heat = heat and "maps" in inspection.model.manifest.extras
+    frame, scale = _shown(inspection.cut.photo.image, _LARGE_BESIDE if with_heat else _LARGE)
+    panels = [_Panel(_view(inspection), _marked(frame, scale, inspection))]
+    return _page(inspection, panels + (_heated(frame, scale, inspection) if with_heat else []))
 
 
-def jpeg(seen: "Seen", *, heat: bool = False) -> bytes:
+def jpeg(inspection: "Inspection", *, heat: bool = False) -> bytes:
     """The annotated picture as a JPEG file."""
     out = io.BytesIO()
-    annotate(seen, heat=heat).save(out, "JPEG", quality=90)
+    annotate(inspection, heat=heat).save(out, "JPEG", quality=90)
     return out.getvalue()
 
 
@@ -65,21 +65,21 @@ def _shown(image: Image.Image, most: int) -> tuple[Image.Image, float]:
     return image.resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0).convert("RGB"), scale
 
 
-def _view(seen: "Seen") -> str:
-    count = len(seen.cut.boxes)
-    width, height = seen.cut.photo.image.size
+def _view(inspection: "Inspection") -> str:
+    count = len(inspection.cut.boxes)
+    width, height = inspection.cut.photo.image.size
     if count == 1:
         return f"{width} x {height} pixels"
-    found = sum(tile.defect for tile in seen.verdict.tiles)
+    found = sum(tile.defect for tile in inspection.verdict.tiles)
     return f"{width} x {height} pixels, {count} tiles, {found} with a defect"
 
 
 # ---------------------------------------------------------------- the frame
 
 
-def _marked(frame: Image.Image, scale: float, seen: "Seen") -> Image.Image:
+def _marked(frame: Image.Image, scale: float, inspection: "Inspection") -> Image.Image:
     """The frame with its region and its tiles; what was not looked at is dark."""
-    verdict, marked = seen.verdict, _inside(frame, scale, seen)
+    verdict, marked = inspection.verdict, _inside(frame, scale, inspection)
     draw = ImageDraw.Draw(marked, "RGBA")
     for tile in verdict.tiles:
         if not tile.defect:
@@ -93,9 +93,9 @@ def _marked(frame: Image.Image, scale: float, seen: "Seen") -> Image.Image:
     return marked
 
 
-def _inside(picture: Image.Image, scale: float, seen: "Seen") -> Image.Image:
+def _inside(picture: Image.Image, scale: float, inspection: "Inspection") -> Image.Image:
     """A picture of the frame in which what was not looked at is dark."""
-    inside = scaled(_around(seen.cut.boxes), scale)
+    inside = scaled(_around(inspection.cut.boxes), scale)
     dark = Image.blend(picture.convert("L").convert("RGB"), Image.new("RGB", picture.size, _INK), 0.6)
     dark.paste(picture.crop(inside), inside)
     return dark
@@ -135,17 +135,20 @@ def _overlap(one: Corners, other: Corners) -> bool:
 # ---------------------------------------------------------------- heat
 
 
-def _heated(frame: Image.Image, scale: float, seen: "Seen") -> list[_Panel]:
+def _heated(frame: Image.Image, scale: float, inspection: "Inspection") -> list[_Panel]:
     """The frame under each encoder's heat."""
-    model, (pixels, boxes, _) = seen.model, seen.cut
+    model, (pixels, boxes, _) = inspection.model, inspection.cut
     maps = look(model.predictor, pixels, ("maps",)).maps
     assert maps is not None
-    label = model.manifest.classes.index(seen.verdict.label)
+    label = model.manifest.classes.index(inspection.verdict.label)
     found = heating.heat(maps, label, boxes, scale, frame.size)
     most, total = max(float(found.max()), 1e-9), max(float(found.sum()), 1e-9)
     titles = [_ENCODERS[each] for each in model.manifest.encoders] or ["encoder"]
     return [
-        _Panel(f"{title}, {each.sum() / total:.0%} of the heat", _inside(heating.over(frame, each / most), scale, seen))
+        _Panel(
+            f"{title}, {each.sum() / total:.0%} of the heat",
+            _inside(heating.over(frame, each / most), scale, inspection),
+        )
         for title, each in zip(titles, found, strict=True)
     ]
 
@@ -167,7 +170,7 @@ def _legend(label: str, width: int) -> Image.Image:
 # ---------------------------------------------------------------- the page
 
 
-def _page(seen: "Seen", panels: list[_Panel]) -> Image.Image:
+def _page(inspection: "Inspection", panels: list[_Panel]) -> Image.Image:
     """Head, panels beside each other or, if they are wide, below each other, and the legend of the heat."""
     wide, high = panels[0].picture.size
     beside = wide <= 1.6 * high
@@ -175,8 +178,8 @@ def _page(seen: "Seen", panels: list[_Panel]) -> Image.Image:
     columns = len(panels) if beside else 1
     width = max(columns * (wide + _GAP) - _GAP, _SMALL)
     rows = -(-len(panels) // columns)
-    head = _head(seen.verdict, width)
-    legend = [_legend(printable(seen.verdict.label, keep=""), width)] if len(panels) > 1 else []
+    head = _head(inspection.verdict, width)
+    legend = [_legend(printable(inspection.verdict.label, keep=""), width)] if len(panels) > 1 else []
     height = head.height + rows * (caption + high + _GAP) - _GAP + sum(_GAP + each.height for each in legend)
     page = Image.new("RGB", (width + 2 * _EDGE, height + 2 * _EDGE), _PAPER)
     page.paste(head, (_EDGE, _EDGE))

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError, printable
 from edge.inference.image_decoding import SUFFIXES
-from edge.inference.pipeline import Frame, Line, Model, Nowhere, Seen
+from edge.inference.pipeline import Frame, Inspection, Model, NullOutbox, Pipeline
 from edge.inference.tiling import View
 from edge.inference.verdict import Failure, Verdict
 from edge.terminal.formatting import natural_key
@@ -61,11 +61,11 @@ def _name(path: Path) -> str:
     return printable(os.fsencode(path).decode(errors="replace"), keep="")
 
 
-def judge(model: Model, images: Sequence[Image], view: View | None = None) -> Iterator[Seen | Failure]:
+def judge(model: Model, images: Sequence[Image], view: View | None = None) -> Iterator[Inspection | Failure]:
     """Judge images one after another; UsageError when the view does not suit the model."""
-    line = Line(model, Nowhere(), view, [Doubts(Doubting())])
+    pipeline = Pipeline(model, NullOutbox(), view, [Doubts(Doubting())])
     for name, path in images:
-        yield line.see_here(Frame(name, path))
+        yield pipeline.see_here(Frame(name, path))
 
 
 class _Row(Struct):

@@ -24,7 +24,7 @@ from edge.inference.tiling import Cut, View, cut
 from edge.inference.verdict import Failure, Outcome, Verdict, fresh_id, now
 
 if TYPE_CHECKING:
-    from edge.bundle.verification import Guard  # only a line with a guard takes the time to load cryptography
+    from edge.bundle.verification import Verifier  # only a line with a verifier takes the time to load cryptography
 
 _DECODERS = 2  # threads; Pillow works without the interpreter's lock
 _EXTRAS = ("opinions", "features")  # what judging a frame needs besides probabilities
@@ -82,7 +82,7 @@ class Model(NamedTuple):
         return self.predictor.manifest
 
 
-class Seen(NamedTuple):
+class Inspection(NamedTuple):
     """A frame that was judged, as those who watch the line get it."""
 
     model: Model
@@ -96,23 +96,23 @@ class Seen(NamedTuple):
     inference: float  # seconds
 
 
-class Watcher(Protocol):
+class Monitor(Protocol):
     """Has a say in a verdict before it is handed on: doubts it, keeps the image, counts. In the worker thread."""
 
-    def __call__(self, seen: Seen) -> Verdict:
+    def __call__(self, inspection: Inspection) -> Verdict:
         """The verdict, or a changed copy of it; must not wait for anything."""
 
 
-class Line:
+class Pipeline:
     """Judges frames one after another; neither a bad frame nor a failing receiver stops it."""
 
     def __init__(
-        self, model: Model, outbox: Outbox, view: View | None = None, watchers: Sequence[Watcher] = ()
+        self, model: Model, outbox: Outbox, view: View | None = None, monitors: Sequence[Monitor] = ()
     ) -> None:
         self.model = model  # assign another one to serve it from the next frame on
         self.view = view or View()
         check(self.view, model.manifest.classes)
-        self.watchers = tuple(watchers)
+        self.monitors = tuple(monitors)
         self.outbox = outbox
         self.draining = False  # no new work is taken; what is in hand is finished
         self.judged = 0  # frames, also those that could not be
@@ -128,7 +128,7 @@ class Line:
             return found if isinstance(found, Failure) else found.verdict
 
     @contextlib.asynccontextmanager
-    async def see(self, frame: Frame, after: Awaitable[None] | None = None) -> AsyncIterator[Seen | Failure]:
+    async def see(self, frame: Frame, after: Awaitable[None] | None = None) -> AsyncIterator[Inspection | Failure]:
         """As `judge`, for those who want to see what was judged: decoded, it takes up room until the context is left.
 
         `after` waits for frames that came before this one: they get room first.
@@ -162,7 +162,7 @@ class Line:
         self._decoders.shutdown()
         self._worker.shutdown()
 
-    def see_here(self, frame: Frame) -> Seen | Failure:
+    def see_here(self, frame: Frame) -> Inspection | Failure:
         """Judge a frame in this thread."""
         return self._see(self._prepare(frame, time.perf_counter()))
 
@@ -179,13 +179,13 @@ class Line:
         PROGRESS.step()
         return _Prepared(frame, found, model, view, arrival, time.perf_counter() - start)
 
-    def _see(self, prepared: "_Prepared") -> Seen | Failure:
+    def _see(self, prepared: "_Prepared") -> Inspection | Failure:
         found = self._look(prepared)
         self.outbox.put(found if isinstance(found, Failure) else found.verdict)
         self.judged += 1
         return found
 
-    def _look(self, prepared: "_Prepared", *, again: bool = True) -> Seen | Failure:
+    def _look(self, prepared: "_Prepared", *, again: bool = True) -> Inspection | Failure:
         frame, found, model, view, arrival, seconds = prepared
         if isinstance(found, ImageError):
             return _failure(frame, found.what, found.remedy)
@@ -214,18 +214,18 @@ class Line:
             tiles=decision.tiles,
             id=fresh_id(),
         )
-        seen = Seen(model, frame, found, outputs, verdict, decision.tile, arrival, seconds, inference)
-        for watcher in self.watchers:
-            seen = seen._replace(verdict=self._watched(watcher, seen))
-        return seen
+        inspection = Inspection(model, frame, found, outputs, verdict, decision.tile, arrival, seconds, inference)
+        for monitor in self.monitors:
+            inspection = inspection._replace(verdict=self._watched(monitor, inspection))
+        return inspection
 
-    def _watched(self, watcher: Watcher, seen: Seen) -> Verdict:
+    def _watched(self, monitor: Monitor, inspection: Inspection) -> Verdict:
         try:
-            return watcher(seen)
+            return monitor(inspection)
         except Exception as error:  # outputs that it did not reckon with: the verdict stands without its say
-            _log.exception("%s failed on %s", type(watcher).__name__, seen.frame.name)
-            self.broken(seen.model, error)
-            return seen.verdict
+            _log.exception("%s failed on %s", type(monitor).__name__, inspection.frame.name)
+            self.broken(inspection.model, error)
+            return inspection.verdict
 
     def _infer(self, model: Model, images: NDArray[np.uint8], extras: Sequence[str]) -> Outputs:
         try:
@@ -278,16 +278,16 @@ def _ignore(model: Model) -> None:
     pass
 
 
-def load(folder: Path, guard: "Guard | None" = None, threads: int = 0) -> Model:
-    """Load and try a bundle that `guard` admits; without a guard no signature is looked at.
+def load(folder: Path, verifier: "Verifier | None" = None, threads: int = 0) -> Model:
+    """Load and try a bundle that `verifier` admits; without a verifier no signature is looked at.
 
-    Raises EdgeNodeError when the bundle cannot be used; with a guard, as `Guard.admitted` does.
+    Raises EdgeNodeError when the bundle cannot be used; with a verifier, as `Verifier.admitted` does.
     """
-    if guard is None:
+    if verifier is None:
         if (folder / bundle_format.SIGNATURE).exists():
             _log.warning("%s is signed, but its signature is not checked without --trust", folder)
         return tried(bundle_format.read(folder), threads)
-    with guard.admitted(folder) as found:
+    with verifier.admitted(folder) as found:
         if others := bundle_format.unlisted(folder, found.bundle.manifest):
             _log.warning(
                 "%s holds more than the bundle (%r, %d in all): nobody signed that, nothing uses it",
@@ -306,7 +306,7 @@ def tried(found: bundle_format.Bundle, threads: int, ends: Ends = UNCHECKED) -> 
     return Model(predictor, ends, found.digest[:12])
 
 
-class Nowhere:
+class NullOutbox:
     """The outbox of those who look at the outcomes themselves."""
 
     def put(self, outcome: Outcome) -> None:

@@ -27,10 +27,10 @@ from broker_config.transfer.blob_transfer import Courier, Fetched, FetchFailed
 from edge.bundle import bundle_format
 from edge.bundle.bundle_format import Manifest
 from edge.registry.delivery_messages import LARGEST, Addressed, Answer, Offer, Settings, blobs, encode
-from edge.registry.rollout import Life, RefusedError
+from edge.registry.rollout import RefusedError, Rollout
 
 if TYPE_CHECKING:
-    from edge.bundle.verification import Guard
+    from edge.bundle.verification import Verifier
 
 _WAITING = 64  # events, of a message each
 _RETRY = 5.0  # seconds between two attempts to reach the broker
@@ -46,21 +46,21 @@ class OfferError(UsageError):
     """An offer that the line does not take."""
 
 
-class Arrival:
+class BundleReceiver:
     """Takes bundles for a line, in a thread of its own; connects by itself, again and again."""
 
-    def __init__(self, settings: Settings, line: str, life: Life, guard: "Guard | None") -> None:
-        """UsageError when the settings do not go together, or there is no guard to check signatures."""
-        if guard is None:
+    def __init__(self, settings: Settings, line: str, rollout: Rollout, verifier: "Verifier | None") -> None:
+        """UsageError when the settings do not go together, or there is no verifier to check signatures."""
+        if verifier is None:
             raise UsageError(
                 "[arrival] takes bundles from a broker, and nothing says whose signature they must bear",
                 "add --trust FILE, or leave [arrival] out",
             )
         self._endpoint = Endpoint.parse(settings.url, ca=settings.ca, cert=settings.cert, key=settings.key)
         self._line = topics.check_name(line, "the line's name")
-        self._life, self._guard, self._activate = life, guard, settings.activate
+        self._rollout, self._verifier, self._activate = rollout, verifier, settings.activate
         self._events: queue.Queue[Any] = queue.Queue(_WAITING)
-        self._folder = life.store.folder / "arriving"
+        self._folder = rollout.store.folder / "arriving"
         self._complaints = 0
         self._stop = threading.Event()
 
@@ -149,12 +149,12 @@ class Arrival:
         finally:
             courier.close()
         with self._assembled(offer, blobs_, [*_SIGNED, *self._wanted(offer, manifest)]) as folder:
-            digest = self._life.store.add(folder, f"{offer.sender}, over MQTT")
+            digest = self._rollout.store.add(folder, f"{offer.sender}, over MQTT")
         blobs_.purge(())
         if not self._activate:
             return Answer(sender=offer.sender, state="stored", text=f"{manifest.id} ({digest}) is in the store")
         self._answer(link, Answer(sender=offer.sender, state="fetching", text="trying the model out"))
-        findings = self._life.activate(digest, f"{offer.sender}, over MQTT")
+        findings = self._rollout.activate(digest, f"{offer.sender}, over MQTT")
         text = f"{manifest.id} ({digest}) is served"
         return Answer(sender=offer.sender, state="active", text=text, findings=tuple(findings))
 
@@ -166,9 +166,9 @@ class Arrival:
                 raise OfferError(f"the bundle has no {name}, or one that is too large", "export it with a kit")
         self._fetch(link, courier, offer, _SIGNED)
         with self._assembled(offer, blobs_, _SIGNED) as folder:
-            manifest = self._guard._replace(accept_older=False).vouched(folder)
+            manifest = self._verifier._replace(accept_older=False).vouched(folder)
         [digest] = [each.digest for each in offer.files if each.name == bundle_format.MANIFEST]
-        self._life.check_bad(digest[:12])
+        self._rollout.check_bad(digest[:12])
         return manifest
 
     def _wanted(self, offer: Offer, manifest: Manifest) -> list[str]:

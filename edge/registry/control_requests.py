@@ -63,7 +63,7 @@ def ask(store: Path, request: Request, patience: float, alive: Callable[[], bool
         answered.unlink(missing_ok=True)
 
 
-class Desk:
+class RequestQueue:
     """Where the daemon finds requests. Those that were left before it began are void."""
 
     def __init__(self, store: Path) -> None:

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 from PIL import Image
 
-from edge.inference.pipeline import Model, Seen
+from edge.inference.pipeline import Inspection, Model
 from edge.inference.predictor import Predictor
 
 SAMPLE = 64  # of the network's inputs
@@ -52,15 +52,15 @@ class Sample:
         self._shadows: list[Shadow] = []  # the oldest first
         self._of = ""  # the model's digest
 
-    def see(self, seen: Seen) -> None:
+    def see(self, inspection: Inspection) -> None:
         """Keep some of a frame's tiles, and the one that decided; those of another model are forgotten."""
-        if seen.model.digest != self._of:
-            self._shadows, self._of = [], seen.model.digest
-        pixels, classes = seen.cut.pixels, seen.model.manifest.classes
-        labels = seen.outputs.probabilities.argmax(1)
+        if inspection.model.digest != self._of:
+            self._shadows, self._of = [], inspection.model.digest
+        pixels, classes = inspection.cut.pixels, inspection.model.manifest.classes
+        labels = inspection.outputs.probabilities.argmax(1)
         some = np.linspace(0, len(pixels) - 1, min(len(pixels), _OF_A_FRAME)).astype(int).tolist()
-        for tile in sorted({*some, seen.tile}):
-            self._add(Shadow(pixels[tile].copy(), classes[labels[tile]], seen.inference / len(pixels)))
+        for tile in sorted({*some, inspection.tile}):
+            self._add(Shadow(pixels[tile].copy(), classes[labels[tile]], inspection.inference / len(pixels)))
 
     def _add(self, shadow: Shadow) -> None:
         """The oldest of the class that has most makes room."""

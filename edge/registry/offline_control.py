@@ -8,10 +8,10 @@ from edge.registry.bundle_store import Store
 from edge.registry.control_requests import Answer, Request
 
 if TYPE_CHECKING:
-    from edge.bundle.verification import Guard
+    from edge.bundle.verification import Verifier
 
 
-def do(store: Store, request: Request, guard: "Guard | None") -> Answer:
+def do(store: Store, request: Request, verifier: "Verifier | None") -> Answer:
     """Change what the next daemon serves first; EdgeNodeError when a bundle must not or cannot be served."""
     state = store.state()
     back = request.action == "rollback"
@@ -20,14 +20,14 @@ def do(store: Store, request: Request, guard: "Guard | None") -> Answer:
         raise UsageError("there is no bundle to go back to", "edge-node bundle list shows what there is")
     if not request.force and not back:
         _check(store, digest)
-    if guard and back:
-        guard = guard._replace(accept_older=True)
-    model = load(store.path(digest), guard)
+    if verifier and back:
+        verifier = verifier._replace(accept_older=True)
+    model = load(store.path(digest), verifier)
     if back:
         store.rolled_back(request.by, "on purpose", failed=False)
     else:
         store.activated(digest, request.by)
-    checked = "its signature is right" if guard else "its signature is looked at when the line starts"
+    checked = "its signature is right" if verifier else "its signature is looked at when the line starts"
     return Answer(
         done=True,
         text=f"{model.manifest.id} ({digest}) is served when the line starts: edge-node serve",

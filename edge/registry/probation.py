@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from edge.inference.pipeline import Seen
+from edge.inference.pipeline import Inspection
 from edge.registry.gate import Gate
 
 _WINDOW = 500  # of the last verdicts
@@ -20,9 +20,9 @@ class Doubts:
     def __init__(self) -> None:
         self._last: deque[bool] = deque(maxlen=_WINDOW)
 
-    def see(self, seen: Seen) -> None:
+    def see(self, inspection: Inspection) -> None:
         """Count a verdict."""
-        self._last.append(bool(seen.verdict.doubts))
+        self._last.append(bool(inspection.verdict.doubts))
 
     @property
     def share(self) -> float | None:
@@ -43,11 +43,11 @@ class Probation:
         self._frames = 0
         self._seconds: deque[float] = deque(maxlen=_WINDOW)  # an image, of the last frames
 
-    def see(self, seen: Seen) -> str:
+    def see(self, inspection: Inspection) -> str:
         """Count a verdict; why the model must go, or an empty text."""
         self._frames += 1
-        self.doubts.see(seen)
-        self._seconds.append(seen.inference / len(seen.cut.pixels))
+        self.doubts.see(inspection)
+        self._seconds.append(inspection.inference / len(inspection.cut.pixels))
         return self._slow() or self._doubtful()
 
     @property

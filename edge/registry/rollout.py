@@ -13,15 +13,15 @@ from edge.bundle import bundle_format
 from edge.bundle.expiry import UNCHECKED, Ends
 from edge.inference import native_memory
 from edge.inference.decision import check
-from edge.inference.pipeline import Line, Model, Seen, load, tried
+from edge.inference.pipeline import Inspection, Model, Pipeline, load, tried
 from edge.inference.verdict import Notice, Verdict, fresh_id, now
 from edge.registry.bundle_store import State, Store
-from edge.registry.control_requests import Answer, Desk, Request
+from edge.registry.control_requests import Answer, Request, RequestQueue
 from edge.registry.gate import Finding, Gate, Sample, examine
 from edge.registry.probation import Doubts, Probation
 
 if TYPE_CHECKING:
-    from edge.bundle.verification import Guard
+    from edge.bundle.verification import Verifier
 
 STARTS = 3  # of a daemon with a model on probation; it should have been confirmed by then
 _STREAK = 3  # errors of a proven model, with no answer in between
@@ -39,15 +39,15 @@ class RefusedError(UsageError):
         self.findings = tuple(findings)
 
 
-class Life:
+class Rollout:
     """Which model a line serves. A watcher of the line; its own thread does what takes time, the line never waits.
 
     What happens is written down in the store before the line does it, so that a restart serves what was served.
     """
 
-    def __init__(self, store: Store, gate: Gate, guard: "Guard | None" = None, threads: int = 0) -> None:
+    def __init__(self, store: Store, gate: Gate, verifier: "Verifier | None" = None, threads: int = 0) -> None:
         self.store = store
-        self._gate, self._guard, self._threads = gate, guard, threads
+        self._gate, self._verifier, self._threads = gate, verifier, threads
         self._sample, self._doubts = Sample(), Doubts()
         self._probation: Probation | None = None
         self._before: Model | None = None  # the one to go back to, loaded while the new one is on probation
@@ -67,7 +67,7 @@ class Life:
         """
         if folder is None:
             return self._resumed()
-        model = load(folder, self._guard, self._threads)
+        model = load(folder, self._verifier, self._threads)
         self.store.add(folder, "edge-node serve", model.digest)
         state = self.store.state()
         if state.active != model.digest:
@@ -78,14 +78,14 @@ class Life:
 
     def _resumed(self) -> Model:
         state = self.store.state()
-        candidates = [(each, self._guard) for each in (state.active, state.previous) if each]
+        candidates = [(each, self._verifier) for each in (state.active, state.previous) if each]
         if died := state.trial >= STARTS and state.previous != "":
-            candidates = [(state.previous, self._guard and self._guard._replace(accept_older=True))]
+            candidates = [(state.previous, self._verifier and self._verifier._replace(accept_older=True))]
         if not candidates:
             raise UsageError(f"there is no bundle in {self.store.folder} to serve", "name one: edge-node serve BUNDLE")
-        for digest, guard in candidates:
+        for digest, verifier in candidates:
             try:
-                model = load(self.store.path(digest), guard, self._threads)
+                model = load(self.store.path(digest), verifier, self._threads)
             except EdgeNodeError as error:
                 if digest == candidates[-1][0]:
                     raise
@@ -104,11 +104,11 @@ class Life:
         self._probation = Probation(self._gate, state.doubts)
 
     @contextmanager
-    def of(self, line: Line) -> Iterator[None]:
+    def of(self, pipeline: Pipeline) -> Iterator[None]:
         """Look after the model of this line, which has us as its last watcher."""
-        self._line = line
-        line.broken, line.sound = self._broken, self._sound
-        thread = threading.Thread(target=self._run, args=(Desk(self.store.folder),), name="life", daemon=True)
+        self._pipeline = pipeline
+        pipeline.broken, pipeline.sound = self._broken, self._sound
+        thread = threading.Thread(target=self._run, args=(RequestQueue(self.store.folder),), name="life", daemon=True)
         thread.start()
         try:
             yield
@@ -120,39 +120,39 @@ class Life:
 
     # ------------------------------------------------------------ in the line's worker thread
 
-    def __call__(self, seen: Seen) -> Verdict:
+    def __call__(self, inspection: Inspection) -> Verdict:
         """Watch the model."""
-        if seen.model is self._line.model:
-            self._sample.see(seen)
+        if inspection.model is self._pipeline.model:
+            self._sample.see(inspection)
             if self._probation is None:
-                self._doubts.see(seen)
-            elif why := self._probation.see(seen):
-                self._fail(seen.model, why)
-        return seen.verdict
+                self._doubts.see(inspection)
+            elif why := self._probation.see(inspection):
+                self._fail(inspection.model, why)
+        return inspection.verdict
 
     def _broken(self, model: Model, error: Exception) -> None:
         _log.error("the model %s (%s) cannot compute: %s", model.manifest.id, model.digest, error)
-        if model is not self._line.model:  # a question that was asked before it went
+        if model is not self._pipeline.model:  # a question that was asked before it went
             return
         self._errors += 1
         if self._probation or self._errors == _STREAK:
             self._fail(model, f"it cannot compute: {error}")
 
     def _sound(self, model: Model) -> None:
-        if model is self._line.model:
+        if model is self._pipeline.model:
             self._errors = 0
 
     def _fail(self, model: Model, why: str) -> None:
         """Serve the model before at once, if it is loaded; the rest is not for this thread."""
         with self._swap:
-            if model is not self._line.model or any(each is model for each, _ in self._failures):
+            if model is not self._pipeline.model or any(each is model for each, _ in self._failures):
                 return
             if self._before:
                 self._serve(self._before)
             self._failures.append((model, why))
 
     def _serve(self, model: Model, probation: Probation | None = None, before: Model | None = None) -> None:
-        self._line.model, self._probation, self._before, self._errors = model, probation, before, 0
+        self._pipeline.model, self._probation, self._before, self._errors = model, probation, before, 0
         self._untidy = True
         if probation is None:
             self._doubts = Doubts()
@@ -167,7 +167,7 @@ class Life:
             EdgeNodeError: it must not or cannot be served; nothing overrules that.
         """
         with self._turn:
-            if self._line.model.digest == digest:
+            if self._pipeline.model.digest == digest:
                 return ["it is served already"]
             try:
                 return self._activate(digest, by, force=force, accept_older=accept_older)
@@ -179,20 +179,20 @@ class Life:
     def _activate(self, digest: str, by: str, *, force: bool, accept_older: bool) -> list[str]:
         self._settle()
         self.check_bad(digest, force=force)
-        running = self._line.model
+        running = self._pipeline.model
         doubts = self._probation.before if self._probation else self._doubts.share
         with self._admitted(digest, accept_older=accept_older) as (found, ends):
             model = tried(found, self._threads, ends)
             findings = [_signed(ends), *examine(model, running, self._sample.of(running), self._gate)]
-            check(self._line.view, model.manifest.classes)
+            check(self._pipeline.view, model.manifest.classes)
             texts = [each.text for each in findings]
             if against := [each.text for each in findings if not each.good and not force]:
                 raise RefusedError(
                     "; ".join(against), f"to serve it all the same: edge-node bundle activate {digest} --force", texts
                 )
             why = "" if all(each.good for each in findings) else "on purpose"
-            # What a restart finds in the store must pass the guard: a newer bundle stands there before the guard knows
-            # of it, an older one after it was admitted.
+            # What a restart finds in the store must pass verification: the store learns of a newer bundle before the
+            # verifier does, of an older one after the verifier has admitted it.
             if newer := model.manifest.version >= running.manifest.version:
                 self.store.activated(digest, by, why, doubts=doubts)
         if not newer:
@@ -219,7 +219,7 @@ class Life:
                 raise UsageError("there is no bundle to go back to", "edge-node bundle list shows what there is")
             with self._admitted(state.previous, accept_older=True) as (found, ends):
                 model = tried(found, self._threads, ends)
-                check(self._line.view, model.manifest.classes)
+                check(self._pipeline.view, model.manifest.classes)
             self.store.rolled_back(by, "on purpose", failed=False)
             with self._swap:
                 self._serve(model)
@@ -236,17 +236,17 @@ class Life:
 
     @contextmanager
     def _admitted(self, digest: str, *, accept_older: bool) -> "Iterator[tuple[bundle_format.Bundle, Ends]]":
-        """A bundle of the store; the guard remembers it when the block ends without an error."""
+        """A bundle of the store; the verifier remembers it when the block ends without an error."""
         folder = self.store.path(digest)
-        if self._guard is None:
+        if self._verifier is None:
             yield bundle_format.read(folder), UNCHECKED
         else:
-            with self._guard._replace(accept_older=accept_older).admitted(folder) as found:
+            with self._verifier._replace(accept_older=accept_older).admitted(folder) as found:
                 yield found
 
     # ------------------------------------------------------------ in the thread of its own
 
-    def _run(self, desk: Desk) -> None:
+    def _run(self, desk: RequestQueue) -> None:
         while not self._stop.wait(_TICK):
             if self._untidy:
                 self._untidy = False
@@ -272,7 +272,7 @@ class Life:
             explained = explain(error)
             found = explained.findings if isinstance(explained, RefusedError) else ()
             return Answer(done=False, text=explained.what, remedy=explained.remedy, findings=found)
-        return Answer(done=True, text=f"{self._line.model.manifest.id} is served", findings=tuple(findings))
+        return Answer(done=True, text=f"{self._pipeline.model.manifest.id} is served", findings=tuple(findings))
 
     def _confirm(self) -> None:
         with self._swap:
@@ -299,7 +299,7 @@ class Life:
     def _go_back(self, failed: str, previous: str, why: str) -> None:
         try:
             with self._admitted(previous, accept_older=True) as (found, ends):
-                model = None if self._line.model.digest == previous else tried(found, self._threads, ends)
+                model = None if self._pipeline.model.digest == previous else tried(found, self._threads, ends)
         except EdgeNodeError as error:
             self._stay(failed, previous, why, error)
             return
@@ -307,10 +307,10 @@ class Life:
         with self._swap:
             if model:
                 self._serve(model)
-        served = self._line.model
+        served = self._pipeline.model
         text = f"the bundle {failed} has failed ({why}): {served.manifest.id} ({served.digest}) is served again"
         try:
-            check(self._line.view, served.manifest.classes)
+            check(self._pipeline.view, served.manifest.classes)
         except UsageError as error:  # a model that can compute is still better
             text += f", though {error.what}"
         self._tell(text, failed)
@@ -320,7 +320,7 @@ class Life:
         self.store.kept(_SELF, f"{why}; {previous} cannot be served: {error.what}")
         with self._swap:
             self._probation, self._before = None, None
-        served = self._line.model
+        served = self._pipeline.model
         self._tell(
             f"the bundle {failed} has failed ({why}), and the one before, {previous}, cannot be served: {error.what}; "
             f"{served.manifest.id} ({served.digest}) goes on",
@@ -329,8 +329,8 @@ class Life:
 
     def _tell(self, text: str, digest: str, by: str = _SELF) -> None:
         _log.warning("%s", text)
-        details: dict[str, float | str] = {"bundle": digest, "by": by, "serving": self._line.model.digest}
-        self._line.outbox.put(Notice(kind="model", text=text, time=now(), details=details, id=fresh_id()))
+        details: dict[str, float | str] = {"bundle": digest, "by": by, "serving": self._pipeline.model.digest}
+        self._pipeline.outbox.put(Notice(kind="model", text=text, time=now(), details=details, id=fresh_id()))
 
 
 def _signed(ends: Ends) -> Finding:

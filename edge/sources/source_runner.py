@@ -5,7 +5,7 @@ import contextlib
 import logging
 
 from broker_config.protocol.errors import EdgeNodeError
-from edge.inference.pipeline import Frame, Line, Source
+from edge.inference.pipeline import Frame, Pipeline, Source
 from edge.inference.verdict import Notice, fresh_id, now
 
 FIRST, LONGEST = 1.0, 30.0  # seconds until a source that fails is tried again: at first, at most
@@ -13,12 +13,12 @@ FIRST, LONGEST = 1.0, 30.0  # seconds until a source that fails is tried again: 
 _log = logging.getLogger(__name__)
 
 
-async def feed(line: Line, source: Source, stop: asyncio.Event) -> None:
+async def feed(pipeline: Pipeline, source: Source, stop: asyncio.Event) -> None:
     """Judge all that a source brings, in its order, until it ends or `stop` is set."""
-    outage = _Outage(line, source)
+    outage = _Outage(pipeline, source)
     while not stop.is_set():
         try:
-            await _judge_all(line, source, stop, outage)
+            await _judge_all(pipeline, source, stop, outage)
         except (OSError, EdgeNodeError) as error:
             outage.goes_on(error)
         else:
@@ -29,14 +29,14 @@ async def feed(line: Line, source: Source, stop: asyncio.Event) -> None:
         _log.info("%s has ended", source.name)
 
 
-async def _judge_all(line: Line, source: Source, stop: asyncio.Event, outage: "_Outage") -> None:
+async def _judge_all(pipeline: Pipeline, source: Source, stop: asyncio.Event, outage: "_Outage") -> None:
     """The next frame is decoded while one is judged; more are not taken."""
     last: asyncio.Task[None] | None = None
     try:
         async with contextlib.aclosing(source.frames(stop)) as frames:
             async for frame in frames:
                 outage.ends()
-                before, last = last, asyncio.create_task(_judge(line, source, frame, last))
+                before, last = last, asyncio.create_task(_judge(pipeline, source, frame, last))
                 if before:
                     await before
     finally:
@@ -44,16 +44,16 @@ async def _judge_all(line: Line, source: Source, stop: asyncio.Event, outage: "_
             await last
 
 
-async def _judge(line: Line, source: Source, frame: Frame, before: asyncio.Task[None] | None) -> None:
-    source.done(frame, await line.judge(frame, before))
+async def _judge(pipeline: Pipeline, source: Source, frame: Frame, before: asyncio.Task[None] | None) -> None:
+    source.done(frame, await pipeline.judge(frame, before))
 
 
 class _Outage:
     """What people are told of a source that fails: that it does, why when that changes, and when it is over."""
 
-    def __init__(self, line: Line, source: Source) -> None:
+    def __init__(self, pipeline: Pipeline, source: Source) -> None:
         self.wait = FIRST  # seconds until the next try
-        self._line = line
+        self._pipeline = pipeline
         self._source = source
         self._told = ""
 
@@ -76,4 +76,4 @@ class _Outage:
         _log.warning(text, *values)
         details: dict[str, float | str] = {"source": self._source.name}
         notice = Notice(kind="source", text=text % values, time=now(), details=details, id=fresh_id())
-        self._line.outbox.put(notice)
+        self._pipeline.outbox.put(notice)

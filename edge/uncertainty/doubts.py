@@ -5,7 +5,7 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from edge.inference.pipeline import Model, Seen
+from edge.inference.pipeline import Inspection, Model
 from edge.inference.verdict import Verdict
 from edge.uncertainty.reference import disagreement, quantile
 
@@ -69,19 +69,19 @@ class Doubts:
         """The share of ordinary images that are doubted for other reasons than confidence."""
         return min(1, self._settings.novelty + self._settings.disagreement)
 
-    def __call__(self, seen: Seen) -> Verdict:
+    def __call__(self, inspection: Inspection) -> Verdict:
         """The verdict with its doubts, its novelty and its encoders' disagreement, as far as the bundle gives them."""
-        found = self._of(seen, seen.tile, seen.verdict.label, seen.verdict.confidence)
-        return msgspec.structs.replace(seen.verdict, **found._asdict())
+        found = self._of(inspection, inspection.tile, inspection.verdict.label, inspection.verdict.confidence)
+        return msgspec.structs.replace(inspection.verdict, **found._asdict())
 
-    def of(self, seen: Seen, tile: int) -> tuple[Doubt, ...]:
+    def of(self, inspection: Inspection, tile: int) -> tuple[Doubt, ...]:
         """Doubts in a tile as if it were the whole frame."""
-        row = seen.outputs.probabilities[tile]
-        return self._of(seen, tile, seen.model.manifest.classes[int(row.argmax())], float(row.max())).doubts
+        row = inspection.outputs.probabilities[tile]
+        return self._of(inspection, tile, inspection.model.manifest.classes[int(row.argmax())], float(row.max())).doubts
 
-    def _of(self, seen: Seen, tile: int, label: str, confidence: float) -> Found:
-        limits, outputs, part = self._limits(seen.model), seen.outputs, slice(tile, tile + 1)
-        reference = seen.model.predictor.reference
+    def _of(self, inspection: Inspection, tile: int, label: str, confidence: float) -> Found:
+        limits, outputs, part = self._limits(inspection.model), inspection.outputs, slice(tile, tile + 1)
+        reference = inspection.model.predictor.reference
         apart = novel = None
         if outputs.opinions is not None and outputs.opinions.shape[1] > 1:
             apart = float(disagreement(outputs.opinions[part])[0])

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from edge.bundle.bundle_format import Manifest
-from edge.inference.pipeline import Model, Outbox, Seen
+from edge.inference.pipeline import Inspection, Model, Outbox
 from edge.inference.verdict import Notice, Verdict, fresh_id, now
 from edge.uncertainty.doubts import Doubts
 from edge.uncertainty.reference import Floats, Reference
@@ -56,21 +56,21 @@ class Drift:
         self._average = _Average(2 / (self._settings.window + 1), reference.means.shape) if reference else None
         self._wait = self._settings.window // 2  # images until an alarm may begin or end
 
-    def __call__(self, seen: Seen) -> Verdict:
+    def __call__(self, inspection: Inspection) -> Verdict:
         """The verdict as it is."""
-        if seen.model is not self._model:
+        if inspection.model is not self._model:
             self.end("the model has changed: drift is measured anew")
-            self._start_anew(seen.model)
-        reference = seen.model.predictor.reference
-        if self._average and reference and seen.outputs.features is not None:
-            tiles = len(seen.outputs.probabilities)
+            self._start_anew(inspection.model)
+        reference = inspection.model.predictor.reference
+        if self._average and reference and inspection.outputs.features is not None:
+            tiles = len(inspection.outputs.probabilities)
             tile = self._random.randrange(tiles)  # the one that decides is the oddest of all
-            doubts = self._doubts.of(seen, tile) if tiles > 1 else seen.verdict.doubts
-            taken = int(seen.outputs.probabilities[tile].argmax())
-            self._average.add(reference.standardised(seen.outputs.features[tile], taken), taken, bool(doubts))
-            self._measure(self._average, reference, seen.model.manifest)
+            doubts = self._doubts.of(inspection, tile) if tiles > 1 else inspection.verdict.doubts
+            taken = int(inspection.outputs.probabilities[tile].argmax())
+            self._average.add(reference.standardised(inspection.outputs.features[tile], taken), taken, bool(doubts))
+            self._measure(self._average, reference, inspection.model.manifest)
             self._decide()
-        return seen.verdict
+        return inspection.verdict
 
     def end(self, why: str) -> None:
         """End the alarm, if there is one, since what it was about is measured no more."""

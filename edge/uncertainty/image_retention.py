@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from broker_config.storage import disk
-from edge.inference.pipeline import Seen
+from edge.inference.pipeline import Inspection
 from edge.inference.verdict import Verdict
 
 _WAITING = 8  # images for the disk; more are let go
@@ -46,7 +46,7 @@ class _Order(NamedTuple):
     stem: str
     data: bytes | BinaryIO | NDArray[np.uint8]
     verdict: Verdict
-    seen: Seen | None  # for the picture, where one is wanted
+    inspection: Inspection | None  # for the picture, where one is wanted
 
 
 class _Kept(NamedTuple):
@@ -56,7 +56,7 @@ class _Kept(NamedTuple):
     bytes: int
 
 
-class Keep:
+class ImageRetention:
     """Writes images as they came (a camera's as PNG) and their verdicts as JSON beside them; the oldest make room.
 
     It has a thread of its own: a slow disk costs images, never time. What the folder held before counts, other files
@@ -75,17 +75,19 @@ class Keep:
         self._thread = threading.Thread(target=self._write_all, name="keep", daemon=True)
         self._thread.start()
 
-    def __call__(self, seen: Seen) -> Verdict:
+    def __call__(self, inspection: Inspection) -> Verdict:
         """The verdict, with the name of the file in which its image will be."""
-        verdict = seen.verdict
+        verdict = inspection.verdict
         wanted = {"doubtful": bool(verdict.doubts), "defects": verdict.defect, "all": True}
         if not wanted[self._settings.what]:
             return verdict
         stem = f"{re.sub(r'[^0-9T]', '', verdict.time.partition('+')[0])}-{verdict.id[:8]}"
         try:
-            data = seen.frame.data.open("rb") if isinstance(seen.frame.data, Path) else seen.frame.data
-            told = msgspec.structs.replace(verdict, kept=f"{stem}.{_SUFFIXES[seen.cut.photo.format]}")
-            drawn = seen._replace(verdict=told) if self._settings.annotate else None
+            data = (
+                inspection.frame.data.open("rb") if isinstance(inspection.frame.data, Path) else inspection.frame.data
+            )
+            told = msgspec.structs.replace(verdict, kept=f"{stem}.{_SUFFIXES[inspection.cut.photo.format]}")
+            drawn = inspection._replace(verdict=told) if self._settings.annotate else None
             self._queue.put_nowait(_Order(stem, data, told, drawn))
         except (OSError, queue.Full) as error:
             self._lose(verdict, "too many wait for the disk" if isinstance(error, queue.Full) else error)
@@ -112,10 +114,12 @@ class Keep:
             self._folder / str(order.verdict.kept): _bytes(order.data),
             self._folder / f"{order.stem}.json": msgspec.json.format(msgspec.json.encode(order.verdict)),
         }
-        if order.seen:
+        if order.inspection:
             from edge.inference.annotation import annotate  # noqa: PLC0415  (only some lines draw)
 
-            files[self._folder / f"{order.stem}.annotated.jpg"] = _encoded(annotate(order.seen), "JPEG", quality=90)
+            files[self._folder / f"{order.stem}.annotated.jpg"] = _encoded(
+                annotate(order.inspection), "JPEG", quality=90
+            )
         fresh, most = _Kept(tuple(files), sum(map(len, files.values()))), self._settings.megabytes * 1_000_000
         if fresh.bytes > most:
             raise OSError(f"it is larger than megabytes = {self._settings.megabytes}")

@@ -31,7 +31,7 @@ from edge.bundle.bundle_format import (
     next_version,
     put,
 )
-from edge.bundle.verification import Guard
+from edge.bundle.verification import Verifier
 
 SENSOR: Literal["sensor"] = "sensor"
 HEAD: Literal["head"] = "head"
@@ -126,12 +126,12 @@ def write(
     return manifest
 
 
-def read(folder: Path, guard: Guard | None = None) -> Bundle:
-    """A bundle whose files are those of its manifest, which `guard` has verified; BundleError if it is none."""
-    if guard is None:
+def read(folder: Path, verifier: Verifier | None = None) -> Bundle:
+    """A bundle whose files are those of its manifest, which `verifier` has verified; BundleError if it is none."""
+    if verifier is None:
         manifest = parse(folder, load_manifest(folder))
         return _complete(folder, manifest)
-    with guard.examined(folder, parse) as found:
+    with verifier.examined(folder, parse) as found:
         return _complete(folder, found.manifest)
 
 

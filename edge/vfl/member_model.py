@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load
 
 from edge.bundle.bundle_format import BundleError, copied
-from edge.bundle.verification import Guard
+from edge.bundle.verification import Verifier
 from edge.inference.predictor import session_options
 from edge.vfl.member_bundle import HEAD, SENSOR, Array, Bundle, Manifest, read
 
@@ -80,14 +80,14 @@ class HeadModel(_Graph):
         return Predicted(*self._session.run(names, {**inputs, "present": present}))
 
 
-def load_sensor(folder: Path, guard: Guard | None = None, threads: int = 1) -> SensorModel:
+def load_sensor(folder: Path, verifier: Verifier | None = None, threads: int = 1) -> SensorModel:
     """A sensor's model, tested against its golden values; BundleError if it must or can not be used."""
-    return SensorModel(_expect(read(folder, guard), SENSOR), threads)
+    return SensorModel(_expect(read(folder, verifier), SENSOR), threads)
 
 
-def load_head(folder: Path, guard: Guard | None = None, threads: int = 1) -> HeadModel:
+def load_head(folder: Path, verifier: Verifier | None = None, threads: int = 1) -> HeadModel:
     """The head's model, likewise."""
-    return HeadModel(_expect(read(folder, guard), HEAD), threads)
+    return HeadModel(_expect(read(folder, verifier), HEAD), threads)
 
 
 def _expect(bundle: Bundle, role: str) -> Bundle:

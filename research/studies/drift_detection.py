@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageFilter
 
-from edge.inference.pipeline import Model
-from edge.inference.pipeline import Seen as Shown
+from edge.inference.pipeline import Inspection, Model
 from edge.inference.predictor import Outputs
 from edge.inference.verdict import Outcome, Verdict
 from edge.uncertainty import doubts, drift
@@ -139,7 +138,7 @@ def stream(node: Node, kinds: Sequence[str], window: int, seed: int) -> tuple[To
         of_kind = node.kinds[kind]
         one = random.integers(len(of_kind.probabilities), size=1)
         seen = Outputs(*(each[one] for each in of_kind[:3] if each is not None))
-        shown = Shown(node.model, cast(Any, None), cast(Any, None), seen, _verdict(node, seen), 0, 0, 0, 0)
+        shown = Inspection(node.model, cast(Any, None), cast(Any, None), seen, _verdict(node, seen), 0, 0, 0, 0)
         for watcher in watchers:
             shown = shown._replace(verdict=watcher(shown))
         if told.alarms and kind != "ordinary":

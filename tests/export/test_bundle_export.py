@@ -16,7 +16,7 @@ from torch import Tensor
 from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.errors import UsageError
 from edge.bundle import bundle_format
-from edge.bundle.verification import Guard
+from edge.bundle.verification import Verifier
 from edge.inference.pipeline import load
 from edge.inference.predictor import Outputs, Predictor
 from export import bundle_export as exporting
@@ -345,8 +345,8 @@ def test_a_model_that_was_exported_with_a_kit_is_served_where_its_node_is_truste
     monkeypatch.setattr(exporting, "with_values", lambda _, module: graph)
     said: list[progress.AnyEvent] = []
     export([tmp_path / "model"], tmp_path / "bundles", said.append, Signer(signers.kit("plant-a"), 9))
-    guard = Guard(signers.trust(), tmp_path / "memory")
-    predictor, ends, _ = load(tmp_path / "bundles" / "plant-a", guard)
+    verifier = Verifier(signers.trust(), tmp_path / "memory")
+    predictor, ends, _ = load(tmp_path / "bundles" / "plant-a", verifier)
     assert predictor.manifest.broadcast == model.facts.broadcast
     assert predictor.manifest.metrics == METRICS
     assert round((ends["bundle"] - datetime.now(UTC)).total_seconds() / 3600) == 9 * 24

@@ -13,7 +13,7 @@ from PIL import Image
 
 from broker_config.protocol.errors import UsageError
 from edge.bundle import bundle_format as bundle
-from edge.bundle.verification import Guard
+from edge.bundle.verification import Verifier
 from edge.inference.pipeline import load
 from edge.inference.predictor import Predictor
 from export import bundle_export as exporting
@@ -154,8 +154,8 @@ def test_int8_loads_on_processors_with_and_without_instructions_for_it(run: Run)
 
 
 def test_the_daemon_serves_it_without_torch_signed_as_any_other(run: Run) -> None:
-    guard = Guard(run.signers.trust(), run.bundle.parent / "memory")
-    assert load(run.bundle, guard).manifest.id == f"plant-a@{run.model.facts.round}"
+    verifier = Verifier(run.signers.trust(), run.bundle.parent / "memory")
+    assert load(run.bundle, verifier).manifest.id == f"plant-a@{run.model.facts.round}"
     pixels = weave(1, 4)[1]
     photo = io.BytesIO()
     Image.fromarray(pixels).save(photo, "PNG")

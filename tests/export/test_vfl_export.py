@@ -19,7 +19,7 @@ from broker_config.protocol.vfl_messages import Denoising, Recipe
 from broker_config.security.trust import Trust
 from edge.bundle import bundle_format
 from edge.bundle.bundle_format import BundleError
-from edge.bundle.verification import Guard
+from edge.bundle.verification import Verifier
 from edge.vfl.member_bundle import MANIFEST, read
 from edge.vfl.member_model import load_head, load_sensor
 from edge.vfl.sensor_rows import Scaling
@@ -152,29 +152,29 @@ def test_only_what_the_member_itself_has_signed_is_served(learnt: Learnt, tmp_pa
     members = make(tmp_path / "federation", nodes=tuple(COLUMNS))
     found = learnt.write(tmp_path, members.kits)
 
-    def guard(name: str) -> Guard:
+    def verifier(name: str) -> Verifier:
         kit = members.kits[name]
         trust = Trust(federation=kit.federation, node=name, authority=kit.authority, charter=kit.charter)
-        return Guard(trust, tmp_path / "memory")
+        return Verifier(trust, tmp_path / "memory")
 
     for name in COLUMNS:
-        assert load_sensor(found[name], guard(name)).manifest.node == name
-    first = load_head(found["coordinator"], guard("coordinator")).manifest
+        assert load_sensor(found[name], verifier(name)).manifest.node == name
+    first = load_head(found["coordinator"], verifier("coordinator")).manifest
     with pytest.raises(BundleError, match="is of press"):
-        read(found["press"], guard("oven"))
+        read(found["press"], verifier("oven"))
     older = shutil.copytree(found["coordinator"], tmp_path / "older")
     learnt.write(tmp_path, members.kits, round_=99)
-    newer = load_head(found["coordinator"], guard("coordinator")).manifest
+    newer = load_head(found["coordinator"], verifier("coordinator")).manifest
     assert newer.version > first.version
     with pytest.raises(BundleError, match="is older"):
-        read(older, guard("coordinator"))
+        read(older, verifier("coordinator"))
     manifest = json.loads((found["press"] / MANIFEST).read_text())
     (found["press"] / MANIFEST).write_text(json.dumps(manifest | {"round": 1000}))
     with pytest.raises(BundleError, match="is not signed by press"):
-        read(found["press"], guard("press"))
+        read(found["press"], verifier("press"))
     unsigned = learnt.write(tmp_path / "unsigned")
     with pytest.raises(BundleError, match="is not signed: charter is missing"):
-        read(unsigned["oven"], guard("oven"))
+        read(unsigned["oven"], verifier("oven"))
     assert newer.expires is not None
     assert newer.expires > datetime.now(UTC)
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.bundle.bundle_format import Confidence
-from edge.inference.pipeline import Frame, Line, Watcher, load
+from edge.inference.pipeline import Frame, Monitor, Pipeline, load
 from edge.inference.predictor import Predictor
 from edge.inference.verdict import Failure, Notice, Outcome, Verdict
 from edge.uncertainty.reference import Reference
@@ -58,22 +58,22 @@ class Told:
         return [each for each in self.outcomes if isinstance(each, Notice)]
 
 
-def a_line(folder: Path, told: Told, *watchers: Watcher) -> Line:
+def a_line(folder: Path, told: Told, *monitors: Monitor) -> Pipeline:
     """A line that serves a bundle."""
-    return Line(load(folder), told, watchers=watchers)
+    return Pipeline(load(folder), told, monitors=monitors)
 
 
-def judge(line: Line, *frames: Frame) -> list[Verdict | Failure]:
+def judge(pipeline: Pipeline, *frames: Frame) -> list[Verdict | Failure]:
     """What the line makes of frames, one after another."""
 
     async def judged() -> list[Verdict | Failure]:
-        return [await line.judge(frame) for frame in frames]
+        return [await pipeline.judge(frame) for frame in frames]
 
     return asyncio.run(judged())
 
 
-def shown(line: Line, images: Sequence[NDArray[np.uint8]]) -> list[Verdict]:
+def shown(pipeline: Pipeline, images: Sequence[NDArray[np.uint8]]) -> list[Verdict]:
     """The verdicts on frames of a camera."""
-    found = judge(line, *(Frame(f"frame-{number}", image, "camera") for number, image in enumerate(images)))
+    found = judge(pipeline, *(Frame(f"frame-{number}", image, "camera") for number, image in enumerate(images)))
     assert all(isinstance(each, Verdict) for each in found), found
     return [each for each in found if isinstance(each, Verdict)]

@@ -19,7 +19,7 @@ from broker_config.protocol.errors import EdgeNodeError
 from broker_config.security import trust
 from broker_config.security.signing import SigningKey
 from edge.bundle import bundle_format
-from edge.bundle.verification import Guard
+from edge.bundle.verification import Verifier
 from edge.inference.pipeline import load
 from edge.inference.predictor import Predictor
 from tests.edge.daemon.test_daemon import Daemon
@@ -35,34 +35,34 @@ def ours() -> Signers:
 
 
 @pytest.fixture
-def guard(ours, tmp_path) -> Guard:
+def verifier(ours, tmp_path) -> Verifier:
     """Of plant-a's line, which has served nothing yet."""
-    return Guard(ours.trust(), tmp_path / "memory")
+    return Verifier(ours.trust(), tmp_path / "memory")
 
 
-def served(folder: Path, guard: Guard) -> str:
+def served(folder: Path, verifier: Verifier) -> str:
     """Load a bundle as the line does, and remember it."""
-    return load(folder, guard).manifest.id
+    return load(folder, verifier).manifest.id
 
 
-def refusal(folder: Path, guard: Guard) -> str:
+def refusal(folder: Path, verifier: Verifier) -> str:
     """Why a bundle is not served; that leaves no trace in what is remembered."""
-    before = {path.name: path.read_bytes() for path in guard.memory.glob("*")}
+    before = {path.name: path.read_bytes() for path in verifier.memory.glob("*")}
     with pytest.raises(EdgeNodeError) as caught:
-        served(folder, guard)
+        served(folder, verifier)
     assert caught.value.remedy
-    assert {path.name: path.read_bytes() for path in guard.memory.glob("*")} == before
+    assert {path.name: path.read_bytes() for path in verifier.memory.glob("*")} == before
     return caught.value.what
 
 
 # ---------------------------------------------------------------- what is served
 
 
-def test_a_bundle_of_the_lines_own_node_is_served_and_served_again(ours, guard, tmp_path):
+def test_a_bundle_of_the_lines_own_node_is_served_and_served_again(ours, verifier, tmp_path):
     folder = ours.bundle(tmp_path / "bundle")
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
     for _ in range(2):
-        predictor, ends, _ = load(folder, guard)
+        predictor, ends, _ = load(folder, verifier)
         assert predictor.manifest.id == "plant-a@30"
         assert {what: round((end - soon(0)).total_seconds() / 86400) for what, end in ends.items()} == {
             "bundle": 90,
@@ -70,12 +70,12 @@ def test_a_bundle_of_the_lines_own_node_is_served_and_served_again(ours, guard, 
         }
 
 
-def test_each_export_has_a_higher_version_whatever_the_clock_says(ours, guard, tmp_path):
+def test_each_export_has_a_higher_version_whatever_the_clock_says(ours, verifier, tmp_path):
     folder = ours.bundle(tmp_path / "bundle", version=2**40)  # a clock that was far ahead, and is right again
-    served(folder, guard)
+    served(folder, verifier)
     ours.bundle(folder)
     assert bundle_format.read(folder).manifest.version == 2**40 + 1
-    served(folder, guard)
+    served(folder, verifier)
     (folder / "manifest.json").write_text("damaged, and replaced by the next export")
     assert bundle_format.read(ours.bundle(folder)).manifest.version < 2**40
 
@@ -99,40 +99,40 @@ def damaged(content: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_was_changed_anywhere_is_refused_and_named(ours, guard, tmp_path, name):
+def test_a_file_that_was_changed_anywhere_is_refused_and_named(ours, verifier, tmp_path, name):
     path = ours.bundle(tmp_path / "bundle") / name
     content = path.read_bytes()
     for changed in damaged(content):
         path.write_bytes(changed)
-        assert name in refusal(path.parent, guard)
+        assert name in refusal(path.parent, verifier)
     path.write_bytes(content)
-    served(path.parent, guard)
+    served(path.parent, verifier)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_missing_or_endless_is_refused_and_named(ours, guard, tmp_path, name):
+def test_a_file_that_is_missing_or_endless_is_refused_and_named(ours, verifier, tmp_path, name):
     path = ours.bundle(tmp_path / "bundle") / name
     path.unlink()
-    assert name in refusal(path.parent, guard)
+    assert name in refusal(path.parent, verifier)
     os.mkfifo(path)
-    assert name in refusal(path.parent, guard)
+    assert name in refusal(path.parent, verifier)
     path.unlink()
     path.touch()
     os.truncate(path, 1 << 40)  # takes no room
-    assert name in refusal(path.parent, guard)
+    assert name in refusal(path.parent, verifier)
 
 
-def test_an_unsigned_bundle_and_one_whose_signature_was_taken_away_are_refused(ours, guard, tmp_path):
+def test_an_unsigned_bundle_and_one_whose_signature_was_taken_away_are_refused(ours, verifier, tmp_path):
     folder = ours.bundle(tmp_path / "bundle")
     (folder / "manifest.sig").unlink()
-    assert "is not signed" in refusal(folder, guard)
+    assert "is not signed" in refusal(folder, verifier)
     (folder / "charter").unlink()
-    assert "is not signed" in refusal(folder, guard)
+    assert "is not signed" in refusal(folder, verifier)
 
 
-def test_a_file_that_changes_after_it_was_verified_is_not_used(ours, guard, tmp_path):
+def test_a_file_that_changes_after_it_was_verified_is_not_used(ours, verifier, tmp_path):
     folder, other = ours.bundle(tmp_path / "bundle"), ours.bundle(tmp_path / "other", size=24)
-    with guard.admitted(folder) as found:
+    with verifier.admitted(folder) as found:
         predictor = Predictor(found.bundle)
         for name in ("model.onnx", "golden.png"):
             shutil.copy(other / name, folder / name)
@@ -150,7 +150,7 @@ OF_PLANT_B = (
 )
 
 
-def test_bundles_of_others_are_refused(ours, guard, tmp_path):
+def test_bundles_of_others_are_refused(ours, verifier, tmp_path):
     neighbour, theirs, stranger = ours.keys["plant-b"], Signers(), SigningKey.generate()
     for number, (folder, reason) in enumerate(
         [
@@ -166,7 +166,7 @@ def test_bundles_of_others_are_refused(ours, guard, tmp_path):
             (ours.bundle(tmp_path / "8", key=stranger, charter=theirs.charter()), "charter cannot be relied on"),
         ]
     ):
-        assert reason in refusal(folder, guard), number
+        assert reason in refusal(folder, verifier), number
 
 
 @pytest.mark.parametrize(
@@ -179,29 +179,29 @@ def test_bundles_of_others_are_refused(ours, guard, tmp_path):
         b"\xff",
     ],
 )
-def test_of_a_manifest_that_nobody_signed_no_more_than_two_plain_names_are_told(ours, guard, tmp_path, content):
+def test_of_a_manifest_that_nobody_signed_no_more_than_two_plain_names_are_told(ours, verifier, tmp_path, content):
     folder = ours.bundle(tmp_path / "bundle")
     (folder / "manifest.json").write_bytes(content)
-    assert refusal(folder, guard) == f"{folder}/manifest.json is not signed by plant-a: manifest.sig does not fit"
+    assert refusal(folder, verifier) == f"{folder}/manifest.json is not signed by plant-a: manifest.sig does not fit"
 
 
-def test_a_file_that_is_not_of_the_bundle_is_told_and_not_used(ours, guard, tmp_path, caplog):
+def test_a_file_that_is_not_of_the_bundle_is_told_and_not_used(ours, verifier, tmp_path, caplog):
     folder = ours.bundle(tmp_path / "bundle")
-    served(folder, guard)
+    served(folder, verifier)
     assert caplog.text == ""
     (folder / "extra\n.pkl").write_bytes(b"x")
     (folder / "more").mkdir()
-    served(folder, guard)
+    served(folder, verifier)
     assert r"holds more than the bundle ('extra\n.pkl', 2 in all)" in caplog.text
 
 
-def test_a_charter_of_another_federation_under_the_same_authority_is_refused(ours, guard, tmp_path):
+def test_a_charter_of_another_federation_under_the_same_authority_is_refused(ours, verifier, tmp_path):
     copper = Signers("copper")
     copper.authority, copper.keys = ours.authority, ours.keys
-    assert "is of federation 'copper'" in refusal(ours.bundle(tmp_path / "b", charter=copper.charter()), guard)
+    assert "is of federation 'copper'" in refusal(ours.bundle(tmp_path / "b", charter=copper.charter()), verifier)
 
 
-def test_a_bundle_must_come_from_the_coordinators_broadcast_of_its_run_and_round(ours, guard, tmp_path):
+def test_a_bundle_must_come_from_the_coordinators_broadcast_of_its_run_and_round(ours, verifier, tmp_path):
     forged, other = msgspec.structs.replace(ours.broadcast(), digest="e" * 64), Signers()
     for number, (broadcast, reason) in enumerate(
         [
@@ -215,7 +215,7 @@ def test_a_bundle_must_come_from_the_coordinators_broadcast_of_its_run_and_round
         ]
     ):
         folder = ours.bundle(tmp_path / str(number), broadcast=broadcast)
-        assert reason in refusal(folder, guard)
+        assert reason in refusal(folder, verifier)
 
 
 def test_files_of_two_bundles_do_not_mix(ours, tmp_path):
@@ -229,95 +229,95 @@ def test_files_of_two_bundles_do_not_mix(ours, tmp_path):
     for number, origins in enumerate(itertools.product((0, 1), repeat=len(FILES))):
         for name, origin in zip(FILES, origins, strict=True):
             shutil.copy(bundles[origin] / name, mixed / name)
-        guard = Guard(ours.trust(), tmp_path / f"memory-{number}")
+        verifier = Verifier(ours.trust(), tmp_path / f"memory-{number}")
         if len(set(origins[1:])) == 1:
-            assert served(mixed, guard)
+            assert served(mixed, verifier)
             accepted += 1
         else:
-            assert refusal(mixed, guard)
+            assert refusal(mixed, verifier)
     assert accepted == 4
 
 
 # ---------------------------------------------------------------- rollback, freeze, fast-forward
 
 
-def test_an_older_bundle_is_refused_until_somebody_goes_back_on_purpose(ours, guard, tmp_path):
+def test_an_older_bundle_is_refused_until_somebody_goes_back_on_purpose(ours, verifier, tmp_path):
     old, new = (ours.bundle(tmp_path / str(version), version=version) for version in (7, 1_795_302_993))
-    served(old, guard)
-    served(new, guard)
+    served(old, verifier)
+    served(new, verifier)
     assert (
         "is older (of 1970-01-01 00:00:07 UTC) than what this line has served (of 2026-11-21 23:16:33 UTC)"
-        in refusal(old, guard)
+        in refusal(old, verifier)
     )
-    served(old, guard._replace(accept_older=True))
-    served(old, guard)
-    served(new, guard)
-    assert "is older" in refusal(old, guard)
+    served(old, verifier._replace(accept_older=True))
+    served(old, verifier)
+    served(new, verifier)
+    assert "is older" in refusal(old, verifier)
 
 
-def test_who_goes_back_to_one_bundle_lets_no_other_older_one_pass(ours, guard, tmp_path):
+def test_who_goes_back_to_one_bundle_lets_no_other_older_one_pass(ours, verifier, tmp_path):
     bundles = {version: ours.bundle(tmp_path / str(version), version=version) for version in range(3, 10)}
     twin = ours.bundle(tmp_path / "twin", version=5, size=24)
-    on_purpose = guard._replace(accept_older=True)
-    served(bundles[8], guard)
+    on_purpose = verifier._replace(accept_older=True)
+    served(bundles[8], verifier)
     served(bundles[5], on_purpose)
     for _ in range(2):
         for folder in (bundles[3], bundles[4], twin, bundles[6], bundles[7]):
-            assert "than what this line has served (of 1970-01-01 00:00:08 UTC)" in refusal(folder, guard)
-        served(bundles[5], guard)
+            assert "than what this line has served (of 1970-01-01 00:00:08 UTC)" in refusal(folder, verifier)
+        served(bundles[5], verifier)
     served(bundles[4], on_purpose)
-    assert "is older" in refusal(bundles[5], guard)
-    served(bundles[4], guard)
-    served(bundles[9], guard)
+    assert "is older" in refusal(bundles[5], verifier)
+    served(bundles[4], verifier)
+    served(bundles[9], verifier)
     for version in (4, 8):
-        assert "is older" in refusal(bundles[version], guard)
+        assert "is older" in refusal(bundles[version], verifier)
 
 
-def test_a_version_beyond_all_dates_is_told_as_it_is(ours, guard, tmp_path):
-    served(ours.bundle(tmp_path / "far", version=2**60), guard)
-    assert f"(of version {2**60})" in refusal(ours.bundle(tmp_path / "old", version=7), guard)
+def test_a_version_beyond_all_dates_is_told_as_it_is(ours, verifier, tmp_path):
+    served(ours.bundle(tmp_path / "far", version=2**60), verifier)
+    assert f"(of version {2**60})" in refusal(ours.bundle(tmp_path / "old", version=7), verifier)
 
 
-def test_of_one_version_there_is_one_bundle(ours, guard, tmp_path):
+def test_of_one_version_there_is_one_bundle(ours, verifier, tmp_path):
     one, two = (ours.bundle(tmp_path / str(size), version=7, size=size) for size in (16, 24))
-    served(one, guard)
-    for each in (guard, guard._replace(accept_older=True)):
+    served(one, verifier)
+    for each in (verifier, verifier._replace(accept_older=True)):
         assert "of the same version, of 1970-01-01 00:00:07 UTC" in refusal(two, each)
 
 
-def test_each_nodes_versions_count_by_themselves(ours, guard, tmp_path):
-    served(ours.bundle(tmp_path / "a", version=8), guard)
+def test_each_nodes_versions_count_by_themselves(ours, verifier, tmp_path):
+    served(ours.bundle(tmp_path / "a", version=8), verifier)
     neighbour = ours.bundle(tmp_path / "b", version=7, key=ours.keys["plant-b"], node="plant-b")
-    served(neighbour, guard._replace(trust=ours.trust("plant-b")))
-    assert "is older" in refusal(ours.bundle(tmp_path / "old", version=7), guard)
+    served(neighbour, verifier._replace(trust=ours.trust("plant-b")))
+    assert "is older" in refusal(ours.bundle(tmp_path / "old", version=7), verifier)
 
 
-def test_of_two_lines_that_start_at_once_the_one_with_the_older_bundle_sees_the_newer(ours, guard, tmp_path):
+def test_of_two_lines_that_start_at_once_the_one_with_the_older_bundle_sees_the_newer(ours, verifier, tmp_path):
     old, new = (ours.bundle(tmp_path / str(version), version=version) for version in (7, 8))
     with ThreadPoolExecutor(1) as other:
-        with guard.admitted(new):
-            meanwhile = other.submit(served, old, guard)
+        with verifier.admitted(new):
+            meanwhile = other.submit(served, old, verifier)
             assert not wait([meanwhile], timeout=0.3).done
         assert isinstance(meanwhile.exception(10), bundle_format.BundleError)
 
 
-def test_an_expired_bundle_is_refused(ours, guard, tmp_path):
+def test_an_expired_bundle_is_refused(ours, verifier, tmp_path):
     for number, expires in enumerate((soon(-1), soon(-1e-6), None)):
-        assert "has expired" in refusal(ours.bundle(tmp_path / str(number), expires=expires), guard)
+        assert "has expired" in refusal(ours.bundle(tmp_path / str(number), expires=expires), verifier)
 
 
-def test_a_bundle_without_a_charter_that_still_holds_is_refused(ours, guard, tmp_path):
+def test_a_bundle_without_a_charter_that_still_holds_is_refused(ours, verifier, tmp_path):
     expired = ours.charter(1, days=-0.1)
     folder = ours.bundle(tmp_path / "bundle", charter=expired)
-    dated = guard._replace(trust=ours.trust(charter=expired))
+    dated = verifier._replace(trust=ours.trust(charter=expired))
     assert "has expired" in refusal(folder, dated)
-    served(folder, guard._replace(trust=ours.trust(charter=ours.charter(2))))  # the trust file was renewed
+    served(folder, verifier._replace(trust=ours.trust(charter=ours.charter(2))))  # the trust file was renewed
     served(folder, dated)  # which is remembered
 
 
-def test_a_key_that_was_replaced_or_revoked_signs_no_more(guard, tmp_path):
+def test_a_key_that_was_replaced_or_revoked_signs_no_more(verifier, tmp_path):
     ours = Signers()
-    trust_of_old = guard._replace(trust=ours.trust())
+    trust_of_old = verifier._replace(trust=ours.trust())
     old_charter, thief = ours.charter(1), ours.keys["plant-a"]
     served(ours.bundle(tmp_path / "old", charter=old_charter, version=7), trust_of_old)
     served(ours.bundle(tmp_path / "far", key=thief, version=2**60), trust_of_old)  # stolen; it signs a huge version
@@ -330,21 +330,21 @@ def test_a_key_that_was_replaced_or_revoked_signs_no_more(guard, tmp_path):
         assert "not signed by plant-a" in refusal(tmp_path / name, trust_of_old)
         assert "not signed by plant-a" in refusal(tmp_path / name, trust_of_old._replace(accept_older=True))
 
-    out = guard._replace(trust=ours.trust(charter=ours.charter(3, without="plant-a")))
+    out = verifier._replace(trust=ours.trust(charter=ours.charter(3, without="plant-a")))
     assert "plant-a is no member" in refusal(tmp_path / "new", out)
 
 
-def test_a_line_that_is_given_a_new_authority_begins_anew(ours, guard, tmp_path):
-    served(ours.bundle(tmp_path / "old", version=8), guard)
+def test_a_line_that_is_given_a_new_authority_begins_anew(ours, verifier, tmp_path):
+    served(ours.bundle(tmp_path / "old", version=8), verifier)
     again = Signers()
-    served(again.bundle(tmp_path / "new", version=7), guard._replace(trust=again.trust()))
+    served(again.bundle(tmp_path / "new", version=7), verifier._replace(trust=again.trust()))
 
 
-def test_what_is_remembered_must_be_whole(ours, guard, tmp_path):
-    served(folder := ours.bundle(tmp_path / "bundle"), guard)
-    [path] = guard.memory.iterdir()
+def test_what_is_remembered_must_be_whole(ours, verifier, tmp_path):
+    served(folder := ours.bundle(tmp_path / "bundle"), verifier)
+    [path] = verifier.memory.iterdir()
     path.write_bytes(path.read_bytes()[:-9])
-    assert str(path) in refusal(folder, guard)
+    assert str(path) in refusal(folder, verifier)
 
 
 # ---------------------------------------------------------------- the daemon
@@ -463,8 +463,8 @@ def infer(folder: Path, *options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 
-def test_infer_verifies_as_the_daemon_does(ours, guard, options, tmp_path):
-    served(ours.bundle(tmp_path / "new", expires=soon(29.9)), guard)
+def test_infer_verifies_as_the_daemon_does(ours, verifier, options, tmp_path):
+    served(ours.bundle(tmp_path / "new", expires=soon(29.9)), verifier)
     newest = infer(tmp_path / "new", *options)
     assert (newest.returncode, "red" in newest.stdout) == (0, True)
     assert "the bundle expires on" in newest.stderr
@@ -473,12 +473,12 @@ def test_infer_verifies_as_the_daemon_does(ours, guard, options, tmp_path):
     assert "is older" in older.stderr
 
 
-def test_infer_changes_nothing_of_what_the_line_remembers(ours, guard, options, tmp_path):
+def test_infer_changes_nothing_of_what_the_line_remembers(ours, verifier, options, tmp_path):
     old, new, newest = (ours.bundle(tmp_path / str(version), version=version) for version in (7, 8, 9))
     assert infer(newest, *options).returncode == 0
-    assert not guard.memory.exists()
-    served(new, guard)
-    [path] = guard.memory.iterdir()
+    assert not verifier.memory.exists()
+    served(new, verifier)
+    [path] = verifier.memory.iterdir()
     before = path.read_bytes()
     assert [infer(old, *options, *back).returncode for back in (["--accept-older"], [])] == [0, 2]
     assert infer(newest, *options).returncode == 0

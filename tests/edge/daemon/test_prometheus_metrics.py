@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from edge.daemon.prometheus_metrics import Counted, Metrics, Reading
-from edge.inference.pipeline import Frame, Line, Seen, load
+from edge.inference.pipeline import Frame, Inspection, Pipeline, load
 from edge.inference.verdict import Notice, Outcome
 from tests.edge.daemon.test_daemon import Daemon, daemon
 from tests.support.tiny_bundle import BLUE, RED, tiny_bundle
@@ -137,9 +137,9 @@ class Kept:
 def test_counting_changes_no_outcome_and_costs_less_than_twenty_microseconds(bundle: Path) -> None:
     metrics, kept = Metrics(), Kept()
     counted = Counted(metrics, kept)
-    line = Line(load(bundle), counted, watchers=[metrics.saw])
+    line = Pipeline(load(bundle), counted, monitors=[metrics.saw])
     seen = line.see_here(Frame("part", RED))
-    assert isinstance(seen, Seen)
+    assert isinstance(seen, Inspection)
     verdict = seen.verdict
     notice = Notice(kind="drift", text="", time="")
     counted.put(notice)

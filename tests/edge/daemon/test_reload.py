@@ -23,11 +23,11 @@ from edge.daemon.logs import Log
 from edge.daemon.logs import Settings as LogSettings
 from edge.daemon.monitors import Watching
 from edge.daemon.reload import Parts
-from edge.inference.pipeline import Frame, Line, load
+from edge.inference.pipeline import Frame, Pipeline, load
 from edge.outbox import delivery
 from edge.uncertainty.doubts import Settings as Doubting
 from edge.uncertainty.drift import Settings as Drifting
-from edge.uncertainty.image_retention import Keep
+from edge.uncertainty.image_retention import ImageRetention
 from tests.support.judged_images import Told, judged_bundle, pictures
 from tests.support.plants import start
 from tests.support.tiny_bundle import BLUE, GREEN, RED, tiny_bundle
@@ -237,9 +237,9 @@ def test_without_a_file_it_ends_in_order(folder: Path) -> None:
         process.kill()
 
 
-def parts(folder: Path, watching: type[Watching] = Watching) -> tuple[Line, Parts]:
+def parts(folder: Path, watching: type[Watching] = Watching) -> tuple[Pipeline, Parts]:
     """Those of a line in this process."""
-    line, site = Line(load(folder / "bundle"), Told()), Site("press", folder / "state")
+    line, site = Pipeline(load(folder / "bundle"), Told()), Site("press", folder / "state")
     return line, Parts(line, Receivers(site, delivery.Settings()), watching(line), site, Log(LogSettings()))
 
 
@@ -251,7 +251,7 @@ def test_a_source_that_goes_while_others_end_is_missing_alone_and_there_after_th
     third = folder / "third"
 
     class Unmounting(Watching):
-        async def exchange(self, wanted: Settings, keep: Keep | None) -> None:
+        async def exchange(self, wanted: Settings, keep: ImageRetention | None) -> None:
             """What comes between the trial and the use of it."""
             await super().exchange(wanted, keep)
             if third.exists():
@@ -296,7 +296,7 @@ def test_what_a_refused_reload_had_prepared_ends_with_it(folder: Path) -> None:
 
 def test_an_alarm_about_drift_that_other_settings_forget_is_told_to_be_over(tmp_path: Path) -> None:
     told = Told()
-    line = Line(load(judged_bundle(tmp_path / "bundle")), told)
+    line = Pipeline(load(judged_bundle(tmp_path / "bundle")), told)
     watching = Watching(line)
 
     async def run() -> None:

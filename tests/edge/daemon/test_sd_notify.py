@@ -16,7 +16,7 @@ from edge.daemon.assembly import Site
 from edge.daemon.dispatcher import Receivers
 from edge.daemon.sd_notify import Manager
 from edge.daemon.watchdog import beat
-from edge.inference.pipeline import Frame, Line, load
+from edge.inference.pipeline import Frame, Pipeline, load
 from edge.inference.predictor import Outputs, Predictor
 from edge.inference.tiling import View
 from edge.outbox.delivery import Settings
@@ -144,7 +144,7 @@ Predictor.run = hanging
 def test_the_pings_go_on_while_large_frames_take_longer_than_the_watchdog_waits(
     bundle: Path, ear: Ear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = Line(load(bundle), Told(), View(tile=8, overlap=0.0))
+    line = Pipeline(load(bundle), Told(), View(tile=8, overlap=0.0))
     receivers, frame = Receivers(Site("press", tmp_path), Settings()), np.zeros((32, 40, 3), np.uint8)  # 20 tiles: 1 s
     run = Predictor.run
 

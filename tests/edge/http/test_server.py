@@ -19,7 +19,7 @@ from edge.daemon.prometheus_metrics import Metrics
 from edge.http import inference_protocol
 from edge.http import request as intake
 from edge.http.app import BATCH, App
-from edge.inference.pipeline import Line, Model, Nowhere
+from edge.inference.pipeline import Model, NullOutbox, Pipeline
 from edge.inference.predictor import Outputs, Predictor
 from tests.edge.daemon.test_daemon import Daemon, daemon
 from tests.support.tiny_bundle import RED, tiny_bundle
@@ -31,9 +31,9 @@ def bundle(tmp_path_factory):
 
 
 @contextlib.asynccontextmanager
-async def client(bundle: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Line]]:
+async def client(bundle: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Pipeline]]:
     """A client of the application itself, without a process or a socket."""
-    line = Line(Model(Predictor(read(bundle))), Nowhere())
+    line = Pipeline(Model(Predictor(read(bundle))), NullOutbox())
     with contextlib.closing(line):
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(App(line, Metrics())), base_url="http://line"
@@ -76,7 +76,7 @@ def test_an_image_that_does_not_arrive_in_time_is_refused(bundle, monkeypatch):
 
 
 def test_a_draining_line_takes_no_image_and_is_not_ready(bundle):
-    async def both(found: httpx.AsyncClient, line: Line) -> httpx.Response:
+    async def both(found: httpx.AsyncClient, line: Pipeline) -> httpx.Response:
         line.draining = True
         assert (await found.get("/v2/health/ready")).status_code == 503
         assert (await found.get("/v2/health/live")).status_code == 200
@@ -88,7 +88,7 @@ def test_a_draining_line_takes_no_image_and_is_not_ready(bundle):
 
 
 def test_more_images_than_may_wait_are_refused_and_the_others_judged(bundle):
-    async def many(found: httpx.AsyncClient, line: Line) -> list[int]:
+    async def many(found: httpx.AsyncClient, line: Pipeline) -> list[int]:
         busy = threading.Event()
         line._worker.submit(busy.wait)
         requests = [asyncio.ensure_future(found.post("/classify", content=RED)) for _ in range(intake.MAX_WAITING + 1)]
@@ -105,10 +105,10 @@ MANY = 200  # images
 FILES = {"name": "image", "datatype": "BYTES", "shape": [MANY], "data": [base64.b64encode(RED).decode()] * MANY}
 
 
-def asked(bundle: Path, change: Callable[[Line, asyncio.Event], None]) -> tuple[int, int]:
+def asked(bundle: Path, change: Callable[[Pipeline, asyncio.Event], None]) -> tuple[int, int]:
     """The status of an answer about many images, and how many batches are computed, if this happens at the second."""
 
-    async def answer(line: Line) -> tuple[int, int]:
+    async def answer(line: Pipeline) -> tuple[int, int]:
         batches, gone, infer = 0, asyncio.Event(), line.infer
         bodies, answers = [json.dumps({"inputs": [FILES]}).encode()], []
 
@@ -133,7 +133,7 @@ def asked(bundle: Path, change: Callable[[Line, asyncio.Event], None]) -> tuple[
         await App(line, Metrics())({"method": "POST", "path": path, "query_string": b"", "headers": []}, receive, send)
         return answers[0]["status"], batches
 
-    with contextlib.closing(Line(Model(Predictor(read(bundle))), Nowhere())) as line:
+    with contextlib.closing(Pipeline(Model(Predictor(read(bundle))), NullOutbox())) as line:
         return asyncio.run(answer(line))
 
 

@@ -17,7 +17,7 @@ from edge.http.app import App
 from edge.inference import annotation as drawing
 from edge.inference import heatmap as heating
 from edge.inference.annotation import annotate
-from edge.inference.pipeline import Frame, Line, Model, Nowhere, Seen, load
+from edge.inference.pipeline import Frame, Inspection, Model, NullOutbox, Pipeline, load
 from edge.inference.tile_inference import look
 from edge.inference.tiling import View
 from edge.inference.verdict import Box
@@ -32,10 +32,10 @@ def model(tmp_path_factory):
     return load(tiny_bundle(tmp_path_factory.mktemp("annotate") / "bundle", extras=True).folder)
 
 
-def seen(model: Model, pixels: np.ndarray, **view: object) -> Seen:
-    with contextlib.closing(Line(model, Nowhere(), View(**view))) as line:
+def seen(model: Model, pixels: np.ndarray, **view: object) -> Inspection:
+    with contextlib.closing(Pipeline(model, NullOutbox(), View(**view))) as line:
         found = line.see_here(Frame("part-7", pixels, "camera-1"))
-    assert isinstance(found, Seen)
+    assert isinstance(found, Inspection)
     return found
 
 
@@ -138,7 +138,7 @@ def test_more_is_said_of_a_verdict_in_doubt(model):
 
 def test_over_http_the_answer_is_the_picture_when_it_is_asked_for(model):
     async def ask(*queries: str) -> list[httpx.Response]:
-        with contextlib.closing(Line(model, Nowhere())) as line:
+        with contextlib.closing(Pipeline(model, NullOutbox())) as line:
             transport = httpx.ASGITransport(App(line, Metrics()))
             async with httpx.AsyncClient(transport=transport, base_url="http://line") as client:
                 return [await client.post(f"/classify{query}", content=RED_FILE) for query in queries]
@@ -149,5 +149,5 @@ def test_over_http_the_answer_is_the_picture_when_it_is_asked_for(model):
     assert wrong.status_code == 400
 
 
-def _changed(found: Seen, **changes: object) -> object:
+def _changed(found: Inspection, **changes: object) -> object:
     return msgspec.structs.replace(found.verdict, **changes)

@@ -15,7 +15,7 @@ from broker_config.protocol.errors import UsageError
 from edge.inference import tiling as cutting
 from edge.inference.decision import check, decide
 from edge.inference.image_decoding import ImageError, Photo, read
-from edge.inference.pipeline import Frame, Line, load
+from edge.inference.pipeline import Frame, Pipeline, load
 from edge.inference.tiling import View, cut, region, tiles
 from edge.inference.verdict import Box, Failure, Outcome, Verdict
 from tests.support.tiny_bundle import tiny_bundle
@@ -211,7 +211,7 @@ def test_the_verdict_does_not_depend_on_the_order_of_the_tiles(given_, least, th
 # ---------------------------------------------------------------- a line
 
 
-def judge(line: Line, frame: Frame) -> Verdict | Failure:
+def judge(line: Pipeline, frame: Frame) -> Verdict | Failure:
     with contextlib.closing(line):
         found = line.see_here(frame)
     return found if isinstance(found, Failure) else found.verdict
@@ -238,7 +238,7 @@ def test_a_frame_gets_one_verdict_that_says_where_the_defect_lies(model, tmp_pat
     frame[60:, 150:] = (0, 0, 255)
     Image.fromarray(frame).save(tmp_path / "part.png")
     view = View(tile=50, overlap=0, no_defect="green")
-    verdict = judge(Line(model, Kept(), view), Frame("part", tmp_path / "part.png"))
+    verdict = judge(Pipeline(model, Kept(), view), Frame("part", tmp_path / "part.png"))
     assert isinstance(verdict, Verdict)
     assert (verdict.label, verdict.defect) == ("blue", True)
     assert [tile.box for tile in verdict.tiles if tile.defect] == [Box(150, 50, 50, 50)]
@@ -247,7 +247,7 @@ def test_a_frame_gets_one_verdict_that_says_where_the_defect_lies(model, tmp_pat
 
 def test_a_line_without_a_defect_tells_the_confidence_of_that(model):
     frame = Frame("part", np.full((8, 8, 3), (255, 0, 0), np.uint8))
-    verdict = judge(Line(model, Kept(), View(no_defect="green", threshold=1.0)), frame)
+    verdict = judge(Pipeline(model, Kept(), View(no_defect="green", threshold=1.0)), frame)
     assert isinstance(verdict, Verdict)
     assert (verdict.label, verdict.defect) == ("green", False)
     assert verdict.confidence == verdict.probabilities["green"] < 0.01
@@ -255,12 +255,12 @@ def test_a_line_without_a_defect_tells_the_confidence_of_that(model):
 
 def test_a_line_refuses_a_class_for_no_defect_that_its_model_lacks(model):
     with pytest.raises(UsageError, match="'sound' is none of the model's classes red, green, blue"):
-        Line(model, Kept(), View(no_defect="sound"))
+        Pipeline(model, Kept(), View(no_defect="sound"))
 
 
 def test_a_frame_in_which_the_region_does_not_lie_is_a_failure_and_the_next_is_judged(model):
     kept = Kept()
-    with contextlib.closing(Line(model, kept, View(roi=(0, 0, 20, 20)))) as line:
+    with contextlib.closing(Pipeline(model, kept, View(roi=(0, 0, 20, 20)))) as line:
         for side in (10, 30):
             line.see_here(Frame("part", np.zeros((side, side, 3), np.uint8)))
     failure, verdict = kept.outcomes

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge.inference import pipeline as lines
-from edge.inference.pipeline import Frame, Line, Nowhere, Seen, load
+from edge.inference.pipeline import Frame, Inspection, NullOutbox, Pipeline, load
 from edge.inference.verdict import Failure, Verdict
 from edge.sources.source_runner import feed
 from tests.support.tiny_bundle import RED, tiny_bundle
@@ -26,10 +26,10 @@ def test_frames_wait_as_files_and_only_a_few_are_decoded_ahead(tmp_path: Path, m
 
     monkeypatch.setattr(lines, "cut", counted)
 
-    async def crowd(line: Line) -> int:
+    async def crowd(line: Pipeline) -> int:
         judged = asyncio.gather(*(line.judge(Frame(str(number), RED)) for number in range(20)))
         busy, go_on = threading.Event(), threading.Event()
-        line.watchers = (lambda seen: (busy.set(), go_on.wait(10), seen.verdict)[-1],)
+        line.monitors = (lambda seen: (busy.set(), go_on.wait(10), seen.verdict)[-1],)
         await asyncio.to_thread(busy.wait, 10)
         ahead = 0
         while await asyncio.to_thread(decoded.acquire, timeout=0.2):
@@ -38,7 +38,7 @@ def test_frames_wait_as_files_and_only_a_few_are_decoded_ahead(tmp_path: Path, m
         await judged
         return ahead
 
-    with contextlib.closing(Line(load(tiny_bundle(tmp_path / "bundle").folder), Nowhere())) as line:
+    with contextlib.closing(Pipeline(load(tiny_bundle(tmp_path / "bundle").folder), NullOutbox())) as line:
         assert asyncio.run(crowd(line)) == 3
 
 
@@ -48,7 +48,7 @@ def test_a_frame_for_which_memory_lacks_is_a_failure_and_the_line_goes_on(
     def exhausted(*_: object) -> None:
         raise MemoryError
 
-    with contextlib.closing(Line(load(tiny_bundle(tmp_path / "bundle").folder), Nowhere())) as line:
+    with contextlib.closing(Pipeline(load(tiny_bundle(tmp_path / "bundle").folder), NullOutbox())) as line:
         with monkeypatch.context() as patch:
             patch.setattr(lines, "cut", exhausted)
             failure = asyncio.run(line.judge(Frame("part-7", RED)))
@@ -84,18 +84,20 @@ def test_frames_of_all_sources_together_find_room_for_a_few_and_each_source_is_j
         most[0] = max(most[0], ahead["cut"] - ahead["judged"])
         return cut(*arguments)  # type: ignore[arg-type]
 
-    def slowly(seen: Seen) -> Verdict:
+    def slowly(seen: Inspection) -> Verdict:
         time.sleep(0.002)  # decoders, if they could, would be far ahead
         ahead["judged"] = next(judged)
         return seen.verdict
 
-    async def feed_all(line: Line, sources: list[Many]) -> None:
+    async def feed_all(line: Pipeline, sources: list[Many]) -> None:
         async with asyncio.timeout(30):
             await asyncio.gather(*(feed(line, each, asyncio.Event()) for each in sources))
 
     monkeypatch.setattr(lines, "cut", counted)
     sources = [Many(str(number), 20) for number in range(8)]
-    with contextlib.closing(Line(load(tiny_bundle(tmp_path / "bundle").folder), Nowhere(), None, [slowly])) as line:
+    with contextlib.closing(
+        Pipeline(load(tiny_bundle(tmp_path / "bundle").folder), NullOutbox(), None, [slowly])
+    ) as line:
         asyncio.run(feed_all(line, sources))
     assert most[0] <= 3
     for source in sources:

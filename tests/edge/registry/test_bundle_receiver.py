@@ -21,12 +21,12 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.security import access_list, trust
-from edge.bundle.verification import Guard
+from edge.bundle.verification import Verifier
 from edge.config.line_settings import Settings, parse
 from edge.daemon.assembly import Site
 from edge.daemon.daemon import serve
 from edge.registry import bundle_receiver, bundle_sender, delivery_messages
-from edge.registry.bundle_receiver import Arrival
+from edge.registry.bundle_receiver import BundleReceiver
 from edge.registry.bundle_store import of_line
 from edge.registry.delivery_messages import Answer, File, Offer
 from edge.registry.gate import Gate
@@ -69,12 +69,12 @@ def receiving(
     ours: Signers, url: str, folder: Path, *, activate: bool = True, gate: Gate = DEFAULT
 ) -> Iterator[Receiving]:
     store, digests = stored(folder / "memory" / "bundles", ours.bundle(folder / "first", version=7))
-    guard = Guard(ours.trust(), folder / "memory")
+    verifier = Verifier(ours.trust(), folder / "memory")
     name = f"line-{secrets.token_hex(4)}"
-    with running(store, digests, gate, guard) as line:
-        taking = Arrival(delivery_messages.Settings(url=url, activate=activate), name, line.life, guard)
+    with running(store, digests, gate, verifier) as line:
+        taking = BundleReceiver(delivery_messages.Settings(url=url, activate=activate), name, line.rollout, verifier)
         with taking.taking():
-            found = Receiving(line.life, line.line, line.outbox, digests)
+            found = Receiving(line.rollout, line.line, line.outbox, digests)
             found.name, found.url = name, url
             yield found
 
@@ -154,7 +154,7 @@ def test_what_is_not_of_this_lines_node_or_older_is_refused_before_its_graph_is_
 def test_a_bundle_that_has_failed_in_service_does_not_come_again(line, ours, tmp_path):
     folder = ours.bundle(tmp_path / "next", version=8)
     line.send(folder)
-    line.life._broken(line.line.model, RuntimeError("no memory"))
+    line.rollout._broken(line.line.model, RuntimeError("no memory"))
     line.until(line.digests[0])
     answer = line.send(folder)
     assert (answer.state, "has failed in service: it cannot compute" in answer.text) == ("refused", True)

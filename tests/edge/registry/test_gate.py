@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
-from edge.bundle.verification import Guard
-from edge.inference.pipeline import BrokenModelError, Frame, Line, Model, load
+from edge.bundle.verification import Verifier
+from edge.inference.pipeline import BrokenModelError, Frame, Model, Pipeline, load
 from edge.inference.predictor import Outputs, Predictor
 from edge.inference.tiling import View
 from edge.inference.verdict import Failure, Notice, Outcome, Verdict
 from edge.registry.bundle_store import Store
 from edge.registry.gate import ENOUGH, OF_A_CLASS, SAMPLE, Gate, Sample, examine
-from edge.registry.rollout import Life, RefusedError
+from edge.registry.rollout import RefusedError, Rollout
 from tests.support.bundle_stores import OTHERS, stored, tiny
 from tests.support.signers import Signers
 from tests.support.tiny_bundle import BLUE, GREEN, RED
@@ -41,9 +41,9 @@ class Kept(list[Outcome]):
 class Running:
     """A line that lives, without a process."""
 
-    def __init__(self, life: Life, line: Line, outbox: Kept, digests: list[str]) -> None:
-        self.life, self.line, self.outbox, self.digests = life, line, outbox, digests
-        self.store = life.store
+    def __init__(self, rollout: Rollout, line: Pipeline, outbox: Kept, digests: list[str]) -> None:
+        self.rollout, self.line, self.outbox, self.digests = rollout, line, outbox, digests
+        self.store = rollout.store
 
     def judge(self, frames: int = 1) -> list[Verdict | Failure]:
         seen = [self.line.see_here(Frame(str(number), COLORS[number % 3])) for number in range(frames)]
@@ -59,12 +59,12 @@ class Running:
 
 @contextlib.contextmanager
 def running(
-    store: Store, digests: list[str], gate: Gate, guard: Guard | None = None, doubter: Any = None
+    store: Store, digests: list[str], gate: Gate, verifier: Verifier | None = None, doubter: Any = None
 ) -> Iterator[Running]:
-    life, outbox = Life(store, gate, guard), Kept()
-    watchers = [each for each in (doubter, life) if each]
-    with contextlib.closing(Line(life.begin(None), outbox, watchers=watchers)) as line, life.of(line):
-        yield Running(life, line, outbox, digests)
+    rollout, outbox = Rollout(store, gate, verifier), Kept()
+    monitors = [each for each in (doubter, rollout) if each]
+    with contextlib.closing(Pipeline(rollout.begin(None), outbox, monitors=monitors)) as line, rollout.of(line):
+        yield Running(rollout, line, outbox, digests)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def line(tmp_path) -> Iterator[Running]:
 def test_a_bundle_that_does_as_well_is_served_and_the_findings_say_what_was_looked_at(line):
     one, two = line.digests
     line.judge(SAMPLE + 5)
-    findings = line.life.activate(two, "me")
+    findings = line.rollout.activate(two, "me")
     assert f"it agrees with the running one on {SAMPLE} of the last {SAMPLE} images" in findings
     assert any("no signature was looked at" in each for each in findings)
     [verdict] = line.judge()
@@ -90,7 +90,7 @@ def refused(line: Running, digest: str, **options: bool) -> str:
     """Why a bundle is not served; the line serves what it served."""
     before = line.line.model
     with pytest.raises(EdgeNodeError) as caught:
-        line.life.activate(digest, "me", **options)
+        line.rollout.activate(digest, "me", **options)
     assert caught.value.remedy
     assert line.line.model is before
     assert line.store.state().active == before.digest
@@ -104,11 +104,11 @@ def test_a_bundle_that_disagrees_is_refused_unless_somebody_insists(tmp_path):
     other = tiny(tmp_path / "2", 2, OTHERS)
     with running(*stored(tmp_path / "store", tiny(tmp_path / "1"), other), Gate()) as line:
         line.judge(ENOUGH - 1)
-        assert any("too few to judge by" in each for each in line.life.activate(line.digests[1], "me"))
-        line.life.roll_back("me")
+        assert any("too few to judge by" in each for each in line.rollout.activate(line.digests[1], "me"))
+        line.rollout.roll_back("me")
         line.judge(ENOUGH)
         assert f"agrees with the running one on 0 of the last {2 * ENOUGH - 1}" in refused(line, line.digests[1])
-        line.life.activate(line.digests[1], "me", force=True)
+        line.rollout.activate(line.digests[1], "me", force=True)
         assert line.judge()[0].label == "green"
 
 
@@ -138,7 +138,7 @@ def test_a_bundle_with_other_classes_is_refused_unless_somebody_insists(tmp_path
     other = tiny(tmp_path / "2", 2, ("red", "green", "rust"))
     with running(*stored(tmp_path / "store", tiny(tmp_path / "1"), other), Gate(agreement=0)) as line:
         assert refused(line, line.digests[1]) == "it has not the running model's classes: blue, rust"
-        line.life.activate(line.digests[1], "me", force=True)
+        line.rollout.activate(line.digests[1], "me", force=True)
         assert line.judge(3)[2].label == "rust"
 
 
@@ -157,22 +157,22 @@ def test_a_bundle_over_the_latency_budget_or_much_slower_than_the_running_one_is
     slowly(monkeypatch, 2, 0.02)
     line.judge(ENOUGH)
     assert "more than 3 times the running one's" in refused(line, line.digests[1])
-    line.life._gate = Gate(latency=0.01)
+    line.rollout._gate = Gate(latency=0.01)
     assert "[gate] latency allows 10 ms" in refused(line, line.digests[1])
-    line.life._gate = Gate(latency=0.1, slower=1e6)
-    line.life.activate(line.digests[1], "me")
+    line.rollout._gate = Gate(latency=0.1, slower=1e6)
+    line.rollout.activate(line.digests[1], "me")
 
 
 def test_going_back_to_a_bundle_that_lacks_the_class_of_good_parts_is_refused_or_said(tmp_path):
     other = tiny(tmp_path / "2", 2, ("sound", "green", "blue"))
     with running(*stored(tmp_path / "store", tiny(tmp_path / "1"), other), Gate()) as line:
         one, two = line.digests
-        line.life.activate(two, "me", force=True)
+        line.rollout.activate(two, "me", force=True)
         line.line.view = View(no_defect="sound")
         with pytest.raises(UsageError, match="no_defect = 'sound' is none of the model's classes"):
-            line.life.roll_back("me")
+            line.rollout.roll_back("me")
         assert line.line.model.digest == line.store.state().active == two
-        line.life._fail(line.line.model, "it fails")
+        line.rollout._fail(line.line.model, "it fails")
         line.until(one)
     assert "is served again, though [view] no_defect = 'sound' is none of" in line.outbox.notices[-1]
 
@@ -201,7 +201,7 @@ def trusting(ours, tmp_path) -> Iterator[Running]:
     older, middle, newer = (ours.bundle(tmp_path / str(version), version=version) for version in (7, 8, 9))
     foreign = ours.bundle(tmp_path / "foreign", key=ours.keys["plant-b"], node="plant-b")
     store, (one, *rest) = stored(tmp_path / "memory" / "bundles", middle, older, newer, foreign)
-    with running(store, [one, *rest], Gate(), Guard(ours.trust(), tmp_path / "memory")) as found:
+    with running(store, [one, *rest], Gate(), Verifier(ours.trust(), tmp_path / "memory")) as found:
         yield found
 
 
@@ -209,25 +209,25 @@ def test_only_a_newer_bundle_that_the_lines_own_node_has_signed_is_served(trusti
     middle, older, newer, foreign = trusting.digests
     assert "is older" in refused(trusting, older, force=True)
     assert "plant-b" in refused(trusting, foreign, force=True)
-    assert trusting.life.activate(newer, "me")[0].startswith("its signature is right")
+    assert trusting.rollout.activate(newer, "me")[0].startswith("its signature is right")
     assert "is older" in refused(trusting, middle)
 
 
 def test_going_back_is_for_the_bundle_before_alone_and_outlasts_a_restart(trusting, ours, tmp_path):
     middle, older, newer, _ = trusting.digests
-    trusting.life.activate(newer, "me")
-    trusting.life.roll_back("me")
+    trusting.rollout.activate(newer, "me")
+    trusting.rollout.roll_back("me")
     assert trusting.line.model.digest == middle
     assert "is older" in refused(trusting, older)
-    assert Life(trusting.store, Gate(), trusting.life._guard).begin(None).digest == middle
+    assert Rollout(trusting.store, Gate(), trusting.rollout._verifier).begin(None).digest == middle
 
 
 def test_a_bundle_that_the_gate_refuses_does_not_count_as_served(trusting):
     """Else the running one would be older than it, and the line could not start again."""
     middle, _, newer, _ = trusting.digests
-    trusting.life._gate = Gate(latency=1e-9)
+    trusting.rollout._gate = Gate(latency=1e-9)
     refused(trusting, newer)
-    assert Life(trusting.store, Gate(), trusting.life._guard).begin(None).digest == middle
+    assert Rollout(trusting.store, Gate(), trusting.rollout._verifier).begin(None).digest == middle
 
 
 # ---------------------------------------------------------------- in service
@@ -251,7 +251,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, round_: int, outcome: Exception | f
 @pytest.mark.parametrize("outcome", [RuntimeError("no memory"), float("nan"), float("inf")])
 def test_a_new_model_that_cannot_compute_costs_no_frame_and_is_never_taken_again(line, monkeypatch, outcome):
     one, two = line.digests
-    line.life.activate(two, "me")
+    line.rollout.activate(two, "me")
     failing(monkeypatch, 2, outcome)
     assert {verdict.model for verdict in line.judge(5)} == {one}
     line.until(one)
@@ -260,7 +260,7 @@ def test_a_new_model_that_cannot_compute_costs_no_frame_and_is_never_taken_again
     assert "has failed in service" in refused(line, two)
     assert line.outbox.notices[1].startswith(f"the bundle {two} has failed")
     monkeypatch.undo()
-    line.life.activate(two, "me", force=True)
+    line.rollout.activate(two, "me", force=True)
     assert line.store.state().bad == {}
 
 
@@ -268,7 +268,7 @@ def test_a_frame_that_a_model_gets_after_it_was_exchanged_and_fails_on_is_judged
     line, monkeypatch
 ):
     one, two = line.digests
-    line.life.activate(two, "me")
+    line.rollout.activate(two, "me")
     prepared = [line.line._prepare(Frame(str(number), COLORS[0]), 0) for number in range(3)]
     failing(monkeypatch, 2, RuntimeError("no memory"))
     assert [seen.verdict.model for seen in map(line.line._see, prepared)] == [one] * 3
@@ -285,7 +285,7 @@ def test_a_new_model_whose_outputs_a_watcher_chokes_on_is_taken_back_and_the_ver
 
     store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
     with running(store, [one, two], Gate(), doubter=choking) as line:
-        line.life.activate(two, "me")
+        line.rollout.activate(two, "me")
         assert [verdict.model for verdict in line.judge(2)] == [two, one]
         line.until(one)
         assert "another length" in store.state().bad[two]
@@ -293,8 +293,8 @@ def test_a_new_model_whose_outputs_a_watcher_chokes_on_is_taken_back_and_the_ver
 
 def test_a_new_model_that_is_too_slow_in_service_is_taken_back(line, monkeypatch):
     one, two = line.digests
-    line.life._gate = Gate(latency=0.005)
-    line.life.activate(two, "me")
+    line.rollout._gate = Gate(latency=0.005)
+    line.rollout.activate(two, "me")
     slowly(monkeypatch, 2, 0.01)
     line.judge(40)
     line.until(one)
@@ -312,7 +312,7 @@ def test_a_new_model_whose_verdicts_are_doubted_far_more_often_is_taken_back(tmp
     with contextlib.ExitStack() as stack:
         line = stack.enter_context(running(store, [one, two], Gate(), doubter=doubter))
         line.judge(93)
-        line.life.activate(two, "me")
+        line.rollout.activate(two, "me")
         if restarted:
             line.judge(10)
             stack.close()
@@ -325,13 +325,13 @@ def test_a_new_model_whose_verdicts_are_doubted_far_more_often_is_taken_back(tmp
 
 def test_a_model_that_has_passed_its_probation_is_forgiven_two_errors_but_not_three(line, monkeypatch):
     one, two = line.digests
-    line.life._gate = Gate(minutes=0, frames=3)
-    line.life.activate(two, "me")
+    line.rollout._gate = Gate(minutes=0, frames=3)
+    line.rollout.activate(two, "me")
     line.judge(3)
     while line.store.state().trial:
         time.sleep(0.01)
     assert line.store.state().history[-1].what == "confirmed"
-    assert line.life._before is None
+    assert line.rollout._before is None
     failing(monkeypatch, 2, RuntimeError("no memory"))
     line.judge(2)
     monkeypatch.undo()
@@ -362,7 +362,7 @@ def test_single_errors_among_the_right_answers_to_programs_are_no_row_of_errors(
             ask(line, model, wrong=False)
         for _ in range(4):
             ask(line, load(store.path(one)), wrong=True)  # which is not served any more
-        assert not line.life._failures
+        assert not line.rollout._failures
         for _ in range(3):
             ask(line, model, wrong=True)
         line.until(one)
@@ -393,7 +393,7 @@ def test_a_model_that_fails_while_the_one_before_is_damaged_stays_and_that_is_sa
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert {verdict.model for verdict in line.judge(40)} == {two}
-        assert not line.life._failures
+        assert not line.rollout._failures
         assert (store.state().previous, store.state().trial, store.state().history[-1].what) == ("", 0, "kept")
     [notice] = line.outbox.notices
     assert f"the one before, {one}, cannot be served: " in notice
@@ -404,16 +404,19 @@ def test_a_model_under_which_the_daemon_dies_three_times_is_taken_back(tmp_path)
     store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
     store.activated(two, "me")
     for _ in range(2):
-        assert Life(store, Gate()).begin(None).digest == two  # and is killed
-    assert Life(store, Gate()).begin(None).digest == one
+        assert Rollout(store, Gate()).begin(None).digest == two  # and is killed
+    assert Rollout(store, Gate()).begin(None).digest == one
     assert "died" in store.state().bad[two]
 
 
 def test_a_bundle_on_probation_that_a_restart_names_goes_on_with_it_and_is_confirmed(tmp_path):
     store, (_, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
     store.activated(two, "me")
-    life = Life(store, Gate(minutes=0, frames=0))
-    with contextlib.closing(Line(life.begin(tmp_path / "2"), Kept(), watchers=[life])) as line, life.of(line):
+    rollout = Rollout(store, Gate(minutes=0, frames=0))
+    with (
+        contextlib.closing(Pipeline(rollout.begin(tmp_path / "2"), Kept(), monitors=[rollout])) as line,
+        rollout.of(line),
+    ):
         deadline = time.monotonic() + 10
         while store.state().trial:
             assert time.monotonic() < deadline
@@ -425,20 +428,20 @@ def test_a_served_bundle_that_is_damaged_gives_way_to_the_one_before(tmp_path, c
     store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
     store.activated(two, "me")
     Path(store.path(two) / "model.onnx").write_bytes(b"damaged")
-    assert Life(store, Gate()).begin(None).digest == one
+    assert Rollout(store, Gate()).begin(None).digest == one
     assert store.state().active == one
     assert "the one before it is tried" in caplog.text
 
 
 def test_a_line_without_any_bundle_says_how_to_get_one(tmp_path):
     with pytest.raises(EdgeNodeError, match="no bundle") as caught:
-        Life(Store(tmp_path / "store"), Gate()).begin(None)
+        Rollout(Store(tmp_path / "store"), Gate()).begin(None)
     assert "edge-node serve BUNDLE" in caught.value.remedy
 
 
 def test_the_gates_errors_carry_what_was_found(line):
-    line.life._gate = Gate(latency=1e-9)
+    line.rollout._gate = Gate(latency=1e-9)
     with pytest.raises(RefusedError) as caught:
-        line.life.activate(line.digests[1], "me")
+        line.rollout.activate(line.digests[1], "me")
     assert caught.value.findings[1] == "it tells 3 classes apart"
     assert len(caught.value.findings) == 4

@@ -17,11 +17,11 @@ import httpx
 import pytest
 
 from broker_config.security import trust
-from edge.bundle.verification import Guard
+from edge.bundle.verification import Verifier
 from edge.registry.bundle_store import Store, of_line
 from edge.registry.control_requests import Answer, Request, ask
 from edge.registry.gate import Gate
-from edge.registry.rollout import Life
+from edge.registry.rollout import Rollout
 from tests.edge.daemon.test_daemon import Daemon
 from tests.support.bundle_stores import OTHERS, stored, tiny
 from tests.support.plants import here
@@ -168,11 +168,11 @@ import os, sys
 from pathlib import Path
 from broker_config.security import trust
 from broker_config.storage import disk
-from edge.inference.pipeline import Line
+from edge.inference.pipeline import Pipeline
 from edge.registry.gate import Gate
-from edge.registry.rollout import Life
+from edge.registry.rollout import Rollout
 from edge.registry.bundle_store import Store, of_line
-from edge.bundle.verification import Guard
+from edge.bundle.verification import Verifier
 
 memory, file, left, newer = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 class Outbox:
@@ -190,21 +190,21 @@ def step(function):
         return done
     return run
 disk.replace_bytes, Path.replace = map(step, (disk.replace_bytes, Path.replace))
-life = Life(Store(memory / "bundles"), Gate(), Guard(trust.read(file), memory))
-line = Line(life.begin(None), Outbox(), watchers=[life])
-with life.of(line):
-    life.activate(newer, "me")
-    life._broken(line.model, RuntimeError("no memory"))
-    while life.store.state().active == newer:
+rollout = Rollout(Store(memory / "bundles"), Gate(), Verifier(trust.read(file), memory))
+line = Pipeline(rollout.begin(None), Outbox(), monitors=[rollout])
+with rollout.of(line):
+    rollout.activate(newer, "me")
+    rollout._broken(line.model, RuntimeError("no memory"))
+    while rollout.store.state().active == newer:
         pass
-    life.activate(newer, "me", force=True)
-    life.roll_back("me")
+    rollout.activate(newer, "me", force=True)
+    rollout.roll_back("me")
 line.close()
 """
 
 
 def test_a_kill_at_any_durable_step_of_a_change_leaves_a_line_that_starts(tmp_path):
-    """With a guard, which has a memory of its own: it must admit whatever the store says is served."""
+    """With a verifier, which has a memory of its own: it must admit whatever the store says is served."""
     ours = Signers()
     old, new = (ours.bundle(tmp_path / str(version), version=version) for version in (7, 8))
     file = tmp_path / "plant-a.trust"
@@ -213,11 +213,11 @@ def test_a_kill_at_any_durable_step_of_a_change_leaves_a_line_that_starts(tmp_pa
     for number in itertools.count():
         memory, step = tmp_path / f"memory-{number}", 1 + number * 9 + random.randrange(9)
         store, (one, two) = stored(memory / "bundles", old, new)
-        guard = Guard(trust.read(file), memory)
-        Life(store, Gate(), guard).begin(None)
+        verifier = Verifier(trust.read(file), memory)
+        Rollout(store, Gate(), verifier).begin(None)
         command = [sys.executable, "-c", KILLED, str(memory), str(file), str(step), two]
         code = subprocess.run(command, check=False, timeout=60, stderr=subprocess.DEVNULL).returncode
-        model = Life(store, Gate(), guard).begin(None)
+        model = Rollout(store, Gate(), verifier).begin(None)
         assert model.digest in (one, two)
         assert store.state().active == model.digest
         seen[model.digest == one] += 1

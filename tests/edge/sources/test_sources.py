@@ -29,7 +29,7 @@ from edge.config import line_settings
 from edge.daemon import assembly
 from edge.daemon.assembly import Site
 from edge.inference import image_decoding
-from edge.inference.pipeline import Frame, Line, Source, load
+from edge.inference.pipeline import Frame, Pipeline, Source, load
 from edge.inference.verdict import Failure, Notice, Outcome, Verdict
 from edge.sources import camera as video
 from edge.sources import folder as folder_source
@@ -86,7 +86,7 @@ def opened(site: Site, *tables: dict[str, Any]) -> list[Source]:
 async def fed(model: Any, *sources: Source) -> AsyncIterator[Outbox]:
     """A line that judges what these bring, until the block ends; then all is done."""
     outbox, stop = Outbox(), asyncio.Event()
-    with contextlib.closing(Line(model, outbox)) as line:
+    with contextlib.closing(Pipeline(model, outbox)) as line:
         feeding = [asyncio.create_task(source_runner.feed(line, source, stop)) for source in sources]
         try:
             yield outbox
@@ -502,7 +502,7 @@ def filmed(film: Path, **options: Any) -> dict[str, Any]:
 def test_a_film_is_judged_whole_and_then_ends_without_an_error(model, site, film):
     async def run() -> list[Any]:
         outbox = Outbox()
-        with contextlib.closing(Line(model, outbox)) as line:
+        with contextlib.closing(Pipeline(model, outbox)) as line:
             await asyncio.wait_for(source_runner.feed(line, *opened(site, filmed(film)), asyncio.Event()), 20)
         return outbox.rest()
 

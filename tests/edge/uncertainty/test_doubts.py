@@ -140,7 +140,7 @@ def test_doubting_a_real_models_verdict_takes_a_fraction_of_a_millisecond(judged
     line = a_line(judged, Told())
     line.model = model
     caught: list[Any] = []
-    line.watchers = (lambda seen: caught.append(seen) or seen.verdict,)
+    line.monitors = (lambda seen: caught.append(seen) or seen.verdict,)
     shown(line, [SURE])
     seen = caught[0]._replace(outputs=caught[0].outputs._replace(features=features[:1]))
     judge = Doubts(Settings(disagreement=0.05))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.inference.pipeline import Line, Seen
+from edge.inference.pipeline import Inspection, Pipeline
 from edge.inference.pipeline import load as load_model
 from edge.inference.predictor import Outputs
 from edge.inference.tiling import View
@@ -28,7 +28,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return judged_bundle(tmp_path_factory.mktemp("bundle") / "a")
 
 
-def watched(folder: Path, **settings: float) -> tuple[Line, Drift, Told]:
+def watched(folder: Path, **settings: float) -> tuple[Pipeline, Drift, Told]:
     told = Told()
     doubts = Doubts(Settings())
     drift = Drift(DriftSettings(**{"window": WINDOW, **settings}), doubts, told)  # type: ignore[arg-type]
@@ -111,7 +111,7 @@ class Watch:
             outputs = Outputs(np.eye(3, dtype=np.float32)[[taken]], None, (self.features(taken) + shift)[None])
             doubts = ("novelty",) if self.random.random() < doubted else ()
             nothing: Any = None
-            self.drift(Seen(self.model, nothing, nothing, outputs, VERDICT(doubts=doubts), 0, 0, 0, 0))
+            self.drift(Inspection(self.model, nothing, nothing, outputs, VERDICT(doubts=doubts), 0, 0, 0, 0))
 
 
 VERDICT = partial(

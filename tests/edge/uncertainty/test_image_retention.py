@@ -16,12 +16,12 @@ import pytest
 from PIL import Image
 
 from broker_config.storage import disk
-from edge.inference.pipeline import Frame, Line
+from edge.inference.pipeline import Frame, Pipeline
 from edge.inference.tiling import View
 from edge.inference.verdict import Failure
 from edge.uncertainty.doubts import Doubts
 from edge.uncertainty.doubts import Settings as DoubtSettings
-from edge.uncertainty.image_retention import Keep, Settings
+from edge.uncertainty.image_retention import ImageRetention, Settings
 from tests.support.judged_images import CONFIDENCE, Told, a_line, judge, judged_bundle, picture, shown
 from tests.support.tiny_bundle import BLUE, RED
 
@@ -35,9 +35,9 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def keeping(judged: Path, folder: Path, **settings: Any) -> Iterator[tuple[Line, Keep]]:
+def keeping(judged: Path, folder: Path, **settings: Any) -> Iterator[tuple[Pipeline, ImageRetention]]:
     """A line that keeps images; afterwards the disk has them."""
-    keep = Keep(Settings(path=str(folder), **settings))
+    keep = ImageRetention(Settings(path=str(folder), **settings))
     with contextlib.closing(keep):
         yield a_line(judged, Told(), Doubts(DoubtSettings(novelty=0)), keep), keep
 
@@ -95,7 +95,7 @@ def test_a_file_that_its_source_removes_at_once_is_kept_all_the_same(judged, tmp
 
 
 @contextlib.contextmanager
-def hindered(keep: Keep) -> Iterator[None]:
+def hindered(keep: ImageRetention) -> Iterator[None]:
     """A disk that takes nothing until we are done."""
     go, write = threading.Event(), keep._write
 
@@ -178,7 +178,7 @@ def test_a_folder_that_disappears_is_logged_too(judged, tmp_path, caplog):
         assert keep.lost == 2
 
 
-def drained(keep: Keep) -> None:
+def drained(keep: ImageRetention) -> None:
     """Wait until the thread has seen to all that was put before."""
     keep._queue.join()
 
