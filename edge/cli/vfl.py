@@ -126,19 +126,19 @@ def coordinate(
     from trainer import progress
     from trainer.vfl.channel import parse
     from trainer.vfl.policies.selection import check as check_policy
-    from trainer.vfl.server import spec as terms
+    from trainer.vfl.server import spec as vfl_spec
 
     endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
     _check_head(endpoint)
     members = tuple(endpoint.seal.charter.nodes) if endpoint.seal else ()
     spec = LineSpec(
         federation=agreed(federation, endpoint, "federation") or "default",
-        run=terms.new_run(),
+        run=vfl_spec.new_run_id(),
         software=version("edge-node"),
         sensors=_names(sensors) if sensors is not None else members,
         network=network,
         cycles=cycles,
-        classes=terms.class_names(classes),
+        classes=vfl_spec.parse_classes(classes),
         reading=reading,
         labels="server" if labels_stay else "shared",
         window=Window(start=start, chunk=chunk, size=window),
@@ -154,7 +154,7 @@ def coordinate(
         seed=seed,
         threads=threads,
     )
-    terms.check(spec)
+    vfl_spec.validate(spec)
     check_policy(policy, iterations, len(spec.sensors))
     with progress.show(as_json=as_json, quiet=quiet) as report:
         from trainer.vfl.server.startup import coordinate as run

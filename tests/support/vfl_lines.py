@@ -18,7 +18,7 @@ from trainer import progress
 from trainer.vfl.client.measurements import Source
 from trainer.vfl.client.session import take_part
 from trainer.vfl.server.labels import Labels
-from trainer.vfl.server.spec import new_run
+from trainer.vfl.server.spec import new_run_id
 from trainer.vfl.server.startup import coordinate
 from trainer.vfl.simulation import Line, Stream
 
@@ -28,7 +28,7 @@ CLASSES = ("good", "bad", "ugly")
 
 def line_spec(sensors: Sequence[str] = ("press", "oven"), **fields: Any) -> LineSpec:
     """A small line."""
-    run = new_run()
+    run = new_run_id()
     return LineSpec(
         federation=f"line-{run}", run=run, software="test", sensors=tuple(sensors), network="dense", classes=CLASSES,
         **{"window": Window(start=20, chunk=4, size=24), "commit": 3, "patience": 1.0, "policy": "all"} | fields,

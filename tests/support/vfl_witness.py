@@ -22,7 +22,7 @@ STEPS = {  # what is done: by which method
     "reading rows": "edge.vfl.sensor_rows:Samples.refresh",
     "reading labels": "trainer.vfl.server.labels:Labels.refresh",
     "embedding": "trainer.vfl.client.sensor_model:Learner.embed",
-    "representing": "trainer.vfl.server.head_model:Server.represent",
+    "representing": "trainer.vfl.server.head_model:HeadModel.represent",
     "learning": "trainer.vfl.parties:Sensor.learn",
     "learning as head": "trainer.vfl.parties:Head.learn",
     "writing a checkpoint": "trainer.vfl.checkpoint:Checkpoints.save",

@@ -282,8 +282,8 @@ def test_a_label_that_is_no_class_is_an_error_in_the_first_row(tmp_path: Path) -
 def test_positions_stay_when_old_ones_are_forgotten(tmp_path: Path) -> None:
     labels, _ = labels_of(write(tmp_path / "labels.csv", [(f"P{n}", "ok") for n in range(100)], "product,label\n"))
     labels.refresh()
-    labels.forget(40)
-    labels.forget(30)
+    labels.drop_before(40)
+    labels.drop_before(30)
     assert labels.count == 100
     assert labels.products(40, 42) == ("P40", "P41")
     assert len(labels.labels(40, 100)) == 60

@@ -96,7 +96,7 @@ class Imputed:
         self.imputer.restore(state)
 
 
-def rule(absent: str, sizes: Sequence[int]) -> Rule | None:
+def make_rule(absent: str, sizes: Sequence[int]) -> Rule | None:
     """The line's rule, new; None if it waits for everybody."""
     match absent:
         case "last":

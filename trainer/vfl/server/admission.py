@@ -17,7 +17,7 @@ from trainer.federation.server.announcements import claimed
 from trainer.federation.server.membership import HELLO_COST, MAX_MESSAGES, WINDOW, Membership
 from trainer.vfl.server.announcements import Crier
 from trainer.vfl.server.journal import Journal, Member
-from trainer.vfl.server.round_state import Standing
+from trainer.vfl.server.round_state import PartyProgress
 
 _AGAIN = "see the head's log, then join again"
 _KEEP = "pass the same --columns as before, or begin anew: edge-node vfl coordinate --new"
@@ -40,7 +40,7 @@ class Listener(Protocol):
         """A sensor's embeddings; PeerError if they lie."""
         ...
 
-    def came(self, sensor: str, standing: Standing, *, anew: bool) -> None:
+    def came(self, sensor: str, standing: PartyProgress, *, anew: bool) -> None:
         """A sensor takes part, and says how far it is; `anew`: for the first time in its process's life."""
         ...
 
@@ -161,7 +161,7 @@ class Reception:
             self._report(progress.Note(text=f"the line waits for {sensor}, which lacks {brief(hello.lacks, 300)}"))
         self._crier.lacks[sensor] = hello.lacks
         self._crier.answer(sensor, Welcome(session=hello.session))
-        self._listener.came(sensor, Standing(hello.round, hello.kept), anew=anew)
+        self._listener.came(sensor, PartyProgress(hello.round, hello.kept), anew=anew)
 
     def _objection(self, sensor: str, hello: LineHello) -> Refusal | None:
         def refusal(reason: str, remedy: str) -> Refusal:

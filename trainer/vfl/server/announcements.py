@@ -15,7 +15,7 @@ from broker_config.protocol.messages import Finished, Presence, Refusal, RoundSt
 from broker_config.protocol.vfl_messages import LineOverview, LineSpec, SensorState
 from trainer.vfl import tensor_frames
 from trainer.vfl.server.journal import ClosedRound
-from trainer.vfl.server.round_state import Collecting
+from trainer.vfl.server.round_state import OpenRound
 
 _EVERY = 1.0  # seconds between two overviews, at least
 _FAREWELL = 5.0  # seconds for the last words
@@ -63,7 +63,7 @@ class Crier:
 
     def open_round(
         self,
-        round_: Collecting,
+        round_: OpenRound,
         positions: tuple[int, int],
         since: int,
         products: Sequence[str],

@@ -18,10 +18,10 @@ from trainer.vfl.networks import embedding_size
 from trainer.vfl.parties import Head, Representation, diverged
 from trainer.vfl.policies.policy import Timing
 from trainer.vfl.policies.selection import make
-from trainer.vfl.server.absence import rule
+from trainer.vfl.server.absence import make_rule
 from trainer.vfl.server.journal import ClosedRound, Journal
 from trainer.vfl.server.labels import Labels
-from trainer.vfl.server.round_state import Collecting, Standing
+from trainer.vfl.server.round_state import OpenRound, PartyProgress
 
 
 class Deploy(Protocol):
@@ -39,7 +39,7 @@ class Represent(NamedTuple):
     iterations: tuple[int, ...]  # E_{t,k}
 
 
-class Server:
+class HeadModel:
     """The head as it learns. `round` is the last one that it has learnt from."""
 
     def __init__(
@@ -67,9 +67,9 @@ class Server:
         self.restore(max(self._checkpoints.rounds))
 
     @property
-    def standing(self) -> Standing:
+    def progress(self) -> PartyProgress:
         """How far the head is."""
-        return Standing(self.round, self._checkpoints.rounds)
+        return PartyProgress(self.round, self._checkpoints.rounds)
 
     def restore(self, round_: int) -> None:
         """Go back to the end of a round; what came after it is void."""
@@ -77,7 +77,7 @@ class Server:
         self._facts = [each for each in self._facts if each.round <= round_]
         spec, sizes = self.spec, list(self.sizes.values())
         self.head = Head(sizes, len(spec.classes), spec.denoising, spec.recipe, spec.seed)
-        self.absence = rule(spec.absent, sizes)
+        self.absence = make_rule(spec.absent, sizes)
         self.round = round_
         if round_:
             state = self._checkpoints.load(round_)
@@ -86,13 +86,13 @@ class Server:
             if self.absence:
                 self.absence.restore(under("absence.", state))
 
-    def represent(self, collecting: Collecting, first: int, last: int, timing: Timing) -> Represent:
+    def represent(self, collecting: OpenRound, first: int, last: int, timing: Timing) -> Represent:
         """Make of what has arrived what the round trains with. Who has no product of it takes no local iterations.
 
         Raises:
             EdgeNodeError: the head has diverged, before a sensor learns of that.
         """
-        received, present = collecting.whole()
+        received, present = collecting.assemble()
         self._denoise(collecting, received, present.all(1))
         phi = self.head.represent(received)
         if self.absence:
@@ -104,7 +104,7 @@ class Server:
         iterations = tuple((decided * present.any(0).numpy()).tolist())
         return Represent(phi, labels, iterations)
 
-    def _denoise(self, collecting: Collecting, received: Sequence[Tensor], whole: Tensor) -> None:
+    def _denoise(self, collecting: OpenRound, received: Sequence[Tensor], whole: Tensor) -> None:
         """Let the denoiser learn from the products [N] of which every sensor has sent both copies."""
         settings, round_ = self.spec.denoising, collecting.round
         if pairs_in(settings, round_) and whole.sum() > 1:
@@ -126,10 +126,10 @@ class Server:
             for part in tensor_frames.graded(*grade, steps, **frame):
                 yield name, part
 
-    def learn(
+    def train(
         self,
         made: Represent,
-        round_: Collecting,
+        round_: OpenRound,
         positions: tuple[int, int],
         seconds: float,
         costs: Mapping[str, tuple[float, float, float]],

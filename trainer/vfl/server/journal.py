@@ -119,7 +119,7 @@ def _reading(folder: Path) -> contextlib.closing[sqlite3.Connection]:
     return contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True))
 
 
-def adopted(journal: Journal, spec: LineSpec, *, new: bool) -> LineSpec:
+def resume_or_begin(journal: Journal, spec: LineSpec, *, new: bool) -> LineSpec:
     """The spec of the run that goes on, or that begins: settings are fixed once rounds are written down.
 
     Raises:

@@ -49,7 +49,7 @@ class Labels:
         """Numbers of their classes, int64 [n]; positions as for `products`."""
         return np.array(self._labels[self._span(first, last)], np.int64)
 
-    def forget(self, before: int) -> None:
+    def drop_before(self, before: int) -> None:
         """Drop what is known of earlier positions, to bound memory."""
         dropped = max(0, min(before, self.count) - self._first)
         del self._products[:dropped], self._labels[:dropped]

@@ -11,14 +11,14 @@ from broker_config.protocol.frames import Embeddings
 from trainer.vfl.tensor_frames import Rows
 
 
-class Standing(NamedTuple):
+class PartyProgress(NamedTuple):
     """How far a party is."""
 
     round: int  # the last one that its model has learnt from
     kept: tuple[int, ...]  # rounds whose end it can go back to
 
 
-def reunite(head: Standing, sensors: Mapping[str, Standing]) -> int | None:
+def find_common_round(head: PartyProgress, sensors: Mapping[str, PartyProgress]) -> int | None:
     """The newest round that all are at the end of, or can all go back to; None if there is none."""
     everybody = [head, *sensors.values()]
     if all(each.round == head.round for each in everybody):
@@ -26,29 +26,29 @@ def reunite(head: Standing, sensors: Mapping[str, Standing]) -> int | None:
     return max(set[int].intersection(*(set(each.kept) for each in everybody)), default=None)
 
 
-class Costs(NamedTuple):
+class ReportedTimes(NamedTuple):
     """What a sensor tells of its round, seconds."""
 
     collection: float
     embedding: float
     iteration: float
 
-    def within(self, latency: float, iteration: float) -> "Costs":
+    def clipped(self, latency: float, iteration: float) -> "ReportedTimes":
         """As far as the head's own clock bears it out: a part of what it took takes no longer than the whole."""
         collection = min(self.collection, latency)
-        return Costs(collection, min(self.embedding, latency - collection), min(self.iteration, iteration))
+        return ReportedTimes(collection, min(self.embedding, latency - collection), min(self.iteration, iteration))
 
 
-class Arrived(NamedTuple):
+class SensorPart(NamedTuple):
     """A sensor's whole part of a round."""
 
     received: Tensor  # [N, D_k]
     second: Tensor | None  # while the denoiser learns
     missing: frozenset[int]  # rows that stand for products that it has no sample of
-    costs: Costs
+    costs: ReportedTimes
 
 
-class Collecting:
+class OpenRound:
     """A round whose embeddings are arriving."""
 
     def __init__(
@@ -63,13 +63,13 @@ class Collecting:
         gaps: bool,  # whether a sensor may lack products
     ):
         self.run, self.attempt, self.round = run, attempt, round_
-        self.arrived: dict[str, Arrived] = {}
+        self.arrived: dict[str, SensorPart] = {}
         self._count, self._sizes, self._pairs, self._gaps = count, sizes, pairs, gaps
         copies = 2 if pairs else 1
         self._rows = {name: [Rows(count, size) for _ in range(copies)] for name, size in sizes.items()}
         self._missing: dict[str, set[int]] = {name: set() for name in sizes}
 
-    def take(self, sensor: str, frame: Embeddings) -> bool:
+    def add_frame(self, sensor: str, frame: Embeddings) -> bool:
         """Take in what a sensor sent; whether its part is whole now. Of an earlier round: without effect.
 
         Raises:
@@ -88,9 +88,9 @@ class Collecting:
         first, *second = self._rows[sensor]
         if not all(rows.complete for rows in (first, *second)):
             return False
-        costs = Costs(frame.collection, frame.embedding, frame.iteration)
+        costs = ReportedTimes(frame.collection, frame.embedding, frame.iteration)
         missing = frozenset(self._missing.pop(sensor))
-        self.arrived[sensor] = Arrived(first.tensor, second[0].tensor if second else None, missing, costs)
+        self.arrived[sensor] = SensorPart(first.tensor, second[0].tensor if second else None, missing, costs)
         del self._rows[sensor]
         return True
 
@@ -105,15 +105,15 @@ class Collecting:
             raise ValueError(f"row {max(frame.missing)} is missing of {counts[0]}")
         self._missing[sensor] |= {frame.row + row for row in frame.missing}
 
-    def rows(self, sensor: str) -> int:
+    def received_rows(self, sensor: str) -> int:
         """How many rows of a sensor have arrived, of whichever copy: repetition does not raise it."""
         return self._count if sensor in self.arrived else sum(rows.there for rows in self._rows[sensor])
 
-    def waits_for(self, sensors: Sequence[str]) -> list[str]:
+    def find_missing(self, sensors: Sequence[str]) -> list[str]:
         """Those of `sensors` whose part is not whole."""
         return [name for name in sensors if name not in self.arrived]
 
-    def whole(self) -> tuple[list[Tensor], Tensor]:
+    def assemble(self) -> tuple[list[Tensor], Tensor]:
         """Embeddings [N, D_k] of all sensors, zeros for what is absent, and bool [N, K]: what is there."""
         present = torch.zeros(self._count, len(self._sizes), dtype=torch.bool)
         received = []

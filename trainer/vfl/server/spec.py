@@ -17,12 +17,12 @@ _MOST = 1000  # classes
 _NETWORKS = ("dense", "conv")  # those for rows of a file
 
 
-def new_run() -> str:
+def new_run_id() -> str:
     """A name that no other run has."""
     return secrets.token_hex(8)
 
 
-def class_names(text: str) -> tuple[str, ...]:
+def parse_classes(text: str) -> tuple[str, ...]:
     """Labels as people write them: names with commas between, or whole numbers as 0..130."""
     first, dots, last = text.partition("..")
     if not dots:
@@ -36,7 +36,7 @@ def class_names(text: str) -> tuple[str, ...]:
     return tuple(map(str, numbers))
 
 
-def check(spec: LineSpec) -> None:
+def validate(spec: LineSpec) -> None:
     """Raise UsageError for what cannot be."""
     topics.check_federation(spec.federation)
     if not spec.sensors:

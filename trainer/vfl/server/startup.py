@@ -13,7 +13,7 @@ from trainer.vfl.networks import embedding_size
 from trainer.vfl.process_setup import prepare
 from trainer.vfl.server.head import Head
 from trainer.vfl.server.head_model import Deploy
-from trainer.vfl.server.journal import Journal, adopted
+from trainer.vfl.server.journal import Journal, resume_or_begin
 from trainer.vfl.server.labels import Labels
 
 _ENDED = "ended"  # file with the last round of a run
@@ -44,7 +44,7 @@ def coordinate(
     known.refresh()
     check_unclaimed(endpoint, spec.federation, ())
     with disk.claimed(folder), contextlib.closing(Journal(folder)) as journal:
-        spec = adopted(journal, spec, new=new)
+        spec = resume_or_begin(journal, spec, new=new)
         if 0 < rounds <= (played := _ended(folder / spec.run)):
             more = "--rounds for more, or --new for another run"
             report(progress.Note(text=f"all {played} rounds are played: {more}"))

@@ -26,7 +26,7 @@ from trainer.vfl.parties import Representation, Sensor
 from trainer.vfl.server.absence import Imputed, Last
 from trainer.vfl.server.announcements import Crier
 from trainer.vfl.server.journal import ClosedRound, Journal, Member, history
-from trainer.vfl.server.round_state import Collecting, Costs, Standing, reunite
+from trainer.vfl.server.round_state import OpenRound, PartyProgress, ReportedTimes, find_common_round
 
 RUN, SESSION = "0123456789abcdef", "fedcba9876543210"
 SIZES = {"press": 4, "oven": 3}
@@ -88,8 +88,8 @@ def test_a_sensor_learns_from_the_products_alone_that_it_has() -> None:
 # Frames
 
 
-def collecting(*, pairs: bool = False, gaps: bool = True) -> Collecting:
-    return Collecting(RUN, 2, 7, 5, SIZES, pairs=pairs, gaps=gaps)
+def collecting(*, pairs: bool = False, gaps: bool = True) -> OpenRound:
+    return OpenRound(RUN, 2, 7, 5, SIZES, pairs=pairs, gaps=gaps)
 
 
 def embeddings(received: torch.Tensor, second: torch.Tensor | None = None, **fields: Any) -> list[Embeddings]:
@@ -103,12 +103,14 @@ def test_a_round_is_whole_when_every_row_of_every_sensor_has_arrived_in_any_orde
     halves = [
         msgspec.structs.replace(frame, row=row, received=tensor_frames.to_bytes(press[row : row + 3])) for row in (2, 0)
     ]
-    assert round_.waits_for(list(SIZES)) == ["press", "oven"]
-    taken = [(round_.take("press", each), round_.rows("press")) for each in (*halves[:1] * 2, *halves[1:] * 2)]
+    assert round_.find_missing(list(SIZES)) == ["press", "oven"]
+    taken = [
+        (round_.add_frame("press", each), round_.received_rows("press")) for each in (*halves[:1] * 2, *halves[1:] * 2)
+    ]
     assert taken == [(False, 3), (False, 3), (True, 5), (False, 5)]
-    assert round_.waits_for(list(SIZES)) == ["oven"]
-    assert round_.take("oven", embeddings(oven, missing=(1,))[0])
-    received, present = round_.whole()
+    assert round_.find_missing(list(SIZES)) == ["oven"]
+    assert round_.add_frame("oven", embeddings(oven, missing=(1,))[0])
+    received, present = round_.assemble()
     assert torch.equal(received[0], press)
     assert torch.equal(received[1], oven)
     assert present.tolist() == [[True, row != 1] for row in range(5)]
@@ -136,23 +138,23 @@ GOOD = torch.ones(5, 4)
 def test_embeddings_that_lie_are_refused_and_their_sender_is_named(lie: dict[str, Any], complaint: str) -> None:
     frame = msgspec.structs.replace(embeddings(GOOD)[0], **lie)
     with pytest.raises(PeerError, match=complaint) as refused:
-        collecting().take("press", frame)
+        collecting().add_frame("press", frame)
     assert refused.value.peer == "press"
 
 
 def test_embeddings_of_an_earlier_round_or_attempt_are_without_effect() -> None:
     round_ = collecting()
     for old in ({"round": 6}, {"attempt": 1, "round": 9}):
-        assert not round_.take("press", embeddings(GOOD, **old)[0])
-    assert round_.waits_for(["press"]) == ["press"]
+        assert not round_.add_frame("press", embeddings(GOOD, **old)[0])
+    assert round_.find_missing(["press"]) == ["press"]
 
 
 def test_a_line_that_waits_takes_no_gaps_and_one_whose_denoiser_learns_wants_two_copies() -> None:
     with pytest.raises(PeerError, match="this line waits"):
-        collecting(gaps=False).take("press", embeddings(GOOD, missing=(0,))[0])
+        collecting(gaps=False).add_frame("press", embeddings(GOOD, missing=(0,))[0])
     with pytest.raises(PeerError, match="of a second copy"):
-        collecting(pairs=True).take("press", embeddings(GOOD)[0])
-    assert collecting(pairs=True).take("press", embeddings(GOOD, GOOD)[0])
+        collecting(pairs=True).add_frame("press", embeddings(GOOD)[0])
+    assert collecting(pairs=True).add_frame("press", embeddings(GOOD, GOOD)[0])
 
 
 @pytest.mark.parametrize("count", [1, 1000, 5000])
@@ -179,9 +181,9 @@ def test_what_the_head_sends_back_comes_in_parts_that_fit_and_is_the_same_to_the
 
 
 def test_a_sensor_s_timings_are_believed_as_far_as_the_head_s_clock_goes() -> None:
-    assert Costs(0.2, 0.1, 0.05).within(0.5, 0.1) == Costs(0.2, 0.1, 0.05)
-    assert Costs(1e7, 1e7, 1e7).within(0.5, 0.1) == Costs(0.5, 0.0, 0.1)
-    assert Costs(0.2, 1e7, 0.0).within(0.5, 0.1) == Costs(0.2, 0.3, 0.0)
+    assert ReportedTimes(0.2, 0.1, 0.05).clipped(0.5, 0.1) == ReportedTimes(0.2, 0.1, 0.05)
+    assert ReportedTimes(1e7, 1e7, 1e7).clipped(0.5, 0.1) == ReportedTimes(0.5, 0.0, 0.1)
+    assert ReportedTimes(0.2, 1e7, 0.0).clipped(0.5, 0.1) == ReportedTimes(0.2, 0.3, 0.0)
 
 
 # Where a line goes on
@@ -190,19 +192,19 @@ def test_a_sensor_s_timings_are_believed_as_far_as_the_head_s_clock_goes() -> No
 @pytest.mark.parametrize(
     ("head", "sensors", "expected"),
     [
-        (Standing(40, (20, 40)), {"a": Standing(40, (20, 40))}, 40),
-        (Standing(47, (20, 40)), {"a": Standing(47, (20, 40)), "b": Standing(40, (20, 40))}, 40),
-        (Standing(40, (20, 40)), {"a": Standing(40, (20, 40)), "b": Standing(20, (0, 20))}, 20),
-        (Standing(20, (0, 20)), {"a": Standing(41, (20, 40))}, 20),
-        (Standing(3, (0,)), {"a": Standing(0, (0,))}, 0),
-        (Standing(50, (40, 50)), {"a": Standing(50, (40, 50))}, 50),
-        (Standing(60, (40, 60)), {"a": Standing(0, (0,))}, None),
+        (PartyProgress(40, (20, 40)), {"a": PartyProgress(40, (20, 40))}, 40),
+        (PartyProgress(47, (20, 40)), {"a": PartyProgress(47, (20, 40)), "b": PartyProgress(40, (20, 40))}, 40),
+        (PartyProgress(40, (20, 40)), {"a": PartyProgress(40, (20, 40)), "b": PartyProgress(20, (0, 20))}, 20),
+        (PartyProgress(20, (0, 20)), {"a": PartyProgress(41, (20, 40))}, 20),
+        (PartyProgress(3, (0,)), {"a": PartyProgress(0, (0,))}, 0),
+        (PartyProgress(50, (40, 50)), {"a": PartyProgress(50, (40, 50))}, 50),
+        (PartyProgress(60, (40, 60)), {"a": PartyProgress(0, (0,))}, None),
     ],
 )
 def test_a_line_goes_on_from_the_newest_round_that_all_can_be_at(
-    head: Standing, sensors: dict[str, Standing], expected: int | None
+    head: PartyProgress, sensors: dict[str, PartyProgress], expected: int | None
 ) -> None:
-    assert reunite(head, sensors) == expected
+    assert find_common_round(head, sensors) == expected
 
 
 def test_positions_are_known_from_the_frames_that_told_them() -> None:
@@ -288,7 +290,8 @@ def test_the_beginning_can_be_gone_back_to_until_two_checkpoints_have_been_made(
     checkpoints.drop(21)
     kept = Checkpoints(tmp_path).rounds
     assert kept == (20,)
-    assert reunite(Standing(20, kept), {"press": Standing(20, kept), "oven": Standing(0, (0,))}) is None
+    sensors = {"press": PartyProgress(20, kept), "oven": PartyProgress(0, (0,))}
+    assert find_common_round(PartyProgress(20, kept), sensors) is None
 
 
 def test_the_journal_keeps_members_attempts_and_rounds_of_which_replays_replace_the_first(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from trainer.vfl.server import spec
     ],
 )
 def test_what_cannot_be_is_refused_before_a_run_begins(asked: dict[str, Any], complaint: str) -> None:
-    spec.check(line_spec())
+    spec.validate(line_spec())
     with pytest.raises(UsageError, match=complaint):
-        spec.check(replace(line_spec(), **asked))
+        spec.validate(replace(line_spec(), **asked))
 
 
 def test_a_deadline_is_a_finite_number_of_seconds() -> None:
