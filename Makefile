@@ -101,5 +101,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
 	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt $(TORCH)
-	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt --editable '.[train,experiments,camera,sparkplug,dev]'
+	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt --editable '.[train,research,camera,sparkplug,dev]'
 	touch $@

@@ -90,7 +90,7 @@ def explain(error: Exception) -> EdgeNodeError:
         case ModuleNotFoundError(name="matplotlib" | "ray" | "gymnasium" | "stable_baselines3" as name):
             return EdgeNodeError(
                 f"this needs {name}, which is not installed here",
-                "install what experiments need: pip install 'edge-node[train,experiments]'",
+                "in a checkout, install what research needs: pip install --editable '.[train,research]'",
             )
         case ModuleNotFoundError(name=str(name)) if name.partition(".")[0] == "google":
             return EdgeNodeError(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from broker_config.protocol.errors import EdgeNodeError, explain, printable
-from edge.cli import bundles, learn, line, operator, provision, research, trial, vfl
+from edge.cli import bundles, learn, line, operator, provision, simulation, trial, vfl
 from edge.config.options_file import from_environment
 
 app = typer.Typer(
@@ -21,7 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for group in (trial, provision, learn, operator, line, bundles, vfl, research):
+for group in (trial, provision, learn, operator, line, bundles, vfl, simulation):
     app.add_typer(group.app)
 
 
@@ -46,7 +46,12 @@ def settings(
 
 
 def main() -> None:
-    """Run the command line; errors are shown without a traceback, unless --debug asks for it."""
+    """Run `edge-node`."""
+    run(app)
+
+
+def run(app: typer.Typer) -> None:
+    """Run a command line; errors are shown without a traceback, unless --debug asks for it."""
     try:
         try:
             app()
@@ -59,7 +64,7 @@ def main() -> None:
         if "--debug" in sys.argv:
             raise
         explained = explain(error)
-        print(printable(f"edge-node: {explained}"), file=sys.stderr)
+        print(printable(f"{app.info.name}: {explained}"), file=sys.stderr)
         sys.exit(explained.exit_code)
 
 

@@ -13,7 +13,7 @@ import typer
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.topics import COORDINATOR, MONITOR
-from edge.cli import vfl_inference, vfl_study, vfl_trial
+from edge.cli import vfl_inference, vfl_trial
 from edge.cli.line import Memory, state_folder
 from edge.cli.options import (
     Broker,
@@ -40,7 +40,6 @@ BUNDLE = "bundle"  # in a state folder: what `serve` serves
 app = typer.Typer()
 group = typer.Typer(no_args_is_help=True)
 group.add_typer(vfl_trial.app)
-group.add_typer(vfl_study.app)
 app.add_typer(
     group,
     name="vfl",

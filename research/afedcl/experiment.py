@@ -12,8 +12,6 @@ from research.afedcl.bench import Bench, Material
 from research.afedcl.cell import Cell, Finished
 from research.afedcl.grids import DATASETS, GRIDS, PRESETS, Plan
 from research.afedcl.run import Done, run_cell
-from research.fedtfi.data import FOLDERS as TEXTURES
-from research.fedtfi.grids import EXPERIMENTS as OF_TEXTURES
 from research.runner.cells import Cells, Work
 from research.runner.cluster import over_cluster
 from research.runner.machine import TORCH
@@ -55,8 +53,7 @@ class Experiment(Cells[Cell, Finished]):
             UsageError: what cannot be, and what to do instead.
         """
         if order.name not in GRIDS:
-            names = [*GRIDS, *OF_TEXTURES]
-            raise UsageError(f"there is no experiment {order.name!r}", nearest(order.name, names))
+            raise UsageError(f"there is no experiment {order.name!r}", nearest(order.name, GRIDS))
         if order.model not in FEATURES:
             raise UsageError(f"there is no model {order.model!r}", nearest(order.model, FEATURES))
         _check_data(order.data)
@@ -154,8 +151,7 @@ def _check_data(data: Mapping[str, Path]) -> None:
         raise UsageError("an experiment needs images", f"pass --data NAME=FOLDER, NAME of {', '.join(DATASETS)}")
     for name in data:
         if name not in DATASETS:
-            elsewhere = f"; {name} is for experiments fedtfi-*, such as fedtfi-table2" if name in TEXTURES else ""
-            raise UsageError(f"there is no data set {name!r}", f"{nearest(name, DATASETS)}{elsewhere}")
+            raise UsageError(f"there is no data set {name!r}", nearest(name, DATASETS))
 
 
 def _check_device(order: Order) -> None:

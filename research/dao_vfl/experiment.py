@@ -120,7 +120,9 @@ def _decides(path: Path, studies: Mapping[str, Study]) -> tuple[int, int]:
         known = " or ".join(f"--sensors {sensors} --iterations {most}" for sensors, most in lines)
         raise UsageError(
             f"the agent {path} decides for {line[0]} sensors and up to {line[1]} iterations, as no line here",
-            f"train another: edge-node vfl agent {known}" if known else "leave --agent out: nothing here takes one",
+            f"train another: python -m research agent {known}"
+            if known
+            else "leave --agent out: nothing here takes one",
         )
     return line
 

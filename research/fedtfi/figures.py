@@ -165,11 +165,11 @@ def _bars(panels: Sequence[Panel]) -> tuple["Figure", str]:
 
 
 _DRAWN: Mapping[str, Callable[[Sequence[Panel]], tuple["Figure", str]]] = {
-    "fedtfi-fig6": _learning,
-    "fedtfi-fig7": _ranking,
-    "fedtfi-fig8": _mistakes,
-    "fedtfi-fig9": _places,
-    "fedtfi-fig10": _bars,
+    "fig6": _learning,
+    "fig7": _ranking,
+    "fig8": _mistakes,
+    "fig9": _places,
+    "fig10": _bars,
 }
 """A figure, and what it shows, in words."""
 _LINES = (style.COLOURS[0], style.COLOURS[1], style.REFERENCE)  # F1, AUC, loss

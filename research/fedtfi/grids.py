@@ -105,17 +105,17 @@ class Comparison(NamedTuple):
 
 
 COMPARISONS = {
-    "fedtfi-table2": Comparison(contenders.table2),
-    "fedtfi-table4": Comparison(contenders.table4),
-    "fedtfi-fig6": Comparison(contenders.frameworks, (FEATURE,)),
-    "fedtfi-fig7": Comparison(contenders.frameworks, (LABEL,)),
-    "fedtfi-fig8": Comparison(contenders.frameworks, (FEATURE,)),
-    "fedtfi-fig9": Comparison(contenders.embedded, (FEATURE,), embed=True),
-    "fedtfi-fig10": Comparison(contenders.fig10, (FEATURE,)),
-    "fedtfi-fuse": Comparison(contenders.personal),
-    "fedtfi-leak": Comparison(contenders.protected, (BOTH_1,)),
+    "table2": Comparison(contenders.table2),
+    "table4": Comparison(contenders.table4),
+    "fig6": Comparison(contenders.frameworks, (FEATURE,)),
+    "fig7": Comparison(contenders.frameworks, (LABEL,)),
+    "fig8": Comparison(contenders.frameworks, (FEATURE,)),
+    "fig9": Comparison(contenders.embedded, (FEATURE,), embed=True),
+    "fig10": Comparison(contenders.fig10, (FEATURE,)),
+    "fuse": Comparison(contenders.personal),
+    "leak": Comparison(contenders.protected, (BOTH_1,)),
 }
-TUNE = "fedtfi-tune"
+TUNE = "tune"
 EXPERIMENTS = (TUNE, *COMPARISONS)
 
 

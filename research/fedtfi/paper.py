@@ -39,8 +39,8 @@ def _parse(text: str) -> dict[tuple[str, str], str]:
 
 
 PRINTED: dict[str, dict[tuple[str, str], str]] = {
-    "fedtfi-table2": _parse(_TABLE_2),
-    "fedtfi-table4": {
+    "table2": _parse(_TABLE_2),
+    "table4": {
         (name, scenario): value
         for name, values in {
             "none": ("80.5", "57.6", "75.0"),
@@ -54,15 +54,15 @@ PRINTED: dict[str, dict[tuple[str, str], str]] = {
 """By experiment: by variant and scenario."""
 
 TITLES = {
-    "fedtfi-tune": "Tuning: trials of every contender",
-    "fedtfi-table2": "Table 2: frameworks and texture networks",
-    "fedtfi-table4": "Table 4: what PFI, TEL and MusTEN are worth",
-    "fedtfi-fig6": "Fig. 6: accuracy and training loss in the feature skew",
-    "fedtfi-fig7": "Fig. 7: F1, AUC and training loss in the label skew",
-    "fedtfi-fig8": "Fig. 8: what is taken for what in the feature skew",
-    "fedtfi-fig9": "Fig. 9: features with and without TEL",
-    "fedtfi-fig10": "Fig. 10: without MusTEN, and with other heads in its place",
-    "fedtfi-fuse": "Models of nodes' own on FedTFI's network",
-    "fedtfi-leak": "Protected patches",
+    "tune": "Tuning: trials of every contender",
+    "table2": "Table 2: frameworks and texture networks",
+    "table4": "Table 4: what PFI, TEL and MusTEN are worth",
+    "fig6": "Fig. 6: accuracy and training loss in the feature skew",
+    "fig7": "Fig. 7: F1, AUC and training loss in the label skew",
+    "fig8": "Fig. 8: what is taken for what in the feature skew",
+    "fig9": "Fig. 9: features with and without TEL",
+    "fig10": "Fig. 10: without MusTEN, and with other heads in its place",
+    "fuse": "Models of nodes' own on FedTFI's network",
+    "leak": "Protected patches",
 }
 DATASETS = {"kth": "KTH-TIPS2 fabrics", "steel": "NEU-CLS and X-SDD"}

@@ -15,8 +15,8 @@ from research.fedtfi.views import Panel, shown
 from research.runner import statistics
 
 Measure = Callable[[Finished], float]
-_CURVES = ("fedtfi-fig6", "fedtfi-fig7", "fedtfi-fig8", "fedtfi-fig9", "fedtfi-fig10")
-_COMPARED = ("fedtfi-table2", "fedtfi-table4")  # their last row with all others
+_CURVES = ("fig6", "fig7", "fig8", "fig9", "fig10")
+_COMPARED = ("table2", "table4")  # their last row with all others
 _LOSS = "training loss"
 _SHARED: Mapping[str, Measure] = {
     "accuracy, %": lambda found: 100 * found.curve[-1].accuracy,
@@ -81,7 +81,7 @@ def _made(
     by_data = defaultdict(list)
     for panel in panels:
         by_data[panel.data].append(panel)
-    personal = name == "fedtfi-fuse"
+    personal = name == "fuse"
     measure: Measure = (lambda found: 100 * found.personal) if personal else _SHARED["accuracy, %"]
     made = [_scenarios(name, each, measure) for each in by_data.values()]
     if name not in _COMPARED:

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from rich.console import Console
+
 from edge.terminal.formatting import format_remaining, pluralize
 from research.runner.machine import machine, suited_workers
 from research.runner.processes import over_processes
@@ -80,6 +82,10 @@ class Cells(ABC, Generic[C, F]):
     @abstractmethod
     def _work(self, cell: C) -> Work:
         """By which the time of a cell is judged."""
+
+    @abstractmethod
+    def tell(self, console: Console) -> list[Path]:
+        """Print its tables, draw its figures, and return the files that it has written."""
 
     def _spread(self, work: Callable[[C, Any], Any], cells: Sequence[C], material: Any) -> Iterator[Any]:
         """What work gives for each cell, as it comes; closed early it leaves nothing running."""

@@ -2,7 +2,7 @@
 
     python -m research.studies.exchange_parts --kth KTH --weights VGG.safetensors --seeds 5
 
-runs `fedtfi-table4`'s FedTFI with both skews on KTH's fabrics, at one class a node, where the bank has been spoilt for
+runs `table4`'s FedTFI with both skews on KTH's fabrics, at one class a node, where the bank has been spoilt for
 its readers: `any label` hands out its patches in another order, so that a patch of a label holds what any other may
 have; `drawn` has Gaussian numbers in their place, with the mean and deviation of each channel. Beside them stand the
 patches as they are and the same network without an exchange, from the experiment's store. Results are kept in
@@ -109,9 +109,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
     asked = parser.parse_args()
-    order = Order(
-        "fedtfi-table4", "quick", {"kth": asked.kth}, [asked.weights], 0, asked.seeds, asked.store, asked.workers
-    )
+    order = Order("table4", "quick", {"kth": asked.kth}, [asked.weights], 0, asked.seeds, asked.store, asked.workers)
     grid = Experiment(order, lambda event: print(progress.describe(event), flush=True))
     records = Records(asked.store / "exchange_parts.jsonl", Reached)
     cells = [entry.cell for entry in grid.entries if (entry.variant, entry.scenario) == (WHOLE, BOTH_1)]

@@ -2,7 +2,8 @@
 
 All policies on the same seeds: means over rounds and seeds, the best reward first. `best` knows the learning curve and
 how timings are distributed, `myopic` too but looks at its own round only. Agents are FOLDER/k2e5.onnx for 2 sensors and
-E_max 5: edge-node vfl agent. With --cmapss the accuracy is that of real lines with two sensors, on validation engines.
+E_max 5 (python -m research agent). With --cmapss the accuracy is that of real sensors, two of them, on validation
+engines.
 """
 
 import argparse

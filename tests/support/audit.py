@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 OSV = "https://api.osv.dev/v1/query"
-EXTRAS = ("", "train", "experiments", "dev")
+EXTRAS = ("", "train", "research", "dev")
 KNOWN = {"package": {"name": "jinja2", "ecosystem": "PyPI"}, "version": "2.10"}  # CVE-2019-10906: the service must know
 
 

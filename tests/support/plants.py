@@ -13,11 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from PIL import Image
 from safetensors.numpy import save_file
 
 from broker_config.protocol.messages import Spec
-from edge.cli.main import main
+from edge.cli.main import app as edge_node
+from edge.cli.main import run as run_app
 from tests.support.forked_commands import Forked
 from trainer.data import class_folders
 from trainer.data.checks.image_checks import load_checked
@@ -78,14 +80,14 @@ def run(*arguments: object, timeout: float = 60, **environment: str) -> subproce
     )
 
 
-def here(*words: object) -> subprocess.CompletedProcess[str]:
+def here(*words: object, app: typer.Typer = edge_node) -> subprocess.CompletedProcess[str]:
     """As `run`, but in this process: none has to start and import torch."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     arguments, sys.argv = sys.argv, ["edge-node", *map(str, words)]
     out, err = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
-            main()
+            run_app(app)
     finally:
         sys.argv = arguments
         for number, handler in handlers.items():

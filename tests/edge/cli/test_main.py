@@ -283,7 +283,7 @@ def test_standard_output_on_a_full_disk(tmp_path: Path) -> None:
         ),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "cannot write: No space left on device"),
         (ModuleNotFoundError("No module named 'torch'", name="torch"), 1, "pip install 'edge-node[train]'"),
-        (ModuleNotFoundError("No module", name="matplotlib"), 1, "pip install 'edge-node[train,experiments]'"),
+        (ModuleNotFoundError("No module", name="matplotlib"), 1, "pip install --editable '.[train,research]'"),
         (ModuleNotFoundError("No module named 'x'", name="x"), 70, "this is a bug in edge-node: ModuleNotFoundError"),
         (OSError(errno.EBADF, "Bad file descriptor"), 70, "this is a bug in edge-node: OSError"),
         (UsageError("what", "remedy"), 2, "what\n  What to do: remedy"),

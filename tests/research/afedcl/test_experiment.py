@@ -1,4 +1,4 @@
-"""`edge-node experiment`: it runs what is missing, survives kills, and tells what came of it."""
+"""`python -m research afedcl`: it runs what is missing, survives kills, and tells what came of it."""
 
 import contextlib
 import json
@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
 import psutil
@@ -20,7 +21,8 @@ from research.afedcl.experiment import Experiment, Order
 from research.afedcl.run import run_cell
 from research.runner.processes import over_processes
 from research.runner.store import Store
-from tests.support.plants import CLASSES, draw, here
+from tests.support.plants import CLASSES, draw
+from tests.support.research_command import research
 from trainer import progress
 from trainer.data.partition import Scheme
 from trainer.federation.server.spec import Request
@@ -61,13 +63,13 @@ class Running:
     def __init__(self, order: Order, log: Path):
         self.log = log
         arguments = (
-            "experiment", order.name, "--data", f"neu={order.data['neu']}", "--model", "small", "--weights", "none",
+            "afedcl", order.name, "--data", f"neu={order.data['neu']}", "--model", "small", "--weights", "none",
             "--size", order.size, "--rounds", order.rounds, "--seeds", order.seeds, "--store", order.store,
             "--workers", order.workers, "--json",
         )  # fmt: skip
         with log.open("wb") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "edge.cli.main", *map(str, arguments)],
+                [sys.executable, "-m", "research", *map(str, arguments)],
                 stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 
@@ -186,8 +188,8 @@ def test_the_events_count_and_estimate(order: Order) -> None:
 
 
 def test_a_dry_run_says_what_is_left_and_runs_nothing(order: Order, images: Path) -> None:
-    result = here(
-        "experiment", "table2", "--data", f"neu={images}", "--model", "small", "--store", order.store, "--dry-run"
+    result = research(
+        "afedcl", "table2", "--data", f"neu={images}", "--model", "small", "--store", order.store, "--dry-run"
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("0 of 16 cells finished in ")
@@ -201,21 +203,23 @@ def test_a_grid_of_which_nothing_is_stored_sends_to_the_cause_and_not_to_the_oth
     few = shutil.copytree(images, tmp_path / "few")
     for path in sorted((few / "patches").iterdir())[2:]:
         path.unlink()
-    words = ("experiment", "fig4", "--model", "small", "--weights", "none", "--size", 32, "--rounds", 1, "--seeds", 1)
+    words = ("afedcl", "fig4", "--model", "small", "--weights", "none", "--size", 32, "--rounds", 1, "--seeds", 1)
     words = (*words, "--store", order.store, "--workers", 1, "--data")
-    result = here(*words, f"neu={few}")
+    result = research(*words, f"neu={few}")
     assert result.returncode == 1
     assert "2 of 2 cells failed; the first: " in result.stderr
     assert "What to do: mend that first" in result.stderr
-    result = here(*words, f"neu={few}", "--data", f"xsdd={images}")
+    result = research(*words, f"neu={few}", "--data", f"xsdd={images}")
     assert "2 of 4 cells failed" in result.stderr
     assert "What to do: the others are stored" in result.stderr
 
 
-@pytest.mark.parametrize("flag", ["--rounds", "--seeds", "--size"])
-@pytest.mark.parametrize("name", ["table2", "fedtfi-table2"])
-def test_less_than_none_is_refused_before_a_dry_run_reckons_with_it(name: str, flag: str, images: Path) -> None:
-    result = here("experiment", name, "--data", f"neu={images}", flag, "-3", "--dry-run")
+@pytest.mark.parametrize(
+    ("paper", "flag"),
+    [*product(["afedcl", "fedtfi", "dao-vfl"], ["--rounds", "--seeds"]), ("afedcl", "--size")],
+)
+def test_less_than_none_is_refused_before_a_dry_run_reckons_with_it(paper: str, flag: str, images: Path) -> None:
+    result = research(paper, "table2", "--data", f"neu={images}", flag, "-3", "--dry-run")
     assert result.returncode == 2
     assert flag in result.stderr
 
@@ -238,9 +242,8 @@ def test_features_of_held_out_images_are_kept_in_two_dimensions(order: Order) ->
     ("change", "hint"),
     [
         ({"name": "tabel2"}, "did you mean 'table2'?"),
-        ({"name": "fedtif-table2"}, "did you mean 'fedtfi-table2'?"),
-        ({"name": "fedtfi"}, "take one of fedtfi-t"),
-        ({"data": {"kth": Path("images")}}, "kth is for experiments fedtfi-*"),
+        ({"name": "fig"}, "take one of fig4, fig5"),
+        ({"data": {"kth": Path("images")}}, "take one of neu, xsdd, gc10"),
         ({"data": {"nue": Path("images")}}, "did you mean 'neu'?"),
         ({"data": {}}, "--data NAME=FOLDER"),
         ({"model": "smal"}, "did you mean 'small'?"),

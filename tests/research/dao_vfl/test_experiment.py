@@ -1,4 +1,4 @@
-"""`edge-node vfl experiment`: data sets as streams, cells that survive kills, references, figures."""
+"""`python -m research dao-vfl`: data sets as streams, cells that survive kills, references, figures."""
 
 import gzip
 import json
@@ -29,7 +29,7 @@ from research.dao_vfl.run import run_cell
 from research.runner.machine import TORCH
 from research.runner.store import Records
 from research.runner.tally import attempt
-from tests.support.plants import here
+from tests.support.research_command import research
 from trainer import progress
 from trainer.training.seeding import generator
 from trainer.vfl.simulation import Line, Stream
@@ -267,13 +267,13 @@ def test_every_grid_has_each_variant_with_each_seed_on_each_data_set(name: str) 
 @pytest.mark.slow
 def test_a_killed_grid_goes_on_and_ends_as_if_nothing_had_happened(order: Order, material: Material) -> None:
     words = [
-        "vfl", "experiment", order.name, "--data", f"cmapss={order.data['cmapss']}", "--rounds", order.rounds,
+        "dao-vfl", order.name, "--data", f"cmapss={order.data['cmapss']}", "--rounds", order.rounds,
         "--seeds", order.seeds, "--store", order.store, "--workers", order.workers, "--json",
     ]  # fmt: skip
     log = order.store.parent / "log"
     with log.open("wb") as file:
         running = subprocess.Popen(
-            [sys.executable, "-m", "edge.cli.main", *map(str, words)],
+            [sys.executable, "-m", "research", *map(str, words)],
             stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     try:
@@ -289,7 +289,7 @@ def test_a_killed_grid_goes_on_and_ends_as_if_nothing_had_happened(order: Order,
     before = grid.finished()
     assert 0 < len(before) < len(grid.cells) == 5
 
-    again = here(*words)
+    again = research(*words)
     events = [json.loads(line) for line in again.stdout.splitlines()]
     assert again.returncode == 0, again.stderr
     assert sum(event["event"] == "CellFinished" for event in events) == 5 - len(before)

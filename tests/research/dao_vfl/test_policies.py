@@ -26,6 +26,7 @@ from research.dao_vfl.policies.measured_timings import Measured
 from research.dao_vfl.policies.optimum import Optimum
 from research.dao_vfl.policies.problem import Game, simulated
 from tests.support.plants import here
+from tests.support.research_command import research
 from trainer.vfl.policies import latency, selection
 from trainer.vfl.policies.iteration_rules import RULES, Deadline
 from trainer.vfl.policies.latency import Setting, Simulated, Weights, disparity
@@ -60,8 +61,8 @@ class Trained(NamedTuple):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     path = tmp_path_factory.mktemp("agent") / "agent.onnx"
-    result = here(
-        "vfl", "agent", "--sensors", 2, "--iterations", 5, "--rounds", ROUNDS, "--steps", 4096,
+    result = research(
+        "agent", "--sensors", 2, "--iterations", 5, "--rounds", ROUNDS, "--steps", 4096,
         "--out", path, "--seed", 3, "--json",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
@@ -410,6 +411,6 @@ def test_the_command_says_how_its_agent_stands_beside_the_rules(trained: Trained
 def test_people_see_how_an_agent_stands_beside_the_rules(trained: Trained, tmp_path: Path) -> None:
     path = tmp_path / "agent.onnx"
     path.with_suffix(".zip").write_bytes(trained.path.with_suffix(".zip").read_bytes())
-    told = here("vfl", "agent", "--rounds", ROUNDS, "--steps", 1, "--out", path).stdout
+    told = research("agent", "--rounds", ROUNDS, "--steps", 1, "--out", path).stdout
     assert all(name in told for name in ("agent", *RULES))
     assert f"vfl coordinate --policy {path}" in told

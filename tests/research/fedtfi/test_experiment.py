@@ -1,4 +1,4 @@
-"""`edge-node experiment fedtfi-*`: data as sources, cells that say what a shared model reached, tuning, tables."""
+"""`python -m research fedtfi`: data as sources, cells that say what a shared model reached, tuning, tables."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from research.pretraining.texture_patterns import texture
 from research.runner.machine import TORCH
 from research.runner.store import Records
 from research.runner.tally import attempt
-from tests.support.plants import here
+from tests.support.research_command import research
 from trainer import progress
 from trainer.data.class_folders import union
 from trainer.data.drawn_surfaces import photograph, style
@@ -64,7 +64,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def order(kth: Path, tmp_path: Path, small: None) -> Order:
-    return Order("fedtfi-fig9", "quick", {"kth": kth}, ["none"], 0, 0, tmp_path / "store", 1)
+    return Order("fig9", "quick", {"kth": kth}, ["none"], 0, 0, tmp_path / "store", 1)
 
 
 def plan(preset: str = "cpu") -> Plan:
@@ -130,7 +130,7 @@ def test_fabrics_are_looked_for_in_the_folder_above_the_pieces(
 
 
 def test_a_cells_key_hangs_on_all_that_it_depends_on() -> None:
-    cell = grid("fedtfi-table2", plan())[0].cell
+    cell = grid("table2", plan())[0].cell
     others = [
         msgspec.structs.replace(cell, seed=1),
         msgspec.structs.replace(cell, embed=True),
@@ -141,9 +141,9 @@ def test_a_cells_key_hangs_on_all_that_it_depends_on() -> None:
 
 
 def test_what_the_cpu_has_trained_is_found_as_before_there_was_a_choice() -> None:
-    cell = grid("fedtfi-table2", plan())[0].cell
+    cell = grid("table2", plan())[0].cell
     assert b"cuda" not in msgspec.json.encode(cell)
-    on_gpu = grid("fedtfi-table2", plan()._replace(device="cuda"))[0].cell
+    on_gpu = grid("table2", plan()._replace(device="cuda"))[0].cell
     assert (cell.device, on_gpu.device) == ("cpu", "cuda")
     assert cell.key != on_gpu.key
 
@@ -162,12 +162,12 @@ def test_all_whom_an_experiment_compares_have_the_same_images_rounds_and_epochs(
 
 
 def test_figures_have_their_scenario_also_where_tables_leave_it_out() -> None:
-    assert {entry.scenario for entry in grid("fedtfi-fig7", plan("quick"))} == {LABEL}
-    assert {entry.scenario for entry in grid("fedtfi-table2", plan("quick"))} == {FEATURE, BOTH_1}
+    assert {entry.scenario for entry in grid("fig7", plan("quick"))} == {LABEL}
+    assert {entry.scenario for entry in grid("table2", plan("quick"))} == {FEATURE, BOTH_1}
 
 
 def test_three_defects_are_not_dealt_by_twos() -> None:
-    places = {(entry.cell.setting.data, entry.scenario) for entry in grid("fedtfi-table2", plan())}
+    places = {(entry.cell.setting.data, entry.scenario) for entry in grid("table2", plan())}
     assert ("kth", BOTH_2) in places
     assert ("steel", BOTH_2) not in places
 
@@ -179,7 +179,7 @@ def test_every_preset_has_cells_for_every_experiment(preset: str) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("name", ["fedtfi-table4", "fedtfi-fig9", "fedtfi-fig10"])
+@pytest.mark.parametrize("name", ["table4", "fig9", "fig10"])
 def test_what_a_part_is_worth_is_told_by_networks_of_one_scale(name: str, preset: str) -> None:
     assert len({entry.cell.size for entry in grid(name, plan(preset))}) == 1
 
@@ -204,7 +204,7 @@ def test_the_best_trial_of_each_scenario_is_taken_for_scenarios_like_it() -> Non
         for (_, scenario), each in cells.items()
         for number, cell in enumerate(each)
     ]
-    whole = whole._replace(tuned=tuned("fedtfi-table2", whole, results))
+    whole = whole._replace(tuned=tuned("table2", whole, results))
     who = contenders.table2(whole.preset)["FedTFI"]
     expected = tuning.trials(who, whole.preset.training)
     assert whole.trial(who, FEATURE) == expected[1]
@@ -214,8 +214,8 @@ def test_the_best_trial_of_each_scenario_is_taken_for_scenarios_like_it() -> Non
 
 def test_as_long_as_one_is_not_tuned_all_have_their_defaults() -> None:
     results = [finished(entry.cell, 0.5) for entry in grid(TUNE, plan()) if not entry.variant.startswith("FedNova")]
-    assert tuned("fedtfi-table2", plan(), results) == {FEATURE: {}, BOTH_1: {}}
-    assert all(tuned("fedtfi-table4", plan(), results).values())
+    assert tuned("table2", plan(), results) == {FEATURE: {}, BOTH_1: {}}
+    assert all(tuned("table4", plan(), results).values())
 
 
 def test_tuning_looks_at_no_image_of_a_report(sources: tuple[data.Catalogue, ...]) -> None:
@@ -253,7 +253,7 @@ def test_an_experiment_runs_goes_on_where_it_was_and_tells(order: Order) -> None
 
 
 def test_where_no_classifier_is_shared_the_nodes_own_models_count(order: Order) -> None:
-    made = Experiment(order._replace(name="fedtfi-fuse", rounds=1), progress.ignore)
+    made = Experiment(order._replace(name="fuse", rounds=1), progress.ignore)
     cell = next(cell for cell in made.cells if cell.method == "fedper")
     run, material = made._task()
     found = run(cell, material)
@@ -273,12 +273,12 @@ def test_what_goes_wrong_with_a_cell_is_told_and_not_stored(order: Order) -> Non
 
 
 def test_a_table_has_ours_beside_the_papers_and_the_differences(tmp_path: Path) -> None:
-    entries = grid("fedtfi-table2", plan())
+    entries = grid("table2", plan())
     found = {
         entry.cell.key: finished(entry.cell, (0.8 if entry.variant == "FedTFI" else 0.7) + 0.01 * entry.cell.seed)
         for entry in entries
     }
-    written = tables.show("fedtfi-table2", entries, found, tmp_path, Console(quiet=True)).read_text()
+    written = tables.show("table2", entries, found, tmp_path, Console(quiet=True)).read_text()
     assert "| FedTFI | 81.0 ± 1.0<br>paper 75.5 | 81.0 ± 1.0<br>paper 92.4 |" in written
     assert "| FedAvg, DEPNet | 71.0 ± 1.0<br>paper 58.4 / 62.3 |" in written
     assert "| FedNova, CU-NET | +10.0 ± 0.0 |" in written
@@ -286,11 +286,11 @@ def test_a_table_has_ours_beside_the_papers_and_the_differences(tmp_path: Path) 
 
 def test_a_grid_of_which_little_is_finished_is_compared_with_fedtfi_all_the_same(tmp_path: Path) -> None:
     """Its first scenario had FedTFI and one other only: who came first in the next was taken for the last."""
-    entries = grid("fedtfi-table2", plan())
+    entries = grid("table2", plan())
     first = entries[0].scenario
     some = [each for each in entries if each.scenario != first or each.variant in ("FedAvg, Deep-TEN", "FedTFI")]
     found = {each.cell.key: finished(each.cell, 0.8 if each.variant == "FedTFI" else 0.7) for each in some}
-    written = tables.show("fedtfi-table2", entries, found, tmp_path, Console(quiet=True)).read_text()
+    written = tables.show("table2", entries, found, tmp_path, Console(quiet=True)).read_text()
     assert ": FedTFI minus each of the others, points" in written
     assert "| FedNova, CU-NET | - | +10.0" in written
     assert "| FedAvg, Deep-TEN | +10.0" in written
@@ -310,31 +310,31 @@ def test_weights_out_of_reach_are_told_before_any_cell_starts(order: Order, monk
     asked: list[str] = []
     monkeypatch.setattr(backbones, "within_reach", asked.append)
     with pytest.raises(UsageError, match=r"ImageNet weights for '.*' are out of reach") as refused:
-        Experiment(order._replace(name="fedtfi-table2", weights=["imagenet"]), progress.ignore)
+        Experiment(order._replace(name="table2", weights=["imagenet"]), progress.ignore)
     assert "--weights none or a FILE.safetensors of VGG19's first layers" in refused.value.remedy
     monkeypatch.setattr(backbones, "within_reach", lambda model: asked.append(model) or True)
     asked.clear()
-    Experiment(order._replace(name="fedtfi-table2", weights=["imagenet"]), progress.ignore)
+    Experiment(order._replace(name="table2", weights=["imagenet"]), progress.ignore)
     assert len(asked) == 1  # all begin with the same file
 
 
 def test_a_folder_without_its_name_is_answered_with_an_example_that_fits(kth: Path) -> None:
-    refused = here("experiment", "fedtfi-table2", "--data", kth)
+    refused = research("fedtfi", "table2", "--data", kth)
     assert f"write for example --data kth={kth}" in refused.stderr
 
 
 def test_the_command_refuses_what_has_nothing_to_act_on(kth: Path) -> None:
-    refused = here("experiment", "fedtfi-table2", "--data", f"kth={kth}", "--model", "small")
+    refused = research("fedtfi", "table2", "--data", f"kth={kth}", "--model", "small")
     assert refused.returncode == 2
-    assert "leave out --model" in refused.stderr
+    assert "No such option: --model" in refused.stderr
 
 
 def test_without_a_gpu_nothing_begins_on_one(kth: Path, tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    refused = here(
-        "experiment",
-        "fedtfi-table2",
+    refused = research(
+        "fedtfi",
+        "table2",
         "--data",
         f"kth={kth}",
         "--weights",
@@ -350,7 +350,5 @@ def test_without_a_gpu_nothing_begins_on_one(kth: Path, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_says_what_is_left(kth: Path, tmp_path: Path, small: None) -> None:
-    told = here(
-        "experiment", "fedtfi-table4", "--data", f"kth={kth}", "--weights", "none", "--store", tmp_path, "--dry-run"
-    )
+    told = research("fedtfi", "table4", "--data", f"kth={kth}", "--weights", "none", "--store", tmp_path, "--dry-run")
     assert "0 of 10 cells finished" in told.stdout

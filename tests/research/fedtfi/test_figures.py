@@ -84,7 +84,7 @@ def words(name: str, panels: list[Panel], folder: Path) -> str:
 
 
 def test_fig6_shows_accuracy_and_loss_of_all_frameworks_over_rounds(tmp_path: Path) -> None:
-    text = words("fedtfi-fig6", [panel(FRAMEWORKS), panel(FRAMEWORKS, "steel")], tmp_path)
+    text = words("fig6", [panel(FRAMEWORKS), panel(FRAMEWORKS, "steel")], tmp_path)
     for told in (*FRAMEWORKS, "accuracy %", "training loss", "round", "KTH-TIPS2 fabrics, feature skew", "NEU-CLS"):
         assert told in text
     assert " 70 " in text  # percent
@@ -92,7 +92,7 @@ def test_fig6_shows_accuracy_and_loss_of_all_frameworks_over_rounds(tmp_path: Pa
 
 
 def test_fig7_has_a_column_for_each_framework_in_the_order_of_the_grid(tmp_path: Path) -> None:
-    text = words("fedtfi-fig7", [panel(FRAMEWORKS, scenario=LABEL)], tmp_path)
+    text = words("fig7", [panel(FRAMEWORKS, scenario=LABEL)], tmp_path)
     assert re.findall("|".join(FRAMEWORKS), text)[:5] == list(FRAMEWORKS)
     assert all(told in text for told in ("F1 %", "AUC %", "training loss"))
 
@@ -100,7 +100,7 @@ def test_fig7_has_a_column_for_each_framework_in_the_order_of_the_grid(tmp_path:
 def test_fig8_adds_the_seeds_and_gives_percentages_of_a_class(tmp_path: Path) -> None:
     both = panel({"FedAvg": 0.6, "FedTFI": 0.8}, "steel")
     one, two = (np.array(found.confusion) for found in both.variants["FedTFI"].values())
-    text = words("fedtfi-fig8", [both], tmp_path)
+    text = words("fig8", [both], tmp_path)
     share = 100 * (one + two)[1, 1] / (one + two)[1].sum()
     assert f" {share:.0f} " in text
     mean = np.mean([100 * found.accuracy for found in both.variants["FedTFI"].values()])
@@ -109,14 +109,14 @@ def test_fig8_adds_the_seeds_and_gives_percentages_of_a_class(tmp_path: Path) ->
 
 
 def test_fig9_shows_features_by_source_and_by_class(tmp_path: Path) -> None:
-    text = words("fedtfi-fig9", [panel({"with TEL": 0.8, "without TEL": 0.7}, seeds=[0])], tmp_path)
+    text = words("fig9", [panel({"with TEL": 0.8, "without TEL": 0.7}, seeds=[0])], tmp_path)
     assert text.index("with TEL") < text.index("without TEL")
     assert all(told in text for told in ("by source", "by class", "pieces c, d", "linen", "mean nothing"))
 
 
 def test_fig10_keeps_frameworks_and_heads_apart_and_bars_bear_their_numbers(tmp_path: Path) -> None:
     both = panel({**FRAMEWORKS, **HEADS})
-    text = words("fedtfi-fig10", [both], tmp_path)
+    text = words("fig10", [both], tmp_path)
     for found in both.variants.values():
         assert f"{np.mean([100 * each.accuracy for each in found.values()]):.1f}" in text
     assert all(text.count(name) == 1 for name in ("FedAvg", "FedNova", *HEADS) if name != "MusTEN")
@@ -125,16 +125,16 @@ def test_fig10_keeps_frameworks_and_heads_apart_and_bars_bear_their_numbers(tmp_
 
 def test_what_is_not_finished_leaves_its_place_empty_and_is_named(tmp_path: Path) -> None:
     some = [panel({"FedTFI": 0.8}), panel({"FedAvg": 0.6}, "steel", seeds=[0])]
-    for name in ("fedtfi-fig7", "fedtfi-fig8"):
+    for name in ("fig7", "fig8"):
         assert "Fewer than 2 seeds: FedAvg in KTH" in words(name, some, tmp_path)
 
 
 def test_a_figure_of_nothing_says_so(tmp_path: Path) -> None:
-    assert "No cell is finished yet." in words("fedtfi-fig9", [], tmp_path)
+    assert "No cell is finished yet." in words("fig9", [], tmp_path)
 
 
 def test_a_table_has_no_figure(tmp_path: Path) -> None:
-    assert figures.draw("fedtfi-table2", [panel(FRAMEWORKS)], tmp_path) == []
+    assert figures.draw("table2", [panel(FRAMEWORKS)], tmp_path) == []
 
 
 def test_what_patches_tell_stands_against_accuracy_with_each_way_of_protection(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def make(name: str, iterations: int, sensors: int, warn: Warn) -> Policy:
     if (agent.sensors, agent.iterations) != (sensors, iterations):
         raise UsageError(
             f"the agent {name} decides for {agent.sensors} sensors and up to {agent.iterations} iterations",
-            f"train another: edge-node vfl agent --sensors {sensors} --iterations {iterations}",
+            f"train another: python -m research agent --sensors {sensors} --iterations {iterations}",
         )
     return Guarded(agent, iterations, warn)
 
@@ -42,7 +42,7 @@ def check(name: str, iterations: int, sensors: int) -> None:
 
 
 class OnnxAgent:
-    """What `edge-node vfl agent` has written, on measured timings. UsageError for a file that is no agent."""
+    """What `python -m research agent` has written, on measured timings. UsageError for a file that is no agent."""
 
     def __init__(self, path: Path):
         options = onnxruntime.SessionOptions()
@@ -53,7 +53,7 @@ class OnnxAgent:
             self.sensors, self.iterations = (int(json.loads(facts[name])) for name in ("sensors", "iterations"))
         except Exception as error:
             raise UsageError(
-                f"the agent {path} cannot be used: {error}", "name a file that edge-node vfl agent has written"
+                f"the agent {path} cannot be used: {error}", "name a file that python -m research agent has written"
             ) from error
 
     def __call__(self, timing: Timing, round_: int) -> Ints:

@@ -1,18 +1,13 @@
-"""Federations in one process, images for them, what they reached: `simulate`, `experiment`, `dataset`, `report`."""
+"""Federations in one process, public data sets, pages about runs: `simulate`, `dataset`, `report`."""
 
 import signal
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from broker_config.protocol.errors import UsageError
-from edge.cli.grids import STORE, DryRun, Workers, run_grid
 from edge.cli.options import (
-    ROUNDS,
-    SUITED_WEIGHTS,
-    WEIGHTS,
     Aggregate,
     ClassesPerNode,
     Device,
@@ -108,105 +103,6 @@ def simulate(
         show(progress.Result(result=msgspec.to_builtins(outcome)))
     if not as_json:
         report.table(outcome, Console())
-
-
-@app.command(
-    epilog="Example: edge-node experiment table2 --preset quick --data neu=NEU-CLS/ --data xsdd=X-SDD/\n\n"
-    "Example: edge-node experiment fedtfi-table2 --preset quick --data kth=KTH-TIPS2-a/"
-)
-def experiment(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="table2, fig4, fig5, fig7, fig8, fig9, fig10; tune before them; or factors. Of textures: "
-            "fedtfi-table2, fedtfi-table4, fedtfi-fig6 to fedtfi-fig10, fedtfi-fuse, fedtfi-leak; fedtfi-tune before.",
-            show_default=False,
-        ),
-    ],
-    data: Annotated[
-        list[str],
-        typer.Option(
-            metavar="NAME=FOLDER",
-            help="Class folders of a data set: neu, xsdd, gc10; of textures kth (with folders sample_a to sample_d), "
-            "or neu and xsdd together.",
-            show_default=False,
-        ),
-    ],
-    preset: Annotated[
-        Literal["quick", "cpu", "full"],
-        typer.Option(
-            help="quick: minutes on two cores, of textures two hours; cpu: hours; full: as the paper, for a GPU."
-        ),
-    ] = "quick",
-    model: Annotated[str, typer.Option(help="Backbone; not of fedtfi-*.", show_default="mobilenet_v2")] = "",
-    weights: Annotated[
-        list[str],
-        typer.Option(
-            metavar="[MODEL=]WEIGHTS",
-            help=f"{WEIGHTS} MODEL= for another of several (fig9, fedtfi-*).",
-            show_default=SUITED_WEIGHTS,
-        ),
-    ] = [],
-    size: Annotated[
-        int,
-        typer.Option(min=0, help="Width and height of images, pixels; not of fedtfi-*.", show_default="the preset's"),
-    ] = 0,
-    rounds: Annotated[int, typer.Option(min=0, help=ROUNDS, show_default="the preset's")] = 0,
-    seeds: Annotated[int, typer.Option(min=0, help="Number of seeds.", show_default="the preset's")] = 0,
-    store: Annotated[
-        Path | None, typer.Option(help=STORE, show_default="research/results/afedcl, or research/results/fedtfi")
-    ] = None,
-    workers: Workers = 0,
-    ray: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Run on this Ray cluster instead; auto: this machine's.")
-    ] = "",
-    device: Annotated[
-        Literal["cpu", "cuda"], typer.Option(help="Where nodes train; on a GPU one worker unless told.")
-    ] = "cpu",
-    dry_run: DryRun = False,
-    quiet: Quiet = False,
-    as_json: Events = False,
-) -> None:
-    """Run a grid of federations as the AFedCL or FedTFI paper has them, then print its tables and draw its figure."""
-    of_textures = name.startswith("fedtfi-")
-    like = "kth={}" if of_textures else "neu={}"
-    folders = {key: Path(folder) for key, folder in pairs(data, "--data", like).items()}
-    if of_textures:
-        from research.fedtfi import experiment as textures
-
-        _check_textures(model, size, ray)
-        asked = textures.Order(
-            name, preset, folders, weights, rounds, seeds, store or Path("research/results/fedtfi"), workers, device
-        )
-        run_grid(partial(textures.Experiment, asked), dry_run=dry_run, quiet=quiet, as_json=as_json)
-        return
-    from research.afedcl.experiment import Experiment, Order
-
-    order = Order(
-        name,
-        preset,
-        folders,
-        model or "mobilenet_v2",
-        weights,
-        size,
-        rounds,
-        seeds,
-        store or Path("research/results/afedcl"),
-        workers,
-        ray,
-        device,
-    )
-    run_grid(partial(Experiment, order), dry_run=dry_run, quiet=quiet, as_json=as_json)
-
-
-def _check_textures(model: str, size: int, ray: str) -> None:
-    given = [flag for flag, value in (("--model", model), ("--size", size), ("--ray", ray)) if value]
-    if given:
-        raise UsageError(
-            f"an experiment with textures has networks and sizes of its own, and runs here: {given[0]} has nothing to "
-            "act on",
-            f"leave out {given[0]}",
-        )
 
 
 @app.command(epilog="Example: edge-node dataset neu-cls --out images")
