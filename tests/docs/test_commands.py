@@ -1,0 +1,148 @@
+"""Commands and settings in README.md and docs/: each block is parsed by what it is for."""
+
+import configparser
+import importlib.util
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.exceptions import TyperException
+
+from edge.cli.main import app
+
+HOUSE = Path(__file__).parents[2]
+PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (HOUSE / "docs").glob("*.md")))
+# What blocks call besides our own commands.
+OTHERS = {
+    "apt-get", "cd", "chown", "cp", "curl", "done", "git", "jq", "mkdir", "mosquitto", "mypy", "pip", "python3",
+    "ruff", "ssh", "systemctl", "tar", "useradd",
+}  # fmt: skip
+
+
+class Block(NamedTuple):
+    page: str
+    language: str
+    text: str
+
+
+def blocks(*languages: str) -> list[Block]:
+    found = [
+        Block(page, language, text)
+        for page in PAGES
+        for language, text in re.findall(r"^```(\w*)\n(.*?)^```", (HOUSE / page).read_text(), re.DOTALL | re.MULTILINE)
+        if language in languages
+    ]
+    assert found, languages
+    return found
+
+
+def commands(block: Block) -> Iterator[list[str]]:
+    """The words of each command, without comments and assignments; a loop's variable has its first value."""
+    loop: dict[str, str] = {}
+    for line in block.text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        command: list[str] = []
+        for word in [*lexer, ";"]:
+            if set(word) <= set(";&|"):
+                if command[:1] == ["for"]:
+                    loop[f"${command[1]}"] = command[3]
+                elif command:
+                    yield [part for each in command for part in (loop[each].split() if each in loop else [each])]
+                command = []
+            elif command or (word != "do" and not re.fullmatch(r"[A-Z_]+=.*", word)):
+                command.append(word)
+
+
+def parse(application: typer.Typer, words: list[str]) -> None:
+    """Parse a command line without running it."""
+    command, name = typer.main.get_command(application), ""
+    while isinstance(command, TyperGroup):
+        name, *words = words
+        assert name in command.commands, f"there is no command {name}"
+        command = command.commands[name]
+    assert isinstance(command, TyperCommand)
+    if "--help" not in words:
+        command.make_context(name, words)
+
+
+def check_module(name: str, words: list[str]) -> None:
+    """A module that can be run, and has the options that it is given."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None, f"there is no module {name}"
+    if name == "research":
+        from research.__main__ import app as research  # noqa: PLC0415
+
+        parse(research, words)
+        return
+    source = Path(str(spec.origin))
+    if source.name == "__init__.py":
+        source = source.with_name("__main__.py")
+    text = source.read_text()
+    assert "__main__" in (text + source.name), f"{name} cannot be run"
+    for option in (word.partition("=")[0] for word in words if word.startswith("--")):
+        assert f'"{option}"' in text, f"{name} has no option {option}"
+
+
+def check_command(words: list[str]) -> None:
+    program = Path(words[0]).name if words[0].startswith((".venv/bin/", "/opt/edge-node/bin/")) else words[0]
+    if program == "edge-node":
+        parse(app, words[1:])
+    elif program in ("python", "python3") and words[1:2] == ["-m"] and words[2] not in ("venv", "pip"):
+        check_module(words[2], words[3:])
+    elif program == "make":
+        targets = set(re.findall(r"^([\w-]+):", (HOUSE / "Makefile").read_text(), re.MULTILINE))
+        assert {word for word in words[1:] if "=" not in word and not word.startswith("-")} <= targets
+    else:
+        assert program in OTHERS or (HOUSE / program).exists(), f"what is {program}?"
+
+
+COMMANDS = [(block.page, words) for block in blocks("sh") for words in commands(block)]
+
+
+@pytest.mark.parametrize(("page", "words"), COMMANDS, ids=[f"{page}: {shlex.join(words)}" for page, words in COMMANDS])
+def test_every_command_can_be_typed(page: str, words: list[str]) -> None:
+    check_command(words)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "edge-node fly",
+        "edge-node join --wings 2",
+        "python -m trainer.nowhere",
+        "make haste",
+        "frobnicate",
+        "edge-node vfl fly",
+    ],
+)
+def test_a_command_that_is_none_is_found(line: str) -> None:
+    with pytest.raises((AssertionError, TyperException)):
+        check_command(line.split())
+
+
+@pytest.mark.parametrize("block", blocks("toml"), ids=lambda block: block.page)
+def test_every_settings_file_is_toml(block: Block) -> None:
+    assert tomllib.loads(block.text)
+
+
+@pytest.mark.parametrize("block", blocks("ini"), ids=lambda block: block.page)
+def test_every_ini_file_can_be_read(block: Block) -> None:
+    parser = configparser.ConfigParser(strict=False, allow_no_value=True, interpolation=None)
+    parser.read_string(block.text if "[" in block.text else "[top]\n" + block.text)
+
+
+def test_no_block_is_of_a_kind_that_nobody_checks() -> None:
+    checked = {"sh", "toml", "ini", "json", "python", "acl", "mermaid", "text"}
+    kinds = {
+        (page, kind)
+        for page in PAGES
+        for kind in re.findall(r"^```(\w*)\n.*?^```", (HOUSE / page).read_text(), re.M | re.S)
+    }
+    assert {(page, kind) for page, kind in kinds if kind not in checked} == set()
