@@ -24,7 +24,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from safetensors.numpy import save_file
 
 from broker_config.broker.embedded import EmbeddedBroker, start_broker
-from broker_config.mqtt.client import Delivery, Link, probe
+from broker_config.mqtt.client import Delivery, MqttClient, probe
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import decode_any, encode
@@ -44,7 +44,7 @@ class EmptyNode(threading.Thread):
         self._spec, self._name, self._session = spec, name, hashlib.sha256(name.encode()).hexdigest()[:16]
         self._inbox: queue.Queue[object] = queue.Queue()
         endpoint = Endpoint.parse(url)
-        self._link = Link(endpoint, name, inbox=self._inbox, persistent=True)
+        self._mqtt = MqttClient(endpoint, name, inbox=self._inbox, persistent=True)
         self._store = BlobStore(folder)
         self._courier = Courier(endpoint, spec.federation, name, self._store, self._inbox)
 
@@ -53,13 +53,13 @@ class EmptyNode(threading.Thread):
         federation, run = self._spec.federation, self._spec.run
         up = topics.up(federation, self._name)
         self._courier.start()
-        with self._link:
-            self._link.subscribe(topics.round_state(federation))
-            self._link.publish(up, encode(Hello(session=self._session, run=run, software="benchmark")))
+        with self._mqtt:
+            self._mqtt.subscribe(topics.round_state(federation))
+            self._mqtt.publish(up, encode(Hello(session=self._session, run=run, software="benchmark")))
             while True:
                 event = self._inbox.get()
                 if isinstance(event, Delivery):
-                    self._link.ack(event)
+                    self._mqtt.ack(event)
                     state = decode_any(event.payload)
                     if isinstance(state, RoundState) and state.status == "finished":
                         break
@@ -70,8 +70,8 @@ class EmptyNode(threading.Thread):
                         self._courier.fetch(state.broadcast)
                 elif isinstance(event, Fetched):
                     self._contribute(up, event)
-            self._link.publish(up, encode(Finished(session=self._session, run=run)))
-            self._link.flush(5)
+            self._mqtt.publish(up, encode(Finished(session=self._session, run=run)))
+            self._mqtt.flush(5)
         self._courier.close()
 
     def _contribute(self, up: str, event: Fetched) -> None:
@@ -89,7 +89,7 @@ class EmptyNode(threading.Thread):
             chunk_size=self._courier.chunk_size(CHUNK),
         )
         message = Contribution(session=self._session, run=received.run, round=received.round, weight=0.7, blob=blob)
-        self._link.publish(up, encode(message))
+        self._mqtt.publish(up, encode(message))
 
 
 def federation_round(broker: EmbeddedBroker, folder: Path, nodes: int, rounds: int) -> tuple[float, int]:

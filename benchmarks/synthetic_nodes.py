@@ -1,7 +1,7 @@
 """Many nodes that train nothing, on threads of a few processes: what a coordinator meets when a fleet takes part.
 
-They speak the real protocol through the real link and courier. Each offers a blob of its own in each round; on disk
-are a few, and a node shows one of them with a number of its own at the end.
+They speak the real protocol through the real MQTT client and blob transfer. Each offers a blob of its own in each
+round; on disk are a few, and a node shows one of them with a number of its own at the end.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from broker_config.mqtt.client import Delivery, Link, LinkUp
+from broker_config.mqtt.client import Connected, Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import decode_any, encode, encode_tensors
@@ -110,32 +110,32 @@ class EmptyNode(threading.Thread):
         self._finished = False
         will = (self._presence, encode(Presence(session=self._session, online=False)))
         endpoint, client = Endpoint.parse(url), f"edge-node/{spec.federation}/{self._name}"
-        self._link = Link(endpoint, client, inbox=self._inbox, persistent=True, will=will)
+        self._mqtt = MqttClient(endpoint, client, inbox=self._inbox, persistent=True, will=will)
         self._courier = Courier(endpoint, spec.federation, self._name, self._store, self._inbox)
 
     def run(self) -> None:
         """Take part to the end."""
         federation, run = self._spec.federation, self._spec.run
         self._courier.start()
-        self._link.subscribe(topics.round_state(federation), topics.down(federation, self._name))
-        with self._link:
+        self._mqtt.subscribe(topics.round_state(federation), topics.down(federation, self._name))
+        with self._mqtt:
             while not self._is_last(self._inbox.get(timeout=600)):
                 pass
-            self._link.publish(self._up, encode(Finished(session=self._session, run=run)))
-            self._link.publish(self._presence, encode(Presence(session=self._session, online=False)), retain=True)
-            self._link.flush(30)
+            self._mqtt.publish(self._up, encode(Finished(session=self._session, run=run)))
+            self._mqtt.publish(self._presence, encode(Presence(session=self._session, online=False)), retain=True)
+            self._mqtt.flush(30)
         self._courier.close()
         self.facts = self.facts._replace(sent=self._courier.bytes_sent, received=self._courier.bytes_received)
 
     def _is_last(self, event: object) -> bool:
         """Do what an event asks for; whether it was the result's arrival."""
         match event:
-            case LinkUp():
-                self._link.publish(self._presence, encode(Presence(session=self._session, online=True)), retain=True)
+            case Connected():
+                self._mqtt.publish(self._presence, encode(Presence(session=self._session, online=True)), retain=True)
                 hello = Hello(session=self._session, run=self._spec.run, software="benchmark")
-                self._link.publish(self._up, encode(hello))
+                self._mqtt.publish(self._up, encode(hello))
             case Delivery():
-                self._link.ack(event)
+                self._mqtt.ack(event)
                 self._hear(decode_any(event.payload))
             case Fetched(manifest):
                 return self._received(manifest)
@@ -173,7 +173,7 @@ class EmptyNode(threading.Thread):
         )
         weight = own_weight(self._node)
         message = Contribution(session=self._session, run=blob.run, round=round_, weight=weight, blob=blob)
-        self._link.publish(self._up, encode(message))
+        self._mqtt.publish(self._up, encode(message))
 
 
 def draw(spec: Spec, number: int) -> Arrays:

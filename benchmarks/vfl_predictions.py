@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from broker_config.broker.embedded import start_broker
-from broker_config.mqtt.client import Delivery, Link
+from broker_config.mqtt.client import Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.frames import Embedded, encode_frame
@@ -78,36 +78,38 @@ def measured(folder: Path, products: int) -> Iterator[tuple[str, list[float]]]:
             processes.ready(service)
         inbox: queue.Queue[Any] = queue.Queue()
         federation = "default"
-        with Link(Endpoint.parse(broker.url), "measure", inbox=inbox, persistent=False) as link:
-            link.subscribe(topics.predictions(federation), "edge-node/v1/default/line/measure/products")
-            _wait(lambda: link.await_subscription(1))
+        with MqttClient(Endpoint.parse(broker.url), "measure", inbox=inbox, persistent=False) as mqtt:
+            mqtt.subscribe(topics.predictions(federation), "edge-node/v1/default/line/measure/products")
+            _wait(lambda: mqtt.await_subscription(1))
             for when in ("while training", "alone"):
                 if when == "alone":
                     for process in training:
                         process.popen.terminate()
                     for process in training:
                         process.popen.wait()
-                yield f"bare, {when}", _bare(link, inbox, products)
+                yield f"bare, {when}", _bare(mqtt, inbox, products)
                 manifest = read(folder / "head" / "bundle").manifest
-                yield f"embedding, {when}", _embeddings(link, inbox, manifest, products, when)
+                yield f"embedding, {when}", _embeddings(mqtt, inbox, manifest, products, when)
                 first = 10**6 + (when == "alone") * products
                 yield f"row, {when}", _rows(inbox, line, folder, first, products)
 
 
-def _bare(link: Link, inbox: "queue.Queue[Any]", products: int) -> list[float]:
+def _bare(mqtt: MqttClient, inbox: "queue.Queue[Any]", products: int) -> list[float]:
     """Round trips of an embedding's bytes."""
     topic, times = "edge-node/v1/default/line/measure/products", []
     for number in range(products):
         time.sleep(_PAUSE)
         payload = b"%08d" % number + bytes(150)
         begun = time.perf_counter()
-        link.publish(topic, payload)
+        mqtt.publish(topic, payload)
         _heard(inbox, lambda found, payload=payload: found == payload)  # type: ignore[misc]
         times.append(1000 * (time.perf_counter() - begun))
     return times
 
 
-def _embeddings(link: Link, inbox: "queue.Queue[Any]", manifest: Manifest, products: int, prefix: str) -> list[float]:
+def _embeddings(
+    mqtt: MqttClient, inbox: "queue.Queue[Any]", manifest: Manifest, products: int, prefix: str
+) -> list[float]:
     """From the last embedding of a product to its final prediction."""
     times, random = [], np.random.default_rng(0)
     for number in range(products):
@@ -117,7 +119,7 @@ def _embeddings(link: Link, inbox: "queue.Queue[Any]", manifest: Manifest, produ
             values = random.random(sensor.size, np.float32).tobytes()
             frame = Embedded(run=manifest.run, round=manifest.round, product=product, embedding=values)
             begun = time.perf_counter()
-            link.publish(topics.products("default", sensor.name), encode_frame(frame))
+            mqtt.publish(topics.products("default", sensor.name), encode_frame(frame))
         _final(inbox, product)
         times.append(1000 * (time.perf_counter() - begun))
     return times

@@ -13,9 +13,9 @@ from queue import Queue
 from string import Template
 from typing import Literal, Self
 
-from broker_config.mqtt.client import Link
+from broker_config.mqtt.client import MqttClient
 from broker_config.mqtt.endpoint import Endpoint
-from broker_config.protocol.errors import EdgeNodeError, LinkError
+from broker_config.protocol.errors import BrokerError, EdgeNodeError
 from broker_config.security.secret_environment import without_secrets
 
 START_TIMEOUT = 20.0  # seconds; amqtt needs two to import
@@ -41,8 +41,8 @@ class EmbeddedBroker:
         deadline = time.monotonic() + START_TIMEOUT
         while self.process.poll() is None and time.monotonic() < deadline:
             try:
-                Link(endpoint, "", inbox=Queue(), persistent=False).open(timeout=1).close()
-            except LinkError:
+                MqttClient(endpoint, "", inbox=Queue(), persistent=False).open(timeout=1).close()
+            except BrokerError:
                 time.sleep(0.02)
             else:
                 time.sleep(0.05)

@@ -19,11 +19,19 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from broker_config.mqtt.endpoint import Endpoint
-from broker_config.mqtt.handshake import MQTT5, MQTT311, Client, certificate_fault, handshake, newest_version, refused
+from broker_config.mqtt.handshake import (
+    MQTT5,
+    MQTT311,
+    PahoClient,
+    certificate_fault,
+    handshake,
+    newest_version,
+    refused,
+)
 from broker_config.protocol.codec import HEAD, MAX_MESSAGE
-from broker_config.protocol.errors import EdgeNodeError, LinkError, brief
+from broker_config.protocol.errors import BrokerError, EdgeNodeError, brief
 
-__all__ = ["Delivery", "Endpoint", "Link", "LinkDown", "LinkUp", "probe"]
+__all__ = ["Connected", "Delivery", "Disconnected", "Endpoint", "MqttClient", "probe"]
 
 log = logging.getLogger(__name__)
 
@@ -31,14 +39,14 @@ SESSION_EXPIRY = 24 * 3600  # seconds that the broker keeps a persistent session
 LARGEST_PACKET = (1 << 24) + (1 << 16)  # bytes that we accept (MQTT 5): the largest chunk and its header
 PACKET_OVERHEAD = 16  # bytes of a PUBLISH besides topic and payload, at most
 QUEUED_PUBLISHES = 1000  # QoS 1 messages that wait for the broker
-TAKEN_OVER = "Session taken over"  # LinkDown's reason (MQTT 5) when another process has connected under our client id
+TAKEN_OVER = "Session taken over"  # Disconnected's reason (MQTT 5): another process has connected under our client id
 QUIET = 0.2  # seconds without a retained message after which a probe is done
 
 
 class Delivery(NamedTuple):
-    """A message that arrived. `connection` counts the link's connections: `mid` means something in that one only."""
+    """A message that arrived. `connection` counts the client's connections: `mid` is valid in that one only."""
 
-    link: "Link"
+    client: "MqttClient"
     topic: str
     payload: bytes
     retain: bool
@@ -49,29 +57,29 @@ class Delivery(NamedTuple):
     user: tuple[tuple[str, str], ...] = ()  # its user properties (MQTT 5)
 
 
-class LinkUp(NamedTuple):
-    """The link is connected, for the first time or again; its subscriptions have been asked for."""
+class Connected(NamedTuple):
+    """The client is connected, for the first time or again; its subscriptions have been requested."""
 
-    link: "Link"
+    client: "MqttClient"
 
 
-class LinkDown(NamedTuple):
-    """The link lost its connection and tries to get it back."""
+class Disconnected(NamedTuple):
+    """The client lost its connection and tries to get it back."""
 
-    link: "Link"
+    client: "MqttClient"
     reason: str
 
 
-class Link:
-    """One MQTT connection; what happens on it is put into `inbox` as Delivery, LinkUp and LinkDown.
+class MqttClient:
+    """One MQTT connection; what happens on it is put into `inbox` as Delivery, Connected and Disconnected.
 
-    A persistent link keeps its session at the broker for a day and acknowledges QoS 1 only when told so by `ack`. When
-    the inbox is full, QoS 0 is dropped; QoS 1 waits, and the broker with it. A payload of more than `longest` bytes is
-    cut to one byte more: enough to be refused for it, and too little to fill the memory while it waits.
+    A persistent client keeps its session at the broker for a day and acknowledges QoS 1 only when told to by `ack`.
+    When the inbox is full, QoS 0 is dropped; QoS 1 waits, and the broker with it. A payload of more than `longest`
+    bytes is cut to one byte more: enough to be refused for it, and too little to fill the memory while it waits.
 
     Nothing is heard on a topic that was not subscribed to, whatever the broker sends: what a process does with a
-    message hangs on its topic, and so does who must have signed it. What a broker has kept for a persistent link comes
-    as soon as that opens: subscribe before.
+    message hangs on its topic, and so does who must have signed it. What a broker has kept for a persistent
+    client comes as soon as that opens: subscribe before.
 
     With a seal in `endpoint` all that members of its federation say is signed and checked here, and nowhere else.
     """
@@ -98,7 +106,7 @@ class Link:
         self._persistent = persistent
         self._will = (will[0], seal.close(*will)) if seal and will else will
         self._keepalive = keepalive
-        self._client = self._make_client(MQTT311)
+        self._paho = self._make_paho(MQTT311)
         self._filters: dict[str, int] = {}
         self._connection = 0
         self._lock = threading.Lock()  # of _connection, _unacknowledged and _unwritten
@@ -111,7 +119,7 @@ class Link:
         self._outcast = False  # whether the broker has turned our certificate down since we were connected
 
     def open(self, timeout: float = 10.0) -> Self:
-        """Connect, with MQTT 5 if the broker can; LinkError says why that fails or takes more than `timeout` s."""
+        """Connect, with MQTT 5 if the broker can; BrokerError says why that fails or takes more than `timeout` s."""
         version = newest_version(self.endpoint, timeout)
         options: dict[str, Any] = {}
         if version == MQTT5:
@@ -123,36 +131,36 @@ class Link:
                 properties.ReceiveMaximum = self.window
             if self._persistent:
                 properties.SessionExpiryInterval = SESSION_EXPIRY
-        self._client = self._make_client(version)
-        answer = handshake(self._client, self.endpoint, timeout, self._keepalive, **options)
+        self._paho = self._make_paho(version)
+        answer = handshake(self._paho, self.endpoint, timeout, self._keepalive, **options)
         if answer != "Success":
             raise refused(self.endpoint, answer)
-        self._client.loop_start()
+        self._paho.loop_start()
         return self
 
-    def _make_client(self, version: MQTTProtocolVersion) -> Client:
-        client = Client(self.endpoint, self._client_id, version, self._persistent)
-        client.suppress_exceptions = True  # a topic that is not UTF-8 must not end paho's thread
-        client.max_queued_messages_set(QUEUED_PUBLISHES)
-        client.reconnect_delay_set(0.5, 10)  # type: ignore[arg-type]
-        client.username_pw_set(self.endpoint.username, self.endpoint.password)
+    def _make_paho(self, version: MQTTProtocolVersion) -> PahoClient:
+        paho_client = PahoClient(self.endpoint, self._client_id, version, self._persistent)
+        paho_client.suppress_exceptions = True  # a topic that is not UTF-8 must not end paho's thread
+        paho_client.max_queued_messages_set(QUEUED_PUBLISHES)
+        paho_client.reconnect_delay_set(0.5, 10)  # type: ignore[arg-type]
+        paho_client.username_pw_set(self.endpoint.username, self.endpoint.password)
         if self._will:
-            client.will_set(*self._will, qos=1, retain=True)
-        client.on_socket_close = self._on_socket_close
-        client.on_connect = self._on_connect
-        client.on_disconnect = self._on_disconnect
-        client.on_message = self._on_message
-        client.on_subscribe = self._on_subscribe
-        client.on_publish = self._on_publish
-        return client
+            paho_client.will_set(*self._will, qos=1, retain=True)
+        paho_client.on_socket_close = self._on_socket_close
+        paho_client.on_connect = self._on_connect
+        paho_client.on_disconnect = self._on_disconnect
+        paho_client.on_message = self._on_message
+        paho_client.on_subscribe = self._on_subscribe
+        paho_client.on_publish = self._on_publish
+        return paho_client
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether the broker has accepted us and the connection stands."""
-        return self._client.is_connected()
+        return self._paho.is_connected()
 
     @property
-    def crowded(self) -> bool:
+    def is_crowded(self) -> bool:
         """Whether so many QoS 1 messages wait for the broker that those which can be spared should be."""
         with self._lock:
             self._forget_acknowledged()
@@ -176,8 +184,8 @@ class Link:
     def subscribe(self, *filters: str, qos: int = 1) -> None:
         """Receive what matches `filters`, now and after every reconnection."""
         self._filters |= dict.fromkeys(filters, qos)
-        if self.connected:
-            self._client.subscribe([(topic, qos) for topic in filters])
+        if self.is_connected:
+            self._paho.subscribe([(topic, qos) for topic in filters])
 
     def await_subscription(self, timeout: float) -> bool:
         """Wait until the broker has answered the first subscription; False if it has not within `timeout` seconds."""
@@ -187,13 +195,13 @@ class Link:
         """Receive nothing more for `filters`."""
         for topic in filters:
             self._filters.pop(topic, None)
-        if self.connected:
-            self._client.unsubscribe(list(filters))
+        if self.is_connected:
+            self._paho.unsubscribe(list(filters))
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> None:
         """Send a message. While there is no connection QoS 1 is kept for later and QoS 0 is lost.
 
-        EdgeNodeError if the broker takes no message of this size, LinkError if too many wait for it already.
+        EdgeNodeError if the broker takes no message of this size, BrokerError if too many wait for it already.
         """
         if self.endpoint.seal:
             payload = self.endpoint.seal.close(topic, payload)
@@ -203,9 +211,11 @@ class Link:
                 f"a message of {size} bytes for {topic} exceeds the {self.max_packet} that {self.endpoint} allows",
                 "raise the broker's maximum packet size (mosquitto: max_packet_size)",
             )
-        info = self._client.publish(topic, payload, qos, retain)
+        info = self._paho.publish(topic, payload, qos, retain)
         if info.rc == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
-            raise LinkError(f"{QUEUED_PUBLISHES} messages wait for {self.endpoint}", "check that the broker is running")
+            raise BrokerError(
+                f"{QUEUED_PUBLISHES} messages wait for {self.endpoint}", "check that the broker is running"
+            )
         with self._lock:
             if qos:
                 info.rc = MQTTErrorCode.MQTT_ERR_SUCCESS  # paho says "no connection", but keeps the message
@@ -219,7 +229,7 @@ class Link:
         """Tell the broker that the effect of a QoS 1 message is safe. Of an earlier connection: it will come again."""
         with self._lock:
             if delivery.qos and delivery.connection == self._connection:
-                self._client.ack(delivery.mid, delivery.qos)
+                self._paho.ack(delivery.mid, delivery.qos)
 
     def flush(self, timeout: float) -> bool:
         """Wait until the broker has acknowledged all QoS 1 messages; False if it has not within `timeout` seconds."""
@@ -233,7 +243,7 @@ class Link:
     def close(self) -> None:
         """Disconnect cleanly, so that the will is not sent; what is already published is written first."""
         self._closing.set()
-        if self._client.disconnect() == MQTTErrorCode.MQTT_ERR_SUCCESS:
+        if self._paho.disconnect() == MQTTErrorCode.MQTT_ERR_SUCCESS:
             self._disconnected.wait(5)
 
     def __enter__(self) -> Self:
@@ -242,7 +252,7 @@ class Link:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _put(self, event: Delivery | LinkUp | LinkDown) -> None:
+    def _put(self, event: Delivery | Connected | Disconnected) -> None:
         while not self._closing.is_set():
             try:
                 self._inbox.put(event, timeout=0.2)
@@ -257,10 +267,10 @@ class Link:
     def _on_connect(
         self, _client: paho.Client, _data: object, _flags: object, reason: ReasonCode, properties: Properties | None
     ) -> None:
-        client = self._client
-        client.answer = reason.getName()
+        paho_client = self._paho
+        paho_client.answer = reason.getName()
         if self._closing.is_set():
-            client.disconnect()
+            paho_client.disconnect()
         elif reason.is_failure:
             if self._disconnected.is_set():  # else `open` raises
                 log.warning("%s refuses us: %s", self.endpoint, reason)
@@ -269,20 +279,20 @@ class Link:
             self._disconnected.clear()
             self.max_packet = getattr(properties, "MaximumPacketSize", None)
             if self._filters:
-                client.subscribe(list(self._filters.items()))
-            self._put(LinkUp(self))
+                paho_client.subscribe(list(self._filters.items()))
+            self._put(Connected(self))
 
     def _on_disconnect(
         self, _client: paho.Client, _data: object, flags: paho.DisconnectFlags, reason: ReasonCode, _properties: object
     ) -> None:
-        alert, self._client.alert = self._client.alert, None
+        alert, self._paho.alert = self._paho.alert, None
         if self._disconnected.is_set() and alert and (fault := certificate_fault(alert)) and not self._outcast:
             self._outcast = True  # said once, not with every attempt
             log.warning("%s does not accept our certificate any more: %s; %s", self.endpoint, *fault)
-        if self._disconnected.is_set() or self._client.answer != "Success":
+        if self._disconnected.is_set() or self._paho.answer != "Success":
             return  # was not up
         self._disconnected.set()
-        self._put(LinkDown(self, str(reason) if flags.is_disconnect_packet_from_server else "connection lost"))
+        self._put(Disconnected(self, str(reason) if flags.is_disconnect_packet_from_server else "connection lost"))
 
     def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
         payload = bytes(message.payload[: self.longest + (HEAD if self.endpoint.seal else 0) + 1])
@@ -338,22 +348,22 @@ def _is_over(info: paho.MQTTMessageInfo) -> bool:
 def probe(endpoint: Endpoint, filters: Sequence[str], wait: float) -> dict[str, bytes]:
     """Return the retained messages (topic -> payload) under `filters`, after `wait` seconds at the latest.
 
-    LinkError if the broker cannot be reached or lets us not read them.
+    BrokerError if the broker cannot be reached or lets us not read them.
     """
     inbox: queue.Queue[Any] = queue.Queue()
     found: dict[str, bytes] = {}
-    with Link(endpoint, f"probe-{secrets.token_hex(8)}", inbox=inbox, persistent=False) as link:
-        link.subscribe(*filters, qos=0)
+    with MqttClient(endpoint, f"probe-{secrets.token_hex(8)}", inbox=inbox, persistent=False) as client:
+        client.subscribe(*filters, qos=0)
         deadline = time.monotonic() + wait
         while (left := deadline - time.monotonic()) > 0:
             try:
                 event = inbox.get(timeout=min(left, QUIET))
             except queue.Empty:
-                if link._subscribed.is_set():
+                if client._subscribed.is_set():
                     break
                 continue
             if isinstance(event, Delivery) and event.retain:
                 found[event.topic] = event.payload
-        if link._subscription_refused:
-            raise refused(endpoint, link._subscription_refused)
+        if client._subscription_refused:
+            raise refused(endpoint, client._subscription_refused)
     return found

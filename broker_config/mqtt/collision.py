@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from broker_config.mqtt.client import TAKEN_OVER, LinkDown, LinkUp
+from broker_config.mqtt.client import TAKEN_OVER, Connected, Disconnected
 from broker_config.protocol.errors import EdgeNodeError
 
 _SHORT = 3.0  # seconds
@@ -23,9 +23,9 @@ class CollisionDetector:
         self._name, self._remedy, self._clock = name, remedy, clock
         self._connected_at, self._short = 0.0, 0
 
-    def observe(self, event: LinkUp | LinkDown) -> None:
+    def observe(self, event: Connected | Disconnected) -> None:
         """Raise EdgeNodeError if this event shows that another process has connected under our client id."""
-        if isinstance(event, LinkUp):
+        if isinstance(event, Connected):
             self._connected_at = self._clock()
             return
         self._short = self._short + 1 if self._clock() - self._connected_at < _SHORT else 0

@@ -14,7 +14,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersi
 from paho.mqtt.reasoncodes import ReasonCode
 
 from broker_config.mqtt.endpoint import PORTS, Endpoint
-from broker_config.protocol.errors import LinkError
+from broker_config.protocol.errors import BrokerError
 
 MQTT5 = MQTTProtocolVersion.MQTTv5
 MQTT311 = MQTTProtocolVersion.MQTTv311
@@ -35,7 +35,7 @@ _ALERTS = {  # the end of TLS's word for what is wrong with our certificate -> t
 }
 
 
-class Client(paho.Client):
+class PahoClient(paho.Client):
     """paho's client, with four things set right.
 
     Its WebSocket reports a partly written packet as 0 bytes, which it takes for "done": the packet would be lost.
@@ -137,8 +137,8 @@ def _send_at_once(_client: paho.Client, _data: object, sock: Any) -> None:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def handshake(client: Client, endpoint: Endpoint, timeout: float, keepalive: int = 60, **options: Any) -> str:
-    """Connect `client`, whose `on_connect` notes the `answer`; return that, LinkError if there is none in `timeout` s.
+def handshake(client: PahoClient, endpoint: Endpoint, timeout: float, keepalive: int = 60, **options: Any) -> str:
+    """Connect `client`, whose `on_connect` notes the `answer`; return that, BrokerError if none within `timeout` s.
 
     Runs in the caller's thread; `options` are those of paho's `connect`.
     """
@@ -167,13 +167,13 @@ def newest_version(endpoint: Endpoint, timeout: float) -> MQTTProtocolVersion:
     Asked with a CONNECT that is empty, but for the version: an old broker misreads MQTT 5's properties or what follows
     them as lengths and may wait for ever. One that wants credentials refuses, in the version that it speaks.
     """
-    client = Client(endpoint, f"version-{secrets.token_hex(8)}", MQTT5, persistent=False)
+    client = PahoClient(endpoint, f"version-{secrets.token_hex(8)}", MQTT5, persistent=False)
     answer = handshake(client, endpoint, timeout)
     client.disconnect()
     return MQTT311 if answer in ("Unsupported protocol version", CLOSED) else MQTT5
 
 
-def unreachable(endpoint: Endpoint, error: OSError, timeout: float) -> LinkError:
+def unreachable(endpoint: Endpoint, error: OSError, timeout: float) -> BrokerError:
     """Say why no connection to the broker came about within `timeout` seconds."""
     place = f"{endpoint.host}:{endpoint.port}"
     match error:
@@ -200,7 +200,7 @@ def unreachable(endpoint: Endpoint, error: OSError, timeout: float) -> LinkError
             remedy = "check port and path; without WebSockets the scheme is mqtt:// or mqtts://"
         case _:
             what, remedy = f"no connection to {place}: {error}", "check address, network and firewall"
-    return LinkError(what, remedy)
+    return BrokerError(what, remedy)
 
 
 def certificate_fault(alert: ssl.SSLError) -> tuple[str, str] | None:
@@ -208,7 +208,7 @@ def certificate_fault(alert: ssl.SSLError) -> tuple[str, str] | None:
     return next((said for end, said in _ALERTS.items() if (alert.reason or "").endswith(end)), None)
 
 
-def refused(endpoint: Endpoint, answer: str) -> LinkError:
+def refused(endpoint: Endpoint, answer: str) -> BrokerError:
     """Say what to do about a broker that answered with other than success."""
     match answer:
         case "Bad user name or password" | "Not authorized":
@@ -220,4 +220,4 @@ def refused(endpoint: Endpoint, answer: str) -> LinkError:
         case _:
             remedy = f"check that scheme and port belong together ({', '.join(f'{s} {p}' for s, p in PORTS.items())})"
             remedy += " and whether the broker demands a certificate (--kit, or --cert and --key)"
-    return LinkError(f"the broker {endpoint} did not let us in: {answer.lower()}", remedy)
+    return BrokerError(f"the broker {endpoint} did not let us in: {answer.lower()}", remedy)

@@ -34,7 +34,7 @@ class UsageError(EdgeNodeError):
     exit_code = 2
 
 
-class LinkError(EdgeNodeError):
+class BrokerError(EdgeNodeError):
     """The broker cannot be reached or does not let us in."""
 
     exit_code = 69  # EX_UNAVAILABLE

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from paho.mqtt.client import topic_matches_sub
 
-from broker_config.mqtt.client import LARGEST_PACKET, Delivery, Endpoint, Link, LinkDown, LinkUp
+from broker_config.mqtt.client import LARGEST_PACKET, Connected, Delivery, Disconnected, Endpoint, MqttClient
 from broker_config.mqtt.event_queue import EventQueue
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, decode_chunk, encode, encode_chunk
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 CHUNK = 256 * 1024  # bytes
 CHUNK_ROOM = 1024  # bytes of a packet that are not a chunk's data, at most
-BACKLOG = 1 << 20  # bytes handed to the link and not yet written, at most one chunk more
+BACKLOG = 1 << 20  # bytes handed to the client and not yet written, at most one chunk more
 EVENTS = 8 * WINDOW  # bytes of chunks and requests that wait for the worker, at most one more
 AT_ONCE = 8  # blobs that are fetched at a time; the window is theirs
 SILENT = 2  # requests without an answer after which a holder gives way to another
@@ -86,10 +86,10 @@ class Courier:
         self._inbox = inbox
         self._events = EventQueue(EVENTS)
         self._commands: deque[Callable[[], None]] = deque()
-        self._link = Link(
+        self._mqtt = MqttClient(
             endpoint, f"edge-node/{federation}/{me}/data", inbox=self._events, persistent=False, keepalive=KEEPALIVE
         )
-        self._link.longest = LARGEST_PACKET
+        self._mqtt.longest = LARGEST_PACKET
         self._requests = topics.want(federation, me, "+")
         self._offered: dict[tuple[str, int], int] = {}  # bytes by digest and chunk size
         self._sends = SendQueue()
@@ -100,9 +100,9 @@ class Courier:
         self._worker = threading.Thread(target=self._run, name=f"courier of {me}", daemon=True)
 
     def start(self) -> None:
-        """Connect and begin; LinkError if the broker cannot be reached."""
-        self._link.subscribe(self._requests, qos=0)
-        self._link.open()
+        """Connect and begin; BrokerError if the broker cannot be reached."""
+        self._mqtt.subscribe(self._requests, qos=0)
+        self._mqtt.open()
         self._worker.start()
 
     def close(self) -> None:
@@ -111,13 +111,13 @@ class Courier:
         self._wake()
         if self._worker.is_alive():
             self._worker.join()
-        self._link.close()
+        self._mqtt.close()
 
     def chunk_size(self, preferred: int = CHUNK) -> int:
         """Return the bytes of a chunk: `preferred`, or what fits into the broker's packets."""
-        if self._link.max_packet is None:
+        if self._mqtt.max_packet is None:
             return preferred
-        return min(preferred, self._link.max_packet - CHUNK_ROOM)
+        return min(preferred, self._mqtt.max_packet - CHUNK_ROOM)
 
     def offer(self, digest: str, chunk_size: int) -> None:
         """Serve a blob of the store to whoever asks, in chunks of this size, and of others that it was offered in.
@@ -167,16 +167,16 @@ class Courier:
             self._take(self._events.get(timeout=timeout))
         while self._commands:
             self._commands.popleft()()
-        if self._link.connected:
+        if self._mqtt.is_connected:
             self._send()
             self._ask()
 
-    def _take(self, event: Delivery | LinkUp | LinkDown | None) -> None:
+    def _take(self, event: Delivery | Connected | Disconnected | None) -> None:
         match event:
-            case LinkUp():
+            case Connected():
                 for fetch in self._under_way():
                     fetch.restart()
-            case LinkDown():
+            case Disconnected():
                 self._sends.clear()
             case Delivery() if topic_matches_sub(self._requests, event.topic):
                 self._serve(event)
@@ -206,7 +206,7 @@ class Courier:
         return new
 
     def _send(self) -> None:
-        while self._sends and self._link.backlog < BACKLOG:
+        while self._sends and self._mqtt.backlog < BACKLOG:
             piece = self._sends.pop(time.monotonic())
             if (piece.digest, piece.chunk_size) not in self._offered:
                 continue
@@ -215,7 +215,7 @@ class Courier:
             except FileNotFoundError:  # withdrawn and removed at this moment
                 continue
             topic = topics.chunks(self._federation, self._me, piece.digest, piece.chunk_size)
-            self._link.publish(topic, encode_chunk(piece.number, data), qos=0)
+            self._mqtt.publish(topic, encode_chunk(piece.number, data), qos=0)
             self.bytes_sent += len(data)
 
     def _ask(self) -> None:
@@ -225,7 +225,7 @@ class Courier:
             if chunks := fetch.wants(now):
                 blob = fetch.manifest
                 want = Want(digest=blob.digest, chunk_size=blob.chunk_size, chunks=chunks, newest=fetch.newest)
-                self._link.publish(topics.want(self._federation, blob.node, self._me), encode(want), qos=0)
+                self._mqtt.publish(topics.want(self._federation, blob.node, self._me), encode(want), qos=0)
 
     def _take_turns(self) -> None:
         for job in list(self._turns.served):
@@ -249,7 +249,7 @@ class Courier:
             job.fetch.restart()
             return
         job.fetch = Fetch(job.blob, self._store)
-        self._link.subscribe(job.topic, qos=0)
+        self._mqtt.subscribe(job.topic, qos=0)
         if job.fetch.complete:  # an earlier process received it all
             self._finish(job, job.fetch)
 
@@ -293,9 +293,9 @@ class Courier:
         """
         if fetch.resumed:
             return True
-        if self._link.endpoint.seal and self._is_first(job.blob.node):
+        if self._mqtt.endpoint.seal and self._is_first(job.blob.node):
             log.warning("what arrives from %s is not the blob that it has signed; asking for it again", job.blob.node)
-        return self._link.endpoint.seal is not None
+        return self._mqtt.endpoint.seal is not None
 
     def _accept(self, manifest: Manifest) -> None:
         if manifest.digest in self._store:
@@ -326,7 +326,7 @@ class Courier:
             job.fetch.discard()
             job.fetch = None
             if all(each.topic != job.topic for each in jobs):
-                self._link.unsubscribe(job.topic)
+                self._mqtt.unsubscribe(job.topic)
         for manifest in job.manifests:
             self._tell(FetchFailed(manifest, str(error), isinstance(error, PeerError)) if error else Fetched(manifest))
 

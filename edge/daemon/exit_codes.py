@@ -5,7 +5,7 @@ import errno
 import os
 from collections.abc import Iterator
 
-from broker_config.protocol.errors import BugError, LinkError, UsageError, explain
+from broker_config.protocol.errors import BrokerError, BugError, UsageError, explain
 from edge.bundle.bundle_format import BundleError
 
 _BY_CAUSE = {
@@ -36,7 +36,7 @@ def sysexits() -> Iterator[None]:
 def code(error: Exception) -> int:
     """The exit code of an error, by what caused it."""
     explained = explain(error)
-    if isinstance(explained, LinkError | BugError):
+    if isinstance(explained, BrokerError | BugError):
         return explained.exit_code
     cause: BaseException | None = error
     while cause and not (isinstance(cause, OSError) and cause.errno in _BY_CAUSE):

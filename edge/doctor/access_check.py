@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from broker_config.mqtt.endpoint import PORTS, Endpoint
-from broker_config.mqtt.handshake import CLOSED, MQTT5, Client, handshake
+from broker_config.mqtt.handshake import CLOSED, MQTT5, PahoClient, handshake
 from broker_config.protocol import topics
-from broker_config.protocol.errors import LinkError
+from broker_config.protocol.errors import BrokerError
 from broker_config.security.access_list import rights
 from edge.doctor.check_context import Trial
 from edge.doctor.probe_connection import LostError, Wire
@@ -120,7 +120,7 @@ def _admits_strangers(trial: Trial) -> bool:
             return True
         try:
             trial.wire("stranger", endpoint=stranger).open().close()
-        except LinkError:
+        except BrokerError:
             return False
     return True
 
@@ -130,10 +130,10 @@ def _speaks_openly(trial: Trial) -> bool:
     if not trial.endpoint.tls:
         return False
     plain = Endpoint("mqtt", trial.endpoint.host, PORTS["mqtt"])
-    client = Client(plain, "", MQTT5, persistent=False)
+    client = PahoClient(plain, "", MQTT5, persistent=False)
     try:
         answer = handshake(client, plain, min(_PLAIN, trial.timeout))
-    except LinkError:
+    except BrokerError:
         return False
     client.disconnect()
     return answer != CLOSED

@@ -12,7 +12,7 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.mqtt.handshake import MQTT5, MQTT311
 from broker_config.protocol import topics
 from broker_config.protocol.codec import encoded_size
-from broker_config.protocol.errors import LinkError
+from broker_config.protocol.errors import BrokerError
 from broker_config.protocol.messages import Spec
 from broker_config.protocol.vfl_messages import LineSpec
 from broker_config.transfer.blob_transfer import CHUNK
@@ -81,7 +81,7 @@ class Trial:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(LinkError, LostError):  # then the broker is gone, or forgets us by itself
+        with suppress(BrokerError, LostError):  # then the broker is gone, or forgets us by itself
             for part in self._sessions:
                 self.wire(part).open().close()
             if self._retains:

@@ -15,7 +15,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from broker_config.mqtt.client import LARGEST_PACKET
 from broker_config.mqtt.endpoint import Endpoint
-from broker_config.mqtt.handshake import MQTT5, Client, handshake, refused
+from broker_config.mqtt.handshake import MQTT5, PahoClient, handshake, refused
 
 
 class LostError(Exception):
@@ -60,7 +60,7 @@ class Wire:
         self._granted: dict[int, list[ReasonCode]] = {}
         self._lost = ""
         self._news = threading.Condition()
-        self._client = client = Client(endpoint, client_id, version, persistent=session > 0)
+        self._client = client = PahoClient(endpoint, client_id, version, persistent=session > 0)
         client.suppress_exceptions = True
         client.manual_ack_set(True)
         client.username_pw_set(endpoint.username, endpoint.password)
@@ -73,7 +73,7 @@ class Wire:
         client.on_subscribe = self._on_subscribe
 
     def open(self) -> Self:
-        """Connect; LinkError says why that fails."""
+        """Connect; BrokerError says why that fails."""
         options: dict[str, Any] = {}
         if self._version == MQTT5:
             options["clean_start"] = not self._session

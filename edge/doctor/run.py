@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from broker_config.protocol.errors import EdgeNodeError, LinkError
+from broker_config.protocol.errors import BrokerError, EdgeNodeError
 from edge.doctor import access_check, connection_check, kit_check, machine_check, storage_check, traffic_check
 from edge.doctor.check_context import Trial
 from edge.doctor.probe_connection import LostError
@@ -36,7 +36,7 @@ ECHOES: tuple[Examine, ...] = (  # need that we read what we write
 )
 KIT: tuple[Examine, ...] = (kit_check.certificate, kit_check.charter)  # of the above, for whoever has one
 LOCAL: tuple[Examine, ...] = (machine_check.clock, machine_check.disk, machine_check.python)
-UNREACHABLE = LinkError.exit_code
+UNREACHABLE = BrokerError.exit_code
 
 
 def examine(trial: Trial, begins: Callable[[str], None] = lambda _: None) -> Iterator[Check]:

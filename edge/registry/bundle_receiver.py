@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from broker_config.mqtt.client import Delivery, Link, LinkDown
+from broker_config.mqtt.client import Delivery, Disconnected, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.errors import EdgeNodeError, UsageError, brief, explain
@@ -80,10 +80,10 @@ class BundleReceiver:
         while not self._stop.is_set():
             try:
                 me = f"edge-node-arrival-{uuid.uuid4().hex}"
-                with Link(self._endpoint, me, inbox=self._events, persistent=False) as link:
+                with MqttClient(self._endpoint, me, inbox=self._events, persistent=False) as mqtt:
                     said = ""
-                    link.subscribe(topics.bundle_offers(self._line))
-                    self._listen(link)
+                    mqtt.subscribe(topics.bundle_offers(self._line))
+                    self._listen(mqtt)
             except EdgeNodeError as error:
                 if error.what != said:
                     _log.warning("no bundle can arrive: %s; trying again", error.what)
@@ -92,11 +92,11 @@ class BundleReceiver:
                 _log.exception("an error while bundles were waited for; going on")
             self._stop.wait(_RETRY)
 
-    def _listen(self, link: Link) -> None:
+    def _listen(self, mqtt: MqttClient) -> None:
         while not self._stop.is_set():
             event = self._next(0.2)
             if isinstance(event, Delivery) and (offer := self._offered(event)):
-                self._answer(link, self._judged(link, offer))
+                self._answer(mqtt, self._judged(mqtt, offer))
 
     def _next(self, seconds: float) -> Any:
         """What happens next, if anything does; offers are acknowledged, whatever becomes of them."""
@@ -105,7 +105,7 @@ class BundleReceiver:
         except queue.Empty:
             return None
         if isinstance(event, Delivery):
-            event.link.ack(event)
+            event.client.ack(event)
         return event
 
     def _offered(self, message: Delivery) -> Offer | None:
@@ -120,12 +120,14 @@ class BundleReceiver:
             sender = ""
         self._complain(sender, f"what was offered cannot be read: {why}")
         if sender:
-            self._answer(message.link, Answer(sender=sender, state="refused", text=f"the offer cannot be read: {why}"))
+            self._answer(
+                message.client, Answer(sender=sender, state="refused", text=f"the offer cannot be read: {why}")
+            )
         return None
 
-    def _judged(self, link: Link, offer: Offer) -> Answer:
+    def _judged(self, mqtt: MqttClient, offer: Offer) -> Answer:
         try:
-            return self._taken(link, offer)
+            return self._taken(mqtt, offer)
         except Exception as error:
             explained = explain(error)
             self._complain(offer.sender, explained.what)
@@ -134,7 +136,7 @@ class BundleReceiver:
                 sender=offer.sender, state="refused", text=explained.what, remedy=explained.remedy, findings=found
             )
 
-    def _taken(self, link: Link, offer: Offer) -> Answer:
+    def _taken(self, mqtt: MqttClient, offer: Offer) -> Answer:
         """Fetch, verify, store and serve what is offered; EdgeNodeError when one of these cannot be."""
         if sum(each.size for each in offer.files) > LARGEST:
             raise OfferError(f"the bundle has more than {LARGEST >> 20} MiB", "send a smaller one")
@@ -144,8 +146,8 @@ class BundleReceiver:
         courier = Courier(self._endpoint, topics.of_line(self._line), me, blobs_, self._events)
         courier.start()
         try:
-            manifest = self._vouched(link, courier, offer, blobs_)
-            self._fetch(link, courier, offer, self._wanted(offer, manifest))
+            manifest = self._vouched(mqtt, courier, offer, blobs_)
+            self._fetch(mqtt, courier, offer, self._wanted(offer, manifest))
         finally:
             courier.close()
         with self._assembled(offer, blobs_, [*_SIGNED, *self._wanted(offer, manifest)]) as folder:
@@ -153,18 +155,18 @@ class BundleReceiver:
         blobs_.purge(())
         if not self._activate:
             return Answer(sender=offer.sender, state="stored", text=f"{manifest.id} ({digest}) is in the store")
-        self._answer(link, Answer(sender=offer.sender, state="fetching", text="trying the model out"))
+        self._answer(mqtt, Answer(sender=offer.sender, state="fetching", text="trying the model out"))
         findings = self._rollout.activate(digest, f"{offer.sender}, over MQTT")
         text = f"{manifest.id} ({digest}) is served"
         return Answer(sender=offer.sender, state="active", text=text, findings=tuple(findings))
 
-    def _vouched(self, link: Link, courier: Courier, offer: Offer, blobs_: BlobStore) -> Manifest:
+    def _vouched(self, mqtt: MqttClient, courier: Courier, offer: Offer, blobs_: BlobStore) -> Manifest:
         """The manifest, once it is sure that the line's own node has signed it, and that it may be served."""
         for name in _SIGNED:
             sizes = [each.size for each in offer.files if each.name == name]
             if len(sizes) != 1 or sizes[0] > bundle_format.LARGEST[name]:
                 raise OfferError(f"the bundle has no {name}, or one that is too large", "export it with a kit")
-        self._fetch(link, courier, offer, _SIGNED)
+        self._fetch(mqtt, courier, offer, _SIGNED)
         with self._assembled(offer, blobs_, _SIGNED) as folder:
             manifest = self._verifier._replace(accept_older=False).vouched(folder)
         [digest] = [each.digest for each in offer.files if each.name == bundle_format.MANIFEST]
@@ -183,7 +185,7 @@ class BundleReceiver:
             )
         return list(listed)
 
-    def _fetch(self, link: Link, courier: Courier, offer: Offer, names: Sequence[str]) -> None:
+    def _fetch(self, mqtt: MqttClient, courier: Courier, offer: Offer, names: Sequence[str]) -> None:
         missing = {each.digest: each for each in blobs(offer, names)}
         total = sum(each.size for each in missing.values())
         for each in missing.values():
@@ -197,8 +199,8 @@ class BundleReceiver:
                 case FetchFailed(manifest, reason) if manifest.node == offer.sender:
                     raise OfferError(f"the bundle could not be fetched: {reason}", "send it again")
                 case Delivery() as message if (other := self._offered(message)) and other.sender != offer.sender:
-                    self._answer(link, Answer(sender=other.sender, state="busy", text="another bundle is arriving"))
-                case LinkDown():
+                    self._answer(mqtt, Answer(sender=other.sender, state="busy", text="another bundle is arriving"))
+                case Disconnected():
                     moved = time.monotonic()
             now = time.monotonic()
             if courier.bytes_received != received:
@@ -207,7 +209,7 @@ class BundleReceiver:
                 raise OfferError("the bundle did not arrive: nothing came any more", "send it again; it goes on there")
             if now - told > _TELL:
                 told = now
-                self._answer(link, Answer(sender=offer.sender, state="fetching", text=f"{received} of {total} bytes"))
+                self._answer(mqtt, Answer(sender=offer.sender, state="fetching", text=f"{received} of {total} bytes"))
 
     @contextmanager
     def _assembled(self, offer: Offer, blobs_: BlobStore, names: Sequence[str]) -> Iterator[Path]:
@@ -224,9 +226,9 @@ class BundleReceiver:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _answer(self, link: Link, answer: Answer) -> None:
+    def _answer(self, mqtt: MqttClient, answer: Answer) -> None:
         try:
-            link.publish(topics.bundle_answers(self._line), encode(answer))
+            mqtt.publish(topics.bundle_answers(self._line), encode(answer))
         except EdgeNodeError as error:  # too many wait for the broker
             self._complain(answer.sender, error.what)
 

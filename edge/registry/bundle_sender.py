@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from broker_config.mqtt.client import Delivery, Link, probe
+from broker_config.mqtt.client import Delivery, MqttClient, probe
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.errors import EdgeNodeError, UsageError
@@ -30,7 +30,7 @@ def send(folder: Path, endpoint: Endpoint, line: str, tell: Callable[[str], None
     Raises:
         UsageError: the bundle is damaged or not signed, or this is the broker of a federation.
         EdgeNodeError: the line does not answer.
-        LinkError: the broker cannot be reached.
+        BrokerError: the broker cannot be reached.
     """
     topics.check_name(line, "the line's name")
     found = bundle_format.read(folder)
@@ -61,20 +61,22 @@ def _offered(
         offer = Offer(sender=sender, chunk_size=courier.chunk_size(), files=files)
         for each in files:
             courier.offer(each.digest, offer.chunk_size)
-        with Link(endpoint, f"edge-node-{sender}", inbox=events, persistent=False) as link:
-            link.subscribe(topics.bundle_answers(line))
-            return _answered(link, events, offer, line, tell)
+        with MqttClient(endpoint, f"edge-node-{sender}", inbox=events, persistent=False) as mqtt:
+            mqtt.subscribe(topics.bundle_answers(line))
+            return _answered(mqtt, events, offer, line, tell)
     finally:
         courier.close()
 
 
-def _answered(link: Link, events: "queue.Queue[Any]", offer: Offer, line: str, tell: Callable[[str], None]) -> Answer:
+def _answered(
+    mqtt: MqttClient, events: "queue.Queue[Any]", offer: Offer, line: str, tell: Callable[[str], None]
+) -> Answer:
     """The line's last word on the offer, which is repeated until it is heard."""
     heard, offered, patience, text = time.monotonic(), 0.0, _NOBODY, ""
     while (now := time.monotonic()) - heard < patience:
         if patience == _NOBODY and now - offered > _AGAIN:
             offered = now
-            link.publish(topics.bundle_offers(line), encode(offer))
+            mqtt.publish(topics.bundle_offers(line), encode(offer))
         answer = _next(events, offer.sender)
         if answer is None:
             continue
@@ -85,7 +87,7 @@ def _answered(link: Link, events: "queue.Queue[Any]", offer: Offer, line: str, t
         if answer.text != text:
             tell(text := answer.text)
     raise EdgeNodeError(
-        f"line {line!r} does not answer at {link.endpoint}",
+        f"line {line!r} does not answer at {mqtt.endpoint}",
         "start it with a table [arrival] that names this broker, and --trust; see its log",
     )
 
@@ -98,7 +100,7 @@ def _next(events: "queue.Queue[Any]", sender: str) -> Answer | None:
         return None
     if not isinstance(event, Delivery):
         return None
-    event.link.ack(event)
+    event.client.ack(event)
     try:
         answer = msgspec.json.decode(event.payload, type=Answer)
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -10,7 +10,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from broker_config.mqtt.client import PACKET_OVERHEAD
 from broker_config.mqtt.endpoint import Endpoint
-from broker_config.mqtt.handshake import MQTT5, Client, handshake, newest_version, refused
+from broker_config.mqtt.handshake import MQTT5, PahoClient, handshake, newest_version, refused
 from broker_config.protocol.errors import EdgeNodeError
 from edge.sinks.sink import SinkDown
 
@@ -91,9 +91,9 @@ class Connection:
             self._changed.wait_for(lambda: mid in self._answers or self.lost, _ACKNOWLEDGED)
             return self._answers.pop(mid, None)
 
-    def _connect(self, client_id: str, will: tuple[str, bytes] | None) -> Client:
+    def _connect(self, client_id: str, will: tuple[str, bytes] | None) -> PahoClient:
         version = newest_version(self._endpoint, _CONNECT)
-        client = Client(self._endpoint, client_id, version, persistent=False, reconnects=False)
+        client = PahoClient(self._endpoint, client_id, version, persistent=False, reconnects=False)
         client.suppress_exceptions = True
         client.username_pw_set(self._endpoint.username, self._endpoint.password)
         client.max_inflight_messages_set(IN_FLIGHT)

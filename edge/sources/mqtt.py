@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from broker_config.mqtt.client import Delivery, Endpoint, Link, LinkDown
+from broker_config.mqtt.client import Delivery, Disconnected, Endpoint, MqttClient
 from broker_config.protocol.errors import UsageError, brief
 from edge.inference.image_decoding import MAX_BYTES
 from edge.inference.pipeline import Frame
@@ -64,16 +64,16 @@ class Mqtt:
         self._finished = asyncio.Event()
 
     async def frames(self, stop: asyncio.Event) -> AsyncGenerator[Frame]:
-        """Each image once, in the broker's order; ends soon after `stop` is set. LinkError when we cannot connect.
+        """Each image once, in the broker's order; ends soon after `stop` is set. BrokerError when we cannot connect.
 
         An image is called by its user property `name`, else by its topic.
         """
         with bell(stop) as news:
             inbox = _Inbox(2 * WINDOW, news.ring)
-            link = Link(self._endpoint, self._client_id, inbox=inbox, persistent=True)
-            link.longest, link.window = MAX_BYTES, WINDOW
-            link.subscribe(self._topic)
-            if not await _opened(link, stop):
+            mqtt = MqttClient(self._endpoint, self._client_id, inbox=inbox, persistent=True)
+            mqtt.longest, mqtt.window = MAX_BYTES, WINDOW
+            mqtt.subscribe(self._topic)
+            if not await _opened(mqtt, stop):
                 return
             try:
                 while not stop.is_set():
@@ -84,25 +84,25 @@ class Mqtt:
                             yield frame
                 await self._until_all_are_judged()
             finally:
-                await asyncio.to_thread(link.close)
+                await asyncio.to_thread(mqtt.close)
 
     def done(self, frame: Frame, outcome: Verdict | Failure) -> None:  # noqa: ARG002  (they come in order)
         """Acknowledge the image."""
         delivery, key = self._in_hand.popleft()
         self._memory.keep(key)
-        delivery.link.ack(delivery)
+        delivery.client.ack(delivery)
         self._finished.set()
 
     def _frame(self, event: Any) -> Frame | None:
-        """What an event of the link brings, if it is a new image."""
-        if isinstance(event, LinkDown):
+        """What an event of the client brings, if it is a new image."""
+        if isinstance(event, Disconnected):
             _log.warning("%s: the broker is away (%s); trying again", self.name, event.reason)
         if not isinstance(event, Delivery):
             return None
         called = brief(dict(event.user).get("name", event.topic))
         key = _key(event, called)
         if event.retain or (event.repeated and key in self._memory):
-            event.link.ack(event)
+            event.client.ack(event)
             return None
         if event.repeated and (again := [index for index, (_, known) in enumerate(self._in_hand) if known == key]):
             self._in_hand[again[0]] = (event, key)  # an acknowledgement counts in the connection of its delivery
@@ -137,14 +137,14 @@ class _Inbox(queue.Queue[Any]):
         self._ring()
 
 
-async def _opened(link: Link, stop: asyncio.Event) -> bool:
-    """Connect, unless `stop` comes first: a broker that does not answer must not hold up the end. Raises LinkError."""
-    opening: Future[Link] = Future()
+async def _opened(mqtt: MqttClient, stop: asyncio.Event) -> bool:
+    """Connect, unless `stop` comes first: a silent broker must not hold up the end. Raises BrokerError."""
+    opening: Future[MqttClient] = Future()
     opening.set_running_or_notify_cancel()  # so that nobody can cancel it
 
     def run() -> None:
         try:
-            opening.set_result(link.open(_CONNECT))
+            opening.set_result(mqtt.open(_CONNECT))
         except Exception as error:
             opening.set_exception(error)
 
@@ -161,7 +161,7 @@ async def _opened(link: Link, stop: asyncio.Event) -> bool:
     return False
 
 
-def _close(late: Future[Link]) -> None:
+def _close(late: Future[MqttClient]) -> None:
     if not late.exception():
         late.result().close()
 

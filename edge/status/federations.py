@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct, structs, to_builtins
 
-from broker_config.mqtt.client import Delivery, Endpoint, Link, LinkDown, LinkUp, probe
+from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint, MqttClient, probe
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
 from broker_config.protocol.errors import EdgeNodeError, nearest
@@ -185,7 +185,7 @@ def look(endpoint: Endpoint, federation: str | None) -> Picture:
     """What the broker knows of its federations, or of the named one.
 
     Raises:
-        LinkError: the broker cannot be reached.
+        BrokerError: the broker cannot be reached.
         EdgeNodeError: there is no federation, or none of this name.
     """
     picture = Picture(federation, endpoint=endpoint)
@@ -205,8 +205,8 @@ def look(endpoint: Endpoint, federation: str | None) -> Picture:
 def follow(endpoint: Endpoint, picture: Picture, stop: Callable[[], bool]) -> Iterator[None]:
     """Keep the picture true until `stop` says so or all its federations have ended; yields after each change."""
     inbox: queue.Queue[Any] = queue.Queue()
-    with Link(endpoint, f"status-{secrets.token_hex(8)}", inbox=inbox, persistent=False) as link:
-        link.subscribe(*picture.filters, qos=0)
+    with MqttClient(endpoint, f"status-{secrets.token_hex(8)}", inbox=inbox, persistent=False) as mqtt:
+        mqtt.subscribe(*picture.filters, qos=0)
         while not stop() and not picture.ended:
             try:
                 event = inbox.get(timeout=_TICK)
@@ -216,14 +216,14 @@ def follow(endpoint: Endpoint, picture: Picture, stop: Callable[[], bool]) -> It
                 yield
 
 
-def _changed(picture: Picture, event: Delivery | LinkUp | LinkDown) -> bool:
+def _changed(picture: Picture, event: Delivery | Connected | Disconnected) -> bool:
     match event:
         case Delivery():
             return picture.take(event.topic, event.payload, retained=event.retain)
-        case LinkDown():
+        case Disconnected():
             picture.lost = event.reason
             return True
-        case LinkUp():
+        case Connected():
             was, picture.lost = picture.lost, ""
             return bool(was)
 

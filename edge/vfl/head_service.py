@@ -15,12 +15,12 @@ import msgspec
 import numpy as np
 from msgspec import Struct, field
 
-from broker_config.mqtt.client import Delivery, Link, LinkDown, LinkUp
+from broker_config.mqtt.client import Connected, Delivery, Disconnected, MqttClient
 from broker_config.mqtt.collision import CollisionDetector
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError
-from broker_config.protocol.errors import LinkError, brief
+from broker_config.protocol.errors import BrokerError, brief
 from broker_config.protocol.frames import LARGEST_FRAME, Embedded, decode_frame
 from broker_config.storage import disk
 from edge.sinks.append_file import write_all
@@ -95,18 +95,18 @@ def predict(
     model = reloading.first()
     federation = model.manifest.federation
     client = f"edge-node/{federation}/{topics.COORDINATOR}/predict"
-    link = Link(endpoint, client, inbox=inbox, persistent=True)
-    link.longest = LARGEST_FRAME
-    link.subscribe(topics.products(federation, "+"))
-    with link, reloading:
+    mqtt = MqttClient(endpoint, client, inbox=inbox, persistent=True)
+    mqtt.longest = LARGEST_FRAME
+    mqtt.subscribe(topics.products(federation, "+"))
+    with mqtt, reloading:
         answered = memory / f"{federation}-answered.json"
-        service = _Service(model, link, output, deadline, _recalled(answered, model.manifest.run))
-        link.await_subscription(_DRAIN)
+        service = _Service(model, mqtt, output, deadline, _recalled(answered, model.manifest.run))
+        mqtt.await_subscription(_DRAIN)
         sys.stderr.write(f"ready head, round {model.manifest.round}\n")
         while not stop():
             service.hear(inbox)
         service.finish()
-        link.flush(_DRAIN)
+        mqtt.flush(_DRAIN)
     with disk.writing(memory):
         memory.mkdir(parents=True, exist_ok=True)
         disk.replace_bytes(answered, _encode(service.answered))
@@ -118,13 +118,13 @@ class _Service:
     def __init__(
         self,
         model: HeadModel,
-        link: Link,
+        mqtt: MqttClient,
         output: Path | None,
         deadline: float,
         closed: Mapping[str, tuple[str, ...]],
     ):
         self.final = 0
-        self._link, self._output, self._deadline = link, output, deadline
+        self._mqtt, self._output, self._deadline = mqtt, output, deadline
         self._models = deque([model], _KEPT)
         self._gather = Gather(model.manifest.sensors, deadline, closed=closed)
         self._topic = topics.predictions(model.manifest.federation)
@@ -148,7 +148,7 @@ class _Service:
             pass
         self._answer(self._gather.due(time.monotonic()))
         for delivery in taken:
-            self._link.ack(delivery)
+            self._mqtt.ack(delivery)
 
     def finish(self) -> None:
         """Answer what is open, and say what was left out."""
@@ -170,7 +170,7 @@ class _Service:
                     self._leave_out(sensor, reason)
             case Loaded(model):
                 self._exchange(model)
-            case LinkUp() | LinkDown():
+            case Connected() | Disconnected():
                 self._collision.observe(event)
 
     def _fault(self, sensor: str, payload: bytes, at: float) -> str | None:
@@ -222,8 +222,8 @@ class _Service:
         try:
             for each in found:
                 sure = each.answer == "final"
-                self._link.publish(self._topic, _encode(each), qos=int(sure), retain=sure)
-        except LinkError as error:
+                self._mqtt.publish(self._topic, _encode(each), qos=int(sure), retain=sure)
+        except BrokerError as error:
             self._leave_out("the head", error.what)
         self.final += len(final)
         if self._output and final:

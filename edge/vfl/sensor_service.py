@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from broker_config.mqtt.client import Link, LinkDown, LinkUp
+from broker_config.mqtt.client import Connected, Disconnected, MqttClient
 from broker_config.mqtt.collision import CollisionDetector
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
@@ -55,23 +55,23 @@ def embed(
     for newest in samples.since(done - 1):
         samples.forget(newest)
     client = f"edge-node/{manifest.federation}/{manifest.node}/embed"
-    with Link(endpoint, client, inbox=inbox, persistent=False) as link, reloading:
-        service = _Service(model, samples, link, leaving, done)
+    with MqttClient(endpoint, client, inbox=inbox, persistent=False) as mqtt, reloading:
+        service = _Service(model, samples, mqtt, leaving, done)
         sys.stderr.write(f"ready {manifest.node}, round {manifest.round}\n")
         if not done:
             sys.stderr.write(f"waiting for rows in {rows}\n")
         while not stop():
             service.hear(inbox)
             service.look()
-        link.flush(_DRAIN)
+        mqtt.flush(_DRAIN)
     sys.stderr.write(f"stopped {manifest.node}: {pluralize(service.sent, 'product')} embedded\n")
     return service.sent
 
 
 class _Service:
-    def __init__(self, model: SensorModel, samples: Samples, link: Link, leaving: Leaving, done: int):
+    def __init__(self, model: SensorModel, samples: Samples, mqtt: MqttClient, leaving: Leaving, done: int):
         self.sent = 0
-        self._model, self._samples, self._link, self._leaving, self._done = model, samples, link, leaving, done
+        self._model, self._samples, self._mqtt, self._leaving, self._done = model, samples, mqtt, leaving, done
         self._topic = topics.products(model.manifest.federation, model.manifest.node)
         self._collision = CollisionDetector(model.manifest.node)
 
@@ -84,12 +84,12 @@ class _Service:
         match event:
             case Loaded(model):
                 self._exchange(model)
-            case LinkUp() | LinkDown():
+            case Connected() | Disconnected():
                 self._collision.observe(event)
 
     def look(self) -> None:
         """Embed what is new in the file, as long as the broker takes it."""
-        if self._link.crowded:
+        if self._mqtt.is_crowded:
             return
         self._samples.refresh()
         new = self._samples.since(self._done)[:_BATCH]
@@ -106,7 +106,7 @@ class _Service:
         embedded = self._leaving(manifest, self._model.embed(samples), products)
         for product, row in zip(products, embedded, strict=True):
             frame = Embedded(run=manifest.run, round=manifest.round, product=product, embedding=row.tobytes())
-            self._link.publish(self._topic, encode_frame(frame))
+            self._mqtt.publish(self._topic, encode_frame(frame))
         self.sent += len(products)
 
     def _exchange(self, model: SensorModel) -> None:

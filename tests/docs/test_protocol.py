@@ -23,7 +23,7 @@ from safetensors.numpy import load, load_file
 
 import broker_config
 from broker_config.broker.embedded import find_mosquitto
-from broker_config.mqtt import client as link
+from broker_config.mqtt import client as mqtt_client
 from broker_config.protocol import codec, frames, messages, topics, vfl_messages
 from broker_config.security import access_list as access
 from broker_config.transfer import blob_transfer, download, send_queue
@@ -107,13 +107,13 @@ def test_every_message_has_an_example_with_all_its_fields(kind: type[msgspec.Str
         ("indices in a `Want`", [download.MAX_ROOM]),
         ("chunk, usual", [blob_transfer.CHUNK]),
         ("room in a packet", [blob_transfer.CHUNK_ROOM]),
-        ("packet that is accepted", [link.LARGEST_PACKET]),
+        ("packet that is accepted", [mqtt_client.LARGEST_PACKET]),
         ("window of outstanding chunks", [download.WINDOW]),
         ("blobs that are fetched at a time", [blob_transfer.AT_ONCE]),
         ("chunks that wait at a holder", [send_queue.SERVED_AT_ONCE]),
         ("silence before asking again", [download.PATIENCE, download.LONGEST_SILENCE, download.LONGEST_PATIENCE]),
-        ("session kept by the broker", [link.SESSION_EXPIRY]),
-        ("QoS 1 messages that wait", [link.QUEUED_PUBLISHES]),
+        ("session kept by the broker", [mqtt_client.SESSION_EXPIRY]),
+        ("QoS 1 messages that wait", [mqtt_client.QUEUED_PUBLISHES]),
     ],
 )
 def test_the_limits_are_those_of_the_code(what: str, values: list[float]) -> None:

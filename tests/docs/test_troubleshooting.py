@@ -4,7 +4,7 @@ import ast
 import re
 from collections import Counter
 
-from broker_config.protocol.errors import BugError, EdgeNodeError, LinkError, UsageError
+from broker_config.protocol.errors import BrokerError, BugError, EdgeNodeError, UsageError
 from tests.support.user_messages import HOUSE, PAGE, anonymous, entries, messages, missing, skeleton
 
 
@@ -44,7 +44,7 @@ def test_messages_of_every_kind_are_found() -> None:
 
 def test_the_exit_codes_are_those_of_the_table() -> None:
     codes = {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE.read_text(), re.MULTILINE)}
-    classes = (EdgeNodeError, UsageError, LinkError, BugError)
+    classes = (EdgeNodeError, UsageError, BrokerError, BugError)
     assert codes == {0, 130} | {each.exit_code for each in classes}
 
 
@@ -53,6 +53,14 @@ def test_every_error_of_ours_comes_with_a_remedy() -> None:
         for path in (HOUSE / room).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Call) and getattr(node.func, "id", "").endswith(
-                    ("EdgeNodeError", "UsageError", "LinkError", "BundleError", "ImageError", "ParityError", "BugError")
+                    (
+                        "EdgeNodeError",
+                        "UsageError",
+                        "BrokerError",
+                        "BundleError",
+                        "ImageError",
+                        "ParityError",
+                        "BugError",
+                    )
                 ):
                     assert len(node.args) == 2, f"{path}:{node.lineno} {ast.unparse(node)}"

@@ -161,7 +161,7 @@ class Couriers:
         store = BlobStore(self._folder)
         self._courier = Courier(Endpoint.parse(url), "default", topics.COORDINATOR, store, self._inbox)
         self._courier.offer(store.put(bytes(LARGEST))[0], 65_536)
-        self._courier._link.open()
+        self._courier._mqtt.open()
         self._manifests: list[Manifest] = []
 
     def feed(self, mutator: Mutator) -> bool:
@@ -173,7 +173,7 @@ class Couriers:
         if len(self._manifests) > 20:
             courier.cancel(self._manifests.pop(0))
         topic = frame.topic if "/chunks/" in frame.topic else topics.want("default", topics.COORDINATOR, "ü")
-        courier._events.put(Delivery(courier._link, topic, frame.payload, False, 1, 0))
+        courier._events.put(Delivery(courier._mqtt, topic, frame.payload, False, 1, 0))
         while not courier._events.empty() or courier._commands:
             courier._turn()
         while not self._inbox.empty():
@@ -223,7 +223,7 @@ class Coordinators:
         topic = f"edge-node/v1/default/nodes/{node}/{random.choice(('up', 'up', 'presence'))}"
         payload = random.choice((self._mutated, self._mutated, self._hello))(mutator, node)
         before = len(self._told)
-        coordinator._handle(Delivery(coordinator._herald.link, topic, payload, False, 1, 0))
+        coordinator._handle(Delivery(coordinator._herald.mqtt, topic, payload, False, 1, 0))
         coordinator._watch_clock()
         while not coordinator._inbox.empty():
             coordinator._handle(coordinator._inbox.get())

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from safetensors.torch import load_file
 
-from broker_config.protocol.errors import LinkError
+from broker_config.protocol.errors import BrokerError
 from broker_config.protocol.vfl_messages import LineSpec, Window
 from tests.support.mosquitto import Mosquitto
 from tests.support.sensor_streams import CLASSES, Plant, Processes, simulated
@@ -117,7 +117,7 @@ class Soak:
         for name, process in self._witnesses.items():
             said = process.log.read_text()[-2000:] if process.log.exists() else ""
             assert time.monotonic() < self._moved + STUCK, f"stuck in round {self._round}: {said}"
-            if process.ended == LinkError.exit_code:  # it was started while there was no broker
+            if process.ended == BrokerError.exit_code:  # it was started while there was no broker
                 self._start(name)
             assert process.ended in (None, 0), f"{name} ended: {process.ended}\n{said}"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker_config.broker.embedded import EmbeddedBroker
-from broker_config.mqtt.client import Delivery, Link, LinkDown, LinkUp
+from broker_config.mqtt.client import Connected, Delivery, Disconnected, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from tests.support.storm import FAIR, Storm, Weather
 
@@ -16,16 +16,16 @@ _MESSAGES = [bytes([number]) * 200 for number in range(30)]
 
 
 @contextmanager
-def listening(broker: EmbeddedBroker, weather: Weather) -> "Iterator[tuple[Link, queue.Queue[Any]]]":
+def listening(broker: EmbeddedBroker, weather: Weather) -> "Iterator[tuple[MqttClient, queue.Queue[Any]]]":
     """A sender in fair weather; the inbox of a subscriber who meets `weather` once he is connected."""
     inbox: queue.Queue[Any] = queue.Queue()
     with (
         Storm(broker.port, FAIR, seed=1) as storm,
-        Link(Endpoint.parse(storm.url), "receiver", inbox=inbox, persistent=True) as receiver,
-        Link(Endpoint.parse(broker.url), "sender", inbox=queue.Queue(), persistent=False) as sender,
+        MqttClient(Endpoint.parse(storm.url), "receiver", inbox=inbox, persistent=True) as receiver,
+        MqttClient(Endpoint.parse(broker.url), "sender", inbox=queue.Queue(), persistent=False) as sender,
     ):
         receiver.subscribe("a")
-        assert isinstance(inbox.get(timeout=5), LinkUp)
+        assert isinstance(inbox.get(timeout=5), Connected)
         while not receiver._subscribed.wait(0.1):
             pass
         storm.weather = weather
@@ -38,14 +38,14 @@ def received(inbox: "queue.Queue[Any]", count: int = 0) -> list[bytes]:
     while len(found) < count or not count:
         event = inbox.get(timeout=10)
         if isinstance(event, Delivery):
-            event.link.ack(event)
+            event.client.ack(event)
             if event.payload == b"last":
                 break
             found.append(event.payload)
     return found
 
 
-def send(sender: Link, qos: int) -> None:
+def send(sender: MqttClient, qos: int) -> None:
     for payload in _MESSAGES:
         sender.publish("a", payload, qos=qos)
     sender.flush(5)
@@ -90,9 +90,9 @@ def test_a_cut_may_be_in_the_middle_of_a_packet_and_qos_1_arrives_all_the_same(m
         found, cuts = set[bytes](), 0
         while b"last" not in found or len(found) <= len(_MESSAGES):
             event = inbox.get(timeout=20)
-            cuts += isinstance(event, LinkDown)
+            cuts += isinstance(event, Disconnected)
             if isinstance(event, Delivery):
-                event.link.ack(event)
+                event.client.ack(event)
                 found.add(event.payload)
         assert cuts
         assert found == {*_MESSAGES, b"last"}

@@ -28,7 +28,7 @@ STEPS = {  # what is done: by which method
     "writing a checkpoint": "trainer.vfl.checkpoint:Checkpoints.save",
     "reading a checkpoint": "trainer.vfl.checkpoint:Checkpoints.load",
     "writing the journal": "trainer.vfl.server.journal:Journal.close_rounds",
-    "sending": "broker_config.mqtt.client:Link.publish",
+    "sending": "broker_config.mqtt.client:MqttClient.publish",
 }
 STARTING = "starting"
 _SIZE = 32  # bytes of a note

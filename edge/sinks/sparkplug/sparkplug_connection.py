@@ -12,8 +12,8 @@ from paho.mqtt import client as paho
 from paho.mqtt.enums import MQTTErrorCode
 
 from broker_config.mqtt.endpoint import Endpoint
-from broker_config.mqtt.handshake import MQTT311, Client, handshake, refused
-from broker_config.protocol.errors import LinkError
+from broker_config.mqtt.handshake import MQTT311, PahoClient, handshake, refused
+from broker_config.protocol.errors import BrokerError
 from edge.sinks.sparkplug.edge_node import Message
 
 _CONNECT = 10.0  # seconds
@@ -38,13 +38,13 @@ class Connection:
     ) -> None:
         """`certify` gives the will of the CONNECT packet that is about to be sent.
 
-        LinkError when the broker cannot be reached, or lets us not in or not subscribe.
+        BrokerError when the broker cannot be reached, or lets us not in or not subscribe.
         """
         self.lost = threading.Event()
         self._hear, self._told = hear, told
         self._subscribed = threading.Event()
         self._refusals: list[str] = []
-        self._client = client = Client(endpoint, client_id, MQTT311, persistent=False, reconnects=False)
+        self._client = client = PahoClient(endpoint, client_id, MQTT311, persistent=False, reconnects=False)
         client.suppress_exceptions = True  # a topic that is not UTF-8 must not end paho's thread
         client.username_pw_set(endpoint.username, endpoint.password)
         self._certify, self._opened = certify, client.on_socket_open
@@ -59,7 +59,7 @@ class Connection:
         if not self._subscribed.wait(_CONNECT) or self._refusals:
             self.close([])
             why = self._refusals[0].lower() if self._refusals else "no answer"
-            raise LinkError(
+            raise BrokerError(
                 f"{endpoint} refuses a subscription to Sparkplug's topics: {why}",
                 "let this user read and write them: see Sparkplug B in docs/line.md",
             )

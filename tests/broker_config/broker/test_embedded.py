@@ -15,7 +15,7 @@ import pytest
 
 from broker_config.broker import embedded
 from broker_config.broker.embedded import EmbeddedBroker, start_broker
-from broker_config.mqtt.client import Delivery, Endpoint, Link
+from broker_config.mqtt.client import Delivery, Endpoint, MqttClient
 from broker_config.protocol.errors import EdgeNodeError
 
 KINDS = pytest.mark.parametrize("kind", ["mosquitto", "amqtt"])
@@ -39,9 +39,9 @@ def wait_until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
 def test_it_serves_until_it_is_stopped(broker: EmbeddedBroker) -> None:
     assert broker.url == f"mqtt://127.0.0.1:{broker.port}"
     inbox: queue.Queue[object] = queue.Queue()
-    with Link(Endpoint.parse(broker.url), "client", inbox=inbox, persistent=False) as link:
-        link.publish("topic", b"payload")
-        assert link.flush(5)
+    with MqttClient(Endpoint.parse(broker.url), "client", inbox=inbox, persistent=False) as mqtt:
+        mqtt.publish("topic", b"payload")
+        assert mqtt.flush(5)
     start = time.monotonic()
     broker.stop()
     broker.stop()
@@ -100,24 +100,24 @@ def test_without_mosquitto_it_is_amqtt_unless_mosquitto_was_asked_for(
 def test_mosquitto_does_not_drop_what_waits_for_a_client_that_is_away(mosquitto: EmbeddedBroker) -> None:
     endpoint = Endpoint.parse(mosquitto.url)
     inbox: queue.Queue[object] = queue.Queue()
-    with Link(endpoint, "away", inbox=inbox, persistent=True) as link:
-        link.subscribe("news")
-        link.publish("news", b"the session stands")
-        link.ack(next(event for event in iter(lambda: inbox.get(timeout=5), None) if isinstance(event, Delivery)))
-    with Link(endpoint, "sender", inbox=queue.Queue(), persistent=False) as sender:
+    with MqttClient(endpoint, "away", inbox=inbox, persistent=True) as mqtt:
+        mqtt.subscribe("news")
+        mqtt.publish("news", b"the session stands")
+        mqtt.ack(next(event for event in iter(lambda: inbox.get(timeout=5), None) if isinstance(event, Delivery)))
+    with MqttClient(endpoint, "sender", inbox=queue.Queue(), persistent=False) as sender:
         for number in range(3000):
             sender.publish("news", str(number).encode())
             if number % 500 == 499:
                 assert sender.flush(10)
     received = 0
-    link = Link(endpoint, "away", inbox=inbox, persistent=True)
-    link.subscribe("news")
-    with link:
+    mqtt = MqttClient(endpoint, "away", inbox=inbox, persistent=True)
+    mqtt.subscribe("news")
+    with mqtt:
         while received < 3000:
             if isinstance(event := inbox.get(timeout=5), Delivery):
                 assert event.payload == str(received).encode()
                 received += 1
-                link.ack(event)
+                mqtt.ack(event)
 
 
 PARENT = """

@@ -15,8 +15,8 @@ import pytest
 
 from broker_config.broker.embedded import EmbeddedBroker, start_broker
 from broker_config.mqtt import handshake
-from broker_config.mqtt.client import Delivery, Endpoint, Link, LinkDown, LinkUp, probe
-from broker_config.protocol.errors import EdgeNodeError, LinkError
+from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint, MqttClient, probe
+from broker_config.protocol.errors import BrokerError, EdgeNodeError
 from tests.conftest import Secured
 from tests.support.certificates import Authority
 from tests.support.proxy import Proxy
@@ -24,8 +24,10 @@ from tests.support.proxy import Proxy
 Inbox = queue.Queue[Any]
 
 
-def link_to(url: str, name: str = "me", *, persistent: bool = False, inbox: Inbox | None = None, **more: Any) -> Link:
-    return Link(Endpoint.parse(url), name, inbox=inbox or queue.Queue(), persistent=persistent, **more)
+def client_to(
+    url: str, name: str = "me", *, persistent: bool = False, inbox: Inbox | None = None, **more: Any
+) -> MqttClient:
+    return MqttClient(Endpoint.parse(url), name, inbox=inbox or queue.Queue(), persistent=persistent, **more)
 
 
 def expect(inbox: Inbox, kind: type = Delivery) -> Any:
@@ -39,34 +41,34 @@ def expect(inbox: Inbox, kind: type = Delivery) -> Any:
 
 
 def test_the_newest_version_that_the_broker_speaks_is_spoken(broker: EmbeddedBroker) -> None:
-    with link_to(broker.url, persistent=True) as link:
-        assert link.connected
-        assert (link.version, link.max_packet) == {"mosquitto": (5, 268_435_455), "amqtt": (4, None)}[broker.kind]
+    with client_to(broker.url, persistent=True) as mqtt:
+        assert mqtt.is_connected
+        assert (mqtt.version, mqtt.max_packet) == {"mosquitto": (5, 268_435_455), "amqtt": (4, None)}[broker.kind]
 
 
 def test_credentials_do_not_confuse_an_old_broker(tmp_path: Path) -> None:
     with start_broker(tmp_path, kind="amqtt") as broker:
         url = broker.url.replace("mqtt://", "mqtt://anna:secret@")
-        link_to(url, persistent=True, will=("will", b"gone")).open(timeout=2).close()
+        client_to(url, persistent=True, will=("will", b"gone")).open(timeout=2).close()
 
 
 def test_a_port_without_broker_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    with pytest.raises(LinkError, match=f"nothing listens at 127.0.0.1:{port}"):
-        link_to(f"mqtt://127.0.0.1:{port}").open()
+    with pytest.raises(BrokerError, match=f"nothing listens at 127.0.0.1:{port}"):
+        client_to(f"mqtt://127.0.0.1:{port}").open()
 
 
 def test_an_unknown_host_is_named() -> None:
-    with pytest.raises(LinkError, match=r"host name nowhere\.invalid is unknown"):
-        link_to("mqtt://nowhere.invalid").open()
+    with pytest.raises(BrokerError, match=r"host name nowhere\.invalid is unknown"):
+        client_to("mqtt://nowhere.invalid").open()
 
 
 def test_a_silent_server_is_not_waited_for_longer_than_asked() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         start = time.monotonic()
-        with pytest.raises(LinkError, match=r"no answer from 127.0.0.1:\d+ within 0.3 s"):
-            link_to(f"mqtt://127.0.0.1:{server.getsockname()[1]}").open(timeout=0.3)
+        with pytest.raises(BrokerError, match=r"no answer from 127.0.0.1:\d+ within 0.3 s"):
+            client_to(f"mqtt://127.0.0.1:{server.getsockname()[1]}").open(timeout=0.3)
         assert time.monotonic() - start < 1
 
 
@@ -74,8 +76,8 @@ def test_a_server_that_hangs_up_is_explained() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         hang_up = threading.Thread(target=lambda: [server.accept()[0].close() for _ in range(2)])
         hang_up.start()
-        with pytest.raises(LinkError, match=r"(?s)closed the connection.*check that scheme and port belong together"):
-            link_to(f"mqtt://127.0.0.1:{server.getsockname()[1]}").open(timeout=5)
+        with pytest.raises(BrokerError, match=r"(?s)closed the connection.*check that scheme and port belong together"):
+            client_to(f"mqtt://127.0.0.1:{server.getsockname()[1]}").open(timeout=5)
         hang_up.join()
 
 
@@ -88,15 +90,15 @@ def test_a_server_that_does_not_speak_tls_is_explained() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         answering = threading.Thread(target=answer, args=(server,))
         answering.start()
-        with pytest.raises(LinkError, match="no TLS connection"):
-            link_to(f"mqtts://127.0.0.1:{server.getsockname()[1]}").open(timeout=5)
+        with pytest.raises(BrokerError, match="no TLS connection"):
+            client_to(f"mqtts://127.0.0.1:{server.getsockname()[1]}").open(timeout=5)
         answering.join()
 
 
 @pytest.mark.parametrize("user", ["", "anna@", "anna:wrong@"])
 def test_a_broker_that_does_not_admit_us_is_explained(secured: Secured, user: str) -> None:
-    with pytest.raises(LinkError, match=r"(?s)not authorized.*EDGE_NODE_PASSWORD") as caught:
-        link_to(f"mqtt://{user}127.0.0.1:{secured.closed}").open()
+    with pytest.raises(BrokerError, match=r"(?s)not authorized.*EDGE_NODE_PASSWORD") as caught:
+        client_to(f"mqtt://{user}127.0.0.1:{secured.closed}").open()
     assert "wrong" not in str(caught.value)
 
 
@@ -105,10 +107,10 @@ def test_messages_travel_encrypted(secured: Secured, scheme: str) -> None:
     url = f"{'wss' if scheme == 'wss' else 'mqtts'}://127.0.0.1:{getattr(secured, scheme)}"
     inbox: Inbox = queue.Queue()
     payload = os.urandom(3000)
-    with Link(Endpoint.parse(url, ca=secured.authority.ca), "me", inbox=inbox, persistent=False) as link:
-        assert link.version == 5
-        link.subscribe("topic")
-        link.publish("topic", payload)
+    with MqttClient(Endpoint.parse(url, ca=secured.authority.ca), "me", inbox=inbox, persistent=False) as mqtt:
+        assert mqtt.version == 5
+        mqtt.subscribe("topic")
+        mqtt.publish("topic", payload)
         assert expect(inbox).payload == payload
 
 
@@ -116,23 +118,23 @@ def test_messages_travel_encrypted(secured: Secured, scheme: str) -> None:
 def test_a_broker_of_another_authority_is_not_trusted(secured: Secured, scheme: str, tmp_path: Path) -> None:
     url = f"{'wss' if scheme == 'wss' else 'mqtts'}://127.0.0.1:{getattr(secured, scheme)}"
     for ca in (Authority(tmp_path, "stranger").ca, None):
-        with pytest.raises(LinkError, match=r"(?s)certificate of 127.0.0.1:\d+ is not trusted.*--ca"):
-            Link(Endpoint.parse(url, ca=ca), "me", inbox=queue.Queue(), persistent=False).open()
+        with pytest.raises(BrokerError, match=r"(?s)certificate of 127.0.0.1:\d+ is not trusted.*--ca"):
+            MqttClient(Endpoint.parse(url, ca=ca), "me", inbox=queue.Queue(), persistent=False).open()
 
 
 def test_a_broker_under_another_name_is_not_trusted(secured: Secured) -> None:
     endpoint = Endpoint.parse(f"mqtts://localhost:{secured.tls}", ca=secured.authority.ca)
-    with pytest.raises(LinkError, match=r"(?s)not trusted.*localhost.*host name that the certificate was made for"):
-        Link(endpoint, "me", inbox=queue.Queue(), persistent=False).open()
+    with pytest.raises(BrokerError, match=r"(?s)not trusted.*localhost.*host name that the certificate was made for"):
+        MqttClient(endpoint, "me", inbox=queue.Queue(), persistent=False).open()
 
 
 def test_a_client_shows_its_certificate_where_one_is_demanded(secured: Secured) -> None:
     certificate, key = secured.authority.issue("node")
     url = f"mqtts://127.0.0.1:{secured.mutual}"
     endpoint = Endpoint.parse(url, ca=secured.authority.ca, cert=certificate, key=key)
-    Link(endpoint, "me", inbox=queue.Queue(), persistent=False).open().close()
-    with pytest.raises(LinkError, match=r"(?s)our certificate: there is none.*--cert, --key"):
-        Link(Endpoint.parse(url, ca=secured.authority.ca), "me", inbox=queue.Queue(), persistent=False).open()
+    MqttClient(endpoint, "me", inbox=queue.Queue(), persistent=False).open().close()
+    with pytest.raises(BrokerError, match=r"(?s)our certificate: there is none.*--cert, --key"):
+        MqttClient(Endpoint.parse(url, ca=secured.authority.ca), "me", inbox=queue.Queue(), persistent=False).open()
 
 
 @pytest.mark.parametrize(
@@ -146,8 +148,8 @@ def test_a_client_shows_its_certificate_where_one_is_demanded(secured: Secured) 
 def test_a_scheme_that_is_not_the_port_s_is_explained(
     secured: Secured, scheme: str, listener: str, complaint: str
 ) -> None:
-    with pytest.raises(LinkError, match=complaint):
-        link_to(f"{scheme}://127.0.0.1:{getattr(secured, listener)}").open(timeout=2)
+    with pytest.raises(BrokerError, match=complaint):
+        client_to(f"{scheme}://127.0.0.1:{getattr(secured, listener)}").open(timeout=2)
 
 
 def test_a_websocket_loses_nothing_when_it_writes_in_parts(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,14 +161,14 @@ def test_a_websocket_loses_nothing_when_it_writes_in_parts(secured: Secured, mon
     inbox: Inbox = queue.Queue()
     reader = Endpoint.parse(f"mqtts://127.0.0.1:{secured.tls}", ca=secured.authority.ca)
     with (
-        Link(reader, "reader", inbox=inbox, persistent=False) as receiving,
-        link_to(f"ws://127.0.0.1:{secured.ws}", "writer") as link,
+        MqttClient(reader, "reader", inbox=inbox, persistent=False) as receiving,
+        client_to(f"ws://127.0.0.1:{secured.ws}", "writer") as mqtt,
     ):
         receiving.subscribe("topic")
         receiving.publish("ready", b"")
         assert receiving.flush(5)
         for number in range(8):
-            link.publish("topic", bytes([number]) * (200_000 if number % 2 else 100), qos=0)
+            mqtt.publish("topic", bytes([number]) * (200_000 if number % 2 else 100), qos=0)
         assert [expect(inbox).payload[0] for _ in range(8)] == list(range(8))
 
 
@@ -175,26 +177,26 @@ def test_a_websocket_loses_nothing_when_it_writes_in_parts(secured: Secured, mon
 
 def test_a_message_arrives_with_all_that_is_known_of_it(broker: EmbeddedBroker) -> None:
     inbox: Inbox = queue.Queue()
-    with link_to(broker.url, inbox=inbox) as link:
-        assert inbox.get(timeout=5) == LinkUp(link)
-        link.subscribe("a/+", "b/#")
-        link.publish("a/1", b"one")
-        assert link.flush(5)
-        assert expect(inbox)[:4] == (link, "a/1", b"one", False)
-        link.unsubscribe("a/+")
-        link.publish("a/1", b"two")
-        link.publish("b/1/2", b"three", qos=0)
+    with client_to(broker.url, inbox=inbox) as mqtt:
+        assert inbox.get(timeout=5) == Connected(mqtt)
+        mqtt.subscribe("a/+", "b/#")
+        mqtt.publish("a/1", b"one")
+        assert mqtt.flush(5)
+        assert expect(inbox)[:4] == (mqtt, "a/1", b"one", False)
+        mqtt.unsubscribe("a/+")
+        mqtt.publish("a/1", b"two")
+        mqtt.publish("b/1/2", b"three", qos=0)
         assert expect(inbox).payload == b"three"
 
 
 def test_retained_messages_are_found_by_a_probe_that_does_not_wait_in_vain(broker: EmbeddedBroker) -> None:
-    with link_to(broker.url) as link:
-        link.subscribe("fed/+/nodes")  # amqtt sends newcomers what others subscribed to
-        link.publish("fed/a/spec", b"A", retain=True)
-        link.publish("fed/b/spec", b"B", retain=True)
-        link.publish("fed/b/nodes", b"C", retain=True)
-        link.publish("fed/c/spec", b"not retained")
-        assert link.flush(5)
+    with client_to(broker.url) as mqtt:
+        mqtt.subscribe("fed/+/nodes")  # amqtt sends newcomers what others subscribed to
+        mqtt.publish("fed/a/spec", b"A", retain=True)
+        mqtt.publish("fed/b/spec", b"B", retain=True)
+        mqtt.publish("fed/b/nodes", b"C", retain=True)
+        mqtt.publish("fed/c/spec", b"not retained")
+        assert mqtt.flush(5)
         start = time.monotonic()
         assert probe(Endpoint.parse(broker.url), ["fed/+/spec"], wait=10) == {"fed/a/spec": b"A", "fed/b/spec": b"B"}
         assert probe(Endpoint.parse(broker.url), ["other/#"], wait=10) == {}
@@ -205,12 +207,12 @@ def test_a_message_beyond_the_broker_s_limit_is_refused_before_it_breaks_the_con
     inbox: Inbox = queue.Queue()
     with (
         start_broker(tmp_path, kind="mosquitto", max_packet=131_072) as broker,
-        link_to(broker.url, inbox=inbox) as link,
+        client_to(broker.url, inbox=inbox) as mqtt,
     ):
-        link.subscribe("topic")
+        mqtt.subscribe("topic")
         with pytest.raises(EdgeNodeError, match="131072"):
-            link.publish("topic", bytes(131_072))
-        link.publish("topic", bytes(131_000))
+            mqtt.publish("topic", bytes(131_072))
+        mqtt.publish("topic", bytes(131_000))
         expect(inbox)
 
 
@@ -219,23 +221,23 @@ def test_a_payload_that_is_too_long_arrives_cut_and_what_follows_arrives_whole(
     broker: EmbeddedBroker, qos: int
 ) -> None:
     inbox: Inbox = queue.Queue()
-    with link_to(broker.url, inbox=inbox) as link:
-        link.subscribe("topic")
-        for length in (3_000_000, link.longest + 1, link.longest, 5):
-            link.publish("topic", bytes(length), qos=qos)
-        assert [len(expect(inbox).payload) - link.longest for _ in range(3)] == [1, 1, 0]
+    with client_to(broker.url, inbox=inbox) as mqtt:
+        mqtt.subscribe("topic")
+        for length in (3_000_000, mqtt.longest + 1, mqtt.longest, 5):
+            mqtt.publish("topic", bytes(length), qos=qos)
+        assert [len(expect(inbox).payload) - mqtt.longest for _ in range(3)] == [1, 1, 0]
         assert expect(inbox).payload == bytes(5)
 
 
 def test_small_messages_are_not_held_back(mosquitto: EmbeddedBroker) -> None:
     inbox: Inbox = queue.Queue()
-    with link_to(mosquitto.url, inbox=inbox) as link:
-        link.subscribe("topic")
+    with client_to(mosquitto.url, inbox=inbox) as mqtt:
+        mqtt.subscribe("topic")
         took = []
         for _ in range(25):
             start = time.monotonic()
-            link.publish("topic", b"first")
-            link.publish("topic", b"second")
+            mqtt.publish("topic", b"first")
+            mqtt.publish("topic", b"second")
             expect(inbox)
             expect(inbox)
             took.append(time.monotonic() - start)
@@ -257,7 +259,7 @@ class WatchedInbox(queue.Queue[Any]):
 
 def test_a_full_inbox_drops_qos_0_and_holds_qos_1_back(mosquitto: EmbeddedBroker) -> None:
     inbox = WatchedInbox(maxsize=3)
-    with link_to(mosquitto.url, "sender") as sender, link_to(mosquitto.url, "receiver", inbox=inbox) as receiver:
+    with client_to(mosquitto.url, "sender") as sender, client_to(mosquitto.url, "receiver", inbox=inbox) as receiver:
         receiver.subscribe("loose", qos=0)
         receiver.subscribe("firm", qos=1)
         receiver.publish("ready", b"")
@@ -276,27 +278,27 @@ def test_what_is_published_at_qos_0_leaves_at_once_even_while_the_link_waits_for
     mosquitto: EmbeddedBroker,
 ) -> None:
     heard, full = Inbox(), Inbox(1)
-    with link_to(mosquitto.url, "other", inbox=heard) as other, link_to(mosquitto.url, inbox=full) as link:
-        expect(heard, LinkUp)
+    with client_to(mosquitto.url, "other", inbox=heard) as other, client_to(mosquitto.url, inbox=full) as mqtt:
+        expect(heard, Connected)
         other.subscribe("out", qos=0)
         assert other.await_subscription(5)
-        link.subscribe("in")
-        assert link.await_subscription(5)
+        mqtt.subscribe("in")
+        assert mqtt.await_subscription(5)
         for number in range(3):
             other.publish("in", b"%d" % number)
         assert other.flush(5)
         for number in range(50):
-            link.publish("out", b"%d" % number, qos=0)
+            mqtt.publish("out", b"%d" % number, qos=0)
         assert [expect(heard).payload for _ in range(50)] == [b"%d" % number for number in range(50)]
 
 
 def test_a_link_closes_even_when_nobody_empties_its_inbox(mosquitto: EmbeddedBroker) -> None:
-    link = link_to(mosquitto.url, inbox=queue.Queue(maxsize=1)).open()
-    link.subscribe("topic")
-    link.publish("topic", b"will wait")
-    assert not link.flush(0.3)  # paho's thread waits for room
+    mqtt = client_to(mosquitto.url, inbox=queue.Queue(maxsize=1)).open()
+    mqtt.subscribe("topic")
+    mqtt.publish("topic", b"will wait")
+    assert not mqtt.flush(0.3)  # paho's thread waits for room
     start = time.monotonic()
-    link.close()
+    mqtt.close()
     assert time.monotonic() - start < 2
 
 
@@ -305,25 +307,25 @@ def test_a_link_closes_even_when_nobody_empties_its_inbox(mosquitto: EmbeddedBro
 
 def test_a_broken_connection_is_told_and_mended_with_its_subscriptions(mosquitto: EmbeddedBroker) -> None:
     inbox: Inbox = queue.Queue()
-    with Proxy(mosquitto.port) as proxy, link_to(proxy.url, inbox=inbox) as link:
-        link.subscribe("topic")
-        expect(inbox, LinkUp)
+    with Proxy(mosquitto.port) as proxy, client_to(proxy.url, inbox=inbox) as mqtt:
+        mqtt.subscribe("topic")
+        expect(inbox, Connected)
         proxy.cut()
-        down = expect(inbox, LinkDown)
-        assert down == LinkDown(link, "connection lost")
-        expect(inbox, LinkUp)
-        link.publish("topic", b"after")
+        down = expect(inbox, Disconnected)
+        assert down == Disconnected(mqtt, "connection lost")
+        expect(inbox, Connected)
+        mqtt.publish("topic", b"after")
         assert expect(inbox).payload == b"after"
 
 
 def test_what_is_published_without_connection_arrives_later_and_in_order(mosquitto: EmbeddedBroker) -> None:
     inbox: Inbox = queue.Queue()
-    with Proxy(mosquitto.port) as proxy, link_to(mosquitto.url, "receiver", inbox=inbox) as receiver:
+    with Proxy(mosquitto.port) as proxy, client_to(mosquitto.url, "receiver", inbox=inbox) as receiver:
         receiver.subscribe("topic")
         ours: Inbox = queue.Queue()
-        with link_to(proxy.url, "sender", inbox=ours) as sender:
+        with client_to(proxy.url, "sender", inbox=ours) as sender:
             proxy.cut()
-            expect(ours, LinkDown)
+            expect(ours, Disconnected)
             sender.publish("topic", b"lost", qos=0)
             for number in range(100):
                 sender.publish("topic", str(number).encode())
@@ -333,32 +335,32 @@ def test_what_is_published_without_connection_arrives_later_and_in_order(mosquit
 
 
 def test_too_many_messages_for_a_broker_that_is_away_are_an_error() -> None:
-    link = link_to("mqtt://127.0.0.1")
-    with pytest.raises(LinkError, match="messages wait"):  # noqa: PT012
+    mqtt = client_to("mqtt://127.0.0.1")
+    with pytest.raises(BrokerError, match="messages wait"):  # noqa: PT012
         for _ in range(2000):
-            link.publish("topic", b"")
+            mqtt.publish("topic", b"")
 
 
 def test_the_backlog_is_what_is_published_and_not_yet_written(mosquitto: EmbeddedBroker) -> None:
-    with Proxy(mosquitto.port, rate=50e6) as proxy, link_to(proxy.url) as link:
-        assert link.backlog == 0
+    with Proxy(mosquitto.port, rate=50e6) as proxy, client_to(proxy.url) as mqtt:
+        assert mqtt.backlog == 0
         for _ in range(100):
-            link.publish("topic", bytes(250_000), qos=0)
-        assert 5_000_000 < link.backlog < 25_100_000
-        while link.backlog:
+            mqtt.publish("topic", bytes(250_000), qos=0)
+        assert 5_000_000 < mqtt.backlog < 25_100_000
+        while mqtt.backlog:
             time.sleep(0.01)
         for _ in range(100):
-            link.publish("topic", bytes(250_000), qos=0)
+            mqtt.publish("topic", bytes(250_000), qos=0)
         proxy.cut()
-        while link.backlog:  # lost
+        while mqtt.backlog:  # lost
             time.sleep(0.01)
 
 
 def test_what_nobody_has_subscribed_to_is_not_heard(mosquitto: EmbeddedBroker) -> None:
     inbox: Inbox = queue.Queue()
-    with Proxy(mosquitto.port) as proxy, link_to(proxy.url, inbox=inbox) as link:
-        link.subscribe("a/+", "b/#")
-        expect(inbox, LinkUp)
+    with Proxy(mosquitto.port) as proxy, client_to(proxy.url, inbox=inbox) as mqtt:
+        mqtt.subscribe("a/+", "b/#")
+        expect(inbox, Connected)
         for topic in ("", "a", "a/b/c", "+/+", "c", "b/is/asked/for"):
             proxy.say(topic, b"said by the broker")
         assert expect(inbox).topic == "b/is/asked/for"
@@ -366,14 +368,14 @@ def test_what_nobody_has_subscribed_to_is_not_heard(mosquitto: EmbeddedBroker) -
 
 def test_a_session_keeps_what_comes_while_its_owner_is_away(broker: EmbeddedBroker) -> None:
     inbox: Inbox = queue.Queue()
-    with link_to(broker.url, "owner", persistent=True) as owner:
+    with client_to(broker.url, "owner", persistent=True) as owner:
         owner.subscribe("topic")
         owner.publish("other", b"")
         assert owner.flush(5)
-    with link_to(broker.url, "sender") as sender:
+    with client_to(broker.url, "sender") as sender:
         sender.publish("topic", b"while away")
         assert sender.flush(5)
-    owner = link_to(broker.url, "owner", persistent=True, inbox=inbox)
+    owner = client_to(broker.url, "owner", persistent=True, inbox=inbox)
     owner.subscribe("topic")  # before it opens: what waits for it comes at once
     with owner:
         assert expect(inbox).payload == b"while away"
@@ -382,7 +384,7 @@ def test_a_session_keeps_what_comes_while_its_owner_is_away(broker: EmbeddedBrok
 def test_what_is_not_acknowledged_comes_again_after_a_restart(mosquitto: EmbeddedBroker) -> None:
     inbox: Inbox = queue.Queue()
     for expected, acknowledge in [(b"1", False), (b"1", True), (b"2", True)]:
-        owner = link_to(mosquitto.url, "owner", persistent=True, inbox=inbox)
+        owner = client_to(mosquitto.url, "owner", persistent=True, inbox=inbox)
         owner.subscribe("topic")
         with owner:
             if not acknowledge:
@@ -399,28 +401,29 @@ def test_what_is_not_acknowledged_comes_again_after_a_restart(mosquitto: Embedde
 
 def test_an_acknowledgement_of_an_earlier_connection_does_no_harm(mosquitto: EmbeddedBroker) -> None:
     inbox: Inbox = queue.Queue()
-    with Proxy(mosquitto.port) as proxy, link_to(proxy.url, persistent=True, inbox=inbox) as link:
-        link.subscribe("topic")
-        link.publish("topic", b"precious")
+    with Proxy(mosquitto.port) as proxy, client_to(proxy.url, persistent=True, inbox=inbox) as mqtt:
+        mqtt.subscribe("topic")
+        mqtt.publish("topic", b"precious")
         early = expect(inbox)
         proxy.cut()
         again = expect(inbox)
         assert again.payload == b"precious"
-        link.ack(early)  # the same packet identifier, but of a connection that is no more
-        link.publish("other", b"")
-        assert link.flush(5)
+        mqtt.ack(early)  # the same packet identifier, but of a connection that is no more
+        mqtt.publish("other", b"")
+        assert mqtt.flush(5)
         proxy.cut()
         last = expect(inbox)
         assert last.payload == b"precious"
-        link.ack(last)
-        link.publish("topic", b"next")
+        mqtt.ack(last)
+        mqtt.publish("topic", b"next")
         assert expect(inbox).payload == b"next"
 
 
 DOOMED = """
 import queue, sys, time
-from broker_config.mqtt.client import Endpoint, Link
-Link(Endpoint.parse(sys.argv[1]), "doomed", inbox=queue.Queue(), persistent=True, will=("presence", b"gone")).open()
+from broker_config.mqtt.client import Endpoint, MqttClient
+endpoint = Endpoint.parse(sys.argv[1])
+MqttClient(endpoint, "doomed", inbox=queue.Queue(), persistent=True, will=("presence", b"gone")).open()
 print("up", flush=True)
 time.sleep(60)
 """
@@ -428,7 +431,7 @@ time.sleep(60)
 
 def test_the_will_of_a_killed_process_is_sent_and_retained(broker: EmbeddedBroker) -> None:
     inbox: Inbox = queue.Queue()
-    with link_to(broker.url, "observer", inbox=inbox) as observer:
+    with client_to(broker.url, "observer", inbox=inbox) as observer:
         observer.subscribe("presence")
         doomed = subprocess.Popen([sys.executable, "-c", DOOMED, broker.url], stdout=subprocess.PIPE)
         assert doomed.stdout
@@ -441,10 +444,10 @@ def test_the_will_of_a_killed_process_is_sent_and_retained(broker: EmbeddedBroke
 
 def test_a_clean_close_sends_no_will(broker: EmbeddedBroker) -> None:
     inbox: Inbox = queue.Queue()
-    with link_to(broker.url, "observer", inbox=inbox) as observer:
+    with client_to(broker.url, "observer", inbox=inbox) as observer:
         observer.subscribe("presence")
         assert observer.await_subscription(10)
-        with link_to(broker.url, "leaver", will=("presence", b"gone")) as leaver:
+        with client_to(broker.url, "leaver", will=("presence", b"gone")) as leaver:
             leaver.publish("presence", b"leaving")
             assert leaver.flush(10)
         assert expect(inbox).payload == b"leaving"
@@ -454,12 +457,12 @@ def test_a_clean_close_sends_no_will(broker: EmbeddedBroker) -> None:
 
 def test_what_was_published_with_qos_0_is_forgotten_once_it_is_written(mosquitto: EmbeddedBroker) -> None:
     """A line's processes publish many frames a second for years, and never ask for the backlog."""
-    with Link(Endpoint.parse(mosquitto.url), "", inbox=queue.Queue(), persistent=False) as link:
+    with MqttClient(Endpoint.parse(mosquitto.url), "", inbox=queue.Queue(), persistent=False) as mqtt:
         for _ in range(2000):
-            link.publish("frames", bytes(100), qos=0)
-            if len(link._unwritten) > 500:  # paho's thread has not come to it yet
+            mqtt.publish("frames", bytes(100), qos=0)
+            if len(mqtt._unwritten) > 500:  # paho's thread has not come to it yet
                 time.sleep(0.01)
-        link.publish("last", b"")
-        assert link.flush(10)
-        link.publish("frames", bytes(100), qos=0)
-        assert len(link._unwritten) <= 1
+        mqtt.publish("last", b"")
+        assert mqtt.flush(10)
+        mqtt.publish("frames", bytes(100), qos=0)
+        assert len(mqtt._unwritten) <= 1

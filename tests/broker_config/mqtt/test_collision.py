@@ -4,12 +4,12 @@ from typing import Any, cast
 
 import pytest
 
-from broker_config.mqtt.client import TAKEN_OVER, LinkDown, LinkUp
+from broker_config.mqtt.client import TAKEN_OVER, Connected, Disconnected
 from broker_config.mqtt.collision import CollisionDetector
 from broker_config.protocol.errors import EdgeNodeError
 
-LINK = cast(Any, None)
-UP, LOST = LinkUp(LINK), LinkDown(LINK, "connection lost")
+CLIENT = cast(Any, None)
+UP, LOST = Connected(CLIENT), Disconnected(CLIENT, "connection lost")
 
 
 class Connections:
@@ -19,7 +19,7 @@ class Connections:
         self._now = 1000.0
         self._detector = CollisionDetector("press", clock=lambda: self._now, **options)
 
-    def last(self, *seconds: float, end: LinkDown = LOST) -> None:
+    def last(self, *seconds: float, end: Disconnected = LOST) -> None:
         for each in seconds:
             self._now += 60.0
             self._detector.observe(UP)
@@ -29,7 +29,7 @@ class Connections:
 
 def test_a_broker_that_names_the_takeover_is_believed_at_once() -> None:
     with pytest.raises(EdgeNodeError, match="another process has connected as press"):
-        Connections().last(3600.0, end=LinkDown(LINK, TAKEN_OVER))
+        Connections().last(3600.0, end=Disconnected(CLIENT, TAKEN_OVER))
 
 
 def test_connections_that_break_again_and_again_just_made_are_a_collision() -> None:
@@ -47,8 +47,8 @@ def test_one_longer_connection_between_short_ones_is_a_bad_network() -> None:
 
 def test_the_remedy_is_what_the_client_can_do() -> None:
     with pytest.raises(EdgeNodeError) as caught:
-        Connections(remedy="choose another --name").last(1.0, end=LinkDown(LINK, TAKEN_OVER))
+        Connections(remedy="choose another --name").last(1.0, end=Disconnected(CLIENT, TAKEN_OVER))
     assert caught.value.remedy == "choose another --name"
     with pytest.raises(EdgeNodeError) as caught:
-        Connections().last(1.0, end=LinkDown(LINK, TAKEN_OVER))
+        Connections().last(1.0, end=Disconnected(CLIENT, TAKEN_OVER))
     assert caught.value.remedy == "stop one of them"

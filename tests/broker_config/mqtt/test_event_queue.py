@@ -6,16 +6,16 @@ from typing import Any, cast
 
 import pytest
 
-from broker_config.mqtt.client import Delivery, LinkUp
+from broker_config.mqtt.client import Connected, Delivery
 from broker_config.mqtt.event_queue import EVENT_OVERHEAD, EventQueue
 from broker_config.protocol.frames import LARGEST_FRAME
 from broker_config.transfer.blob_transfer import EVENTS
 
-LINK = cast(Any, None)
+CLIENT = cast(Any, None)
 
 
 def delivery(size: int) -> Delivery:
-    return Delivery(LINK, "topic", bytes(size), retain=False, mid=0, qos=0)
+    return Delivery(CLIENT, "topic", bytes(size), retain=False, mid=0, qos=0)
 
 
 def test_large_frames_fill_it_and_what_is_taken_makes_room() -> None:
@@ -32,7 +32,7 @@ def test_large_frames_fill_it_and_what_is_taken_makes_room() -> None:
 
 def test_it_fills_with_small_things_too_and_gives_them_back_in_order() -> None:
     events = EventQueue(100_000)
-    mixed = [LinkUp(LINK) if number % 3 else delivery(number) for number in range(200)]
+    mixed = [Connected(CLIENT) if number % 3 else delivery(number) for number in range(200)]
     put = []
     with suppress(queue.Full):
         for event in mixed:

@@ -14,7 +14,7 @@ import pytest
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.mqtt.handshake import MQTT5
 from broker_config.protocol import topics
-from broker_config.protocol.errors import LinkError
+from broker_config.protocol.errors import BrokerError
 from broker_config.protocol.topics import COORDINATOR, MONITOR, TRIAL
 from broker_config.security import certificate_authority
 from edge.doctor.probe_connection import Wire
@@ -223,5 +223,5 @@ def test_a_last_will_says_nothing_where_its_owner_may_not_write(doors: Doors) ->
 
 
 def test_whoever_has_no_certificate_does_not_get_in(doors: Doors) -> None:
-    with pytest.raises(LinkError):
+    with pytest.raises(BrokerError):
         doors.wire("").open()

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from paho.mqtt.enums import MQTTProtocolVersion
 
 from broker_config.broker.embedded import start_broker
-from broker_config.mqtt.client import Delivery, Link
+from broker_config.mqtt.client import Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import SEALED, decode_any, encode, encode_chunk
@@ -230,20 +230,20 @@ class Adversary:
         self.federation = federation
         self.seen: list[Delivery] = []
         self._inbox: queue.Queue[object] = queue.Queue()
-        self._link = Link(broker, f"adversary-{secrets.token_hex(4)}", inbox=self._inbox, persistent=False)
-        self._link.subscribe(f"{topics.ROOT}/{federation}/#")
-        self._link.open()
+        self._mqtt = MqttClient(broker, f"adversary-{secrets.token_hex(4)}", inbox=self._inbox, persistent=False)
+        self._mqtt.subscribe(f"{topics.ROOT}/{federation}/#")
+        self._mqtt.open()
         self._acts = True
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def say(self, topic: str, payload: bytes | AnyMessage, *, retain: bool = False, qos: int = 1) -> None:
-        self._link.publish(topic, payload if isinstance(payload, bytes) else encode(payload), retain=retain, qos=qos)
+        self._mqtt.publish(topic, payload if isinstance(payload, bytes) else encode(payload), retain=retain, qos=qos)
 
     def close(self) -> list[Delivery]:
         self._acts = False
         self._thread.join()
-        self._link.close()
+        self._mqtt.close()
         return self.seen
 
     def _run(self) -> None:
@@ -405,7 +405,7 @@ def test_a_broker_cannot_have_a_member_refused_by_forging_its_chunks(
     manifest = Manifest(
         federation="steel", run="a" * 16, round=1, node="plant-a", digest=digest, size=size, chunk_size=8192
     )
-    forger = Link(broker, "forger", inbox=queue.Queue(), persistent=False).open()
+    forger = MqttClient(broker, "forger", inbox=queue.Queue(), persistent=False).open()
     asker.start()
     asker.fetch(manifest)
     while not caplog.records:  # the asker may not listen yet

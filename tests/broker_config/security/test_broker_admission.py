@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from broker_config.mqtt.client import Delivery, Link, LinkDown, LinkUp
+from broker_config.mqtt.client import Connected, Delivery, Disconnected, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import MAX_MESSAGE
-from broker_config.protocol.errors import EdgeNodeError, LinkError, UsageError
+from broker_config.protocol.errors import BrokerError, EdgeNodeError, UsageError
 from broker_config.security import certificate_authority
 from broker_config.security.certificate_authority import Pair
 from broker_config.security.kit import Kit
@@ -29,17 +29,17 @@ DAY = timedelta(days=1)
 NOW = datetime.now(UTC)
 
 
-def connect(endpoint: Endpoint, name: str = "", *filters: str) -> tuple[Link, Queue[Any]]:
+def connect(endpoint: Endpoint, name: str = "", *filters: str) -> tuple[MqttClient, Queue[Any]]:
     inbox: Queue[Any] = Queue()
-    link = Link(endpoint, name or f"edge-node/{random.getrandbits(64):x}", inbox=inbox, persistent=bool(name))
-    link.subscribe(*filters)
-    link.open()
-    assert isinstance(inbox.get(timeout=5), LinkUp)
-    return link, inbox
+    mqtt = MqttClient(endpoint, name or f"edge-node/{random.getrandbits(64):x}", inbox=inbox, persistent=bool(name))
+    mqtt.subscribe(*filters)
+    mqtt.open()
+    assert isinstance(inbox.get(timeout=5), Connected)
+    return mqtt, inbox
 
 
 def admitted(its: Kit) -> bool:
-    """Whether the broker takes the kit; LinkError says why not."""
+    """Whether the broker takes the kit; BrokerError says why not."""
     connect(Endpoint.of_kit(its))[0].close()
     return True
 
@@ -84,14 +84,14 @@ STRANGERS: dict[str, tuple[Callable[[Guarded], Pair | None], str]] = {
 @pytest.mark.parametrize("who", STRANGERS)
 def test_the_broker_does_not_admit(who: str, provisioned: Guarded, tmp_path: Path) -> None:
     pair, words = STRANGERS[who]
-    with pytest.raises(LinkError, match=words) as caught:
+    with pytest.raises(BrokerError, match=words) as caught:
         connect(with_files(provisioned, pair(provisioned), tmp_path))
     assert caught.value.remedy
 
 
 def test_nobody_speaks_to_the_broker_in_the_clear(provisioned: Guarded) -> None:
     port = provisioned.members.register.port
-    with pytest.raises(LinkError, match="closed the connection without an answer") as caught:
+    with pytest.raises(BrokerError, match="closed the connection without an answer") as caught:
         connect(Endpoint.parse(f"mqtt://127.0.0.1:{port}"))
     assert "scheme and port belong together" in caught.value.remedy
 
@@ -116,10 +116,10 @@ def test_we_do_not_accept_a_broker_at_another_host_or_of_another_federation(
     provisioned: Guarded, tmp_path: Path
 ) -> None:
     its, port = provisioned.kits["plant-a"], provisioned.members.register.port
-    with pytest.raises(LinkError, match="is not trusted: Hostname mismatch") as caught:
+    with pytest.raises(BrokerError, match="is not trusted: Hostname mismatch") as caught:
         admitted(msgspec.structs.replace(its, broker=f"mqtts://localhost:{port}"))
     assert "host name" in caught.value.remedy
-    with pytest.raises(LinkError, match="is not trusted") as caught:
+    with pytest.raises(BrokerError, match="is not trusted") as caught:
         admitted(msgspec.structs.replace(make(tmp_path / "other").kits["plant-a"], broker=provisioned.url))
     assert "not the broker of the kit's federation" in caught.value.remedy
 
@@ -169,13 +169,13 @@ def test_what_was_said_to_a_member_that_is_away_outlives_a_restart_of_the_broker
             node.ack(received)
 
 
-def settle(link: Link, inbox: "Queue[Any]", topic: str) -> None:
+def settle(mqtt: MqttClient, inbox: "Queue[Any]", topic: str) -> None:
     """Return once all that was subscribed to before is in force: what we say ourselves comes back."""
-    link.subscribe(topic)
-    link.publish(topic, b'"here"')
+    mqtt.subscribe(topic)
+    mqtt.publish(topic, b'"here"')
     while not (isinstance(got := inbox.get(timeout=5), Delivery) and got.topic == topic):
         pass
-    link.ack(got)
+    mqtt.ack(got)
 
 
 def test_who_knew_a_client_id_could_take_its_session_so_members_cannot_guess_it(provisioned: Guarded) -> None:
@@ -186,21 +186,21 @@ def test_who_knew_a_client_id_could_take_its_session_so_members_cannot_guess_it(
     guess, heard = connect(other, name)
     with closing(victim), closing(guess):
         settle(guess, heard, topics.presence("steel", "plant-b"))
-        assert (inbox.qsize(), victim.connected) == (0, True)
-        thief = Link(other, "thief", inbox=Queue(), persistent=True)
+        assert (inbox.qsize(), victim.is_connected) == (0, True)
+        thief = MqttClient(other, "thief", inbox=Queue(), persistent=True)
         thief._client_id = victim._client_id
         thief.open()
         try:
-            assert isinstance(inbox.get(timeout=5), LinkDown)
+            assert isinstance(inbox.get(timeout=5), Disconnected)
         finally:
             thief.close()
 
 
 def test_a_member_that_asks_for_qos_2_is_disconnected(provisioned: Guarded) -> None:
-    link, inbox = connect(Endpoint.of_kit(provisioned.kits["plant-a"]))
-    with closing(link):
-        link.publish(topics.up("steel", "plant-a"), b"", qos=2)
-        assert inbox.get(timeout=5) == LinkDown(link, "QoS not supported")
+    mqtt, inbox = connect(Endpoint.of_kit(provisioned.kits["plant-a"]))
+    with closing(mqtt):
+        mqtt.publish(topics.up("steel", "plant-a"), b"", qos=2)
+        assert inbox.get(timeout=5) == Disconnected(mqtt, "QoS not supported")
 
 
 def test_a_member_that_fills_the_brokers_memory_is_disconnected_and_the_others_are_not(provisioned: Guarded) -> None:
@@ -215,7 +215,7 @@ def test_a_member_that_fills_the_brokers_memory_is_disconnected_and_the_others_a
         for number in range(40):
             topic = topics.chunks("steel", "plant-a", f"{number:064x}", 1 << 20)
             flood.publish(topic, bytes(1_000_000), qos=0, retain=True)
-        assert isinstance(inbox.get(timeout=20), LinkDown)
+        assert isinstance(inbox.get(timeout=20), Disconnected)
         coordinator.publish(topics.down("steel", "plant-b"), b"go on")
         assert coordinator.flush(10)
         assert others.empty()
@@ -233,19 +233,19 @@ def test_a_revoked_node_comes_in_no_more_once_the_broker_has_read_the_list_and_i
     logged: Queue[logging.LogRecord] = Queue()
     logging.getLogger("broker_config.mqtt.client").addHandler(handler := QueueHandler(logged))
     its = provisioned.kits["plant-b"]
-    link, inbox = connect(Endpoint.of_kit(its))
+    mqtt, inbox = connect(Endpoint.of_kit(its))
     for name in ("plant-a", "plant-b"):  # two lists, in one second: the later one counts
         provisioned.members = provisioned.members.change(revoke=[name])
         provisioned.reload()
-    with pytest.raises(LinkError, match="does not accept our certificate: it was revoked") as caught:
+    with pytest.raises(BrokerError, match="does not accept our certificate: it was revoked") as caught:
         admitted(its)
     assert "new kit" in caught.value.remedy
     assert admitted(provisioned.kits["coordinator"])
-    assert (link.connected, inbox.qsize()) == (True, 0)
+    assert (mqtt.is_connected, inbox.qsize()) == (True, 0)
     provisioned.restart()
-    assert isinstance(inbox.get(timeout=10), LinkDown)
-    with pytest.raises(LinkError, match="it was revoked"):
+    assert isinstance(inbox.get(timeout=10), Disconnected)
+    with pytest.raises(BrokerError, match="it was revoked"):
         admitted(its)
     assert "does not accept our certificate any more: it was revoked" in logged.get(timeout=20).message
-    link.close()
+    mqtt.close()
     logging.getLogger("broker_config.mqtt.client").removeHandler(handler)

@@ -76,7 +76,7 @@ def trial(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Trial:
     os.umask(umask)
     said = {name: result.stdout + result.stderr for name, result in done.items()}
     assert ends == [0, 0], [path.read_text() for path in folder.glob("*.log")]
-    ended = {"let in": "there is no federation", "refused": "LinkError", "wrong passphrase": "does not open"}
+    ended = {"let in": "there is no federation", "refused": "BrokerError", "wrong passphrase": "does not open"}
     assert [name for name, words in ended.items() if words not in said[name]] == [], said
     return Trial(folder, said, hidden)
 

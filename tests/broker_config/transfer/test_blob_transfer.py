@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker_config.broker.embedded import EmbeddedBroker, start_broker
-from broker_config.mqtt.client import Delivery, Endpoint, Link
+from broker_config.mqtt.client import Delivery, Endpoint, MqttClient
 from broker_config.protocol import topics
 from broker_config.protocol.errors import EdgeNodeError, PeerError
 from broker_config.protocol.messages import Manifest, Want
@@ -471,7 +471,7 @@ def test_absurd_requests_are_ignored(mosquitto: EmbeddedBroker, meet: Meet) -> N
         ),
     ]
     inbox: queue.Queue[object] = queue.Queue()
-    with Link(Endpoint.parse(mosquitto.url), "vandal", inbox=inbox, persistent=False) as vandal:
+    with MqttClient(Endpoint.parse(mosquitto.url), "vandal", inbox=inbox, persistent=False) as vandal:
         vandal.longest = SIZE
         vandal.subscribe(topics.chunks("f", "holder", "+", "+"))
         for payload in absurd:
@@ -489,7 +489,7 @@ def test_a_flood_of_nonsense_costs_one_line_in_the_log_for_each_peer(
     holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
     manifest = holder.offer(data := os.urandom(300 * KIB))
     chunks = topics.chunks("f", "holder", "0" * 64, manifest.chunk_size)
-    with Link(Endpoint.parse(mosquitto.url), "vandal", inbox=queue.Queue(), persistent=False) as vandal:
+    with MqttClient(Endpoint.parse(mosquitto.url), "vandal", inbox=queue.Queue(), persistent=False) as vandal:
         asker.courier.fetch(msgspec.structs.replace(manifest, digest="0" * 64))
         wait_until(lambda: list(asker.store.incoming.iterdir()) != [])
         for _ in range(100):

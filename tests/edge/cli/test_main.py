@@ -15,7 +15,7 @@ import pytest
 import typer.main
 from rich.text import Text
 
-from broker_config.protocol.errors import LinkError, UsageError, explain
+from broker_config.protocol.errors import BrokerError, UsageError, explain
 from edge.cli.main import app
 from tests.support.plants import draw, here, run, start
 from tests.support.tiny_bundle import RED, tiny_bundle
@@ -287,7 +287,7 @@ def test_standard_output_on_a_full_disk(tmp_path: Path) -> None:
         (ModuleNotFoundError("No module named 'x'", name="x"), 70, "this is a bug in edge-node: ModuleNotFoundError"),
         (OSError(errno.EBADF, "Bad file descriptor"), 70, "this is a bug in edge-node: OSError"),
         (UsageError("what", "remedy"), 2, "what\n  What to do: remedy"),
-        (LinkError("what", "remedy"), 69, "what"),
+        (BrokerError("what", "remedy"), 69, "what"),
     ],
 )
 def test_every_error_has_its_exit_code_and_words(error: Exception, code: int, words: str) -> None:

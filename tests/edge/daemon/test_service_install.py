@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from broker_config.protocol.errors import BugError, EdgeNodeError, LinkError, UsageError
+from broker_config.protocol.errors import BrokerError, BugError, EdgeNodeError, UsageError
 from broker_config.security import secret_environment
 from edge.bundle.bundle_format import BundleError
 from edge.cli.main import app
@@ -249,7 +249,7 @@ def caused(error: EdgeNodeError, by: OSError) -> EdgeNodeError:
     [
         (BundleError("the bundle is damaged", "copy it again"), os.EX_DATAERR),
         (caused(BundleError("it lacks a file", "copy it"), FileNotFoundError(errno.ENOENT, "")), os.EX_NOINPUT),
-        (LinkError("no broker", "start it"), os.EX_UNAVAILABLE),
+        (BrokerError("no broker", "start it"), os.EX_UNAVAILABLE),
         (BugError("a bug", "tell us"), os.EX_SOFTWARE),
         (ZeroDivisionError(), os.EX_SOFTWARE),
         (OSError(errno.ENOSPC, "full", "/x"), os.EX_IOERR),

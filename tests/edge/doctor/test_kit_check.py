@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from broker_config.mqtt.client import Link
+from broker_config.mqtt.client import MqttClient
 from broker_config.mqtt.endpoint import PORTS, Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.errors import UsageError
@@ -85,15 +85,17 @@ def test_the_signed_spec_of_the_own_federation_is_read(provisioned: Guarded) -> 
     example = json.loads((HOUSE / "tests" / "wire_v1.json").read_text())["Spec"]
     spec = msgspec.structs.replace(msgspec.convert(example, Spec), federation="steel")
     topic = topics.spec("steel")
-    with Link(Endpoint.of_kit(provisioned.kits["coordinator"]), "", inbox=queue.Queue(), persistent=False) as link:
-        link.publish(topic, msgspec.json.encode(spec), retain=True)
-        assert link.flush(10)
+    with MqttClient(
+        Endpoint.of_kit(provisioned.kits["coordinator"]), "", inbox=queue.Queue(), persistent=False
+    ) as mqtt:
+        mqtt.publish(topic, msgspec.json.encode(spec), retain=True)
+        assert mqtt.flush(10)
         with tried_with(provisioned.kits["plant-a"]) as trial:
             assert connection_check.federations(trial).outcome == "unknown"
             assert kit_check.charter(trial).outcome == "ok"
             assert "steel" in connection_check.federations(trial).found
-        link.publish(topic, b"", retain=True)
-        assert link.flush(10)
+        mqtt.publish(topic, b"", retain=True)
+        assert mqtt.flush(10)
 
 
 @pytest.mark.parametrize(("days", "outcome"), [(400, "ok"), (31, "ok"), (29, "warning"), (1, "warning")])

@@ -395,7 +395,7 @@ def test_an_image_that_the_broker_repeats_while_it_is_in_hand_is_brought_once(si
         stop = asyncio.Event()
         frames = source.frames(stop)
         first = await asyncio.wait_for(anext(frames), 10)
-        source._in_hand[0][0].link._client.socket().shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
+        source._in_hand[0][0].client._paho.socket().shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
         again = asyncio.create_task(anext(frames, None))
         await asyncio.wait({again}, timeout=1.5)  # meanwhile it connects again
         assert not again.done()

@@ -20,7 +20,7 @@ import pytest
 from rich.text import Text
 
 from broker_config.broker.embedded import EmbeddedBroker
-from broker_config.mqtt.client import Endpoint, Link
+from broker_config.mqtt.client import Endpoint, MqttClient
 from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
 from broker_config.protocol.messages import AnyMessage, NodeState, Overview, Presence, RoundState, Spec
@@ -307,15 +307,15 @@ class Coordinator:
     """Publishes what a coordinator would."""
 
     def __init__(self, endpoint: Endpoint):
-        self._link = Link(endpoint, "coordinator", inbox=queue.Queue(), persistent=False).open()
+        self._mqtt = MqttClient(endpoint, "coordinator", inbox=queue.Queue(), persistent=False).open()
 
     def publish(self, *messages: AnyMessage, federation: str = "steel") -> None:
         for message in messages:
-            self._link.publish(topic_of(message, federation), encode(message), retain=True)
-        assert self._link.flush(10)
+            self._mqtt.publish(topic_of(message, federation), encode(message), retain=True)
+        assert self._mqtt.flush(10)
 
     def close(self) -> None:
-        self._link.close()
+        self._mqtt.close()
 
 
 @pytest.fixture

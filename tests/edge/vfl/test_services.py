@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker_config.mqtt.client import Delivery, Link
+from broker_config.mqtt.client import Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.frames import Embedded, encode_frame
@@ -30,10 +30,10 @@ class Watch:
 
     def __init__(self, broker: Guarded):
         self._inbox: queue.Queue[Any] = queue.Queue()
-        self.link = Link(Endpoint.of_kit(broker.kits["monitor"]), "watch", inbox=self._inbox, persistent=False)
-        self.link.subscribe(topics.predictions("steel"))
-        self.link.open()
-        assert self.link.await_subscription(10)
+        self.mqtt = MqttClient(Endpoint.of_kit(broker.kits["monitor"]), "watch", inbox=self._inbox, persistent=False)
+        self.mqtt.subscribe(topics.predictions("steel"))
+        self.mqtt.open()
+        assert self.mqtt.await_subscription(10)
         self.heard: list[dict[str, Any]] = []
 
     def until(self, met: Callable[[dict[str, Any]], bool], seconds: float = 20) -> dict[str, Any]:
@@ -136,15 +136,15 @@ def watch(site: Site) -> Iterator[Watch]:
     with suppress(queue.Empty):
         found._inbox.get_nowait()
     yield found
-    found.link.close()
+    found.mqtt.close()
 
 
 @pytest.fixture
-def press(site: Site) -> Iterator[Link]:
+def press(site: Site) -> Iterator[MqttClient]:
     """A process that says whatever it likes with the kit of press."""
-    link = Link(Endpoint.of_kit(site.broker.kits["press"]), "press-liar", inbox=queue.Queue(), persistent=False)
-    with link:
-        yield link
+    mqtt = MqttClient(Endpoint.of_kit(site.broker.kits["press"]), "press-liar", inbox=queue.Queue(), persistent=False)
+    with mqtt:
+        yield mqtt
 
 
 def test_products_are_predicted_as_their_rows_appear_and_as_torch_would(site: Site, watch: Watch) -> None:
@@ -166,7 +166,7 @@ def test_products_are_predicted_as_their_rows_appear_and_as_torch_would(site: Si
     site.wait(lambda: site.output.read_text().count('"a-') == len(products))  # a line each, none twice
     late = Watch(site.broker)
     assert late.until(lambda each: True)["answer"] == "final"  # what the broker retains
-    late.link.close()
+    late.mqtt.close()
 
 
 def test_what_a_sensor_never_says_does_not_hold_a_product_up(site: Site, watch: Watch) -> None:
@@ -181,7 +181,9 @@ def test_what_a_sensor_never_says_does_not_hold_a_product_up(site: Site, watch: 
     site.wait(lambda: "of oven: late" in site.log("coordinator"))
 
 
-def test_bad_embeddings_are_named_and_left_out_and_the_line_goes_on(site: Site, watch: Watch, press: Link) -> None:
+def test_bad_embeddings_are_named_and_left_out_and_the_line_goes_on(
+    site: Site, watch: Watch, press: MqttClient
+) -> None:
     topic = topics.products("steel", "press")
     good = np.ones(16, np.float32)
 
@@ -210,7 +212,7 @@ def test_bad_embeddings_are_named_and_left_out_and_the_line_goes_on(site: Site, 
 
 
 def test_newer_models_are_taken_up_while_serving_and_older_embeddings_get_an_older_one(
-    site: Site, watch: Watch, press: Link
+    site: Site, watch: Watch, press: MqttClient
 ) -> None:
     site.learnt.write(site.folder / "bundles", site.broker.kits, round_=500)
     raw, _ = rows(1, seed=14)

@@ -10,7 +10,7 @@ from typing import Any, Self
 import pytest
 
 from broker_config.broker.embedded import EmbeddedBroker
-from broker_config.mqtt.client import Delivery, Link
+from broker_config.mqtt.client import Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
@@ -28,14 +28,14 @@ _OLD, _OTHER = "00000000000000aa", "00000000000000bb"
 
 
 @pytest.fixture
-def link(mosquitto: EmbeddedBroker) -> Iterator[Link]:
+def mqtt(mosquitto: EmbeddedBroker) -> Iterator[MqttClient]:
     """Somebody who can say anything."""
-    with Link(Endpoint.parse(mosquitto.url), "tester", inbox=queue.Queue(), persistent=False) as link:
-        yield link
+    with MqttClient(Endpoint.parse(mosquitto.url), "tester", inbox=queue.Queue(), persistent=False) as mqtt:
+        yield mqtt
 
 
 def test_what_is_left_of_any_earlier_process_does_not_take_a_nodes_own_name(
-    mosquitto: EmbeddedBroker, link: Link, tmp_path: Path
+    mosquitto: EmbeddedBroker, mqtt: MqttClient, tmp_path: Path
 ) -> None:
     """The broker restored a presence that is several processes old, and has no will that would revoke it."""
     endpoint, state = Endpoint.parse(mosquitto.url), tmp_path / "state"
@@ -43,8 +43,8 @@ def test_what_is_left_of_any_earlier_process_does_not_take_a_nodes_own_name(
     identity = [checkpoint.begin_session(state) for _ in range(3)][-1].identity
 
     def check(said: Presence) -> None:
-        link.publish(topics.presence("default", "a"), encode(said), retain=True)
-        link.flush(5)
+        mqtt.publish(topics.presence("default", "a"), encode(said), retain=True)
+        mqtt.flush(5)
         check_name_free(endpoint, "default", "a", state)
 
     check(Presence(session=_OLD, online=True, identity=identity))
@@ -54,7 +54,7 @@ def test_what_is_left_of_any_earlier_process_does_not_take_a_nodes_own_name(
 
 
 def test_a_node_whose_hello_came_after_its_end_is_missed_at_the_next_roll_call(
-    mosquitto: EmbeddedBroker, link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mosquitto: EmbeddedBroker, mqtt: MqttClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (coordinator, membership):
         monkeypatch.setattr(module, "GRACE", 0.5)
@@ -77,7 +77,7 @@ def test_a_node_whose_hello_came_after_its_end_is_missed_at_the_next_roll_call(
             with Answering(endpoint, spec.run) as answering:
                 answering.called.get(timeout=10)
                 hello = Hello(session=_OLD, run=spec.run, software="", identity=_OTHER)
-                link.publish(topics.up("default", "gone"), encode(hello))
+                mqtt.publish(topics.up("default", "gone"), encode(hello))
                 assert lost.get(timeout=10) == "gone"
                 for _ in range(4):
                     answering.called.get(timeout=10)
@@ -93,23 +93,23 @@ class Answering:
     def __init__(self, endpoint: Endpoint, run: str):
         self._inbox: queue.Queue[Any] = queue.Queue()
         self._hello = encode(Hello(session=_OTHER, run=run, software="", identity=_OLD))
-        self._link = Link(endpoint, "answering", inbox=self._inbox, persistent=False)
+        self._mqtt = MqttClient(endpoint, "answering", inbox=self._inbox, persistent=False)
         self.called: queue.Queue[None] = queue.Queue()
         self._thread = threading.Thread(target=self._answer, daemon=True)
 
     def __enter__(self) -> Self:
-        self._link.open()
-        self._link.subscribe(topics.presence("default", topics.COORDINATOR))
+        self._mqtt.open()
+        self._mqtt.subscribe(topics.presence("default", topics.COORDINATOR))
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._inbox.put(None)
         self._thread.join()
-        self._link.close()
+        self._mqtt.close()
 
     def _answer(self) -> None:
         while (event := self._inbox.get()) is not None:
             if isinstance(event, Delivery):
-                self._link.publish(topics.up("default", "there"), self._hello)
+                self._mqtt.publish(topics.up("default", "there"), self._hello)
                 self.called.put(None)

@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from broker_config.broker.embedded import start_broker
-from broker_config.mqtt.client import Link, probe
+from broker_config.mqtt.client import MqttClient, probe
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
@@ -318,11 +318,11 @@ def test_what_others_retain_and_nobody_can_read_stops_neither_coordinator_nor_no
 
         def retain(payloads: dict[str, bytes]) -> None:
             for topic, payload in payloads.items():
-                link.publish(topic, payload, retain=True)
-            link.flush(5)
+                mqtt.publish(topic, payload, retain=True)
+            mqtt.flush(5)
 
         processes = []
-        with Link(endpoint, "third-party", inbox=queue.Queue(), persistent=False) as link:
+        with MqttClient(endpoint, "third-party", inbox=queue.Queue(), persistent=False) as mqtt:
             retain(dict.fromkeys((topics.presence("default", name) for name in ("coordinator", "plant-a")), garbage))
             try:
                 processes = [
@@ -342,7 +342,7 @@ def test_what_others_retain_and_nobody_can_read_stops_neither_coordinator_nor_no
                 processes.append(join("plant-a"))
                 wait_for(tmp_path / "coordinator.log", "plant-a joined")
                 retain({spec: garbage})
-                link.publish(round_, encode(RoundState(run="0" * 16, round=0, status="gathering")))
+                mqtt.publish(round_, encode(RoundState(run="0" * 16, round=0, status="gathering")))
                 wait_for(tmp_path / "plant-a.log", f"ignored an unreadable message on {spec}")
                 retain({spec: told[spec]})
                 processes.append(join("plant-b"))
@@ -461,10 +461,10 @@ def test_a_spec_that_the_node_cannot_meet_and_a_version_that_it_does_not_speak(
     spec, _ = draft(Request(model="small"), federation="default", classes=CLASSES, nodes=2)
     state = encode(RoundState(run=spec.run, round=0, status="gathering"))
     with start_broker(tmp_path / "broker") as broker:
-        link = Link(Endpoint.parse(broker.url), "foreign", inbox=queue.Queue(), persistent=False)
-        with link:
-            link.publish("edge-node/v9/default/spec", b"{}", retain=True)
-            link.flush(5)
+        mqtt = MqttClient(Endpoint.parse(broker.url), "foreign", inbox=queue.Queue(), persistent=False)
+        with mqtt:
+            mqtt.publish("edge-node/v9/default/spec", b"{}", retain=True)
+            mqtt.flush(5)
             join = (
                 "join",
                 broker.url,
@@ -478,15 +478,15 @@ def test_a_spec_that_the_node_cannot_meet_and_a_version_that_it_does_not_speak(
                 0,
             )
             assert "speaks protocol edge-node/v9" in refused(*join)
-            link.publish(topics.round_state("default"), state, retain=True)
+            mqtt.publish(topics.round_state("default"), state, retain=True)
             for field, value in (("method", "fedfuture"), ("model", "vit_9000")):
-                link.publish(
+                mqtt.publish(
                     topics.spec("default"), encode(msgspec.structs.replace(spec, **{field: value})), retain=True
                 )
-                link.flush(5)
+                mqtt.flush(5)
                 assert value in refused(*join)
-            link.publish(topics.spec("default"), b'{"type":"Spec","rounds":"many"}', retain=True)
-            link.flush(5)
+            mqtt.publish(topics.spec("default"), b'{"type":"Spec","rounds":"many"}', retain=True)
+            mqtt.flush(5)
             assert "cannot be read" in refused(*join)
 
 

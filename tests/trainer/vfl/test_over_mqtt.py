@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from broker_config.broker.embedded import start_broker
 from broker_config.mqtt import collision
-from broker_config.mqtt.client import Delivery, Link
+from broker_config.mqtt.client import Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import decode, encode
@@ -155,9 +155,9 @@ def test_a_sensor_that_lies_is_named_and_refused_and_the_line_goes_on_without_it
     spec = line_spec(absent="last", patience=0.3)
     draw(tmp_path / "data", 60, 9)
     inbox: queue.Queue[Any] = queue.Queue()
-    link = Link(Endpoint.parse(broker), "liar", inbox=inbox, persistent=False)
-    link.subscribe(topics.down(spec.federation, "oven"), topics.opened(spec.federation))
-    with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as line, link:
+    mqtt = MqttClient(Endpoint.parse(broker), "liar", inbox=inbox, persistent=False)
+    mqtt.subscribe(topics.down(spec.federation, "oven"), topics.opened(spec.federation))
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as line, mqtt:
         line.start("head", "press")
         hello = LineHello(
             session="a" * 16, run=spec.run, software="other", identity="b" * 16, incarnation=1, columns=1, round=0,
@@ -168,10 +168,10 @@ def test_a_sensor_that_lies_is_named_and_refused_and_the_line_goes_on_without_it
             received=np.full((20, 16), np.nan, np.float32).tobytes(),
         )  # fmt: skip
         line.until(lambda: bool(line.events.get("head")))
-        link.publish(topics.up(spec.federation, "oven"), encode(hello))
+        mqtt.publish(topics.up(spec.federation, "oven"), encode(hello))
         while not isinstance(event := inbox.get(timeout=20), Delivery) or event.topic != topics.opened(spec.federation):
             pass
-        link.publish(topics.embeddings(spec.federation, "oven"), encode_frame(lie))
+        mqtt.publish(topics.embeddings(spec.federation, "oven"), encode_frame(lie))
         while not isinstance(event := inbox.get(timeout=20), Delivery) or b"Refusal" not in event.payload:
             pass
         assert "NaN or infinity" in decode(event.payload, Refusal).reason
@@ -219,7 +219,7 @@ def test_a_sensor_that_says_the_same_again_and_again_is_not_waited_for(broker: s
     draw(tmp_path / "data", 60, 10)
     with (
         Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as line,
-        Link(Endpoint.parse(broker), "dripping", inbox=queue.Queue(), persistent=False) as link,
+        MqttClient(Endpoint.parse(broker), "dripping", inbox=queue.Queue(), persistent=False) as mqtt,
     ):
         line.start("head", "press")
         line.until(lambda: bool(line.events.get("head")))
@@ -228,10 +228,10 @@ def test_a_sensor_that_says_the_same_again_and_again_is_not_waited_for(broker: s
             kept=(0,),
         )  # fmt: skip
         row = Embeddings(run=spec.run, attempt=1, round=1, session="a" * 16, row=0, received=bytes(4 * 16))
-        link.publish(topics.up(spec.federation, "oven"), encode(hello))
+        mqtt.publish(topics.up(spec.federation, "oven"), encode(hello))
 
         def closed() -> bool:
-            link.publish(topics.embeddings(spec.federation, "oven"), encode_frame(row), qos=0)
+            mqtt.publish(topics.embeddings(spec.federation, "oven"), encode_frame(row), qos=0)
             return written(tmp_path / "head") >= 3
 
         line.until(closed)
@@ -242,12 +242,12 @@ def test_an_older_spec_that_is_said_again_ends_no_sensor(broker: str, tmp_path: 
     spec = line_spec()
     draw(tmp_path / "data", span(spec.window, 9)[1], 11)
     feed(tmp_path / "data", tmp_path / "grown", span(spec.window, 3)[1])
-    link = Link(Endpoint.parse(broker), "echo", inbox=queue.Queue(), persistent=False)
-    with Threads(spec, broker, tmp_path / "grown", tmp_path, 9) as line, link:
+    mqtt = MqttClient(Endpoint.parse(broker), "echo", inbox=queue.Queue(), persistent=False)
+    with Threads(spec, broker, tmp_path / "grown", tmp_path, 9) as line, mqtt:
         line.start("head", *spec.sensors)
         line.reach(3)
         older = msgspec.structs.replace(spec, run="a" * 16)
-        link.publish(topics.spec(spec.federation), encode(older), retain=True)
+        mqtt.publish(topics.spec(spec.federation), encode(older), retain=True)
         feed(tmp_path / "data", tmp_path / "grown", span(spec.window, 9)[1])
         line.end()
     assert left(spec, tmp_path, 9) == simulated(spec, tmp_path / "data", 9)
@@ -258,11 +258,11 @@ def test_an_old_end_of_the_line_that_is_said_again_ends_no_sensor(broker: str, t
     spec = line_spec(absent="last", patience=5.0)
     draw(tmp_path / "data", span(spec.window, 9)[1], 13)
     feed(tmp_path / "data", tmp_path / "grown", span(spec.window, 6)[1])
-    link = Link(Endpoint.parse(broker), "echo", inbox=queue.Queue(), persistent=False)
-    with Threads(spec, broker, tmp_path / "grown", tmp_path, 9) as line, link:
+    mqtt = MqttClient(Endpoint.parse(broker), "echo", inbox=queue.Queue(), persistent=False)
+    with Threads(spec, broker, tmp_path / "grown", tmp_path, 9) as line, mqtt:
         line.start("head", *spec.sensors)
         line.reach(3)
-        link.publish(topics.round_state(spec.federation), encode(RoundState(run=spec.run, round=3, status="finished")))
+        mqtt.publish(topics.round_state(spec.federation), encode(RoundState(run=spec.run, round=3, status="finished")))
         line.reach(6)
         feed(tmp_path / "data", tmp_path / "grown", span(spec.window, 9)[1])
         line.end()

@@ -14,11 +14,11 @@ from typing import get_args
 
 import msgspec
 
-from broker_config.mqtt.client import Delivery, Endpoint, Link, LinkDown, LinkUp, probe
+from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint, MqttClient, probe
 from broker_config.mqtt.collision import CollisionDetector
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, decode_any, encode, encoded_size
-from broker_config.protocol.errors import EdgeNodeError, LinkError
+from broker_config.protocol.errors import BrokerError, EdgeNodeError
 from broker_config.protocol.messages import (
     Accepted,
     AnyMessage,
@@ -114,7 +114,7 @@ class _Node:
         self._sent_before = 0
         self._collision = CollisionDetector(name, remedy="stop one of them, or choose another --name")
         self._presence_topic = topics.presence(spec.federation, name)
-        self._link = Link(
+        self._mqtt = MqttClient(
             endpoint,
             f"edge-node/{spec.federation}/{name}",
             inbox=self._inbox,
@@ -127,12 +127,12 @@ class _Node:
     def run(self, stop: Callable[[], bool]) -> Path | None:
         started, spec = time.monotonic(), self._spec
         federation = spec.federation
-        self._link.subscribe(
+        self._mqtt.subscribe(
             topics.down(federation, self._name),
             topics.round_state(federation),
             topics.presence(federation, topics.COORDINATOR),
         )
-        self._link.open()
+        self._mqtt.open()
         self._courier.start()
         self._report(events.Gathering(federation=federation, run=spec.run, nodes=spec.nodes, rounds=spec.rounds))
         self._timeline.begin("waiting", self._rounds_done() + 1)
@@ -146,7 +146,7 @@ class _Node:
                 self._announce()
             self._throttle.tell(self._activity())
         self._send(Finished(session=self._session, run=self._spec.run))
-        self._link.flush(_FAREWELL)  # also if the connection has to come back first
+        self._mqtt.flush(_FAREWELL)  # also if the connection has to come back first
         up, down = self._courier.bytes_sent, self._courier.bytes_received
         seconds = time.monotonic() - started
         self._report(events.FederationFinished(rounds=spec.rounds, bytes_up=up, bytes_down=down, seconds=seconds))
@@ -154,11 +154,11 @@ class _Node:
 
     def close(self) -> None:
         self._worker.close()
-        if self._link.connected:
-            self._link.publish(self._presence_topic, self._presence(online=False), retain=True)
-            self._link.flush(5)
+        if self._mqtt.is_connected:
+            self._mqtt.publish(self._presence_topic, self._presence(online=False), retain=True)
+            self._mqtt.flush(5)
         self._courier.close()
-        self._link.close()
+        self._mqtt.close()
 
     # What arrives
 
@@ -166,7 +166,7 @@ class _Node:
         match event:
             case Delivery():
                 self._receive(event)
-                self._link.ack(event)
+                self._mqtt.ack(event)
             case Contributed(progress):
                 self._forget_blobs(progress)
                 self._progress = progress
@@ -196,10 +196,10 @@ class _Node:
                     f"the broadcast of round {manifest.round} did not arrive: {reason}",
                     "check the coordinator's log and the broker's packet limits, then join again",
                 )
-            case LinkUp():
+            case Connected():
                 self._collision.observe(event)
                 self._announce()
-            case LinkDown(_, reason):
+            case Disconnected(_, reason):
                 self._collision.observe(event)
                 self._say(f"connection lost ({reason}); trying again")
 
@@ -208,7 +208,7 @@ class _Node:
         self._called, self._announced = False, time.monotonic()
         software = importlib.metadata.version("edge-node")
         identity, incarnation = self._me.identity, self._me.incarnation
-        self._link.publish(self._presence_topic, self._presence(online=True), retain=True)
+        self._mqtt.publish(self._presence_topic, self._presence(online=True), retain=True)
         self._send(
             Hello(
                 session=self._session,
@@ -297,7 +297,7 @@ class _Node:
         topic = topics.spec(self._spec.federation)
         try:
             current = probe(self._endpoint, [topic], wait=1.0).get(topic)
-        except LinkError:
+        except BrokerError:
             return  # the broker tells us the round again when it is back
         if current is None:
             return
@@ -409,7 +409,7 @@ class _Node:
             self._worker.deploy(final)
 
     def _send(self, message: AnyMessage) -> None:
-        self._link.publish(topics.up(self._spec.federation, self._name), encode(message))
+        self._mqtt.publish(topics.up(self._spec.federation, self._name), encode(message))
 
     # What is told about it
 

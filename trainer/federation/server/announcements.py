@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from broker_config.mqtt.client import Endpoint, Link, probe
+from broker_config.mqtt.client import Endpoint, MqttClient, probe
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, encode
 from broker_config.protocol.errors import UsageError
@@ -22,13 +22,13 @@ _FAREWELL = 5.0  # seconds for the last words
 class Herald:
     """The control connection of one coordinator's process; what arrives goes to `inbox`.
 
-    Several nodes' messages come by one link, so the broker must admit it to `up` and `presence` of all of them.
+    Several nodes' messages come by one connection, so the broker must admit it to `up` and `presence` of all of them.
     """
 
     def __init__(self, endpoint: Endpoint, spec: Spec, session: str, inbox: queue.Queue[Any]):
         self._spec, self._session, self._seal = spec, session, endpoint.seal
         self._presence = topics.presence(spec.federation, topics.COORDINATOR)
-        self.link = Link(
+        self.mqtt = MqttClient(
             endpoint,
             f"edge-node/{spec.federation}/{topics.COORDINATOR}",
             inbox=inbox,
@@ -37,24 +37,24 @@ class Herald:
         )
 
     def open(self) -> None:
-        """Connect, and hear all nodes. LinkError if the broker cannot be reached."""
-        self.link.subscribe(topics.presence(self._spec.federation, "+"), topics.up(self._spec.federation, "+"))
-        self.link.open()
+        """Connect, and hear all nodes. BrokerError if the broker cannot be reached."""
+        self.mqtt.subscribe(topics.presence(self._spec.federation, "+"), topics.up(self._spec.federation, "+"))
+        self.mqtt.open()
 
     def close(self) -> None:
         """Say goodbye, if there is somebody to hear it, and disconnect."""
-        if self.link.connected:
+        if self.mqtt.is_connected:
             self.say_presence(online=False)
-            self.link.flush(_FAREWELL)
-        self.link.close()
+            self.mqtt.flush(_FAREWELL)
+        self.mqtt.close()
 
     def say_presence(self, *, online: bool) -> None:
         """That the coordinator is there; nodes answer with Hello."""
-        self.link.publish(self._presence, encode(Presence(session=self._session, online=online)), retain=True)
+        self.mqtt.publish(self._presence, encode(Presence(session=self._session, online=online)), retain=True)
 
     def say_spec(self) -> None:
         """What the federation is."""
-        self.link.publish(topics.spec(self._spec.federation), encode(self._spec), retain=True)
+        self.mqtt.publish(topics.spec(self._spec.federation), encode(self._spec), retain=True)
 
     def say_round(self, state: rounds.Federation, broadcast: Blob, chunk_size: int) -> None:
         """Where the federation stands, and the blob that nodes can fetch, in chunks of so many bytes."""
@@ -79,27 +79,27 @@ class Herald:
             reason=f"paused: {here} of the {needed} nodes that a round needs are there" if state.paused else "",
             participants=tuple(sorted(state.drawn)),
         )
-        self.link.publish(topics.round_state(spec.federation), encode(message), retain=True)
+        self.mqtt.publish(topics.round_state(spec.federation), encode(message), retain=True)
 
     def say_overview(self, overview: Overview) -> None:
         """How the nodes are doing, for whoever watches."""
-        self.link.publish(topics.status(self._spec.federation), encode(overview), retain=True)
+        self.mqtt.publish(topics.status(self._spec.federation), encode(overview), retain=True)
 
     def answer(self, node: str, message: AnyMessage) -> None:
         """A message for one node; none while the broker takes them more slowly than nodes ask for them.
 
         A node can do without: it says Hello again when it next connects, and a later round tells what was accepted.
         """
-        if not self.link.crowded:
-            self.link.publish(topics.down(self._spec.federation, node), encode(message))
+        if not self.mqtt.is_crowded:
+            self.mqtt.publish(topics.down(self._spec.federation, node), encode(message))
 
 
 def say_aborted(endpoint: Endpoint, spec: Spec, round_: int, reason: str) -> bool:
     """Tell the nodes of a run that nobody coordinates at the moment that it is over; whether the broker has it."""
     message = RoundState(run=spec.run, round=round_, status="aborted", reason=reason)
-    with Link(endpoint, f"abort-{secrets.token_hex(8)}", inbox=queue.Queue(), persistent=False) as link:
-        link.publish(topics.round_state(spec.federation), encode(message), retain=True)
-        return link.flush(10)
+    with MqttClient(endpoint, f"abort-{secrets.token_hex(8)}", inbox=queue.Queue(), persistent=False) as mqtt:
+        mqtt.publish(topics.round_state(spec.federation), encode(message), retain=True)
+        return mqtt.flush(10)
 
 
 _STAGES: dict[rounds.Status, Stage] = {

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from broker_config.mqtt.client import Delivery, Endpoint, LinkDown, LinkUp
+from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, decode_any
 from broker_config.protocol.errors import EdgeNodeError, PeerError, UsageError, brief
@@ -75,7 +75,7 @@ def coordinate(
         stop: asked often.
 
     Raises:
-        LinkError: the broker cannot be reached.
+        BrokerError: the broker cannot be reached.
         UsageError: the federation is already coordinated on this broker, or the ledger's run has other settings.
         EdgeNodeError: the disk fails. Started again with the same ledger, the federation goes on.
     """
@@ -92,7 +92,7 @@ def abort(ledger: Ledger, endpoint: Endpoint, reason: str) -> None:
     """End a run early, and tell its nodes, now or when they look.
 
     Raises:
-        LinkError: the broker cannot be reached.
+        BrokerError: the broker cannot be reached.
         UsageError: the run has ended.
     """
     assert ledger.run is not None
@@ -137,8 +137,8 @@ class _Coordinator:
         spec = self._spec
         self._herald.open()
         self._courier.start()
-        self._handle(self._inbox.get())  # LinkUp: what is retained of an earlier run is replaced
-        self._herald.link.flush(5)
+        self._handle(self._inbox.get())  # Connected: what is retained of an earlier run is replaced
+        self._herald.mqtt.flush(5)
         self._report(progress.Gathering(federation=spec.federation, run=spec.run, nodes=spec.nodes, rounds=spec.rounds))
         self._take_up()
         self._advance(rounds.Resumed())
@@ -213,7 +213,7 @@ class _Coordinator:
         now = time.monotonic()
         for node in self._membership.pop_silent(now):
             self._lost(node)
-        if now - self._called > GRACE and self._herald.link.connected:
+        if now - self._called > GRACE and self._herald.mqtt.is_connected:
             self._call_roll()
         if self._state.status is rounds.Status.OPEN:
             age, spec, round_ = now - self._opened, self._spec, self._state.round
@@ -228,7 +228,7 @@ class _Coordinator:
         match event:
             case Delivery():
                 self._receive(event)
-                self._herald.link.ack(event)
+                self._herald.mqtt.ack(event)
             case Fetched(manifest):
                 self._arrived(manifest)
             case FetchFailed(manifest) if manifest not in self._uploads:
@@ -237,9 +237,9 @@ class _Coordinator:
                 raise EdgeNodeError(reason, "then start the coordinator again: it goes on where it was")
             case FetchFailed(manifest, reason):
                 self._refuse(PeerError(manifest.node, f"its contribution did not arrive: {reason}", manifest.round))
-            case LinkUp():
+            case Connected():
                 self._announce()
-            case LinkDown(_, reason):
+            case Disconnected(_, reason):
                 self._report(progress.Note(text=f"connection lost ({reason}); trying again"))
 
     def _announce(self) -> None:
@@ -481,7 +481,7 @@ class _Coordinator:
 
     def _say_overview(self, *, anyway: bool = False) -> None:
         """Tell whoever watches, unless there is no connection: what waited for it would be out of date."""
-        if self._herald.link.connected:
+        if self._herald.mqtt.is_connected:
             overview = self._tracker.next_overview(self._state, self._ledger.finished, anyway=anyway)
             if overview:
                 self._herald.say_overview(overview)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from broker_config.protocol.messages import Hello, Refusal
 from broker_config.protocol.vfl_messages import LineHello
 
-GRACE = 60.0  # seconds for a sign of life after we were away: brokers notice a lost node after 30, links retry after 10
+GRACE = 60.0  # seconds for a sign of life after we were away: brokers notice a loss after 30, clients retry after 10
 WINDOW = 10.0  # seconds over which messages are counted
 MAX_MESSAGES = 2000  # messages of a node in a window; a federation needs a few a round
 HELLO_COST = 20  # messages as which a Hello counts: each has an answer, and may be written down

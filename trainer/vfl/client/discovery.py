@@ -9,7 +9,7 @@ from broker_config.mqtt.client import probe
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
-from broker_config.protocol.errors import LinkError, UsageError
+from broker_config.protocol.errors import BrokerError, UsageError
 from broker_config.protocol.messages import Presence
 from broker_config.protocol.vfl_messages import LineSpec
 from trainer import progress
@@ -40,7 +40,7 @@ def join(
 
     Raises:
         UsageError: the file cannot be used, or this sensor is none of the line.
-        LinkError: there is no line within `wait` seconds.
+        BrokerError: there is no line within `wait` seconds.
         EdgeNodeError: with what to do about it.
     """
     topics.check_node(name)
@@ -78,7 +78,7 @@ def find(
 
     Raises:
         UsageError: there are several, or it speaks another version.
-        LinkError: there is none within `wait` seconds.
+        BrokerError: there is none within `wait` seconds.
     """
     deadline, told = time.monotonic() + wait, ""
     asked = [topics.any_version(topics.spec(federation or "+")), topics.presence(federation or "+", topics.COORDINATOR)]
@@ -106,7 +106,7 @@ def find(
             report(progress.Note(text=f"no head is connected for {names}; waiting for one"))
         told = names
         if time.monotonic() > deadline:
-            raise LinkError(
+            raise BrokerError(
                 f"no head of a line appeared on {endpoint} within {wait:.0f} s",
                 "start edge-node vfl coordinate first, and check that both use the same broker and --federation",
             )

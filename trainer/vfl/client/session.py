@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 
-from broker_config.mqtt.client import Delivery, Link, LinkDown, LinkUp
+from broker_config.mqtt.client import Connected, Delivery, Disconnected, MqttClient
 from broker_config.mqtt.collision import CollisionDetector
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.mqtt.event_queue import EventQueue
@@ -101,14 +101,14 @@ class _Sensor:
         federation = spec.federation
         self._collision = CollisionDetector(name)
         self._presence_topic = topics.presence(federation, name)
-        self._link = Link(
+        self._mqtt = MqttClient(
             endpoint,
             f"edge-node/{federation}/{name}",
             inbox=self._inbox,
             persistent=False,
             will=(self._presence_topic, self._presence(online=False)),
         )
-        self._link.longest = LARGEST_FRAME
+        self._mqtt.longest = LARGEST_FRAME
 
     @property
     def round(self) -> int:
@@ -117,19 +117,19 @@ class _Sensor:
 
     def run(self, stop: Callable[[], bool]) -> tuple[int, bool]:
         federation, name = self._spec.federation, self._name
-        self._link.subscribe(
+        self._mqtt.subscribe(
             topics.down(federation, name),
             topics.round_state(federation),
             topics.spec(federation),
             topics.presence(federation, topics.COORDINATOR),
         )
         frames = (topics.opened(federation), topics.representation(federation), topics.gradients(federation, name))
-        self._link.subscribe(*frames, qos=0)
+        self._mqtt.subscribe(*frames, qos=0)
         samples = self._learner.samples
         samples.refresh()
         if not samples.count:
             self._say(f"waiting for rows in {self._learner.source.path}")
-        self._link.open()
+        self._mqtt.open()
         self._say(f"taking part in line {federation!r} as {name}, from round {self.round + 1} on")
         self._tell_protection()
         while self._end is None or self.round < self._end:
@@ -140,17 +140,17 @@ class _Sensor:
             if self._inbox.empty():
                 self._pursue()
         self._learner.commit(last=True)
-        self._link.publish(topics.up(federation, name), encode(Finished(session=self._me.session, run=self._spec.run)))
-        self._link.flush(_FAREWELL)
+        self._mqtt.publish(topics.up(federation, name), encode(Finished(session=self._me.session, run=self._spec.run)))
+        self._mqtt.flush(_FAREWELL)
         self._say(f"finished: {pluralize(self.round, 'round')}")
         return self.round, True
 
     def close(self) -> None:
         self._tell_protection()
-        if self._link.connected:
-            self._link.publish(self._presence_topic, self._presence(online=False), retain=True)
-            self._link.flush(5)
-        self._link.close()
+        if self._mqtt.is_connected:
+            self._mqtt.publish(self._presence_topic, self._presence(online=False), retain=True)
+            self._mqtt.flush(5)
+        self._mqtt.close()
 
     def _nap(self) -> float:
         return _LOOK if self._call or (self._goal and self._open is None) else _TICK
@@ -167,11 +167,11 @@ class _Sensor:
                     if topic not in self._ignored:
                         self._ignored.add(topic)
                         self._say(f"ignored a message on {topic}, and will others like it: {error}")
-            case LinkUp():
+            case Connected():
                 self._collision.observe(event)
-                self._link.publish(self._presence_topic, self._presence(online=True), retain=True)
+                self._mqtt.publish(self._presence_topic, self._presence(online=True), retain=True)
                 self._call = True
-            case LinkDown(_, reason):
+            case Disconnected(_, reason):
                 self._collision.observe(event)
                 self._say(f"connection lost ({reason}); trying again")
 
@@ -281,7 +281,7 @@ class _Sensor:
             kept=self._learner.kept,
             lacks=self._lacks,
         )
-        self._link.publish(topics.up(self._spec.federation, self._name), encode(hello))
+        self._mqtt.publish(topics.up(self._spec.federation, self._name), encode(hello))
 
     def _embed(self, goal: Goal) -> None:
         """Send the embeddings of a round, once its samples are there, or cannot be waited for any longer."""
@@ -316,7 +316,7 @@ class _Sensor:
 
     def _send(self, turn: Turn) -> None:
         for payload in turn.sent:
-            self._link.publish(topics.embeddings(self._spec.federation, self._name), payload, qos=0)
+            self._mqtt.publish(topics.embeddings(self._spec.federation, self._name), payload, qos=0)
 
     def _learn(self, turn: Turn) -> None:
         self._learner.learn(turn)

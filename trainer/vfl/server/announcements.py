@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from broker_config.mqtt.client import Link
+from broker_config.mqtt.client import MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
@@ -34,32 +34,32 @@ class Crier:
         self.lacks: dict[str, str] = {}  # what each sensor waits for, in words
         self._fact: ClosedRound | None = None  # of the last round
         self._rounds, self._since = 0, time.monotonic()  # closed since the last overview
-        self.link = Link(
+        self.mqtt = MqttClient(
             endpoint,
             f"edge-node/{spec.federation}/{topics.COORDINATOR}",
             inbox=inbox,
             persistent=False,
             will=(self._presence, encode(Presence(session=session, online=False))),
         )
-        self.link.longest = LARGEST_FRAME
+        self.mqtt.longest = LARGEST_FRAME
 
     def open(self) -> None:
-        """Connect, and hear all sensors. LinkError if the broker cannot be reached."""
+        """Connect, and hear all sensors. BrokerError if the broker cannot be reached."""
         federation = self._spec.federation
-        self.link.subscribe(topics.presence(federation, "+"), topics.up(federation, "+"))
-        self.link.subscribe(topics.embeddings(federation, "+"), qos=0)
-        self.link.open()
+        self.mqtt.subscribe(topics.presence(federation, "+"), topics.up(federation, "+"))
+        self.mqtt.subscribe(topics.embeddings(federation, "+"), qos=0)
+        self.mqtt.open()
 
     def close(self) -> None:
         """Say goodbye, if there is somebody to hear it, and disconnect."""
-        if self.link.connected:
+        if self.mqtt.is_connected:
             self.say_presence(online=False)
-            self.link.flush(_FAREWELL)
-        self.link.close()
+            self.mqtt.flush(_FAREWELL)
+        self.mqtt.close()
 
     def publish(self, topic: str, payload: bytes) -> None:
         """A frame: what is lost of it is asked for again."""
-        self.link.publish(topic, payload, qos=0)
+        self.mqtt.publish(topic, payload, qos=0)
 
     def open_round(
         self,
@@ -91,28 +91,28 @@ class Crier:
 
     def answer(self, sensor: str, message: Welcome | Refusal | Finished) -> None:
         """A message for one sensor; none while the broker takes them more slowly than sensors ask for them."""
-        if not self.link.crowded:
-            self.link.publish(topics.down(self._spec.federation, sensor), encode(message))
+        if not self.mqtt.is_crowded:
+            self.mqtt.publish(topics.down(self._spec.federation, sensor), encode(message))
 
     def say_presence(self, *, online: bool) -> None:
         """That the head is there; sensors answer with LineHello."""
-        self.link.publish(self._presence, encode(Presence(session=self._session, online=online)), retain=True)
+        self.mqtt.publish(self._presence, encode(Presence(session=self._session, online=online)), retain=True)
 
     def say_spec(self) -> None:
         """How the line learns."""
-        self.link.publish(topics.spec(self._spec.federation), encode(self._spec), retain=True)
+        self.mqtt.publish(topics.spec(self._spec.federation), encode(self._spec), retain=True)
 
     def say_state(self, status: Stage, round_: int) -> None:
         """That the line has begun, or is over."""
         state = RoundState(run=self._spec.run, round=min(round_, _MOST), status=status)
-        self.link.publish(topics.round_state(self._spec.federation), encode(state), retain=True)
+        self.mqtt.publish(topics.round_state(self._spec.federation), encode(state), retain=True)
 
     def withdraw(self) -> None:
         """Take back what is retained of a line that has learnt nothing: nobody is to wait for it."""
         federation = self._spec.federation
-        if self.link.connected:
+        if self.mqtt.is_connected:
             for topic in (topics.spec(federation), topics.round_state(federation), topics.status(federation)):
-                self.link.publish(topic, b"", retain=True)
+                self.mqtt.publish(topic, b"", retain=True)
 
     def closed(self, fact: ClosedRound) -> None:
         """A round is over."""
@@ -152,6 +152,6 @@ class Crier:
             rate=rate,
             sensors=sensors,
         )
-        if self.link.connected and not self.link.crowded:
-            self.link.publish(topics.status(self._spec.federation), encode(overview), retain=True)
+        if self.mqtt.is_connected and not self.mqtt.is_crowded:
+            self.mqtt.publish(topics.status(self._spec.federation), encode(overview), retain=True)
         return {} if loss is None else {"loss": loss, "rate": rate}

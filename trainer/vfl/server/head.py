@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from broker_config.mqtt.client import Delivery, LinkDown, LinkUp
+from broker_config.mqtt.client import Connected, Delivery, Disconnected
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.mqtt.event_queue import EventQueue
 from broker_config.protocol import topics
@@ -72,7 +72,7 @@ class Head:
     def run(self, stop: Callable[[], bool]) -> int:
         """To the end of the line, or until `stop` says so; return the last round that is closed. Raises: coordinate."""
         self._crier.open()
-        self._handle(self._inbox.get())  # LinkUp: what is retained of an earlier run is replaced
+        self._handle(self._inbox.get())  # Connected: what is retained of an earlier run is replaced
         spec = self._spec
         self._report(
             progress.Gathering(
@@ -299,9 +299,9 @@ class Head:
         match event:
             case Delivery():
                 self._reception.receive(event)
-            case LinkUp():
+            case Connected():
                 self._announce()
-            case LinkDown(_, reason):
+            case Disconnected(_, reason):
                 self._say(f"connection lost ({reason}); trying again")
 
     def _announce(self) -> None:

@@ -3,7 +3,7 @@
 import queue
 import secrets
 
-from broker_config.mqtt.client import Link, probe
+from broker_config.mqtt.client import MqttClient, probe
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
@@ -20,7 +20,7 @@ def forget(endpoint: Endpoint, federation: str) -> int:
     With kits only sensors may say how they are: what they have said remains.
 
     Raises:
-        LinkError: the broker cannot be reached.
+        BrokerError: the broker cannot be reached.
         UsageError: a head is connected, or there is no such line.
         EdgeNodeError: the broker did not confirm.
     """
@@ -34,10 +34,10 @@ def forget(endpoint: Endpoint, federation: str) -> int:
         raise UsageError(
             f"{endpoint} keeps nothing of a line {federation!r}", "see what it knows: edge-node status; --federation"
         )
-    with Link(endpoint, f"forget-{secrets.token_hex(8)}", inbox=queue.Queue(), persistent=False) as link:
+    with MqttClient(endpoint, f"forget-{secrets.token_hex(8)}", inbox=queue.Queue(), persistent=False) as mqtt:
         for topic in gone:
-            link.publish(topic, b"", retain=True)
-        if not link.flush(_CONFIRMED):
+            mqtt.publish(topic, b"", retain=True)
+        if not mqtt.flush(_CONFIRMED):
             raise EdgeNodeError(f"{endpoint} did not confirm within 10 s that it forgets the line", "try again")
     return len(gone)
 

@@ -34,7 +34,7 @@ def coordinate(
     """Run a line's head until so many rounds are closed (0: for ever), or `stop` says so; return how many are.
 
     Raises:
-        LinkError: the broker cannot be reached.
+        BrokerError: the broker cannot be reached.
         UsageError: the line has a head already, or the run in `folder` has other settings.
         EdgeNodeError: the disk fails. Started again with the same folder, the line goes on.
     """

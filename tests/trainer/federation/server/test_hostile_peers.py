@@ -17,7 +17,7 @@ from paho.mqtt.enums import MQTTProtocolVersion
 from safetensors.numpy import save
 
 from broker_config.broker.embedded import EmbeddedBroker, start_broker
-from broker_config.mqtt.client import Delivery, Link
+from broker_config.mqtt.client import Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import decode, encode, encode_chunk, encoded_size
@@ -213,10 +213,10 @@ def test_a_node_does_not_fetch_terabytes(broker: EmbeddedBroker, tmp_path: Path)
         federation="false", run=spec.run, round=1, node="coordinator", digest="0" * 64, size=1 << 40, chunk_size=1 << 20
     )
     state = RoundState(run=spec.run, round=1, status="open", broadcast=manifest)
-    with Link(Endpoint.parse(broker.url), "false", inbox=queue.Queue(), persistent=False) as link:
-        link.publish(topics.spec("false"), encode(spec), retain=True)
-        link.publish(topics.round_state("false"), encode(state), retain=True)
-        link.flush(5)
+    with MqttClient(Endpoint.parse(broker.url), "false", inbox=queue.Queue(), persistent=False) as mqtt:
+        mqtt.publish(topics.spec("false"), encode(spec), retain=True)
+        mqtt.publish(topics.round_state("false"), encode(state), retain=True)
+        mqtt.flush(5)
     images = draw(tmp_path / "images", 4, seed=1)
     done = run("join", broker.url, "--federation", "false", "--name", "a", "--data", images, "--state", tmp_path / "a")
     assert done.returncode == 1
@@ -240,7 +240,7 @@ def test_a_node_that_offers_one_blob_after_the_other_fills_no_disk(mosquitto: Em
 
     with (
         ThreadPoolExecutor(1) as pool,
-        Link(Endpoint.parse(mosquitto.url), "filler", inbox=inbox, persistent=False) as filler,
+        MqttClient(Endpoint.parse(mosquitto.url), "filler", inbox=inbox, persistent=False) as filler,
     ):
         ending = pool.submit(part)
         filler.subscribe(topics.want("filled", "filler", "+"), topics.presence("filled", "coordinator"))

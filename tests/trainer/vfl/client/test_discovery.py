@@ -13,7 +13,7 @@ from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.client import probe
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
-from broker_config.protocol.errors import LinkError, UsageError
+from broker_config.protocol.errors import BrokerError, UsageError
 from tests.support.provisioned_federation import guarded
 from tests.support.vfl_lines import Threads, draw, in_threads, line_spec, source
 from trainer import progress
@@ -103,7 +103,7 @@ def test_only_lines_with_a_head_count_and_others_are_named(broker: str, tmp_path
     draw(tmp_path / "data", 60, 4)
     in_threads(spec, broker, tmp_path / "data", tmp_path, 2)
     told: list[progress.AnyEvent] = []
-    with pytest.raises(LinkError, match="no head"):
+    with pytest.raises(BrokerError, match="no head"):
         find(Endpoint.parse(broker), None, 0, report=told.append)
     assert spec.federation in progress.describe(told[0])
     assert find(Endpoint.parse(broker), None, 0, state=tmp_path / "press") == spec

@@ -325,7 +325,7 @@ def test_a_head_that_the_broker_cannot_hear_outlives_an_hour_without_piling_up_w
     crier = Crier(Endpoint.parse("mqtt://127.0.0.1:1"), SPEC, SESSION, queue.Queue())
     for _ in range(3600):
         crier.say_overview(41, "open", ["press"], paused=True, anyway=True)
-    assert not crier.link.crowded
+    assert not crier.mqtt.is_crowded
 
 
 # Absence
