@@ -31,7 +31,7 @@ from broker_config.protocol.codec import decode_any, encode
 from broker_config.protocol.messages import Contribution, Finished, Hello, RoundState, Spec
 from broker_config.transfer.blob_transfer import BlobStore, Courier, Fetched
 from trainer.models.initial_weights import initial_encoder
-from trainer.models.named_tensors import take_from
+from trainer.models.named_tensors import strip_prefix
 
 CHUNK = 256 * 1024
 
@@ -94,7 +94,7 @@ class EmptyNode(threading.Thread):
 
 def federation_round(broker: EmbeddedBroker, folder: Path, nodes: int, rounds: int) -> tuple[float, int]:
     """Median seconds of a round after the first, and bytes of a blob."""
-    encoder = take_from("encoder", initial_encoder("mobilenet_v2", "none", 0))
+    encoder = strip_prefix("encoder", initial_encoder("mobilenet_v2", "none", 0))
     save_file(encoder, folder / "initial.safetensors")
     coordinator = subprocess.Popen(
         [

@@ -24,7 +24,7 @@ from export.model_images import Album
 from export.quantisation import quantise
 from export.speed_gate import verdicts_of
 from trainer.data.class_folders import LabelledImages
-from trainer.models.network import Tree
+from trainer.models.network import Tensors
 from trainer.training import personal_model
 
 _RUNS, _WARM_UP = 200, 20
@@ -49,7 +49,7 @@ class Tracer:
 
     def node(self, source: Path) -> Node:
         """All variants of a personal model."""
-        facts, tree, *_ = personal_model.load(source)
+        facts, tensors, *_ = personal_model.load(source)
         facts = msgspec.structs.replace(
             facts, preprocessing=msgspec.structs.replace(facts.preprocessing, size=self._size)
         )
@@ -57,13 +57,13 @@ class Tracer:
         judging, training = held_out.find(source, facts, album), album.training(source, facts)
         if isinstance(judging, str):
             raise SystemExit(f"{source}: {judging}")
-        graphs = {_FUSED: self._graph(facts, tree, source), _ONE: self._graph(facts, average(tree), source)}
+        graphs = {_FUSED: self._graph(facts, tensors, source), _ONE: self._graph(facts, average(tensors), source)}
         graphs |= {_QUANTISED[name]: quantise(graph, training.images) for name, graph in graphs.items()}
         return Node(facts.node, graphs, judging)
 
-    def _graph(self, facts: personal_model.Facts, tree: Tree, source: Path) -> bytes:
-        architecture = Architecture(facts.model, len(facts.classes), kind(tree), facts.preprocessing)
-        served = module(architecture, tree, source)
+    def _graph(self, facts: personal_model.Facts, tensors: Tensors, source: Path) -> bytes:
+        architecture = Architecture(facts.model, len(facts.classes), kind(tensors), facts.preprocessing)
+        served = module(architecture, tensors, source)
         if architecture not in self._traced:
             self._traced[architecture] = trace(served, self._size)
         return with_values(self._traced[architecture], served)

@@ -29,7 +29,7 @@ from trainer.models.named_tensors import Arrays
 from trainer.models.torchvision_import import torchvision_models
 from trainer.training.engine import batches
 from trainer.training.simulation import Engine, simulate
-from trainer.training.training_set import TrainingSet, Views, augment
+from trainer.training.training_set import Augmentation, TrainingSet, augment
 
 CLASSES = ("a", "b", "c")
 RATIOS = (("plain", "bare"), ("batched", "bare"), ("afedcl batched", "afedcl plain"))
@@ -71,7 +71,7 @@ def bare(work: Job, device: str) -> None:
             own = data[name]
             for _ in range(spec.training.local_epochs):
                 for index in batches(len(own.labels), spec.training.batch_size, random):
-                    images = augment(own.images[index].float() / 255, Views.draw(len(index), random))
+                    images = augment(own.images[index].float() / 255, Augmentation.draw(len(index), random))
                     loss = functional.cross_entropy(model((images - own.mean) / own.std), own.labels[index])
                     optimisers[name].zero_grad()
                     loss.backward()  # type: ignore[no-untyped-call]

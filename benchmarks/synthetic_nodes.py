@@ -32,7 +32,7 @@ from broker_config.protocol.messages import (
     Spec,
 )
 from broker_config.transfer.blob_transfer import BlobStore, Courier, Fetched
-from trainer.models.named_tensors import Arrays, pick
+from trainer.models.named_tensors import Arrays, select
 from trainer.training.seeding import generator
 
 CHUNK = 256 * 1024  # bytes
@@ -179,7 +179,7 @@ class EmptyNode(threading.Thread):
 def draw(spec: Spec, number: int) -> Arrays:
     """The tensors of master `number`."""
     random = generator(number, "crowd")
-    shapes = {name: tensor.shape for name, tensor in pick(spec.tensors, spec.sends).items()}
+    shapes = {name: tensor.shape for name, tensor in select(spec.tensors, spec.sends).items()}
     drawn = {name: random.normal(0, _START, shape).astype(np.float32) for name, shape in shapes.items()}
     return {name: np.abs(values) if name.endswith("running_var") else values for name, values in drawn.items()}
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.models import backbones
-from trainer.models.named_tensors import frozen, put_under, trainable
-from trainer.models.network import Network, Tree
+from trainer.models.named_tensors import add_prefix, is_frozen, is_trainable
+from trainer.models.network import Network, Tensors
 from trainer.models.texture.texture_presets import PRESETS
 
 _BATCH = 32
@@ -61,34 +61,34 @@ def measure(model: str, repetitions: int) -> Cost:
     with FlopCounterMode(display=False) as counted:
         structure(image)
     shapes = {name: value.numel() for name, value in structure.state_dict().items()}
-    tree = put_under("encoder", backbones.build(model).state_dict())
+    tensors = add_prefix("encoder", backbones.build(model).state_dict())
     network, images = Network(model, 2), torch.randn(_BATCH, 3, size, size)
 
     def forward() -> None:
         with torch.no_grad():
-            network.encode(tree, network.stem(tree, images[:1]))
+            network.encode(tensors, network.apply_stem(tensors, images[:1]))
 
     training = None
     if model.endswith("_small"):
-        training = _milliseconds(_step(network, tree, network.stem(tree, images)), repetitions) / _BATCH
+        training = _milliseconds(_step(network, tensors, network.apply_stem(tensors, images)), repetitions) / _BATCH
     return Cost(
         model=model,
         size=size,
         values=sum(shapes.values()),
-        frozen=sum(count for name, count in shapes.items() if frozen(name)),
+        frozen=sum(count for name, count in shapes.items() if is_frozen(name)),
         multiply_adds=counted.get_total_flops() // 2,
         forward_ms=_milliseconds(forward, repetitions),
         training_ms=training,
     )
 
 
-def _step(network: Network, tree: Tree, seen: Tensor) -> Callable[[], None]:
-    tree = {name: value.clone().requires_grad_(trainable(name)) for name, value in tree.items()}
-    moved = [value for value in tree.values() if value.requires_grad]
+def _step(network: Network, tensors: Tensors, seen: Tensor) -> Callable[[], None]:
+    tensors = {name: value.clone().requires_grad_(is_trainable(name)) for name, value in tensors.items()}
+    moved = [value for value in tensors.values() if value.requires_grad]
     optimiser = torch.optim.Adam(moved, fused=True)
 
     def step() -> None:
-        loss = network.encode(tree, seen).square().mean()
+        loss = network.encode(tensors, seen).square().mean()
         optimiser.zero_grad(set_to_none=True)
         loss.backward(inputs=moved)  # type: ignore[no-untyped-call]
         optimiser.step()

@@ -19,7 +19,7 @@ from export.quantisation import MOST, TOLERANCE, quantise
 from export.speed_gate import compare
 from trainer import progress
 from trainer.data.class_folders import LabelledImages
-from trainer.models.network import Network, Tree
+from trainer.models.network import Network, Tensors
 from trainer.training import personal_model
 from trainer.training.personal_model import Facts
 
@@ -48,7 +48,7 @@ class _Model(NamedTuple):
 
     source: Path
     facts: Facts
-    tree: Tree
+    tensors: Tensors
     encoders: tuple[Literal["received", "own"], ...]
     held_out: LabelledImages | str  # or why there are too few
 
@@ -80,14 +80,14 @@ def export(
     album, tracer = Album(wish.data), _Tracer(report)
     written = []
     for source in models:
-        facts, tree, *_ = personal_model.load(source)
-        signing = signer.check(facts, tree, source) if signer else None
+        facts, tensors, *_ = personal_model.load(source)
+        signing = signer.check(facts, tensors, source) if signer else None
         if facts.broadcast and not signer:
             text = f"the bundle of {facts.node} will not be signed, and serve --trust refuses it: --kit FILE signs"
             report(progress.Note(text=text))
-        model = _leaner(_Model(source, facts, tree, encoders(tree), held_out.find(source, facts, album)), report)
+        model = _leaner(_Model(source, facts, tensors, encoders(tensors), held_out.find(source, facts, album)), report)
         graph = tracer.graph(model)
-        if wish.student and kind(model.tree) == "fused":
+        if wish.student and kind(model.tensors) == "fused":
             graph = _student(model, graph, tracer, album.training(source, facts), report)
         if wish.int8:
             graph = _in_int8(model, graph, album.training(source, facts), report)
@@ -117,23 +117,23 @@ class _Tracer:
 
     def graph(self, model: _Model) -> _Graph:
         """The model's graph in fp32, checked against torch."""
-        facts, tree = model.facts, model.tree
-        architecture = Architecture(facts.model, len(facts.classes), kind(tree), facts.preprocessing)
-        served = module(architecture, tree, model.source)
+        facts, tensors = model.facts, model.tensors
+        architecture = Architecture(facts.model, len(facts.classes), kind(tensors), facts.preprocessing)
+        served = module(architecture, tensors, model.source)
         if architecture not in self._traced:
             what = f"tracing {facts.model} for {len(facts.classes)} classes, once for all nodes: 10 to 30 s"
             self._report(progress.Step(what=what))
             self._traced[architecture] = trace(served, facts.preprocessing.size)
             self._report(progress.Step(what="checking models against torch and writing their bundles"))
         content = with_values(self._traced[architecture], served)
-        return _Graph(content, model.encoders, check_parity(content, architecture, tree, model.source))
+        return _Graph(content, model.encoders, check_parity(content, architecture, tensors, model.source))
 
 
 def _leaner(model: _Model, report: progress.Report) -> _Model:
     """The model without an encoder that changes no verdict."""
     if isinstance(model.held_out, str):
         return model
-    found = drop(model.facts, model.tree, model.held_out)
+    found = drop(model.facts, model.tensors, model.held_out)
     if found is None:
         return model
     node, images = model.facts.node, len(model.held_out.labels)
@@ -142,7 +142,7 @@ def _leaner(model: _Model, report: progress.Report) -> _Model:
         f"changes no verdict on {images} held-out images"
     )
     report(progress.Note(text=text))
-    return model._replace(tree=found.tree, encoders=(found.kept,))
+    return model._replace(tensors=found.tensors, encoders=(found.kept,))
 
 
 def _student(
@@ -155,8 +155,8 @@ def _student(
         report(progress.Note(text=f"the bundle of {node} keeps both encoders, one cannot be measured: {images}"))
         return graph
 
-    def tried(how: str, tree: Tree) -> _Graph | None:
-        single = tracer.graph(model._replace(tree=tree, encoders=("own",)))
+    def tried(how: str, tensors: Tensors) -> _Graph | None:
+        single = tracer.graph(model._replace(tensors=tensors, encoders=("own",)))
         found = compare(graph.content, single.content, images)
         if found.passed:
             report(progress.Note(text=f"the bundle of {node} has one encoder, {how}: {found}"))
@@ -164,11 +164,11 @@ def _student(
         report(progress.Note(text=f"the bundle of {node} keeps both encoders; with {how}: {found}"))
         return None
 
-    mean = tried("the average of both", average(model.tree))
+    mean = tried("the average of both", average(model.tensors))
     if mean is not None:
         return mean
     network = Network(facts.model, len(facts.classes))
-    taught = teach(network, model.tree, training, facts.preprocessing, report)
+    taught = teach(network, model.tensors, training, facts.preprocessing, report)
     return tried("one that both have taught", taught) or graph
 
 

@@ -13,8 +13,8 @@ from broker_config.security.signing import ForgedError, SigningKey
 from edge.bundle.bundle_format import Signing
 from edge.bundle.verification import check_broadcast
 from export.graph import kind
-from trainer.models.named_tensors import frozen, put_under, take_from
-from trainer.models.network import Tree, to_arrays
+from trainer.models.named_tensors import add_prefix, is_frozen, strip_prefix
+from trainer.models.network import Tensors, to_arrays
 from trainer.training.personal_model import Facts
 
 
@@ -30,7 +30,7 @@ class Signer:
         self._charter = Seal(kit).charter
         self._days = timedelta(days=days)
 
-    def check(self, facts: Facts, tree: Tree, source: Path) -> Signing:
+    def check(self, facts: Facts, tensors: Tensors, source: Path) -> Signing:
         """What signs the bundle of this model.
 
         Raises:
@@ -45,7 +45,7 @@ class Signer:
             )
         try:
             broadcast = check_broadcast(facts, self._charter)
-            _check_received(tree, broadcast)
+            _check_received(tensors, broadcast)
         except ForgedError as error:
             raise UsageError(
                 f"the model in {source} was not made from a broadcast of its coordinator: {error}",
@@ -62,14 +62,14 @@ class Signer:
         return Signing(SigningKey(self._kit.signing), self._kit.charter, broadcast, expires)
 
 
-def _check_received(tree: Tree, broadcast: Manifest) -> None:
+def _check_received(tensors: Tensors, broadcast: Manifest) -> None:
     """Where a model serves the received encoder as it came, raise ForgedError unless it is the broadcast's.
 
     Fused, it came so; joined (FENDA), the node has trained it further.
     """
-    if kind(tree) != "fused":
+    if kind(tensors) != "fused":
         return
-    stem = {name: value for name, value in tree.items() if frozen(name)}
-    received = {**stem, **put_under("encoder", take_from("received", tree))}
+    stem = {name: value for name, value in tensors.items() if is_frozen(name)}
+    received = {**stem, **add_prefix("encoder", strip_prefix("received", tensors))}
     if hashlib.sha256(encode_tensors(to_arrays(received))).hexdigest() != broadcast.digest:
         raise ForgedError("its received encoder is another one")

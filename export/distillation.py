@@ -7,58 +7,60 @@ from torch.nn.functional import kl_div, log_softmax, mse_loss
 from broker_config.protocol.messages import Preprocessing
 from trainer import progress
 from trainer.data.class_folders import LabelledImages
-from trainer.models.named_tensors import pick, take_from, trainable
-from trainer.models.network import Network, Tree
+from trainer.models.named_tensors import is_trainable, select, strip_prefix
+from trainer.models.network import Network, Tensors
 from trainer.training.engine import batches
 from trainer.training.seeding import key_to_seed
-from trainer.training.training_set import TrainingSet, Views
+from trainer.training.training_set import Augmentation, TrainingSet
 
 EPOCHS = 20
 _BATCH, _RATE = 32, 3e-5
 _SOFTNESS = 2.0  # by which both divide their logits
 
 
-def average(tree: Tree) -> Tree:
+def average(tensors: Tensors) -> Tensors:
     """A fused model's encoders averaged tensor by tensor as their features would be, and its classifier.
 
     AFedCL's own encoder starts every round from the received one, so the two lie close, and the features of the average
     are nearly the average of the features (Wortsman et al. 2022).
     """
-    weight = tree["fusion"]
-    both = take_from("received", tree)  # all that they have apart: a stem is there once
+    weight = tensors["fusion"]
+    both = strip_prefix("received", tensors)  # all that they have apart: a stem is there once
     encoder = {
         f"encoder.{name}": Network.fuse(weight, both[name], value) if name in both else value
-        for name, value in take_from("encoder", tree).items()
+        for name, value in strip_prefix("encoder", tensors).items()
     }
-    return encoder | pick(tree, ("classifier",))
+    return encoder | select(tensors, ("classifier",))
 
 
 def teach(
-    network: Network, tree: Tree, images: LabelledImages, preprocessing: Preprocessing, report: progress.Report
-) -> Tree:
+    network: Network, tensors: Tensors, images: LabelledImages, preprocessing: Preprocessing, report: progress.Report
+) -> Tensors:
     """The average of a fused model's encoders, trained until it answers as both do, on varied training images.
 
     The loss is Hinton's (2015): the divergence of softened probabilities; and the squared error of features (Romero et
     al. 2015). No label is used. The classifier stays, and so do BatchNorm's statistics.
     """
     data = TrainingSet.of(images, preprocessing)
-    student = {name: value.clone() for name, value in average(tree).items()}
-    learning = [student[name].requires_grad_() for name in student if trainable(name) and name.startswith("encoder.")]
+    student = {name: value.clone() for name, value in average(tensors).items()}
+    learning = [
+        student[name].requires_grad_() for name in student if is_trainable(name) and name.startswith("encoder.")
+    ]
     optimiser = torch.optim.Adam(learning, lr=_RATE)
     random = torch.Generator().manual_seed(key_to_seed(0, "student"))
     for epoch in range(EPOCHS):
         report(progress.Step(what=f"teaching one encoder, epoch {epoch + 1} of {EPOCHS}"))
         for index in batches(len(images.labels), _BATCH, random):
-            pixels = data.network_input(index, Views.draw(len(index), random))
+            pixels = data.network_input(index, Augmentation.draw(len(index), random))
             with torch.no_grad():
-                told = network.see(tree, pixels)
+                told = network.features(tensors, pixels)
             optimiser.zero_grad()
-            _loss(network, student, told, network.see(student, pixels)).backward()  # type: ignore[no-untyped-call]
+            _loss(network, student, told, network.features(student, pixels)).backward()  # type: ignore[no-untyped-call]
             optimiser.step()
     return {name: value.detach() for name, value in student.items()}
 
 
-def _loss(network: Network, student: Tree, told: Tensor, seen: Tensor) -> Tensor:
+def _loss(network: Network, student: Tensors, told: Tensor, seen: Tensor) -> Tensor:
     """How far features [n, F] that the student has `seen` are from those that it was `told`."""
     wanted, given = (
         log_softmax(network.linear(student, "classifier", features) / _SOFTNESS, 1) for features in (told, seen)

@@ -20,7 +20,7 @@ from broker_config.protocol.messages import Preprocessing
 from export import class_evidence
 from trainer.models import backbones
 from trainer.models.catalogue import FEATURES
-from trainer.models.network import Network, Tree
+from trainer.models.network import Network, Tensors
 from trainer.models.texture.texture_network import behind_stem
 
 EXTRAS: tuple[Literal["opinions", "features", "maps"], ...] = ("opinions", "features", "maps")
@@ -44,16 +44,16 @@ class Architecture(NamedTuple):
     preprocessing: Preprocessing
 
 
-def encoders(tree: Tree) -> tuple[Literal["received", "own"], ...]:
+def encoders(tensors: Tensors) -> tuple[Literal["received", "own"], ...]:
     """A model's encoders, in the order of its opinions and maps."""
-    return ("own",) if kind(tree) == "one" else ("received", "own")
+    return ("own",) if kind(tensors) == "one" else ("received", "own")
 
 
-def kind(tree: Tree) -> Literal["one", "fused", "joined"]:
+def kind(tensors: Tensors) -> Literal["one", "fused", "joined"]:
     """How a model comes to its features; `Network.see` says what the words mean."""
-    if not any(name.startswith("received.") for name in tree):
+    if not any(name.startswith("received.") for name in tensors):
         return "one"
-    return "fused" if "fusion" in tree else "joined"
+    return "fused" if "fusion" in tensors else "joined"
 
 
 class _Served(nn.Module):
@@ -107,16 +107,16 @@ class _Served(nn.Module):
         )
 
 
-def module(architecture: Architecture, tree: Tree, source: Path) -> nn.Module:
+def module(architecture: Architecture, tensors: Tensors, source: Path) -> nn.Module:
     """The served model with these values; BatchNorm and preprocessing are folded into convolutions."""
     served = _Served(architecture).eval()
     state = served.state_dict()
     expected = {name: value.shape for name, value in state.items() if name not in _OURS}
-    if expected != {name: value.shape for name, value in tree.items()}:
+    if expected != {name: value.shape for name, value in tensors.items()}:
         raise UsageError(
             f"the personal model in {source} does not hold the tensors of {architecture.model}", "copy the folder again"
         )
-    for name, value in tree.items():
+    for name, value in tensors.items():
         state[name].copy_(value)
     folded = fuse(served) if any(isinstance(each, nn.BatchNorm2d) for each in served.modules()) else served
     for prefix in ("encoder",) if served.received is None or served.has_stem else ("received", "encoder"):

@@ -11,14 +11,14 @@ from torch.nn.functional import softmax
 from broker_config.protocol.errors import UsageError
 from edge.inference.predictor import session_options
 from export.graph import REMEDY, Architecture, ParityError
-from trainer.models.network import Network, Tree
+from trainer.models.network import Network, Tensors
 from trainer.training.seeding import generator
 
 TOLERANCE = 1e-4  # largest difference between torch and onnxruntime, relative to the largest value or to 1
 BATCHES = (1, 2, 5)
 
 
-def check_parity(content: bytes, architecture: Architecture, tree: Tree, source: Path) -> float:
+def check_parity(content: bytes, architecture: Architecture, tensors: Tensors, source: Path) -> float:
     """The largest difference of an output between the graph and the network, over several batch sizes.
 
     Of a map it is its mean over space that is compared, which torch knows another way.
@@ -30,7 +30,7 @@ def check_parity(content: bytes, architecture: Architecture, tree: Tree, source:
     largest = 0.0
     for count in BATCHES:
         images = pictures(architecture.preprocessing.size, count)
-        expected = _expected(architecture, tree, images)
+        expected = _expected(architecture, tensors, images)
         if not all(np.isfinite(value).all() for value in expected.values()):
             raise UsageError(
                 f"the personal model in {source} gives no finite probabilities: its training has diverged",
@@ -52,20 +52,20 @@ def check_parity(content: bytes, architecture: Architecture, tree: Tree, source:
     return largest
 
 
-def _expected(architecture: Architecture, tree: Tree, images: np.ndarray) -> dict[str, np.ndarray]:
+def _expected(architecture: Architecture, tensors: Tensors, images: np.ndarray) -> dict[str, np.ndarray]:
     """What the network as it was trained gives for images uint8 [n, S, S, 3], by the names of the outputs."""
     network = Network(architecture.model, architecture.classes)
     mean, std = (torch.tensor(values) for values in (architecture.preprocessing.mean, architecture.preprocessing.std))
     with torch.no_grad():
         pixels = ((torch.from_numpy(images).float() / 255 - mean) / std).permute(0, 3, 1, 2)
-        logits = network.judge(tree, pixels)
-        features = network.see(tree, pixels)
+        logits = network.predict(tensors, pixels)
+        features = network.features(tensors, pixels)
         prefixes = ("encoder",) if architecture.encoders == "one" else ("received", "encoder")
-        seen = network.stem(tree, pixels)
-        alone = [network.encode(tree, seen, prefix=prefix) for prefix in prefixes]
-    weight, bias = tree["classifier.weight"], tree["classifier.bias"]
+        seen = network.apply_stem(tensors, pixels)
+        alone = [network.encode(tensors, seen, prefix=prefix) for prefix in prefixes]
+    weight, bias = tensors["classifier.weight"], tensors["classifier.bias"]
     heads = weight.chunk(2, 1) if architecture.encoders == "joined" else [weight] * len(alone)
-    share = tree.get("fusion")
+    share = tensors.get("fusion")
     shares = [torch.ones(())] * len(alone) if share is None else [share, 1 - share]
     added = [each @ head.T for each, head in zip(alone, heads, strict=True)]
     outputs: dict[str, Tensor] = {

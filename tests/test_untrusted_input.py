@@ -71,20 +71,20 @@ ALLOWED = {
 
 def dangers(source: str) -> set[str]:
     """Every forbidden module or name that a module imports or uses, whatever it calls it, and `shell=True`."""
-    tree = ast.parse(source)
-    names = dict(_imported(tree))
-    used = {_dotted(node, names) for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute)}
+    tensors = ast.parse(source)
+    names = dict(_imported(tensors))
+    used = {_dotted(node, names) for node in ast.walk(tensors) if isinstance(node, ast.Name | ast.Attribute)}
     found = {name for name in FORBIDDEN_NAMES if name in used | set(names.values())}
     found |= {name for name in FORBIDDEN_MODULES if any(f"{each}.".startswith(f"{name}.") for each in names.values())}
-    keywords = [keyword for node in ast.walk(tree) if isinstance(node, ast.Call) for keyword in node.keywords]
+    keywords = [keyword for node in ast.walk(tensors) if isinstance(node, ast.Call) for keyword in node.keywords]
     if any(each.arg == "shell" and ast.unparse(each.value) != "False" for each in keywords):
         found.add("shell=True")
     return found
 
 
-def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
+def _imported(tensors: ast.AST) -> Iterator[tuple[str, str]]:
     """What a module's own names stand for."""
-    for node in ast.walk(tree):
+    for node in ast.walk(tensors):
         if isinstance(node, ast.Import):
             yield from ((each.asname or each.name.split(".")[0], each.name) for each in node.names if each.asname)
             yield from ((each.name, each.name) for each in node.names if not each.asname)

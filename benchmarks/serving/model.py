@@ -28,14 +28,14 @@ def fused(folder: Path) -> Path:
     spec, start = draft(request, federation="benchmark", classes=CLASSES, nodes=2)
     method = make("afedcl", spec.training, spec.options)
     network = Network(spec.model, len(CLASSES))
-    tree = to_tensors({**start, **method.init_node(start, network.shape, generator(0, NODE))})
+    tensors = to_tensors({**start, **method.init_node(start, network.shape, generator(0, NODE))})
     received = to_tensors(start)
-    tree = method.deploy(method.receive(tree, received), received)
+    tensors = method.deploy(method.receive(tensors, received), received)
     # The own encoder has learnt a little: not the received one again.
     noise = np.random.default_rng(0)
     varied = {
         name: np.asarray(value * (1 + 0.01 * noise.standard_normal(value.shape)), np.float32)
-        for name, value in to_arrays(tree).items()
+        for name, value in to_arrays(tensors).items()
     }
     personal_model.save(Personal(Facts.of(spec, NODE, 1, {}, {}, ()), to_tensors(varied)), folder / "model")
     with progress.show(as_json=False, quiet=False) as report:

@@ -114,7 +114,7 @@ def _embedding(cell: Cell, model: Personal, images: LabelledImages | None) -> Em
     network = Network(facts.model, len(facts.classes))
     with torch.no_grad():
         inputs = TrainingSet.of(images, facts.preprocessing).network_input(slice(None))
-        points = project(network.see(model.tree, inputs).numpy())
+        points = project(network.features(model.tensors, inputs).numpy())
     return Embedding(
         key=cell.key,
         method=cell.method,

@@ -18,10 +18,10 @@ from research.runner.machine import check_torch, machine
 from trainer.data.class_folders import Catalogue, Images, LabelledImages, union
 from trainer.data.partition import Scheme
 from trainer.federation.server.spec import Request, draft
-from trainer.models.named_tensors import Arrays, frozen
+from trainer.models.named_tensors import Arrays, is_frozen
 from trainer.models.network import Network, to_tensors
 from trainer.report.model_examination import project
-from trainer.training.engine import judge
+from trainer.training.engine import predict
 from trainer.training.evaluation import accuracy, macro_auc, macro_f1
 from trainer.training.personal_model import Personal
 from trainer.training.simulation import Device, Engine, simulate
@@ -77,16 +77,18 @@ def _seen(cell: Cell, material: Material, spec: Spec, broadcast: Arrays) -> Labe
     """
     pictures = material.pictures[cell.setting.images, cell.size]
     stem = hashlib.sha256()
-    for name in sorted(filter(frozen, broadcast)):
+    for name in sorted(filter(is_frozen, broadcast)):
         stem.update(broadcast[name].tobytes())
     key = (cell.setting.images, cell.size, stem.hexdigest())
     if key not in _kept:
         torch.set_num_threads(spec.threads)
         with torch.no_grad():
             data = TrainingSet.of(pictures, spec.preprocessing, cell.device)
-            seen = data.keep_seen(Network(spec.model, len(spec.classes)), to_tensors(broadcast, cell.device)).seen
+            kept = data.with_stem_output(
+                Network(spec.model, len(spec.classes)), to_tensors(broadcast, cell.device)
+            ).stem_output
         _kept.clear()  # the next cells have the same images, mostly
-        _kept[key] = pictures._replace(seen=None if seen is None else seen.cpu().numpy())
+        _kept[key] = pictures._replace(stem_output=None if kept is None else kept.cpu().numpy())
     return _kept[key]
 
 
@@ -105,17 +107,17 @@ class Judge:
     def __init__(self, spec: Spec, images: LabelledImages, broadcast: Arrays, device: Device):
         """What nothing of a network's training changes is computed once, with the first broadcast."""
         self.images, self.seen, self._device = images, list[Seen](), device
-        self._network, tree = Network(spec.model, len(spec.classes)), to_tensors(broadcast, device)
+        self._network, tensors = Network(spec.model, len(spec.classes)), to_tensors(broadcast, device)
         torch.set_num_threads(spec.threads)
         with torch.no_grad():
-            self._data = TrainingSet.of(images, spec.preprocessing, device).keep_seen(self._network, tree)
+            self._data = TrainingSet.of(images, spec.preprocessing, device).with_stem_output(self._network, tensors)
 
     def __call__(self, round_: int, broadcast: Arrays) -> None:  # noqa: ARG002
         """A round has closed with this."""
         if "classifier.weight" not in broadcast:
             return
         labels = self.images.labels
-        shares = softmax(judge(self._network, to_tensors(broadcast, self._device), self._data), axis=1)
+        shares = softmax(predict(self._network, to_tensors(broadcast, self._device), self._data), axis=1)
         predicted = shares.argmax(1)
         self.seen.append(
             Seen(
@@ -128,9 +130,13 @@ class Judge:
 
     def features(self, broadcast: Arrays) -> np.ndarray:
         """Of the images by this shared model, [n, features]."""
-        tree = to_tensors(broadcast, self._device)
+        tensors = to_tensors(broadcast, self._device)
         with torch.no_grad():
-            return self._network.encode(tree, self._data.see(self._network, tree, slice(None))).cpu().numpy()
+            return (
+                self._network.encode(tensors, self._data.encoder_input(self._network, tensors, slice(None)))
+                .cpu()
+                .numpy()
+            )
 
 
 def _scheme(cell: Cell) -> Scheme:

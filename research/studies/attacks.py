@@ -40,7 +40,7 @@ from trainer.methods.afedcl import CHANCE
 from trainer.methods.base import IMAGES_CAP
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Network
-from trainer.training.engine import judge
+from trainer.training.engine import predict
 from trainer.training.participant import Contributed
 from trainer.training.personal_model import Personal
 from trainer.training.seeding import generator
@@ -148,7 +148,7 @@ def fooled(model: Personal, spec: Spec, test: LabelledImages | None) -> float:
     assert test is not None
     others = test.take(np.flatnonzero(test.labels != TARGET))
     ready = TrainingSet.of(others._replace(images=marked(others.images)), spec.preprocessing)
-    logits = judge(Network(spec.model, len(spec.classes)), model.tree, ready)
+    logits = predict(Network(spec.model, len(spec.classes)), model.tensors, ready)
     return float((logits.argmax(1) == TARGET).mean())
 
 

@@ -26,10 +26,12 @@ _PENALTY = 0.01
 
 def features(weights: str, images: class_folders.LabelledImages) -> np.ndarray:
     """Features [n, 1280] of images by an untrained or pretrained encoder, BatchNorm on its stored statistics."""
-    network, tree = Network(MODEL, 2), to_tensors(initial_encoder(MODEL, weights, seed=0))
+    network, tensors = Network(MODEL, 2), to_tensors(initial_encoder(MODEL, weights, seed=0))
     ready = TrainingSet.of(images, Preprocessing(size=images.images.shape[1]))
     with torch.no_grad():
-        parts = [network.encode(tree, ready.network_input(slice(i, i + 64))) for i in range(0, len(images.labels), 64)]
+        parts = [
+            network.encode(tensors, ready.network_input(slice(i, i + 64))) for i in range(0, len(images.labels), 64)
+        ]
     return torch.cat(parts).numpy()
 
 

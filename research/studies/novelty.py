@@ -45,7 +45,7 @@ from trainer.data import class_folders
 from trainer.data.class_folders import Catalogue, Images, LabelledImages
 from trainer.data.partition import Scheme, pool
 from trainer.federation.server.spec import Request, draft
-from trainer.models.network import Network, Tree
+from trainer.models.network import Network, Tensors
 from trainer.training.personal_model import Personal
 from trainer.training.seeding import generator
 from trainer.training.simulation import simulate
@@ -173,20 +173,20 @@ def _pictures(catalogue: Catalogue) -> LabelledImages:
 
 def look(model: Personal, spec: Spec, images: LabelledImages) -> Seen:
     """What a fused personal model makes of images."""
-    network, tree = Network(spec.model, len(spec.classes)), model.tree
+    network, tensors = Network(spec.model, len(spec.classes)), model.tensors
     ready = TrainingSet.of(images, spec.preprocessing)
     with torch.no_grad():
         parts = [
-            _look(network, tree, ready.network_input(slice(start, start + 64)))
+            _look(network, tensors, ready.network_input(slice(start, start + 64)))
             for start in range(0, len(images.labels), 64)
         ]
     return Seen(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 
-def _look(network: Network, tree: Tree, images: torch.Tensor) -> Seen:
-    received, own = network.encode(tree, images, prefix="received"), network.encode(tree, images)
-    fused = network.fuse(tree["fusion"], received, own)
-    logits = [network.linear(tree, "classifier", features) for features in (fused, received, own)]
+def _look(network: Network, tensors: Tensors, images: torch.Tensor) -> Seen:
+    received, own = network.encode(tensors, images, prefix="received"), network.encode(tensors, images)
+    fused = network.fuse(tensors["fusion"], received, own)
+    logits = [network.linear(tensors, "classifier", features) for features in (fused, received, own)]
     return Seen(
         logits[0].numpy(), torch.stack(logits[1:], 1).numpy(), fused.numpy(), torch.stack([received, own], 1).numpy()
     )

@@ -210,12 +210,12 @@ def measured(plants: Plants, asked: Asked, accuracy: float | None) -> Leak:
 
 def seen(pool: Pool, spec: Spec, broadcast: Arrays) -> Plants:
     """The images with their maps under the model that is broadcast."""
-    network, tree = Network(spec.model, len(spec.classes)), to_tensors(broadcast)
+    network, tensors = Network(spec.model, len(spec.classes)), to_tensors(broadcast)
 
     def maps(images: LabelledImages) -> Floats:
         with torch.no_grad():
-            stem = TrainingSet.of(images, spec.preprocessing).see(network, tree, slice(None))
-            found: Floats = network.part("project", tree, stem).numpy()
+            stem = TrainingSet.of(images, spec.preprocessing).encoder_input(network, tensors, slice(None))
+            found: Floats = network.part("project", tensors, stem).numpy()
         return found
 
     def plant(images: LabelledImages) -> Plant:

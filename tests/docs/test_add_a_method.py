@@ -53,7 +53,7 @@ def test_the_pages_test_passes_and_fails_for_another_method(fedbabu: ModuleType)
 def test_the_pages_method_runs_and_differs_from_fedavg(fedbabu: ModuleType) -> None:
     mine, theirs = one_round("fedbabu"), one_round("fedavg")
     for name, model in mine.models.items():
-        assert not equal(to_arrays(model.tree), to_arrays(theirs.models[name].tree))
+        assert not equal(to_arrays(model.tensors), to_arrays(theirs.models[name].tensors))
         assert "L_P" in model.facts.history[0]
 
 

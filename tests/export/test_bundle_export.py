@@ -28,8 +28,8 @@ from tests.trainer.methods.test_method_properties import ON_ANY_MODEL
 from trainer import progress
 from trainer.federation.server.spec import Request, draft
 from trainer.methods import make
-from trainer.models.named_tensors import frozen, put_under, take_from
-from trainer.models.network import Network, Tree, to_arrays, to_tensors
+from trainer.models.named_tensors import add_prefix, is_frozen, strip_prefix
+from trainer.models.network import Network, Tensors, to_arrays, to_tensors
 from trainer.training import personal_model
 from trainer.training.personal_model import Facts, Personal
 from trainer.training.seeding import generator
@@ -46,14 +46,14 @@ def made(request: Request, node: str, method: str, seed: int) -> Personal:
     _, received = draft(request._replace(seed=seed + 1000), federation="steel", classes=CLASSES, nodes=2)
     entry = make(method, spec.training, spec.options)
     network = Network(spec.model, len(CLASSES))
-    tree = to_tensors({**own, **entry.init_node(own, network.shape, generator(seed, node))})
-    tree = entry.receive(tree, to_tensors(own))
-    tree = _decided(_varied(entry.deploy(tree, to_tensors(received)), seed), network, spec.preprocessing.size)
-    return Personal(Facts.of(spec, node, 4, {}, METRICS, ()), tree)
+    tensors = to_tensors({**own, **entry.init_node(own, network.shape, generator(seed, node))})
+    tensors = entry.receive(tensors, to_tensors(own))
+    tensors = _decided(_varied(entry.deploy(tensors, to_tensors(received)), seed), network, spec.preprocessing.size)
+    return Personal(Facts.of(spec, node, 4, {}, METRICS, ()), tensors)
 
 
-def _varied(tree: Tree, seed: int) -> Tree:
-    """The tree with BatchNorm statistics and a fusion weight such as training leaves."""
+def _varied(tensors: Tensors, seed: int) -> Tensors:
+    """The tensors with BatchNorm statistics and a fusion weight such as training leaves."""
     random = torch.Generator().manual_seed(seed)
 
     def varied(name: str, value: Tensor) -> Tensor:
@@ -65,16 +65,16 @@ def _varied(tree: Tree, seed: int) -> Tree:
             return torch.tensor(0.2 + 0.1 * (seed % 5))
         return value
 
-    return {name: varied(name, value) for name, value in tree.items()}
+    return {name: varied(name, value) for name, value in tensors.items()}
 
 
-def _decided(tree: Tree, network: Network, size: int) -> Tree:
-    """The tree with a classifier that is sure of some pictures, torn between classes at others."""
+def _decided(tensors: Tensors, network: Network, size: int) -> Tensors:
+    """The tensors with a classifier that is sure of some pictures, torn between classes at others."""
     with torch.no_grad():
-        logits = network.judge(tree, torch.from_numpy(pictures(size, 8)).permute(0, 3, 1, 2) / 127.5 - 1)
+        logits = network.predict(tensors, torch.from_numpy(pictures(size, 8)).permute(0, 3, 1, 2) / 127.5 - 1)
     scale = 3 / logits.std(0).max()
-    bias = (tree["classifier.bias"] - logits.mean(0)) * scale
-    return {**tree, "classifier.weight": tree["classifier.weight"] * scale, "classifier.bias": bias}
+    bias = (tensors["classifier.bias"] - logits.mean(0)) * scale
+    return {**tensors, "classifier.weight": tensors["classifier.weight"] * scale, "classifier.bias": bias}
 
 
 def torch_probabilities(model: Personal, images: np.ndarray) -> np.ndarray:
@@ -83,7 +83,7 @@ def torch_probabilities(model: Personal, images: np.ndarray) -> np.ndarray:
     mean, std = torch.tensor(facts.preprocessing.mean), torch.tensor(facts.preprocessing.std)
     pixels = ((torch.from_numpy(images).float() / 255 - mean) / std).permute(0, 3, 1, 2)
     with torch.no_grad():
-        return torch.softmax(Network(facts.model, len(facts.classes)).judge(model.tree, pixels), 1).numpy()
+        return torch.softmax(Network(facts.model, len(facts.classes)).predict(model.tensors, pixels), 1).numpy()
 
 
 def pictures(size: int, count: int) -> np.ndarray:
@@ -126,7 +126,7 @@ NODES = pytest.mark.parametrize("node", ["plant-1", "plant-2", "plant-3", "plant
 
 
 def test_models_of_one_architecture_share_one_trace(run: Run) -> None:
-    assert ["fusion" in model.tree for model in run.models.values()] == [True, True, False, False]
+    assert ["fusion" in model.tensors for model in run.models.values()] == [True, True, False, False]
     kinds = [line.split()[0] for line in run.said]
     assert kinds == ["tracing", "checking", "wrote", "wrote", "tracing", "checking", "wrote", "wrote"]
     assert "small for 3 classes" in run.said[0]
@@ -197,14 +197,14 @@ def test_there_is_one_trace_for_each_way_of_using_encoders(of_all_methods: Run) 
 
 def asked(predictor: Predictor, model: Personal, images: np.ndarray) -> tuple[Outputs, dict[str, np.ndarray]]:
     """All outputs, and what torch says: features and logits of the whole, and of each encoder with its own weights."""
-    facts, tree = model.facts, model.tree
+    facts, tensors = model.facts, model.tensors
     mean, std = torch.tensor(facts.preprocessing.mean), torch.tensor(facts.preprocessing.std)
     pixels = ((torch.from_numpy(images).float() / 255 - mean) / std).permute(0, 3, 1, 2)
     network = Network(facts.model, len(facts.classes))
     with torch.no_grad():
-        told = {"features": network.see(tree, pixels), "logits": network.judge(tree, pixels)}
+        told = {"features": network.features(tensors, pixels), "logits": network.predict(tensors, pixels)}
         for name in predictor.manifest.encoders:
-            told[name] = network.encode(tree, pixels, prefix={"own": "encoder"}.get(name, name))
+            told[name] = network.encode(tensors, pixels, prefix={"own": "encoder"}.get(name, name))
     return predictor.run(images, ("opinions", "features", "maps")), {name: each.numpy() for name, each in told.items()}
 
 
@@ -220,7 +220,7 @@ def test_the_maps_of_all_encoders_averaged_over_space_and_the_bias_are_the_logit
     found, told = asked(served(of_all_methods, method), model, images)
     assert found.maps is not None
     assert found.maps.shape == (5, len(served(of_all_methods, method).manifest.encoders), 3, 2, 2)
-    logits = found.maps.mean((3, 4)).sum(1) + model.tree["classifier.bias"].numpy()
+    logits = found.maps.mean((3, 4)).sum(1) + model.tensors["classifier.bias"].numpy()
     assert np.abs(logits - told["logits"]).max() < 1e-4
     assert np.ptp(found.maps, axis=(3, 4)).min() > 1e-3  # it does matter where one looks
 
@@ -234,11 +234,11 @@ def test_features_and_each_encoders_opinion_are_torchs(of_all_methods: Run, meth
     assert found.opinions is not None
     assert np.abs(found.features - told["features"]).max() < 1e-4
     encoders = predictor.manifest.encoders
-    heads = dict.fromkeys(encoders, model.tree["classifier.weight"])
+    heads = dict.fromkeys(encoders, model.tensors["classifier.weight"])
     if method == "fenda":
-        heads = dict(zip(encoders, model.tree["classifier.weight"].chunk(2, 1), strict=True))
+        heads = dict(zip(encoders, model.tensors["classifier.weight"].chunk(2, 1), strict=True))
     for place, name in enumerate(encoders):
-        logits = torch.from_numpy(told[name]) @ heads[name].T + model.tree["classifier.bias"]
+        logits = torch.from_numpy(told[name]) @ heads[name].T + model.tensors["classifier.bias"]
         assert np.abs(found.opinions[:, place] - torch.softmax(logits, 1).numpy()).max() < 1e-5
     if encoders == ("own",):
         assert np.allclose(found.opinions[:, 0], found.probabilities, atol=1e-6)
@@ -299,19 +299,21 @@ def test_two_models_of_one_node_are_refused_before_anything_is_traced(run: Run, 
 def test_tensors_that_are_not_the_models_are_refused_before_anything_is_traced(
     run: Run, tmp_path: Path, damage: str
 ) -> None:
-    facts, tree, *_ = run.models["plant-3"]
-    tree = {name: value for name, value in tree.items() if name != "classifier.bias"}
+    facts, tensors, *_ = run.models["plant-3"]
+    tensors = {name: value for name, value in tensors.items() if name != "classifier.bias"}
     if damage == "another shape":
-        tree["classifier.bias"] = torch.zeros(4)
-    personal_model.save(Personal(facts, tree), tmp_path / "model")
+        tensors["classifier.bias"] = torch.zeros(4)
+    personal_model.save(Personal(facts, tensors), tmp_path / "model")
     with pytest.raises(UsageError, match="does not hold the tensors of small") as caught:
         export([tmp_path / "model"], tmp_path / "bundles", says_nothing)
     assert str(tmp_path / "model") in caught.value.what
 
 
 def test_a_model_whose_training_diverged_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts, tree, *_ = run.models["plant-3"]
-    personal_model.save(Personal(facts, {**tree, "classifier.bias": torch.full((3,), torch.nan)}), tmp_path / "model")
+    facts, tensors, *_ = run.models["plant-3"]
+    personal_model.save(
+        Personal(facts, {**tensors, "classifier.bias": torch.full((3,), torch.nan)}), tmp_path / "model"
+    )
     monkeypatch.setattr(exporting, "trace", lambda module, size: None)  # would take seconds, and is not needed
     monkeypatch.setattr(exporting, "with_values", lambda graph, module: b"")
     with pytest.raises(UsageError, match="has diverged") as caught:
@@ -325,9 +327,9 @@ def test_a_model_whose_training_diverged_is_refused(run: Run, tmp_path: Path, mo
 
 def attested(signers: Signers, model: Personal, **changes: object) -> Personal:
     """The model, made from a broadcast that the coordinator has signed; AFedCL's serves it as it came."""
-    received = put_under("encoder", take_from("received", model.tree))
+    received = add_prefix("encoder", strip_prefix("received", model.tensors))
     if received:  # its stem is there once, as the own encoder's
-        received |= {name: value for name, value in model.tree.items() if frozen(name)}
+        received |= {name: value for name, value in model.tensors.items() if is_frozen(name)}
     facts = model.facts
     content = {"digest": hashlib.sha256(encode_tensors(to_arrays(received))).hexdigest()} if received else {}
     broadcast = signers.broadcast(**{"run": facts.run, "round": facts.round} | content | changes)
@@ -362,7 +364,7 @@ def test_only_a_nodes_own_kit_signs_its_model_and_only_one_made_from_what_its_co
     fused, plain = (made(SMALL, "plant-a", method, 1) for method in ("afedcl", "fedavg"))
     own = Signer(signers.kit("plant-a"), 9)
     for good in (attested(signers, fused), attested(signers, plain), attested(signers, plain, round=9)):
-        own.check(good.facts, good.tree, Path("model"))
+        own.check(good.facts, good.tensors, Path("model"))
     unsigned = plain._replace(facts=msgspec.structs.replace(attested(signers, plain).facts, broadcast=None))
     for signer, model, reason in (
         (Signer(signers.kit("plant-b"), 9), attested(signers, plain), "the kit of plant-b in 'steel'"),
@@ -375,7 +377,7 @@ def test_only_a_nodes_own_kit_signs_its_model_and_only_one_made_from_what_its_co
         (own, attested(signers, fused, digest="e" * 64), "its received encoder is another one"),
     ):
         with pytest.raises(UsageError, match=reason) as caught:
-            signer.check(model.facts, model.tree, Path("model"))
+            signer.check(model.facts, model.tensors, Path("model"))
         assert caught.value.remedy
 
 

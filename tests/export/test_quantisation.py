@@ -51,12 +51,12 @@ def saved(model: Personal, folder: Path) -> Path:
     facts = msgspec.structs.replace(model.facts, metrics={"accuracy": 0.5, "cross_validated": 0.0})
     training = tuple(Sample(**photo) for photo in photos[:12])
     verdicts = tuple(Verdict(**photo, verdict="patches", confidence=0.9) for photo in photos[12:])
-    personal_model.save(Personal(facts, model.tree, verdicts, training), folder / "model")
+    personal_model.save(Personal(facts, model.tensors, verdicts, training), folder / "model")
     return folder / "model"
 
 
 def with_fusion(model: Personal, weight: float) -> Personal:
-    return model._replace(tree={**model.tree, "fusion": torch.tensor(weight)})
+    return model._replace(tensors={**model.tensors, "fusion": torch.tensor(weight)})
 
 
 PASSES = Comparison(images=12, same=1.0, accuracy=(0.5, 0.5), milliseconds=(2.0, 1.0))
@@ -292,42 +292,42 @@ def test_images_that_have_moved_are_found_by_their_content(run: Run, tmp_path: P
 @pytest.mark.parametrize(("weight", "kept"), [(0.01, "own"), (0.99, "received")])
 def test_an_encoder_with_hardly_a_share_that_changes_no_verdict_is_left_out(run: Run, weight: float, kept: str) -> None:
     model = with_fusion(personal_model.load(run.source), weight)
-    found = drop(model.facts, model.tree, run.held_out)
+    found = drop(model.facts, model.tensors, run.held_out)
     assert found is not None
     assert found.kept == kept
-    assert not any(name.startswith(("received.", "fusion")) for name in found.tree)
+    assert not any(name.startswith(("received.", "fusion")) for name in found.tensors)
     prefix = {"own": "encoder.", "received": "received."}[kept]
     name = "features.0.weight"
-    assert torch.equal(found.tree[f"encoder.{name}"], model.tree[prefix + name])
+    assert torch.equal(found.tensors[f"encoder.{name}"], model.tensors[prefix + name])
     assert found.share == pytest.approx(0.01)
 
 
 def test_an_encoder_with_a_share_or_one_that_changes_a_verdict_stays(run: Run) -> None:
     model = personal_model.load(run.source)
-    assert drop(model.facts, with_fusion(model, 0.06).tree, run.held_out) is None
+    assert drop(model.facts, with_fusion(model, 0.06).tensors, run.held_out) is None
     near = with_fusion(model, 0.04)
-    own = {name: value for name, value in near.tree.items() if not name.startswith(("received.", "fusion"))}
+    own = {name: value for name, value in near.tensors.items() if not name.startswith(("received.", "fusion"))}
     network = Network("small", 3)
     pixels = TrainingSet.of(run.held_out, model.facts.preprocessing).network_input(slice(None))
     with torch.no_grad():  # a bias with which the first image's verdict hangs on the other encoder
-        both, one = (network.judge(tree, pixels)[0] for tree in (near.tree, own))
+        both, one = (network.predict(tensors, pixels)[0] for tensors in (near.tensors, own))
     shift = both - one
     first, second = int(shift.argmax()), int(shift.argmin())
-    bias = model.tree["classifier.bias"].clone()
+    bias = model.tensors["classifier.bias"].clone()
     bias += 100 * (torch.nn.functional.one_hot(torch.tensor([first, second]), 3).sum(0) - 1)
     gap = (both[first] - both[second] + one[first] - one[second]) / 2
     bias[second] += gap
-    assert drop(model.facts, {**near.tree, "classifier.bias": bias}, run.held_out) is None
+    assert drop(model.facts, {**near.tensors, "classifier.bias": bias}, run.held_out) is None
 
 
 def test_the_average_of_encoders_that_are_alike_sees_what_both_see_together(run: Run) -> None:
     model = personal_model.load(run.source)
-    alike = {name: value for name, value in model.tree.items() if not name.startswith("received.")}
+    alike = {name: value for name, value in model.tensors.items() if not name.startswith("received.")}
     alike |= {f"received.{name[8:]}": value * 1.001 for name, value in alike.items() if name.startswith("encoder.")}
     network = Network("small", 3)
     pixels = TrainingSet.of(run.held_out, model.facts.preprocessing).network_input(slice(None))
     with torch.no_grad():
-        assert torch.allclose(network.judge(average(alike), pixels), network.judge(alike, pixels), atol=1e-3)
+        assert torch.allclose(network.predict(average(alike), pixels), network.predict(alike, pixels), atol=1e-3)
 
 
 def test_a_taught_encoder_judges_more_like_both_and_leaves_the_classifier(
@@ -338,9 +338,11 @@ def test_a_taught_encoder_judges_more_like_both_and_leaves_the_classifier(
     network = Network("small", 3)
     training = Album().training(run.source, model.facts)
     pixels = TrainingSet.of(training, model.facts.preprocessing).network_input(slice(None))
-    taught = teach(network, model.tree, training, model.facts.preprocessing, progress.ignore)
+    taught = teach(network, model.tensors, training, model.facts.preprocessing, progress.ignore)
     with torch.no_grad():
-        wanted, before, after = (network.judge(tree, pixels) for tree in (model.tree, average(model.tree), taught))
+        wanted, before, after = (
+            network.predict(tensors, pixels) for tensors in (model.tensors, average(model.tensors), taught)
+        )
         apart = [torch.nn.functional.kl_div(each.log_softmax(1), wanted.softmax(1)) for each in (before, after)]
     assert apart[1] < 0.9 * apart[0]
-    assert torch.equal(taught["classifier.weight"], model.tree["classifier.weight"])
+    assert torch.equal(taught["classifier.weight"], model.tensors["classifier.weight"])

@@ -104,7 +104,7 @@ def test_the_graph_computes_what_torch_does_for_any_batch(run: Run) -> None:
         probabilities, opinions, features, maps = exact.run(OUTPUTS, {"image": images})
         assert np.abs(probabilities - torch_probabilities(run.model, images)).max() < 1e-5
         assert np.allclose(opinions[:, 0], probabilities, atol=1e-6)
-        weight, bias = (run.model.tree[f"classifier.{name}"].numpy() for name in ("weight", "bias"))
+        weight, bias = (run.model.tensors[f"classifier.{name}"].numpy() for name in ("weight", "bias"))
         logits = features @ weight.T + bias
         assert maps.shape == (count, 1, len(KINDS), 8, 8)
         assert np.allclose(maps[:, 0].mean((2, 3)) + bias, logits, atol=1e-4)
@@ -114,10 +114,12 @@ def test_the_graph_computes_what_torch_does_for_any_batch(run: Run) -> None:
 def test_a_bundle_holds_the_stem_once_and_nothing_of_the_bank(run: Run) -> None:
     graph = onnx.load_from_string(run.compared[0][0]).graph
     values = {value.name: onnx.numpy_helper.to_array(value) for value in graph.initializer}
-    stem = run.model.tree["encoder.stem.conv2_2.weight"].numpy()
+    stem = run.model.tensors["encoder.stem.conv2_2.weight"].numpy()
     assert sum(np.array_equal(value, stem) for value in values.values()) == 1
-    assert sum(value.size for value in values.values()) < 1.1 * sum(value.numel() for value in run.model.tree.values())
-    assert not [name for name in (*values, *run.model.tree) if "bank" in name]
+    assert sum(value.size for value in values.values()) < 1.1 * sum(
+        value.numel() for value in run.model.tensors.values()
+    )
+    assert not [name for name in (*values, *run.model.tensors) if "bank" in name]
     manifest = bundle.read(run.bundle).manifest
     assert (manifest.method, manifest.model, manifest.input.size) == ("fedtfi", "fedtfi_small", SIZE)
     assert manifest.extras == OUTPUTS[1:]
@@ -194,7 +196,7 @@ def test_what_places_add_is_what_the_head_makes_of_the_features(model: str) -> N
 def test_two_encoders_have_one_stem_and_look_through_it_once(method: str) -> None:
     model = made(Request(model="tel_small", weights="none"), "plant-a", method, 3)
     preprocessing = model.facts.preprocessing
-    served: Any = module(Architecture("tel_small", 3, kind(model.tree), preprocessing), model.tree, Path("model"))
+    served: Any = module(Architecture("tel_small", 3, kind(model.tensors), preprocessing), model.tensors, Path("model"))
     assert not [name for name in served.state_dict() if name.startswith("received.stem")]
     looks: list[int] = []
     served.encoder.stem.register_forward_hook(lambda *_: looks.append(1))
@@ -203,22 +205,22 @@ def test_two_encoders_have_one_stem_and_look_through_it_once(method: str) -> Non
         probabilities, _, features, maps = served(torch.from_numpy(images))
     assert looks == [1]
     assert np.abs(probabilities.numpy() - torch_probabilities(model, images)).max() < 1e-5
-    logits = features @ model.tree["classifier.weight"].T
+    logits = features @ model.tensors["classifier.weight"].T
     assert torch.allclose(maps.mean((3, 4)).sum(1), logits, rtol=1e-3, atol=1e-4)
 
 
 def test_one_encoder_that_stands_for_two_keeps_their_stem() -> None:
     model = made(Request(model="tel_small", weights="none"), "plant-a", "afedcl", 3)
-    tree = {**model.tree, "fusion": torch.tensor(0.99)}
+    tensors = {**model.tensors, "fusion": torch.tensor(0.99)}
     images = np.repeat(weave(2, 6)[..., None], 3, 3)
     held_out = LabelledImages(images, np.zeros(6, np.int64), ("",) * 6, (Path(),) * 6)
-    leaner = drop(model.facts, tree, held_out)
+    leaner = drop(model.facts, tensors, held_out)
     assert leaner
     assert leaner.kept == "received"
-    for single in (leaner.tree, average(tree)):
+    for single in (leaner.tensors, average(tensors)):
         assert {name for name in single if name.startswith("encoder.")} == Network("tel_small", 3).names
-        assert torch.equal(single["encoder.stem.conv1_1.weight"], tree["encoder.stem.conv1_1.weight"])
-    assert torch.equal(leaner.tree["encoder.tel.embed.weight"], tree["received.tel.embed.weight"])
+        assert torch.equal(single["encoder.stem.conv1_1.weight"], tensors["encoder.stem.conv1_1.weight"])
+    assert torch.equal(leaner.tensors["encoder.tel.embed.weight"], tensors["received.tel.embed.weight"])
 
 
 @pytest.mark.parametrize("method", ["afedcl", "fenda"])
@@ -226,8 +228,8 @@ def test_two_encoders_are_signed_if_the_received_one_came_so_or_was_trained_furt
     signers = Signers("steel")
     model = attested(signers, made(Request(model="tel_small", weights="none"), "plant-a", method, 3))
     sign = Signer(signers.kit("plant-a"), 9).check
-    sign(model.facts, model.tree, Path("model"))
-    moved = {**model.tree, "received.tel.norm.bias": model.tree["received.tel.norm.bias"] + 1}
+    sign(model.facts, model.tensors, Path("model"))
+    moved = {**model.tensors, "received.tel.norm.bias": model.tensors["received.tel.norm.bias"] + 1}
     if method == "fenda":
         sign(model.facts, moved, Path("model"))
     else:

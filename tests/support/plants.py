@@ -25,7 +25,7 @@ from trainer.data import class_folders
 from trainer.data.checks.image_checks import load_checked
 from trainer.data.class_folders import Images
 from trainer.models.initial_weights import initial_encoder
-from trainer.models.named_tensors import take_from
+from trainer.models.named_tensors import strip_prefix
 
 CLASSES = ("inclusion", "patches", "scratches")
 FEDERATION = ("--model", "small", "--size", "32", "--rounds", "2", "--evaluate-every", "1", "--seed", "7")
@@ -100,7 +100,7 @@ def here(*words: object, app: typer.Typer = edge_node) -> subprocess.CompletedPr
 def drawn_weights() -> Path:
     """What FEDERATION's seed draws, as a file: with it a coordinator needs no torch, and starts at once."""
     path = Path(tempfile.mkdtemp()) / "small.safetensors"
-    save_file(take_from("encoder", initial_encoder("small", "none", 7)), path)
+    save_file(strip_prefix("encoder", initial_encoder("small", "none", 7)), path)
     return path
 
 

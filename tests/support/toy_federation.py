@@ -27,8 +27,8 @@ from trainer.federation.server.aggregation import FixedPointSum, scale_for
 from trainer.methods import complete_options, make
 from trainer.methods.base import Method, Phase, Sgd
 from trainer.models.initial_weights import Shape
-from trainer.models.named_tensors import Arrays, pick
-from trainer.models.network import Network, Tree, to_arrays, to_tensors
+from trainer.models.named_tensors import Arrays, select
+from trainer.models.network import Network, Tensors, to_arrays, to_tensors
 from trainer.training import participant
 from trainer.training.participant import Participant, State
 
@@ -52,12 +52,12 @@ class Toy(Network):
     def has_stem(self) -> bool:
         return False
 
-    def check(self, tree: Tree, source: str) -> None:
+    def check(self, tensors: Tensors, source: str) -> None:
         """It fits."""
 
-    def encode(self, tree: Tree, images: Tensor, *, prefix: str = "encoder", training: bool = False) -> Tensor:
-        features = images[:, 0, 0, :1] @ tree[f"{prefix}.weight"].T
-        return features * tree[f"{prefix}.norm.weight"] if f"{prefix}.norm.weight" in tree else features
+    def encode(self, tensors: Tensors, images: Tensor, *, prefix: str = "encoder", training: bool = False) -> Tensor:
+        features = images[:, 0, 0, :1] @ tensors[f"{prefix}.weight"].T
+        return features * tensors[f"{prefix}.norm.weight"] if f"{prefix}.norm.weight" in tensors else features
 
 
 def values(model: Model) -> Arrays:
@@ -96,9 +96,9 @@ class Federation(NamedTuple):
     broadcast: Arrays
     states: dict[str, State]
 
-    def deployed(self, plant: str) -> Tree:
+    def deployed(self, plant: str) -> Tensors:
         seen = self.broadcast if self.method.deploys_final else self.received
-        return self.method.deploy(self.states[plant].tree, to_tensors(seen))
+        return self.method.deploy(self.states[plant].tensors, to_tensors(seen))
 
 
 def federate(
@@ -132,7 +132,7 @@ def federate(
         **to_tensors(values(START)),
         **{n: torch.as_tensor(value, dtype=torch.float32) for n, value in begin.items()},
     }
-    encoder = to_arrays(pick(begin, ("encoder",)))
+    encoder = to_arrays(select(begin, ("encoder",)))
     broadcast = {**encoder, **method.init_server(encoder, Shape(1, 2), np.random.default_rng(0))}
     broadcast |= {n: value for n, value in to_arrays(begin).items() if n in broadcast}
     spec = Spec(
@@ -147,12 +147,12 @@ def federate(
         participants = {plant: Participant(spec, plant, share) for plant, share in plants.items()}
     states = {}
     for plant, each in participants.items():
-        tree = each.start(broadcast).tree
+        tensors = each.start(broadcast).tensors
         mine = {n.removeprefix(f"{plant}/"): value for n, value in begin.items() if n.startswith(f"{plant}/")}
-        states[plant] = State({n: {**begin, **mine}.get(n, value).clone() for n, value in tree.items()}, {})
+        states[plant] = State({n: {**begin, **mine}.get(n, value).clone() for n, value in tensors.items()}, {})
     received = broadcast
     for round_ in range(1, rounds + 1):
-        received, sums = broadcast, FixedPointSum(pick(spec.tensors, spec.sends), nodes, method.weight_cap)
+        received, sums = broadcast, FixedPointSum(select(spec.tensors, spec.sends), nodes, method.weight_cap)
         for plant, each in participants.items():
             state, sent, _ = each.contribute(states[plant], received, round_, stop)
             sums.validate(sent.tensors.items())

@@ -18,7 +18,7 @@ from broker_config.broker.embedded import start_broker
 from broker_config.protocol.messages import TensorSpec
 from tests.support.foreign_node import ForeignNode
 from tests.support.plants import CLASSES, start
-from trainer.models.named_tensors import take_from
+from trainer.models.named_tensors import strip_prefix
 
 Json = dict[str, Any]
 SHAPES = {"encoder.deep.weight": (16, 3, 3, 3), "encoder.norm.bias": (16,), "encoder.scale": (), "encoder.none": (0, 4)}
@@ -45,7 +45,7 @@ def small_encoder() -> dict[str, np.ndarray]:
 
 def small_weights(path: Path) -> Path:
     """The same as a file, so that a coordinator starts fast."""
-    path.write_bytes(save(take_from("encoder", small_encoder())))
+    path.write_bytes(save(strip_prefix("encoder", small_encoder())))
     return path
 
 

@@ -34,7 +34,7 @@ class LabelledImages(NamedTuple):
     labels: np.ndarray  # int64 [n]
     digests: tuple[str, ...]
     paths: tuple[Path, ...]
-    seen: np.ndarray | None = None  # float32 [n, ...]: what a frozen stem makes of them, where that is known
+    stem_output: np.ndarray | None = None  # float32 [n, ...], of a frozen stem, where that is known
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -48,7 +48,7 @@ class LabelledImages(NamedTuple):
             self.labels[index],
             tuple(self.digests[i] for i in index),
             tuple(self.paths[i] for i in index),
-            None if self.seen is None else self.seen[index],
+            None if self.stem_output is None else self.stem_output[index],
         )
 
     def among(self, catalogue: Catalogue) -> "LabelledImages":

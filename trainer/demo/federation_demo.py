@@ -158,9 +158,9 @@ def _flags(request: Request) -> list[str]:
 
 
 def _epochs(spec: Spec) -> int:
-    """Of training in a round, both stages; looks that end when they have settled do not count."""
+    """Of training in a round, both stages; phases that end when their losses have settled do not count."""
     method = make(spec.method, spec.training, spec.options)
-    return sum(phase.epochs for phase in method.train + method.refine if phase.steps[0].trains and not phase.settled)
+    return sum(phase.epochs for phase in method.train + method.refine if phase.steps[0].trains and not phase.is_settled)
 
 
 def _baseline(request: Request, folder: Path, scheme: partition.Scheme, epochs: int, out: Path) -> list[str]:

@@ -15,12 +15,12 @@ from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Training
 from trainer.methods.base import Batch, Encode, Method, Phase, Step, plain_phase, share
 from trainer.models.initial_weights import Shape, linear
-from trainer.models.named_tensors import Arrays, pick, put_under, take_from, without_frozen
+from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefix, without_frozen
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.models.network import Network, Tree
+    from trainer.models.network import Network, Tensors
 
 T = TypeVar("T")
 LOCAL, GLOBAL = 0, 1  # domain labels of eq. (5)
@@ -128,8 +128,8 @@ def _init_node(options: Options, shape: Shape, random: np.random.Generator) -> A
 
 def _deploy_both(own: dict[str, T], received: dict[str, T]) -> dict[str, T]:
     return {
-        **pick(own, ("encoder", "classifier", "fusion")),
-        **put_under("received", without_frozen(take_from("encoder", received))),
+        **select(own, ("encoder", "classifier", "fusion")),
+        **add_prefix("received", without_frozen(strip_prefix("encoder", received))),
     }
 
 
@@ -138,29 +138,29 @@ def _consensus_phases(training: Training, options: Options) -> tuple[Phase, ...]
     # L_D enters the loss with D_k's scale; the reversal then gives E_k -lambda times L_D's gradient in either case.
     scale, reversal = (1.0, options.lam) if options.discriminator_gradient == "plain" else (options.lam, 1.0)
 
-    def discriminate(network: Network, tree: Tree, features: Tensor) -> Tensor:
-        hidden = network.linear(tree, "discriminator.0", features)
+    def discriminate(network: Network, tensors: Tensors, features: Tensor) -> Tensor:
+        hidden = network.linear(tensors, "discriminator.0", features)
         hidden = hidden.relu() if options.discriminator_activation == "relu" else hidden.tanh()
-        return network.linear(tree, "discriminator.1", hidden)
+        return network.linear(tensors, "discriminator.1", hidden)
 
-    def discrimination(network: Network, tree: Tree, batch: Batch, local: Tensor) -> Tensor:
+    def discrimination(network: Network, tensors: Tensors, batch: Batch, local: Tensor) -> Tensor:
         """L_D, eq. (5): the mean over both halves."""
         assert batch.reference is not None
-        of_local = network.cross_entropy(discriminate(network, tree, local), LOCAL)
-        of_global = network.cross_entropy(discriminate(network, tree, batch.reference), GLOBAL)
+        of_local = network.cross_entropy(discriminate(network, tensors, local), LOCAL)
+        of_global = network.cross_entropy(discriminate(network, tensors, batch.reference), GLOBAL)
         return (of_local + of_global) / 2
 
-    def play(network: Network, tree: Tree, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
+    def play(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
         """Eq. (7) as one loss: E_k's share of L_D's gradient is reversed and scaled, so it ascends lambda * L_D."""
-        local = encode(tree, batch.images)
-        loss_c = network.cross_entropy(network.linear(tree, "classifier", local), batch.labels)
-        loss_d = discrimination(network, tree, batch, network.reverse(local, reversal))
+        local = encode(tensors, batch.images)
+        loss_c = network.cross_entropy(network.linear(tensors, "classifier", local), batch.labels)
+        loss_d = discrimination(network, tensors, batch, network.reverse(local, reversal))
         return loss_c + scale * loss_d, {"L_C": loss_c, "L_D": loss_d}
 
     def discriminator_moves(
-        network: Network, tree: Tree, batch: Batch, encode: Encode
+        network: Network, tensors: Tensors, batch: Batch, encode: Encode
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        loss_d = discrimination(network, tree, batch, encode(tree, batch.images).detach())
+        loss_d = discrimination(network, tensors, batch, encode(tensors, batch.images).detach())
         return scale * loss_d, {}
 
     if options.play == "simultaneous":
@@ -177,10 +177,10 @@ def _consensus_phases(training: Training, options: Options) -> tuple[Phase, ...]
 def _fusion_phase(training: Training, options: Options) -> Phase:
     """Stage 2, adaptive feature fusion: eqs. (9) to (11)."""
 
-    def fusion(network: Network, tree: Tree, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
+    def fusion(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
         assert batch.reference is not None
-        features = network.fuse(tree["fusion"], batch.reference, encode(tree, batch.images))
-        loss = network.cross_entropy(network.linear(tree, "classifier", features), batch.labels)
+        features = network.fuse(tensors["fusion"], batch.reference, encode(tensors, batch.images))
+        loss = network.cross_entropy(network.linear(tensors, "classifier", features), batch.labels)
         return loss, {"L_F": loss}
 
     epochs = options.refine_epochs or training.local_epochs

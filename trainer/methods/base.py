@@ -14,12 +14,12 @@ import numpy as np
 
 from broker_config.protocol.messages import Training
 from trainer.models.initial_weights import Shape, linear
-from trainer.models.named_tensors import Arrays, pick
+from trainer.models.named_tensors import Arrays, select
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-    from trainer.models.network import Network, Tree
+    from trainer.models.network import Network, Tensors
     from trainer.training.training_set import TrainingSet
 
 Metrics = dict[str, float]
@@ -43,28 +43,28 @@ def images_weight(raw: float) -> float:
 
 
 class Batch(NamedTuple):
-    """What a loss sees besides the tree."""
+    """What a loss sees besides the tensors."""
 
     images: Tensor  # float32 [b, 3, S, S], normalised, augmented
     labels: Tensor  # int64 [b]
     reference: (
         Tensor | None
     )  # the received encoder's features [b, features] of the same view; where the phase asks for it
-    received: Tree  # the round's broadcast, frozen
+    received: Tensors  # the round's broadcast, frozen
     random: Generator | None = None  # the phase's own; where it draws
 
 
 class Encode(Protocol):
-    """The tree's encoder as the phase runs it: images [n, 3, S, S] -> features [n, features].
+    """An encoder as the phase runs it: images [n, 3, S, S] -> features [n, features].
 
-    `prefix` is where in the tree it lies; its last part is `encoder`.
+    Its tensors lie below `prefix`, whose last part is `encoder`.
     """
 
-    def __call__(self, tree: Tree, images: Tensor, prefix: str = "encoder") -> Tensor: ...  # noqa: D102
+    def __call__(self, tensors: Tensors, images: Tensor, prefix: str = "encoder") -> Tensor: ...  # noqa: D102
 
 
-Loss = Callable[["Network", "Tree", Batch, Encode], "tuple[Tensor, dict[str, Tensor]]"]
-"""(network, tree, batch, encode) -> (scalar to descend, metrics to report; a phase reports one or more)."""
+Loss = Callable[["Network", "Tensors", Batch, Encode], "tuple[Tensor, dict[str, Tensor]]"]
+"""(network, tensors, batch, encode) -> (scalar to descend, metrics to report; a phase reports one or more)."""
 
 
 class Step(NamedTuple):
@@ -92,10 +92,10 @@ class Phase(NamedTuple):
     bounds: Mapping[str, tuple[float, float]] = {}  # a tensor is clamped to this after each step
     sgd: Sgd | None = None  # instead of Adam
     share: float = 1.0  # of the node's images, drawn anew
-    # Asked after each epoch: (tree, received tree, each epoch's mean of the first metric) -> whether that is enough.
-    settled: Callable[[Tree, Tree, Sequence[float]], bool] | None = None
-    # What becomes of the trained tree: (tree, received tree, optimiser steps taken) -> tree.
-    after: Callable[[Tree, Tree, int], Tree] = lambda tree, received, steps: tree
+    # Asked after each epoch: (tensors, received ones, each epoch's mean of the first metric) -> whether that is enough.
+    is_settled: Callable[[Tensors, Tensors, Sequence[float]], bool] | None = None
+    # What becomes of the trained tensors: (tensors, received ones, optimiser steps taken) -> tensors.
+    after: Callable[[Tensors, Tensors, int], Tensors] = lambda tensors, received, steps: tensors
     draws: bool = False  # whether its losses draw random numbers; such a phase trains one node at a time
 
 
@@ -107,8 +107,8 @@ class Relay(NamedTuple):
 
     # What each node sends, from the first broadcast: name -> shape.
     shapes: Callable[[Arrays], Mapping[str, tuple[int, ...]]]
-    # How it is made before training: (network, received tree, training images, random numbers) -> tensors.
-    make: Callable[[Network, Tree, TrainingSet, np.random.Generator], Arrays]
+    # How it is made before training: (network, received tensors, training images, random numbers) -> tensors.
+    make: Callable[[Network, Tensors, TrainingSet, np.random.Generator], Arrays]
     # ValueError if finite tensors of these shapes are not what an honest node sends: (tensors, number of classes).
     check: Callable[[Arrays, int], None]
     # What the next broadcast holds of it: (broadcast, what was sent by node, nodes that were to contribute and have
@@ -134,12 +134,12 @@ class Method(NamedTuple):
     init_server: Callable[[Arrays, Shape, np.random.Generator], Arrays] = lambda encoder, shape, random: {}
     # What a node has from the start besides the broadcast that it is given.
     init_node: Callable[[Arrays, Shape, np.random.Generator], Arrays] = lambda broadcast, shape, random: {}
-    # What of a broadcast is for a node: (broadcast, the node's name) -> received tree.
+    # What of a broadcast is for a node: (broadcast, the node's name) -> received tensors.
     admit: Callable[[Arrays, str], Arrays] = lambda broadcast, node: broadcast
-    # Before training: (own tree, received tree) -> the tree that is trained.
-    receive: Callable[[Tree, Tree], Tree] = lambda own, received: {**own, **received}
-    # What the names under `sends` hold when they leave: (own tree after stage 1, received tree) -> tree.
-    contribute: Callable[[Tree, Tree], Tree] = lambda own, received: own
+    # Before training: (own tensors, received ones) -> the tensors that are trained.
+    receive: Callable[[Tensors, Tensors], Tensors] = lambda own, received: {**own, **received}
+    # What the names under `sends` hold when they leave: (own tensors after stage 1, received ones) -> tensors.
+    contribute: Callable[[Tensors, Tensors], Tensors] = lambda own, received: own
     # What the node measures as its weight: (metrics of stage 1, training images) -> raw weight.
     measure: Callable[[Metrics, int], float] = lambda metrics, images: float(images)
     # The coordinator's reading of it: raw weight -> weight in (0, weight_cap]; ValueError if it cannot be honest.
@@ -151,9 +151,9 @@ class Method(NamedTuple):
     finish: Callable[[Arrays, Arrays, float], Arrays] = lambda broadcast, mean, share: {**broadcast, **mean}
     relay: Relay | None = None  # what nodes see of one another beside the average
     refine: tuple[Phase, ...] = ()  # stage 2, while the upload is under way; changes nothing of what was sent
-    # The personal model: (own tree, broadcast) -> `encoder`, `classifier` and, with a second encoder, `received`;
+    # The personal model: (own tensors, broadcast) -> `encoder`, `classifier` and, with a second encoder, `received`;
     # both encoders' features are fused by the weight `fusion` or, without one, joined.
-    deploy: Callable[[Tree, Tree], Tree] = lambda own, received: pick(own, WHOLE)
+    deploy: Callable[[Tensors, Tensors], Tensors] = lambda own, received: select(own, WHOLE)
     # Whether `deploy` takes the broadcast that the last round started from, or the one made after it.
     deploys_final: bool = False
 
@@ -173,9 +173,11 @@ class OneStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epochs: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
-def classification(network: Network, tree: Tree, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
+def classification(
+    network: Network, tensors: Tensors, batch: Batch, encode: Encode
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Cross-entropy of the plain model, classifier on encoder."""
-    loss = network.cross_entropy(network.linear(tree, "classifier", encode(tree, batch.images)), batch.labels)
+    loss = network.cross_entropy(network.linear(tensors, "classifier", encode(tensors, batch.images)), batch.labels)
     return loss, {"L_C": loss}
 
 

@@ -9,12 +9,12 @@ import msgspec
 from broker_config.protocol.messages import Training
 from trainer.methods.base import WHOLE, Batch, Encode, Method, OneStage, Phase, Step
 from trainer.methods.fedavg import fedavg
-from trainer.models.named_tensors import put_under, take_from
+from trainer.models.named_tensors import add_prefix, strip_prefix
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.models.network import Network, Tree
+    from trainer.models.network import Network, Tensors
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,16 +28,16 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def ditto(training: Training, options: Options) -> Method:
     """Stage 1 is FedAvg's; stage 2 trains the personal model: v <- v - rate * (grad F(v) + lambda * (v - w_G))."""
 
-    def personal(network: Network, tree: Tree, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
-        logits = network.linear(tree, "personal.classifier", encode(tree, batch.images, "personal.encoder"))
+    def personal(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
+        logits = network.linear(tensors, "personal.classifier", encode(tensors, batch.images, "personal.encoder"))
         loss = network.cross_entropy(logits, batch.labels)
-        own, received = network.flat(take_from("personal", tree), WHOLE), network.flat(batch.received, WHOLE)
+        own, received = network.flat(strip_prefix("personal", tensors), WHOLE), network.flat(batch.received, WHOLE)
         return loss + options.lam / 2 * (own - received).square().sum(), {"L_P": loss}
 
     step = Step(("personal",), personal)
     return fedavg(training, OneStage())._replace(
-        init_node=lambda broadcast, shape, random: put_under("personal", broadcast),
+        init_node=lambda broadcast, shape, random: add_prefix("personal", broadcast),
         refine=(Phase("personal", (step,), options.personal_epochs or training.local_epochs),),
-        deploy=lambda own, received: take_from("personal", own),
+        deploy=lambda own, received: strip_prefix("personal", own),
         deploys_final=False,
     )

@@ -22,12 +22,12 @@ from trainer.methods.base import (
     share,
     shared_classifier,
 )
-from trainer.models.named_tensors import pick
+from trainer.models.named_tensors import select
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.models.network import Network, Tree
+    from trainer.models.network import Network, Tensors
 
 _WINDOW = 10  # losses that must have come to rest in the first adaptation
 
@@ -51,36 +51,36 @@ def fedala(training: Training, options: Options) -> Method:
         sends=share(*WHOLE),
         init_server=shared_classifier,
         init_node=lambda broadcast, shape, random: {
-            **{f"mix.{name}": np.ones_like(value) for name, value in pick(broadcast, ("classifier",)).items()},
+            **{f"mix.{name}": np.ones_like(value) for name, value in select(broadcast, ("classifier",)).items()},
             "adapted": np.zeros((), np.float32),
         },
-        receive=lambda own, received: {**own, **pick(received, ("encoder",))},
+        receive=lambda own, received: {**own, **select(received, ("encoder",))},
     )
 
 
-def _mixed(tree: Tree, received: Tree) -> Tree:
-    own = pick(tree, ("classifier",))
-    return {name: value + (received[name] - value) * tree[f"mix.{name}"] for name, value in own.items()}
+def _mixed(tensors: Tensors, received: Tensors) -> Tensors:
+    own = select(tensors, ("classifier",))
+    return {name: value + (received[name] - value) * tensors[f"mix.{name}"] for name, value in own.items()}
 
 
-def _differs(tree: Tree, received: Tree) -> bool:
+def _differs(tensors: Tensors, received: Tensors) -> bool:
     """Whether there is anything to learn: in the first round a node's classifier is the received one."""
-    return any(bool((value != received[name]).any()) for name, value in pick(tree, ("classifier",)).items())
+    return any(bool((value != received[name]).any()) for name, value in select(tensors, ("classifier",)).items())
 
 
 def _adaptation(options: Options) -> Phase:
-    def mixing(network: Network, tree: Tree, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
-        logits = network.linear(_mixed(tree, batch.received), "classifier", encode(tree, batch.images))
+    def mixing(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
+        logits = network.linear(_mixed(tensors, batch.received), "classifier", encode(tensors, batch.images))
         loss = network.cross_entropy(logits, batch.labels)
         return loss, {"L_W": loss}
 
-    def settled(tree: Tree, received: Tree, losses: Sequence[float]) -> bool:
+    def is_settled(tensors: Tensors, received: Tensors, losses: Sequence[float]) -> bool:
         at_rest = len(losses) >= _WINDOW and float(np.std(losses[-_WINDOW:])) < options.rest
-        return bool(tree["adapted"]) or at_rest or not _differs(tree, received)
+        return bool(tensors["adapted"]) or at_rest or not _differs(tensors, received)
 
-    def after(tree: Tree, received: Tree, steps: int) -> Tree:
-        adapted = tree["adapted"] if not _differs(tree, received) else tree["adapted"].new_ones(())
-        return {**tree, **_mixed(tree, received), "adapted": adapted}
+    def after(tensors: Tensors, received: Tensors, steps: int) -> Tensors:
+        adapted = tensors["adapted"] if not _differs(tensors, received) else tensors["adapted"].new_ones(())
+        return {**tensors, **_mixed(tensors, received), "adapted": adapted}
 
     return Phase(
         "adapt",
@@ -89,6 +89,6 @@ def _adaptation(options: Options) -> Phase:
         bounds={"mix": (0.0, 1.0)},
         sgd=Sgd(options.eta),
         share=options.share,
-        settled=settled,
+        is_settled=is_settled,
         after=after,
     )

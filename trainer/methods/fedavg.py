@@ -2,7 +2,7 @@
 
 from broker_config.protocol.messages import Training
 from trainer.methods.base import WHOLE, Method, OneStage, plain_phase, share, shared_classifier
-from trainer.models.named_tensors import pick
+from trainer.models.named_tensors import select
 
 
 class Options(OneStage, frozen=True):
@@ -15,6 +15,6 @@ def fedavg(training: Training, options: OneStage) -> Method:
         train=(plain_phase(training, options.epochs),),
         sends=share(*WHOLE),
         init_server=shared_classifier,
-        deploy=lambda own, received: pick(received, WHOLE),
+        deploy=lambda own, received: select(received, WHOLE),
         deploys_final=True,
     )

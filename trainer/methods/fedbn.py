@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from broker_config.protocol.messages import Training
 from trainer.methods.base import WHOLE, Method, OneStage, plain_phase, shared_classifier
-from trainer.models.named_tensors import normalisation_layers, pick
+from trainer.models.named_tensors import normalisation_layers, select
 
 T = TypeVar("T")
 
@@ -17,10 +17,10 @@ def fedbn(training: Training, options: Options) -> Method:
     """A node serves the last average with its own normalisation layers (group normalisation's too)."""
 
     def average_with_own(own: dict[str, T], received: dict[str, T]) -> dict[str, T]:
-        return {**own, **received, **pick(own, normalisation_layers(own))}
+        return {**own, **received, **select(own, normalisation_layers(own))}
 
     def sends(broadcast: dict[str, T]) -> tuple[str, ...]:
-        private = pick(broadcast, normalisation_layers(broadcast))
+        private = select(broadcast, normalisation_layers(broadcast))
         return tuple(name for name in broadcast if name not in private)
 
     return Method(
@@ -28,6 +28,6 @@ def fedbn(training: Training, options: Options) -> Method:
         sends=sends,
         init_server=shared_classifier,
         receive=average_with_own,
-        deploy=lambda own, received: pick(average_with_own(own, received), WHOLE),
+        deploy=lambda own, received: select(average_with_own(own, received), WHOLE),
         deploys_final=True,
     )

@@ -10,10 +10,10 @@ import numpy as np
 from broker_config.protocol.messages import Training
 from trainer.methods.base import WHOLE, Method, OneStage, Sgd, plain_phase, share, shared_classifier
 from trainer.methods.fedavg import fedavg
-from trainer.models.named_tensors import Arrays, pick, trainable
+from trainer.models.named_tensors import Arrays, is_trainable, select
 
 if TYPE_CHECKING:
-    from trainer.models.network import Tree
+    from trainer.models.network import Tensors
 
 _RANGE = 4096.0  # the sums leave room for values well above a tensor's first ones; this is the first of `steps`
 
@@ -29,9 +29,9 @@ def fednova(training: Training, options: Options) -> Method:
     """w <- w - (sum p_i a_i) * sum p_i (w - w_i) / a_i, with p_i the share of images; FedAvg when all a_i are equal."""
     phase = plain_phase(training, options.epochs)._replace(
         sgd=Sgd(options.rate, options.momentum),
-        after=lambda tree, received, steps: {
-            **tree,
-            "steps": tree["steps"].new_tensor(effective_steps(steps, options.momentum)),
+        after=lambda tensors, received, steps: {
+            **tensors,
+            "steps": tensors["steps"].new_tensor(effective_steps(steps, options.momentum)),
         },
     )
     return fedavg(training, options)._replace(
@@ -52,20 +52,20 @@ def effective_steps(steps: int, momentum: float) -> float:
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
-def _normalised(own: Tree, received: Tree) -> Tree:
+def _normalised(own: Tensors, received: Tensors) -> Tensors:
     """(w - w_i) / a_i; of BatchNorm's statistics, which no gradient moves, the difference itself."""
     return {
         "steps": own["steps"],
         **{
-            name: (received[name] - value) / (own["steps"] if trainable(name) else 1)
-            for name, value in pick(own, WHOLE).items()
+            name: (received[name] - value) / (own["steps"] if is_trainable(name) else 1)
+            for name, value in select(own, WHOLE).items()
         },
     }
 
 
 def _finish(broadcast: Arrays, mean: Arrays, present: float) -> Arrays:
     moved = {
-        name: broadcast[name] - (mean["steps"] * value if trainable(name) else value)
-        for name, value in pick(mean, WHOLE).items()
+        name: broadcast[name] - (mean["steps"] * value if is_trainable(name) else value)
+        for name, value in select(mean, WHOLE).items()
     }
     return {**broadcast, **moved}

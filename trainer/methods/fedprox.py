@@ -13,7 +13,7 @@ from trainer.methods.fedavg import fedavg
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.models.network import Network, Tree
+    from trainer.models.network import Network, Tensors
 
 
 class Options(OneStage, frozen=True):
@@ -25,9 +25,9 @@ class Options(OneStage, frozen=True):
 def fedprox(training: Training, options: Options) -> Method:
     """FedAvg with mu / 2 * ||w - w_G||^2 added to every node's loss."""
 
-    def proximal(network: Network, tree: Tree, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, metrics = classification(network, tree, batch, encode)
-        distance = (network.flat(tree, WHOLE) - network.flat(batch.received, WHOLE)).square().sum()
+    def proximal(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, metrics = classification(network, tensors, batch, encode)
+        distance = (network.flat(tensors, WHOLE) - network.flat(batch.received, WHOLE)).square().sum()
         return loss + options.mu / 2 * distance, metrics
 
     return fedavg(training, options)._replace(train=(plain_phase(training, options.epochs, proximal),))

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from broker_config.protocol.messages import Training
 from trainer.methods.base import Batch, Encode, Method, OneStage, Phase, Step, share
 from trainer.models.initial_weights import linear
-from trainer.models.named_tensors import pick, put_under, take_from, without_frozen
+from trainer.models.named_tensors import add_prefix, select, strip_prefix, without_frozen
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.models.network import Network, Tree
+    from trainer.models.network import Network, Tensors
 
 
 class Options(OneStage, frozen=True):
@@ -22,9 +22,9 @@ class Options(OneStage, frozen=True):
 def fenda(training: Training, options: Options) -> Method:
     """Both encoders start alike and are trained together with the classifier; only the exchanged one is averaged."""
 
-    def joined(network: Network, tree: Tree, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
-        features = network.join(encode(tree, batch.images), encode(tree, batch.images, "private.encoder"))
-        loss = network.cross_entropy(network.linear(tree, "classifier", features), batch.labels)
+    def joined(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
+        features = network.join(encode(tensors, batch.images), encode(tensors, batch.images, "private.encoder"))
+        loss = network.cross_entropy(network.linear(tensors, "classifier", features), batch.labels)
         return loss, {"L_C": loss}
 
     step = Step(("encoder", "private", "classifier"), joined)
@@ -32,12 +32,12 @@ def fenda(training: Training, options: Options) -> Method:
         train=(Phase("train", (step,), options.epochs or training.local_epochs),),
         sends=share("encoder"),
         init_node=lambda broadcast, shape, random: {
-            **put_under("private", pick(broadcast, ("encoder",))),
+            **add_prefix("private", select(broadcast, ("encoder",))),
             **linear("classifier", 2 * shape.features, shape.classes, random),
         },
         deploy=lambda own, received: {
-            **take_from("private", own),
-            **pick(own, ("classifier",)),
-            **put_under("received", without_frozen(take_from("encoder", own))),
+            **strip_prefix("private", own),
+            **select(own, ("classifier",)),
+            **add_prefix("received", without_frozen(strip_prefix("encoder", own))),
         },
     )

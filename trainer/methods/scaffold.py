@@ -22,12 +22,12 @@ from trainer.methods.base import (
 )
 from trainer.methods.fedavg import fedavg
 from trainer.models.initial_weights import Shape
-from trainer.models.named_tensors import Arrays, pick, put_under, take_from, trainable
+from trainer.models.named_tensors import Arrays, add_prefix, is_trainable, select, strip_prefix
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.models.network import Network, Tree
+    from trainer.models.network import Network, Tensors
 
 
 class Options(OneStage, frozen=True):
@@ -43,22 +43,22 @@ def scaffold(training: Training, options: Options) -> Method:
     A node whose contribution came too late has moved its c_i all the same; c lacks that change.
     """
 
-    def corrected(network: Network, tree: Tree, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, metrics = classification(network, tree, batch, encode)
-        own, received = (network.flat(take_from("control", each), WHOLE) for each in (tree, batch.received))
-        return loss + (network.flat(tree, WHOLE) * (received - own)).sum(), metrics
+    def corrected(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, metrics = classification(network, tensors, batch, encode)
+        own, received = (network.flat(strip_prefix("control", each), WHOLE) for each in (tensors, batch.received))
+        return loss + (network.flat(tensors, WHOLE) * (received - own)).sum(), metrics
 
-    def change(tree: Tree, received: Tree) -> Tree:
+    def change(tensors: Tensors, received: Tensors) -> Tensors:
         """c_i's change: -c + (x - y) / (steps * rate)."""
-        scale = float(tree["steps"]) * options.rate
+        scale = float(tensors["steps"]) * options.rate
         return {
-            f"control.{name}": (received[name] - tree[name]) / scale - value
-            for name, value in take_from("control", received).items()
+            f"control.{name}": (received[name] - tensors[name]) / scale - value
+            for name, value in strip_prefix("control", received).items()
         }
 
-    def after(tree: Tree, received: Tree, steps: int) -> Tree:
-        tree = {**tree, "steps": tree["steps"].new_tensor(float(steps))}
-        return {**tree, **{name: tree[name] + value for name, value in change(tree, received).items()}}
+    def after(tensors: Tensors, received: Tensors, steps: int) -> Tensors:
+        tensors = {**tensors, "steps": tensors["steps"].new_tensor(float(steps))}
+        return {**tensors, **{name: tensors[name] + value for name, value in change(tensors, received).items()}}
 
     phase = plain_phase(training, options.epochs, corrected)
     return fedavg(training, options)._replace(
@@ -66,7 +66,7 @@ def scaffold(training: Training, options: Options) -> Method:
         sends=share(*WHOLE, "control"),
         init_server=_init_server,
         init_node=lambda broadcast, shape, random: {"steps": np.zeros((), np.float32)},
-        receive=lambda own, received: {**own, **pick(received, WHOLE)},
+        receive=lambda own, received: {**own, **select(received, WHOLE)},
         contribute=lambda own, received: {**own, **change(own, received)},
         measure=lambda metrics, images: 1.0,
         weigh=lambda raw: 1.0,
@@ -78,10 +78,10 @@ def scaffold(training: Training, options: Options) -> Method:
 
 def _init_server(encoder: Arrays, shape: Shape, random: np.random.Generator) -> Arrays:
     model = {**encoder, **shared_classifier(encoder, shape, random)}
-    controls = {name: np.zeros_like(value) for name, value in model.items() if trainable(name)}
-    return {**pick(model, ("classifier",)), **put_under("control", controls)}
+    controls = {name: np.zeros_like(value) for name, value in model.items() if is_trainable(name)}
+    return {**select(model, ("classifier",)), **add_prefix("control", controls)}
 
 
 def _finish(broadcast: Arrays, mean: Arrays, present: float) -> Arrays:
-    moved = {name: broadcast[name] + np.float32(present) * value for name, value in pick(mean, ("control",)).items()}
+    moved = {name: broadcast[name] + np.float32(present) * value for name, value in select(mean, ("control",)).items()}
     return {**broadcast, **mean, **moved}

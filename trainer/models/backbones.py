@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from broker_config.protocol.errors import UsageError
 from trainer.models.catalogue import instead
-from trainer.models.named_tensors import Arrays, pick
+from trainer.models.named_tensors import Arrays, select
 from trainer.models.texture import texture_weights
 from trainer.models.texture.texture_presets import PRESETS
 from trainer.models.torchvision_import import torchvision_models
@@ -138,7 +138,7 @@ def download(model: str, seed: int) -> Arrays:
         return _arrays({name: state[name] for name in build(model).state_dict()})
     drawn = draw(model, seed)
     begun = texture_weights.beginning(_arrays(state), stem=PRESETS[model].stem)
-    return {**drawn, **pick(begun, drawn)}
+    return {**drawn, **select(begun, drawn)}
 
 
 def _arrays(state: dict[str, Tensor]) -> Arrays:

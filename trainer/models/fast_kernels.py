@@ -6,7 +6,7 @@ Small batches of small images on one processor core spend most of their time bes
 - BatchNorm on stored statistics is folded into the weights of the convolution before it, gradients included,
 - ReLU works in place, or within the matrix product.
 
-What else has tensors runs as its module does, on the tree's values.
+What else has tensors runs as its module does, on the values passed in.
 
 Mapped over stacked nodes (`torch.func.vmap`) they do the same in operations that can be mapped. Results differ from the
 modules' in rounding only. Every choice depends on shapes alone, never on what ran before.
@@ -28,7 +28,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer.models import backbones
-from trainer.models.named_tensors import take_from
+from trainer.models.named_tensors import strip_prefix
 from trainer.models.texture.texture_network import behind_stem
 
 # Folding is work on every weight, a BatchNorm of its own on every pixel: where weights are many, it is not worth it.
@@ -38,15 +38,15 @@ _ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-
 _EPS, _MOMENTUM = 1e-5, 0.1  # of every BatchNorm
 
 
-class Run(NamedTuple):
-    """What an encoder runs with."""
+class Context(NamedTuple):
+    """The values that an encoder runs with."""
 
-    tree: Mapping[str, Tensor]  # the encoder's tensors
-    training: bool  # whether BatchNorm uses batch statistics, and updates those in the tree in place
+    tensors: Mapping[str, Tensor]  # the encoder's tensors
+    training: bool  # whether BatchNorm uses batch statistics, and updates those in the tensors in place
 
 
-class Lean:
-    """An encoder's structure, free of values."""
+class FunctionalModule:
+    """An encoder's structure, or a part's, free of values."""
 
     def __init__(self, encoder: nn.Module, mapped: bool):
         convolutions = [module for module in encoder.modules() if isinstance(module, nn.Conv2d)]
@@ -58,39 +58,39 @@ class Lean:
         # Attention's fused form cannot be mapped: it is written out.
         self._attention = partial(sdpa_kernel, SDPBackend.MATH) if mapped else nullcontext
 
-    def __call__(self, seen: Tensor, run: Run) -> Any:
+    def __call__(self, inputs: Tensor, context: Context) -> Any:
         """What the module gives for images [n, 3, S, S], or for what it begins with."""
-        layout = self._layout if seen.ndim == 4 else torch.contiguous_format  # a part may begin with tokens
+        layout = self._layout if inputs.ndim == 4 else torch.contiguous_format  # a part may begin with tokens
         with self._attention():
-            return self._graph(seen.contiguous(memory_format=layout), run)
+            return self._graph(inputs.contiguous(memory_format=layout), context)
 
 
-class Encoder:
+class FunctionalEncoder:
     """A backbone's structure, free of values: its frozen stem, where it has one, and the rest."""
 
     def __init__(self, model: str, mapped: bool):
         with torch.device("meta"):
             whole = backbones.build(model)
         self.shapes = {name: tuple(value.shape) for name, value in whole.state_dict().items()}
-        self.rest = Lean(behind_stem(whole), mapped)
-        self._children, self._parts, self._mapped = dict(whole.named_children()), dict[str, Lean](), mapped
+        self.rest = FunctionalModule(behind_stem(whole), mapped)
+        self._children, self._parts, self._mapped = dict(whole.named_children()), dict[str, FunctionalModule](), mapped
 
     @property
     def has_stem(self) -> bool:
         """Whether it begins with a stem."""
         return "stem" in self._children
 
-    def part(self, name: str) -> Lean:
+    def part(self, name: str) -> FunctionalModule:
         """The child `name` by itself; it takes the whole encoder's tensors."""
         if name not in self._parts:
-            self._parts[name] = Lean(nn.Sequential(OrderedDict({name: self._children[name]})), self._mapped)
+            self._parts[name] = FunctionalModule(nn.Sequential(OrderedDict({name: self._children[name]})), self._mapped)
         return self._parts[name]
 
 
 @lru_cache
-def lean(model: str, mapped: bool = False) -> Encoder:
+def functional_encoder(model: str, mapped: bool = False) -> FunctionalEncoder:
     """The structure of the backbone `model`, to be run as it is or `mapped` over stacked nodes."""
-    return Encoder(model, mapped)
+    return FunctionalEncoder(model, mapped)
 
 
 class _Tracer(fx.Tracer):
@@ -101,12 +101,12 @@ class _Tracer(fx.Tracer):
 
 
 def _rewrite(encoder: nn.Module, by_pixels: bool, mapped: bool) -> fx.GraphModule:
-    """The encoder's graph, its layers exchanged for ours, with a second input: the run."""
+    """The encoder's graph, its layers exchanged for ours, with a second input: the context."""
     traced = fx.GraphModule(encoder, _Tracer().trace(encoder))
     graph, modules = traced.graph, dict(traced.named_modules())
     (images,) = graph.find_nodes(op="placeholder")
     with graph.inserting_after(images):
-        run = graph.placeholder("run")
+        context = graph.placeholder("context")
     for node in graph.find_nodes(op="call_module"):
         module = modules[node.target]
         if isinstance(module, nn.Conv2d):
@@ -134,7 +134,7 @@ def _rewrite(encoder: nn.Module, by_pixels: bool, mapped: bool) -> fx.GraphModul
         else:
             continue
         traced.set_submodule(node.target, block)
-        node.args = (*node.args, run)
+        node.args = (*node.args, context)
     traced.recompile()
     return traced
 
@@ -154,16 +154,16 @@ def _only_user(node: fx.Node, modules: Mapping[str, nn.Module], *kinds: type[nn.
 
 
 class _AsItIs(nn.Module):
-    """Any other module, on the tree's values. They are put into it while it runs, so each thread has a copy."""
+    """Any other module, on the values passed in. They are put into it while it runs, so each thread has a copy."""
 
     def __init__(self, name: str, module: nn.Module):
         super().__init__()
         self.name, self.module, self.copies = name, module, threading.local()
 
-    def forward(self, x: Tensor, run: Run) -> Any:
+    def forward(self, x: Tensor, context: Context) -> Any:
         if not hasattr(self.copies, "module"):
             self.copies.module = copy.deepcopy(self.module)
-        return functional_call(self.copies.module, take_from(self.name, run.tree), (x,))
+        return functional_call(self.copies.module, strip_prefix(self.name, context.tensors), (x,))
 
 
 class _Linear(nn.Module):
@@ -171,9 +171,9 @@ class _Linear(nn.Module):
         super().__init__()
         self.name, self.multiply = name, _multiply_rows_mapped if mapped else _multiply_rows
 
-    def forward(self, x: Tensor, run: Run) -> Tensor:
-        weight = run.tree[f"{self.name}.weight"]
-        out = self.multiply(x.flatten(0, -2), weight, run.tree.get(f"{self.name}.bias"), None)
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        weight = context.tensors[f"{self.name}.weight"]
+        out = self.multiply(x.flatten(0, -2), weight, context.tensors.get(f"{self.name}.bias"), None)
         return out.reshape(*x.shape[:-1], -1)
 
 
@@ -184,10 +184,10 @@ class _BatchNorm(nn.Module):
         super().__init__()
         self.name = name
 
-    def forward(self, x: Tensor, run: Run) -> Tensor:
-        mean, variance = run.tree[f"{self.name}.running_mean"], run.tree[f"{self.name}.running_var"]
-        weight, bias = run.tree[f"{self.name}.weight"], run.tree[f"{self.name}.bias"]
-        return functional.batch_norm(x, mean, variance, weight, bias, run.training, _MOMENTUM, _EPS)
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        mean, variance = context.tensors[f"{self.name}.running_mean"], context.tensors[f"{self.name}.running_var"]
+        weight, bias = context.tensors[f"{self.name}.weight"], context.tensors[f"{self.name}.bias"]
+        return functional.batch_norm(x, mean, variance, weight, bias, context.training, _MOMENTUM, _EPS)
 
 
 class _GroupNorm(nn.Module):
@@ -195,8 +195,8 @@ class _GroupNorm(nn.Module):
         super().__init__()
         self.name, self.groups, self.eps, self.mapped = name, norm.num_groups, norm.eps, mapped
 
-    def forward(self, x: Tensor, run: Run) -> Tensor:
-        weight, bias = run.tree[f"{self.name}.weight"], run.tree[f"{self.name}.bias"]
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        weight, bias = context.tensors[f"{self.name}.weight"], context.tensors[f"{self.name}.bias"]
         if self.mapped:
             x = x.contiguous()  # vmap does not normalise what is laid out by pixels
         return functional.group_norm(x, self.groups, weight, bias, self.eps)
@@ -222,19 +222,19 @@ class _Convolution(nn.Module):
         self.by_pixels = by_pixels
         self.biased = convolution.bias is not None
 
-    def forward(self, x: Tensor, run: Run) -> Tensor:
-        tree, norm = run.tree, self.norm
-        weight = tree[f"{self.name}.weight"]
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        tensors, norm = context.tensors, self.norm
+        weight = tensors[f"{self.name}.weight"]
         if norm is None:
-            return self._convolve(x, weight, tree[f"{self.name}.bias"] if self.biased else None, self.ceiling)
-        mean, variance = tree[f"{norm}.running_mean"], tree[f"{norm}.running_var"]
-        scale, shift = tree[f"{norm}.weight"], tree[f"{norm}.bias"]
-        if self.foldable and not run.training:
+            return self._convolve(x, weight, tensors[f"{self.name}.bias"] if self.biased else None, self.ceiling)
+        mean, variance = tensors[f"{norm}.running_mean"], tensors[f"{norm}.running_var"]
+        scale, shift = tensors[f"{norm}.weight"], tensors[f"{norm}.bias"]
+        if self.foldable and not context.training:
             factor = scale * (variance + _EPS).rsqrt()
             weight = weight * factor[:, None, None, None]
             return self._convolve(x, weight, torch.addcmul(shift, mean, factor, value=-1), self.ceiling)
         x = self._convolve(x, weight, None, None)
-        x = functional.batch_norm(x, mean, variance, scale, shift, run.training, _MOMENTUM, _EPS)
+        x = functional.batch_norm(x, mean, variance, scale, shift, context.training, _MOMENTUM, _EPS)
         return self.clip(x, self.ceiling)
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, ceiling: float | None) -> Tensor:

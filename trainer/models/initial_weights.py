@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from broker_config.protocol.errors import UsageError
 from trainer.models.catalogue import FEATURES, SURFACE, VALUES, instead
-from trainer.models.named_tensors import Arrays, pick
+from trainer.models.named_tensors import Arrays, select
 from trainer.models.texture.texture_presets import PRESETS
 from trainer.models.texture.texture_weights import beginning
 
@@ -93,7 +93,7 @@ def _begun(model: str, weights: str, seed: int, arrays: Arrays) -> Arrays | None
     stem = PRESETS[model].stem
     begun = beginning(arrays, stem=stem)
     drawn = _backbones(model, weights).draw(model, seed)
-    expected = {name: array.shape for name, array in pick(drawn, ["stem" if stem else "trunk"]).items()}
+    expected = {name: array.shape for name, array in select(drawn, ["stem" if stem else "trunk"]).items()}
     return {**drawn, **begun} if {name: array.shape for name, array in begun.items()} == expected else None
 
 

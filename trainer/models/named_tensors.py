@@ -1,4 +1,4 @@
-"""Named tensors: a tree is a flat dict from dotted names to tensors. Works for torch and numpy alike."""
+"""Named tensors: flat dicts from dotted names to tensors, and their selection by prefix. For torch and numpy alike."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -10,44 +10,44 @@ Arrays = dict[str, np.ndarray]
 """Named numpy arrays."""
 
 
-def under(name: str, prefix: str) -> bool:
+def is_below(name: str, prefix: str) -> bool:
     """Whether `name` is `prefix` itself or lies below it."""
     return name == prefix or name.startswith(prefix + ".")
 
 
-def pick(tree: Mapping[str, T], prefixes: Iterable[str]) -> dict[str, T]:
+def select(tensors: Mapping[str, T], prefixes: Iterable[str]) -> dict[str, T]:
     """The tensors at or below any of `prefixes`."""
     wanted = tuple(prefixes)
-    return {name: value for name, value in tree.items() if any(under(name, prefix) for prefix in wanted)}
+    return {name: value for name, value in tensors.items() if any(is_below(name, prefix) for prefix in wanted)}
 
 
-def put_under(prefix: str, tree: Mapping[str, T]) -> dict[str, T]:
+def add_prefix(prefix: str, tensors: Mapping[str, T]) -> dict[str, T]:
     """The same tensors, their names below `prefix`."""
-    return {f"{prefix}.{name}": value for name, value in tree.items()}
+    return {f"{prefix}.{name}": value for name, value in tensors.items()}
 
 
-def take_from(prefix: str, tree: Mapping[str, T]) -> dict[str, T]:
+def strip_prefix(prefix: str, tensors: Mapping[str, T]) -> dict[str, T]:
     """The tensors below `prefix`, their names without it."""
-    return {name[len(prefix) + 1 :]: value for name, value in tree.items() if name.startswith(prefix + ".")}
+    return {name[len(prefix) + 1 :]: value for name, value in tensors.items() if name.startswith(prefix + ".")}
 
 
-def trainable(name: str) -> bool:
+def is_trainable(name: str) -> bool:
     """Whether gradients move this tensor: BatchNorm's running statistics are not moved by them, nor a stem."""
-    return not name.endswith(("running_mean", "running_var")) and not frozen(name)
+    return not name.endswith(("running_mean", "running_var")) and not is_frozen(name)
 
 
-def frozen(name: str) -> bool:
+def is_frozen(name: str) -> bool:
     """Whether this tensor keeps its first values: it belongs to a stem."""
     return "stem" in name.split(".")
 
 
-def without_frozen(tree: Mapping[str, T]) -> dict[str, T]:
+def without_frozen(tensors: Mapping[str, T]) -> dict[str, T]:
     """The tensors that can change: a second encoder needs no stem of its own."""
-    return {name: value for name, value in tree.items() if not frozen(name)}
+    return {name: value for name, value in tensors.items() if not is_frozen(name)}
 
 
-def normalisation_layers(tree: Mapping[str, Any]) -> tuple[str, ...]:
+def normalisation_layers(tensors: Mapping[str, Any]) -> tuple[str, ...]:
     """Prefixes of the normalisation layers (batch or group), recognised by a weight of one dimension."""
     return tuple(
-        name.removesuffix(".weight") for name, value in tree.items() if name.endswith(".weight") and value.ndim == 1
+        name.removesuffix(".weight") for name, value in tensors.items() if name.endswith(".weight") and value.ndim == 1
     )

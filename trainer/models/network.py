@@ -10,11 +10,11 @@ from torch.nn import functional
 
 from broker_config.protocol.errors import UsageError
 from trainer.models.catalogue import FEATURES
-from trainer.models.fast_kernels import Run, lean
+from trainer.models.fast_kernels import Context, functional_encoder
 from trainer.models.initial_weights import Shape
-from trainer.models.named_tensors import pick, take_from, trainable
+from trainer.models.named_tensors import is_trainable, select, strip_prefix
 
-Tree = dict[str, Tensor]
+Tensors = dict[str, Tensor]
 
 
 class _Reverse(torch.autograd.Function):
@@ -39,18 +39,18 @@ class Network:
     """An encoder's structure with linear heads; all values are passed in."""
 
     def __init__(self, model: str, classes: int, *, mapped: bool = False):
-        self._model, self._encoder = model, lean(model, mapped)
+        self._model, self._encoder = model, functional_encoder(model, mapped)
         self.shape = Shape(FEATURES[model], classes)
         self.names = frozenset(f"encoder.{name}" for name in self._encoder.shapes)
 
     def mapped(self) -> "Network":
-        """The same structure in operations that `torch.func.vmap` maps over stacked trees."""
+        """The same structure in operations that `torch.func.vmap` maps over stacked tensors."""
         return Network(self._model, self.shape.classes, mapped=True)
 
-    def check(self, tree: Tree, source: str) -> None:
-        """Raise UsageError unless `tree` holds exactly this encoder's tensors, below `encoder.`, in its shapes."""
+    def check(self, tensors: Tensors, source: str) -> None:
+        """Raise UsageError unless `tensors` holds exactly this encoder's tensors, below `encoder.`, in its shapes."""
         expected = {f"encoder.{name}": shape for name, shape in self._encoder.shapes.items()}
-        found = {name: tuple(value.shape) for name, value in tree.items() if name.startswith("encoder.")}
+        found = {name: tuple(value.shape) for name, value in tensors.items() if name.startswith("encoder.")}
         if found != expected:
             wrong = sorted(set(found.items()) ^ set(expected.items()))[0][0]
             raise UsageError(
@@ -64,27 +64,29 @@ class Network:
         """Whether the encoder begins with frozen layers."""
         return self._encoder.has_stem
 
-    def stem(self, tree: Tree, images: Tensor) -> Tensor:
-        """What the rest of the encoder starts from: images [n, 3, S, S], or the maps that a frozen stem makes of them.
+    def apply_stem(self, tensors: Tensors, images: Tensor) -> Tensor:
+        """The encoder's input: images [n, 3, S, S], or the maps that a frozen stem makes of them.
 
-        It sees one image at a time: maps are then the same bytes, however images are batched.
+        Images pass the stem one at a time: maps are then the same bytes, however images are batched.
         """
         if not self.has_stem:
             return images
-        stem, run = self._encoder.part("stem"), Run(take_from("encoder", tree), training=False)
-        return torch.cat([stem(image, run) for image in images.unsqueeze(1)])
+        stem, context = self._encoder.part("stem"), Context(strip_prefix("encoder", tensors), training=False)
+        return torch.cat([stem(image, context) for image in images.unsqueeze(1)])
 
-    def encode(self, tree: Tree, seen: Tensor, *, prefix: str = "encoder", training: bool = False) -> Tensor:
-        """Features [n, features] of what `stem` gave; `training` uses and updates BatchNorm's batch statistics."""
-        return cast(Tensor, self._encoder.rest(seen, Run(take_from(prefix, tree), training)))
+    def encode(self, tensors: Tensors, inputs: Tensor, *, prefix: str = "encoder", training: bool = False) -> Tensor:
+        """Features [n, features] of an encoder's input; in `training` BatchNorm uses and updates batch statistics."""
+        return cast(Tensor, self._encoder.rest(inputs, Context(strip_prefix(prefix, tensors), training)))
 
-    def part(self, name: str, tree: Tree, seen: Tensor, *, prefix: str = "encoder", training: bool = False) -> Any:
+    def part(
+        self, name: str, tensors: Tensors, inputs: Tensor, *, prefix: str = "encoder", training: bool = False
+    ) -> Any:
         """What one direct child of the encoder module makes of what the one before gave."""
-        return self._encoder.part(name)(seen, Run(take_from(prefix, tree), training))
+        return self._encoder.part(name)(inputs, Context(strip_prefix(prefix, tensors), training))
 
-    def linear(self, tree: Tree, name: str, inputs: Tensor) -> Tensor:
-        """The fully connected layer `name` of the tree."""
-        return functional.linear(inputs, tree[f"{name}.weight"], tree[f"{name}.bias"])
+    def linear(self, tensors: Tensors, name: str, inputs: Tensor) -> Tensor:
+        """The fully connected layer `name` of the tensors."""
+        return functional.linear(inputs, tensors[f"{name}.weight"], tensors[f"{name}.bias"])
 
     def cross_entropy(self, logits: Tensor, labels: Tensor | int) -> Tensor:
         """Mean cross-entropy of logits [n, c]; an int labels every row alike."""
@@ -107,37 +109,39 @@ class Network:
         return torch.cat([received, own], 1)
 
     @staticmethod
-    def flat(tree: Tree, prefixes: Iterable[str]) -> Tensor:
+    def flat(tensors: Tensors, prefixes: Iterable[str]) -> Tensor:
         """All values under `prefixes` that gradients move, as one vector, ordered by name."""
-        return torch.cat([value.flatten() for name, value in sorted(pick(tree, prefixes).items()) if trainable(name)])
+        return torch.cat(
+            [value.flatten() for name, value in sorted(select(tensors, prefixes).items()) if is_trainable(name)]
+        )
 
-    def see(self, personal: Tree, images: Tensor) -> Tensor:
+    def features(self, personal: Tensors, images: Tensor) -> Tensor:
         """Features of a personal model: its encoder's, fused (AFedCL) or joined (FENDA) with those of `received`."""
-        return self._see(personal, self.stem(personal, images))
+        return self._features(personal, self.apply_stem(personal, images))
 
-    def _see(self, personal: Tree, seen: Tensor) -> Tensor:
-        features = self.encode(personal, seen)
+    def _features(self, personal: Tensors, inputs: Tensor) -> Tensor:
+        features = self.encode(personal, inputs)
         if not any(name.startswith("received.") for name in personal):
             return features
-        received = self.encode(personal, seen, prefix="received")
+        received = self.encode(personal, inputs, prefix="received")
         if "fusion" in personal:
             return self.fuse(personal["fusion"], received, features)
         return self.join(received, features)
 
-    def judge(self, personal: Tree, images: Tensor) -> Tensor:
+    def predict(self, personal: Tensors, images: Tensor) -> Tensor:
         """Logits [n, classes] of a personal model."""
-        return self.judge_seen(personal, self.stem(personal, images))
+        return self.logits(personal, self.apply_stem(personal, images))
 
-    def judge_seen(self, personal: Tree, seen: Tensor) -> Tensor:
-        """Logits [n, classes] of a personal model for what its `stem` gave."""
-        return self.linear(personal, "classifier", self._see(personal, seen))
+    def logits(self, personal: Tensors, inputs: Tensor) -> Tensor:
+        """Logits [n, classes] of a personal model for what its `apply_stem` gave."""
+        return self.linear(personal, "classifier", self._features(personal, inputs))
 
 
-def to_tensors(arrays: dict[str, np.ndarray], device: str = "cpu") -> Tree:
+def to_tensors(arrays: dict[str, np.ndarray], device: str = "cpu") -> Tensors:
     """Copies as torch tensors (aligned by torch's allocator, so that arithmetic does not depend on their origin)."""
     return {name: torch.from_numpy(array).to(device, copy=True) for name, array in arrays.items()}
 
 
-def to_arrays(tree: Tree) -> dict[str, np.ndarray]:
+def to_arrays(tensors: Tensors) -> dict[str, np.ndarray]:
     """Copies as numpy arrays."""
-    return {name: value.detach().cpu().contiguous().numpy().copy() for name, value in tree.items()}
+    return {name: value.detach().cpu().contiguous().numpy().copy() for name, value in tensors.items()}

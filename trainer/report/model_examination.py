@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from edge.inference.image_decoding import decode
 from trainer.data.class_folders import LabelledImages
-from trainer.models.network import Network, Tree
+from trainer.models.network import Network, Tensors
 from trainer.report.run_files import Node
 from trainer.training import personal_model as personal
 from trainer.training.personal_model import Verdict
@@ -64,14 +64,16 @@ def examine(node: Node, *, pictures: bool) -> Examined | None:
         return None
     seen = dict(found)
     verdicts = list(seen)
-    facts, tree, *_ = personal.load(node.model)
+    facts, tensors, *_ = personal.load(node.model)
     network = Network(facts.model, len(facts.classes))
     with torch.no_grad():
-        features = np.concatenate([network.see(tree, batch).numpy() for batch in _inputs(node, list(seen.values()))])
+        features = np.concatenate(
+            [network.features(tensors, batch).numpy() for batch in _inputs(node, list(seen.values()))]
+        )
 
         def picture(verdict: Verdict) -> Picture:
             (image,) = _inputs(node, [seen[verdict]])
-            return _picture(verdict, occlusion(network, tree, image[0], facts.classes.index(verdict.verdict)))
+            return _picture(verdict, occlusion(network, tensors, image[0], facts.classes.index(verdict.verdict)))
 
         right = [picture(verdict) for verdict in _pick_right(verdicts)] if pictures else []
         wrong = [picture(verdict) for verdict in _pick_wrong(verdicts)] if pictures else []
@@ -97,7 +99,7 @@ def _inputs(node: Node, pixels: list[np.ndarray]) -> Iterator[Tensor]:
         yield TrainingSet.of(images, node.facts.preprocessing).network_input(slice(None))
 
 
-def occlusion(network: Network, personal: Tree, image: Tensor, label: int) -> np.ndarray:
+def occlusion(network: Network, personal: Tensors, image: Tensor, label: int) -> np.ndarray:
     """What speaks for a class: by how much its score falls when a place is hidden (Zeiler and Fergus 2014).
 
     A place is hidden by blurring it out softly, since a gray square would look like a defect of its own. The score is
@@ -119,7 +121,7 @@ def occlusion(network: Network, personal: Tree, image: Tensor, label: int) -> np
     near = torch.exp(-(((torch.arange(size) + 0.5) / size - places[:, None]) ** 2) / (2 * _HIDDEN**2))
     masks = (near[:, None, :, None] * near[None, :, None, :]).reshape(-1, 1, size, size)
     hidden = (image + masks * (blurred - image)).contiguous(memory_format=torch.channels_last)
-    logits = network.judge(personal, torch.cat([image[None], hidden]))
+    logits = network.predict(personal, torch.cat([image[None], hidden]))
     score = logits[:, label] - logits.mean(1)
     return np.asarray((score[0] - score[1:]).reshape(_GRID, _GRID).numpy())
 

@@ -13,7 +13,7 @@ import torch
 
 from trainer.methods.base import Metrics, Phase
 from trainer.models.named_tensors import Arrays
-from trainer.models.network import Tree
+from trainer.models.network import Tensors
 from trainer.training.engine import descend
 from trainer.training.participant import Contributed, Participant, State
 from trainer.training.training_set import TrainingSet
@@ -51,12 +51,12 @@ class Group:
         received = first.tensors(broadcast)
         states, metrics = self._run(first.method.refine, states, received, round_)
         return [
-            (state, measured | own.look(state, received, round_))
+            (state, measured | own.evaluate_round(state, received, round_))
             for own, state, measured in zip(self._participants, states, metrics, strict=True)
         ]
 
     def _run(
-        self, phases: Sequence[Phase], states: Sequence[State], received: Tree, round_: int
+        self, phases: Sequence[Phase], states: Sequence[State], received: Tensors, round_: int
     ) -> tuple[Sequence[State], list[Metrics]]:
         torch.set_num_threads(self._participants[0].spec.threads)
         metrics: list[Metrics] = [{} for _ in states]
@@ -67,13 +67,15 @@ class Group:
             metrics = [known | measured for known, (_, measured) in zip(metrics, trained, strict=True)]
         return states, metrics
 
-    def _train(self, phase: Phase, states: Sequence[State], received: Tree, round_: int) -> list[tuple[State, Metrics]]:
+    def _train(
+        self, phase: Phase, states: Sequence[State], received: Tensors, round_: int
+    ) -> list[tuple[State, Metrics]]:
         first = self._participants[0]
         data = [participant.training_set(received) for participant in self._participants]
-        tree, moments, steps, metrics = descend(
+        tensors, moments, steps, metrics = descend(
             first.network,
             phase,
-            _stack([state.tree for state in states]),
+            _stack([state.tensors for state in states]),
             _stack([state.moments for state in states]),
             received,
             TrainingSet.joined(data),
@@ -82,14 +84,14 @@ class Group:
         )
         return [
             (
-                State(phase.after(_slice(tree, node), received, steps), _slice(moments, node)),
+                State(phase.after(_slice(tensors, node), received, steps), _slice(moments, node)),
                 {name: float(values[node]) for name, values in metrics.items()},
             )
             for node in range(len(states))
         ]
 
     def _train_in_turn(
-        self, phase: Phase, states: Sequence[State], received: Tree, round_: int
+        self, phase: Phase, states: Sequence[State], received: Tensors, round_: int
     ) -> list[tuple[State, Metrics]]:
         return [
             own.train(phase, state, received, round_) for own, state in zip(self._participants, states, strict=True)
@@ -112,7 +114,7 @@ def group(participants: Sequence[Participant], most: int = MOST) -> list[Group]:
 def _together(phase: Phase, states: Sequence[State]) -> bool:
     """Whether the nodes take the same number of steps: not where each ends by itself, or has done so before."""
     counts = [[float(value) for name, value in state.moments.items() if _counts(name)] for state in states]
-    return phase.settled is None and all(count == counts[0] for count in counts)
+    return phase.is_settled is None and all(count == counts[0] for count in counts)
 
 
 def _counts(name: str) -> bool:
@@ -120,12 +122,12 @@ def _counts(name: str) -> bool:
     return name.endswith("/step")
 
 
-def _stack(trees: Sequence[Tree]) -> Tree:
+def _stack(states: Sequence[Tensors]) -> Tensors:
     return {
-        name: value if _counts(name) else torch.stack([tree[name] for tree in trees])
-        for name, value in trees[0].items()
+        name: value if _counts(name) else torch.stack([tensors[name] for tensors in states])
+        for name, value in states[0].items()
     }
 
 
-def _slice(tree: Tree, node: int) -> Tree:
-    return {name: value if _counts(name) else value[node] for name, value in tree.items()}
+def _slice(tensors: Tensors, node: int) -> Tensors:
+    return {name: value if _counts(name) else value[node] for name, value in tensors.items()}

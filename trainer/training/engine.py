@@ -11,9 +11,9 @@ from torch import Tensor
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Training
 from trainer.methods.base import Batch, Loss, Metrics, Phase
-from trainer.models.named_tensors import pick, trainable, under
-from trainer.models.network import Network, Tree
-from trainer.training.training_set import TrainingSet, Views
+from trainer.models.named_tensors import is_below, is_trainable, select
+from trainer.models.network import Network, Tensors
+from trainer.training.training_set import Augmentation, TrainingSet
 
 BETAS = (0.9, 0.999)
 _EVALUATION_BATCH = 64
@@ -35,20 +35,20 @@ def batches(count: int, batch_size: int, random: torch.Generator) -> list[Tensor
 def run_phase(
     network: Network,
     phase: Phase,
-    tree: Tree,
-    moments: Tree,
-    received: Tree,
+    tensors: Tensors,
+    moments: Tensors,
+    received: Tensors,
     data: TrainingSet,
     training: Training,
     seed: int,
     stop: Callable[[], bool] = lambda: False,
-) -> tuple[Tree, Tree, Metrics]:
-    """Train `tree` through one phase.
+) -> tuple[Tensors, Tensors, Metrics]:
+    """Train `tensors` through one phase.
 
     Args:
-        network: the structure of the trees.
+        network: the structure that `tensors` belong to.
         phase: what is trained, against which loss.
-        tree: the node's tensors; left as they are.
+        tensors: the node's tensors; left as they are.
         moments: Adam's state, names `{tensor}/{step|exp_avg|exp_avg_sq}`; left as they are.
         received: the round's broadcast, frozen.
         data: the node's training images.
@@ -57,42 +57,42 @@ def run_phase(
         stop: asked between batches.
 
     Returns:
-        The new tree, the new moments, and each metric's mean over the batches of the last epoch.
+        The new tensors, the new moments, and each metric's mean over the batches of the last epoch.
 
     Raises:
         Stopped: `stop` said so.
         EdgeNodeError: a loss is not finite.
     """
-    tree, moments, steps, metrics = descend(network, phase, tree, moments, received, data, training, [seed], stop)
-    return phase.after(tree, received, steps), moments, {name: float(value) for name, value in metrics.items()}
+    tensors, moments, steps, metrics = descend(network, phase, tensors, moments, received, data, training, [seed], stop)
+    return phase.after(tensors, received, steps), moments, {name: float(value) for name, value in metrics.items()}
 
 
 def descend(
     network: Network,
     phase: Phase,
-    tree: Tree,
-    moments: Tree,
-    received: Tree,
+    tensors: Tensors,
+    moments: Tensors,
+    received: Tensors,
     data: TrainingSet,
     training: Training,
     seeds: Sequence[int],
     stop: Callable[[], bool] = lambda: False,
-) -> tuple[Tree, Tree, int, dict[str, np.ndarray]]:
+) -> tuple[Tensors, Tensors, int, dict[str, np.ndarray]]:
     """The steps of `run_phase`, for one node or for several at once.
 
-    With several seeds, `tree` and `moments` are stacked [nodes, ...] (but for Adam's counts of steps), `data` holds as
-    many images of each node, one node's after another's, and the metrics are arrays [nodes].
+    With several seeds, `tensors` and `moments` are stacked [nodes, ...] (but for Adam's counts of steps), `data` holds
+    equally many images of each node, one node's after another's, and the metrics are arrays [nodes].
 
     Returns:
-        The new tree and moments, the number of steps, and the metrics.
+        The new tensors and moments, the number of steps, and the metrics.
     """
     randoms = [torch.Generator().manual_seed(seed) for seed in seeds]
     prefixes = [prefix for step in phase.steps for prefix in step.trains]
-    trained = [name for name in pick(tree, prefixes) if trainable(name)]
+    trained = [name for name in select(tensors, prefixes) if is_trainable(name)]
     moving = set(trained)
-    tree = {name: value.clone().requires_grad_(name in moving) for name, value in tree.items()}
+    tensors = {name: value.clone().requires_grad_(name in moving) for name, value in tensors.items()}
     reference = _Reference(network, received, data, cached=not training.augment) if phase.uses_reference else None
-    optimiser = _optimiser(phase, tree, trained, moments, training)
+    optimiser = _optimiser(phase, tensors, trained, moments, training)
     count = len(data.labels) // len(seeds)
     chosen = [node * count + _choose(count, phase.share, random) for node, random in enumerate(randoms)]
     encode = _Encode(network if len(seeds) == 1 else network.mapped(), moving if training.batch_norm == "train" else ())
@@ -106,31 +106,31 @@ def descend(
             if stop():
                 raise Stopped
             index = torch.cat([own[places] for own, places in zip(chosen, order, strict=True)])
-            views = _draw([len(places) for places in order], randoms) if training.augment else None
+            augmentation = _draw([len(places) for places in order], randoms) if training.augment else None
             index = index.to(data.labels.device)
-            images = data.see(network, received, index, views)
+            images = data.encoder_input(network, received, index, augmentation)
             features = reference.features(index, images) if reference else None
             random = randoms[0] if phase.draws else None
             batch = Batch(images, data.labels[index], features, received, random)
-            _take_steps(network, phase, tree, batch, encode, optimiser, sums, len(seeds))
+            _take_steps(network, phase, tensors, batch, encode, optimiser, sums, len(seeds))
             steps += 1
         metrics = {name: _mean(name, values) for name, values in sums.items()}
-        if phase.settled is not None:
+        if phase.is_settled is not None:
             losses.append(float(next(iter(metrics.values()))))
-            if phase.settled(tree, received, losses):
+            if phase.is_settled(tensors, received, losses):
                 break
     if isinstance(optimiser, torch.optim.Adam):
         moments = {
             **moments,
-            **{f"{name}/{key}": value for name in trained for key, value in optimiser.state[tree[name]].items()},
+            **{f"{name}/{key}": value for name in trained for key, value in optimiser.state[tensors[name]].items()},
         }
-    return {name: value.detach() for name, value in tree.items()}, moments, steps, metrics
+    return {name: value.detach() for name, value in tensors.items()}, moments, steps, metrics
 
 
-def _draw(counts: Sequence[int], randoms: Sequence[torch.Generator]) -> Views:
-    """Views of as many images of each node, each with its own random numbers."""
-    drawn = [Views.draw(count, random) for count, random in zip(counts, randoms, strict=True)]
-    return Views(*(torch.cat(parts, 1) for parts in zip(*drawn, strict=True)))
+def _draw(counts: Sequence[int], randoms: Sequence[torch.Generator]) -> Augmentation:
+    """Augmentation of as many images of each node, each with its own random numbers."""
+    drawn = [Augmentation.draw(count, random) for count, random in zip(counts, randoms, strict=True)]
+    return Augmentation(*(torch.cat(parts, 1) for parts in zip(*drawn, strict=True)))
 
 
 def _mean(name: str, values: Sequence[Tensor]) -> np.ndarray:
@@ -150,20 +150,20 @@ def _choose(count: int, share: float, random: torch.Generator) -> Tensor:
 
 
 class _Encode:
-    """Runs an encoder of the trained tree. BatchNorm is in training mode in those encoders that move, if in any."""
+    """Runs an encoder of the trained tensors. BatchNorm is in training mode in those encoders that move, if in any."""
 
     def __init__(self, network: Network, moving: Iterable[str]):
         self._network = network
         self._training = {name.rpartition("encoder.")[0] + "encoder" for name in moving if "encoder." in name}
 
-    def __call__(self, tree: Tree, images: Tensor, prefix: str = "encoder") -> Tensor:
-        return self._network.encode(tree, images, prefix=prefix, training=prefix in self._training)
+    def __call__(self, tensors: Tensors, images: Tensor, prefix: str = "encoder") -> Tensor:
+        return self._network.encode(tensors, images, prefix=prefix, training=prefix in self._training)
 
 
 def _take_steps(
     network: Network,
     phase: Phase,
-    tree: Tree,
+    tensors: Tensors,
     batch: Batch,
     encode: _Encode,
     optimiser: torch.optim.Optimizer | None,
@@ -171,49 +171,53 @@ def _take_steps(
     nodes: int,
 ) -> None:
     for step in phase.steps:
-        moved = [value for value in pick(tree, step.trains).values() if value.requires_grad]
+        moved = [value for value in select(tensors, step.trains).values() if value.requires_grad]
         with torch.set_grad_enabled(bool(moved)):
-            loss, reported = _look(step.loss, network, tree, batch, encode, nodes)
+            loss, reported = _compute_loss(step.loss, network, tensors, batch, encode, nodes)
         if optimiser is not None and moved:
             optimiser.zero_grad(set_to_none=True)
             loss.backward(inputs=moved)  # type: ignore[no-untyped-call]
             optimiser.step()
-            _clamp(phase, tree)
+            _clamp(phase, tensors)
         for name, value in reported.items():
             sums[name].append(value.detach())
 
 
-def _look(
-    loss: Loss, network: Network, tree: Tree, batch: Batch, encode: _Encode, nodes: int
+def _compute_loss(
+    loss: Loss, network: Network, tensors: Tensors, batch: Batch, encode: _Encode, nodes: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """A loss and what it reports. Several nodes' losses are summed: each moves its own slice of the stacked tree."""
+    """A loss and what it reports. Several nodes' losses are summed: each moves its own slice of the stacked tensors."""
     if nodes == 1:
-        return loss(network, tree, batch, encode)
+        return loss(network, tensors, batch, encode)
 
-    def one(tree: Tree, images: Tensor, labels: Tensor, reference: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
-        return loss(network, tree, Batch(images, labels, reference, batch.received), encode)
+    def one(
+        tensors: Tensors, images: Tensor, labels: Tensor, reference: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        return loss(network, tensors, Batch(images, labels, reference, batch.received), encode)
 
     parts: list[Any] = [None if part is None else part.view(nodes, -1, *part.shape[1:]) for part in batch[:3]]
-    losses, reported = torch.func.vmap(one, tuple(None if part is None else 0 for part in (tree, *parts)))(tree, *parts)
+    losses, reported = torch.func.vmap(one, tuple(None if part is None else 0 for part in (tensors, *parts)))(
+        tensors, *parts
+    )
     return losses.sum(), reported
 
 
-def _clamp(phase: Phase, tree: Tree) -> None:
+def _clamp(phase: Phase, tensors: Tensors) -> None:
     with torch.no_grad():
         for prefix, (low, high) in phase.bounds.items():
-            for value in pick(tree, (prefix,)).values():
+            for value in select(tensors, (prefix,)).values():
                 value.clamp_(low, high)
 
 
 class _Reference:
     """The received encoder's features. It is frozen for a round, so those of un-augmented images are computed once."""
 
-    def __init__(self, network: Network, received: Tree, data: TrainingSet, cached: bool):
+    def __init__(self, network: Network, received: Tensors, data: TrainingSet, cached: bool):
         self._network, self._received = network, received
-        self._cache = self._encode(data.see(network, received, slice(None))) if cached else None
+        self._cache = self._encode(data.encoder_input(network, received, slice(None))) if cached else None
 
     def features(self, index: Tensor, images: Tensor) -> Tensor:
-        """Features [b, features] of the images at `index`, seen as `images`."""
+        """Features [b, features] of the images at `index`, varied to `images`."""
         return self._encode(images) if self._cache is None else self._cache[index]
 
     def _encode(self, images: Tensor) -> Tensor:
@@ -222,14 +226,14 @@ class _Reference:
 
 
 def _optimiser(
-    phase: Phase, tree: Tree, trained: list[str], moments: Tree, training: Training
+    phase: Phase, tensors: Tensors, trained: list[str], moments: Tensors, training: Training
 ) -> torch.optim.Optimizer | None:
     """Adam with the moments that it was left with, or the phase's SGD, which starts at rest; None to train nothing."""
     if not trained:
         return None
     by_rate: dict[float, list[Tensor]] = defaultdict(list)
     for name in trained:
-        by_rate[_rate(phase, name, phase.sgd.rate if phase.sgd else training.learning_rate)].append(tree[name])
+        by_rate[_rate(phase, name, phase.sgd.rate if phase.sgd else training.learning_rate)].append(tensors[name])
     groups = [{"params": tensors, "lr": rate} for rate, tensors in by_rate.items()]
     if phase.sgd is not None:
         return torch.optim.SGD(groups, momentum=phase.sgd.momentum, fused=True)
@@ -237,7 +241,7 @@ def _optimiser(
     for name in trained:
         kept = {key: moments[f"{name}/{key}"].clone() for key in _MOMENTS if f"{name}/{key}" in moments}
         if kept:
-            optimiser.state[tree[name]] = kept
+            optimiser.state[tensors[name]] = kept
     return optimiser
 
 
@@ -245,14 +249,14 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 def _rate(phase: Phase, name: str, default: float) -> float:
-    return next((rate for prefix, rate in phase.rates.items() if under(name, prefix)), default)
+    return next((rate for prefix, rate in phase.rates.items() if is_below(name, prefix)), default)
 
 
-def judge(network: Network, personal: Tree, data: TrainingSet) -> np.ndarray:
+def predict(network: Network, personal: Tensors, data: TrainingSet) -> np.ndarray:
     """Logits [n, classes] of every image, by a personal model."""
-    answers = []
+    logits = []
     with torch.no_grad():
         for start in range(0, len(data.labels), _EVALUATION_BATCH):
-            seen = data.see(network, personal, slice(start, start + _EVALUATION_BATCH))
-            answers.append(network.judge_seen(personal, seen))
-    return torch.cat(answers).cpu().numpy()
+            inputs = data.encoder_input(network, personal, slice(start, start + _EVALUATION_BATCH))
+            logits.append(network.logits(personal, inputs))
+    return torch.cat(logits).cpu().numpy()

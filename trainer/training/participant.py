@@ -14,9 +14,9 @@ from broker_config.protocol.messages import Spec
 from trainer.data.class_folders import Images, LabelledImages, folds
 from trainer.methods import complete_options, make
 from trainer.methods.base import Metrics, Phase
-from trainer.models.named_tensors import Arrays, pick, put_under, take_from
-from trainer.models.network import Network, Tree, to_arrays, to_tensors
-from trainer.training.engine import judge, run_phase
+from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefix
+from trainer.models.network import Network, Tensors, to_arrays, to_tensors
+from trainer.training.engine import predict, run_phase
 from trainer.training.evaluation import accuracy, macro_f1, wilson
 from trainer.training.personal_model import Facts, Personal, Sample, Verdict
 from trainer.training.seeding import generator, key_to_seed
@@ -28,18 +28,18 @@ _FOLDS, _FOLD_ROUNDS = 5, 10  # of cross-validation
 class State(NamedTuple):
     """All that a node carries from one round to the next."""
 
-    tree: Tree
-    moments: Tree  # Adam's
+    tensors: Tensors
+    moments: Tensors  # Adam's
 
     def save(self, path: Path) -> None:
         """Write both to a safetensors file."""
-        save_file({**put_under("tree", self.tree), **put_under("moments", self.moments)}, path)
+        save_file({**add_prefix("tree", self.tensors), **add_prefix("moments", self.moments)}, path)
 
     @staticmethod
     def load(path: Path) -> "State":
         """Read what `save` wrote."""
         tensors = {name: value.clone() for name, value in load_file(path).items()}
-        return State(take_from("tree", tensors), take_from("moments", tensors))
+        return State(strip_prefix("tree", tensors), strip_prefix("moments", tensors))
 
 
 class Contributed(NamedTuple):
@@ -76,11 +76,11 @@ class Participant:
         own = self.method.init_node(broadcast, self.network.shape, generator(self.spec.seed, self.node, "init"))
         return State({**received, **self.tensors(own)}, {})
 
-    def received(self, broadcast: Arrays) -> Tree:
+    def received(self, broadcast: Arrays) -> Tensors:
         """What of a broadcast is for this node, where it trains."""
         return self.tensors(self.method.admit(broadcast, self.node))
 
-    def tensors(self, arrays: Arrays) -> Tree:
+    def tensors(self, arrays: Arrays) -> Tensors:
         """Where the node trains."""
         return to_tensors(arrays, self._device)
 
@@ -93,15 +93,15 @@ class Participant:
         state, metrics = self._run(self.method.train, state, received, round_, stop)
         return state, self.send(state, received, metrics, round_), metrics
 
-    def receive(self, state: State, received: Tree) -> State:
+    def receive(self, state: State, received: Tensors) -> State:
         """What stage 1 starts from."""
         moments = state.moments if self.spec.training.moments == "keep" else {}
-        return State(self.method.receive(state.tree, received), moments)
+        return State(self.method.receive(state.tensors, received), moments)
 
-    def send(self, state: State, received: Tree, metrics: Metrics, round_: int) -> Contributed:
+    def send(self, state: State, received: Tensors, metrics: Metrics, round_: int) -> Contributed:
         """What leaves the node after stage 1, which reached `state` and `metrics`."""
         weight = self.method.measure(metrics, len(self.data.labels))
-        sent = to_arrays(pick(self.method.contribute(state.tree, received), self.spec.sends))
+        sent = to_arrays(select(self.method.contribute(state.tensors, received), self.spec.sends))
         if (relay := self.method.relay) is not None:
             secret = (self._secret,) if relay.hides else ()
             random = generator(self.spec.seed, self.node, round_, "relay", *secret)
@@ -114,14 +114,14 @@ class Participant:
         """Stage 2: what the node goes on training while its contribution travels."""
         received = self.received(broadcast)
         state, metrics = self._run(self.method.refine, state, received, round_, stop)
-        return state, metrics | self.look(state, received, round_)
+        return state, metrics | self.evaluate_round(state, received, round_)
 
-    def look(self, state: State, received: Tree, round_: int) -> Metrics:
+    def evaluate_round(self, state: State, received: Tensors, round_: int) -> Metrics:
         """After stage 2: A_k where there is one and, every `evaluate_every` rounds, the accuracy on held-out images."""
-        metrics = {"A_k": float(state.tree["fusion"])} if "fusion" in state.tree else {}
+        metrics = {"A_k": float(state.tensors["fusion"])} if "fusion" in state.tensors else {}
         test, spec = self._images.test, self.spec
         if test is not None and (round_ % spec.evaluate_every == 0 or round_ == spec.rounds):
-            logits = self._judge_held_out(self.method.deploy(state.tree, received), test)
+            logits = self._predict_held_out(self.method.deploy(state.tensors, received), test)
             metrics["accuracy"] = accuracy(logits.argmax(1), test.labels)
         return metrics
 
@@ -143,10 +143,10 @@ class Participant:
             final: the average made after it; the same as `broadcast` will do unless `needs_final`.
             history: metrics of each round.
         """
-        tree = self.method.deploy(state.tree, self.tensors(final if self.method.deploys_final else broadcast))
+        tensors = self.method.deploy(state.tensors, self.tensors(final if self.method.deploys_final else broadcast))
         test, classes = self._images.test, self.spec.classes
         judged, logits = (
-            (test, self._judge_held_out(tree, test)) if test is not None else self._cross_validate(tree, final)
+            (test, self._predict_held_out(tensors, test)) if test is not None else self._cross_validate(tensors, final)
         )
         labels, predicted = judged.labels, logits.argmax(1)
         low, high = wilson(int((predicted == labels).sum()), len(labels))
@@ -161,15 +161,15 @@ class Participant:
         training = _samples(self._images.train, classes)
         trained = Counter(sample.label for sample in training)
         facts = Facts.of(self.spec, self.node, round_, dict(sorted(trained.items())), metrics, history)
-        return Personal(facts, tree, _verdicts(judged, logits, classes), training)
+        return Personal(facts, tensors, _verdicts(judged, logits, classes), training)
 
-    def _cross_validate(self, deployed: Tree, final: Arrays) -> tuple[LabelledImages, np.ndarray]:
+    def _cross_validate(self, deployed: Tensors, final: Arrays) -> tuple[LabelledImages, np.ndarray]:
         """The training images, and logits [n, classes], each row by a model that was not trained on the image."""
         images, spec = self._images.train, self.spec
         if "classifier.weight" in final:
             spec = msgspec.structs.replace(spec, method="fedper", options=complete_options("fedper", {}))
             average = to_arrays(deployed) if self.method.deploys_final else final  # FedBN's is whole only as deployed
-            final = pick(average, ("encoder",))
+            final = select(average, ("encoder",))
         logits = np.empty((len(images.labels), len(self.spec.classes)), np.float32)
         for held_out in folds(images, min(_FOLDS, len(images.labels)), spec.seed):
             others = np.setdiff1d(np.arange(len(images.labels)), held_out)
@@ -178,24 +178,24 @@ class Participant:
             for round_ in range(min(_FOLD_ROUNDS, spec.rounds)):
                 state, _, _ = fold.contribute(state, final, round_)
                 state, _ = fold.refine(state, final, round_)
-            personal = fold.method.deploy(state.tree, self.tensors(final))
+            personal = fold.method.deploy(state.tensors, self.tensors(final))
             data = TrainingSet.of(images.take(held_out), self.spec.preprocessing, self._device)
-            logits[held_out] = self._judge(personal, data)
+            logits[held_out] = self._predict(personal, data)
         return images, logits
 
-    def _judge_held_out(self, personal: Tree, test: LabelledImages) -> np.ndarray:
+    def _predict_held_out(self, personal: Tensors, test: LabelledImages) -> np.ndarray:
         if self._held_out is None:
             torch.set_num_threads(self.spec.threads)
             data = TrainingSet.of(test, self.spec.preprocessing, self._device)
-            self._held_out = data.keep_seen(self.network, personal)
-        return self._judge(personal, self._held_out)
+            self._held_out = data.with_stem_output(self.network, personal)
+        return self._predict(personal, self._held_out)
 
-    def _judge(self, personal: Tree, data: TrainingSet) -> np.ndarray:
+    def _predict(self, personal: Tensors, data: TrainingSet) -> np.ndarray:
         torch.set_num_threads(self.spec.threads)
-        return judge(self.network, personal, data)
+        return predict(self.network, personal, data)
 
     def _run(
-        self, phases: tuple[Phase, ...], state: State, received: Tree, round_: int, stop: Callable[[], bool]
+        self, phases: tuple[Phase, ...], state: State, received: Tensors, round_: int, stop: Callable[[], bool]
     ) -> tuple[State, Metrics]:
         # OpenMP keeps the thread count per calling thread, and sums depend on it.
         torch.set_num_threads(self.spec.threads)
@@ -206,19 +206,19 @@ class Participant:
         return state, metrics
 
     def train(
-        self, phase: Phase, state: State, received: Tree, round_: int, stop: Callable[[], bool] = never
+        self, phase: Phase, state: State, received: Tensors, round_: int, stop: Callable[[], bool] = never
     ) -> tuple[State, Metrics]:
         """One phase of a stage."""
         data = self.training_set(received)
-        tree, moments, metrics = run_phase(
+        tensors, moments, metrics = run_phase(
             self.network, phase, *state, received, data, self.spec.training, self.seed(round_, phase), stop
         )
-        return State(tree, moments), metrics
+        return State(tensors, moments), metrics
 
-    def training_set(self, received: Tree) -> TrainingSet:
+    def training_set(self, received: Tensors) -> TrainingSet:
         """The training images; what a frozen stem makes of them is kept, unless they are varied."""
-        if self.data.seen is None and not self.spec.training.augment:
-            self.data = self.data.keep_seen(self.network, received)
+        if self.data.stem_output is None and not self.spec.training.augment:
+            self.data = self.data.with_stem_output(self.network, received)
         return self.data
 
     def seed(self, round_: int, phase: Phase) -> int:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Digest, Manifest, Option, Preprocessing, Round, Spec, Training
 from broker_config.storage import disk
-from trainer.models.network import Tree
+from trainer.models.network import Tensors
 
 _NAMED = 5  # folders that an error proposes
 _TENSORS, _FACTS = "personal.safetensors", "personal.json"
@@ -97,14 +97,14 @@ class Personal(NamedTuple):
     """A personal model."""
 
     facts: Facts
-    tree: Tree
+    tensors: Tensors
     verdicts: tuple[Verdict, ...] = ()
     training: tuple[Sample, ...] = ()
 
 
 def save(personal: Personal, folder: Path) -> None:
     """Write a personal model into `folder`. EdgeNodeError if the disk does not take it."""
-    tensors = {name: value.contiguous() for name, value in personal.tree.items()}
+    tensors = {name: value.contiguous() for name, value in personal.tensors.items()}
     with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         disk.replace(folder / _TENSORS, partial(save_file, tensors))

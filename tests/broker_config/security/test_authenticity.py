@@ -313,12 +313,12 @@ def test_a_meddling_broker_changes_no_byte_of_what_is_learnt(
     simulated = simulate(federation.spec, federation.first, {name: federation.images(name) for name in PLANTS})
     assert isinstance(outcome, Outcome)
     assert same(outcome.broadcast, simulated.broadcast)
-    assert all(same(federation.personal(name), to_arrays(simulated.models[name].tree)) for name in PLANTS)
+    assert all(same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)
     kinds = {type(decode_any(seen.payload[HEAD:])) for seen in meddler.seen if seen.payload.startswith(SEALED)}
     assert {Spec, RoundState, Contribution, Welcome, Accepted, Presence} <= kinds
     for name in PLANTS:  # and each model can show what it was made from, tensor by tensor
-        facts, tree, *_ = load(source := federation.folder / name / "model")
-        broadcast = Signer(authority.kit(name), days=9).check(facts, tree, source).broadcast
+        facts, tensors, *_ = load(source := federation.folder / name / "model")
+        broadcast = Signer(authority.kit(name), days=9).check(facts, tensors, source).broadcast
         check_broadcast(broadcast, authority.charter.coordinator.key)
         assert (broadcast.run, broadcast.round) == (federation.spec.run, 3)
 

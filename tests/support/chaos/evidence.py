@@ -38,7 +38,7 @@ def simulated(federation: Federation, plants: dict[str, Path]) -> Tensors:
     outcome = simulate(spec, broadcast, {name: load_images(spec, each) for name, each in plants.items()})
     found = {f"global/{name}": value.tobytes() for name, value in outcome.broadcast.items()}
     for node, model in outcome.models.items():
-        found |= {f"{node}/{name}": value.tobytes() for name, value in to_arrays(model.tree).items()}
+        found |= {f"{node}/{name}": value.tobytes() for name, value in to_arrays(model.tensors).items()}
     return found
 
 

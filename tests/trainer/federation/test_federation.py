@@ -57,7 +57,7 @@ def simulated(plants: dict[str, Path], method: str, *, rule: str = "mean", weigh
     outcome = simulate(spec, broadcast, {n: load_images(spec, folder) for n, folder in plants.items()})
     found = {f"global/{name}": value.tobytes() for name, value in outcome.broadcast.items()}
     for node, model in outcome.models.items():
-        found |= {f"{node}/{name}": value.tobytes() for name, value in to_arrays(model.tree).items()}
+        found |= {f"{node}/{name}": value.tobytes() for name, value in to_arrays(model.tensors).items()}
     return found
 
 

@@ -43,7 +43,7 @@ def test_a_sample_of_the_nodes_trains_each_round_with_the_same_bytes_as_in_the_s
     simulated = simulate(federation.spec, federation.first, {name: federation.images(name) for name in PLANTS})
     assert isinstance(outcome, Outcome)
     assert same(outcome.broadcast, simulated.broadcast)
-    assert all(same(federation.personal(name), to_arrays(simulated.models[name].tree)) for name in PLANTS)
+    assert all(same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)
     assert [len(each) for each in federation.contributors()] == [2] * 5
     assert set.union(*federation.contributors()) == set(PLANTS)
 
@@ -69,7 +69,7 @@ def test_a_coordinator_that_is_stopped_in_a_round_goes_on_in_it_and_nobody_train
     simulated = simulate(federation.spec, federation.first, {name: federation.images(name) for name in PLANTS})
     assert isinstance(outcome, Outcome)
     assert same(outcome.broadcast, simulated.broadcast)
-    assert all(same(federation.personal(name), to_arrays(simulated.models[name].tree)) for name in PLANTS)
+    assert all(same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)
 
 
 def test_a_deadline_closes_a_round_without_the_slow_and_they_catch_up_with_the_newest(

@@ -21,8 +21,8 @@ from broker_config.protocol.messages import Training
 from trainer.methods import make
 from trainer.methods.base import Batch, Method, Step
 from trainer.models.initial_weights import Shape
-from trainer.models.named_tensors import pick
-from trainer.models.network import Network, Tree
+from trainer.models.named_tensors import select
+from trainer.models.network import Network, Tensors
 from trainer.training.engine import run_phase
 from trainer.training.training_set import TrainingSet
 
@@ -51,11 +51,11 @@ class Toy(Network):
     def has_stem(self) -> bool:
         return False
 
-    def encode(self, tree: Tree, images: Tensor, *, prefix: str = "encoder", training: bool = False) -> Tensor:
-        return images.flatten(1) @ tree[f"{prefix}.weight"].T
+    def encode(self, tensors: Tensors, images: Tensor, *, prefix: str = "encoder", training: bool = False) -> Tensor:
+        return images.flatten(1) @ tensors[f"{prefix}.weight"].T
 
 
-def tree() -> Tree:
+def tensors() -> Tensors:
     values = {
         "encoder.weight": [[2.0]],
         "classifier.weight": [[1.0], [0.0]],
@@ -75,10 +75,10 @@ def method(**options: Any) -> Method:
 
 def gradients(step: Step) -> tuple[dict[str, Tensor], dict[str, float]]:
     """What the tensors under `step.trains` descend, and the reported metrics."""
-    network, values = Toy(), tree()
+    network, values = Toy(), tensors()
     batch = Batch(X, LABEL, network.encode(RECEIVED, X), RECEIVED)
     loss, metrics = step.loss(network, values, batch, network.encode)
-    moved = pick(values, step.trains)
+    moved = select(values, step.trains)
     found = torch.autograd.grad(loss, list(moved.values()))
     return dict(zip(moved, found, strict=True)), {name: float(value.detach()) for name, value in metrics.items()}
 
@@ -95,7 +95,7 @@ def test_stage_1_descends_equations_4_to_7(lam: float) -> None:
     found, metrics = gradients(step)
     agree(found, {"encoder.weight": [[-0.5 + lam * 0.25]], **C_GRADIENTS, **D_GRADIENTS})
     assert metrics == {"L_C": pytest.approx(math.log(2)), "L_D": pytest.approx(L_D, abs=1e-6)}
-    assert set(found) == set(tree()) - {"fusion"}
+    assert set(found) == set(tensors()) - {"fusion"}
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.1, 1.0])
@@ -137,14 +137,14 @@ def test_stage_2_descends_equations_9_to_11() -> None:
     assert set(found) == {"encoder.weight", "fusion", "classifier.weight", "classifier.bias"}
 
 
-def run_stage(method: Method, stage: int, batch_norm: str = "train") -> tuple[Tree, dict[str, float]]:
+def run_stage(method: Method, stage: int, batch_norm: str = "train") -> tuple[Tensors, dict[str, float]]:
     """One epoch on the one image. Adam's first step is its learning rate along each gradient's sign."""
     phases = (method.train, method.refine)[stage]
     data = TrainingSet(
         torch.full((1, 1, 1, 1), 255, dtype=torch.uint8), LABEL, torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
     )
     training = Training(learning_rate=1e-3, local_epochs=1, augment=False)
-    values = {name: value.detach() for name, value in tree().items()}
+    values = {name: value.detach() for name, value in tensors().items()}
     metrics: dict[str, float] = {}
     for phase in phases:
         values, _, measured = run_phase(Toy(), phase._replace(epochs=1), values, {}, RECEIVED, data, training, 0)
@@ -154,7 +154,7 @@ def run_stage(method: Method, stage: int, batch_norm: str = "train") -> tuple[Tr
 
 def test_the_engine_moves_each_tensor_along_its_gradient() -> None:
     after, metrics = run_stage(method(lam=0.1), 0)
-    before = tree()
+    before = tensors()
     for name, sign in {"encoder.weight": 1, "discriminator.0.weight": -1, "discriminator.1.bias": -1}.items():
         assert float((after[name] - before[name]).detach().flatten()[0]) == pytest.approx(sign * 1e-3, rel=1e-3)
     assert torch.equal(after["fusion"], before["fusion"])
@@ -186,7 +186,7 @@ def test_the_reported_loss_may_be_measured_after_training() -> None:
 
 
 def test_the_encoder_starts_from_the_global_one_or_carries_over() -> None:
-    own, received = tree(), {"encoder.weight": torch.tensor([[3.0]])}
+    own, received = tensors(), {"encoder.weight": torch.tensor([[3.0]])}
     assert float(method().receive(own, received)["encoder.weight"].detach()) == 3.0
     assert float(method(start="carry").receive(own, received)["encoder.weight"].detach()) == 2.0
     kept = method().receive(own, received)
@@ -194,12 +194,12 @@ def test_the_encoder_starts_from_the_global_one_or_carries_over() -> None:
 
 
 def test_only_the_encoder_leaves_the_node() -> None:
-    assert set(pick(tree(), method().sends({}))) == {"encoder.weight"}
+    assert set(select(tensors(), method().sends({}))) == {"encoder.weight"}
     assert method().measure({"L_C": 1.0, "L_D": 0.4}, 10) == 0.4
 
 
 def test_what_is_deployed_fuses_both_encoders() -> None:
-    personal = method().deploy({name: value.detach() for name, value in tree().items()}, RECEIVED)
+    personal = method().deploy({name: value.detach() for name, value in tensors().items()}, RECEIVED)
     assert set(personal) == {"encoder.weight", "received.weight", "classifier.weight", "classifier.bias", "fusion"}
-    logits = Toy().judge(personal, X)
+    logits = Toy().predict(personal, X)
     torch.testing.assert_close(logits, torch.tensor([[0.25, 0.0]]))

@@ -23,7 +23,7 @@ from tests.support.toy_federation import (
 )
 from trainer.methods.base import Sgd
 from trainer.methods.fednova import effective_steps
-from trainer.models.named_tensors import put_under
+from trainer.models.named_tensors import add_prefix
 
 
 def test_the_steps_above_are_those_that_the_other_tests_take() -> None:
@@ -42,7 +42,7 @@ def test_fedavg_averages_by_images_and_deploys_the_average() -> None:
     done = federate("fedavg")
     agree(done.broadcast, values(MEAN))
     agree(done.deployed("a"), values(MEAN))
-    agree(done.states["a"].tree, values(A))
+    agree(done.states["a"].tensors, values(A))
 
 
 def test_fedprox_draws_every_step_towards_the_received_model() -> None:
@@ -51,7 +51,7 @@ def test_fedprox_draws_every_step_towards_the_received_model() -> None:
     """
     agree(federate("fedprox", mu=1.0).broadcast, values(MEAN))
     done = federate("fedprox", mu=1.0, epochs=2)
-    agree(done.states["a"].tree, {"encoder.weight": [[2.0886256]], **values(descend(A, 0, pull=1))})
+    agree(done.states["a"].tensors, {"encoder.weight": [[2.0886256]], **values(descend(A, 0, pull=1))})
 
 
 def test_fedper_averages_the_encoder_and_deploys_what_the_node_has_trained() -> None:
@@ -59,7 +59,7 @@ def test_fedper_averages_the_encoder_and_deploys_what_the_node_has_trained() -> 
     agree(done.broadcast, {"encoder.weight": [[1.975]]})
     assert set(done.broadcast) == {"encoder.weight"}
     agree(done.deployed("a"), values(A))
-    after = federate("fedper", rounds=2).states["a"].tree
+    after = federate("fedper", rounds=2).states["a"].tensors
     agree(after, values(descend((1.975, *A[1:]), 0)))
 
 
@@ -92,13 +92,13 @@ def test_fedala_mixes_its_own_head_with_the_received_one() -> None:
     one_step = {"most_epochs": 1, "rounds": 2}
     agree(federate("fedala").deployed("a"), values(A))
     agree(federate("fedala").broadcast, values(MEAN))
-    agree(federate("fedala").states["a"].tree, {"mix.classifier.weight": [[1], [1]], "mix.classifier.bias": [1, 1]})
+    agree(federate("fedala").states["a"].tensors, {"mix.classifier.weight": [[1], [1]], "mix.classifier.bias": [1, 1]})
     for eta, weight, bias in ((1.0, 0.831817, 0.957422), (10.0, 0.0, 0.574220)):
-        tree = federate("fedala", eta=eta, **one_step).states["a"].tree
-        agree(tree, {"mix.classifier.weight": [[weight]] * 2, "mix.classifier.bias": [bias] * 2})
+        tensors = federate("fedala", eta=eta, **one_step).states["a"].tensors
+        agree(tensors, {"mix.classifier.weight": [[weight]] * 2, "mix.classifier.bias": [bias] * 2})
         c = (1.1 - 0.15 * weight, -0.1 + 0.15 * weight)
         b = (-1.95 - 0.075 * bias, -0.05 + 0.075 * bias)
-        agree(tree, values(descend((1.975, c, b), 0)))
+        agree(tensors, values(descend((1.975, c, b), 0)))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_fedbn_averages_all_but_the_normalisation_layers() -> None:
     # Round 2 starts from the average with the scale as it was left: f = 1.1 e, de = 1.1 df.
     f, c, b = descend((1.1 * MEAN[0], *MEAN[1:]), 0)
     e = MEAN[0] - 1.1 * (1.1 * MEAN[0] - f)
-    agree(federate("fedbn", rounds=2, begin={NORM: [1]}).states["a"].tree, values((e, c, b)))
+    agree(federate("fedbn", rounds=2, begin={NORM: [1]}).states["a"].tensors, values((e, c, b)))
 
 
 def test_scaffold_corrects_every_step_by_the_control_variates() -> None:
@@ -149,24 +149,26 @@ def test_scaffold_corrects_every_step_by_the_control_variates() -> None:
     of_a = {"encoder.weight": [[-0.5]], "classifier.weight": [[-1], [1]], "classifier.bias": [-0.5, 0.5]}
     of_b = {"encoder.weight": [[0]], "classifier.weight": [[0], [0]], "classifier.bias": [0.119203, -0.119203]}
     c = {name: (np.array(of_a[name]) + np.array(of_b[name])) / 2 for name in of_a}
-    agree(first.states["a"].tree, put_under("control", of_a))
-    agree(first.states["b"].tree, put_under("control", of_b))
-    agree(first.broadcast, put_under("control", c))
+    agree(first.states["a"].tensors, add_prefix("control", of_a))
+    agree(first.states["b"].tensors, add_prefix("control", of_b))
+    agree(first.broadcast, add_prefix("control", c))
 
     second = federate("scaffold", rounds=2, plants=plants, rate=RATE)
     plain = values(descend(middle, 0))
-    agree(second.states["a"].tree, {n: plain[n] - RATE * (c[n] - np.array(of_a[n])) for n in c})
-    agree(second.states["b"].tree, {"encoder.weight": [[2.05]]})
+    agree(second.states["a"].tensors, {n: plain[n] - RATE * (c[n] - np.array(of_a[n])) for n in c})
+    agree(second.states["b"].tensors, {"encoder.weight": [[2.05]]})
     gradient = {n: (values(middle)[n] - plain[n]) / RATE for n in plain}
-    np.testing.assert_allclose(second.states["a"].tree["control.encoder.weight"], gradient["encoder.weight"], atol=1e-5)
-    half = second.states["a"].tree["control.encoder.weight"] / 2  # b's is 0
+    np.testing.assert_allclose(
+        second.states["a"].tensors["control.encoder.weight"], gradient["encoder.weight"], atol=1e-5
+    )
+    half = second.states["a"].tensors["control.encoder.weight"] / 2  # b's is 0
     np.testing.assert_allclose(second.broadcast["control.encoder.weight"], half, atol=1e-5)
 
 
 def test_scaffolds_control_is_the_mean_of_the_gradients_of_several_steps() -> None:
     """(x - y) / (steps * rate) after two steps at a: (2 - 2.0936256) / 0.2."""
     done = federate("scaffold", rate=RATE, epochs=2)
-    agree(done.states["a"].tree, {"control.encoder.weight": [[-0.468128]]})
+    agree(done.states["a"].tensors, {"control.encoder.weight": [[-0.468128]]})
 
 
 def test_scaffolds_control_moves_by_the_share_of_the_plants_that_contributed() -> None:
@@ -184,7 +186,7 @@ def test_fednova_weighs_gradients_instead_of_steps() -> None:
     FedAvg of the same would be (2.05 + 3 * 1.895545) / 4 = 1.934159.
     """
     done = federate("fednova", training={"batch_size": 2}, rate=RATE, momentum=0.5)
-    agree(done.states["b"].tree, {"encoder.weight": [[1.895545]], "steps": 2.5})
+    agree(done.states["b"].tensors, {"encoder.weight": [[1.895545]], "steps": 2.5})
     agree(done.broadcast, {"encoder.weight": [[1.959972]]})
     assert (effective_steps(1, 0.9), effective_steps(7, 0.0)) == (pytest.approx(1), 7)
 
@@ -208,7 +210,7 @@ def test_fenda_joins_an_exchanged_encoder_with_a_private_one() -> None:
     of_a = {"encoder.weight": [[2.0125]], "received.weight": [[2.025]]}
     of_a |= {"classifier.weight": [[0.6, 0.35], [-0.1, -0.1]], "classifier.bias": [-1.45, -0.05]}
     agree(done.deployed("a"), of_a)
-    logits = Toy().judge(done.deployed("a"), torch.ones(1, 3, 1, 1))
+    logits = Toy().predict(done.deployed("a"), torch.ones(1, 3, 1, 1))
     agree({"logits": logits}, {"logits": [[0.6 * 2.025 + 0.35 * 2.0125 - 1.45, -0.1 * (2.025 + 2.0125) - 0.05]]})
 
 

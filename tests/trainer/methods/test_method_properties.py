@@ -19,7 +19,7 @@ from trainer.federation.server.aggregation import FixedPointSum
 from trainer.federation.server.spec import Request, draft
 from trainer.methods import METHODS, complete_options, make
 from trainer.models.initial_weights import Shape
-from trainer.models.named_tensors import Arrays, pick, take_from
+from trainer.models.named_tensors import Arrays, select, strip_prefix
 from trainer.models.network import Network, to_arrays, to_tensors
 from trainer.training import participant
 from trainer.training.engine import run_phase
@@ -80,7 +80,7 @@ def one_round(case: str) -> Simulated:
 def same(one: Simulated, other: Simulated) -> bool:
     """Whether all tensors of two runs are the same, bit for bit."""
     return equal(one.broadcast, other.broadcast) and all(
-        equal(to_arrays(one.models[name].tree), to_arrays(other.models[name].tree)) for name in one.models
+        equal(to_arrays(one.models[name].tensors), to_arrays(other.models[name].tensors)) for name in one.models
     )
 
 
@@ -104,7 +104,7 @@ def test_what_leaves_a_node_is_what_the_method_declares_and_stage_2_does_not_cha
     spec, broadcast = drafted(case)
     participant = Participant(spec, "plant-1", shares()["plant-1"])
     state, contributed, _ = participant.contribute(participant.start(broadcast), broadcast, 1)
-    declared = pick(spec.tensors, spec.sends)
+    declared = select(spec.tensors, spec.sends)
     assert {name: value.shape for name, value in contributed.tensors.items()} == {
         n: s.shape for n, s in declared.items()
     }
@@ -118,12 +118,12 @@ def test_training_leaves_the_state_it_was_given_as_it_was(case: str) -> None:
     spec, broadcast = drafted(case)
     participant = Participant(spec, "plant-1", shares()["plant-1"])
     state = participant.start(broadcast)
-    before = to_arrays(state.tree)
+    before = to_arrays(state.tensors)
     after, _, _ = participant.contribute(state, broadcast, 1)
-    assert equal(before, to_arrays(state.tree))
-    between = to_arrays(after.tree), to_arrays(after.moments)
+    assert equal(before, to_arrays(state.tensors))
+    between = to_arrays(after.tensors), to_arrays(after.moments)
     participant.refine(after, broadcast, 1)
-    assert equal(between[0], to_arrays(after.tree))
+    assert equal(between[0], to_arrays(after.tensors))
     assert equal(between[1], to_arrays(after.moments))
 
 
@@ -142,7 +142,7 @@ def test_a_state_survives_the_disk_between_any_two_stages(case: str, tmp_path: P
         straight, _ = participant.refine(straight, broadcast, round_)
         interrupted, _, _ = participant.contribute(through_disk(interrupted), broadcast, round_)
         interrupted, _ = participant.refine(through_disk(interrupted), broadcast, round_)
-    assert equal(to_arrays(straight.tree), to_arrays(interrupted.tree))
+    assert equal(to_arrays(straight.tensors), to_arrays(interrupted.tensors))
     assert equal(to_arrays(straight.moments), to_arrays(interrupted.moments))
 
 
@@ -150,7 +150,7 @@ def test_a_state_survives_the_disk_between_any_two_stages(case: str, tmp_path: P
 def test_a_personal_model_judges_images_and_is_measured(case: str) -> None:
     network = Network("small", len(CLASSES))
     for model in plain(case).models.values():
-        logits = network.judge(model.tree, torch.zeros(2, 3, 16, 16))
+        logits = network.predict(model.tensors, torch.zeros(2, 3, 16, 16))
         assert logits.shape == (2, 3)
         assert 0 <= model.facts.metrics["accuracy_low"] <= model.facts.metrics["accuracy"] <= 1
         assert [line["round"] for line in model.facts.history] == [1, 2]
@@ -160,7 +160,7 @@ def test_a_personal_model_judges_images_and_is_measured(case: str) -> None:
 def test_a_method_differs_from_fedavg_after_one_round(case: str) -> None:
     """In the model that is deployed, at every node."""
     for other, mine in zip(one_round("fedavg").models.values(), one_round(case).models.values(), strict=True):
-        assert not equal(pick(to_arrays(other.tree), ("encoder",)), pick(to_arrays(mine.tree), ("encoder",)))
+        assert not equal(select(to_arrays(other.tensors), ("encoder",)), select(to_arrays(mine.tensors), ("encoder",)))
 
 
 def test_federated_nodes_receive_from_each_other_and_local_ones_do_not() -> None:
@@ -168,7 +168,7 @@ def test_federated_nodes_receive_from_each_other_and_local_ones_do_not() -> None
     changed = {**shares(), "plant-3": Images(images(77), images(177))}
     for case in CASES:
         mine, theirs = plain(case), run(case, nodes=changed)
-        untouched = equal(to_arrays(mine.models["plant-1"].tree), to_arrays(theirs.models["plant-1"].tree))
+        untouched = equal(to_arrays(mine.models["plant-1"].tensors), to_arrays(theirs.models["plant-1"].tensors))
         # Carried over, E_k is touched only through the discriminator's and the fusion's view of E_G.
         assert untouched == (case == "local"), case
 
@@ -201,7 +201,7 @@ def resnet_round(method: str, mode: str = "train") -> Contributed:
     request = Request(method, model="resnet18", weights="none", size=32, rounds=1, training=training)
     spec, broadcast = draft(request, federation="test", classes=CLASSES, nodes=2)
     made = make(method, spec.training, spec.options)
-    sums = FixedPointSum(pick(spec.tensors, spec.sends), 2, made.weight_cap)
+    sums = FixedPointSum(select(spec.tensors, spec.sends), 2, made.weight_cap)
     states, sent = [], []
     for seed, count in ((1, 6), (2, 3)):
         few = images(seed, count)
@@ -220,7 +220,7 @@ def test_batch_norm_statistics_are_averaged_with_the_weights(method: str) -> Non
     done = resnet_round(method)
     share = {"scaffold": 1 / 2, "afedcl": None}.get(method, 2 / 3)
     for name in (MEAN, VARIANCE):
-        one, other = (state.tree[name].numpy() for state in done.states)
+        one, other = (state.tensors[name].numpy() for state in done.states)
         assert not np.allclose(one, other)
         between = done.average[name]
         assert ((between >= np.minimum(one, other) - 1e-6) & (between <= np.maximum(one, other) + 1e-6)).all()
@@ -232,12 +232,12 @@ def test_batch_norm_statistics_are_averaged_with_the_weights(method: str) -> Non
 def test_fedbn_keeps_statistics_and_parameters_of_batch_norm_at_the_node() -> None:
     done = resnet_round("fedbn")
     layer = MEAN.removesuffix(".running_mean")
-    private = pick(done.broadcast, (layer,))
+    private = select(done.broadcast, (layer,))
     assert set(private) == {f"{layer}.{name}" for name in ("weight", "bias", "running_mean", "running_var")}
     for name, value in private.items():
         assert name not in done.sent[0]
         np.testing.assert_array_equal(done.average[name], value)
-        assert not np.array_equal(done.states[0].tree[name].numpy(), value)
+        assert not np.array_equal(done.states[0].tensors[name].numpy(), value)
     assert MOVED in done.sent[0]
 
 
@@ -253,12 +253,12 @@ def test_a_phase_that_leaves_the_encoder_alone_leaves_its_batch_norm_statistics_
     training = Training(local_epochs=1)
     (found,) = [each for each in make(method, training, {}).train if each.name == phase]
     done = resnet_round(method)
-    tree = done.states[0].tree
+    tensors = done.states[0].tensors
     few = images(1)
     data = TrainingSet.of(few._replace(images=few.images.repeat(2, 1).repeat(2, 2)), Preprocessing(size=32))
-    after, _, _ = run_phase(Network("resnet18", 3), found, tree, {}, to_tensors(done.average), data, training, 0)
-    assert equal(pick(to_arrays(tree), ("encoder",)), pick(to_arrays(after), ("encoder",)))
-    assert not equal(to_arrays(tree), to_arrays(after))
+    after, _, _ = run_phase(Network("resnet18", 3), found, tensors, {}, to_tensors(done.average), data, training, 0)
+    assert equal(select(to_arrays(tensors), ("encoder",)), select(to_arrays(after), ("encoder",)))
+    assert not equal(to_arrays(tensors), to_arrays(after))
 
 
 # Few images
@@ -270,7 +270,7 @@ def test_a_node_with_two_images_trains_on_both(case: str) -> None:
     spec, broadcast = drafted(case, batch_size=32, local_epochs=1)
     participant = Participant(spec, "plant-1", Images(images(1, 2), None))
     state, contributed, metrics = participant.contribute(participant.start(broadcast), broadcast, 1)
-    assert not equal(pick(to_arrays(state.tree), ("encoder",)), pick(broadcast, ("encoder",)))
+    assert not equal(select(to_arrays(state.tensors), ("encoder",)), select(broadcast, ("encoder",)))
     assert all(np.isfinite(value) for value in metrics.values())
     assert make(spec.method, spec.training, spec.options).weigh(contributed.weight) > 0
 
@@ -280,24 +280,24 @@ def test_no_fold_is_judged_by_a_head_that_has_seen_it(case: str, monkeypatch: py
     """A classifier that was shared has learnt from every image: each fold has one that was drawn anew."""
     judged: list[Arrays] = []
 
-    def judge(network: Network, tree: Any, data: TrainingSet) -> np.ndarray:
-        judged.append(to_arrays(tree))
+    def record(network: Network, tensors: Any, data: TrainingSet) -> np.ndarray:
+        judged.append(to_arrays(tensors))
         return np.zeros((len(data.labels), len(CLASSES)), np.float32)
 
-    monkeypatch.setattr(participant, "judge", judge)
+    monkeypatch.setattr(participant, "predict", record)
     spec, broadcast = drafted(case, local_epochs=1)
     spec = msgspec.structs.replace(spec, rounds=1)
     few = {name: Images(share.train.take(np.arange(4)), None) for name, share in shares(2).items()}
     outcome = simulate(spec, broadcast, few)
     assert len(judged) == 2 * 4
-    for tree in judged:
+    for tensors in judged:
         shared = outcome.broadcast.get("classifier.bias", np.full(3, np.inf))
-        assert np.abs(tree["classifier.bias"] - shared).max() > 0.01  # Adam's one step is 0.001
+        assert np.abs(tensors["classifier.bias"] - shared).max() > 0.01  # Adam's one step is 0.001
 
 
 def test_cross_validation_gives_each_image_its_own_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     """With an oracle in the model's place every verdict is right, whatever the order of the folds."""
-    monkeypatch.setattr(participant, "judge", lambda network, tree, data: np.eye(3)[data.labels])
+    monkeypatch.setattr(participant, "predict", lambda network, tensors, data: np.eye(3)[data.labels])
     spec, broadcast = drafted("local")
     model = simulate(spec, broadcast, {"plant-1": Images(images(1, 12), None)}).models["plant-1"]
     assert [verdict.digest for verdict in model.verdicts] == list(images(1, 12).digests)
@@ -378,14 +378,14 @@ def test_options_from_a_command_line_are_read_as_their_type() -> None:
 
 
 def test_a_personal_tree_keeps_the_received_encoder_apart() -> None:
-    tree = next(iter(run("afedcl").models.values())).tree
-    assert take_from("received", tree).keys() == take_from("encoder", tree).keys()
+    tensors = next(iter(run("afedcl").models.values())).tensors
+    assert strip_prefix("received", tensors).keys() == strip_prefix("encoder", tensors).keys()
 
 
 def test_training_that_diverges_says_so() -> None:
     spec, broadcast = drafted("afedcl")
     participant = Participant(spec, "plant-1", shares()["plant-1"])
     state = participant.start(broadcast)
-    state.tree["classifier.bias"].fill_(float("inf"))
+    state.tensors["classifier.bias"].fill_(float("inf"))
     with pytest.raises(EdgeNodeError, match="L_C is nan"):
         participant.contribute(state, broadcast, 1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.models import backbones, fast_kernels
-from trainer.models.named_tensors import put_under, trainable
+from trainer.models.named_tensors import add_prefix, is_trainable
 from trainer.models.network import Network
 
 MODELS = ("mobilenet_v2", "resnet18", "resnet50", "small")
@@ -39,7 +39,7 @@ def made(model: str) -> nn.Module:
 
 def tree_of(built: nn.Module) -> dict[str, Tensor]:
     state = {name: value.clone() for name, value in built.state_dict().items()}
-    return {name: value.requires_grad_(trainable(name)) for name, value in put_under("encoder", state).items()}
+    return {name: value.requires_grad_(is_trainable(name)) for name, value in add_prefix("encoder", state).items()}
 
 
 def images(count: int, size: int, dtype: torch.dtype) -> Tensor:
@@ -64,17 +64,17 @@ def images(count: int, size: int, dtype: torch.dtype) -> Tensor:
 def test_features_gradients_and_statistics_are_the_modules(model: str, size: int, training: bool) -> None:
     """In double precision: ReLU's kinks blow up the rounding of single precision."""
     built = encoder(model).train(training).double()
-    tree, batch = tree_of(built), images(3, size, torch.float64)
+    tensors, batch = tree_of(built), images(3, size, torch.float64)
     theirs = built(batch)
-    mine = Network(model, 3).encode(tree, batch, training=training)
+    mine = Network(model, 3).encode(tensors, batch, training=training)
     torch.testing.assert_close(mine, theirs)
     direction = torch.randn(theirs.shape, generator=torch.Generator().manual_seed(2))
     theirs.backward(direction)
     mine.backward(direction)
     for name, value in built.named_parameters():
-        torch.testing.assert_close(tree[f"encoder.{name}"].grad, value.grad, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(tensors[f"encoder.{name}"].grad, value.grad, rtol=1e-6, atol=1e-9)
     for name, value in built.named_buffers():
-        torch.testing.assert_close(tree[f"encoder.{name}"], value)
+        torch.testing.assert_close(tensors[f"encoder.{name}"], value)
 
 
 @models
@@ -109,5 +109,5 @@ def clipped(x: Tensor, ceiling: float | None) -> Tensor:
 
 
 def test_a_frozen_encoder_is_left_without_gradients() -> None:
-    tree = {name: value.detach() for name, value in tree_of(encoder("mobilenet_v2")).items()}
-    assert not Network("mobilenet_v2", 3).encode(tree, images(2, 32, torch.float32)).requires_grad
+    tensors = {name: value.detach() for name, value in tree_of(encoder("mobilenet_v2")).items()}
+    assert not Network("mobilenet_v2", 3).encode(tensors, images(2, 32, torch.float32)).requires_grad

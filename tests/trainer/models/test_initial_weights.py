@@ -40,10 +40,10 @@ def bare(encoder: Arrays) -> Arrays:
 @models
 def test_a_backbones_feature_vector_is_as_wide_as_promised(model: str) -> None:
     network = Network(model, 3)
-    tree = to_tensors(initial_encoder(model, "none", 0))
-    network.check(tree, "a drawn encoder")
+    tensors = to_tensors(initial_encoder(model, "none", 0))
+    network.check(tensors, "a drawn encoder")
     with torch.no_grad():
-        features = network.encode(tree, network.stem(tree, torch.rand(2, 3, 64, 64)))
+        features = network.encode(tensors, network.apply_stem(tensors, torch.rand(2, 3, 64, 64)))
     assert features.shape == (2, FEATURES[model]) == (2, network.shape.features)
     assert features.isfinite().all()
     assert not torch.equal(features[0], features[1])
@@ -181,18 +181,18 @@ def test_a_file_of_another_model_is_refused_at_once(model: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("difference", ["another model", "a tensor missing", "a tensor too many", "another shape"])
 def test_a_network_refuses_an_encoder_that_is_not_its_own_and_names_a_tensor(difference: str) -> None:
-    tree = to_tensors(initial_encoder("small", "none", 0))
+    tensors = to_tensors(initial_encoder("small", "none", 0))
     match difference:
         case "another model":
-            tree = to_tensors(initial_encoder("resnet18", "none", 0))
+            tensors = to_tensors(initial_encoder("resnet18", "none", 0))
         case "a tensor missing":
-            del tree["encoder.features.3.bias"]
+            del tensors["encoder.features.3.bias"]
         case "a tensor too many":
-            tree["encoder.features.99.bias"] = torch.zeros(1)
+            tensors["encoder.features.99.bias"] = torch.zeros(1)
         case "another shape":
-            tree["encoder.features.3.bias"] = torch.zeros(31)
+            tensors["encoder.features.3.bias"] = torch.zeros(31)
     with pytest.raises(UsageError, match="the broadcast does not fit the model") as caught:
-        Network("small", 3).check(tree, "the broadcast")
+        Network("small", 3).check(tensors, "the broadcast")
     expected = {
         "another model": "encoder.bn1.bias is (64,), the model has no such tensor",
         "a tensor missing": "encoder.features.3.bias is missing, the model has (32,)",

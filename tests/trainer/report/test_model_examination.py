@@ -26,17 +26,17 @@ def personal(model: str, *, fused: bool) -> tuple[Network, dict[str, torch.Tenso
 @pytest.mark.parametrize("fused", [False, True], ids=["one encoder", "two encoders, fused"])
 @pytest.mark.parametrize("model", ["small", "mobilenet_v2", "resnet18"])
 def test_logits_are_linear_in_what_a_personal_model_sees(model: str, fused: bool) -> None:
-    network, tree = personal(model, fused=fused)
+    network, tensors = personal(model, fused=fused)
     images = torch.randn((2, 3, 64, 64), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        features, logits = network.see(tree, images), network.judge(tree, images)
-    assert torch.allclose(network.linear(tree, "classifier", features), logits, rtol=1e-4, atol=1e-4)
+        features, logits = network.features(tensors, images), network.predict(tensors, images)
+    assert torch.allclose(network.linear(tensors, "classifier", features), logits, rtol=1e-4, atol=1e-4)
 
 
 class Corner:
     """A network whose first class is the brightness of the upper right corner, and whose second is nothing."""
 
-    def judge(self, _: object, images: torch.Tensor) -> torch.Tensor:
+    def predict(self, _: object, images: torch.Tensor) -> torch.Tensor:
         corner = images[:, 0, :8, -8:].mean((1, 2))
         return torch.stack([corner, torch.zeros_like(corner)], 1)
 

@@ -12,7 +12,7 @@ from tests.trainer.methods.test_method_properties import CASES, CLASSES, drafted
 from trainer.data.class_folders import Images
 from trainer.federation.server.spec import Request, draft
 from trainer.methods.base import Metrics
-from trainer.models.named_tensors import Arrays, put_under, trainable
+from trainer.models.named_tensors import Arrays, add_prefix, is_trainable
 from trainer.models.network import to_arrays
 from trainer.training import batched_engine
 from trainer.training.participant import Participant
@@ -40,7 +40,7 @@ def train(spec: Spec, broadcast: Arrays, nodes: dict[str, Images], most: int) ->
             stage_2 = group.refine([state for state, _, _ in stage_1], broadcast, round_)
             states = [state for state, _ in stage_2]
         for name, (_, sent, first), (state, second) in zip(group.nodes, stage_1, stage_2, strict=True):
-            tensors = {**to_arrays(state.tree), **put_under("sent", sent.tensors)}
+            tensors = {**to_arrays(state.tensors), **add_prefix("sent", sent.tensors)}
             ended[name] = Ended(tensors, {**first, **second, "weight": sent.weight})
     return ended
 
@@ -87,7 +87,7 @@ def test_a_federation_of_unequal_nodes_ends_with_the_same_average_and_verdicts()
     spec, broadcast = drafted("afedcl")
     nodes = {f"plant-{k}": Images(images(k, count), images(k + 100)) for k, count in enumerate((6, 7, 6))}
     plain, together = (simulate(spec, broadcast, nodes, engine=Engine(kind)) for kind in ("plain", "batched"))
-    for name in filter(trainable, broadcast):
+    for name in filter(is_trainable, broadcast):
         np.testing.assert_allclose(together.broadcast[name], plain.broadcast[name], rtol=1e-3, atol=1e-5)
     assert plain.models.keys() == together.models.keys()
     for name, model in plain.models.items():

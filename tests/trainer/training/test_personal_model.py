@@ -45,15 +45,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_tensors_and_facts_are_read_back_exactly(folder: Path) -> None:
-    facts, tree, *_ = personal_model.load(folder)
+    facts, tensors, *_ = personal_model.load(folder)
     assert facts == FACTS
-    assert tree.keys() == TREE.keys()
-    assert all(torch.equal(tree[name], value) for name, value in TREE.items())
+    assert tensors.keys() == TREE.keys()
+    assert all(torch.equal(tensors[name], value) for name, value in TREE.items())
 
 
 def test_saving_again_replaces_what_was_there(folder: Path) -> None:
     personal_model.save(Personal(FACTS, {"fusion": torch.tensor(0.5)}), folder)
-    assert personal_model.load(folder).tree == {"fusion": torch.tensor(0.5)}
+    assert personal_model.load(folder).tensors == {"fusion": torch.tensor(0.5)}
 
 
 def test_facts_are_read_without_the_tensors(folder: Path) -> None:

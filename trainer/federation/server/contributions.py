@@ -12,7 +12,7 @@ from broker_config.protocol.messages import Spec
 from trainer.federation.server.aggregation import FixedPointSum
 from trainer.federation.server.robust_rules import Source, aggregate
 from trainer.methods.base import Method
-from trainer.models.named_tensors import Arrays, pick
+from trainer.models.named_tensors import Arrays, select
 
 
 class Contributions:
@@ -20,7 +20,7 @@ class Contributions:
 
     def __init__(self, spec: Spec, method: Method):
         self._spec, self._method = spec, method
-        self._sums = FixedPointSum(pick(spec.tensors, spec.sends), spec.nodes, method.weight_cap)
+        self._sums = FixedPointSum(select(spec.tensors, spec.sends), spec.nodes, method.weight_cap)
         self._sources: dict[str, Source] = {}
         self._relayed: dict[str, Arrays] = {}  # by node
 
@@ -51,7 +51,7 @@ class Contributions:
     def aggregate(self, broadcast: Arrays, absent: Collection[str] = ()) -> Arrays:
         """The broadcast that follows this one; `absent` were to contribute to the round and have not."""
         rule = self._spec.aggregation
-        sent = pick(broadcast, self._spec.sends)
+        sent = select(broadcast, self._spec.sends)
         combined = self._sums.mean() if rule.rule == "mean" else aggregate(rule, self._sources, sent)
         following = self._method.finish(broadcast, combined, len(self._sources) / self._spec.nodes)
         relay = self._method.relay

@@ -20,7 +20,7 @@ from trainer.federation.server.contributions import Contributions
 from trainer.federation.server.journal import Blob, ContributionTotal, Journal, Run
 from trainer.federation.server.robust_rules import RULES, InMemory, OnDisk, Source
 from trainer.methods import make
-from trainer.models.named_tensors import Arrays, pick
+from trainer.models.named_tensors import Arrays, select
 
 
 class Ledger:
@@ -101,7 +101,7 @@ class Ledger:
         self.broadcast_blob = run.broadcast
         self.identities, self.finished, self.sessions = dict(run.members), set(run.finished), run.sessions
         self._method = make(spec.method, spec.training, spec.options)
-        self._sent = {**pick(spec.tensors, spec.sends), **spec.relays}
+        self._sent = {**select(spec.tensors, spec.sends), **spec.relays}
         self._gone, self._drawn = {*gone}, {*run.drawn} - {*gone}
         self._largest = encoded_size(self._sent)  # bytes of a contribution's blob
         self.store.purge({run.broadcast.digest, *(each.digest for each in contributions if each.digest)}, arriving=True)

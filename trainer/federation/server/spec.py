@@ -17,7 +17,7 @@ from trainer.methods import allowed, complete_options, make
 from trainer.methods.base import Method
 from trainer.models.catalogue import FEATURES, SIZES
 from trainer.models.initial_weights import Shape, initial_encoder, suited_weights
-from trainer.models.named_tensors import Arrays, frozen, pick, without_frozen
+from trainer.models.named_tensors import Arrays, is_frozen, select, without_frozen
 from trainer.training.seeding import generator
 
 
@@ -157,8 +157,8 @@ def _size(request: Request) -> int:
 
 def _without_frozen(sends: tuple[str, ...], broadcast: Arrays) -> tuple[str, ...]:
     """What nodes send, less the tensors that they cannot have changed."""
-    sent = pick(broadcast, sends)
-    return tuple(without_frozen(sent)) if any(map(frozen, sent)) else sends
+    sent = select(broadcast, sends)
+    return tuple(without_frozen(sent)) if any(map(is_frozen, sent)) else sends
 
 
 def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:

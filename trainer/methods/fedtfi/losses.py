@@ -11,27 +11,27 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.methods.fedtfi.options import Options
-    from trainer.models.network import Network, Tree
+    from trainer.models.network import Network, Tensors
 
 
 def triplet(options: Options) -> Loss:
     """L_C of the maps as they are + lambda L_T; without patches to put into them, L_C alone."""
 
-    def loss(network: Network, tree: Tree, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
         import torch  # noqa: PLC0415  (the coordinator has none)
 
-        maps = network.part("project", tree, batch.images)
+        maps = network.part("project", tensors, batch.images)
         drawn = _draw(options, maps, batch, (True, False))
         there = drawn[0][1] & drawn[1][1] if drawn else batch.labels < 0
         patched = there.float().mean()
         if not there.any():
-            plain, reported = classification(network, tree, batch, encode)
+            plain, reported = classification(network, tensors, batch, encode)
             return plain, {**reported, "L_T": torch.zeros_like(plain), PATCHED: patched}
         positives, negatives = (changed[there] for changed, _ in drawn)
-        embedded, features = _embed(network, tree, torch.cat([maps, positives, negatives]), len(maps))
+        embedded, features = _embed(network, tensors, torch.cat([maps, positives, negatives]), len(maps))
         positive, negative = embedded[len(maps) :].chunk(2)
         apart = gaps(embedded[: len(maps)][there], positive, negative, options.margin).mean()
-        entropy = network.cross_entropy(network.linear(tree, "classifier", features), batch.labels)
+        entropy = network.cross_entropy(network.linear(tensors, "classifier", features), batch.labels)
         return entropy + options.lam * apart, {"L_C": entropy, "L_T": apart, PATCHED: patched}
 
     return loss
@@ -40,16 +40,16 @@ def triplet(options: Options) -> Loss:
 def mixed(options: Options) -> Loss:
     """L_C of maps with patches of the same label put into them, where there are any."""
 
-    def loss(network: Network, tree: Tree, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
-        maps = network.part("project", tree, batch.images)
+    def loss(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
+        maps = network.part("project", tensors, batch.images)
         drawn = _draw(options, maps, batch, (True,))
         if not drawn:
-            plain, reported = classification(network, tree, batch, encode)
+            plain, reported = classification(network, tensors, batch, encode)
             return plain, {**reported, PATCHED: plain.new_zeros(())}
         ((changed, there),) = drawn
         maps = changed.where(there[:, None, None, None], maps)
-        _, features = _embed(network, tree, maps, len(maps))
-        entropy = network.cross_entropy(network.linear(tree, "classifier", features), batch.labels)
+        _, features = _embed(network, tensors, maps, len(maps))
+        entropy = network.cross_entropy(network.linear(tensors, "classifier", features), batch.labels)
         return entropy, {"L_C": entropy, PATCHED: there.float().mean()}
 
     return loss
@@ -72,10 +72,10 @@ def _draw(options: Options, maps: Tensor, batch: Batch, same: tuple[bool, ...]) 
     return [(interpolate(maps, patches, items, cells), items.there) for items in drawn]
 
 
-def _embed(network: Network, tree: Tree, maps: Tensor, anchors: int) -> tuple[Tensor, Tensor]:
+def _embed(network: Network, tensors: Tensors, maps: Tensor, anchors: int) -> tuple[Tensor, Tensor]:
     """F of all maps, TEL's output token or else the features, and the features of the first `anchors`."""
-    if any(name.startswith("encoder.tel.") for name in tree):
-        token, tokens = network.part("tel", tree, maps)
-        return token, network.part("encoding", tree, tokens[:anchors])
-    features = network.part("encoding", tree, network.part("patches", tree, maps))
+    if any(name.startswith("encoder.tel.") for name in tensors):
+        token, tokens = network.part("tel", tensors, maps)
+        return token, network.part("encoding", tensors, tokens[:anchors])
+    features = network.part("encoding", tensors, network.part("patches", tensors, maps))
     return features, features[:anchors]

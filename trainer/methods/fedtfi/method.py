@@ -14,7 +14,7 @@ from trainer.methods.fedavg import fedavg
 from trainer.methods.fedtfi import losses, patch_bank, patches
 from trainer.methods.fedtfi.options import Options
 from trainer.models.initial_weights import Shape
-from trainer.models.named_tensors import Arrays, pick
+from trainer.models.named_tensors import Arrays, select
 
 _MOST = 1 << 26  # bytes of patches in a contribution or a broadcast: the coordinator has those of all nodes in memory
 
@@ -26,7 +26,7 @@ def fedtfi(training: Training, options: Options) -> Method:
         train=(plain_phase(training, options.epochs, loss)._replace(draws=True),),
         init_server=lambda encoder, shape, random: _begin(options, encoder, shape, random),
         admit=patch_bank.without_own,
-        receive=lambda own, received: pick({**own, **received}, WHOLE),
+        receive=lambda own, received: select({**own, **received}, WHOLE),
         relay=Relay(
             shapes=lambda broadcast: _shapes(options, broadcast),
             make=lambda network, received, data, random: patches.make(network, received, data, random, options),
@@ -39,7 +39,7 @@ def fedtfi(training: Training, options: Options) -> Method:
 
 
 def _begin(options: Options, encoder: Arrays, shape: Shape, random: np.random.Generator) -> Arrays:
-    if not all(pick(encoder, (part,)) for part in ("encoder.project", "encoder.encoding")):
+    if not all(select(encoder, (part,)) for part in ("encoder.project", "encoder.encoding")):
         raise UsageError(
             "fedtfi exchanges patches of feature maps, and this model has none of FedTFI's",
             "take --model fedtfi_small or another model of FedTFI's, or another --method",

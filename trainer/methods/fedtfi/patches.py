@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
     from trainer.methods.fedtfi.options import Options
-    from trainer.models.network import Network, Tree
+    from trainer.models.network import Network, Tensors
     from trainer.training.training_set import TrainingSet
 
 
-def make(network: Network, received: Tree, data: TrainingSet, random: np.random.Generator, options: Options) -> Arrays:
+def make(
+    network: Network, received: Tensors, data: TrainingSet, random: np.random.Generator, options: Options
+) -> Arrays:
     """What a node sends: `quota` patches from maps of the received encoder, or none where no label is to be shown."""
     labels = data.labels.cpu().numpy()
     rows = mixtures(labels, options.quota, options.mix, random)
@@ -37,12 +39,12 @@ def make(network: Network, received: Tree, data: TrainingSet, random: np.random.
     return {patch_bank.VALUES: values, patch_bank.LABELS: shown}
 
 
-def _maps_of(network: Network, received: Tree, data: TrainingSet, images: np.ndarray) -> np.ndarray:
+def _maps_of(network: Network, received: Tensors, data: TrainingSet, images: np.ndarray) -> np.ndarray:
     """Maps [n, C, h, w] of some images, as the received encoder sees them."""
     import torch  # noqa: PLC0415  (the coordinator has none)
 
     with torch.no_grad():
-        seen = data.see(network, received, torch.from_numpy(images).to(data.labels.device))
+        seen = data.encoder_input(network, received, torch.from_numpy(images).to(data.labels.device))
         maps: np.ndarray = network.part("project", received, seen).cpu().numpy()
     return maps
 

@@ -29,7 +29,7 @@ from trainer import progress
 from trainer.federation.server.coordinator import coordinate
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Request, Terms, draft
-from trainer.models.named_tensors import pick
+from trainer.models.named_tensors import select
 
 V5 = MQTTProtocolVersion.MQTTv5
 
@@ -229,7 +229,7 @@ def test_a_node_that_offers_one_blob_after_the_other_fills_no_disk(mosquitto: Em
         Request("fedavg", {}, "small", size=32, training={"local_epochs": 1}, rounds=1),
         federation="filled", classes=CLASSES, nodes=2, terms=Terms(start=1), encoder=small_encoder(),
     )  # fmt: skip
-    size, chunk = encoded_size(pick(spec.tensors, spec.sends)), 1 << 20
+    size, chunk = encoded_size(select(spec.tensors, spec.sends)), 1 << 20
     inbox: queue.Queue[Any] = queue.Queue()
     stopped = threading.Event()
 

@@ -15,7 +15,7 @@ from trainer.federation.server import round_state as rounds
 from trainer.federation.server.journal import TRANSITIONS, Journal, history
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Request, Terms, draft
-from trainer.models.named_tensors import Arrays, pick
+from trainer.models.named_tensors import Arrays, select
 
 SESSION = "5" * 16
 NODES = ("a", "b", "c")
@@ -42,7 +42,7 @@ def contribution(ledger: Ledger, node: str, round_: int, seed: int = 0) -> Contr
     random = np.random.default_rng([seed, round_, *node.encode()])
     tensors = {
         name: random.normal(0, 0.1, spec.shape).astype(np.float32)
-        for name, spec in pick(ledger.spec.tensors, ledger.spec.sends).items()
+        for name, spec in select(ledger.spec.tensors, ledger.spec.sends).items()
     }
     digest, size = ledger.store.put(encode_tensors(tensors))
     manifest = Manifest(

@@ -14,7 +14,7 @@ from broker_config.protocol.messages import Spec, Training
 from tests.trainer.methods.test_method_properties import ON_ANY_MODEL
 from trainer.federation.server.spec import Request, Terms, check_training, draft, suited_training
 from trainer.models.initial_weights import initial_encoder
-from trainer.models.named_tensors import Arrays, pick
+from trainer.models.named_tensors import Arrays, select
 
 CLASSES = ("inclusion", "patches", "scratches")
 
@@ -56,7 +56,7 @@ def test_without_a_quorum_every_node_must_contribute() -> None:
 def test_the_small_model_starts_from_drawn_weights_at_64_pixels_and_others_at_128() -> None:
     spec, broadcast = drafted(small(seed=4))
     assert spec.preprocessing.size == 64
-    assert same(pick(broadcast, ("encoder",)), initial_encoder("small", "none", 4))
+    assert same(select(broadcast, ("encoder",)), initial_encoder("small", "none", 4))
     assert drafted(Request(model="resnet18", weights="none"))[0].preprocessing.size == 128
 
 
@@ -79,7 +79,7 @@ def test_the_spec_tells_every_tensor_of_the_first_broadcast_and_which_a_node_sen
     spec, broadcast = drafted(small(method=method))
     assert {name: tensor.shape for name, tensor in spec.tensors.items()} == {n: a.shape for n, a in broadcast.items()}
     assert all(array.dtype == np.float32 for array in broadcast.values())
-    assert all(pick(spec.tensors, (prefix,)) for prefix in spec.sends)
+    assert all(select(spec.tensors, (prefix,)) for prefix in spec.sends)
 
 
 @pytest.mark.parametrize("method", ON_ANY_MODEL)

@@ -22,7 +22,7 @@ from trainer.federation.server.coordinator import Outcome
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Request, Terms, draft
 from trainer.methods.fedtfi import patch_bank
-from trainer.models.named_tensors import Arrays, pick
+from trainer.models.named_tensors import Arrays, select
 from trainer.models.network import to_arrays
 from trainer.training.participant import Participant
 from trainer.training.simulation import Simulated, simulate
@@ -71,7 +71,7 @@ def owners(broadcast: Arrays) -> set[str]:
 
 def test_round_1_has_an_empty_bank_and_is_cross_entropy_alone(run: Run) -> None:
     after, plain = (run(method, rounds=1).broadcast for method in ("fedtfi", "fedavg"))
-    assert same(pick(after, ("encoder", "classifier")), plain)
+    assert same(select(after, ("encoder", "classifier")), plain)
     assert owners(after) == {*PLANTS}
 
 
@@ -82,7 +82,7 @@ def test_later_rounds_have_a_triplet_loss_and_no_model_holds_the_bank(run: Run) 
     assert max(second) > 0
     shares = [tuple(entry["patched"] for entry in model.facts.history) for model in models]
     assert (0, 1) in shares
-    assert not any(name.startswith("bank") for model in models for name in model.tree)
+    assert not any(name.startswith("bank") for model in models for name in model.tensors)
 
 
 def test_the_bank_holds_labelled_patches_of_received_maps_and_is_as_large_as_agreed(images: dict[str, Images]) -> None:
@@ -92,7 +92,9 @@ def test_the_bank_holds_labelled_patches_of_received_maps_and_is_as_large_as_agr
     _, sent, _ = participant.contribute(participant.start(broadcast), broadcast, 1)
     assert sent.tensors[patch_bank.VALUES].shape == (6, 64, 2, 2)
     data, received = participant.data, participant.received(broadcast)
-    maps = participant.network.part("project", received, data.see(participant.network, received, slice(None))).numpy()
+    maps = participant.network.part(
+        "project", received, data.encoder_input(participant.network, received, slice(None))
+    ).numpy()
     cells = maps.reshape(*maps.shape[:2], 8, 2, 8, 2).transpose(0, 1, 2, 4, 3, 5).reshape(*maps.shape[:2], 64, 2, 2)
     for patch, label in zip(sent.tensors[patch_bank.VALUES], sent.tensors[patch_bank.LABELS], strict=True):
         found = np.isclose(cells, patch[:, None], atol=1e-5).all((3, 4)).any(2).all(1)  # in every channel
@@ -107,8 +109,8 @@ def test_the_order_of_the_nodes_makes_no_difference(run: Run, images: dict[str, 
 
 def test_rules_against_liars_apply_to_models_and_leave_the_bank_as_it_is(run: Run) -> None:
     robust, plain = run(rule="median", rounds=1).broadcast, run("fedtfi", rounds=1).broadcast
-    assert same(pick(robust, ("bank",)), pick(plain, ("bank",)))
-    assert not same(pick(robust, ("encoder",)), pick(plain, ("encoder",)))
+    assert same(select(robust, ("bank",)), select(plain, ("bank",)))
+    assert not same(select(robust, ("encoder",)), select(plain, ("encoder",)))
 
 
 def test_interpolation_alone_trains_on_mixed_maps_and_has_no_triplet_loss(run: Run) -> None:
@@ -127,8 +129,8 @@ def test_what_hides_a_patch_is_drawn_from_the_nodes_own_secret_and_nothing_else_
         for secret in ("a", "b"):
             node = Participant(spec, name, images[name], secret=secret)
             sent.append(node.contribute(node.start(broadcast), broadcast, 1)[1].tensors)
-        assert same(*(pick(each, ("encoder", "classifier")) for each in sent))
-        assert same(*(pick(each, ("patches",)) for each in sent)) == (not hidden)
+        assert same(*(select(each, ("encoder", "classifier")) for each in sent))
+        assert same(*(select(each, ("patches",)) for each in sent)) == (not hidden)
 
 
 @pytest.mark.parametrize("model", ["small", "resnet_small"])  # no maps; maps, but a trunk between them and features
@@ -172,7 +174,7 @@ def test_plants_whose_labels_no_other_has_are_named_once_and_train_as_by_fedavg(
     after = simulate(*drafted(use=use), apart, told.append)
     (warning,) = warnings(told)
     assert warning.startswith("round 2: no patches of others fit the images of plant-a, plant-b, plant-c")
-    assert same(pick(after.broadcast, ("encoder", "classifier")), simulate(*drafted("fedavg"), apart).broadcast)
+    assert same(select(after.broadcast, ("encoder", "classifier")), simulate(*drafted("fedavg"), apart).broadcast)
     assert {entry["patched"] for model in after.models.values() for entry in model.facts.history} == {0}
 
 
@@ -254,7 +256,7 @@ def test_patches_that_cannot_be_honest_are_refused_with_their_node_named_and_the
     random = np.random.default_rng(8)
     honest = {name: random.normal(size=tensor.shape).astype(np.float32) for name, tensor in spec.relays.items()}
     honest[patch_bank.LABELS] = random.integers(0, 3, 6).astype(np.float32)
-    model = pick(broadcast, spec.sends)
+    model = select(broadcast, spec.sends)
     with Ledger(tmp_path) as ledger:
         ledger.begin_or_continue(spec, broadcast, new=False)
         ledger.resume("5" * 16)
@@ -368,7 +370,7 @@ def test_a_coordinator_and_a_node_that_stop_in_a_round_change_no_byte_of_models_
     assert isinstance(outcome, Outcome)
     assert owners(outcome.broadcast) == {*PLANTS}
     assert same(outcome.broadcast, simulated.broadcast)
-    assert all(same(told.personal(name), to_arrays(simulated.models[name].tree)) for name in PLANTS)
+    assert all(same(told.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)
 
 
 def test_who_leaves_has_its_patches_gone_from_the_next_bank(begin: Begin) -> None:

@@ -15,7 +15,7 @@ from torch.nn import functional
 from broker_config.protocol.errors import UsageError
 from trainer.models import backbones
 from trainer.models.initial_weights import initial_encoder
-from trainer.models.named_tensors import put_under, trainable
+from trainer.models.named_tensors import add_prefix, is_trainable
 from trainer.models.network import Network, to_tensors
 from trainer.models.texture.class_statistics import LEVELS, SIDES, Class, SoftHistogram, local_dimension
 from trainer.models.texture.cunet import ComponentUnmixing, Unmixing
@@ -219,12 +219,12 @@ def test_a_batch_norm_without_a_convolution_before_it_runs_as_its_module_does(tr
     """DenseNet normalises what several convolutions have given. In double precision, as kinks blow up rounding."""
     torch.manual_seed(12)
     encoder = backbones.build("cunet").double().train(training)
-    tree = put_under("encoder", {name: value.clone() for name, value in encoder.state_dict().items()})
+    tensors = add_prefix("encoder", {name: value.clone() for name, value in encoder.state_dict().items()})
     images = torch.randn(3, 3, 64, 64, dtype=torch.double)
     with torch.no_grad():
-        torch.testing.assert_close(Network("cunet", 2).encode(tree, images, training=training), encoder(images))
+        torch.testing.assert_close(Network("cunet", 2).encode(tensors, images, training=training), encoder(images))
     for name, value in encoder.named_buffers():
-        torch.testing.assert_close(tree[f"encoder.{name}"], value)
+        torch.testing.assert_close(tensors[f"encoder.{name}"], value)
 
 
 @pytest.fixture(scope="module")
@@ -243,18 +243,18 @@ def textures() -> tuple[Tensor, Tensor]:
 def test_a_small_preset_learns_two_textures_in_a_few_steps(name: str, textures: tuple[Tensor, Tensor]) -> None:
     model = f"{name}_small"
     network, (seen, labels) = Network(model, 2), textures
-    tree = to_tensors({f"encoder.{key}": value for key, value in backbones.draw(model, 14).items()})
-    tree |= {"classifier.weight": torch.zeros(2, network.shape.features), "classifier.bias": torch.zeros(2)}
-    moved = [value.requires_grad_() for key, value in tree.items() if trainable(key)]
+    tensors = to_tensors({f"encoder.{key}": value for key, value in backbones.draw(model, 14).items()})
+    tensors |= {"classifier.weight": torch.zeros(2, network.shape.features), "classifier.bias": torch.zeros(2)}
+    moved = [value.requires_grad_() for key, value in tensors.items() if is_trainable(key)]
     optimiser = torch.optim.SGD(moved, 0.01, momentum=0.9)
     for step in range(10):
         batch = slice(16 * (step % 2), 16 * (step % 2) + 16)
-        logits = network.linear(tree, "classifier", network.encode(tree, seen[batch]))
+        logits = network.linear(tensors, "classifier", network.encode(tensors, seen[batch]))
         optimiser.zero_grad()
         network.cross_entropy(logits, labels[batch]).backward()
         optimiser.step()
     with torch.no_grad():
-        predicted = network.linear(tree, "classifier", network.encode(tree, seen[32:])).argmax(1)
+        predicted = network.linear(tensors, "classifier", network.encode(tensors, seen[32:])).argmax(1)
     assert (predicted == labels[32:]).float().mean() > 0.9
 
 
@@ -262,7 +262,7 @@ def test_a_small_preset_learns_two_textures_in_a_few_steps(name: str, textures: 
 def test_a_small_preset_mapped_over_nodes_gives_each_node_its_own(name: str, textures: tuple[Tensor, Tensor]) -> None:
     model, seen = f"{name}_small", textures[0][:4].unflatten(0, (2, 2))
     alone, trees = Network(model, 2), [to_tensors(backbones.draw(model, seed)) for seed in (17, 18)]
-    nodes = [{f"encoder.{key}": value for key, value in tree.items()} for tree in trees]
+    nodes = [{f"encoder.{key}": value for key, value in tensors.items()} for tensors in trees]
     stacked = {key: torch.stack([node[key] for node in nodes]) for key in nodes[0]}
     together = torch.func.vmap(alone.mapped().encode)(stacked, seen)
     for node, images, features in zip(nodes, seen, together, strict=True):

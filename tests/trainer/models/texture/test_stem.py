@@ -16,7 +16,7 @@ from tests.trainer.training.test_batched_engine import agree
 from trainer.data.class_folders import Images, LabelledImages
 from trainer.federation.server.spec import Request, draft
 from trainer.models.initial_weights import initial_encoder
-from trainer.models.named_tensors import Arrays, frozen, pick
+from trainer.models.named_tensors import Arrays, is_frozen, select
 from trainer.models.network import Network, to_arrays, to_tensors
 from trainer.training.participant import Participant
 from trainer.training.simulation import Simulated, simulate
@@ -79,10 +79,10 @@ def vgg(arrays: Arrays, images: Tensor, colours: str | None, *names: str) -> Ten
 def test_a_file_of_the_normalised_vgg19_becomes_the_stem_of_normalised_images(tmp_path: Path) -> None:
     """The file's layer of colours takes images in 0..1; ours takes what `network_input` gives."""
     arrays = normalised_file(tmp_path / "vgg.safetensors", 1)
-    tree = to_tensors(initial_encoder(MODEL, str(tmp_path / "vgg.safetensors"), 0))
+    tensors = to_tensors(initial_encoder(MODEL, str(tmp_path / "vgg.safetensors"), 0))
     spec, _ = drafted()
     data = TrainingSet.of(images(3, 2), spec.preprocessing)
-    seen = Network(MODEL, 3).stem(tree, data.network_input(slice(None)))
+    seen = Network(MODEL, 3).apply_stem(tensors, data.network_input(slice(None)))
     expected = vgg(arrays, data.images.float() / 255, "0", "2", "5", "9", "12")
     # Zeros beyond the border stand for the mean colour in both; the tolerance is the rounding of folded means.
     torch.testing.assert_close(seen, expected, rtol=1e-3, atol=1e-4)
@@ -96,10 +96,10 @@ def test_a_file_of_torchvisions_vgg19_becomes_the_stem(tmp_path: Path) -> None:
         if not name.startswith("0.")
     }
     save_file({**arrays, "classifier.6.bias": np.zeros(9, np.float32)}, tmp_path / "vgg19.safetensors")
-    tree = to_tensors(initial_encoder(MODEL, str(tmp_path / "vgg19.safetensors"), 0))
+    tensors = to_tensors(initial_encoder(MODEL, str(tmp_path / "vgg19.safetensors"), 0))
     pixels = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     expected = vgg(arrays, pixels, None, "features.0", "features.2", "features.5", "features.7")
-    torch.testing.assert_close(Network(MODEL, 3).stem(tree, pixels), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(Network(MODEL, 3).apply_stem(tensors, pixels), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_behind_a_stem_from_a_file_all_is_drawn_from_the_seed(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_behind_a_stem_from_a_file_all_is_drawn_from_the_seed(tmp_path: Path) ->
     assert equal(one, again)
     for name in one:
         drawn_anew = one[name].tobytes() != other[name].tobytes()
-        assert drawn_anew is not (frozen(name) or "norm." in name), name
+        assert drawn_anew is not (is_frozen(name) or "norm." in name), name
 
 
 def test_a_whole_encoder_from_a_file_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -146,27 +146,27 @@ def test_a_federation_takes_the_one_size_that_its_network_takes() -> None:
 @pytest.mark.parametrize("method", ["fedavg", "afedcl", "fenda", "ditto", "scaffold", "fednova", "fedbn", "fedala"])
 def test_a_stem_is_broadcast_never_sent_never_moved_and_once_in_a_personal_model(method: str) -> None:
     spec, first = drafted(method)
-    stem = {name: array for name, array in first.items() if frozen(name)}
+    stem = {name: array for name, array in first.items() if is_frozen(name)}
     assert len(stem) == 10
     assert stem.keys() == {name for name in first if name.startswith("encoder.stem.")}
-    assert not any(map(frozen, pick(spec.tensors, spec.sends)))
+    assert not any(map(is_frozen, select(spec.tensors, spec.sends)))
     ended = simulate(spec, first, SHARES)
-    assert equal({name: array for name, array in ended.broadcast.items() if frozen(name)}, stem)
+    assert equal({name: array for name, array in ended.broadcast.items() if is_frozen(name)}, stem)
     for model in ended.models.values():
-        kept = {name: value for name, value in to_arrays(model.tree).items() if frozen(name)}
+        kept = {name: value for name, value in to_arrays(model.tensors).items() if is_frozen(name)}
         assert equal(kept, stem)
-        moved = model.tree["encoder.project.weight"].numpy() != first["encoder.project.weight"]
+        moved = model.tensors["encoder.project.weight"].numpy() != first["encoder.project.weight"]
         assert moved.any()
 
 
 @pytest.mark.parametrize("method", ["fedavg", "afedcl"])
 def test_kept_maps_give_the_bytes_that_maps_made_anew_give(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = run(method)
-    monkeypatch.setattr(TrainingSet, "keep_seen", lambda self, network, tree: self)
+    monkeypatch.setattr(TrainingSet, "with_stem_output", lambda self, network, tensors: self)
     anew = run(method)
     assert equal(kept.broadcast, anew.broadcast)
     for node, model in kept.models.items():
-        assert equal(to_arrays(model.tree), to_arrays(anew.models[node].tree))
+        assert equal(to_arrays(model.tensors), to_arrays(anew.models[node].tensors))
         assert model.facts.metrics == anew.models[node].facts.metrics
 
 
@@ -175,13 +175,16 @@ def test_maps_are_kept_where_images_are_not_varied_and_only_there() -> None:
         spec, first = drafted(augment=augment)
         participant = Participant(spec, "plant-1", SHARES["plant-1"])
         participant.contribute(participant.start(first), first, 1)
-        assert (participant.data.seen is None) is augment
+        assert (participant.data.stem_output is None) is augment
 
 
 def test_maps_do_not_depend_on_the_images_beside_them() -> None:
-    network, tree = Network(MODEL, 3), to_tensors(initial_encoder(MODEL, "none", 0))
+    network, tensors = Network(MODEL, 3), to_tensors(initial_encoder(MODEL, "none", 0))
     pixels = torch.rand(3, 3, 64, 64, generator=torch.Generator().manual_seed(7))
-    together, alone = network.stem(tree, pixels), [network.stem(tree, image[None])[0] for image in pixels]
+    together, alone = (
+        network.apply_stem(tensors, pixels),
+        [network.apply_stem(tensors, image[None])[0] for image in pixels],
+    )
     assert torch.equal(together, torch.stack(alone))
 
 

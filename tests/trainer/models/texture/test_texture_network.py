@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.models import backbones
-from trainer.models.named_tensors import frozen, put_under, trainable
+from trainer.models.named_tensors import add_prefix, is_frozen, is_trainable
 from trainer.models.network import Network
 from trainer.models.texture.kca import KeywordAttention
 from trainer.models.texture.musten import Codebook, MultiScale
@@ -62,30 +62,30 @@ def test_presets_have_the_features_and_the_size_that_they_state(model: str) -> N
 def test_training_runs_the_modules_and_leaves_a_stem_without_gradients(model: str) -> None:
     torch.manual_seed(3)
     built = backbones.build(model).double()
-    state = {name: value.clone() for name, value in put_under("encoder", built.state_dict()).items()}
-    tree = {name: value.requires_grad_(trainable(name)) for name, value in state.items()}
+    state = {name: value.clone() for name, value in add_prefix("encoder", built.state_dict()).items()}
+    tensors = {name: value.requires_grad_(is_trainable(name)) for name, value in state.items()}
     images, network = normal(2, 3, 64, 64, seed=4), Network(model, 3)
-    theirs, mine = built(images), network.encode(tree, network.stem(tree, images))
+    theirs, mine = built(images), network.encode(tensors, network.apply_stem(tensors, images))
     torch.testing.assert_close(mine, theirs)
     direction = normal(*theirs.shape, seed=5)
     theirs.backward(direction)
     mine.backward(direction)
     for name, value in built.named_parameters():
-        expected = None if frozen(name) else value.grad
-        torch.testing.assert_close(tree[f"encoder.{name}"].grad, expected, rtol=1e-6, atol=1e-9)
+        expected = None if is_frozen(name) else value.grad
+        torch.testing.assert_close(tensors[f"encoder.{name}"].grad, expected, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("model", ["fedtfi_small", "tel_deepten_small", "tel_dep_small", "tel_class_small"])
 def test_parts_one_after_another_are_the_network(model: str) -> None:
     torch.manual_seed(6)
     network = Network(model, 3)
-    tree = put_under("encoder", backbones.build(model).state_dict())
-    seen = network.stem(tree, normal(2, 3, 64, 64, seed=6, dtype=torch.float32))
+    tensors = add_prefix("encoder", backbones.build(model).state_dict())
+    seen = network.apply_stem(tensors, normal(2, 3, 64, 64, seed=6, dtype=torch.float32))
     assert seen.shape == (2, 128, 16, 16)
-    maps = network.part("project", tree, seen)
-    token, tokens = network.part("tel", tree, maps)
+    maps = network.part("project", tensors, seen)
+    token, tokens = network.part("tel", tensors, maps)
     assert (maps.shape, token.shape, tokens.shape) == ((2, 64, 16, 16), (2, 128), (2, 64, 128))
-    assert torch.equal(network.part("encoding", tree, tokens), network.encode(tree, seen))
+    assert torch.equal(network.part("encoding", tensors, tokens), network.encode(tensors, seen))
 
 
 # TEL
