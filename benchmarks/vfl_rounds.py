@@ -38,8 +38,8 @@ from tests.support.mosquitto import Mosquitto
 from tests.support.provisioned_federation import guarded
 from tests.support.sensor_streams import CLASSES, Plant, Processes, simulated
 from trainer.vfl.server.journal import history
-from trainer.vfl.simulation import Line, send
-from trainer.vfl.tensor_frames import embeddings, opened, represented
+from trainer.vfl.simulation import Simulation, release
+from trainer.vfl.tensor_frames import embedding_frames, opening_frames, representation_frames
 from trainer.vfl.window import span
 
 WARM = 0.2  # of the rounds, which do not count
@@ -178,23 +178,23 @@ def compute(case: Case, plant: Plant, rounds: int) -> Took:
     return Took.of(least, 1000 * statistics.fmean(totals[int(WARM * rounds) :]))
 
 
-def _step(line: Line, case: Case, round_: int) -> tuple[list[float], float, list[float]]:
+def _step(line: Simulation, case: Case, round_: int) -> tuple[list[float], float, list[float]]:
     """What `Line.step` does, with a clock: each sensor's way up, the head's representation, what each party learns."""
     rows = slice(*span(case.spec.window, round_))
     samples, labels = [each[rows] for each in line.stream.samples], line.stream.labels[rows]
     clock = _Clock()
     sent, up = [], []
     for sensor, part in zip(line.sensors, samples, strict=True):
-        sent.append(send(case.spec, sensor, part, round_))
+        sent.append(release(case.spec, sensor, part, round_))
         up.append(clock.lap())
     phi = line.head.represent([each.received for each in sent])
-    torch.nn.functional.cross_entropy(line.head.predict(phi.embeddings), labels).item()
+    torch.nn.functional.cross_entropy(line.head.logits(phi.embeddings), labels).item()
     middle = clock.lap()
     learnt = []
     for sensor, part in zip(line.sensors, samples, strict=True):
-        sensor.learn(part, labels, phi, case.iterations, round_)
+        sensor.train(part, labels, phi, case.iterations, round_)
         learnt.append(clock.lap())
-    line.head.learn(phi, labels, case.iterations, round_)
+    line.head.train(phi, labels, case.iterations, round_)
     return up, middle, [*learnt, clock.lap()]
 
 
@@ -215,13 +215,13 @@ def sizes(case: Case, plant: Plant) -> tuple[int, int, int]:
     """Bytes that a round moves: the head's opening, its answer, a sensor's embeddings."""
     line, at = simulated(case.spec, plant), {"run": "0" * 16, "attempt": 1, "round": 99}
     rows = slice(*span(case.spec.window, 1))
-    sent = [send(case.spec, sensor, part[rows], 1).received
+    sent = [release(case.spec, sensor, part[rows], 1).received
             for sensor, part in zip(line.sensors, line.stream.samples, strict=True)]  # fmt: skip
     phi, ids = line.head.represent(sent), ["p12345"] * case.chunk
     frames = (
-        opened(0, case.window, case.window - case.chunk, ids, **at),
-        represented(phi, line.stream.labels[rows], [case.iterations] * case.sensors, **at),
-        embeddings(sent[0], None, (), session="0" * 16, **at),
+        opening_frames(0, case.window, case.window - case.chunk, ids, **at),
+        representation_frames(phi, line.stream.labels[rows], [case.iterations] * case.sensors, **at),
+        embedding_frames(sent[0], None, (), session="0" * 16, **at),
     )
     first, answer, up = (sum(len(encode_frame(each)) for each in kind) for kind in frames)
     return first, answer, up

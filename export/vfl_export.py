@@ -141,8 +141,8 @@ def _fill(embeddings: Sequence[Tensor]) -> Fill:
     if sum(sizes) > LARGEST:
         return by_means(torch.cat(list(embeddings), 1).mean(0), sizes)
     imputer = Imputer(sizes)
-    imputer.learn(embeddings)
-    weights: Fill = imputer.weights
+    imputer.update(embeddings)
+    weights: Fill = imputer.regression
     return weights
 
 

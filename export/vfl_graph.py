@@ -15,7 +15,7 @@ from broker_config.protocol.errors import EdgeNodeError
 from edge.vfl.member_bundle import Array
 from edge.vfl.sensor_rows import Scaling
 from export.parity import BATCHES, TOLERANCE, session
-from trainer.vfl.networks import Cut
+from trainer.vfl.networks import ClipNorm
 from trainer.vfl.parties import Head
 
 _OPSET, _IR = 20, 10
@@ -79,7 +79,7 @@ class _Builder:
                 return self.add("MaxPool", source, kernel_shape=[side, side], strides=[side, side])
             case nn.ReLU():
                 return self.add("Relu", source)
-            case Cut():
+            case ClipNorm():
                 length = self.value(np.array([[module.length]], np.float32))
                 norm = self.add("ReduceL2", source, self.value(np.array([1], np.int64)), keepdims=1)
                 return self.add("Mul", source, self.add("Div", length, self.add("Max", norm, length)))
@@ -141,7 +141,9 @@ def head_graph(head: Head, sizes: Sequence[int], fill: Fill, values: Sequence[fl
     exact = sum(sizes) * max(sum(sizes), head.model.out_features) << count <= _EXACT
     fill = fill if exact else by_means(fill((False,) * count)[1], sizes)
     clean = [
-        build.call(denoiser, f"embedding_{index}") if (denoiser := head.denoiser.model(index)) else f"embedding_{index}"
+        build.call(denoiser, f"embedding_{index}")
+        if (denoiser := head.denoiser.plain_layers(index))
+        else f"embedding_{index}"
         for index in range(count)
     ]
     owners = np.repeat(np.eye(count, dtype=np.float32), sizes, axis=1)  # [K, sum of D_k]
@@ -169,7 +171,7 @@ def head_graph(head: Head, sizes: Sequence[int], fill: Fill, values: Sequence[fl
             matrix, offset = fill(tuple(present))
             known = torch.from_numpy(np.repeat(present, sizes))
             rows.append(torch.where(known, row, torch.where(known, row, 0.0) @ matrix + offset))
-        probabilities = torch.softmax(head.predict([torch.stack(rows)]), 1).numpy()
+        probabilities = torch.softmax(head.logits([torch.stack(rows)]), 1).numpy()
         return [probabilities, *([probabilities @ np.array(values, np.float32)] if values else [])]
 
     return Checked(content, _compare(content, list(_cases(sizes)), expected))

@@ -173,7 +173,7 @@ def dao_vfl(
 @app.command(epilog="Example: python -m research agent --sensors 2 --iterations 5 --out agent.onnx --seed 0")
 def agent(
     out: Annotated[Path, typer.Option(help="File for the agent, .onnx; its checkpoint is the .zip beside it.")],
-    sensors: Annotated[int, typer.Option(min=1, max=64, help="Simulated sensors.")] = 2,
+    sensors: Annotated[int, typer.Option(min=1, max=64, help="SimulatedTimings sensors.")] = 2,
     iterations: Annotated[int, typer.Option(min=2, help="Local iterations of a sensor in a round, at most.")] = 5,
     rounds: Annotated[int, typer.Option(min=1, help="Of an episode.")] = 200,
     steps: Annotated[int, typer.Option(min=1, help="Rounds to play in all.")] = 1_000_000,
@@ -197,12 +197,12 @@ def agent(
     from research.dao_vfl.policies.agent_training import table, train
     from research.dao_vfl.policies.measured_timings import read
     from trainer import progress
-    from trainer.vfl.policies.latency import Simulated
+    from trainer.vfl.policies.latency import SimulatedTimings
 
     if out.suffix != ".onnx":
         raise UsageError(f"an agent is an .onnx file, {out} is none", "write for example --out agent.onnx")
     torch.set_num_threads(threads)
-    source = read(measured) if measured else Simulated(sensors)
+    source = read(measured) if measured else SimulatedTimings(sensors)
     with _bar(steps, shown=not (quiet or as_json)) as update:
         policies = train(source, iterations, rounds, steps, seed, out, update)
     with progress.show(as_json=as_json, quiet=quiet) as show:

@@ -123,8 +123,8 @@ def coordinate(
     """
     from broker_config.protocol.vfl_messages import Denoising, LineSpec, Privacy, Recipe, Window
     from trainer import progress
-    from trainer.vfl.channel import parse
-    from trainer.vfl.policies.selection import check as check_policy
+    from trainer.vfl.channel import parse_channel
+    from trainer.vfl.policies.selection import check_policy
     from trainer.vfl.server import spec as vfl_spec
 
     endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
@@ -141,7 +141,7 @@ def coordinate(
         reading=reading,
         labels="server" if labels_stay else "shared",
         window=Window(start=start, chunk=chunk, size=window),
-        channel=parse(noise),
+        channel=parse_channel(noise),
         denoising=Denoising(rounds=denoise, shared=denoiser == "shared", target=denoise_with),
         recipe=Recipe(eta=eta, batches=batches),
         privacy=Privacy(clip=clip, multiplier=protect),

@@ -94,16 +94,16 @@ def _leaving() -> "Leaving":
     import numpy as np
 
     from trainer.training.seeding import generator
-    from trainer.vfl.channel import Extent, passed
-    from trainer.vfl.privacy import protected
+    from trainer.vfl.channel import Extent, transmit
+    from trainer.vfl.privacy import protect
 
     secret = token_bytes(32)  # nobody else can draw this noise
 
     def leave(model: "Manifest", embeddings: "Array", products: Sequence[str]) -> "Array":
-        hidden = protected(model.privacy, embeddings, secret)
+        hidden = protect(model.privacy, embeddings, secret)
         keys = [generator(model.seed, model.node, model.round, product) for product in products]
         measure = Extent(np.array(model.low), np.array(model.high), model.deviation)
-        sent = [passed(model.channel, row[None], random, measure) for row, random in zip(hidden, keys, strict=True)]
+        sent = [transmit(model.channel, row[None], random, measure) for row, random in zip(hidden, keys, strict=True)]
         return np.concatenate(sent)
 
     return leave

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from broker_config.protocol.vfl_messages import LineSpec, Window
 from trainer.training.seeding import key_to_seed
-from trainer.vfl.networks import embedding_size, feature_model, head_model
-from trainer.vfl.parties import batches
-from trainer.vfl.simulation import Closed, Stream
+from trainer.vfl.networks import build_feature_model, build_head_model, embedding_size
+from trainer.vfl.parties import split_batches
+from trainer.vfl.simulation import SimulatedRound, Stream
 from trainer.vfl.window import span
 
 _PART = 4096  # samples at once where nothing is learnt
@@ -22,11 +22,11 @@ class Whole(nn.Module):
     def __init__(self, spec: LineSpec, shapes: Sequence[Sequence[int]]):
         super().__init__()
         self.parts = nn.ModuleList(
-            feature_model(spec.network, shape, spec.seed, name)
+            build_feature_model(spec.network, shape, spec.seed, name)
             for name, shape in zip(spec.sensors, shapes, strict=True)
         )
         sizes = [embedding_size(spec.network, shape) for shape in shapes]
-        self.head = head_model(sizes, len(spec.classes), spec.seed)
+        self.head = build_head_model(sizes, len(spec.classes), spec.seed)
 
     def forward(self, samples: Sequence[Tensor]) -> Tensor:
         """Logits [N, classes]."""
@@ -50,7 +50,7 @@ class Central:
         self._optimiser = torch.optim.SGD(self.model.parameters(), spec.recipe.eta)
         self.round = 0
 
-    def step(self, iterations: Sequence[int]) -> Closed:
+    def step(self, iterations: Sequence[int]) -> SimulatedRound:
         """Play the next round, with as many passes over its set as the busiest sensor takes."""
         self.round += 1
         first, end = span(self.spec.window, self.round)
@@ -58,9 +58,9 @@ class Central:
         loss = nn.functional.cross_entropy(self.predict(samples), self.stream.labels[rows]).item()
         random = torch.Generator().manual_seed(key_to_seed(self.spec.seed, "central", self.round, "batches"))
         for _ in range(max(iterations)):
-            for batch in batches(len(rows), self.spec.recipe.batches, random):
+            for batch in split_batches(len(rows), self.spec.recipe.batches, random):
                 _descend(self.model, self._optimiser, self.stream, rows[batch])
-        return Closed(self.round, len(rows), tuple(iterations), loss)
+        return SimulatedRound(self.round, len(rows), tuple(iterations), loss)
 
     def predict(self, samples: Sequence[Tensor]) -> Tensor:
         """Logits [N, classes]."""
@@ -80,11 +80,11 @@ class Fixed:
         logits = self.model.predict(stream.samples)
         self._losses = nn.functional.cross_entropy(logits, stream.labels, reduction="none")  # of each product
 
-    def step(self, iterations: Sequence[int]) -> Closed:
+    def step(self, iterations: Sequence[int]) -> SimulatedRound:
         """The loss over the next round's set."""
         self.round += 1
         losses = self._losses[slice(*span(self._window, self.round))]
-        return Closed(self.round, len(losses), tuple(iterations), losses.mean().item())
+        return SimulatedRound(self.round, len(losses), tuple(iterations), losses.mean().item())
 
     def predict(self, samples: Sequence[Tensor]) -> Tensor:
         """Logits [N, classes]."""

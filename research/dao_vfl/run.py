@@ -16,13 +16,13 @@ from research.dao_vfl.data import Material, Parts, split
 from research.dao_vfl.reference import Central, Fixed
 from research.runner.machine import check_torch, machine
 from trainer.vfl.policies.iteration_rules import RULES
-from trainer.vfl.policies.latency import Floats, Ints, Simulated, disparity, latencies
+from trainer.vfl.policies.latency import Floats, Ints, SimulatedTimings, disparity, latencies
 from trainer.vfl.policies.policy import Policy, Timing
 from trainer.vfl.policies.selection import OnnxAgent
-from trainer.vfl.simulation import Line, Stream
+from trainer.vfl.simulation import Simulation, Stream
 from trainer.vfl.window import span
 
-Player = Line | Central | Fixed
+Player = Simulation | Central | Fixed
 AGENT = "agent "  # before the digest of a trained policy
 
 
@@ -35,7 +35,7 @@ def run_cell(cell: Cell, material: Material) -> Finished:
     check_torch(cell.torch)
     started = time.monotonic()
     parts = split(cell.split, material.sources[cell.split.digest], cell.seed, cell.window.start)
-    timings = Simulated(len(cell.iterations)).sample(cell.rounds, cell.seed, 0)
+    timings = SimulatedTimings(len(cell.iterations)).sample(cell.rounds, cell.seed, 0)
     decided = _decisions(cell, material, timings)
     curve, losses, diverged = _play(cell, _player(cell, spec(cell, parts), parts.stream), parts.held_out, decided)
     return Finished(
@@ -85,7 +85,7 @@ def _play(cell: Cell, player: Player, held_out: Stream, decided: Ints) -> tuple[
 
 def _player(cell: Cell, spec: LineSpec, stream: Stream) -> Player:
     if cell.kind == "line":
-        return Line(spec, stream)
+        return Simulation(spec, stream)
     return Central(spec, stream) if cell.kind == "central" else Fixed(spec, stream, cell.rounds)
 
 

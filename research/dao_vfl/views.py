@@ -13,7 +13,7 @@ from research.dao_vfl.cell import Cell, Finished
 from research.dao_vfl.grids import FIXED, Entry
 from research.dao_vfl.policies.problem import balanced
 from research.dao_vfl.presets import WORTH
-from trainer.vfl.policies.latency import Simulated
+from trainer.vfl.policies.latency import SimulatedTimings
 
 Curve = dict[int, float]  # a value by round
 _CLASSES = 131  # of C-MAPSS
@@ -99,7 +99,9 @@ def regret(losses: Sequence[float | None], fixed: Sequence[float | None]) -> lis
 def rewards(result: Finished) -> Curve:
     """Eq. 19 of each round whose accuracy was measured; RMSE counts as 1 - RMSE / 130."""
     cell = result.cell
-    weights = balanced(Simulated(len(cell.iterations)), max(cell.iterations), cell.rounds, WORTH[cell.split.data])
+    weights = balanced(
+        SimulatedTimings(len(cell.iterations)), max(cell.iterations), cell.rounds, WORTH[cell.split.data]
+    )
     found = {}
     for point in result.curve:
         accuracy = 1 - (point.rmse or _CLASSES) / (_CLASSES - 1)

@@ -17,7 +17,7 @@ from research.dao_vfl.policies.learners import Played
 from research.dao_vfl.policies.learning_curve import Run, fit
 from trainer.data import cmapss
 from trainer.training.seeding import generator
-from trainer.vfl.simulation import Line, Stream
+from trainer.vfl.simulation import Simulation, Stream
 
 _COLUMNS = cmapss.COLUMNS[3:]  # the sensors: 21, in turn to one side and the other
 _DECISIONS = ((1, 1), (2, 2), (3, 3), (5, 5), (10, 10), (5, 1), (1, 5), (10, 1), (1, 10), (3, 7), (6, 2))
@@ -53,14 +53,14 @@ def play(training: Stream, validation: Stream, decision: tuple[int, int], rounds
     return Run(decisions, np.array([played(each) for each in decisions]))
 
 
-def line_of(stream: Stream, batches: int, seed: int) -> Line:
+def line_of(stream: Stream, batches: int, seed: int) -> Simulation:
     """A line that has learnt nothing."""
     spec = LineSpec(
         federation="curve", run="curve", software="benchmark", sensors=("a", "b"), network="conv",
         cycles=cmapss.CYCLES, classes=cmapss.CLASSES, reading="expectation", window=Window(size=2000),
         recipe=Recipe(batches=batches), seed=seed,
     )  # fmt: skip
-    return Line(spec, stream)
+    return Simulation(spec, stream)
 
 
 def streams(folder: Path, seed: int) -> tuple[Stream, Stream]:

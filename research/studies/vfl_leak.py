@@ -31,9 +31,9 @@ from broker_config.protocol.vfl_messages import Denoising, LineSpec, Privacy, Re
 from research.dao_vfl import data
 from trainer.data import cmapss
 from trainer.data.drawn_products import DrawnLine
-from trainer.vfl.channel import parse
-from trainer.vfl.privacy import releases, spent
-from trainer.vfl.simulation import Line, Stream, send
+from trainer.vfl.channel import parse_channel
+from trainer.vfl.privacy import count_releases, spent_epsilon
+from trainer.vfl.simulation import Simulation, Stream, release
 from trainer.vfl.window import span
 
 ROUNDS, DELTA = 60, 1e-5
@@ -116,7 +116,7 @@ def turbofans(folder: Path, seed: int) -> Pool:
     return Pool(parts.stream, held_out, "conv", cmapss.CLASSES, Recipe(eta=0.05, batches=10))
 
 
-def made(pool: Pool, setting: Setting, labels: Literal["shared", "server"], seed: int) -> Line:
+def made(pool: Pool, setting: Setting, labels: Literal["shared", "server"], seed: int) -> Simulation:
     """The line that is attacked, before its first round."""
     spec = LineSpec(
         federation="leak",
@@ -127,13 +127,13 @@ def made(pool: Pool, setting: Setting, labels: Literal["shared", "server"], seed
         classes=pool.classes,
         labels=labels,
         window=WINDOW,
-        channel=parse(setting.noise),
+        channel=parse_channel(setting.noise),
         denoising=setting.denoising,
         recipe=pool.recipe,
         privacy=setting.privacy,
         seed=seed,
     )
-    return Line(spec, pool.stream)
+    return Simulation(spec, pool.stream)
 
 
 def learnt(name: str, pool: Pool, setting: Setting, seed: int) -> Leak:
@@ -145,7 +145,7 @@ def learnt(name: str, pool: Pool, setting: Setting, seed: int) -> Leak:
     for round_ in range(1, ROUNDS + 1):
         if round_ > ROUNDS - WINDOW.size // WINDOW.chunk:
             seen = slice(*span(WINDOW, round_))
-            last = [send(line.spec, line.sensors[k], pool.stream.samples[k][seen], round_).received for k in sensors]
+            last = [release(line.spec, line.sensors[k], pool.stream.samples[k][seen], round_).received for k in sensors]
             for total, each in zip(sums, last, strict=True):
                 total[seen] += each
         line.step([2] * len(sensors))
@@ -159,7 +159,9 @@ def learnt(name: str, pool: Pool, setting: Setting, seed: int) -> Leak:
         denoised=bool(setting.denoising.rounds),
         seed=seed,
         reached=reached(line, pool),
-        epsilon=spent(setting.privacy, releases(line.spec, ROUNDS), DELTA) if setting.privacy.clip else None,
+        epsilon=spent_epsilon(setting.privacy, count_releases(line.spec, ROUNDS), DELTA)
+        if setting.privacy.clip
+        else None,
         head=mean(explained(last[k], samples[k]) for k in sensors),
         averaged=mean(explained(torch.cat([last[k], means[k]], 1), samples[k]) for k in sensors),
         sensor=mean(explained(torch.cat([denoised[k], samples[k - 1]], 1), samples[k]) for k in sensors),
@@ -174,7 +176,7 @@ def graded(name: str, pool: Pool, seed: int) -> list[Labels]:
         if round_ in (1, 10, ROUNDS):
             rows = slice(*span(WINDOW, round_))
             sent = [
-                send(line.spec, sensor, each[rows], round_).received
+                release(line.spec, sensor, each[rows], round_).received
                 for sensor, each in zip(line.sensors, pool.stream.samples, strict=True)
             ]
             labels = pool.stream.labels[rows]
@@ -226,7 +228,7 @@ def nearest(seen: Tensor, labels: Tensor) -> float:
     return mean((labels[known][best] == labels[asked]).float())
 
 
-def reached(line: Line, pool: Pool) -> float:
+def reached(line: Simulation, pool: Pool) -> float:
     """Accuracy on held-out products, or the RMSE of the mean over classes that are numbers."""
     logits = line.predict(pool.held_out.samples)
     if pool.network == "dense":
@@ -235,7 +237,7 @@ def reached(line: Line, pool: Pool) -> float:
     return sqrt(mean((life - pool.held_out.labels).square()))
 
 
-def sizes(line: Line) -> list[int]:
+def sizes(line: Simulation) -> list[int]:
     """D_k of each sensor."""
     first = zip(line.sensors, line.stream.samples, strict=True)
     return [sensor.embed(each[:1]).shape[1] for sensor, each in first]

@@ -32,7 +32,7 @@ from tests.support.vfl_models import COLUMNS, Learnt, rows
 from trainer.progress.events import ignore
 from trainer.vfl.client.session import take_part
 from trainer.vfl.imputer import Imputer
-from trainer.vfl.networks import embedding_size, feature_model
+from trainer.vfl.networks import build_feature_model, embedding_size
 from trainer.vfl.parties import Head
 from trainer.vfl.server.startup import coordinate
 
@@ -69,10 +69,10 @@ def test_absent_sensors_are_imputed_from_those_that_are_there(
     lacking = [each if there else np.full_like(each, 7.0) for each, there in zip(received, pattern, strict=True)]
     found = load_head(bundles["coordinator"]).predict(lacking, np.tile(pattern, (10, 1)))
     imputer = Imputer([each.shape[1] for each in received])
-    imputer.learn(learnt.embedded())
+    imputer.update(learnt.embedded())
     denoised = learnt.line.head.denoiser([torch.from_numpy(each) for each in received])
-    filled = imputer.fill([each if there else None for each, there in zip(denoised, pattern, strict=True)], 10)
-    expected = torch.softmax(learnt.line.head.predict(filled), 1).numpy()
+    filled = imputer.impute([each if there else None for each, there in zip(denoised, pattern, strict=True)], 10)
+    expected = torch.softmax(learnt.line.head.logits(filled), 1).numpy()
     assert np.abs(found.probabilities - expected).max() < 1e-5
 
 
@@ -101,7 +101,7 @@ def test_rows_of_one_batch_may_lack_different_sensors(bundles: dict[str, Path]) 
     ("network", "shape", "clip"), [("conv", (14, 15), 0.0), ("dense", (5, 3), 0.7), ("vgg_small", (3, 16, 16), 0.0)]
 )
 def test_every_network_has_a_graph(network: str, shape: tuple[int, ...], clip: float) -> None:
-    model, size = feature_model(network, shape, 4, "press", clip), embedding_size(network, shape)
+    model, size = build_feature_model(network, shape, 4, "press", clip), embedding_size(network, shape)
     random = np.random.default_rng(2)
     scaling = Scaling(random.normal(100, 50, shape[0]).astype(np.float32), np.full(shape[0], 9, np.float32))
     golden = sensor_graph(model, shape, size, scaling).golden
@@ -119,7 +119,7 @@ def test_of_many_sensors_absent_ones_are_filled_by_their_means(
     probabilities = load_head(found["coordinator"]).predict(received, np.tile([True, False, True], (5, 1)))[0]
     filled = learnt.line.head.denoiser([torch.from_numpy(each) for each in received])
     filled[1] = embeddings[1].mean(0).expand(5, -1)
-    assert np.abs(probabilities - torch.softmax(learnt.line.head.predict(filled), 1).numpy()).max() < 1e-5
+    assert np.abs(probabilities - torch.softmax(learnt.line.head.logits(filled), 1).numpy()).max() < 1e-5
 
 
 def test_what_has_diverged_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ from broker_config.protocol.vfl_messages import LineSpec
 from edge.vfl.sensor_rows import Samples
 from tests.support.plants import Process, start
 from trainer.vfl.server.labels import Labels
-from trainer.vfl.simulation import Line, Stream
+from trainer.vfl.simulation import Simulation, Stream
 
 CLASSES = ("good", "worn", "broken")
 COLUMNS = ("force", "speed", "heat")
@@ -112,7 +112,7 @@ class Processes:
         return start(*self.words(name), log=self.log(name), anew=False, OMP_NUM_THREADS="1", **passphrase)
 
 
-def simulated(spec: LineSpec, plant: Plant) -> Line:
+def simulated(spec: LineSpec, plant: Plant) -> Simulation:
     """The line in this process, with the plant's products so far."""
     labels = Labels(plant.labels, spec.classes)
     labels.refresh()
@@ -123,4 +123,4 @@ def simulated(spec: LineSpec, plant: Plant) -> Line:
         samples.refresh()
         samples.settle(products[: spec.window.start])
         streams.append(torch.from_numpy(samples.take(products)[0]))
-    return Line(spec, Stream(tuple(streams), torch.from_numpy(labels.labels(0, labels.count))))
+    return Simulation(spec, Stream(tuple(streams), torch.from_numpy(labels.labels(0, labels.count))))

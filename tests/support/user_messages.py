@@ -25,7 +25,7 @@ _TOLD = {  # functions that make messages
     "edge/status/rendering.py": "notices",
     "trainer/data/checks/image_checks.py": "brief",
     "trainer/progress/events.py": "describe",
-    "trainer/vfl/privacy.py": "account",
+    "trainer/vfl/privacy.py": "describe_spent",
 }
 
 

@@ -20,7 +20,7 @@ from trainer.vfl.client.session import take_part
 from trainer.vfl.server.labels import Labels
 from trainer.vfl.server.spec import new_run_id
 from trainer.vfl.server.startup import coordinate
-from trainer.vfl.simulation import Line, Stream
+from trainer.vfl.simulation import Simulation, Stream
 
 COLUMNS = {"press": ("force", "speed"), "oven": ("heat",), "lamp": ("red", "green", "blue")}
 CLASSES = ("good", "bad", "ugly")
@@ -83,7 +83,7 @@ def simulated(spec: LineSpec, data: Path, rounds: int) -> dict[str, dict[str, by
         samples.refresh()
         samples.settle(first)
         streams.append(torch.from_numpy(samples.take(everything)[0].copy()))
-    line = Line(spec, Stream(tuple(streams), torch.from_numpy(labels.labels(0, labels.count))))
+    line = Simulation(spec, Stream(tuple(streams), torch.from_numpy(labels.labels(0, labels.count))))
     for _ in range(rounds):
         line.step([spec.iterations] * len(spec.sensors))
     found = {sensor.name: _bytes(sensor.model.state_dict()) for sensor in line.sensors}

@@ -12,7 +12,7 @@ from edge.vfl.sensor_rows import Scaling
 from export.bundle_signing import Signer
 from export.vfl_export import HeadBundles, Rows, SensorBundles
 from trainer.vfl.parties import Representation
-from trainer.vfl.simulation import Line, Stream
+from trainer.vfl.simulation import Simulation, Stream
 
 COLUMNS = {"press": ("force", "speed"), "oven": ("heat",), "scale": ("mass", "tilt", "drift")}
 RUN = "ab" * 8
@@ -49,7 +49,7 @@ class Learnt:
         self.raw, labels = rows(60 + 10 * rounds, seed)
         self.scaling = {name: Scaling(each.mean(0), each.std(0)) for name, each in self.raw.items()}
         samples = tuple(self.scaled(name, self.raw[name]) for name in self.spec.sensors)
-        self.line = Line(self.spec, Stream(samples, torch.from_numpy(labels)))
+        self.line = Simulation(self.spec, Stream(samples, torch.from_numpy(labels)))
         for _ in range(rounds):
             self.line.step([2] * len(samples))
 
@@ -80,4 +80,4 @@ class Learnt:
         """Probabilities [N, C] of rows that all sensors have, by torch; the channel adds nothing."""
         received = [sensor.embed(self.scaled(sensor.name, raw[sensor.name])) for sensor in self.line.sensors]
         phi: Representation = self.line.head.represent(received)
-        return torch.softmax(self.line.head.predict(phi.embeddings), 1).numpy()
+        return torch.softmax(self.line.head.logits(phi.embeddings), 1).numpy()

@@ -21,10 +21,10 @@ WAITING = "waiting"
 STEPS = {  # what is done: by which method
     "reading rows": "edge.vfl.sensor_rows:Samples.refresh",
     "reading labels": "trainer.vfl.server.labels:Labels.refresh",
-    "embedding": "trainer.vfl.client.sensor_model:Learner.embed",
+    "embedding": "trainer.vfl.client.sensor_model:SensorTrainer.start_round",
     "representing": "trainer.vfl.server.head_model:HeadModel.represent",
-    "learning": "trainer.vfl.parties:Sensor.learn",
-    "learning as head": "trainer.vfl.parties:Head.learn",
+    "learning": "trainer.vfl.parties:Sensor.train",
+    "learning as head": "trainer.vfl.parties:Head.train",
     "writing a checkpoint": "trainer.vfl.checkpoint:Checkpoints.save",
     "reading a checkpoint": "trainer.vfl.checkpoint:Checkpoints.load",
     "writing the journal": "trainer.vfl.server.journal:Journal.close_rounds",

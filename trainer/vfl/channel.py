@@ -21,20 +21,20 @@ class Extent(NamedTuple):
     deviation: float
 
 
-def extent(embedding: Array) -> Extent:
+def measure_extent(embedding: Array) -> Extent:
     """Of the embeddings [N, D] of a round; N is 1 or more."""
     values = embedding.astype(np.float64)
     return Extent(values.min(0), values.max(0), float(values.std()))
 
 
-def passed(channel: Channel, embedding: Array, random: np.random.Generator, measure: Extent) -> Array:
+def transmit(channel: Channel, embedding: Array, random: np.random.Generator, measure: Extent) -> Array:
     """What arrives of an embedding [N, D]."""
     if not (channel.levels or channel.sigma or channel.loss):
         return embedding
     received = embedding.astype(np.float64)
     if channel.levels:
         dither = random.random(embedding.shape) if channel.dither else 0.5
-        received = quantised(received, channel.levels, measure.low, measure.high, dither)
+        received = quantise(received, channel.levels, measure.low, measure.high, dither)
     if channel.sigma:
         received = received + random.normal(0, channel.sigma * measure.deviation, embedding.shape)
     if channel.loss:
@@ -42,7 +42,7 @@ def passed(channel: Channel, embedding: Array, random: np.random.Generator, meas
     return received.astype(np.float32)
 
 
-def quantised(values: Doubles, levels: int, low: Doubles, high: Doubles, dither: Doubles | float = 0.5) -> Doubles:
+def quantise(values: Doubles, levels: int, low: Doubles, high: Doubles, dither: Doubles | float = 0.5) -> Doubles:
     """One of so many levels, evenly spread from `low` to `high` of each column; what lies beyond is cut.
 
     With a dither of 0.5 that is the nearest level. With one drawn from [0, 1) for each value it is the level below or
@@ -57,7 +57,7 @@ def quantised(values: Doubles, levels: int, low: Doubles, high: Doubles, dither:
     return np.where(index == levels - 1, high, low + width * (index / (levels - 1)))
 
 
-def parse(text: str) -> Channel:
+def parse_channel(text: str) -> Channel:
     """A channel as people write it: `clean`, or `levels=3`, `dither`, `sigma=0.5`, `loss=0.1`, joined by commas.
 
     Raises:

@@ -65,6 +65,6 @@ class Checkpoints:
         return self._folder / f"{round_:012}.safetensors"
 
 
-def under(prefix: str, state: State) -> dict[str, Tensor]:
+def strip_prefix(prefix: str, state: State) -> dict[str, Tensor]:
     """What a checkpoint holds under names that begin like this, without that."""
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

@@ -18,7 +18,7 @@ Embeddings = Sequence[Tensor]  # one [N, D_k] for each sensor
 _ADAM, _SCALES = "adam.", "scales"
 
 
-def pairs_in(settings: Denoising, round_: int) -> bool:
+def sends_pairs(settings: Denoising, round_: int) -> bool:
     """Whether sensors send a second copy of their embeddings in round 1, 2, ..."""
     return round_ <= settings.rounds
 
@@ -40,7 +40,7 @@ class Denoiser:
         rate = settings.learning_rate
         self._optimiser = torch.optim.Adam(self._models.parameters(), rate) if settings.rounds else None
 
-    def learn(self, noisy: Embeddings, target: Embeddings) -> float:
+    def train(self, noisy: Embeddings, target: Embeddings) -> float:
         """Descend the mean squared error (eq. 3) over all pairs of a round; return it."""
         assert self._optimiser
         self._scales = torch.stack([_scale(*pair) for pair in zip(noisy, target, strict=True)])
@@ -67,7 +67,7 @@ class Denoiser:
         return self._models
 
     @torch.no_grad()
-    def model(self, sensor: int) -> nn.Module | None:
+    def plain_layers(self, sensor: int) -> nn.Module | None:
         """What the denoiser does to a sensor's embeddings, as plain layers; None before it has learnt."""
         if not self._trained:
             return None

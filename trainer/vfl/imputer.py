@@ -17,7 +17,7 @@ _RIDGE = 1e-3  # of the present embeddings' mean variance: dead features and cop
 _FORGETTING = 0.95  # of the past, a round
 
 
-class Weights(NamedTuple):
+class Regression(NamedTuple):
     """Fills one pattern: embeddings [N, D] beside one another, absent ones finite, -> embeddings @ matrix + offset."""
 
     matrix: Tensor  # float32 [D, D]: the identity from present to present, zero rows of absent
@@ -39,9 +39,9 @@ class Imputer:
         self._sizes = tuple(sizes)
         self._owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(self._sizes))  # [D] sensor
         self._moment = torch.zeros(1 + sum(sizes), 1 + sum(sizes), dtype=torch.float64)
-        self._solved: dict[tuple[bool, ...], Weights] = {}
+        self._solved: dict[tuple[bool, ...], Regression] = {}
 
-    def learn(self, embeddings: Sequence[Tensor]) -> None:
+    def update(self, embeddings: Sequence[Tensor]) -> None:
         """A round's rows [N, D_k] that all sensors have."""
         rows = torch.cat(list(embeddings), 1).double()
         if len(rows):
@@ -49,7 +49,7 @@ class Imputer:
             self._moment = _FORGETTING * self._moment + rows.T @ rows / len(rows)
             self._solved.clear()
 
-    def fill(self, embeddings: Sequence[Tensor | None], n: int) -> list[Tensor]:
+    def impute(self, embeddings: Sequence[Tensor | None], n: int) -> list[Tensor]:
         """Embeddings [n, D_k] of all sensors: those that are there as they are, the others as the regression has them.
 
         Their means if none is there; zeros before anything was learnt.
@@ -58,28 +58,28 @@ class Imputer:
         whole = [
             torch.zeros(n, size) if each is None else each for each, size in zip(embeddings, self._sizes, strict=True)
         ]
-        return self.fill_rows(whole, present)
+        return self.impute_rows(whole, present)
 
-    def fill_rows(self, embeddings: Sequence[Tensor], present: Tensor) -> list[Tensor]:
+    def impute_rows(self, embeddings: Sequence[Tensor], present: Tensor) -> list[Tensor]:
         """As `fill`, row by row: `present` bool [N, K] says which embeddings [N, D_k] are there."""
         filled = torch.cat(list(embeddings), 1).clone()
         patterns, of_row = torch.unique(present, dim=0, return_inverse=True)
         for number, pattern in enumerate(patterns):
             if not pattern.all():
                 rows, absent = of_row == number, ~pattern[self._owner]
-                matrix, offset = self.weights(pattern.tolist())
+                matrix, offset = self.regression(pattern.tolist())
                 there = filled[rows].masked_fill(absent, 0.0)
                 filled[rows] = torch.where(absent, there @ matrix + offset, there)
         return list(torch.split(filled, list(self._sizes), 1))
 
-    def weights(self, pattern: Sequence[bool]) -> Weights:
+    def regression(self, pattern: Sequence[bool]) -> Regression:
         """Of a pattern of presence: one bool for each sensor."""
         key = tuple(pattern)
         if key not in self._solved:
             self._solved[key] = self._solve(torch.tensor(key)[self._owner])
         return self._solved[key]
 
-    def _solve(self, there: Tensor) -> Weights:
+    def _solve(self, there: Tensor) -> Regression:
         weight = self._moment[0, 0].clamp(min=1e-300)  # of all rounds that count; 0 before the first
         mean = self._moment[0, 1:] / weight
         covariance = self._moment[1:, 1:] / weight - torch.outer(mean, mean)
@@ -91,7 +91,7 @@ class Imputer:
             slopes = torch.linalg.solve(known + ridge * torch.eye(len(known)), covariance[there][:, ~there])
             matrix[there.nonzero(), (~there).nonzero().T] = slopes
             offset[~there] -= mean[there] @ slopes
-        return Weights(matrix.float(), offset.float())
+        return Regression(matrix.float(), offset.float())
 
     def state(self) -> dict[str, Tensor]:
         """All that was learnt."""

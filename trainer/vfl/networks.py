@@ -71,7 +71,7 @@ NETWORKS: dict[str, Callable[[Sequence[int]], nn.Sequential]] = {
 }
 
 
-class Cut(nn.Module):
+class ClipNorm(nn.Module):
     """Embeddings [N, D] that are longer than `length` are cut to it: what protection needs, so that training knows."""
 
     def __init__(self, length: float):
@@ -84,7 +84,7 @@ class Cut(nn.Module):
         return shortened
 
 
-def feature_model(network: str, shape: Sequence[int], seed: int, sensor: str, clip: float = 0.0) -> nn.Sequential:
+def build_feature_model(network: str, shape: Sequence[int], seed: int, sensor: str, clip: float = 0.0) -> nn.Sequential:
     """h_k: a sensor's samples float32 [N, *shape] -> embeddings [N, D], no longer than `clip` (0: any length).
 
     Raises:
@@ -93,10 +93,10 @@ def feature_model(network: str, shape: Sequence[int], seed: int, sensor: str, cl
     if network not in NETWORKS:
         raise UsageError(f"there is no feature model {network!r}", nearest(network, NETWORKS))
     model = _drawn(lambda: NETWORKS[network](shape), seed, sensor)
-    return model.append(Cut(clip)) if clip else model
+    return model.append(ClipNorm(clip)) if clip else model
 
 
-def head_model(embeddings: Sequence[int], classes: int, seed: int) -> nn.Linear:
+def build_head_model(embeddings: Sequence[int], classes: int, seed: int) -> nn.Linear:
     """h_0: all embeddings beside one another, [N, sum of D_k] -> logits [N, classes]."""
     return _drawn(lambda: nn.Linear(sum(embeddings), classes), seed, HEAD)
 
@@ -104,7 +104,7 @@ def head_model(embeddings: Sequence[int], classes: int, seed: int) -> nn.Linear:
 def embedding_size(network: str, shape: Sequence[int]) -> int:
     """D_k of a sensor whose samples have this shape."""
     with torch.no_grad():
-        return int(feature_model(network, shape, 0, "")(torch.zeros(1, *shape)).shape[1])
+        return int(build_feature_model(network, shape, 0, "")(torch.zeros(1, *shape)).shape[1])
 
 
 def _drawn(make: Callable[[], _Model], seed: int, party: str) -> _Model:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.vfl_messages import Denoising, Recipe
 from trainer.training.seeding import key_to_seed
-from trainer.vfl.channel import Array, Extent, extent
+from trainer.vfl.channel import Array, Extent, measure_extent
 from trainer.vfl.denoiser import Denoiser
-from trainer.vfl.networks import HEAD, feature_model, head_model
+from trainer.vfl.networks import HEAD, build_feature_model, build_head_model
 
 State = Mapping[str, Tensor]
 Loss = Callable[[Tensor | slice], Tensor]  # of a round's rows, the mean over them
@@ -47,7 +47,7 @@ class Sensor:
     ):
         """`clip` is that of the line's Privacy; `secret`, which it needs, is this sensor's own and never leaves it."""
         self.index, self.name, self.secret = index, name, secret
-        self.model = feature_model(network, shape, seed, name, clip)
+        self.model = build_feature_model(network, shape, seed, name, clip)
         self.sent: Array | Extent | None = None  # in its newest round, or the extent of that
         self._recipe, self._seed = recipe, seed
 
@@ -55,7 +55,7 @@ class Sensor:
     def extent(self) -> Extent | None:
         """Of what it sent in its newest round; it is measured for whoever asks, which is seldom done."""
         if isinstance(self.sent, np.ndarray):
-            self.sent = extent(self.sent)
+            self.sent = measure_extent(self.sent)
         return self.sent
 
     @torch.no_grad()
@@ -63,10 +63,10 @@ class Sensor:
         """h_k [N, D] of samples [N, *shape]; EdgeNodeError if the model has diverged."""
         embedding = torch.cat([self.model(part) for part in torch.split(samples, _PART)])
         if not embedding.isfinite().all():
-            raise diverged(self.name)
+            raise diverged_error(self.name)
         return embedding
 
-    def learn(
+    def train(
         self, samples: Tensor, labels: Tensor, phi: Representation, iterations: int, round_: int
     ) -> tuple[float, int]:
         """E_{t,k} local iterations with the others' embeddings as received (eq. 5); return mean loss and steps."""
@@ -78,7 +78,7 @@ class Sensor:
 
         return self._descend(loss, samples, iterations, round_)
 
-    def follow(
+    def train_on_gradients(
         self, samples: Tensor, gradient: Tensor, curvature: float, iterations: int, round_: int
     ) -> tuple[float, int]:
         """As `learn` where only the head has labels: descend a quadratic that lies above the loss.
@@ -106,7 +106,7 @@ class Head:
     """The server: denoiser and head model."""
 
     def __init__(self, sizes: Sequence[int], classes: int, denoising: Denoising, recipe: Recipe, seed: int):
-        self.model = head_model(sizes, classes, seed)
+        self.model = build_head_model(sizes, classes, seed)
         self.denoiser = Denoiser(denoising, sizes, seed)
         self._recipe, self._seed = recipe, seed
 
@@ -117,13 +117,13 @@ class Head:
             EdgeNodeError: the head's model has diverged.
         """
         if second is not None:
-            self.denoiser.learn(received, second)
+            self.denoiser.train(received, second)
         head = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
         if not all(value.isfinite().all() for value in head.values()):
-            raise diverged("the head")
+            raise diverged_error("the head")
         return Representation(head, tuple(self.denoiser(received)))
 
-    def learn(self, phi: Representation, labels: Tensor, iterations: int, round_: int) -> tuple[float, int]:
+    def train(self, phi: Representation, labels: Tensor, iterations: int, round_: int) -> tuple[float, int]:
         """E_{t,0} local iterations of the head; return mean loss and steps."""
         features = torch.cat(phi.embeddings, 1)
 
@@ -134,7 +134,7 @@ class Head:
         return _descend("the head", self.model, loss, len(features), iterations, self._recipe, random)
 
     @torch.no_grad()
-    def predict(self, embeddings: Sequence[Tensor]) -> Tensor:
+    def logits(self, embeddings: Sequence[Tensor]) -> Tensor:
         """Logits [N, classes] of embeddings that are denoised, or need no denoising."""
         logits: Tensor = self.model(torch.cat(list(embeddings), 1))
         return logits
@@ -175,7 +175,7 @@ def _descend(
     parameters = list(model.parameters())
     total, steps = 0.0, 0
     for _ in range(iterations):
-        for rows in batches(samples, recipe.batches, random):
+        for rows in split_batches(samples, recipe.batches, random):
             value = loss(rows)
             gradients = torch.autograd.grad(value, parameters)
             with torch.no_grad():
@@ -183,11 +183,11 @@ def _descend(
                     parameter.sub_(gradient, alpha=recipe.eta)
             total, steps = total + value.item(), steps + 1
             if not isfinite(total):
-                raise diverged(party)
+                raise diverged_error(party)
     return total / max(1, steps), steps
 
 
-def batches(samples: int, parts: int, random: torch.Generator) -> Iterator[Tensor | slice]:
+def split_batches(samples: int, parts: int, random: torch.Generator) -> Iterator[Tensor | slice]:
     """The rows of each step of an iteration: so many parts of nearly the same size, in random order; or all."""
     if parts == 1:
         yield slice(0, samples)
@@ -199,7 +199,7 @@ def _random(seed: int, party: str, round_: int) -> torch.Generator:
     return torch.Generator().manual_seed(key_to_seed(seed, party, round_, "batches"))
 
 
-def diverged(party: str) -> EdgeNodeError:
+def diverged_error(party: str) -> EdgeNodeError:
     """What ends a party whose numbers are of no use any more."""
     return EdgeNodeError(
         f"the training of {party} has diverged: its numbers are not finite any more",

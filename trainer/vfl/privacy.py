@@ -21,7 +21,7 @@ from trainer.vfl.channel import Array, Doubles
 DELTA = 1e-5  # of what is told
 
 
-def protected(privacy: Privacy, embedding: Array, secret: bytes, copy: int = 0) -> Array:
+def protect(privacy: Privacy, embedding: Array, secret: bytes, copy: int = 0) -> Array:
     """Each row of an embedding [N, D] cut to the length `clip`, then noise of `multiplier` such lengths (Gaussian).
 
     A row's noise follows from the sensor's secret and the row itself. So nobody else can draw it and take it off; who
@@ -44,14 +44,14 @@ def protected(privacy: Privacy, embedding: Array, secret: bytes, copy: int = 0) 
     return np.asarray(cut + privacy.multiplier * privacy.clip * _normal(keys, embedding.shape[1]), np.float32)
 
 
-def releases(spec: LineSpec, rounds: int) -> int:
+def count_releases(spec: LineSpec, rounds: int) -> int:
     """How often the embedding of one product leaves a sensor in so many rounds, at most."""
     window = spec.window
     times = min(rounds, ceil(window.size / window.chunk)) if window.size else rounds
     return times + (min(times, spec.denoising.rounds) if spec.denoising.target == "noisy" else 0)
 
 
-def spent(privacy: Privacy, times: int, delta: float) -> float:
+def spent_epsilon(privacy: Privacy, times: int, delta: float) -> float:
     """Epsilon: for a product whose embedding left a sensor so often, at this delta; infinite without protection.
 
     Two samples' cut embeddings lie at most 2 `clip` apart. n releases with Gaussian noise tell them apart exactly as
@@ -64,23 +64,23 @@ def spent(privacy: Privacy, times: int, delta: float) -> float:
         return inf
     distance = 2 * sqrt(times) / privacy.multiplier
     low, high = 0.0, 1.0
-    while revealed(distance, high) > delta:
+    while gaussian_delta(distance, high) > delta:
         low, high = high, 2 * high
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if revealed(distance, middle) > delta else (low, middle)
+        low, high = (middle, high) if gaussian_delta(distance, middle) > delta else (low, middle)
     return high
 
 
-def account(spec: LineSpec, rounds: int) -> str:
+def describe_spent(spec: LineSpec, rounds: int) -> str:
     """What a product whose embedding has left its sensor most often has spent so far; "" if nothing protects it."""
     if not spec.privacy.clip:
         return ""
-    epsilon = spent(spec.privacy, releases(spec, rounds), DELTA)
+    epsilon = spent_epsilon(spec.privacy, count_releases(spec, rounds), DELTA)
     return f"after {rounds} rounds a product has spent epsilon {epsilon:.3g} of its protection, at delta {DELTA:g}"
 
 
-def revealed(distance: float, epsilon: float) -> float:
+def gaussian_delta(distance: float, epsilon: float) -> float:
     """Delta of one Gaussian release at this epsilon, for two values so many standard deviations apart."""
     first, second = distance / 2 - epsilon / distance, -distance / 2 - epsilon / distance
     return exp(_log_normal_cdf(first)) - exp(epsilon + _log_normal_cdf(second))

@@ -9,7 +9,7 @@ EVENT_QUEUE = 1 << 27  # bytes of events that wait for the main thread
 _SWITCH = 5e-4  # seconds that Python's other thread may keep the network waiting
 
 
-def prepare(threads: int) -> None:
+def set_up_process(threads: int) -> None:
     """Set this process up."""
     torch.set_num_threads(threads)
     sys.setswitchinterval(_SWITCH)

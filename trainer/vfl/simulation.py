@@ -8,11 +8,11 @@ from torch import Tensor
 
 from broker_config.protocol.vfl_messages import Channel, LineSpec
 from trainer.training.seeding import generator, key_to_seed
-from trainer.vfl.channel import extent, passed
-from trainer.vfl.denoiser import pairs_in
+from trainer.vfl.channel import measure_extent, transmit
+from trainer.vfl.denoiser import sends_pairs
 from trainer.vfl.networks import embedding_size
 from trainer.vfl.parties import Head, Sensor
-from trainer.vfl.privacy import protected
+from trainer.vfl.privacy import protect
 from trainer.vfl.window import span
 
 Decide = Callable[[int], Sequence[int]]  # round -> E_{t,k} of each sensor
@@ -25,7 +25,7 @@ class Stream(NamedTuple):
     labels: Tensor  # int64 [P]
 
 
-class Closed(NamedTuple):
+class SimulatedRound(NamedTuple):
     """What came of a round."""
 
     round: int
@@ -34,7 +34,7 @@ class Closed(NamedTuple):
     loss: float  # F_t at Theta^{t,0} as the head sees it: denoised embeddings
 
 
-class Line:
+class Simulation:
     """The parties of a line and the products that they see; `step` plays one round (paper, Algorithm 1)."""
 
     def __init__(self, spec: LineSpec, stream: Stream):
@@ -50,25 +50,25 @@ class Line:
         self.head = Head(sizes, len(spec.classes), spec.denoising, spec.recipe, spec.seed)
         self.round = 0
 
-    def step(self, iterations: Sequence[int]) -> Closed:
+    def step(self, iterations: Sequence[int]) -> SimulatedRound:
         """Play the next round; the head takes as many local iterations as the busiest sensor."""
         self.round += 1
         spec, round_ = self.spec, self.round
         rows = slice(*span(spec.window, round_))
         samples, labels = [each[rows] for each in self.stream.samples], self.stream.labels[rows]
-        sent = [send(spec, sensor, part, round_) for sensor, part in zip(self.sensors, samples, strict=True)]
+        sent = [release(spec, sensor, part, round_) for sensor, part in zip(self.sensors, samples, strict=True)]
         second = [each.second for each in sent if each.second is not None]
         phi = self.head.represent([each.received for each in sent], second or None)
-        loss = torch.nn.functional.cross_entropy(self.head.predict(phi.embeddings), labels).item()
+        loss = torch.nn.functional.cross_entropy(self.head.logits(phi.embeddings), labels).item()
         if spec.labels == "server":
             grades = zip(self.head.gradients(phi, labels), self.head.curvatures(phi), strict=True)
             for sensor, part, steps, grade in zip(self.sensors, samples, iterations, grades, strict=True):
-                sensor.follow(part, *grade, steps, round_)
+                sensor.train_on_gradients(part, *grade, steps, round_)
         else:
             for sensor, part, steps in zip(self.sensors, samples, iterations, strict=True):
-                sensor.learn(part, labels, phi, steps, round_)
-        self.head.learn(phi, labels, max(iterations), round_)
-        return Closed(round_, len(labels), tuple(iterations), loss)
+                sensor.train(part, labels, phi, steps, round_)
+        self.head.train(phi, labels, max(iterations), round_)
+        return SimulatedRound(round_, len(labels), tuple(iterations), loss)
 
     def predict(self, samples: Sequence[Tensor], key: str = "predict") -> Tensor:
         """Logits [N, classes] of other products, whose embeddings go the same way: protection, channel, denoiser, head.
@@ -78,34 +78,36 @@ class Line:
         received = []
         for sensor, part in zip(self.sensors, samples, strict=True):
             random = generator(self.spec.seed, sensor.name, self.round, key)
-            safe = protected(self.spec.privacy, sensor.embed(part).numpy(), sensor.secret)
-            received.append(torch.from_numpy(passed(self.spec.channel, safe, random, sensor.extent or extent(safe))))
-        return self.head.predict(self.head.denoiser(received))
+            safe = protect(self.spec.privacy, sensor.embed(part).numpy(), sensor.secret)
+            received.append(
+                torch.from_numpy(transmit(self.spec.channel, safe, random, sensor.extent or measure_extent(safe)))
+            )
+        return self.head.logits(self.head.denoiser(received))
 
 
-class Sent(NamedTuple):
+class Release(NamedTuple):
     """What leaves a sensor in a round, as the channel leaves it."""
 
     received: Tensor  # [N, D_k]
     second: Tensor | None  # while the denoiser learns
 
 
-def send(spec: LineSpec, sensor: Sensor, samples: Tensor, round_: int) -> Sent:
+def release(spec: LineSpec, sensor: Sensor, samples: Tensor, round_: int) -> Release:
     """Embed a round's samples; the channel's noise is drawn by (seed, sensor, round), protection by the secret."""
     embedding = sensor.embed(samples)
-    copies = [protected(spec.privacy, embedding.numpy(), sensor.secret)]
-    pairs, clean = pairs_in(spec.denoising, round_), spec.denoising.target == "clean"
+    copies = [protect(spec.privacy, embedding.numpy(), sensor.secret)]
+    pairs, clean = sends_pairs(spec.denoising, round_), spec.denoising.target == "clean"
     if pairs and not clean:
-        copies.append(protected(spec.privacy, embedding.numpy(), sensor.secret, copy=1))
+        copies.append(protect(spec.privacy, embedding.numpy(), sensor.secret, copy=1))
     sensor.sent = copies[0]
     if spec.channel != Channel():
         random = generator(spec.seed, sensor.name, round_, "channel")
-        sensor.sent = measure = extent(copies[0])
-        copies = [passed(spec.channel, each, random, measure) for each in copies]
+        sensor.sent = measure = measure_extent(copies[0])
+        copies = [transmit(spec.channel, each, random, measure) for each in copies]
     received, *second = map(torch.from_numpy, copies)
     if pairs and clean:
         second = [embedding]
-    return Sent(received, second[0] if second else None)
+    return Release(received, second[0] if second else None)
 
 
 def _secret(seed: int, sensor: str) -> bytes:
@@ -113,7 +115,7 @@ def _secret(seed: int, sensor: str) -> bytes:
     return b"%016d" % key_to_seed(seed, sensor, "secret")
 
 
-def play(line: Line, rounds: int, decide: Decide) -> Iterator[Closed]:
+def simulate(line: Simulation, rounds: int, decide: Decide) -> Iterator[SimulatedRound]:
     """So many rounds, as they are played."""
     for _ in range(rounds):
         yield line.step(decide(line.round + 1))

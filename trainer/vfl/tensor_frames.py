@@ -15,7 +15,7 @@ _IDS = 4000  # products in a frame
 _LARGEST = 1e6  # number that can be meant: far beyond it who computes with it ends at infinity
 
 
-class Rows:
+class RowBuffer:
     """Rows float32 [count, width] that arrive in parts: in any order, some of them perhaps twice."""
 
     def __init__(self, count: int, width: int):
@@ -55,7 +55,7 @@ def to_bytes(tensor: Tensor) -> bytes:
     return tensor.detach().contiguous().numpy().astype("<f4", copy=False).tobytes()
 
 
-def opened(first: int, last: int, since: int, products: Sequence[str], **frame: Any) -> Iterator[Opened]:
+def opening_frames(first: int, last: int, since: int, products: Sequence[str], **frame: Any) -> Iterator[Opened]:
     """The frames that open a round; each has a part of the products, the first of which has the position `since`."""
     parts = max(1, -(-len(products) // _IDS))
     for part in range(parts):
@@ -63,7 +63,9 @@ def opened(first: int, last: int, since: int, products: Sequence[str], **frame: 
         yield Opened(first=first, last=last, since=since + part * _IDS, products=ids, part=part, parts=parts, **frame)
 
 
-def embeddings(received: Tensor, second: Tensor | None, missing: Sequence[int], **frame: Any) -> Iterator[Embeddings]:
+def embedding_frames(
+    received: Tensor, second: Tensor | None, missing: Sequence[int], **frame: Any
+) -> Iterator[Embeddings]:
     """What leaves a sensor: tensors [N, D], and the rows that stand for products that it has no sample of."""
     copies = 1 if second is None else 2
     for part, parts, rows in _parts(len(received), 4 * copies * received.shape[1]):
@@ -78,7 +80,9 @@ def embeddings(received: Tensor, second: Tensor | None, missing: Sequence[int], 
         )
 
 
-def represented(phi: Representation, labels: Tensor, iterations: Sequence[int], **frame: Any) -> Iterator[Represented]:
+def representation_frames(
+    phi: Representation, labels: Tensor, iterations: Sequence[int], **frame: Any
+) -> Iterator[Represented]:
     """What every sensor gets where labels are shared."""
     head = to_bytes(phi.head["weight"]) + to_bytes(phi.head["bias"])
     width = sum(each.shape[1] for each in phi.embeddings)
@@ -96,7 +100,7 @@ def represented(phi: Representation, labels: Tensor, iterations: Sequence[int], 
         )
 
 
-def graded(gradient: Tensor, curvature: float, iterations: int, **frame: Any) -> Iterator[Graded]:
+def gradient_frames(gradient: Tensor, curvature: float, iterations: int, **frame: Any) -> Iterator[Graded]:
     """What one sensor gets where labels stay at the head."""
     for part, parts, rows in _parts(len(gradient), 4 * gradient.shape[1]):
         yield Graded(
@@ -110,12 +114,12 @@ def graded(gradient: Tensor, curvature: float, iterations: int, **frame: Any) ->
         )
 
 
-class Phi:
+class RepresentationBuffer:
     """Represented as it arrives: of `count` products, for sensors with so wide embeddings, and for so many classes."""
 
     def __init__(self, count: int, sizes: Sequence[int], classes: int):
         self._sensors, self._classes = len(sizes), classes
-        self._rows = [Rows(count, size) for size in sizes]
+        self._rows = [RowBuffer(count, size) for size in sizes]
         self._labels = torch.zeros(count, dtype=torch.int64)
         self._head: dict[str, Tensor] = {}
         self.iterations: tuple[int, ...] = ()
@@ -146,17 +150,17 @@ class Phi:
 
     def _read_head(self, data: bytes) -> dict[str, Tensor]:
         classes, width = self._classes, sum(rows.tensor.shape[1] for rows in self._rows)
-        values = Rows(1, classes * (width + 1))
+        values = RowBuffer(1, classes * (width + 1))
         values.put(0, data)
         weight, bias = values.tensor[0, : classes * width], values.tensor[0, classes * width :]
         return {"weight": weight.reshape(classes, width), "bias": bias}
 
 
-class Gradient:
+class GradientBuffer:
     """Graded as it arrives: of `count` products, whose embeddings have `size` numbers."""
 
     def __init__(self, count: int, size: int):
-        self._rows = Rows(count, size)
+        self._rows = RowBuffer(count, size)
         self.curvature, self.iterations = 0.0, 0
 
     @property
@@ -173,6 +177,10 @@ class Gradient:
     def whole(self) -> Tensor:
         """Float32 [N, D]."""
         return self._rows.tensor
+
+
+Reply = RepresentationBuffer | GradientBuffer
+"""What the head sends back to a sensor, as it arrives."""
 
 
 def _parts(count: int, width: int) -> Iterator[tuple[int, int, slice]]:

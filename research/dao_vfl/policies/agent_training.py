@@ -12,13 +12,13 @@ from research.dao_vfl.policies.learning_curve import FD002
 from research.dao_vfl.policies.ppo import Learnt, Report, export, learn
 from research.dao_vfl.policies.problem import surrogate
 from trainer.vfl.policies.iteration_rules import RULES
-from trainer.vfl.policies.latency import Source
+from trainer.vfl.policies.latency import TimingSource
 
 _SEEDS = range(1000, 1010)  # of the comparison
 
 
 def train(
-    source: Source, iterations: int, rounds: int, steps: int, seed: int, out: Path, report: Report
+    source: TimingSource, iterations: int, rounds: int, steps: int, seed: int, out: Path, report: Report
 ) -> dict[str, Summary]:
     """Write the agent to `out`, its checkpoint beside it; return each policy's means, the best reward first.
 

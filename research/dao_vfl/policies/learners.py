@@ -7,7 +7,7 @@ from torch import Tensor
 
 from research.dao_vfl.policies.learning_curve import Curve
 from trainer.vfl.policies.latency import Ints
-from trainer.vfl.simulation import Line
+from trainer.vfl.simulation import Simulation
 
 Learner = Callable[[Ints], float]  # E of the next round [K] -> accuracy after it, on validation data
 
@@ -27,7 +27,7 @@ class Surrogate:
 class Played:
     """A real line's accuracy on validation products, which are of none of its rounds and not the test's either."""
 
-    def __init__(self, line: Line, samples: Sequence[Tensor], labels: Tensor):
+    def __init__(self, line: Simulation, samples: Sequence[Tensor], labels: Tensor):
         self._line, self._samples, self._labels = line, samples, labels
         self._values = torch.arange(len(line.spec.classes), dtype=torch.float32)
 
@@ -37,7 +37,7 @@ class Played:
         return accuracy(self._line, self._samples, self._labels)
 
 
-def accuracy(line: Line, samples: Sequence[Tensor], labels: Tensor) -> float:
+def accuracy(line: Simulation, samples: Sequence[Tensor], labels: Tensor) -> float:
     """Share of right classes; where the mean is the result, 1 - RMSE / (C - 1) in steps of the C classes."""
     logits = line.predict(samples)
     if line.spec.reading == "class":

@@ -10,7 +10,7 @@ import numpy as np
 
 from broker_config.protocol.errors import UsageError
 from research.dao_vfl.policies.learning_curve import Curve
-from trainer.vfl.policies.latency import Floats, Ints, Source, Weights, disparity, latencies
+from trainer.vfl.policies.latency import Floats, Ints, TimingSource, Weights, disparity, latencies
 from trainer.vfl.policies.policy import Timing
 
 _MOST = 20_000  # decisions that are enumerated
@@ -21,7 +21,7 @@ class Optimum:
     """`best`: the sum of rewards of all rounds; `myopic`: of each round by itself (`foresight` False)."""
 
     def __init__(
-        self, iterations: int, curve: Curve, weights: Weights, source: Source, rounds: int, foresight: bool = True
+        self, iterations: int, curve: Curve, weights: Weights, source: TimingSource, rounds: int, foresight: bool = True
     ):
         if iterations**source.sensors > _MOST:
             raise UsageError(

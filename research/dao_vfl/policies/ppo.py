@@ -27,7 +27,7 @@ from broker_config.protocol.errors import UsageError
 from research.dao_vfl.policies.environment import LineEnv
 from research.dao_vfl.policies.problem import Game, bounds
 from trainer.training.seeding import key_to_seed
-from trainer.vfl.policies.iteration_rules import Same
+from trainer.vfl.policies.iteration_rules import Uniform
 from trainer.vfl.policies.latency import Ints
 from trainer.vfl.policies.policy import Timing
 
@@ -99,7 +99,7 @@ class _Relative(gymnasium.Wrapper):  # type: ignore[misc]
     def reset(self, **options: Any) -> Any:
         """The next episode, and what `least` earns in it."""
         found = self.env.reset(**options)
-        self._least = iter(self.env.unwrapped.played(Same(1)).reward)
+        self._least = iter(self.env.unwrapped.played(Uniform(1)).reward)
         return found
 
     def step(self, action: Any) -> Any:

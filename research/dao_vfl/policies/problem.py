@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from research.dao_vfl.policies.learners import Learner, Surrogate
 from research.dao_vfl.policies.learning_curve import Curve
-from trainer.vfl.policies.iteration_rules import UNEVEN, ones, uneven
-from trainer.vfl.policies.latency import Floats, Simulated, Source, Weights, latencies
+from trainer.vfl.policies.iteration_rules import DISPARITY_COST, largest_disparity, ones
+from trainer.vfl.policies.latency import Floats, SimulatedTimings, TimingSource, Weights, latencies
 
 _SAMPLE = 2000  # rounds from which mean latencies are taken
 
@@ -17,7 +17,7 @@ _SAMPLE = 2000  # rounds from which mean latencies are taken
 class Game(NamedTuple):
     """P1 of a line: T rounds, E_{t,k} in [1, E_max]."""
 
-    source: Source
+    source: TimingSource
     iterations: int  # E_max
     rounds: int  # T
     weights: Weights
@@ -32,7 +32,7 @@ class Game(NamedTuple):
         return np.asarray(np.clip(np.append(scaled.ravel(), clock), 0, 1), np.float32)
 
 
-def bounds(source: Source) -> Floats:
+def bounds(source: TimingSource) -> Floats:
     """[2, 3, K]: least and greatest of what stands in a state."""
     low, high = source.ranges
     return np.stack([[low[0], low[1], 1 / high[2]], [high[0], high[1], 1 / low[2]]])
@@ -40,16 +40,16 @@ def bounds(source: Source) -> Floats:
 
 def simulated(sensors: int, iterations: int, rounds: int, curve: Curve) -> Game:
     """The paper's simulated timings, a surrogate for the line."""
-    return surrogate(Simulated(sensors), iterations, rounds, curve)
+    return surrogate(SimulatedTimings(sensors), iterations, rounds, curve)
 
 
-def surrogate(source: Source, iterations: int, rounds: int, curve: Curve) -> Game:
+def surrogate(source: TimingSource, iterations: int, rounds: int, curve: Curve) -> Game:
     """A game with a surrogate for the line, and balanced weights."""
     weights = balanced(source, iterations, rounds, curve)
     return Game(source, iterations, rounds, weights, lambda: Surrogate(curve))
 
 
-def balanced(source: Source, iterations: int, rounds: int, curve: Curve) -> Weights:
+def balanced(source: TimingSource, iterations: int, rounds: int, curve: Curve) -> Weights:
     """alpha1 to alpha3, which the paper does not state, so that no part of a reward drowns the others.
 
     The mean latency of HO costs 1, the disparity of HE costs UNEVEN; and the accuracy that all rounds with E_max gain
@@ -61,4 +61,4 @@ def balanced(source: Source, iterations: int, rounds: int, curve: Curve) -> Weig
     played = np.arange(1.0, rounds + 1)
     gained = float((curve(iterations * played) - curve(played)).mean())
     worth = latency * (full - least) / gained if gained > 0 else 1.0
-    return Weights(worth, latency, UNEVEN / uneven(sensors, iterations))
+    return Weights(worth, latency, DISPARITY_COST / largest_disparity(sensors, iterations))

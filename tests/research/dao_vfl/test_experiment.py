@@ -32,7 +32,7 @@ from research.runner.tally import attempt
 from tests.support.research_command import research
 from trainer import progress
 from trainer.training.seeding import generator
-from trainer.vfl.simulation import Line, Stream
+from trainer.vfl.simulation import Simulation, Stream
 from trainer.vfl.window import span
 
 ENGINES, CYCLES, TESTED, REMAIN = 40, 50, 6, 20  # 36 samples of each engine
@@ -173,7 +173,7 @@ def test_a_sensor_sees_a_quadrant_of_each_image(tmp_path: Path) -> None:
 # References
 
 
-def small(kind: type[Line] | type[Central], **spec: object) -> Line | Central:
+def small(kind: type[Simulation] | type[Central], **spec: object) -> Simulation | Central:
     random = torch.Generator().manual_seed(5)
     samples = tuple(torch.randn(40, 3, 9, generator=random) for _ in range(2))
     labels = torch.randint(0, 4, (40,), generator=random)
@@ -185,21 +185,21 @@ def small(kind: type[Line] | type[Central], **spec: object) -> Line | Central:
 
 
 def test_one_full_step_without_noise_is_that_of_the_centralised_model() -> None:
-    line, central = small(Line), small(Central)
+    line, central = small(Simulation), small(Central)
     for _ in range(3):
         assert line.step((1, 1)).loss == pytest.approx(central.step((1, 1)).loss, abs=1e-5)
     assert torch.allclose(line.predict(line.stream.samples), central.predict(line.stream.samples), atol=1e-5)
 
 
 def test_with_more_steps_they_part() -> None:
-    line, central = small(Line), small(Central)
+    line, central = small(Simulation), small(Central)
     line.step((3, 3)), central.step((3, 3))
     assert not torch.allclose(line.predict(line.stream.samples), central.predict(line.stream.samples), atol=1e-4)
 
 
 def test_the_fixed_models_loss_of_a_round_is_the_mean_over_its_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("research.dao_vfl.reference._STEPS", 20)
-    line = small(Line)
+    line = small(Simulation)
     fixed = Fixed(line.spec, line.stream, 3)
     logits = fixed.predict(line.stream.samples)
     for round_ in (1, 2, 3):

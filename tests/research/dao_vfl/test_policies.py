@@ -29,10 +29,10 @@ from tests.support.plants import here
 from tests.support.research_command import research
 from trainer.vfl.policies import latency, selection
 from trainer.vfl.policies.iteration_rules import RULES, Deadline
-from trainer.vfl.policies.latency import Setting, Simulated, Weights, disparity
+from trainer.vfl.policies.latency import LatencySettings, SimulatedTimings, Weights, disparity
 from trainer.vfl.policies.policy import Timing
 from trainer.vfl.server.journal import ClosedRound, Journal
-from trainer.vfl.simulation import Line, Stream
+from trainer.vfl.simulation import Simulation, Stream
 
 ROUNDS = 40
 RUN = "0123456789abcdef"
@@ -85,15 +85,15 @@ def closed_round(number: int, iterations: tuple[int, int]) -> ClosedRound:
     )  # fmt: skip
 
 
-def policy(name: str, most: int = 5, said: list[str] | None = None) -> selection.Guarded:
-    return selection.make(name, most, 2, (said if said is not None else []).append)
+def policy(name: str, most: int = 5, said: list[str] | None = None) -> selection.GuardedPolicy:
+    return selection.make_policy(name, most, 2, (said if said is not None else []).append)
 
 
 # The model
 
 
 def test_latencies_are_those_of_the_paper_by_hand() -> None:
-    setting, ones = Setting(), np.ones(2)
+    setting, ones = LatencySettings(), np.ones(2)
     assert latency.collection(setting, np.array([3.0]), 3).tolist() == [5, 8, 11]  # 3 k + 2
     # 1e7 / 2 log2(1 + 1e-4 / 0.05) = 5e6 x 0.0028825 = 14412 a second
     assert latency.communication(setting, 1e-4 * ones, 2) == pytest.approx([6.938, 6.938], abs=1e-3)
@@ -103,7 +103,7 @@ def test_latencies_are_those_of_the_paper_by_hand() -> None:
 
 
 def test_all_parts_of_a_latency_have_the_same_order_of_magnitude() -> None:
-    parts = Simulated(2).sample(2000, 1, 0).mean((0, 2))
+    parts = SimulatedTimings(2).sample(2000, 1, 0).mean((0, 2))
     assert (parts > 5).all()
     assert (parts < 50).all()
 
@@ -116,7 +116,7 @@ def test_disparity_and_reward_are_those_of_the_paper_by_hand() -> None:
 
 def test_what_is_drawn_stays_within_the_ranges_and_the_last_sensor_is_a_slow_one() -> None:
     for sensors in (2, 4):
-        source = Simulated(sensors)
+        source = SimulatedTimings(sensors)
         low, high = source.ranges
         drawn = source.sample(3000, 2, 0)
         assert (low <= drawn).all()
@@ -126,7 +126,7 @@ def test_what_is_drawn_stays_within_the_ranges_and_the_last_sensor_is_a_slow_one
 
 
 def test_timings_are_a_function_of_seed_and_episode() -> None:
-    source = Simulated(2)
+    source = SimulatedTimings(2)
     first = source.sample(5, 7, 3)
     assert (first == source.sample(5, 7, 3)).all()
     assert (first != source.sample(5, 7, 4))[:, 1:].all()
@@ -184,8 +184,8 @@ def test_a_real_line_teaches_the_environment_as_a_surrogate_does() -> None:
     spec = line_spec(run=RUN)
     stream = Stream(tuple(part[:500] for part in parts), labels[:500])
     held_out = [part[500:] for part in parts], labels[500:]
-    source = Simulated(2)
-    game = Game(source, 5, 30, Weights(1.0, 0.0, 0.0), lambda: Played(Line(spec, stream), *held_out))
+    source = SimulatedTimings(2)
+    game = Game(source, 5, 30, Weights(1.0, 0.0, 0.0), lambda: Played(Simulation(spec, stream), *held_out))
     found = trajectories(game, {"all": policy("all"), "again": policy("all"), "least": policy("least")}, 1)
     assert (found["all"].accuracy == found["again"].accuracy).all()
     assert found["all"].accuracy[-1] > 0.8
@@ -355,7 +355,7 @@ def test_a_rule_has_a_name_and_an_agent_a_file() -> None:
 def test_an_agent_of_another_line_is_refused(trained: Trained) -> None:
     for most, sensors in ((6, 2), (5, 3)):
         with pytest.raises(UsageError, match="for 2 sensors and up to 5 iterations"):
-            selection.make(str(trained.path), most, sensors, print)
+            selection.make_policy(str(trained.path), most, sensors, print)
 
 
 def test_an_agent_of_another_line_is_refused_before_a_head_waits_for_anybody(trained: Trained, tmp_path: Path) -> None:
@@ -370,7 +370,7 @@ def test_an_agent_of_another_line_is_refused_before_a_head_waits_for_anybody(tra
 @pytest.mark.parametrize("decided", [[9, -3], [1], [np.nan, 1.0], "nonsense", None])
 def test_a_policy_that_decides_nonsense_stops_nothing_and_is_told_once(decided: object) -> None:
     said: list[str] = []
-    guarded = selection.Guarded(lambda timing, round_: decided, 5, said.append)  # type: ignore[arg-type, return-value]
+    guarded = selection.GuardedPolicy(lambda timing, round_: decided, 5, said.append)  # type: ignore[arg-type, return-value]
     for round_ in (1, 2):
         decision = guarded(Timing(*np.ones((3, 2))), round_)
         assert decision.tolist() == ([5, 1] if decided == [9, -3] else [5, 5])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.vfl_messages import Channel
-from trainer.vfl.channel import Array, extent, parse, passed, quantised
+from trainer.vfl.channel import Array, measure_extent, parse_channel, quantise, transmit
 
 
 def embedding(seed: int = 0, products: int = 400, size: int = 28) -> Array:
@@ -17,7 +17,7 @@ def embedding(seed: int = 0, products: int = 400, size: int = 28) -> Array:
 
 
 def through(channel: Channel, values: Array, seed: int = 1) -> Array:
-    return passed(channel, values, np.random.default_rng(seed), extent(values))
+    return transmit(channel, values, np.random.default_rng(seed), measure_extent(values))
 
 
 def test_a_clean_channel_changes_nothing() -> None:
@@ -28,7 +28,7 @@ def test_a_clean_channel_changes_nothing() -> None:
 def test_a_quantiser_gives_the_nearest_of_its_levels_in_every_column(levels: int) -> None:
     values = embedding(size=1).astype(np.float64)
     grid = np.linspace(values.min(), values.max(), levels)
-    received = quantised(values, levels, values.min(0), values.max(0))
+    received = quantise(values, levels, values.min(0), values.max(0))
     assert np.array_equal(through(Channel(levels=levels), embedding(size=1)), received.astype(np.float32))
     beside = through(Channel(levels=levels), np.concatenate([values, -1000 * values], 1).astype(np.float32))
     assert np.allclose(beside[:, :1], received)
@@ -62,23 +62,23 @@ def test_a_constant_message_passes_a_quantiser_as_it_is(channel: Channel, value:
 
 
 def test_an_empty_message_passes() -> None:
-    random, measure = np.random.default_rng(0), extent(embedding(size=4))
-    assert passed(Channel(levels=3, loss=0.5), np.zeros((0, 4), np.float32), random, measure).shape == (0, 4)
+    random, measure = np.random.default_rng(0), measure_extent(embedding(size=4))
+    assert transmit(Channel(levels=3, loss=0.5), np.zeros((0, 4), np.float32), random, measure).shape == (0, 4)
 
 
 def test_one_product_is_quantised_as_it_would_be_among_those_of_its_sensors_round() -> None:
     values, channel = embedding(), Channel(levels=3)
-    measure, together = extent(values), through(channel, values)
-    alone = [passed(channel, row[None], np.random.default_rng(0), measure) for row in values]
+    measure, together = measure_extent(values), through(channel, values)
+    alone = [transmit(channel, row[None], np.random.default_rng(0), measure) for row in values]
     assert np.array_equal(np.concatenate(alone), together)
-    beyond = passed(channel, values * 100 - 7, np.random.default_rng(0), measure)
+    beyond = transmit(channel, values * 100 - 7, np.random.default_rng(0), measure)
     assert (beyond.min(), beyond.max()) == (together.min(), together.max())
 
 
 def test_dither_makes_the_quantisers_error_vanish_in_the_mean_which_it_does_not_otherwise() -> None:
     values, random = embedding(products=20), np.random.default_rng(0)
     step = np.ptp(values) / 2
-    copies = [passed(Channel(levels=3, dither=True), values, random, extent(values)) for _ in range(2000)]
+    copies = [transmit(Channel(levels=3, dither=True), values, random, measure_extent(values)) for _ in range(2000)]
     assert np.abs(np.mean(copies, 0) - values).max() < 5 * step / 2 / np.sqrt(2000)
     assert np.abs(through(Channel(levels=3), values) - values).max() > step / 3
     assert {len(np.unique(column)) for copy in copies for column in copy.T} <= {2, 3}
@@ -114,7 +114,7 @@ def test_noise_follows_from_the_generator_alone() -> None:
     ],
 )
 def test_people_can_write_a_channel(text: str, channel: Channel) -> None:
-    assert parse(text) == channel
+    assert parse_channel(text) == channel
 
 
 @pytest.mark.parametrize(
@@ -123,4 +123,4 @@ def test_people_can_write_a_channel(text: str, channel: Channel) -> None:
 )  # fmt: skip
 def test_what_is_no_channel_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
-        parse(text)
+        parse_channel(text)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from broker_config.protocol.vfl_messages import Channel, Denoising, Privacy
 from tests.trainer.vfl.test_parties import line, values
-from trainer.vfl.channel import extent, passed
+from trainer.vfl.channel import measure_extent, transmit
 from trainer.vfl.denoiser import Denoiser
-from trainer.vfl.privacy import protected
-from trainer.vfl.simulation import play, send
+from trainer.vfl.privacy import protect
+from trainer.vfl.simulation import release, simulate
 
 SIZE = 28
 ROUNDS = 25  # of 20 steps each
@@ -32,7 +32,9 @@ def embeddings(seed: int, products: int = 200) -> Tensor:
 
 
 def arrives(channel: Channel, clean: Tensor, seed: int) -> Tensor:
-    return torch.from_numpy(passed(channel, clean.numpy(), np.random.default_rng(seed), extent(clean.numpy())))
+    return torch.from_numpy(
+        transmit(channel, clean.numpy(), np.random.default_rng(seed), measure_extent(clean.numpy()))
+    )
 
 
 def error(made: Tensor, clean: Tensor) -> float:
@@ -46,7 +48,7 @@ def learnt(channel: Channel, target: Literal["clean", "noisy"], seed: int) -> tu
     denoiser, clean = Denoiser(Denoising(rounds=ROUNDS, target=target), [SIZE], seed), embeddings(seed)
     for round_ in range(ROUNDS):
         noisy = arrives(channel, clean, 1000 + round_)
-        denoiser.learn([noisy], [clean if target == "clean" else arrives(channel, clean, 2000 + round_)])
+        denoiser.train([noisy], [clean if target == "clean" else arrives(channel, clean, 2000 + round_)])
     noisy = arrives(channel, clean, 1)
     return error(noisy, clean), error(denoiser([noisy])[0], clean)
 
@@ -66,7 +68,7 @@ def test_a_round_descends_eq_3_over_all_pairs_with_adam() -> None:
         loss = sum((own_units(theirs[str(k)], noisy[k], clean[k]) - clean[k]).square().mean() for k in range(2)) / 2
         loss.backward()
         optimiser.step()
-    assert ours.learn(noisy, clean) == pytest.approx(loss.item(), rel=1e-5)
+    assert ours.train(noisy, clean) == pytest.approx(loss.item(), rel=1e-5)
     assert all(
         torch.allclose(*pair, atol=1e-6) for pair in zip(ours.module.parameters(), theirs.parameters(), strict=True)
     )
@@ -89,26 +91,26 @@ def test_one_autoencoder_serves_all_sensors_of_a_size_or_each_has_its_own() -> N
     clean = [embeddings(1), embeddings(2), embeddings(3)[:, :16]]
     for denoiser in (one, each):
         assert all(map(torch.equal, denoiser(clean), clean))  # nothing learnt yet: as received
-        assert denoiser.model(0) is None
-        denoiser.learn(clean, clean)
-    assert torch.equal(one.model(0)[2].weight, one.model(1)[2].weight)
-    assert not torch.equal(each.model(0)[2].weight, each.model(1)[2].weight)
+        assert denoiser.plain_layers(0) is None
+        denoiser.train(clean, clean)
+    assert torch.equal(one.plain_layers(0)[2].weight, one.plain_layers(1)[2].weight)
+    assert not torch.equal(each.plain_layers(0)[2].weight, each.plain_layers(1)[2].weight)
 
 
 def test_what_is_exported_does_what_the_denoiser_does_to_each_sensors_embeddings() -> None:
     denoiser = Denoiser(Denoising(rounds=1), [SIZE, SIZE], 0)
     noisy, clean = [embeddings(1), 100 - 7 * embeddings(2)], [embeddings(1), embeddings(3)]
-    denoiser.learn(noisy, clean)
+    denoiser.train(noisy, clean)
     for sensor, denoised in enumerate(denoiser(noisy)):
-        assert torch.allclose(denoiser.model(sensor)(noisy[sensor]), denoised, rtol=1e-4, atol=1e-4)
+        assert torch.allclose(denoiser.plain_layers(sensor)(noisy[sensor]), denoised, rtol=1e-4, atol=1e-4)
 
 
 def test_embeddings_of_any_scale_are_denoised_alike() -> None:
     clean = embeddings(1)
     noisy = arrives(Channel(levels=3), clean, 1)
     small, large = (Denoiser(Denoising(rounds=1), [SIZE], 0) for _ in range(2))
-    small.learn([noisy], [clean])
-    large.learn([1000 * noisy + 50], [1000 * clean + 50])
+    small.train([noisy], [clean])
+    large.train([1000 * noisy + 50], [1000 * clean + 50])
     denoised = (large([1000 * noisy + 50])[0] - 50) / 1000
     assert error(denoised, small([noisy])[0]) < 0.01
 
@@ -116,28 +118,28 @@ def test_embeddings_of_any_scale_are_denoised_alike() -> None:
 def test_after_its_rounds_it_is_frozen_and_sensors_send_one_copy() -> None:
     made = line("conv", channel=Channel(levels=3), denoising=Denoising(rounds=3))
     states = []
-    for _ in play(made, 5, lambda _: (1, 1)):
+    for _ in simulate(made, 5, lambda _: (1, 1)):
         states.append({name: value.clone() for name, value in made.head.denoiser.state().items()})
     same = [all(torch.equal(before[name], after[name]) for name in before) for before, after in pairwise(states)]
     assert same == [False, False, True, True]
     samples = made.stream.samples[0][:20]
     clean = made.sensors[0].embed(samples)
-    second = send(made.spec, made.sensors[0], samples, 3).second
+    second = release(made.spec, made.sensors[0], samples, 3).second
     assert second is not None
     assert torch.equal(second, clean)
-    assert send(made.spec, made.sensors[0], samples, 4).second is None
+    assert release(made.spec, made.sensors[0], samples, 4).second is None
 
 
 def test_a_line_that_comes_back_from_a_checkpoint_in_between_ends_with_the_same_bytes() -> None:
     first, second = (line("conv", channel=Channel(levels=3), denoising=Denoising(rounds=5)) for _ in range(2))
-    list(play(first, 3, lambda _: (1, 2)))
+    list(simulate(first, 3, lambda _: (1, 2)))
     saved = {name: value.clone() for name, value in first.head.denoiser.state().items()}
     second.head.denoiser.restore(saved)
     second.round = first.round
     for ours, theirs in zip([*second.sensors, second.head], [*first.sensors, first.head], strict=True):
         ours.model.load_state_dict(theirs.model.state_dict())
     for each in (first, second):
-        list(play(each, 4, lambda _: (1, 2)))
+        list(simulate(each, 4, lambda _: (1, 2)))
     assert all(map(torch.equal, values(first), values(second)))
     assert all(torch.equal(value, second.head.denoiser.state()[n]) for n, value in first.head.denoiser.state().items())
 
@@ -145,10 +147,10 @@ def test_a_line_that_comes_back_from_a_checkpoint_in_between_ends_with_the_same_
 def test_it_can_go_back_to_before_it_had_learnt_anything() -> None:
     denoiser, clean = Denoiser(Denoising(rounds=2), [SIZE], 0), [embeddings(1)]
     start = {name: value.clone() for name, value in denoiser.state().items()}
-    once = denoiser.learn(clean, clean)
+    once = denoiser.train(clean, clean)
     denoiser.restore(start)
     assert torch.equal(denoiser(clean)[0], clean[0])
-    assert denoiser.learn(clean, clean) == once
+    assert denoiser.train(clean, clean) == once
 
 
 # What it learns.
@@ -181,14 +183,14 @@ def test_lost_copies_do_not_draw_the_rest_to_zero() -> None:
     channel, clean = Channel(sigma=0.2, loss=0.33), embeddings(0)
     denoiser = Denoiser(Denoising(rounds=ROUNDS, target="noisy"), [SIZE], 0)
     for round_ in range(ROUNDS):
-        denoiser.learn([arrives(channel, clean, round_)], [arrives(channel, clean, 1000 + round_)])
+        denoiser.train([arrives(channel, clean, round_)], [arrives(channel, clean, 1000 + round_)])
     noisy = arrives(Channel(sigma=0.2), clean, 5000)
     assert (denoiser([noisy])[0].mean() / clean.mean()).item() == pytest.approx(1, abs=0.05)
 
 
 def test_a_round_whose_second_copies_are_all_lost_breaks_nothing() -> None:
     denoiser, clean = Denoiser(Denoising(rounds=1, target="noisy"), [SIZE], 0), embeddings(0)
-    assert denoiser.learn([clean], [torch.zeros_like(clean)]) == 0
+    assert denoiser.train([clean], [torch.zeros_like(clean)]) == 0
     assert denoiser([clean])[0].isfinite().all()
 
 
@@ -198,7 +200,7 @@ def test_the_noise_of_protection_goes_too_if_the_copies_have_noise_of_their_own(
     denoiser = Denoiser(Denoising(rounds=ROUNDS, target="noisy"), [SIZE], 0)
     for round_ in range(ROUNDS):
         key = secret + bytes([round_])
-        copies = [torch.from_numpy(protected(privacy, clean, key, number)) for number in (0, 1)]
-        denoiser.learn(copies[:1], copies[1:])
-    noisy = torch.from_numpy(protected(privacy, clean, b"another secret!!"))
+        copies = [torch.from_numpy(protect(privacy, clean, key, number)) for number in (0, 1)]
+        denoiser.train(copies[:1], copies[1:])
+    noisy = torch.from_numpy(protect(privacy, clean, b"another secret!!"))
     assert error(denoiser([noisy])[0], cut) < error(noisy, cut) / 4

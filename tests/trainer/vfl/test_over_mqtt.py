@@ -40,7 +40,7 @@ from tests.support.vfl_lines import (
 from trainer import progress
 from trainer.vfl.client import session
 from trainer.vfl.client.discovery import join
-from trainer.vfl.client.sensor_model import Learner
+from trainer.vfl.client.sensor_model import SensorTrainer
 from trainer.vfl.client.session import take_part
 from trainer.vfl.server import response_times
 from trainer.vfl.server.announcements import Crier
@@ -195,7 +195,7 @@ def test_a_sensor_that_joins_a_line_that_is_over_serves_its_model_and_waits_for_
     assert ended == (4, False), "what is retained may be older than a head that asks for more rounds"
     bundles = SensorBundles(tmp_path / "bundle", Rows(COLUMNS["press"], "product", None))
     press = source(tmp_path / "data", "press")
-    Learner(spec, "press", press, tmp_path / "press", print, bundles).commit(last=True)
+    SensorTrainer(spec, "press", press, tmp_path / "press", print, bundles).commit(last=True)
     assert (tmp_path / "bundle" / "manifest.json").is_file()
 
 

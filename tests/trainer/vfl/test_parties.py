@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.vfl_messages import Channel, Denoising, LineSpec, Privacy, Recipe, Window
-from trainer.vfl.networks import HEAD, embedding_size, feature_model
+from trainer.vfl.networks import HEAD, build_feature_model, embedding_size
 from trainer.vfl.parties import Head, Representation, Sensor
-from trainer.vfl.simulation import Line, Stream, play, send
+from trainer.vfl.simulation import Simulation, Stream, release, simulate
 from trainer.vfl.window import span
 
 CLASSES = 5
@@ -35,7 +35,7 @@ def line(
     recipe: Recipe = Recipe(eta=0.1),  # noqa: B008
     privacy: Privacy = Privacy(),  # noqa: B008
     products: int = 500,
-) -> Line:
+) -> Simulation:
     spec = LineSpec(
         federation="plant",
         run="0" * 16,
@@ -56,22 +56,22 @@ def line(
     shape = (products, *SHAPES[network])
     level = truth.reshape(-1, *[1] * (len(shape) - 1)) / CLASSES
     samples = tuple(torch.randn(shape, generator=random) / 2 + level * (index + 1) for index in range(sensors))
-    return Line(spec, Stream(samples, truth))
+    return Simulation(spec, Stream(samples, truth))
 
 
-def parameters(line: Line) -> list[Tensor]:
+def parameters(line: Simulation) -> list[Tensor]:
     return [value for model in models(line) for value in model.parameters()]
 
 
-def models(line: Line) -> list[nn.Module]:
+def models(line: Simulation) -> list[nn.Module]:
     return [*(sensor.model for sensor in line.sensors), line.head.model]
 
 
-def values(line: Line) -> list[Tensor]:
+def values(line: Simulation) -> list[Tensor]:
     return [value.detach().clone() for value in parameters(line)]
 
 
-def joint_loss(line: Line, first: int, last: int) -> Tensor:
+def joint_loss(line: Simulation, first: int, last: int) -> Tensor:
     """Eq. 1: one graph over all parties."""
     embeddings = [sensor.model(x[first:last]) for sensor, x in zip(line.sensors, line.stream.samples, strict=True)]
     return nn.functional.cross_entropy(line.head.model(torch.cat(embeddings, 1)), line.stream.labels[first:last])
@@ -108,10 +108,10 @@ def test_the_others_are_constants_as_received_and_denoised_and_a_sensors_own_emb
     denoising, iterations = Denoising(rounds=2, epochs=5), list(range(1, sensors + 1))
     ours, theirs = (line(network, sensors, 3, channel=channel, denoising=denoising) for _ in range(2))
     for each in (ours, theirs):
-        list(play(each, 3, lambda _: iterations))
+        list(simulate(each, 3, lambda _: iterations))
     first, last = span(ours.spec.window, 4)
     samples, labels = [x[first:last] for x in theirs.stream.samples], theirs.stream.labels[first:last]
-    noisy = [send(theirs.spec, sensor, x, 4).received for sensor, x in zip(theirs.sensors, samples, strict=True)]
+    noisy = [release(theirs.spec, sensor, x, 4).received for sensor, x in zip(theirs.sensors, samples, strict=True)]
     held = theirs.head.denoiser(noisy)
     head = [value.detach().clone() for value in theirs.head.model.parameters()]
     ours.step(iterations)
@@ -141,7 +141,7 @@ def test_with_batches_an_iteration_takes_every_sample_once_in_an_order_of_its_ow
     samples = torch.randn(50, 4, 1)
     sensor.model.register_forward_hook(lambda _, given, __: seen.append(given[0]))
     phi = Representation({"weight": torch.randn(CLASSES, 16), "bias": torch.zeros(CLASSES)}, (torch.zeros(50, 16),))
-    _, steps = sensor.learn(samples, torch.zeros(50, dtype=torch.long), phi, 2, 1)
+    _, steps = sensor.train(samples, torch.zeros(50, dtype=torch.long), phi, 2, 1)
     assert [len(part) for part in seen] == [13, 13, 12, 12] * 2
     assert steps == 8
     rows = [torch.cat(part).flatten(1) for part in (seen[:4], seen[4:])]
@@ -153,7 +153,7 @@ def test_with_batches_an_iteration_takes_every_sample_once_in_an_order_of_its_ow
 def test_the_same_line_ends_with_the_same_bytes_and_another_seed_with_others() -> None:
     def played(seed: int) -> list[Tensor]:
         made = line(seed=seed, channel=NOISY, denoising=Denoising(rounds=2), recipe=Recipe(batches=3))
-        list(play(made, 4, lambda _: (1, 2)))
+        list(simulate(made, 4, lambda _: (1, 2)))
         return values(made)
 
     assert all(map(torch.equal, played(0), played(0)))
@@ -213,7 +213,7 @@ def test_without_labels_a_sensor_descends_that_quadratic() -> None:
     ours, theirs = (Sensor(0, "s", "dense", (4, 1), Recipe(eta=0.1), 0) for _ in range(2))
     samples, gradient = torch.randn(30, 4, 1), torch.randn(30, 16)
     start = theirs.embed(samples)
-    ours.follow(samples, gradient, 3.0, 4, 1)
+    ours.train_on_gradients(samples, gradient, 3.0, 4, 1)
     for _ in range(4):
         moved = theirs.model(samples) - start
         quadratic = (gradient * moved).sum(1) + 3.0 / 2 * moved.square().sum(1)
@@ -232,7 +232,7 @@ def test_without_labels_every_full_step_lowers_the_quadratic_and_the_loss_stays_
     truth, bounds = [losses(phi, labels).mean().item()], [losses(phi, labels).mean().item()]
     for iterations in range(1, 20):
         sensor.model.load_state_dict(first)
-        sensor.follow(samples, gradient, curvature, iterations, 1)
+        sensor.train_on_gradients(samples, gradient, curvature, iterations, 1)
         moved = sensor.embed(samples) - start[0]
         bounds.append(bounds[0] + ((gradient + curvature / 2 * moved) * moved).sum(1).mean().item())
         truth.append(losses(Representation(phi.head, (sensor.embed(samples), start[1])), labels).mean().item())
@@ -250,7 +250,7 @@ def test_without_labels_nothing_diverges_where_a_linear_function_did(channel: Ch
         denoising=Denoising(rounds=3 if channel.levels else 0),
         recipe=Recipe(eta=0.05, batches=5),
     )
-    closed = list(play(made, 40, lambda _: (2, 2)))
+    closed = list(simulate(made, 40, lambda _: (2, 2)))
     assert all(np.isfinite(each.loss) for each in closed)
     assert np.mean([each.loss for each in closed[-5:]]) < closed[0].loss - 0.1
 
@@ -261,14 +261,14 @@ def test_without_labels_nothing_diverges_where_a_linear_function_did(channel: Ch
 def test_training_that_diverges_names_the_sensor() -> None:
     made = line("conv", recipe=Recipe(eta=1e6))
     with pytest.raises(EdgeNodeError, match=r"the training of s\d has diverged"):
-        list(play(made, 20, lambda _: (2, 2)))
+        list(simulate(made, 20, lambda _: (2, 2)))
 
 
 def test_training_that_diverges_names_the_head() -> None:
     head = Head([2], CLASSES, Denoising(), Recipe(eta=1e6), 0)
     phi = head.represent([1e30 * torch.ones(4, 2)])
     with pytest.raises(EdgeNodeError, match="the training of the head has diverged"):
-        head.learn(phi, torch.zeros(4, dtype=torch.long), 5, 1)
+        head.train(phi, torch.zeros(4, dtype=torch.long), 5, 1)
 
 
 def test_samples_that_are_no_numbers_do_not_leave_a_sensor() -> None:
@@ -281,21 +281,21 @@ def test_a_window_that_is_too_short_for_convolutions_and_an_unknown_network_are_
     assert embedding_size("conv", (6, 15)) == 28
     assert embedding_size("conv", (6, 9)) == 14
     with pytest.raises(UsageError, match="too short"):
-        feature_model("conv", (6, 8), 0, "s")
+        build_feature_model("conv", (6, 8), 0, "s")
     with pytest.raises(UsageError, match="no feature model"):
-        feature_model("convolution", (6, 8), 0, "s")
+        build_feature_model("convolution", (6, 8), 0, "s")
 
 
 def test_images_keep_their_differences_through_the_papers_thirteen_convolutions() -> None:
     with torch.no_grad():
-        embeddings = feature_model("vgg13", (3, 16, 16), 0, "s")(torch.rand(4, 3, 16, 16))
+        embeddings = build_feature_model("vgg13", (3, 16, 16), 0, "s")(torch.rand(4, 3, 16, 16))
     assert embeddings.shape == (4, 4096)
     assert embeddings.std(0).mean() > 0.01 * embeddings.abs().mean() > 0.001
 
 
 def test_first_values_hang_on_seed_and_party_alone() -> None:
     def first(seed: int, name: str) -> Tensor:
-        return next(feature_model("dense", (4, 1), seed, name).parameters())
+        return next(build_feature_model("dense", (4, 1), seed, name).parameters())
 
     torch.manual_seed(1)
     once = first(0, "press")

@@ -13,9 +13,9 @@ from broker_config.protocol.vfl_messages import Channel, Denoising, LineSpec, Pr
 from tests.trainer.vfl.test_parties import line
 from trainer.vfl import combinations
 from trainer.vfl.channel import Array
-from trainer.vfl.networks import Cut
-from trainer.vfl.privacy import account, protected, releases, revealed, spent
-from trainer.vfl.simulation import play, send
+from trainer.vfl.networks import ClipNorm
+from trainer.vfl.privacy import count_releases, describe_spent, gaussian_delta, protect, spent_epsilon
+from trainer.vfl.simulation import release, simulate
 from trainer.vfl.window import span
 
 SECRET = b"0123456789abcdef"
@@ -34,7 +34,7 @@ def cut(values: Array) -> Array:
 
 
 def test_embeddings_are_cut_and_get_noise_of_the_strength_asked() -> None:
-    noise = protected(PRIVACY, embedding(), SECRET) - cut(embedding())
+    noise = protect(PRIVACY, embedding(), SECRET) - cut(embedding())
     assert noise.std() == pytest.approx(3, rel=0.03)
     assert abs(noise.mean()) < 0.1
     tails = np.abs(noise) > 2 * 3
@@ -45,74 +45,74 @@ def test_embeddings_are_cut_and_get_noise_of_the_strength_asked() -> None:
 
 
 def test_without_protection_nothing_changes() -> None:
-    assert protected(Privacy(), embedding(), b"") is not None
-    assert np.array_equal(protected(Privacy(), embedding(), b""), embedding())
+    assert protect(Privacy(), embedding(), b"") is not None
+    assert np.array_equal(protect(Privacy(), embedding(), b""), embedding())
 
 
 def test_the_same_embeddings_have_the_same_noise_and_others_have_none_in_common() -> None:
     """Replays say nothing new, and a difference of two releases does not show that of two embeddings."""
-    first = protected(PRIVACY, embedding(), SECRET)
-    assert np.array_equal(first, protected(PRIVACY, embedding(), SECRET))
+    first = protect(PRIVACY, embedding(), SECRET)
+    assert np.array_equal(first, protect(PRIVACY, embedding(), SECRET))
     changed = embedding()
     changed[:, 0] += 1e-3
     for second in (
-        protected(PRIVACY, changed, SECRET),
-        protected(PRIVACY, embedding(), b"another secret!!"),
-        protected(PRIVACY, embedding(), SECRET, copy=1),
+        protect(PRIVACY, changed, SECRET),
+        protect(PRIVACY, embedding(), b"another secret!!"),
+        protect(PRIVACY, embedding(), SECRET, copy=1),
     ):
         assert (first - second).std() == pytest.approx(sqrt(2) * 3, rel=0.05)
 
 
 def test_who_asks_for_other_products_besides_gets_no_other_noise() -> None:
-    one = protected(PRIVACY, embedding(), SECRET)
-    assert np.array_equal(one[100:], protected(PRIVACY, embedding()[100:], SECRET))
+    one = protect(PRIVACY, embedding(), SECRET)
+    assert np.array_equal(one[100:], protect(PRIVACY, embedding()[100:], SECRET))
     changed = embedding()
     changed[0, 0] += 1e-3
-    other = protected(PRIVACY, changed, SECRET)
+    other = protect(PRIVACY, changed, SECRET)
     assert np.array_equal(one[1:], other[1:])
     assert np.abs(one[0] - other[0]).max() > 0.1
 
 
 def test_equal_embeddings_are_not_told_by_their_noise() -> None:
     twice = np.concatenate([embedding(), embedding()])
-    first, second = np.split(protected(PRIVACY, twice, SECRET), 2)
+    first, second = np.split(protect(PRIVACY, twice, SECRET), 2)
     assert (first - second).std() == pytest.approx(sqrt(2) * 3, rel=0.05)
-    assert np.array_equal(first, protected(PRIVACY, embedding(), SECRET))
+    assert np.array_equal(first, protect(PRIVACY, embedding(), SECRET))
 
 
 def test_what_a_spec_says_does_not_suffice_to_take_the_noise_off() -> None:
     """All of a spec is public, its seed too."""
     made = line(privacy=PRIVACY)
     sensor, samples = made.sensors[0], made.stream.samples[0][:40]
-    said = send(made.spec, sensor, samples, 1).received
+    said = release(made.spec, sensor, samples, 1).received
     sensor.secret = SECRET
-    assert (said - send(made.spec, sensor, samples, 1).received).std().item() == pytest.approx(sqrt(2) * 3, rel=0.1)
+    assert (said - release(made.spec, sensor, samples, 1).received).std().item() == pytest.approx(sqrt(2) * 3, rel=0.1)
 
 
 def test_who_has_no_secret_cannot_protect() -> None:
     with pytest.raises(ValueError, match="secret of its own"):
-        protected(PRIVACY, embedding(), b"")
+        protect(PRIVACY, embedding(), b"")
 
 
 def test_the_cut_is_part_of_the_model_so_that_training_knows_of_it() -> None:
     made = line("conv", privacy=Privacy(clip=0.5, multiplier=0.01))
     embedded = made.sensors[0].embed(made.stream.samples[0])
     assert embedded.norm(dim=1).max() <= 0.5 * (1 + 1e-6)
-    assert np.allclose(protected(Privacy(clip=0.5), embedded.numpy(), SECRET), embedded.numpy())
+    assert np.allclose(protect(Privacy(clip=0.5), embedded.numpy(), SECRET), embedded.numpy())
     values = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]], dtype=torch.float64, requires_grad=True)
-    assert torch.allclose(Cut(1.0)(values), torch.tensor([[0.6, 0.8], [0.3, 0.4], [0, 0]], dtype=torch.float64))
-    assert torch.autograd.gradcheck(Cut(1.0), values)
+    assert torch.allclose(ClipNorm(1.0)(values), torch.tensor([[0.6, 0.8], [0.3, 0.4], [0, 0]], dtype=torch.float64))
+    assert torch.autograd.gradcheck(ClipNorm(1.0), values)
 
 
 def test_a_protected_line_learns() -> None:
-    closed = list(play(line("conv", privacy=Privacy(clip=2, multiplier=0.02)), 20, lambda _: (3, 3)))
+    closed = list(simulate(line("conv", privacy=Privacy(clip=2, multiplier=0.02)), 20, lambda _: (3, 3)))
     assert np.mean([each.loss for each in closed[-5:]]) < closed[0].loss - 0.1
 
 
 def test_a_second_copy_is_protected_too_by_noise_of_its_own() -> None:
     made = line(privacy=Privacy(clip=5, multiplier=0.05), denoising=Denoising(rounds=2, target="noisy"))
     samples = made.stream.samples[0][:40]
-    received, second = send(made.spec, made.sensors[0], samples, 1)
+    received, second = release(made.spec, made.sensors[0], samples, 1)
     assert second is not None
     clean = made.sensors[0].embed(samples)
     for copy in (received, second):
@@ -132,7 +132,7 @@ def test_predictions_go_by_protected_embeddings_as_well() -> None:
 
 @pytest.mark.parametrize("distance", [0.05, 0.5, 1.0, 3.0, 10.0])
 def test_at_epsilon_zero_delta_is_the_total_variation(distance: float) -> None:
-    assert revealed(distance, 0) == pytest.approx(erf(distance / 2 / sqrt(2)), rel=1e-9)
+    assert gaussian_delta(distance, 0) == pytest.approx(erf(distance / 2 / sqrt(2)), rel=1e-9)
 
 
 @pytest.mark.parametrize(("distance", "epsilon"), [(0.1, 0.2), (1.0, 1.0), (1.0, 4.0), (4.0, 9.0), (12.0, 80.0)])
@@ -140,7 +140,7 @@ def test_delta_is_the_integral_of_what_one_density_has_more_than_the_others(dist
     x, width = np.linspace(-40, 60, 2_000_001, retstep=True)
     log_p, log_q = -(x**2) / 2, -((x - distance) ** 2) / 2
     excess = np.maximum(0, np.exp(log_q) - np.exp(epsilon + log_p)) / sqrt(2 * np.pi)
-    assert revealed(distance, epsilon) == pytest.approx(excess.sum() * width, rel=1e-5)
+    assert gaussian_delta(distance, epsilon) == pytest.approx(excess.sum() * width, rel=1e-5)
 
 
 def test_no_test_tells_two_embeddings_apart_better_than_the_account_says() -> None:
@@ -150,44 +150,42 @@ def test_no_test_tells_two_embeddings_apart_better_than_the_account_says() -> No
     one[:, 0] = clip
     scores = []
     for sign in (1, -1):
-        said = [
-            protected(Privacy(clip=clip, multiplier=multiplier), sign * one, random.bytes(32)) for _ in range(times)
-        ]
+        said = [protect(Privacy(clip=clip, multiplier=multiplier), sign * one, random.bytes(32)) for _ in range(times)]
         scores.append(np.sum(said, 0)[:, 0])
     for epsilon in (0.1, 0.5, 1.0):
         # Where the likelihoods' ratio is above e^epsilon.
         threshold = epsilon * (multiplier * clip) ** 2 / (2 * clip)
         delta = (scores[0] > threshold).mean() - exp(epsilon) * (scores[1] > threshold).mean()
-        assert delta == pytest.approx(revealed(2 * sqrt(times) / multiplier, epsilon), abs=0.02)
+        assert delta == pytest.approx(gaussian_delta(2 * sqrt(times) / multiplier, epsilon), abs=0.02)
 
 
 @settings(max_examples=200)
 @given(st.floats(0.05, 1000), st.integers(1, 10_000), st.sampled_from([1e-3, 1e-5, 1e-9]))
 def test_epsilon_is_what_delta_leaves_and_below_the_bound_of_renyi(multiplier: float, times: int, delta: float) -> None:
     distance = 2 * sqrt(times) / multiplier
-    epsilon = spent(Privacy(clip=1, multiplier=multiplier), times, delta)
+    epsilon = spent_epsilon(Privacy(clip=1, multiplier=multiplier), times, delta)
     renyi = distance**2 / 2 + distance * sqrt(2 * log(1 / delta))
     assert 0 <= epsilon <= renyi * (1 + 1e-6)
-    assert revealed(distance, epsilon) <= delta
+    assert gaussian_delta(distance, epsilon) <= delta
     if epsilon > 1e-6:
-        assert revealed(distance, epsilon * (1 - 1e-6)) > delta * (1 - 1e-4)
+        assert gaussian_delta(distance, epsilon * (1 - 1e-6)) > delta * (1 - 1e-4)
 
 
 def test_figures_that_others_have_published() -> None:
     """Balle and Wang 2018: sensitivity 1 and noise 1 give epsilon 4.3777 at 1e-5 (with a clip of 1/2, multiplier 2)."""
-    assert spent(Privacy(clip=0.5, multiplier=2), 1, 1e-5) == pytest.approx(4.3777, abs=1e-3)
+    assert spent_epsilon(Privacy(clip=0.5, multiplier=2), 1, 1e-5) == pytest.approx(4.3777, abs=1e-3)
 
 
 def test_n_releases_count_as_one_with_noise_smaller_by_the_root_of_n() -> None:
-    assert spent(Privacy(clip=3, multiplier=8), 16, 1e-5) == pytest.approx(
-        spent(Privacy(clip=3, multiplier=2), 1, 1e-5)
+    assert spent_epsilon(Privacy(clip=3, multiplier=8), 16, 1e-5) == pytest.approx(
+        spent_epsilon(Privacy(clip=3, multiplier=2), 1, 1e-5)
     )
 
 
 def test_nothing_said_costs_nothing_and_without_noise_everything_is_said() -> None:
-    assert spent(PRIVACY, 0, 1e-5) == 0
-    assert spent(Privacy(), 1, 1e-5) == inf
-    assert spent(Privacy(clip=1), 1, 1e-5) == inf
+    assert spent_epsilon(PRIVACY, 0, 1e-5) == 0
+    assert spent_epsilon(Privacy(), 1, 1e-5) == inf
+    assert spent_epsilon(Privacy(clip=1), 1, 1e-5) == inf
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 90), st.integers(1, 25), st.integers(0, 9), st.booleans())
@@ -201,9 +199,9 @@ def test_releases_are_counted_for_the_product_that_weighs_longest(
     for round_ in range(1, rounds + 1):
         for position in range(*span(window, round_)):
             said[position] = said.get(position, 0) + (2 if noisy and round_ <= learning else 1)
-    assert max(said.values()) <= releases(made, rounds)
+    assert max(said.values()) <= count_releases(made, rounds)
     if rounds * chunk > size + chunk and (size % chunk == 0 or not size) and start >= chunk:
-        assert max(said.values()) == releases(made, rounds)
+        assert max(said.values()) == count_releases(made, rounds)
 
 
 # What must not be together.
@@ -266,7 +264,7 @@ def test_the_rest_may_be(made: LineSpec) -> None:
 
 def test_what_a_product_has_spent_is_told_where_it_is_protected() -> None:
     protected_ = line(privacy=PRIVACY, window=Window(start=10, chunk=5, size=20)).spec
-    assert account(line().spec, 7) == ""
-    epsilon = spent(PRIVACY, 4, 1e-5)
-    assert f"after 7 rounds a product has spent epsilon {epsilon:.3g}" in account(protected_, 7)
-    assert "epsilon inf" in account(line(privacy=Privacy(clip=1)).spec, 7)
+    assert describe_spent(line().spec, 7) == ""
+    epsilon = spent_epsilon(PRIVACY, 4, 1e-5)
+    assert f"after 7 rounds a product has spent epsilon {epsilon:.3g}" in describe_spent(protected_, 7)
+    assert "epsilon inf" in describe_spent(line(privacy=Privacy(clip=1)).spec, 7)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_config.protocol.errors import UsageError
-from trainer.vfl.channel import quantised
+from trainer.vfl.channel import quantise
 
 Floats = NDArray[np.float32]
 RANGE = 3.0  # deviations to each side of the mean that levels are spread over
@@ -89,5 +89,5 @@ def protect(patches: Floats, measure: Measure, protection: Protection, random: n
     if protection.noise:
         sent = sent + protection.noise * deviation * random.standard_normal(sent.shape)
     if protection.levels:
-        sent = quantised(sent, protection.levels, mean - RANGE * deviation, mean + RANGE * deviation)
+        sent = quantise(sent, protection.levels, mean - RANGE * deviation, mean + RANGE * deviation)
     return np.asarray(sent, np.float32)

@@ -47,7 +47,7 @@ def join(
     source.check()
     report(progress.Step(what=f"looking for a line on {endpoint}"))
     while True:
-        spec = find(endpoint, federation, wait, stop, state=state, report=report)
+        spec = find_spec(endpoint, federation, wait, stop, state=state, report=report)
         if spec is None:
             return 0, False
         if name not in spec.sensors:
@@ -63,7 +63,7 @@ def join(
             report(progress.Note(text=f"the head has begun run {begun.run}: taking part in it"))
 
 
-def find(
+def find_spec(
     endpoint: Endpoint,
     federation: str | None,
     wait: float,

@@ -10,27 +10,27 @@ from trainer.vfl import tensor_frames
 from trainer.vfl.parties import Representation, Sensor
 
 
-class Turn(NamedTuple):
+class LocalRound(NamedTuple):
     """The round that a sensor has sent its embeddings for."""
 
     round: int
     samples: Tensor  # [N, columns, cycles]; zeros for what is missing
     missing: tuple[int, ...]  # rows
     sent: list[bytes]
-    reply: tensor_frames.Phi | tensor_frames.Gradient
+    reply: tensor_frames.Reply
 
     def put(self, frame: Represented | Graded) -> bool:
         """Take in what the head sends back; whether it is whole now. ValueError says why it cannot be."""
         match self.reply, frame:
-            case tensor_frames.Phi() as reply, Represented():
+            case tensor_frames.RepresentationBuffer() as reply, Represented():
                 reply.put(frame)
-            case tensor_frames.Gradient() as reply, Graded():
+            case tensor_frames.GradientBuffer() as reply, Graded():
                 reply.put(frame)
             case _:
                 raise ValueError(f"a {type(frame).__name__} is not for this line")
         return self.reply.complete
 
-    def learn(self, sensor: Sensor) -> int:
+    def train(self, sensor: Sensor) -> int:
         """Take the local iterations that the head has decided, and return how many.
 
         A sensor learns nothing from products that it has no sample of: zeros with a label would mislead it.
@@ -38,12 +38,14 @@ class Turn(NamedTuple):
         if len(self.missing) == len(self.samples):
             return 0
         match self.reply:
-            case tensor_frames.Phi(whole=(phi, labels)) as reply:
+            case tensor_frames.RepresentationBuffer(whole=(phi, labels)) as reply:
                 steps = reply.iterations[sensor.index]
                 phi = Representation(phi.head, tuple(self._there(each) for each in phi.embeddings))
-                sensor.learn(self._there(self.samples), self._there(labels), phi, steps, self.round)
-            case tensor_frames.Gradient(whole=gradient, curvature=curvature, iterations=steps):
-                sensor.follow(self._there(self.samples), self._there(gradient), curvature, steps, self.round)
+                sensor.train(self._there(self.samples), self._there(labels), phi, steps, self.round)
+            case tensor_frames.GradientBuffer(whole=gradient, curvature=curvature, iterations=steps):
+                sensor.train_on_gradients(
+                    self._there(self.samples), self._there(gradient), curvature, steps, self.round
+                )
         return steps
 
     def _there(self, values: Tensor) -> Tensor:
@@ -55,7 +57,7 @@ class Turn(NamedTuple):
         return values[there]
 
 
-def skipped(frame: Represented | Graded, index: int) -> bool:
+def is_skipped(frame: Represented | Graded, index: int) -> bool:
     """Whether the head has closed a round without the sensor that is its `index`-th."""
     steps = frame.iterations if isinstance(frame, Graded) else frame.iterations[index : index + 1]
     return steps in (0, (0,))

@@ -17,12 +17,12 @@ from edge.vfl.growing_csv import Tell
 from edge.vfl.sensor_rows import Samples, Scaling
 from trainer.vfl import tensor_frames
 from trainer.vfl.channel import Array, Extent
-from trainer.vfl.checkpoint import Checkpoints, under
-from trainer.vfl.client.local_round import Turn
+from trainer.vfl.checkpoint import Checkpoints, strip_prefix
+from trainer.vfl.client.local_round import LocalRound
 from trainer.vfl.client.measurements import Source
-from trainer.vfl.client.target_round import Positions
+from trainer.vfl.client.target_round import ProductPositions
 from trainer.vfl.parties import Sensor
-from trainer.vfl.simulation import send
+from trainer.vfl.simulation import release
 from trainer.vfl.window import span
 
 _SOURCE = "source"  # name in a checkpoint
@@ -37,13 +37,13 @@ class Deploy(Protocol):
         """There will be no other model after the `last` one."""
 
 
-class Learner:
+class SensorTrainer:
     """The sensor as it learns. `round` is the last one that it has learnt from."""
 
     def __init__(self, spec: LineSpec, name: str, source: Source, folder: Path, tell: Tell, deploy: Deploy):
         self.spec, self.name, self.source = spec, name, source
         self.samples = Samples(source.path, source.columns, spec.cycles, source.unit, source.product, tell)
-        self.positions = Positions()
+        self.positions = ProductPositions()
         self.iteration = 0.0  # seconds, as measured in the last round
         self._secret, self._deploy = _secret(folder), deploy
         self._checkpoints = Checkpoints(folder / spec.run)
@@ -54,7 +54,7 @@ class Learner:
         """Rounds whose end it can go back to."""
         return self._checkpoints.rounds
 
-    def go_back(self, round_: int) -> bool:
+    def rewind(self, round_: int) -> bool:
         """Be at the end of a round, as a new attempt needs it. False if that cannot be now."""
         kept = [each for each in self.kept if each <= round_]
         if round_ != self.round and (round_ in kept or (kept and self.spec.absent != "wait")):
@@ -76,20 +76,20 @@ class Learner:
         if round_:
             state = self._checkpoints.load(round_)
             self._check_source(state[_SOURCE].numpy().tobytes())
-            self.sensor.model.load_state_dict(under("model.", state))
-            if scaling := under("scaling.", state):  # else it had no rows yet
+            self.sensor.model.load_state_dict(strip_prefix("model.", state))
+            if scaling := strip_prefix("scaling.", state):  # else it had no rows yet
                 self.samples.scaling = Scaling(**{name: each.numpy() for name, each in scaling.items()})
                 low, high, deviation = (state[f"extent.{name}"] for name in Extent._fields)
                 self.sensor.sent = Extent(low.numpy(), high.numpy(), deviation.item())
 
-    def take(self, products: Sequence[str]) -> Taken:
+    def get_samples(self, products: Sequence[str]) -> Taken:
         """A round's samples, as far as the file has them by now."""
         taken = self.samples.take(products)
         if taken[1] and self.samples.refresh():
             return self.samples.take(products)
         return taken
 
-    def lacks(self, lacking: Sequence[str]) -> str:
+    def describe_missing(self, lacking: Sequence[str]) -> str:
         """Products without a sample, and what would help."""
         others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
         named, cycles = f"product {brief(lacking[0], 64)}{others}", self.spec.cycles
@@ -97,9 +97,9 @@ class Learner:
             return f"rows before {named}: a sample takes {cycles} of a unit; leave such out of the labels"
         return f"{named}: append its row"
 
-    def embed(
+    def start_round(
         self, frame: Opened, products: Sequence[str], taken: Taken, *, since: float, session: str, attempt: int
-    ) -> Turn:
+    ) -> LocalRound:
         """Take part in a round, known of `since` then, with these samples."""
         if self.samples.scaling is None:
             self.samples.settle(products)
@@ -107,8 +107,8 @@ class Learner:
         values, missing = taken
         begun = time.monotonic()
         samples = torch.from_numpy(values.copy())
-        sent = send(self.spec, self.sensor, samples, frame.round)
-        frames = tensor_frames.embeddings(
+        sent = release(self.spec, self.sensor, samples, frame.round)
+        frames = tensor_frames.embedding_frames(
             sent.received,
             sent.second,
             missing,
@@ -122,18 +122,18 @@ class Learner:
         )
         payloads = [encode_frame(each) for each in frames]
         count, size = sent.received.shape
-        reply: tensor_frames.Phi | tensor_frames.Gradient = tensor_frames.Gradient(count, size)
+        reply: tensor_frames.Reply = tensor_frames.GradientBuffer(count, size)
         if self.spec.labels == "shared":
-            reply = tensor_frames.Phi(count, [size] * len(self.spec.sensors), len(self.spec.classes))
-        return Turn(frame.round, samples, missing, payloads, reply)
+            reply = tensor_frames.RepresentationBuffer(count, [size] * len(self.spec.sensors), len(self.spec.classes))
+        return LocalRound(frame.round, samples, missing, payloads, reply)
 
-    def learn(self, turn: Turn) -> None:
+    def train(self, turn: LocalRound) -> None:
         """Take the local iterations of a round."""
         begun = time.monotonic()
-        if steps := turn.learn(self.sensor):
+        if steps := turn.train(self.sensor):
             self.iteration = (time.monotonic() - begun) / steps
 
-    def advance(self, round_: int) -> None:
+    def finish_round(self, round_: int) -> None:
         """A round is over; where it led is written down at the end of a group."""
         self.round = round_
         if round_ % self.spec.commit == 0:

@@ -21,12 +21,12 @@ from broker_config.storage import disk
 from edge.terminal.formatting import pluralize
 from trainer import progress
 from trainer.federation.client import checkpoint
-from trainer.vfl.client.local_round import Turn, skipped
+from trainer.vfl.client.local_round import LocalRound, is_skipped
 from trainer.vfl.client.measurements import Source
-from trainer.vfl.client.sensor_model import Deploy, Learner
-from trainer.vfl.client.target_round import Goal, Lacking, check, is_newer, remembered
-from trainer.vfl.privacy import account
-from trainer.vfl.process_setup import EVENT_QUEUE, prepare
+from trainer.vfl.client.sensor_model import Deploy, SensorTrainer
+from trainer.vfl.client.target_round import MissingRows, TargetRound, check_frame, is_newer, positions_to_keep
+from trainer.vfl.privacy import describe_spent
+from trainer.vfl.process_setup import EVENT_QUEUE, set_up_process
 
 _TICK = 0.2  # seconds
 _LOOK = 0.02  # seconds between two looks for new rows
@@ -60,7 +60,7 @@ def take_part(
         NewRunError: it is to take part in that one.
         EdgeNodeError: with what to do about it.
     """
-    prepare(spec.threads)
+    set_up_process(spec.threads)
     with disk.claimed(folder):
         sensor = _Sensor(spec, name, source, endpoint, folder, report, deploying())
         try:
@@ -82,11 +82,11 @@ class _Sensor:
     ):
         self._spec, self._name, self._report = spec, name, report
         self._me = checkpoint.begin_session(folder)
-        self._learner = Learner(spec, name, source, folder, self._say, deploy)
+        self._learner = SensorTrainer(spec, name, source, folder, self._say, deploy)
         self._attempt = -1
-        self._goal: Goal | None = None
-        self._open: Turn | None = None
-        self._lacking = Lacking(spec.patience / 2)
+        self._goal: TargetRound | None = None
+        self._open: LocalRound | None = None
+        self._lacking = MissingRows(spec.patience / 2)
         self._told_lacking: Set[str] = frozenset()  # products
         self._lacks = ""  # what the open round waits for, in words
         self._end: int | None = None  # the last round, once the head has said that it is over
@@ -222,16 +222,16 @@ class _Sensor:
             self._end = self.round
 
     def _take(self, frame: Opened | Represented | Graded) -> None:
-        check(frame, self._spec)
+        check_frame(frame, self._spec)
         match frame:
             case Opened():
                 if is_newer(frame, self._attempt, self.round):
-                    self._learner.positions.put(frame.since, frame.products, remembered(self._spec, frame.round))
+                    self._learner.positions.put(frame.since, frame.products, positions_to_keep(self._spec, frame.round))
                     if frame.part == frame.parts - 1:
                         self._aim(frame)
             case Represented() | Graded() if frame.attempt == self._attempt:
                 if self._goal and self._goal.frame.round == frame.round:
-                    if self._spec.absent != "wait" and skipped(frame, self._learner.sensor.index):
+                    if self._spec.absent != "wait" and is_skipped(frame, self._learner.sensor.index):
                         self._goal = None
                         self._advance(frame.round)
                         return
@@ -243,7 +243,7 @@ class _Sensor:
         """Work towards a round that has opened, if the model is where that begins."""
         if frame.attempt > self._attempt:
             self._open = self._goal = None
-            if not self._learner.go_back(frame.round - 1):
+            if not self._learner.rewind(frame.round - 1):
                 self._call = True
                 return
         self._attempt = frame.attempt
@@ -256,7 +256,9 @@ class _Sensor:
             self._send(self._open)  # we are asked again: something was lost
         else:
             again = self._goal is not None and self._goal.frame.round == frame.round  # it waits since then
-            self._goal = self._goal._replace(frame=frame) if self._goal and again else Goal(frame, time.monotonic())
+            self._goal = (
+                self._goal._replace(frame=frame) if self._goal and again else TargetRound(frame, time.monotonic())
+            )
 
     # Towards the end of the round
 
@@ -283,7 +285,7 @@ class _Sensor:
         )
         self._mqtt.publish(topics.up(self._spec.federation, self._name), encode(hello))
 
-    def _embed(self, goal: Goal) -> None:
+    def _embed(self, goal: TargetRound) -> None:
         """Send the embeddings of a round, once its samples are there, or cannot be waited for any longer."""
         learner, (frame, since, late) = self._learner, goal
         products = learner.positions.take(frame.first, frame.last)
@@ -292,14 +294,14 @@ class _Sensor:
             return
         taken = None
         if not late or learner.samples.refresh():  # else what is late still is
-            taken = learner.take(products)
+            taken = learner.get_samples(products)
             late = frozenset(products[row] for row in taken[1])
             self._goal = goal._replace(late=late)
         if self._waits(products, late, since):
             return
-        taken = taken or learner.take(products)
+        taken = taken or learner.get_samples(products)
         session = self._me.session
-        self._open = learner.embed(frame, products, taken, since=since, session=session, attempt=self._attempt)
+        self._open = learner.start_round(frame, products, taken, since=since, session=session, attempt=self._attempt)
         self._goal, self._lacks = None, ""
         self._send(self._open)
 
@@ -310,23 +312,26 @@ class _Sensor:
             return self._lacking.waits(products, lacking, now - since, now)
         if lacking - self._told_lacking and now - since > self._spec.patience:
             self._told_lacking = lacking
-            self._lacks, self._call = self._learner.lacks([each for each in products if each in lacking]), True
+            self._lacks, self._call = (
+                self._learner.describe_missing([each for each in products if each in lacking]),
+                True,
+            )
             self._say(f"{self._name} lacks {self._lacks}; the line waits for it")
         return bool(lacking)
 
-    def _send(self, turn: Turn) -> None:
+    def _send(self, turn: LocalRound) -> None:
         for payload in turn.sent:
             self._mqtt.publish(topics.embeddings(self._spec.federation, self._name), payload, qos=0)
 
-    def _learn(self, turn: Turn) -> None:
-        self._learner.learn(turn)
+    def _learn(self, turn: LocalRound) -> None:
+        self._learner.train(turn)
         self._open = None
         self._advance(turn.round)
 
     def _advance(self, round_: int) -> None:
         """A round is over."""
         self._call |= round_ == self._played
-        self._learner.advance(round_)
+        self._learner.finish_round(round_)
         self._progress()
 
     # What is told about it
@@ -340,7 +345,7 @@ class _Sensor:
             self._told, self._told_round = now, self.round
 
     def _tell_protection(self) -> None:
-        if text := account(self._spec, self.round):
+        if text := describe_spent(self._spec, self.round):
             self._say(text)
 
     def _presence(self, *, online: bool) -> bytes:

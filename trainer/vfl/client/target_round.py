@@ -10,7 +10,7 @@ from trainer.vfl.window import span
 _REMEMBERED = 3  # groups of rounds whose products are known beside those of the newest round
 
 
-class Goal(NamedTuple):
+class TargetRound(NamedTuple):
     """The newest round that opened."""
 
     frame: Opened
@@ -18,7 +18,7 @@ class Goal(NamedTuple):
     late: frozenset[str] = frozenset()  # products without a sample, when we last looked
 
 
-class Positions:
+class ProductPositions:
     """The products of a stretch of positions, as far as the head has told them."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Positions:
         return self._products[first - self._first : last - self._first]
 
 
-def check(frame: Opened | Represented | Graded, spec: LineSpec) -> None:
+def check_frame(frame: Opened | Represented | Graded, spec: LineSpec) -> None:
     """ValueError says what the head cannot ask of a sensor: other products than the spec's, or more iterations."""
     match frame:
         case Opened(first=first, last=last, since=since, products=products):
@@ -65,7 +65,7 @@ def check(frame: Opened | Represented | Graded, spec: LineSpec) -> None:
         raise ValueError(f"{most} local iterations, of {spec.iterations} at most")
 
 
-def remembered(spec: LineSpec, round_: int) -> int:
+def positions_to_keep(spec: LineSpec, round_: int) -> int:
     """How many products a sensor has to know in a round, at most: those of its checkpoints' rounds, too."""
     first, last = span(spec.window, round_)
     return last - first + _REMEMBERED * spec.commit * spec.window.chunk
@@ -76,7 +76,7 @@ def is_newer(frame: Opened, attempt: int, round_: int) -> bool:
     return frame.attempt > attempt or (frame.attempt == attempt and frame.round > round_)
 
 
-class Lacking:
+class MissingRows:
     """How long rounds wait for products that a sensor has no rows of yet, where they need not wait for ever.
 
     Once the newest product has taken too long, none is waited for until rows come in time again: a file that lags

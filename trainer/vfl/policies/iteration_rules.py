@@ -10,7 +10,9 @@ from trainer.training.seeding import generator
 from trainer.vfl.policies.latency import Floats, Ints, disparity
 from trainer.vfl.policies.policy import Policy, Timing
 
-UNEVEN = 0.25  # what HE's disparity costs, in rounds of HO: the weight that all rules and rewards give to disparity
+DISPARITY_COST = (
+    0.25  # what HE's disparity costs, in rounds of HO: the weight that all rules and rewards give to disparity
+)
 _Number = TypeVar("_Number", np.float64, np.int64)
 _MEMORY = 50  # rounds that the deadline rule's means look back
 _DEADLINES, _CAPS = 200, 40  # candidates at most: bounds the work of a round on long lines
@@ -21,14 +23,14 @@ def ones(sensors: int) -> Ints:
     return np.ones(sensors, np.int64)
 
 
-def uneven(sensors: int, most: int) -> float:
+def largest_disparity(sensors: int, most: int) -> float:
     """The disparity of HE's decision; 1 where there can be none."""
     decision = ones(sensors)
     decision[-1] = most
     return float(disparity(decision)) or 1.0
 
 
-class Same:
+class Uniform:
     """Every sensor takes as many: HO with E_max (`all`), or 1 (`least`)."""
 
     def __init__(self, iterations: int):
@@ -39,7 +41,7 @@ class Same:
         return self._iterations * ones(len(timing.iteration))
 
 
-class One:
+class OnlyLast:
     """HE: the last sensor, which collects last and is a slow one, takes E_max, all others 1 (paper: predetermined)."""
 
     def __init__(self, iterations: int):
@@ -61,10 +63,10 @@ class Proportional:
     def __call__(self, timing: Timing, round_: int) -> Ints:  # noqa: ARG002
         """Decide."""
         time = self._iterations * timing.iteration.min(keepdims=True)
-        return fitting(timing.iteration, time, self._iterations)
+        return iterations_within(timing.iteration, time, self._iterations)
 
 
-class Drawn:
+class Random:
     """Anything, by (seed, round)."""
 
     def __init__(self, iterations: int, seed: int = 0):
@@ -94,7 +96,7 @@ class Deadline:
         sensors, most = len(timing.iteration), self._iterations
         self._remember(timing.latency(ones(sensors)), timing.latency(most * ones(sensors)))
         worth = (self._full - self._least) / np.log(max(2, most))
-        uneven_costs = UNEVEN * self._full / uneven(sensors, most)
+        uneven_costs = DISPARITY_COST * self._full / largest_disparity(sensors, most)
         tried = candidates(timing, most)
         latency = (timing.collection + timing.communication + tried * timing.iteration).max(-1)
         gain = worth * np.log(tried.mean(-1)) - latency - uneven_costs * disparity(tried)
@@ -111,12 +113,12 @@ def candidates(timing: Timing, most: int) -> Ints:
     before, steps = timing.collection + timing.communication, np.arange(1, most + 1)
     ends = np.unique(before + steps[:, None] * timing.iteration)
     ends = ends[ends >= (before + timing.iteration).max()]
-    fit = fitting(timing.iteration, _spread(ends, _DEADLINES)[:, None] - before, most)
+    fit = iterations_within(timing.iteration, _spread(ends, _DEADLINES)[:, None] - before, most)
     capped = np.minimum(fit[:, None], _spread(steps, _CAPS)[:, None])
     return np.unique(capped.reshape(-1, len(before)), axis=0)
 
 
-def fitting(iteration: Floats, time: Floats, most: int) -> Ints:
+def iterations_within(iteration: Floats, time: Floats, most: int) -> Ints:
     """As many iterations as fit into `time` [..., K], from 1 to `most`."""
     count = np.floor(np.maximum(0, time) / iteration + 1e-9)
     return np.asarray(np.clip(count, 1, most), np.int64)
@@ -129,10 +131,10 @@ def _spread(values: NDArray[_Number], most: int) -> NDArray[_Number]:
 
 
 RULES: dict[str, Callable[[int], Policy]] = {
-    "all": Same,
-    "least": lambda _: Same(1),
-    "one": One,
+    "all": Uniform,
+    "least": lambda _: Uniform(1),
+    "one": OnlyLast,
     "proportional": Proportional,
-    "random": Drawn,
+    "random": Random,
     "deadline": Deadline,
 }

@@ -12,7 +12,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-class Setting(Struct, frozen=True, kw_only=True):
+class LatencySettings(Struct, frozen=True, kw_only=True):
     """The constants of paper VII-D. Which sensors are slow is our choice: every other one, the last among them."""
 
     mu0: float = 2.0  # s, before the first sensor collects
@@ -28,7 +28,7 @@ class Setting(Struct, frozen=True, kw_only=True):
     slow: tuple[float, float] = (1e7, 3e7)
 
 
-class Source(Protocol):
+class TimingSource(Protocol):
     """Where the timings of a line come from: as the paper simulates them, or as a head has measured them."""
 
     @property
@@ -46,12 +46,12 @@ class Source(Protocol):
         ...
 
 
-class Simulated:
+class SimulatedTimings:
     """Timings that are drawn anew in each round, as paper VII-D has them."""
 
-    def __init__(self, sensors: int, setting: Setting | None = None):
+    def __init__(self, sensors: int, setting: LatencySettings | None = None):
         self.sensors = sensors
-        self.setting = setting or Setting()
+        self.setting = setting or LatencySettings()
         slow = np.arange(sensors) % 2 == 1
         self._frequency = np.where(slow, np.array([self.setting.slow]).T, np.array([self.setting.fast]).T)  # [2, K]
 
@@ -83,18 +83,18 @@ class Simulated:
         return np.array(ends)
 
 
-def collection(setting: Setting, mu: Floats, sensors: int) -> Floats:
+def collection(setting: LatencySettings, mu: Floats, sensors: int) -> Floats:
     """Eq. 10: mu k + mu0 of sensors 1 to K, with `mu` [..., 1]."""
     return mu * np.arange(1, sensors + 1) + setting.mu0
 
 
-def communication(setting: Setting, gain: Floats, sensors: int) -> Floats:
+def communication(setting: LatencySettings, gain: Floats, sensors: int) -> Floats:
     """Eqs. 11 and 12: W_fe / r, with r = B / K log2(1 + g p / sigma^2)."""
     rate = setting.bandwidth / sensors * np.log2(1 + gain * setting.power / setting.noise)
     return np.asarray(setting.embedding / rate)
 
 
-def iteration(setting: Setting, frequency: Floats) -> Floats:
+def iteration(setting: LatencySettings, frequency: Floats) -> Floats:
     """Eq. 13 with E = 1: C W_lc / f."""
     return setting.cycles * setting.weights / frequency
 

@@ -15,7 +15,7 @@ from trainer.vfl.policies.policy import SHORTEST, Policy, Timing
 Warn = Callable[[str], None]
 
 
-def make(name: str, iterations: int, sensors: int, warn: Warn) -> Policy:
+def make_policy(name: str, iterations: int, sensors: int, warn: Warn) -> Policy:
     """The rule of that name, or the agent in that .onnx file, for K sensors and E_max.
 
     What it decides is clamped to [1, E_max]; if it fails or decides nonsense, all take E_max, and `warn` is told once.
@@ -24,7 +24,7 @@ def make(name: str, iterations: int, sensors: int, warn: Warn) -> Policy:
         UsageError: there is no such rule or file, or the agent was trained for another line.
     """
     if name in RULES:
-        return Guarded(RULES[name](iterations), iterations, warn)
+        return GuardedPolicy(RULES[name](iterations), iterations, warn)
     if not name.endswith(".onnx"):
         raise UsageError(f"there is no policy {name!r}", f"{nearest(name, RULES)}; or name an agent's .onnx file")
     agent = OnnxAgent(Path(name))
@@ -33,12 +33,12 @@ def make(name: str, iterations: int, sensors: int, warn: Warn) -> Policy:
             f"the agent {name} decides for {agent.sensors} sensors and up to {agent.iterations} iterations",
             f"train another: python -m research agent --sensors {sensors} --iterations {iterations}",
         )
-    return Guarded(agent, iterations, warn)
+    return GuardedPolicy(agent, iterations, warn)
 
 
-def check(name: str, iterations: int, sensors: int) -> None:
+def check_policy(name: str, iterations: int, sensors: int) -> None:
     """Raise UsageError as `make` does."""
-    make(name, iterations, sensors, lambda _: None)
+    make_policy(name, iterations, sensors, lambda _: None)
 
 
 class OnnxAgent:
@@ -62,7 +62,7 @@ class OnnxAgent:
         return np.asarray(self._session.run(None, known)[0], np.int64)
 
 
-class Guarded:
+class GuardedPolicy:
     """A policy that always decides something possible."""
 
     def __init__(self, policy: Policy, iterations: int, warn: Warn):

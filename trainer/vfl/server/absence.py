@@ -84,8 +84,8 @@ class Imputed:
     def fill(self, first: int, embeddings: Sequence[Tensor], present: Tensor) -> list[Tensor]:  # noqa: ARG002
         """As the protocol has it."""
         everywhere = present.all(1)
-        self.imputer.learn([each[everywhere] for each in embeddings])
-        return self.imputer.fill_rows(embeddings, present)
+        self.imputer.update([each[everywhere] for each in embeddings])
+        return self.imputer.impute_rows(embeddings, present)
 
     def state(self) -> dict[str, Tensor]:
         """As the protocol has it."""

@@ -74,7 +74,7 @@ class Crier:
         topic = topics.gradients(federation, sensor) if sensor else topics.opened(federation)
         first, last = positions
         frame = {"run": round_.run, "attempt": round_.attempt, "round": round_.round}
-        for each in tensor_frames.opened(first, last, since, products, **frame):
+        for each in tensor_frames.opening_frames(first, last, since, products, **frame):
             self.publish(topic, encode_frame(each))
 
     def reply(self, replies: Replies) -> None:

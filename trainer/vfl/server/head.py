@@ -17,8 +17,8 @@ from broker_config.protocol.messages import Stage
 from broker_config.protocol.vfl_messages import LineSpec
 from edge.terminal.formatting import pluralize
 from trainer import progress
-from trainer.vfl.denoiser import pairs_in
-from trainer.vfl.privacy import account
+from trainer.vfl.denoiser import sends_pairs
+from trainer.vfl.privacy import describe_spent
 from trainer.vfl.process_setup import EVENT_QUEUE
 from trainer.vfl.server.admission import Reception
 from trainer.vfl.server.announcements import Crier, Replies
@@ -184,7 +184,7 @@ class Head:
                     self._wait_for(f"waiting for more products in {self._labels.path}")
                 return False
         since = first if self._before is None else self._before[1][1]
-        pairs = pairs_in(self._spec.denoising, round_)
+        pairs = sends_pairs(self._spec.denoising, round_)
         spec, sizes, gaps = self._spec, self._model.sizes, self._spec.absent != "wait"
         self._collecting = OpenRound(spec.run, self._attempt, round_, last - first, sizes, pairs=pairs, gaps=gaps)
         self._times.open_round(round_, time.monotonic())
@@ -339,7 +339,7 @@ class Head:
         self._ask(sensor)
 
     def _tell_protection(self, round_: int) -> None:
-        if text := account(self._spec, round_):
+        if text := describe_spent(self._spec, round_):
             self._say(text)
 
     def _say(self, text: str) -> None:

@@ -12,12 +12,12 @@ from broker_config.protocol.errors import UsageError
 from broker_config.protocol.frames import LARGEST_FRAME, PART, Graded, Represented
 from broker_config.protocol.vfl_messages import LineSpec
 from trainer.vfl import tensor_frames
-from trainer.vfl.checkpoint import Checkpoints, under
-from trainer.vfl.denoiser import pairs_in
+from trainer.vfl.checkpoint import Checkpoints, strip_prefix
+from trainer.vfl.denoiser import sends_pairs
 from trainer.vfl.networks import embedding_size
-from trainer.vfl.parties import Head, Representation, diverged
+from trainer.vfl.parties import Head, Representation, diverged_error
 from trainer.vfl.policies.policy import Timing
-from trainer.vfl.policies.selection import make
+from trainer.vfl.policies.selection import make_policy
 from trainer.vfl.server.absence import make_rule
 from trainer.vfl.server.journal import ClosedRound, Journal
 from trainer.vfl.server.labels import Labels
@@ -59,7 +59,7 @@ class HeadModel:
                 f"the head's weights take {size} bytes, too many for a frame", "take fewer classes, or fewer sensors"
             )
         self._checkpoints = Checkpoints(folder / spec.run)
-        self._decide = make(spec.policy, spec.iterations, len(spec.sensors), warn)
+        self._decide = make_policy(spec.policy, spec.iterations, len(spec.sensors), warn)
         self._deploy, self._warn = deploy, warn
         self._seen: tuple[Tensor, ...] = ()  # embeddings of the last round, denoised
         self._facts: list[ClosedRound] = []  # that are not on the disk yet
@@ -81,10 +81,10 @@ class HeadModel:
         self.round = round_
         if round_:
             state = self._checkpoints.load(round_)
-            self.head.model.load_state_dict(under("head.", state))
-            self.head.denoiser.restore(under("denoiser.", state))
+            self.head.model.load_state_dict(strip_prefix("head.", state))
+            self.head.denoiser.restore(strip_prefix("denoiser.", state))
             if self.absence:
-                self.absence.restore(under("absence.", state))
+                self.absence.restore(strip_prefix("absence.", state))
 
     def represent(self, collecting: OpenRound, first: int, last: int, timing: Timing) -> Represent:
         """Make of what has arrived what the round trains with. Who has no product of it takes no local iterations.
@@ -99,7 +99,7 @@ class HeadModel:
             phi = phi._replace(embeddings=tuple(self.absence.fill(first, phi.embeddings, present)))
         labels = torch.from_numpy(self.labels.labels(first, last))
         if not all(each.isfinite().all() for each in phi.embeddings):
-            raise diverged("the head")
+            raise diverged_error("the head")
         decided = self._decide(timing, collecting.round)
         iterations = tuple((decided * present.any(0).numpy()).tolist())
         return Represent(phi, labels, iterations)
@@ -107,23 +107,23 @@ class HeadModel:
     def _denoise(self, collecting: OpenRound, received: Sequence[Tensor], whole: Tensor) -> None:
         """Let the denoiser learn from the products [N] of which every sensor has sent both copies."""
         settings, round_ = self.spec.denoising, collecting.round
-        if pairs_in(settings, round_) and whole.sum() > 1:
+        if sends_pairs(settings, round_) and whole.sum() > 1:
             second = [collecting.arrived[name].second for name in self.spec.sensors]
-            self.head.denoiser.learn(
+            self.head.denoiser.train(
                 [each[whole] for each in received], [each[whole] for each in second if each is not None]
             )
-        if round_ == settings.rounds and self.head.denoiser.model(0) is None:
+        if round_ == settings.rounds and self.head.denoiser.plain_layers(0) is None:
             self._warn("the denoiser has learnt nothing: in its rounds no product had embeddings of all sensors")
 
     def replies(self, made: Represent, **frame: Any) -> Iterator[tuple[str | None, Represented | Graded]]:
         """The frames of a round's answer, and for which sensor each is; None: for all."""
         if self.spec.labels == "shared":
-            for each in tensor_frames.represented(made.phi, made.labels, made.iterations, **frame):
+            for each in tensor_frames.representation_frames(made.phi, made.labels, made.iterations, **frame):
                 yield None, each
             return
         grades = zip(self.head.gradients(made.phi, made.labels), self.head.curvatures(made.phi), strict=True)
         for name, grade, steps in zip(self.spec.sensors, grades, made.iterations, strict=True):
-            for part in tensor_frames.graded(*grade, steps, **frame):
+            for part in tensor_frames.gradient_frames(*grade, steps, **frame):
                 yield name, part
 
     def train(
@@ -138,8 +138,8 @@ class HeadModel:
 
         `seconds` the round took, and `costs` (collection, communication, iteration) are those of its sensors.
         """
-        loss = torch.nn.functional.cross_entropy(self.head.predict(made.phi.embeddings), made.labels).item()
-        self.head.learn(made.phi, made.labels, max(made.iterations), round_.round)
+        loss = torch.nn.functional.cross_entropy(self.head.logits(made.phi.embeddings), made.labels).item()
+        self.head.train(made.phi, made.labels, max(made.iterations), round_.round)
         collection, communication, iteration = (
             {name: costs[name][which] for name in round_.arrived} for which in range(3)
         )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from broker_config.protocol.errors import PeerError
 from broker_config.protocol.frames import Embeddings
-from trainer.vfl.tensor_frames import Rows
+from trainer.vfl.tensor_frames import RowBuffer
 
 
 class PartyProgress(NamedTuple):
@@ -66,7 +66,7 @@ class OpenRound:
         self.arrived: dict[str, SensorPart] = {}
         self._count, self._sizes, self._pairs, self._gaps = count, sizes, pairs, gaps
         copies = 2 if pairs else 1
-        self._rows = {name: [Rows(count, size) for _ in range(copies)] for name, size in sizes.items()}
+        self._rows = {name: [RowBuffer(count, size) for _ in range(copies)] for name, size in sizes.items()}
         self._missing: dict[str, set[int]] = {name: set() for name in sizes}
 
     def add_frame(self, sensor: str, frame: Embeddings) -> bool:

@@ -10,7 +10,7 @@ from broker_config.protocol.codec import encode
 from broker_config.protocol.errors import UsageError, nearest
 from broker_config.protocol.vfl_messages import LineSpec
 from trainer.vfl import combinations as contradictions
-from trainer.vfl.policies.selection import make
+from trainer.vfl.policies.selection import make_policy
 
 _HEAD = "head"  # trainer.vfl.networks.HEAD, which needs torch
 _MOST = 1000  # classes
@@ -57,7 +57,7 @@ def validate(spec: LineSpec) -> None:
     if spec.reading == "expectation":
         _check_numbers(spec.classes)
     contradictions.check(spec)
-    make(spec.policy, spec.iterations, len(spec.sensors), lambda _: None)
+    make_policy(spec.policy, spec.iterations, len(spec.sensors), lambda _: None)
     try:
         msgspec.json.decode(encode(spec), type=LineSpec)
     except msgspec.ValidationError as error:

@@ -10,7 +10,7 @@ from broker_config.storage import disk
 from trainer import progress
 from trainer.federation.server.announcements import check_unclaimed
 from trainer.vfl.networks import embedding_size
-from trainer.vfl.process_setup import prepare
+from trainer.vfl.process_setup import set_up_process
 from trainer.vfl.server.head import Head
 from trainer.vfl.server.head_model import Deploy
 from trainer.vfl.server.journal import Journal, resume_or_begin
@@ -38,7 +38,7 @@ def coordinate(
         UsageError: the line has a head already, or the run in `folder` has other settings.
         EdgeNodeError: the disk fails. Started again with the same folder, the line goes on.
     """
-    prepare(spec.threads)
+    set_up_process(spec.threads)
     embedding_size(spec.network, (1, spec.cycles))
     known = Labels(labels, spec.classes)
     known.refresh()

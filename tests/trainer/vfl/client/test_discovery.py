@@ -18,7 +18,7 @@ from tests.support.provisioned_federation import guarded
 from tests.support.vfl_lines import Threads, draw, in_threads, line_spec, source
 from trainer import progress
 from trainer.vfl.client import session
-from trainer.vfl.client.discovery import find, join
+from trainer.vfl.client.discovery import find_spec, join
 from trainer.vfl.client.measurements import Source
 from trainer.vfl.server import head
 from trainer.vfl.server.retained_cleanup import forget
@@ -104,9 +104,9 @@ def test_only_lines_with_a_head_count_and_others_are_named(broker: str, tmp_path
     in_threads(spec, broker, tmp_path / "data", tmp_path, 2)
     told: list[progress.AnyEvent] = []
     with pytest.raises(BrokerError, match="no head"):
-        find(Endpoint.parse(broker), None, 0, report=told.append)
+        find_spec(Endpoint.parse(broker), None, 0, report=told.append)
     assert spec.federation in progress.describe(told[0])
-    assert find(Endpoint.parse(broker), None, 0, state=tmp_path / "press") == spec
+    assert find_spec(Endpoint.parse(broker), None, 0, state=tmp_path / "press") == spec
 
 
 def test_a_file_that_cannot_be_used_is_found_before_anybody_is_waited_for(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from trainer.vfl.client.session import take_part
 from trainer.vfl.parties import Sensor
 from trainer.vfl.server.journal import ClosedRound, history
 from trainer.vfl.server.startup import coordinate
-from trainer.vfl.simulation import Sent, send
+from trainer.vfl.simulation import Release, release
 
 HEAD, SENSORS = "coordinator", ("press", "oven")
 WINDOW, CHUNK, COMMIT = 32, 2, 3
@@ -90,13 +90,13 @@ def test_a_sensor_that_is_always_too_slow_does_not_hold_up_the_line_again_and_ag
 ) -> None:
     rounds, patience, slow = 300, 0.4, threading.Event()
 
-    def dawdle(spec: LineSpec, party: Sensor, samples: Tensor, round_: int) -> Sent:
+    def dawdle(spec: LineSpec, party: Sensor, samples: Tensor, round_: int) -> Release:
         if party.name == "oven" and round_ > 1:
             slow.set()
             time.sleep(1.0)
-        return send(spec, party, samples, round_)
+        return release(spec, party, samples, round_)
 
-    monkeypatch.setattr("trainer.vfl.client.sensor_model.send", dawdle)
+    monkeypatch.setattr("trainer.vfl.client.sensor_model.release", dawdle)
     spec = LineSpec(
         federation="steel", run="0" * 16, software="", sensors=SENSORS, network="dense", classes=CLASSES,
         window=Window(start=WINDOW, chunk=CHUNK, size=WINDOW), absent="last", patience=patience, labels=labels,

@@ -20,8 +20,8 @@ from broker_config.protocol.vfl_messages import Recipe
 from tests.support.vfl_lines import line_spec
 from trainer.vfl import tensor_frames
 from trainer.vfl.checkpoint import Checkpoints
-from trainer.vfl.client.local_round import Turn
-from trainer.vfl.client.target_round import Lacking, Positions, check
+from trainer.vfl.client.local_round import LocalRound
+from trainer.vfl.client.target_round import MissingRows, ProductPositions, check_frame
 from trainer.vfl.parties import Representation, Sensor
 from trainer.vfl.server.absence import Imputed, Last
 from trainer.vfl.server.announcements import Crier
@@ -40,7 +40,7 @@ SPEC = vfl_messages.LineSpec(
 
 
 def test_one_lacking_product_is_waited_for_once_and_those_after_it_as_long_as_they_come_in_time() -> None:
-    lacking = Lacking(5.0)
+    lacking = MissingRows(5.0)
     assert lacking.waits(["a", "b"], {"a"}, waited=4.0, now=4.0)
     assert not lacking.waits(["a", "b"], {"a"}, waited=5.0, now=5.0)
     assert not lacking.waits(["a", "b"], {"a"}, waited=0.0, now=6.0)
@@ -49,7 +49,7 @@ def test_one_lacking_product_is_waited_for_once_and_those_after_it_as_long_as_th
 
 
 def test_a_file_that_lags_costs_one_wait_until_rows_come_in_time_again() -> None:
-    lacking = Lacking(5.0)
+    lacking = MissingRows(5.0)
     assert not lacking.waits(["a"], {"a"}, waited=5.0, now=5.0)
     assert not lacking.waits(["a", "b"], {"a", "b"}, waited=0.0, now=6.0)
     assert not lacking.waits(["b", "c"], {"c"}, waited=0.0, now=12.0)  # b came, but late
@@ -65,16 +65,16 @@ def test_a_sensor_learns_from_the_products_alone_that_it_has() -> None:
         torch.manual_seed(3)
         head = {"weight": torch.randn(2, 2 * size), "bias": torch.zeros(2)}
         phi, grade = (torch.randn(6, size), torch.randn(6, size)), torch.randn(6, size)
-        reply: tensor_frames.Phi | tensor_frames.Gradient = tensor_frames.Gradient(len(rows), size)
+        reply: tensor_frames.Reply = tensor_frames.GradientBuffer(len(rows), size)
         told: dict[str, Any] = {"run": RUN, "attempt": 1, "round": 4}
-        frame: Any = next(tensor_frames.graded(grade[rows], 0.5, 3, **told))
+        frame: Any = next(tensor_frames.gradient_frames(grade[rows], 0.5, 3, **told))
         if not gradient:
-            reply = tensor_frames.Phi(len(rows), (size, size), 2)
+            reply = tensor_frames.RepresentationBuffer(len(rows), (size, size), 2)
             whole = Representation(head, tuple(each[rows] for each in phi))
-            frame = next(tensor_frames.represented(whole, labels[rows], (3, 1), **told))
-        turn = Turn(4, samples[rows], missing, [], reply)
+            frame = next(tensor_frames.representation_frames(whole, labels[rows], (3, 1), **told))
+        turn = LocalRound(4, samples[rows], missing, [], reply)
         assert turn.put(frame)
-        assert turn.learn(sensor) == (3 if len(missing) < len(rows) else 0)
+        assert turn.train(sensor) == (3 if len(missing) < len(rows) else 0)
         return torch.cat([each.flatten() for each in sensor.model.state_dict().values()])
 
     everything = list(range(6))
@@ -94,7 +94,7 @@ def collecting(*, pairs: bool = False, gaps: bool = True) -> OpenRound:
 
 def embeddings(received: torch.Tensor, second: torch.Tensor | None = None, **fields: Any) -> list[Embeddings]:
     told = {"run": RUN, "attempt": 2, "round": 7, "session": SESSION, "missing": ()} | fields
-    return list(tensor_frames.embeddings(received, second, told.pop("missing"), **told))
+    return list(tensor_frames.embedding_frames(received, second, told.pop("missing"), **told))
 
 
 def test_a_round_is_whole_when_every_row_of_every_sensor_has_arrived_in_any_order_and_twice() -> None:
@@ -162,10 +162,10 @@ def test_what_the_head_sends_back_comes_in_parts_that_fit_and_is_the_same_to_the
     state = {"weight": torch.randn(3, 40), "bias": torch.randn(3)}
     phi = Representation(state, (torch.randn(count, 28), torch.randn(count, 12)))
     labels = torch.randint(3, (count,))
-    made = list(tensor_frames.represented(phi, labels, (2, 0), run=RUN, attempt=1, round=1))
+    made = list(tensor_frames.representation_frames(phi, labels, (2, 0), run=RUN, attempt=1, round=1))
     payloads = [encode_frame(each) for each in made]
     assert max(map(len, payloads)) < PART + 4096
-    back = tensor_frames.Phi(count, (28, 12), 3)
+    back = tensor_frames.RepresentationBuffer(count, (28, 12), 3)
     for payload in reversed(payloads[1:]):
         frame = decode_frame(payload)
         assert isinstance(frame, Represented)
@@ -208,7 +208,7 @@ def test_a_line_goes_on_from_the_newest_round_that_all_can_be_at(
 
 
 def test_positions_are_known_from_the_frames_that_told_them() -> None:
-    known = Positions()
+    known = ProductPositions()
     known.put(10, ["a", "b", "c"], 9)
     known.put(13, ["d"], 9)
     assert known.take(11, 14) == ["b", "c", "d"]
@@ -253,14 +253,15 @@ GRADED = Graded(run=RUN, attempt=1, round=3, row=0, gradient=bytes(16), curvatur
 )
 def test_a_sensor_does_not_do_what_the_spec_does_not_say(frame: Any, lie: dict[str, Any]) -> None:
     spec = msgspec.structs.replace(SPEC, window=vfl_messages.Window(start=16, chunk=2, size=4))
-    check(frame, spec)
+    check_frame(frame, spec)
     with pytest.raises(ValueError, match=r"position|iterations"):
-        check(msgspec.structs.replace(frame, **lie), spec)
+        check_frame(msgspec.structs.replace(frame, **lie), spec)
 
 
 def test_what_the_head_sends_back_has_the_width_that_embeddings_have() -> None:
+    buffer = tensor_frames.RepresentationBuffer(1, (2, 2), 2)
     with pytest.raises(ValueError, match="no rows of 2 numbers"):
-        tensor_frames.Phi(1, (2, 2), 2).put(msgspec.structs.replace(REPRESENTED, embeddings=(bytes(8), bytes(12))))
+        buffer.put(msgspec.structs.replace(REPRESENTED, embeddings=(bytes(8), bytes(12))))
 
 
 # Disk
@@ -374,12 +375,12 @@ FRAMES = [
     Opened(run=RUN, attempt=1, round=2, first=100, last=1100, since=1000, products=("P1", "P2")),
     embeddings(torch.ones(1, 2), torch.zeros(1, 2), missing=(0,), collection=0.5)[0],
     next(
-        tensor_frames.represented(
+        tensor_frames.representation_frames(
             Representation({"weight": torch.ones(2, 2), "bias": torch.zeros(2)}, (torch.ones(1, 2),)),
             torch.tensor([1]), (2,), run=RUN, attempt=1, round=2,
         )
     ),
-    next(tensor_frames.graded(torch.ones(1, 2), 0.5, 2, run=RUN, attempt=1, round=2)),
+    next(tensor_frames.gradient_frames(torch.ones(1, 2), 0.5, 2, run=RUN, attempt=1, round=2)),
     frames.Embedded(run=RUN, round=2, product="P1", embedding=b"\0" * 8),
 ]  # fmt: skip
 WIRE_V1 = json.loads((Path(__file__).parents[3] / "wire_v1.json").read_text())
