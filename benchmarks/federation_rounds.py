@@ -29,7 +29,7 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import decode_any, encode
 from broker_config.protocol.messages import Contribution, Finished, Hello, RoundState, Spec
-from broker_config.transfer.blob_transfer import BlobStore, Courier, Fetched
+from broker_config.transfer.blob_transfer import BlobStore, BlobTransfer, Fetched
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import strip_prefix
 
@@ -46,13 +46,13 @@ class EmptyNode(threading.Thread):
         endpoint = Endpoint.parse(url)
         self._mqtt = MqttClient(endpoint, name, inbox=self._inbox, persistent=True)
         self._store = BlobStore(folder)
-        self._courier = Courier(endpoint, spec.federation, name, self._store, self._inbox)
+        self._transfer = BlobTransfer(endpoint, spec.federation, name, self._store, self._inbox)
 
     def run(self) -> None:
         """Take part to the end."""
         federation, run = self._spec.federation, self._spec.run
         up = topics.up(federation, self._name)
-        self._courier.start()
+        self._transfer.start()
         with self._mqtt:
             self._mqtt.subscribe(topics.round_state(federation))
             self._mqtt.publish(up, encode(Hello(session=self._session, run=run, software="benchmark")))
@@ -65,20 +65,20 @@ class EmptyNode(threading.Thread):
                         break
                     if isinstance(state, RoundState) and state.broadcast:
                         for old in self._store.digests() - {state.broadcast.digest}:
-                            self._courier.withdraw(old)
+                            self._transfer.withdraw(old)
                             self._store.remove(old)
-                        self._courier.fetch(state.broadcast)
+                        self._transfer.fetch(state.broadcast)
                 elif isinstance(event, Fetched):
                     self._contribute(up, event)
             self._mqtt.publish(up, encode(Finished(session=self._session, run=run)))
             self._mqtt.flush(5)
-        self._courier.close()
+        self._transfer.close()
 
     def _contribute(self, up: str, event: Fetched) -> None:
         received = event.manifest
         number = np.float32(received.round + int(self._name.rpartition("-")[2]) / 8)
         digest, size = self._store.put(self._store.path(received.digest).read_bytes()[:-4] + number.tobytes())
-        self._courier.offer(digest, self._courier.chunk_size(CHUNK))
+        self._transfer.offer(digest, self._transfer.chunk_size(CHUNK))
         blob = type(received)(
             federation=received.federation,
             run=received.run,
@@ -86,7 +86,7 @@ class EmptyNode(threading.Thread):
             node=self._name,
             digest=digest,
             size=size,
-            chunk_size=self._courier.chunk_size(CHUNK),
+            chunk_size=self._transfer.chunk_size(CHUNK),
         )
         message = Contribution(session=self._session, run=received.run, round=received.round, weight=0.7, blob=blob)
         self._mqtt.publish(up, encode(message))

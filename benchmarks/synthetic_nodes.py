@@ -31,7 +31,7 @@ from broker_config.protocol.messages import (
     RoundState,
     Spec,
 )
-from broker_config.transfer.blob_transfer import BlobStore, Courier, Fetched
+from broker_config.transfer.blob_transfer import BlobStore, BlobTransfer, Fetched
 from trainer.models.named_tensors import Arrays, select
 from trainer.training.seeding import generator
 
@@ -111,12 +111,12 @@ class EmptyNode(threading.Thread):
         will = (self._presence, encode(Presence(session=self._session, online=False)))
         endpoint, client = Endpoint.parse(url), f"edge-node/{spec.federation}/{self._name}"
         self._mqtt = MqttClient(endpoint, client, inbox=self._inbox, persistent=True, will=will)
-        self._courier = Courier(endpoint, spec.federation, self._name, self._store, self._inbox)
+        self._transfer = BlobTransfer(endpoint, spec.federation, self._name, self._store, self._inbox)
 
     def run(self) -> None:
         """Take part to the end."""
         federation, run = self._spec.federation, self._spec.run
-        self._courier.start()
+        self._transfer.start()
         self._mqtt.subscribe(topics.round_state(federation), topics.down(federation, self._name))
         with self._mqtt:
             while not self._is_last(self._inbox.get(timeout=600)):
@@ -124,8 +124,8 @@ class EmptyNode(threading.Thread):
             self._mqtt.publish(self._up, encode(Finished(session=self._session, run=run)))
             self._mqtt.publish(self._presence, encode(Presence(session=self._session, online=False)), retain=True)
             self._mqtt.flush(30)
-        self._courier.close()
-        self.facts = self.facts._replace(sent=self._courier.bytes_sent, received=self._courier.bytes_received)
+        self._transfer.close()
+        self.facts = self.facts._replace(sent=self._transfer.bytes_sent, received=self._transfer.bytes_received)
 
     def _is_last(self, event: object) -> bool:
         """Do what an event asks for; whether it was the result's arrival."""
@@ -145,7 +145,7 @@ class EmptyNode(threading.Thread):
         match message:
             case RoundState(broadcast=Manifest() as broadcast):
                 self._finished = message.status == "finished"
-                self._courier.fetch(broadcast)
+                self._transfer.fetch(broadcast)
             case Accepted():
                 self.facts.accepted.append((message.round, time.monotonic()))
 
@@ -161,7 +161,7 @@ class EmptyNode(threading.Thread):
 
     def _contribute(self, round_: int) -> None:
         digest = self._store.show(own_number(self._node, round_).tobytes())
-        self._courier.offer(digest, self._courier.chunk_size(CHUNK))
+        self._transfer.offer(digest, self._transfer.chunk_size(CHUNK))
         blob = Manifest(
             federation=self._spec.federation,
             run=self._spec.run,
@@ -169,7 +169,7 @@ class EmptyNode(threading.Thread):
             node=self._name,
             digest=digest,
             size=self._master.size,
-            chunk_size=self._courier.chunk_size(CHUNK),
+            chunk_size=self._transfer.chunk_size(CHUNK),
         )
         weight = own_weight(self._node)
         message = Contribution(session=self._session, run=blob.run, round=round_, weight=weight, blob=blob)

@@ -22,11 +22,11 @@ from broker_config.protocol.codec import DecodeError, decode, decode_chunk, enco
 from broker_config.protocol.errors import EdgeNodeError, PeerError
 from broker_config.protocol.messages import Manifest, Want
 from broker_config.transfer.blob_store import BlobStore
-from broker_config.transfer.download import WINDOW, Fetch
-from broker_config.transfer.scheduler import Turns
+from broker_config.transfer.download import WINDOW, Download
+from broker_config.transfer.scheduler import TransferScheduler
 from broker_config.transfer.send_queue import SendQueue
 
-__all__ = ["BlobStore", "Courier", "Fetch", "FetchFailed", "Fetched"]
+__all__ = ["BlobStore", "BlobTransfer", "Download", "FetchFailed", "Fetched"]
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class _Job:
         self.blob = manifest
         self.manifests = [manifest]
         self.topic = topic
-        self.fetch: Fetch | None = None  # from its first turn on
+        self.fetch: Download | None = None  # from its first turn on
 
     def is_promised_by(self, manifest: Manifest) -> bool:
         """Whether it is this blob, from this holder, in such chunks."""
@@ -69,7 +69,7 @@ class _Job:
         return all(getattr(manifest, field) == getattr(self.blob, field) for field in fields)
 
 
-class Courier:
+class BlobTransfer:
     """Serves the blobs that it is told to offer and fetches those that it is told to, in a thread of its own.
 
     Puts Fetched and FetchFailed into `inbox`. A few blobs are fetched at a time, others wait for their turn. A holder
@@ -94,10 +94,10 @@ class Courier:
         self._offered: dict[tuple[str, int], int] = {}  # bytes by digest and chunk size
         self._sends = SendQueue()
         self._jobs: dict[str, list[_Job]] = {}  # by digest
-        self._turns: Turns[_Job] = Turns(AT_ONCE)
+        self._turns: TransferScheduler[_Job] = TransferScheduler(AT_ONCE)
         self._named: set[str] = set()  # peers that sent what cannot be read
         self._closing = threading.Event()
-        self._worker = threading.Thread(target=self._run, name=f"courier of {me}", daemon=True)
+        self._worker = threading.Thread(target=self._run, name=f"blobs of {me}", daemon=True)
 
     def start(self) -> None:
         """Connect and begin; BrokerError if the broker cannot be reached."""
@@ -159,7 +159,7 @@ class Courier:
             try:
                 self._turn()
             except Exception:
-                log.exception("the courier of %s goes on after an error", self._me)
+                log.exception("the blob transfer of %s goes on after an error", self._me)
 
     def _turn(self) -> None:
         timeout = 0.002 if self._sends else 0.05 if self._jobs else 0.5
@@ -240,7 +240,7 @@ class Courier:
         for fetch in under_way:
             fetch.window = WINDOW // len(under_way)
 
-    def _under_way(self) -> list[Fetch]:
+    def _under_way(self) -> list[Download]:
         return [job.fetch for job in self._turns.served if job.fetch]
 
     def _begin(self, job: _Job) -> None:
@@ -248,7 +248,7 @@ class Courier:
         if job.fetch:
             job.fetch.restart()
             return
-        job.fetch = Fetch(job.blob, self._store)
+        job.fetch = Download(job.blob, self._store)
         self._mqtt.subscribe(job.topic, qos=0)
         if job.fetch.complete:  # an earlier process received it all
             self._finish(job, job.fetch)
@@ -269,7 +269,7 @@ class Courier:
             if job.fetch.complete:
                 self._finish(job, job.fetch)
 
-    def _finish(self, job: _Job, fetch: Fetch) -> None:
+    def _finish(self, job: _Job, fetch: Download) -> None:
         try:
             fetch.finish()
         except PeerError as error:
@@ -285,7 +285,7 @@ class Courier:
             for each in list(self._jobs[job.blob.digest]):
                 self._end(each)
 
-    def _may_be_innocent(self, job: _Job, fetch: Fetch) -> bool:
+    def _may_be_innocent(self, job: _Job, fetch: Download) -> bool:
         """Whether others than the holder may have given a blob the wrong bytes.
 
         A power cut may have torn what an earlier process left. And where members sign what they say, chunks are what a

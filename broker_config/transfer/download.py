@@ -20,7 +20,7 @@ LONGEST_PATIENCE = 60.0  # on a way that has shown to be slow
 LONGEST_SILENCE = 5.0  # a holder that says nothing is asked at least this often
 
 
-class Fetch:
+class Download:
     """The receiver's side of one transfer. Times are seconds of any monotonic clock.
 
     Several askers share what the holder sends. Until something comes, each asks for one chunk, all for the same one: it

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T", bound=Hashable)
 
 
-class Turns(Generic[T]):
+class TransferScheduler(Generic[T]):
     """A few places and a queue for them. Those that were found silent wait behind all others."""
 
     def __init__(self, places: int):

@@ -23,7 +23,7 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.errors import EdgeNodeError, UsageError, brief, explain
 from broker_config.transfer.blob_store import BlobStore
-from broker_config.transfer.blob_transfer import Courier, Fetched, FetchFailed
+from broker_config.transfer.blob_transfer import BlobTransfer, Fetched, FetchFailed
 from edge.bundle import bundle_format
 from edge.bundle.bundle_format import Manifest
 from edge.registry.delivery_messages import LARGEST, Addressed, Answer, Offer, Settings, blobs, encode
@@ -143,13 +143,13 @@ class BundleReceiver:
         blobs_ = BlobStore(self._folder)
         blobs_.purge({each.digest for each in offer.files})  # what came of this bundle before is of use
         me = f"line-{uuid.uuid4().hex[:16]}"
-        courier = Courier(self._endpoint, topics.of_line(self._line), me, blobs_, self._events)
-        courier.start()
+        transfer = BlobTransfer(self._endpoint, topics.of_line(self._line), me, blobs_, self._events)
+        transfer.start()
         try:
-            manifest = self._vouched(mqtt, courier, offer, blobs_)
-            self._fetch(mqtt, courier, offer, self._wanted(offer, manifest))
+            manifest = self._vouched(mqtt, transfer, offer, blobs_)
+            self._fetch(mqtt, transfer, offer, self._wanted(offer, manifest))
         finally:
-            courier.close()
+            transfer.close()
         with self._assembled(offer, blobs_, [*_SIGNED, *self._wanted(offer, manifest)]) as folder:
             digest = self._rollout.store.add(folder, f"{offer.sender}, over MQTT")
         blobs_.purge(())
@@ -160,13 +160,13 @@ class BundleReceiver:
         text = f"{manifest.id} ({digest}) is served"
         return Answer(sender=offer.sender, state="active", text=text, findings=tuple(findings))
 
-    def _vouched(self, mqtt: MqttClient, courier: Courier, offer: Offer, blobs_: BlobStore) -> Manifest:
+    def _vouched(self, mqtt: MqttClient, transfer: BlobTransfer, offer: Offer, blobs_: BlobStore) -> Manifest:
         """The manifest, once it is sure that the line's own node has signed it, and that it may be served."""
         for name in _SIGNED:
             sizes = [each.size for each in offer.files if each.name == name]
             if len(sizes) != 1 or sizes[0] > bundle_format.LARGEST[name]:
                 raise OfferError(f"the bundle has no {name}, or one that is too large", "export it with a kit")
-        self._fetch(mqtt, courier, offer, _SIGNED)
+        self._fetch(mqtt, transfer, offer, _SIGNED)
         with self._assembled(offer, blobs_, _SIGNED) as folder:
             manifest = self._verifier._replace(accept_older=False).vouched(folder)
         [digest] = [each.digest for each in offer.files if each.name == bundle_format.MANIFEST]
@@ -185,13 +185,13 @@ class BundleReceiver:
             )
         return list(listed)
 
-    def _fetch(self, mqtt: MqttClient, courier: Courier, offer: Offer, names: Sequence[str]) -> None:
+    def _fetch(self, mqtt: MqttClient, transfer: BlobTransfer, offer: Offer, names: Sequence[str]) -> None:
         missing = {each.digest: each for each in blobs(offer, names)}
         total = sum(each.size for each in missing.values())
         for each in missing.values():
-            courier.fetch(each)
+            transfer.fetch(each)
         moved = told = time.monotonic()
-        received = courier.bytes_received
+        received = transfer.bytes_received
         while missing:
             match self._next(0.2):
                 case Fetched(manifest) if manifest.node == offer.sender:
@@ -203,8 +203,8 @@ class BundleReceiver:
                 case Disconnected():
                     moved = time.monotonic()
             now = time.monotonic()
-            if courier.bytes_received != received:
-                moved, received = now, courier.bytes_received
+            if transfer.bytes_received != received:
+                moved, received = now, transfer.bytes_received
             if now - moved > _SILENCE or self._stop.is_set():
                 raise OfferError("the bundle did not arrive: nothing came any more", "send it again; it goes on there")
             if now - told > _TELL:

@@ -15,7 +15,7 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.transfer.blob_store import BlobStore
-from broker_config.transfer.blob_transfer import Courier
+from broker_config.transfer.blob_transfer import BlobTransfer
 from edge.bundle import bundle_format
 from edge.registry.delivery_messages import Answer, File, Offer, encode
 
@@ -55,17 +55,17 @@ def _offered(
     sender, events = f"sender-{secrets.token_hex(8)}", queue.Queue[Any]()
     names = sorted(name for name in bundle_format.files(found.manifest) if (found.folder / name).exists())
     files = tuple(File(name, *blobs.put((found.folder / name).read_bytes())) for name in names)
-    courier = Courier(endpoint, topics.of_line(line), sender, blobs, events)
-    courier.start()
+    transfer = BlobTransfer(endpoint, topics.of_line(line), sender, blobs, events)
+    transfer.start()
     try:
-        offer = Offer(sender=sender, chunk_size=courier.chunk_size(), files=files)
+        offer = Offer(sender=sender, chunk_size=transfer.chunk_size(), files=files)
         for each in files:
-            courier.offer(each.digest, offer.chunk_size)
+            transfer.offer(each.digest, offer.chunk_size)
         with MqttClient(endpoint, f"edge-node-{sender}", inbox=events, persistent=False) as mqtt:
             mqtt.subscribe(topics.bundle_answers(line))
             return _answered(mqtt, events, offer, line, tell)
     finally:
-        courier.close()
+        transfer.close()
 
 
 def _answered(

@@ -57,7 +57,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 def blobs(offer: Offer, names: Iterable[str]) -> list[Manifest]:
-    """Some of the offered files, as a courier fetches them."""
+    """Some of the offered files, as a blob transfer fetches them."""
     return [
         Manifest(
             federation="lines", run="0" * 16, round=0, node=offer.sender,

@@ -35,7 +35,7 @@ from broker_config.protocol.codec import (
 from broker_config.protocol.errors import PeerError
 from broker_config.protocol.messages import AnyMessage, Contribution, Hello, Manifest, RoundState, Want
 from broker_config.transfer.blob_store import BlobStore
-from broker_config.transfer.blob_transfer import Courier, Fetch, Fetched, FetchFailed
+from broker_config.transfer.blob_transfer import BlobTransfer, Download, Fetched, FetchFailed
 from broker_config.transfer.send_queue import SERVED_AT_ONCE, SendQueue
 from tests.support.siege import besiege, check
 from tests.support.traffic import SENT, Frame, Mutator, is_message, record, small_encoder
@@ -48,7 +48,7 @@ PATIENCE = 60  # seconds that a thousand frames may take
 SLOWEST = 2.0  # seconds that one frame may take
 GROWTH = 64 << 20  # bytes that a target may add to the process's peak, once it has warmed up
 WARM = 0.2  # of a target's frames, after which memory must be level
-SHARES = {"messages": 8, "tensors": 2, "receiver": 1, "holder": 4, "courier": 5, "coordinator": 5}  # of all frames
+SHARES = {"messages": 8, "tensors": 2, "receiver": 1, "holder": 4, "transfer": 5, "coordinator": 5}  # of all frames
 LARGEST = 300_000  # bytes that a manifest may promise here: who fetches has a limit
 
 
@@ -116,7 +116,7 @@ class Receiver:
         manifest = self._manifests[0]
         if (other := manifest_in(understood(mutator.message().payload))) and other.size <= LARGEST:
             manifest = other
-        fetch = Fetch(manifest, self._store)
+        fetch = Download(manifest, self._store)
         try:
             for index in (*fetch.wants(0), *fetch.wants(1e9), None):
                 taken = fetch.received
@@ -153,36 +153,36 @@ class Holder:
         return True
 
 
-class Couriers:
-    """A courier on a real broker, turned by hand: hostile Wants and chunks come in, hostile manifests are fetched."""
+class BlobTransfers:
+    """A transfer on a real broker, stepped by hand: hostile Wants and chunks come in, hostile manifests are fetched."""
 
     def __init__(self, folder: Path, url: str):
-        self._folder, self._inbox = folder / "courier", queue.Queue[Any]()
+        self._folder, self._inbox = folder / "transfer", queue.Queue[Any]()
         store = BlobStore(self._folder)
-        self._courier = Courier(Endpoint.parse(url), "default", topics.COORDINATOR, store, self._inbox)
-        self._courier.offer(store.put(bytes(LARGEST))[0], 65_536)
-        self._courier._mqtt.open()
+        self._transfer = BlobTransfer(Endpoint.parse(url), "default", topics.COORDINATOR, store, self._inbox)
+        self._transfer.offer(store.put(bytes(LARGEST))[0], 65_536)
+        self._transfer._mqtt.open()
         self._manifests: list[Manifest] = []
 
     def feed(self, mutator: Mutator) -> bool:
-        courier, frame = self._courier, mutator.frame()
+        transfer, frame = self._transfer, mutator.frame()
         message = understood(frame.payload)
         if (manifest := manifest_in(message)) and manifest.size <= LARGEST:
-            courier.fetch(manifest)
+            transfer.fetch(manifest)
             self._manifests.append(manifest)
         if len(self._manifests) > 20:
-            courier.cancel(self._manifests.pop(0))
+            transfer.cancel(self._manifests.pop(0))
         topic = frame.topic if "/chunks/" in frame.topic else topics.want("default", topics.COORDINATOR, "ü")
-        courier._events.put(Delivery(courier._mqtt, topic, frame.payload, False, 1, 0))
-        while not courier._events.empty() or courier._commands:
-            courier._turn()
+        transfer._events.put(Delivery(transfer._mqtt, topic, frame.payload, False, 1, 0))
+        while not transfer._events.empty() or transfer._commands:
+            transfer._turn()
         while not self._inbox.empty():
             assert isinstance(self._inbox.get(), Fetched | FetchFailed)
         assert sum(file.stat().st_size for file in self._folder.rglob("*") if file.is_file()) < 30 * LARGEST
         return message is not None or not is_message(frame)
 
     def close(self) -> None:
-        self._courier.close()
+        self._transfer.close()
 
 
 class Coordinators:
@@ -211,7 +211,7 @@ class Coordinators:
         self._stack.callback(self._coordinator.close)
         self._told = told
         self._coordinator._herald.open()
-        self._coordinator._courier.start()
+        self._coordinator._transfer.start()
 
     def feed(self, mutator: Mutator) -> bool:
         """Whether the frame was taken in without a complaint."""
@@ -290,7 +290,7 @@ def everything(folder: Path) -> Iterator[tuple[list[Frame], dict[str, Target]]]:
     messages = [frame for frame in frames if is_message(frame)]
     with (
         start_broker(folder / "broker", kind="mosquitto") as broker,
-        closing(Couriers(folder, broker.url)) as courier,
+        closing(BlobTransfers(folder, broker.url)) as transfer,
         closing(Coordinators(folder, broker.url)) as coordinator,
     ):
         yield (
@@ -300,7 +300,7 @@ def everything(folder: Path) -> Iterator[tuple[list[Frame], dict[str, Target]]]:
                 "tensors": Tensors(folder),
                 "receiver": Receiver(folder, messages),
                 "holder": Holder(),
-                "courier": courier,
+                "transfer": transfer,
                 "coordinator": coordinator,
             },
         )

@@ -40,7 +40,7 @@ from broker_config.security.charter import seal as seal_charter
 from broker_config.security.kit import Kit
 from broker_config.security.message_signing import Seal, check_broadcast
 from broker_config.security.signing import HEAD, ForgedError, SigningKey, unseal
-from broker_config.transfer.blob_transfer import BlobStore, Courier, Fetched
+from broker_config.transfer.blob_transfer import BlobStore, BlobTransfer, Fetched
 from export.bundle_signing import Signer
 from tests.support.foreign_node import ForeignNode
 from tests.support.plants import draw
@@ -354,7 +354,9 @@ def test_a_federation_that_is_played_back_trains_nobody(
     listener.close()
     played = [each.payload for each in listener.seen if each.topic == topics.round_state("past")][-1]
     blob = decode_any(played[HEAD:]).broadcast  # type: ignore[union-attr]
-    player = Courier(broker, "past", topics.COORDINATOR, BlobStore(tmp_path / "coordinator" / "blobs"), queue.Queue())
+    player = BlobTransfer(
+        broker, "past", topics.COORDINATOR, BlobStore(tmp_path / "coordinator" / "blobs"), queue.Queue()
+    )
     player.start()
     player.offer(blob.digest, blob.chunk_size)
     federation.folder = tmp_path / "later"
@@ -398,7 +400,7 @@ def test_a_broker_cannot_have_a_member_refused_by_forging_its_chunks(
     """Chunks bear no signature, so bytes that do not fit prove nothing about their holder."""
     seals, news, data = Authority("steel").seals(), queue.Queue[object](), secrets.token_bytes(5000)
     holder, asker = (
-        Courier(replace(broker, seal=seals[name]), "steel", name, BlobStore(tmp_path / name), news)
+        BlobTransfer(replace(broker, seal=seals[name]), "steel", name, BlobStore(tmp_path / name), news)
         for name in ("plant-a", "coordinator")
     )
     digest, size = holder._store.put(data)

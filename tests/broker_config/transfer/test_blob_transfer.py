@@ -24,7 +24,7 @@ from broker_config.mqtt.client import Delivery, Endpoint, MqttClient
 from broker_config.protocol import topics
 from broker_config.protocol.errors import EdgeNodeError, PeerError
 from broker_config.protocol.messages import Manifest, Want
-from broker_config.transfer.blob_transfer import BlobStore, Courier, Fetch, Fetched, FetchFailed
+from broker_config.transfer.blob_transfer import BlobStore, BlobTransfer, Download, Fetched, FetchFailed
 from broker_config.transfer.send_queue import SendQueue
 from tests.support.ports import free_port
 from tests.support.proxy import Proxy
@@ -89,7 +89,7 @@ def test_a_full_disk_is_named_and_leaves_nothing_behind(store: BlobStore, small_
 
 def test_a_fetch_that_fills_the_disk_says_so(store: BlobStore, small_disk: None) -> None:
     with pytest.raises(EdgeNodeError, match=str(store.folder)):
-        Fetch(manifest_of(bytes(200_000)), store)
+        Download(manifest_of(bytes(200_000)), store)
 
 
 def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
 
 def test_a_fetch_asks_for_every_chunk_once_and_then_has_the_blob(store: BlobStore) -> None:
     data = os.urandom(50 * KIB + 1)
-    fetch, asked = Fetch(manifest_of(data), store), []
+    fetch, asked = Download(manifest_of(data), store), []
     while not fetch.complete:
         for index in (chunks := fetch.wants(0.0)):
             fetch.receive(index, chunk_of(data, index), 0.0)
@@ -118,7 +118,7 @@ def test_askers_of_one_blob_want_the_same_chunk_until_they_hear_something_and_th
     store: BlobStore,
 ) -> None:
     data = bytes(1000 * KIB)
-    fetches = [Fetch(manifest_of(data, node=f"holder-{number}"), store) for number in range(5)]
+    fetches = [Download(manifest_of(data, node=f"holder-{number}"), store) for number in range(5)]
     assert {fetch.wants(0.0) for fetch in fetches} == {(0,)}
     assert {fetch.wants(60.0) for fetch in fetches} == {(1,)}  # in vain; it may only be late
     for fetch in fetches:
@@ -129,7 +129,7 @@ def test_askers_of_one_blob_want_the_same_chunk_until_they_hear_something_and_th
 @pytest.mark.parametrize(("window", "most"), [(8 * KIB, 8), (1, 1)])
 def test_no_more_than_a_window_is_outstanding(store: BlobStore, window: int, most: int) -> None:
     data = bytes(100 * KIB)
-    fetch, outstanding, largest = Fetch(manifest_of(data), store, window=window), set(), 0
+    fetch, outstanding, largest = Download(manifest_of(data), store, window=window), set(), 0
     assert len(fetch.wants(0.0)) <= 2
     fetch.restart()
     while not fetch.complete:
@@ -141,7 +141,7 @@ def test_no_more_than_a_window_is_outstanding(store: BlobStore, window: int, mos
 
 
 def test_a_silent_holder_is_asked_again_more_and_more_rarely_but_at_least_every_five_seconds(store: BlobStore) -> None:
-    fetch = Fetch(manifest_of(bytes(100 * KIB)), store)
+    fetch = Download(manifest_of(bytes(100 * KIB)), store)
     asked_at = [tenth / 10 for tenth in range(600) if fetch.wants(tenth / 10)]
     pauses = [round(later - earlier, 1) for earlier, later in pairwise(asked_at)]
     assert pauses[0] <= 1.2
@@ -151,7 +151,7 @@ def test_a_silent_holder_is_asked_again_more_and_more_rarely_but_at_least_every_
 
 def test_a_fetch_has_patience_with_a_way_that_has_shown_to_be_slow(store: BlobStore) -> None:
     data = bytes(100 * KIB)
-    fetch, asked, pipe, delivered = Fetch(manifest_of(data), store), 0, [], 0
+    fetch, asked, pipe, delivered = Download(manifest_of(data), store), 0, [], 0
     for second in range(100 * 8 + 100):  # the pipe takes 8 seconds for a chunk
         pipe += (chunks := fetch.wants(float(second)))
         asked += len(chunks)
@@ -163,7 +163,7 @@ def test_a_fetch_has_patience_with_a_way_that_has_shown_to_be_slow(store: BlobSt
 
 
 def test_after_a_reconnection_a_fetch_asks_at_once(store: BlobStore) -> None:
-    fetch = Fetch(manifest_of(bytes(100 * KIB)), store)
+    fetch = Download(manifest_of(bytes(100 * KIB)), store)
     assert fetch.wants(0.0)
     assert not fetch.wants(0.1)
     fetch.restart()
@@ -172,7 +172,7 @@ def test_after_a_reconnection_a_fetch_asks_at_once(store: BlobStore) -> None:
 
 def test_chunks_that_another_asked_for_are_welcome(store: BlobStore) -> None:
     data = os.urandom(3 * KIB)
-    fetch = Fetch(manifest_of(data), store)
+    fetch = Download(manifest_of(data), store)
     for index in range(3):
         fetch.receive(index, chunk_of(data, index), 0.0)
     assert fetch.complete
@@ -182,7 +182,7 @@ def test_chunks_that_another_asked_for_are_welcome(store: BlobStore) -> None:
 
 def test_impossible_chunks_are_ignored_and_counted(store: BlobStore) -> None:
     data = os.urandom(2 * KIB + 10)
-    fetch = Fetch(manifest_of(data), store)
+    fetch = Download(manifest_of(data), store)
     for index, chunk in [(0, b""), (0, bytes(KIB - 1)), (0, bytes(KIB + 1)), (2, bytes(KIB)), (3, b""), (2**32, b"x")]:
         fetch.receive(index, chunk, 0.0)
     assert fetch.refused == 6
@@ -194,7 +194,7 @@ def test_impossible_chunks_are_ignored_and_counted(store: BlobStore) -> None:
 
 def test_a_blob_that_does_not_match_its_digest_is_the_holder_s_fault_and_forgotten(store: BlobStore) -> None:
     data = os.urandom(2 * KIB)
-    fetch = Fetch(manifest_of(data), store)
+    fetch = Download(manifest_of(data), store)
     fetch.receive(0, bytes(KIB), 0.0)
     fetch.receive(1, chunk_of(data, 1), 0.0)
     with pytest.raises(PeerError, match="holder in round 4") as caught:
@@ -217,7 +217,7 @@ def test_a_channel_that_loses_reorders_and_repeats_still_delivers(
     rng = random.Random(seed)
     store = BlobStore(tmp_path_factory.mktemp("blobs"))
     data = rng.randbytes(chunks * KIB - rng.randrange(KIB - 1))
-    fetch, under_way, now = Fetch(manifest_of(data), store, window), [], 0.0
+    fetch, under_way, now = Download(manifest_of(data), store, window), [], 0.0
     while not fetch.complete:
         for index in fetch.wants(now):
             under_way += [
@@ -235,9 +235,9 @@ def test_a_channel_that_loses_reorders_and_repeats_still_delivers(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.broker_config.transfer.test_blob_transfer import BlobStore, Fetch, chunk_of, manifest_of
+from tests.broker_config.transfer.test_blob_transfer import BlobStore, Download, chunk_of, manifest_of
 data = Path(sys.argv[2]).read_bytes()
-fetch = Fetch(manifest_of(data), BlobStore(Path(sys.argv[1])))
+fetch = Download(manifest_of(data), BlobStore(Path(sys.argv[1])))
 for index in range(0, 60, 2):
     fetch.receive(index, chunk_of(data, index), 0.0)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -249,7 +249,7 @@ def test_after_the_death_of_the_process_only_missing_chunks_are_asked_for(store:
     (tmp_path / "data").write_bytes(data)
     died = subprocess.run([sys.executable, "-c", KILLED, store.folder, tmp_path / "data"], check=False)
     assert died.returncode == -signal.SIGKILL
-    fetch, asked = Fetch(manifest_of(data), store), []
+    fetch, asked = Download(manifest_of(data), store), []
     assert fetch.resumed
     while not fetch.complete:
         for index in (chunks := fetch.wants(0.0)):
@@ -261,10 +261,10 @@ def test_after_the_death_of_the_process_only_missing_chunks_are_asked_for(store:
 
 def test_a_fetch_in_other_chunks_starts_over(store: BlobStore) -> None:
     data = os.urandom(8 * KIB)
-    fetch = Fetch(manifest_of(data), store)
+    fetch = Download(manifest_of(data), store)
     fetch.receive(0, chunk_of(data, 0), 0.0)
-    assert Fetch(manifest_of(data), store).resumed
-    assert not Fetch(manifest_of(data, 2 * KIB), store).resumed
+    assert Download(manifest_of(data), store).resumed
+    assert not Download(manifest_of(data, 2 * KIB), store).resumed
 
 
 # The sender
@@ -290,21 +290,21 @@ def test_what_waits_to_be_sent_is_bounded() -> None:
 
 
 class Peer:
-    """A courier with its store and inbox."""
+    """A blob transfer with its store and inbox."""
 
     def __init__(self, url: str, name: str, folder: Path):
         self.store = BlobStore(folder / name)
         self.inbox: queue.Queue[Fetched | FetchFailed] = queue.Queue()
-        self.courier = Courier(Endpoint.parse(url), "f", name, self.store, self.inbox)
+        self.transfer = BlobTransfer(Endpoint.parse(url), "f", name, self.store, self.inbox)
 
     def offer(self, data: bytes, chunk_size: int = 0) -> Manifest:
-        chunk_size = chunk_size or self.courier.chunk_size()
+        chunk_size = chunk_size or self.transfer.chunk_size()
         digest, _ = self.store.put(data)
-        self.courier.offer(digest, chunk_size)
+        self.transfer.offer(digest, chunk_size)
         return manifest_of(data, chunk_size)
 
     def get(self, manifest: Manifest) -> bytes:
-        self.courier.fetch(manifest)
+        self.transfer.fetch(manifest)
         assert self.inbox.get(timeout=20) == Fetched(manifest)
         return self.store.path(manifest.digest).read_bytes()
 
@@ -314,17 +314,17 @@ Meet = Callable[..., Peer]
 
 @pytest.fixture
 def meet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Meet]:
-    """Start a courier at `url`; all end with the test, without having stumbled."""
+    """Start a blob transfer at `url`; all end with the test, without having stumbled."""
     peers: list[Peer] = []
 
     def start(url: str, name: str) -> Peer:
         peers.append(Peer(url, name, tmp_path))
-        peers[-1].courier.start()
+        peers[-1].transfer.start()
         return peers[-1]
 
     yield start
     for peer in peers:
-        peer.courier.close()
+        peer.transfer.close()
     assert [record.message for record in caplog.get_records("call") if record.levelno >= logging.ERROR] == []
 
 
@@ -339,8 +339,8 @@ def test_an_encoder_travels_byte_for_byte(broker: EmbeddedBroker, meet: Meet) ->
     holder, asker = meet(broker.url, "holder"), meet(broker.url, "asker")
     data = os.urandom(SIZE)
     assert asker.get(holder.offer(data)) == data
-    assert holder.courier.bytes_sent >= SIZE
-    assert asker.courier.bytes_received >= SIZE
+    assert holder.transfer.bytes_sent >= SIZE
+    assert asker.transfer.bytes_received >= SIZE
     assert list(asker.store.incoming.iterdir()) == []
 
 
@@ -357,10 +357,10 @@ def test_a_blob_that_two_manifests_promise_is_fetched_once_and_told_twice(
     first = holder.offer(os.urandom(SIZE))
     second = Manifest(**{field: getattr(first, field) for field in first.__struct_fields__} | {"round": 5})
     for manifest in (first, second, first):
-        asker.courier.fetch(manifest)
+        asker.transfer.fetch(manifest)
     assert {asker.inbox.get(timeout=20), asker.inbox.get(timeout=20)} == {Fetched(first), Fetched(second)}
     assert asker.inbox.empty()
-    assert holder.courier.bytes_sent < 1.5 * SIZE
+    assert holder.transfer.bytes_sent < 1.5 * SIZE
 
 
 def test_several_askers_share_what_the_holder_sends(broker: EmbeddedBroker, meet: Meet) -> None:
@@ -369,18 +369,18 @@ def test_several_askers_share_what_the_holder_sends(broker: EmbeddedBroker, meet
     data = os.urandom(SIZE)
     manifest = holder.offer(data)
     for asker in askers:
-        asker.courier.fetch(manifest)
+        asker.transfer.fetch(manifest)
     for asker in askers:
         assert asker.inbox.get(timeout=30) == Fetched(manifest)
         assert asker.store.path(manifest.digest).read_bytes() == data
-    assert holder.courier.bytes_sent < 2.5 * SIZE
+    assert holder.transfer.bytes_sent < 2.5 * SIZE
 
 
 def test_chunks_fit_into_the_packets_that_the_broker_allows(tmp_path: Path, meet: Meet) -> None:
     with start_broker(tmp_path / "broker", kind="mosquitto", max_packet=131_072) as broker:
         holder, asker = meet(broker.url, "holder"), meet(broker.url, "asker")
-        assert 120_000 < holder.courier.chunk_size() < 131_072
-        assert holder.courier.chunk_size(preferred=64 * KIB) == 64 * KIB
+        assert 120_000 < holder.transfer.chunk_size() < 131_072
+        assert holder.transfer.chunk_size(preferred=64 * KIB) == 64 * KIB
         data = os.urandom(SIZE)
         assert asker.get(holder.offer(data)) == data
 
@@ -390,11 +390,11 @@ def test_a_transfer_survives_a_cut_connection_without_starting_over(mosquitto: E
         holder, asker = meet(mosquitto.url, "holder"), meet(proxy.url, "asker")
         data = os.urandom(SIZE)
         manifest = holder.offer(data)
-        asker.courier.fetch(manifest)
-        wait_until(lambda: asker.courier.bytes_received > SIZE / 3)
+        asker.transfer.fetch(manifest)
+        wait_until(lambda: asker.transfer.bytes_received > SIZE / 3)
         proxy.cut()
         assert asker.get(manifest) == data
-        assert holder.courier.bytes_sent < SIZE + 6e6  # what was under way at most twice
+        assert holder.transfer.bytes_sent < SIZE + 6e6  # what was under way at most twice
 
 
 def test_a_transfer_survives_a_restart_of_the_broker(tmp_path: Path, meet: Meet) -> None:
@@ -403,25 +403,25 @@ def test_a_transfer_survives_a_restart_of_the_broker(tmp_path: Path, meet: Meet)
         holder, asker = meet(first.url, "holder"), meet(proxy.url, "asker")
         data = os.urandom(SIZE)
         manifest = holder.offer(data)
-        asker.courier.fetch(manifest)
-        wait_until(lambda: asker.courier.bytes_received > SIZE / 3)
+        asker.transfer.fetch(manifest)
+        wait_until(lambda: asker.transfer.bytes_received > SIZE / 3)
         first.stop()
         with start_broker(tmp_path / "broker", port=port, kind="mosquitto"):
             assert asker.get(manifest) == data
 
 
-def test_a_courier_goes_on_where_an_earlier_one_stopped(mosquitto: EmbeddedBroker, meet: Meet, tmp_path: Path) -> None:
+def test_a_transfer_goes_on_where_an_earlier_one_stopped(mosquitto: EmbeddedBroker, meet: Meet, tmp_path: Path) -> None:
     with Proxy(mosquitto.port, rate=20e6) as proxy:
         holder, early = meet(mosquitto.url, "holder"), Peer(proxy.url, "asker", tmp_path)
         data = os.urandom(SIZE)
         manifest = holder.offer(data)
-        early.courier.start()
-        early.courier.fetch(manifest)
-        wait_until(lambda: early.courier.bytes_received > SIZE / 2)
-        early.courier.close()
+        early.transfer.start()
+        early.transfer.fetch(manifest)
+        wait_until(lambda: early.transfer.bytes_received > SIZE / 2)
+        early.transfer.close()
     late = meet(mosquitto.url, "asker")
     assert late.get(manifest) == data
-    assert late.courier.bytes_received < 0.6 * SIZE
+    assert late.transfer.bytes_received < 0.6 * SIZE
 
 
 def test_a_blob_that_an_earlier_process_received_but_did_not_check_is_taken(
@@ -429,7 +429,7 @@ def test_a_blob_that_an_earlier_process_received_but_did_not_check_is_taken(
 ) -> None:
     asker = meet(mosquitto.url, "asker")
     data = os.urandom(3 * KIB)
-    earlier = Fetch(manifest_of(data), asker.store)
+    earlier = Download(manifest_of(data), asker.store)
     for index in range(3):
         earlier.receive(index, chunk_of(data, index), 0.0)
     assert asker.get(manifest_of(data)) == data
@@ -440,7 +440,7 @@ def test_a_blob_promised_in_chunks_of_two_sizes_arrives_for_both(mosquitto: Embe
     data = os.urandom(SIZE)
     manifests = holder.offer(data), holder.offer(data, 100 * KIB)
     for manifest in manifests:
-        asker.courier.fetch(manifest)
+        asker.transfer.fetch(manifest)
     assert {asker.inbox.get(timeout=20), asker.inbox.get(timeout=20)} == set(map(Fetched, manifests))
     assert asker.store.path(digest_of(data)).read_bytes() == data
 
@@ -448,7 +448,7 @@ def test_a_blob_promised_in_chunks_of_two_sizes_arrives_for_both(mosquitto: Embe
 def test_a_holder_may_come_later_than_its_asker(mosquitto: EmbeddedBroker, meet: Meet) -> None:
     asker = meet(mosquitto.url, "asker")
     data = os.urandom(300 * KIB)
-    asker.courier.fetch(manifest_of(data, 256 * KIB))
+    asker.transfer.fetch(manifest_of(data, 256 * KIB))
     holder = meet(mosquitto.url, "holder")
     assert asker.get(holder.offer(data)) == data
 
@@ -490,7 +490,7 @@ def test_a_flood_of_nonsense_costs_one_line_in_the_log_for_each_peer(
     manifest = holder.offer(data := os.urandom(300 * KIB))
     chunks = topics.chunks("f", "holder", "0" * 64, manifest.chunk_size)
     with MqttClient(Endpoint.parse(mosquitto.url), "vandal", inbox=queue.Queue(), persistent=False) as vandal:
-        asker.courier.fetch(msgspec.structs.replace(manifest, digest="0" * 64))
+        asker.transfer.fetch(msgspec.structs.replace(manifest, digest="0" * 64))
         wait_until(lambda: list(asker.store.incoming.iterdir()) != [])
         for _ in range(100):
             for name in ("vandal", "other"):
@@ -509,18 +509,18 @@ def test_a_flood_of_nonsense_costs_one_line_in_the_log_for_each_peer(
 def test_what_is_not_offered_any_more_is_not_served(mosquitto: EmbeddedBroker, meet: Meet) -> None:
     holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
     secret = holder.offer(os.urandom(100 * KIB))
-    holder.courier.withdraw(secret.digest)
-    asker.courier.fetch(secret)
+    holder.transfer.withdraw(secret.digest)
+    asker.transfer.fetch(secret)
     data = os.urandom(50 * KIB)
     assert asker.get(holder.offer(data)) == data
-    assert holder.courier.bytes_sent == len(data)
+    assert holder.transfer.bytes_sent == len(data)
 
 
 def test_a_cancelled_fetch_is_forgotten(mosquitto: EmbeddedBroker, meet: Meet) -> None:
     holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
-    asker.courier.fetch(manifest := manifest_of(bytes(100 * KIB), node="nobody"))
+    asker.transfer.fetch(manifest := manifest_of(bytes(100 * KIB), node="nobody"))
     wait_until(lambda: len(list(asker.store.incoming.iterdir())) == 1)
-    asker.courier.cancel(manifest)
+    asker.transfer.cancel(manifest)
     data = os.urandom(50 * KIB)
     assert asker.get(holder.offer(data)) == data
     assert list(asker.store.incoming.iterdir()) == []
@@ -531,7 +531,7 @@ def test_a_holder_of_false_bytes_is_named(mosquitto: EmbeddedBroker, meet: Meet)
     data = os.urandom(100 * KIB)
     manifest = holder.offer(data)
     holder.store.path(manifest.digest).write_bytes(bytes(len(data)))
-    asker.courier.fetch(manifest)
+    asker.transfer.fetch(manifest)
     news = asker.inbox.get(timeout=20)
     assert isinstance(news, FetchFailed)
     assert news.manifest == manifest
@@ -543,6 +543,6 @@ def test_a_torn_rest_of_an_earlier_process_is_not_the_holder_s_fault(mosquitto: 
     holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
     data = os.urandom(1000 * KIB)
     manifest = holder.offer(data)
-    earlier = Fetch(manifest, asker.store)
+    earlier = Download(manifest, asker.store)
     earlier.receive(0, bytes(256 * KIB), 0.0)
     assert asker.get(manifest) == data

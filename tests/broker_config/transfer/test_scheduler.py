@@ -19,12 +19,12 @@ from broker_config.protocol.messages import Manifest, Want
 from broker_config.transfer.blob_transfer import (
     AT_ONCE,
     BlobStore,
-    Courier,
-    Fetch,
+    BlobTransfer,
+    Download,
     Fetched,
     FetchFailed,
 )
-from broker_config.transfer.scheduler import Turns
+from broker_config.transfer.scheduler import TransferScheduler
 from broker_config.transfer.send_queue import HOLD_OFF, Piece, SendQueue
 from tests.broker_config.transfer.test_blob_transfer import KIB, chunk_of, digest_of, manifest_of
 
@@ -39,14 +39,14 @@ def store(tmp_path: Path) -> BlobStore:
 # Turns
 
 
-def waiting(places: int, *names: str) -> Turns[str]:
-    turns: Turns[str] = Turns(places)
+def waiting(places: int, *names: str) -> TransferScheduler[str]:
+    turns: TransferScheduler[str] = TransferScheduler(places)
     for name in names:
         turns.join(name)
     return turns
 
 
-def served(turns: Turns[str]) -> list[str]:
+def served(turns: TransferScheduler[str]) -> list[str]:
     while turns.next():
         pass
     return turns.served
@@ -113,7 +113,7 @@ def test_who_leaves_while_it_waits_is_not_served() -> None:
 
 @given(st.integers(1, 4), st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)))
 def test_all_but_the_dead_are_served_however_many_are_dead(places: int, everyone: set[int], dead: set[int]) -> None:
-    turns: Turns[str] = Turns(places)
+    turns: TransferScheduler[str] = TransferScheduler(places)
     for one in everyone:
         turns.join(str(one))
     done: set[int] = set()
@@ -180,7 +180,7 @@ def test_a_fleet_that_fetches_one_blob_over_a_congested_way_does_not_have_it_sen
     count, askers, latency = 40, 30, 4.0
     data = rng.randbytes(count * KIB)
     manifest = manifest_of(data)
-    fetches = [Fetch(manifest, BlobStore(tmp_path / str(number))) for number in range(askers)]
+    fetches = [Download(manifest, BlobStore(tmp_path / str(number))) for number in range(askers)]
     joined = [rng.uniform(0, 0.3) for _ in fetches]
     sends, sent, under_way = SendQueue(), [], []
     for step in range(10_000):
@@ -212,7 +212,7 @@ def open_files() -> int:
 def test_a_fetch_holds_no_file_open_while_it_waits(store: BlobStore) -> None:
     data = bytes(4 * KIB)
     before = open_files()
-    fetches = [Fetch(manifest_of(data, node=f"holder-{number}"), store) for number in range(50)]
+    fetches = [Download(manifest_of(data, node=f"holder-{number}"), store) for number in range(50)]
     for fetch in fetches:
         fetch.receive(0, chunk_of(data, 0), 0.0)
     assert open_files() == before
@@ -220,7 +220,7 @@ def test_a_fetch_holds_no_file_open_while_it_waits(store: BlobStore) -> None:
 
 def test_a_fetch_tells_the_newest_chunk_until_it_has_to_ask_again(store: BlobStore) -> None:
     data = os.urandom(9 * KIB)
-    fetch = Fetch(manifest_of(data), store)
+    fetch = Download(manifest_of(data), store)
     assert fetch.wants(0.0)
     assert fetch.newest == -1
     for index in (7, 3, 7):  # a repeated one tells as much
@@ -238,17 +238,17 @@ def test_a_fetch_tells_the_newest_chunk_until_it_has_to_ask_again(store: BlobSto
 
 
 class Peer:
-    """A courier with its store and inbox."""
+    """A blob transfer with its store and inbox."""
 
     def __init__(self, url: str, name: str, folder: Path):
         self.name = name
         self.store = BlobStore(folder / name)
         self.inbox: queue.Queue[Fetched | FetchFailed] = queue.Queue()
-        self.courier = Courier(Endpoint.parse(url), "f", name, self.store, self.inbox)
+        self.transfer = BlobTransfer(Endpoint.parse(url), "f", name, self.store, self.inbox)
 
     def offer(self, data: bytes) -> Manifest:
         digest, _ = self.store.put(data)
-        self.courier.offer(digest, chunk_size := self.courier.chunk_size())
+        self.transfer.offer(digest, chunk_size := self.transfer.chunk_size())
         return manifest_of(data, chunk_size, node=self.name)
 
     def is_fetching(self, manifest: Manifest) -> bool:
@@ -259,17 +259,17 @@ class Peer:
 def meet(
     tmp_path: Path, mosquitto: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> Iterator[Callable[[str], Peer]]:
-    """Start a courier; all end with the test, without having stumbled."""
+    """Start a blob transfer; all end with the test, without having stumbled."""
     peers: list[Peer] = []
 
     def start(name: str) -> Peer:
         peers.append(Peer(mosquitto.url, name, tmp_path))
-        peers[-1].courier.start()
+        peers[-1].transfer.start()
         return peers[-1]
 
     yield start
     for peer in peers:
-        peer.courier.close()
+        peer.transfer.close()
     assert [record.message for record in caplog.get_records("call") if record.levelno >= logging.ERROR] == []
 
 
@@ -291,7 +291,7 @@ def test_a_few_blobs_are_fetched_at_a_time_and_all_arrive(meet: Meet) -> None:
     asker, holders = meet("asker"), [meet(f"holder-{number}") for number in range(5)]
     manifests = [holder.offer(os.urandom(600 * KIB)) for holder in holders for _ in range(8)]
     for manifest in manifests:
-        asker.courier.fetch(manifest)
+        asker.transfer.fetch(manifest)
     most, arrived = 0, set()
     while len(arrived) < len(manifests):
         most = max(most, len(list(asker.store.incoming.iterdir())))
@@ -308,15 +308,15 @@ def test_a_dead_holder_does_not_keep_its_place_from_others_and_is_heard_when_it_
     asker, late = meet("asker"), os.urandom(100 * KIB)
     forgotten = manifest_of(late, 256 * KIB, node="late")
     for manifest in [forgotten, *never_answered(AT_ONCE - 1)]:
-        asker.courier.fetch(manifest)
+        asker.transfer.fetch(manifest)
     wait_until(lambda: len(list(asker.store.incoming.iterdir())) == AT_ONCE)
     alive = meet("alive").offer(os.urandom(300 * KIB))
     started = time.monotonic()
-    asker.courier.fetch(alive)
+    asker.transfer.fetch(alive)
     assert asker.inbox.get(timeout=20) == Fetched(alive)
     assert time.monotonic() - started < 8
     meet("late").offer(late)
-    asker.courier.fetch(forgotten)
+    asker.transfer.fetch(forgotten)
     assert asker.inbox.get(timeout=20) == Fetched(forgotten)
 
 
@@ -324,15 +324,15 @@ def test_a_blob_that_is_cancelled_while_it_waits_is_never_asked_for(meet: Meet) 
     asker, holder = meet("asker"), meet("holder")
     dead = never_answered(AT_ONCE)
     for manifest in dead:
-        asker.courier.fetch(manifest)
+        asker.transfer.fetch(manifest)
     cancelled, wanted = holder.offer(os.urandom(100 * KIB)), holder.offer(os.urandom(50 * KIB))
-    asker.courier.fetch(cancelled)
-    asker.courier.cancel(cancelled)
-    asker.courier.fetch(wanted)
+    asker.transfer.fetch(cancelled)
+    asker.transfer.cancel(cancelled)
+    asker.transfer.fetch(wanted)
     for manifest in dead:
-        asker.courier.cancel(manifest)
+        asker.transfer.cancel(manifest)
     assert asker.inbox.get(timeout=20) == Fetched(wanted)
-    assert holder.courier.bytes_sent == 50 * KIB
+    assert holder.transfer.bytes_sent == 50 * KIB
     assert list(asker.store.incoming.iterdir()) == []
     assert asker.inbox.empty()
 
@@ -340,11 +340,11 @@ def test_a_blob_that_is_cancelled_while_it_waits_is_never_asked_for(meet: Meet) 
 def test_a_newer_manifest_of_a_holder_takes_the_place_of_the_older_one(meet: Meet) -> None:
     asker, holder = meet("asker"), meet("holder")
     older = manifest_of(b"withdrawn" * KIB, 256 * KIB)
-    asker.courier.fetch(older)
+    asker.transfer.fetch(older)
     wait_until(lambda: asker.is_fetching(older))
-    asker.courier.cancel(older)
+    asker.transfer.cancel(older)
     newer = holder.offer(os.urandom(100 * KIB))
-    asker.courier.fetch(newer)
+    asker.transfer.fetch(newer)
     assert asker.inbox.get(timeout=20) == Fetched(newer)
     assert not asker.is_fetching(older)
     assert asker.inbox.empty()
@@ -354,11 +354,11 @@ def test_to_cancel_one_holder_s_blob_leaves_another_s_equal_one(meet: Meet) -> N
     asker, holder = meet("asker"), meet("holder")
     data = os.urandom(100 * KIB)
     of_dead = manifest_of(data, 256 * KIB, node="dead")
-    asker.courier.fetch(of_dead)
+    asker.transfer.fetch(of_dead)
     wait_until(lambda: asker.is_fetching(of_dead))
     of_holder = manifest_of(data, 256 * KIB)
-    asker.courier.fetch(of_holder)
-    asker.courier.cancel(of_dead)
+    asker.transfer.fetch(of_holder)
+    asker.transfer.cancel(of_dead)
     assert holder.offer(data) == of_holder
     assert asker.inbox.get(timeout=20) == Fetched(of_holder)
     assert digest_of(data) in asker.store
@@ -369,6 +369,6 @@ def test_who_asks_when_others_have_just_been_served_does_not_starve(meet: Meet) 
     manifest = holder.offer(os.urandom(2000 * KIB))
     for number in range(4):
         asker, started = meet(f"asker-{number}"), time.monotonic()
-        asker.courier.fetch(manifest)
+        asker.transfer.fetch(manifest)
         assert asker.inbox.get(timeout=20) == Fetched(manifest)
         assert time.monotonic() - started < 5

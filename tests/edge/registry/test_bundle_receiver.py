@@ -105,7 +105,7 @@ def test_a_bundle_that_the_lines_own_node_has_signed_comes_and_is_served(line, o
 
 
 def test_a_bundle_of_many_chunks_comes_whole(line, ours, tmp_path, monkeypatch):
-    monkeypatch.setattr(bundle_sender.Courier, "chunk_size", lambda *_: 1024)
+    monkeypatch.setattr(bundle_sender.BlobTransfer, "chunk_size", lambda *_: 1024)
     assert line.send(ours.bundle(tmp_path / "next", version=8, size=160)).state == "active"
 
 

@@ -35,7 +35,7 @@ from broker_config.protocol.messages import (
     Welcome,
 )
 from broker_config.storage.disk import claimed
-from broker_config.transfer.blob_transfer import Courier, Fetched, FetchFailed
+from broker_config.transfer.blob_transfer import BlobTransfer, Fetched, FetchFailed
 from trainer import progress as events
 from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint
@@ -121,8 +121,8 @@ class _Node:
             persistent=True,
             will=(self._presence_topic, self._presence(online=False)),
         )
-        self._courier = Courier(endpoint, spec.federation, name, self._worker.store, self._inbox)
-        self._rounds = events.Rounds(report, lambda: (self._courier.bytes_sent, self._courier.bytes_received))
+        self._transfer = BlobTransfer(endpoint, spec.federation, name, self._worker.store, self._inbox)
+        self._rounds = events.Rounds(report, lambda: (self._transfer.bytes_sent, self._transfer.bytes_received))
 
     def run(self, stop: Callable[[], bool]) -> Path | None:
         started, spec = time.monotonic(), self._spec
@@ -133,7 +133,7 @@ class _Node:
             topics.presence(federation, topics.COORDINATOR),
         )
         self._mqtt.open()
-        self._courier.start()
+        self._transfer.start()
         self._report(events.Gathering(federation=federation, run=spec.run, nodes=spec.nodes, rounds=spec.rounds))
         self._timeline.begin("waiting", self._rounds_done() + 1)
         while self._model is None:
@@ -147,7 +147,7 @@ class _Node:
             self._throttle.tell(self._activity())
         self._send(Finished(session=self._session, run=self._spec.run))
         self._mqtt.flush(_FAREWELL)  # also if the connection has to come back first
-        up, down = self._courier.bytes_sent, self._courier.bytes_received
+        up, down = self._transfer.bytes_sent, self._transfer.bytes_received
         seconds = time.monotonic() - started
         self._report(events.FederationFinished(rounds=spec.rounds, bytes_up=up, bytes_down=down, seconds=seconds))
         return self._model
@@ -157,7 +157,7 @@ class _Node:
         if self._mqtt.is_connected:
             self._mqtt.publish(self._presence_topic, self._presence(online=False), retain=True)
             self._mqtt.flush(5)
-        self._courier.close()
+        self._transfer.close()
         self._mqtt.close()
 
     # What arrives
@@ -269,7 +269,7 @@ class _Node:
         self._accepted, blob = round_, progress.blob
         self._timeline.end("sending")
         if blob is not None:
-            self._courier.withdraw(blob.digest)
+            self._transfer.withdraw(blob.digest)
         size = blob.size if blob else 0
         if message.counted:
             self._report(events.Contribution(node=self._name, round=round_, weight=progress.weight, bytes=size))
@@ -346,7 +346,7 @@ class _Node:
     def _forget_blobs(self, reached: Progress) -> None:
         """A round's stage 1 is on disk: nobody needs the last one's broadcast and contribution any more."""
         if self._progress and self._progress.blob:
-            self._courier.withdraw(self._progress.blob.digest)
+            self._transfer.withdraw(self._progress.blob.digest)
         self._worker.store.purge({each.digest for each in (reached.broadcast, reached.blob) if each})
 
     def _rounds_done(self) -> int:
@@ -360,9 +360,9 @@ class _Node:
         self._timeline.end("waiting")
         self._timeline.begin("receiving", manifest.round)
         if self._fetching is not None and self._fetching.digest != manifest.digest:
-            self._courier.cancel(self._fetching)
+            self._transfer.cancel(self._fetching)
         self._fetching = manifest
-        self._courier.fetch(manifest)
+        self._transfer.fetch(manifest)
         return False
 
     def _offer(self) -> None:
@@ -374,10 +374,10 @@ class _Node:
         if blob is not None:
             if blob.digest not in self._worker.store:
                 return  # a newer round has begun
-            blob = msgspec.structs.replace(blob, chunk_size=self._courier.chunk_size(blob.chunk_size))
-            self._courier.offer(blob.digest, blob.chunk_size)
+            blob = msgspec.structs.replace(blob, chunk_size=self._transfer.chunk_size(blob.chunk_size))
+            self._transfer.offer(blob.digest, blob.chunk_size)
             self._timeline.begin("sending", blob.round)
-            self._sent_before = self._courier.bytes_sent
+            self._sent_before = self._transfer.bytes_sent
         self._send(
             Contribution(
                 session=self._session,
@@ -427,13 +427,13 @@ class _Node:
             what = "sending"
             if progress.blob:
                 total = progress.blob.size
-                done = min(total, self._courier.bytes_sent - self._sent_before)
+                done = min(total, self._transfer.bytes_sent - self._sent_before)
         elif self._busy:
             over = goal.status == "finished" and progress and progress.stage == "refined"
             what = "judging" if over else "training"
         elif goal.broadcast.digest not in self._worker.store:
             what, total = "receiving", goal.broadcast.size
-            done = self._courier.received(goal.broadcast.digest)
+            done = self._transfer.received(goal.broadcast.digest)
         round_ = self._rounds.open_round or self._rounds_done()
         return events.Activity(node=self._name, round=round_, what=what, done=done, total=total)
 

@@ -24,7 +24,7 @@ from broker_config.protocol.messages import (
     Telemetry,
     Welcome,
 )
-from broker_config.transfer.blob_transfer import Courier, Fetched, FetchFailed
+from broker_config.transfer.blob_transfer import BlobTransfer, Fetched, FetchFailed
 from trainer import progress
 from trainer.federation.server import round_state as rounds
 from trainer.federation.server.announcements import Herald, check_unclaimed, claimed, say_aborted
@@ -128,15 +128,15 @@ class _Coordinator:
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
         self._herald = Herald(endpoint, spec, self._session, self._inbox)
         self._preferred_chunk = chunk_size
-        self._courier = Courier(endpoint, spec.federation, topics.COORDINATOR, ledger.store, self._inbox)
-        self._uploads = PendingUploads(self._courier)
-        self._rounds = progress.Rounds(report, lambda: (self._courier.bytes_received, self._courier.bytes_sent))
+        self._transfer = BlobTransfer(endpoint, spec.federation, topics.COORDINATOR, ledger.store, self._inbox)
+        self._uploads = PendingUploads(self._transfer)
+        self._rounds = progress.Rounds(report, lambda: (self._transfer.bytes_received, self._transfer.bytes_sent))
         self._throttle = progress.Throttle(report)
 
     def run(self, stop: Callable[[], bool]) -> Outcome | None:
         spec = self._spec
         self._herald.open()
-        self._courier.start()
+        self._transfer.start()
         self._handle(self._inbox.get())  # Connected: what is retained of an earlier run is replaced
         self._herald.mqtt.flush(5)
         self._report(progress.Gathering(federation=spec.federation, run=spec.run, nodes=spec.nodes, rounds=spec.rounds))
@@ -153,8 +153,8 @@ class _Coordinator:
             self._say_overview()
         outcome = Outcome(
             self._ledger.broadcast,
-            self._courier.bytes_received,
-            self._courier.bytes_sent,
+            self._transfer.bytes_received,
+            self._transfer.bytes_sent,
             time.monotonic() - self._started,
         )
         self._report(
@@ -166,7 +166,7 @@ class _Coordinator:
 
     def close(self) -> None:
         self._say_overview(anyway=True)
-        self._courier.close()
+        self._transfer.close()
         self._herald.close()
 
     def _take_up(self) -> None:
@@ -468,15 +468,15 @@ class _Coordinator:
 
     def _close_round(self, contributors: frozenset[str]) -> None:
         self._uploads.cancel_all()
-        self._courier.withdraw(self._ledger.broadcast_blob.digest)
+        self._transfer.withdraw(self._ledger.broadcast_blob.digest)
         missing = sorted(self._ledger.absent)
         self._ledger.aggregate()
         self._rounds.close(sorted(contributors), missing)
 
     def _say_round(self) -> None:
         """Say where the federation stands, and serve what a round starts from."""
-        chunk_size = self._courier.chunk_size(self._preferred_chunk)
-        self._courier.offer(self._ledger.broadcast_blob.digest, chunk_size)
+        chunk_size = self._transfer.chunk_size(self._preferred_chunk)
+        self._transfer.offer(self._ledger.broadcast_blob.digest, chunk_size)
         self._herald.say_round(self._state, self._ledger.broadcast_blob, chunk_size)
 
     def _say_overview(self, *, anyway: bool = False) -> None:
@@ -488,5 +488,5 @@ class _Coordinator:
 
     def _tell(self, node: str, what: progress.Doing, blob: Manifest | None = None) -> None:
         """What a node does, as far as it can be known here."""
-        done, total = (self._courier.received(blob.digest), blob.size) if blob else (0, 0)
+        done, total = (self._transfer.received(blob.digest), blob.size) if blob else (0, 0)
         self._throttle.tell(progress.Activity(node=node, round=self._state.round, what=what, done=done, total=total))

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 
 from broker_config.protocol.messages import Contribution, Manifest
-from broker_config.transfer.blob_transfer import Courier
+from broker_config.transfer.blob_transfer import BlobTransfer
 
 
 class PendingUploads:
-    """What the courier is to bring, and for which message."""
+    """What the blob transfer is to fetch, and for which message."""
 
-    def __init__(self, courier: Courier):
-        self._courier = courier
+    def __init__(self, transfer: BlobTransfer):
+        self._transfer = transfer
         self._pending: dict[str, Contribution] = {}  # by node
 
     def __iter__(self) -> Iterator[Manifest]:
@@ -21,7 +21,7 @@ class PendingUploads:
         assert message.blob is not None
         if message.blob not in self:
             self.cancel(message.blob.node)
-        self._courier.fetch(message.blob)  # again: a blob that waits for a silent holder waits no longer
+        self._transfer.fetch(message.blob)  # again: a blob that waits for a silent holder waits no longer
         self._pending[message.blob.node] = message
 
     def __contains__(self, blob: Manifest) -> bool:
@@ -36,7 +36,7 @@ class PendingUploads:
         """Fetch nothing more from a node."""
         message = self._pending.pop(node, None)
         if message is not None and message.blob is not None:
-            self._courier.cancel(message.blob)
+            self._transfer.cancel(message.blob)
 
     def cancel_all(self) -> None:
         """Fetch nothing more from any."""
