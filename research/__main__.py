@@ -205,7 +205,7 @@ def agent(
     source = read(measured) if measured else SimulatedTimings(sensors)
     with _bar(steps, shown=not (quiet or as_json)) as update:
         policies = train(source, iterations, rounds, steps, seed, out, update)
-    with progress.show(as_json=as_json, quiet=quiet) as show:
+    with progress.reporter(as_json=as_json, quiet=quiet) as show:
         means = {name: each._asdict() for name, each in policies.items()}
         show(progress.Result(result={"agent": str(out), "policies": means}))
     if not as_json:
@@ -236,7 +236,7 @@ def _run(make: "Callable[[progress.Report], Cells[Any, Any]]", *, dry_run: bool,
     from trainer import progress
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
-    with progress.show(as_json=as_json, quiet=quiet) as show:
+    with progress.reporter(as_json=as_json, quiet=quiet) as show:
         grid = make(show)
         failed = [] if dry_run else grid.run(show)
         state = grid.state()

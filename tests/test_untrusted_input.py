@@ -31,13 +31,14 @@ from edge.doctor.output import _line
 from edge.doctor.result import Check
 from edge.inference.image_decoding import ImageError
 from edge.inference.predictor import Predictor
-from edge.status.federations import Picture
-from edge.status.rendering import lines
+from edge.status.federations import StatusMonitor
+from edge.status.rendering import render
 from tests.support.tiny_bundle import tiny_bundle
 from tests.trainer.federation.server.test_status import SPEC
 from tests.trainer.training.test_personal_model import FACTS
 from trainer import progress
 from trainer.models.initial_weights import initial_encoder
+from trainer.report import summary
 from trainer.training import personal_model
 from trainer.training.participant import State
 
@@ -257,10 +258,33 @@ def test_a_bundle_with_a_pickle_is_refused_even_if_its_hashes_fit(bomb: bytes, f
 ESCAPE = "\x1b]0;owned\x07\x9b2J"
 
 
+def test_what_others_wrote_is_no_markup() -> None:
+    """rich would make a style of a name in brackets, and a picture of one between colons."""
+    name = "[red]plant[/red][/]:smile:"
+    said = io.StringIO()
+    terminal = Console(file=said, force_terminal=True, color_system=None, width=100)
+    with progress.board.live(terminal) as live:
+        live(progress.Note(text=f"note {name}"))
+        live(progress.NodeJoined(node=name))
+        live(progress.Measured(node=name, round=1, metrics={name: 1.0}))
+    monitor = StatusMonitor()
+    monitor.update(topics.spec(SPEC.federation), encode(msgspec.structs.replace(SPEC, model=name)), retained=True)
+    terminal.print(render(monitor, terminal))
+    row = summary.NodeReport(
+        name=name, classes=[name], images=1, test_images=1, accuracy=1, accuracy_low=0, accuracy_high=1, f1=1
+    )
+    report = summary.RunReport(method=name, options={}, model="m", size=32, training={}, rounds=1, seed=0, nodes=[row])
+    summary.print_table(report, Console(file=said, width=200))
+    text = said.getvalue()
+    assert "\U0001f604" not in text
+    for shown in (f"note {name}", f"{name} joined", f"afedcl, {name}", f"{name}, m, 1 rounds", f"│ {name} │ {name} │"):
+        assert shown in text
+
+
 def test_what_others_wrote_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A node's metrics, a coordinator's reasons and method, a broker's name: nothing of it is for the terminal."""
     said = io.StringIO()
-    log = progress.plain(said)
+    log = progress.log_lines(said)
     board = Console(file=said, force_terminal=True, color_system=None)
     told = progress.Note(text=ESCAPE), progress.Measured(node="a", round=1, metrics={ESCAPE: 1.0})
     with progress.board.live(board) as live:
@@ -268,11 +292,10 @@ def test_what_others_wrote_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, caps
             log(event)
             live(event)
     board.print(_line(Check("version", "ok", f"MQTT 5, {ESCAPE}", ESCAPE, {})))
-    picture = Picture()
+    monitor = StatusMonitor()
     spec = msgspec.structs.replace(SPEC, method=ESCAPE, model=ESCAPE)
-    picture.take(topics.spec(spec.federation), encode(spec), retained=True)
-    for line in lines(picture, 80):
-        board.print(line)
+    monitor.update(topics.spec(spec.federation), encode(spec), retained=True)
+    board.print(render(monitor, board))
 
     def fail() -> None:
         raise EdgeNodeError(f"it ended: {ESCAPE}\n  first\n  second", ESCAPE)

@@ -38,6 +38,6 @@ def fused(folder: Path) -> Path:
         for name, value in to_arrays(tensors).items()
     }
     personal_model.save(Personal(Facts.of(spec, NODE, 1, {}, {}, ()), to_tensors(varied)), folder / "model")
-    with progress.show(as_json=False, quiet=False) as report:
+    with progress.reporter(as_json=False, quiet=False) as report:
         export([folder / "model"], folder, report)
     return bundle

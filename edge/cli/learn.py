@@ -158,7 +158,7 @@ def coordinate(
     terms = Terms(quorum, start, sample, deadline, min_wait)
     federation = agreed(federation, endpoint, "federation") or "default"
     spec, broadcast = draft(request, federation=federation, classes=names, nodes=nodes, terms=terms)
-    with progress.show(as_json=as_json, quiet=quiet) as report, Ledger(state) as ledger:
+    with progress.reporter(as_json=as_json, quiet=quiet) as report, Ledger(state) as ledger:
         tell_weights(request, weights, report)
         outcome = run(
             ledger,
@@ -286,7 +286,7 @@ def join(
     if name is None:
         raise UsageError("this node's name is missing", "choose one with --name, or pass a kit: --kit FILE")
     stop = stop_on_signals()
-    with progress.show(as_json=as_json, quiet=quiet) as report:
+    with progress.reporter(as_json=as_json, quiet=quiet) as report:
         model = run(
             endpoint,
             name=name,

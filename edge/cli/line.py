@@ -71,7 +71,7 @@ def export(
 
     opened = open_kit(kit) if kit else None  # asks for the passphrase before torch takes its seconds
     end_on_signals()
-    with progress.show(as_json=as_json, quiet=quiet) as report:
+    with progress.reporter(as_json=as_json, quiet=quiet) as report:
         report(progress.Step(what="loading torch and the exporter: 2 to 20 s"))
         from export.bundle_export import Wish
         from export.bundle_export import export as run

@@ -83,24 +83,24 @@ def status(
     import msgspec
     from rich.console import Console
 
-    from edge.status.federations import follow, look, objects
-    from edge.status.rendering import lines, live
+    from edge.status.federations import fetch, follow, json_objects
+    from edge.status.rendering import render, show_live
 
     stop = stop_on_signals()
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False)
     endpoint = make_endpoint(broker, ca, cert, key, kit)
-    picture = look(endpoint, agreed(federation, endpoint, "federation"))
+    monitor = fetch(endpoint, agreed(federation, endpoint, "federation"))
     if watch is None:
         watch = console.is_interactive and not as_json
-    changes = follow(endpoint, picture, stop) if watch else iter(())
+    changes = follow(endpoint, monitor, stop) if watch else iter(())
     if watch and console.is_interactive and not as_json:
-        live(picture, changes, console)
+        show_live(monitor, changes, console)
     else:
         for _ in chain([None], changes):
             if as_json:
-                print(*(msgspec.json.encode(each).decode() for each in objects(picture)), sep="\n", flush=True)
+                print(*(msgspec.json.encode(each).decode() for each in json_objects(monitor)), sep="\n", flush=True)
             else:
-                console.print(*lines(picture, console.width), sep="\n")
+                console.print(render(monitor, console))
     if stop():
         raise typer.Exit(130)
 

@@ -97,12 +97,12 @@ def simulate(
         method, option, model, weights, size, training, rounds, seed, threads, evaluate_every, aggregate, liars
     )
     scheme = Scheme(partition, nodes, samples, seed, classes_per_node, alpha, pool, test_samples, shared)
-    with progress.show(as_json=as_json, quiet=quiet) as show:
+    with progress.reporter(as_json=as_json, quiet=quiet) as show:
         tell_weights(request, weights, show)
         outcome = simulate_folder(request, data, pairs(rename, "--rename"), scheme, out, show, Engine(engine, device))
         show(progress.Result(result=msgspec.to_builtins(outcome)))
     if not as_json:
-        report.table(outcome, Console())
+        report.print_table(outcome, Console())
 
 
 @app.command(epilog="Example: edge-node dataset neu-cls --out images")
@@ -159,7 +159,7 @@ def report(
     from trainer import progress
     from trainer.report.report_page import write
 
-    with progress.show(as_json=as_json, quiet=quiet) as show:
+    with progress.reporter(as_json=as_json, quiet=quiet) as show:
         page = write(run, out or run / "report.html", show)
         show(progress.Result(result={"report": str(page)}))
     if not as_json:

@@ -69,7 +69,7 @@ def demo(
     if data is None and model in SURFACE:
         weights = weights or "surface"  # a demo without a folder needs no connection either
     request = make_request(method, option, model, weights, size, training, rounds, seed, evaluate_every=2)
-    with progress.show(as_json=as_json, quiet=quiet) as show:
+    with progress.reporter(as_json=as_json, quiet=quiet) as show:
         tell_weights(request, weights, show)
         outcome = run(
             request,
@@ -83,7 +83,7 @@ def demo(
         show(progress.Result(result=msgspec.to_builtins(outcome)))
     if as_json:
         return
-    summary.table(outcome, Console())
+    summary.print_table(outcome, Console())
     print(f"bundles: {out / 'bundles'}\nreport: {(out / 'report.html').resolve().as_uri()}")
 
 
@@ -124,7 +124,7 @@ def surfaces(
     from trainer import progress
     from trainer.data.drawn_surfaces import write_plants
 
-    with progress.show(as_json=as_json, quiet=quiet) as show:
+    with progress.reporter(as_json=as_json, quiet=quiet) as show:
         count = write_plants(out, plants, per_class, size, seed, show)
         show(progress.Result(result={"folder": str(out), "images": count}))
     if not as_json:

@@ -155,7 +155,7 @@ def coordinate(
     )
     vfl_spec.validate(spec)
     check_policy(policy, iterations, len(spec.sensors))
-    with progress.show(as_json=as_json, quiet=quiet) as report:
+    with progress.reporter(as_json=as_json, quiet=quiet) as report:
         from trainer.vfl.server.startup import coordinate as run
 
         deploy = vfl_inference.head_bundles(state / BUNDLE, endpoint.kit)
@@ -208,7 +208,7 @@ def join(
     name = agreed(sensor, endpoint, "name")
     if name is None:
         raise UsageError("this sensor's name is missing", "write --sensor NAME, or pass a kit: --kit FILE")
-    with progress.show(as_json=as_json, quiet=quiet) as report:
+    with progress.reporter(as_json=as_json, quiet=quiet) as report:
         from trainer.vfl.client.discovery import join as run
         from trainer.vfl.client.measurements import Source
 

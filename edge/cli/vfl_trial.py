@@ -53,7 +53,7 @@ def demo(
     from trainer.demo.vfl_demo import run, table
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, the child processes included
-    with tempfile.TemporaryDirectory() as scratch, progress.show(as_json=as_json, quiet=quiet) as show:
+    with tempfile.TemporaryDirectory() as scratch, progress.reporter(as_json=as_json, quiet=quiet) as show:
         outcome = run(keep or Path(scratch) / "vfl", show, stations=stations, rounds=rounds, seed=seed)
         show(progress.Result(result=msgspec.to_builtins(outcome)))
     if not as_json:

@@ -1,4 +1,4 @@
-"""Watching federations from outside: what their coordinators have published, as one picture of each."""
+"""Status of the federations on a broker, from the messages that their coordinators have published."""
 
 import queue
 import secrets
@@ -17,12 +17,12 @@ from broker_config.protocol.messages import Message, NodeState, Overview, Presen
 from broker_config.protocol.vfl_messages import LineOverview
 from edge.terminal.formatting import natural_key
 
-_WAIT = 3.0  # seconds for what is retained
-_TICK = 0.2  # seconds
+_RETAINED_TIMEOUT = 3.0  # seconds to wait for retained messages
+_POLL_INTERVAL = 0.2  # seconds
 
 
-class View(Struct, frozen=True, kw_only=True):
-    """One federation as it stands. Times are seconds, as of now."""
+class FederationStatus(Struct, frozen=True, kw_only=True):
+    """Status of one federation, an object of `status --json`. Durations are seconds, as of now."""
 
     federation: str
     run: str
@@ -36,14 +36,14 @@ class View(Struct, frozen=True, kw_only=True):
     rounds: int
     quorum: int
     start: int  # nodes that open the first round
-    age: float | None = None  # of the coordinator's overview; None: there is none, and what follows is not known
+    age: float | None = None  # of the coordinator's overview; None: there is none, so what follows is unknown
     contributions: int = 0  # to the open round
     paused: bool = False
     left: float | None = None  # until the round's deadline
     nodes: tuple[NodeState, ...] = ()
-    more: int = 0  # nodes that are not listed
-    certificates: dict[str, datetime] = {}  # member -> when its certificate ends, where that is known
-    charter: datetime | None = None  # when that in the kit of whoever watches does
+    more: int = 0  # nodes that did not fit into the overview
+    certificates: dict[str, datetime] = {}  # member -> expiry of its certificate, where it is known
+    charter: datetime | None = None  # expiry of the one in the user's own kit
 
     @property
     def ended(self) -> bool:
@@ -51,21 +51,21 @@ class View(Struct, frozen=True, kw_only=True):
         return self.status == "aborted" or (self.status == "finished" and not self.online)
 
 
-class _Known(NamedTuple):
-    """The newest messages of one federation."""
+class _LatestMessages(NamedTuple):
+    """The latest messages of one federation."""
 
     spec: Spec | None = None
     state: RoundState | None = None
     presence: Presence | None = None
     overview: Overview | None = None
-    made: float = 0.0  # when the overview was, by our clock
+    overview_time: float = 0.0  # when the overview was made, by our clock
 
 
-class Picture:
-    """What is retained of the federations on a broker, or of one of them.
+class StatusMonitor:
+    """Status of all federations on a broker, or of one of them, kept up to date by their messages.
 
-    What it holds is replaced and never changed, so that another thread may draw it meanwhile. `clock` counts seconds,
-    `now` is the time of day. The `endpoint` of a kit knows until when that holds.
+    Its attributes are replaced and never mutated, so that another thread may render it meanwhile. `clock` counts
+    seconds, `now` is the time of day. The `endpoint` of a kit knows when that kit expires.
     """
 
     def __init__(
@@ -79,16 +79,16 @@ class Picture:
         self.filters = (
             topics.spec(name), topics.round_state(name), topics.presence(name, topics.COORDINATOR), topics.status(name)
         )  # fmt: skip
-        self.lost = ""  # why there is no connection
+        self.lost = ""  # why the connection is lost; empty while there is one
         self.unreadable: dict[str, str] = {}  # topic -> what is wrong with the message
         self.now = now
         self._clock, self._endpoint = clock, endpoint
         self._payloads: dict[str, bytes] = {}
-        self._known: dict[str, _Known] = {}
-        self.learning: dict[str, LineOverview] = {}  # lines whose sensors learn together, by their federations
+        self._latest: dict[str, _LatestMessages] = {}  # by federation
+        self.vertical: dict[str, LineOverview] = {}  # of vertical federations, by name
 
-    def take(self, topic: str, payload: bytes, *, retained: bool) -> bool:
-        """Take in a message; returns whether it says anything new."""
+    def update(self, topic: str, payload: bytes, *, retained: bool) -> bool:
+        """Take account of a message; returns whether it changed anything."""
         if self._payloads.get(topic) == payload:
             return False
         self._payloads[topic] = payload
@@ -100,44 +100,45 @@ class Picture:
             return True
         name = topics.federation_of(topic)
         if isinstance(message, LineOverview):
-            self.learning = {**self.learning, name: message}
-        self._known = {**self._known, name: self._with(self._known.get(name, _Known()), message, retained)}
+            self.vertical = {**self.vertical, name: message}
+        latest = self._latest.get(name, _LatestMessages())
+        self._latest = {**self._latest, name: self._replace(latest, message, retained)}
         return True
 
-    def _with(self, known: _Known, message: Message | None, retained: bool) -> _Known:
+    def _replace(self, latest: _LatestMessages, message: Message | None, retained: bool) -> _LatestMessages:
         match message:
             case Spec():
-                return known._replace(spec=message)
+                return latest._replace(spec=message)
             case RoundState():
-                return known._replace(state=message)
+                return latest._replace(state=message)
             case Presence():
-                return known._replace(presence=message)
-            case Overview(run=run, time=time) if (old := known.overview) and old.run == run and time < old.time:
-                pass  # it was under way for long, or somebody says it again
+                return latest._replace(presence=message)
+            case Overview(run=run, time=time) if (old := latest.overview) and old.run == run and time < old.time:
+                pass  # delayed on its way, or replayed
             case Overview():
-                # Only of a message that has waited at the broker must the two clocks tell the age.
+                # Only the age of a message that has waited on the broker must be computed from two machines' clocks.
                 age = max(0.0, (self.now() - message.time).total_seconds()) if retained else 0.0
-                return known._replace(overview=message, made=self._clock() - age)
-        return known
+                return latest._replace(overview=message, overview_time=self._clock() - age)
+        return latest
 
     @property
     def ended(self) -> bool:
         """Whether nothing more will happen to any of them."""
-        ended = [each.status == "finished" for each in self.learning.values()]
-        return all((*ended, *(view.ended for view in self.views())))
+        ended = [each.status == "finished" for each in self.vertical.values()]
+        return all((*ended, *(status.ended for status in self.statuses())))
 
-    def views(self) -> list[View]:
-        """The federations, by name."""
-        known = self._known
-        views = [_view(known[name], self._clock()) for name in sorted(known, key=natural_key) if known[name].spec]
-        return [_with_kit(view, self._endpoint) for view in views] if self._endpoint else views
+    def statuses(self) -> list[FederationStatus]:
+        """Status of each federation whose spec is known, ordered by name."""
+        latest, now = self._latest, self._clock()
+        statuses = [_status(latest[name], now) for name in sorted(latest, key=natural_key) if latest[name].spec]
+        return [_with_kit_expiry(status, self._endpoint) for status in statuses] if self._endpoint else statuses
 
 
-def _view(known: _Known, now: float) -> View:
-    spec, presence = known.spec, known.presence
+def _status(latest: _LatestMessages, now: float) -> FederationStatus:
+    spec, presence = latest.spec, latest.presence
     assert spec is not None
-    state = known.state if known.state and known.state.run == spec.run else None
-    view = View(
+    state = latest.state if latest.state and latest.state.run == spec.run else None
+    status = FederationStatus(
         federation=spec.federation,
         run=spec.run,
         method=spec.method,
@@ -151,12 +152,12 @@ def _view(known: _Known, now: float) -> View:
         quorum=spec.quorum,
         start=spec.start or spec.nodes,
     )
-    overview = known.overview
+    overview = latest.overview
     if overview is None or overview.run != spec.run:
-        return view
-    age = now - known.made
+        return status
+    age = now - latest.overview_time
     return structs.replace(
-        view,
+        status,
         round=overview.round,
         contributions=overview.contributions,
         paused=overview.paused,
@@ -168,72 +169,72 @@ def _view(known: _Known, now: float) -> View:
     )
 
 
-def _with_kit(view: View, endpoint: Endpoint) -> View:
-    """With what is known of a federation from our kit."""
+def _with_kit_expiry(status: FederationStatus, endpoint: Endpoint) -> FederationStatus:
+    """The status, with what the user's own kit tells about certificates and the charter."""
     kit, seal = endpoint.kit, endpoint.seal
-    if kit is None or seal is None or view.federation != kit.federation:
-        return view
-    ours = {topics.COORDINATOR: seal.charter.coordinator.expires, kit.name: kit.expires()}
-    return structs.replace(view, certificates=view.certificates | ours, charter=seal.charter.expires)
+    if kit is None or seal is None or status.federation != kit.federation:
+        return status
+    own = {topics.COORDINATOR: seal.charter.coordinator.expires, kit.name: kit.expires()}
+    return structs.replace(status, certificates=status.certificates | own, charter=seal.charter.expires)
 
 
 def _aged(node: NodeState, age: float) -> NodeState:
     return node if node.heard is None else structs.replace(node, heard=node.heard + age)
 
 
-def look(endpoint: Endpoint, federation: str | None) -> Picture:
-    """What the broker knows of its federations, or of the named one.
+def fetch(endpoint: Endpoint, federation: str | None) -> StatusMonitor:
+    """Read the retained status of all federations on a broker, or of the named one.
 
     Raises:
         BrokerError: the broker cannot be reached.
         EdgeNodeError: there is no federation, or none of this name.
     """
-    picture = Picture(federation, endpoint=endpoint)
-    for topic, payload in probe(endpoint, picture.filters, _WAIT).items():
-        picture.take(topic, payload, retained=True)
-    if picture.views() or picture.learning or picture.unreadable:
-        return picture
+    monitor = StatusMonitor(federation, endpoint=endpoint)
+    for topic, payload in probe(endpoint, monitor.filters, _RETAINED_TIMEOUT).items():
+        monitor.update(topic, payload, retained=True)
+    if monitor.statuses() or monitor.vertical or monitor.unreadable:
+        return monitor
     if federation is None:
         raise EdgeNodeError(
             f"there is no federation on {endpoint}",
             "start edge-node coordinate, or check that this user may read the federation's topics on the broker",
         )
-    others = [topics.federation_of(topic) for topic in probe(endpoint, [topics.spec("+")], _WAIT)]
+    others = [topics.federation_of(topic) for topic in probe(endpoint, [topics.spec("+")], _RETAINED_TIMEOUT)]
     raise EdgeNodeError(f"there is no federation {federation!r} on {endpoint}", nearest(federation, sorted(others)))
 
 
-def follow(endpoint: Endpoint, picture: Picture, stop: Callable[[], bool]) -> Iterator[None]:
-    """Keep the picture true until `stop` says so or all its federations have ended; yields after each change."""
+def follow(endpoint: Endpoint, monitor: StatusMonitor, stop: Callable[[], bool]) -> Iterator[None]:
+    """Keep the monitor up to date until `stop` says so or all its federations have ended; yields after each change."""
     inbox: queue.Queue[Any] = queue.Queue()
     with MqttClient(endpoint, f"status-{secrets.token_hex(8)}", inbox=inbox, persistent=False) as mqtt:
-        mqtt.subscribe(*picture.filters, qos=0)
-        while not stop() and not picture.ended:
+        mqtt.subscribe(*monitor.filters, qos=0)
+        while not stop() and not monitor.ended:
             try:
-                event = inbox.get(timeout=_TICK)
+                event = inbox.get(timeout=_POLL_INTERVAL)
             except queue.Empty:
                 continue
-            if _changed(picture, event):
+            if _handle(monitor, event):
                 yield
 
 
-def _changed(picture: Picture, event: Delivery | Connected | Disconnected) -> bool:
+def _handle(monitor: StatusMonitor, event: Delivery | Connected | Disconnected) -> bool:
     match event:
         case Delivery():
-            return picture.take(event.topic, event.payload, retained=event.retain)
+            return monitor.update(event.topic, event.payload, retained=event.retain)
         case Disconnected():
-            picture.lost = event.reason
+            monitor.lost = event.reason
             return True
         case Connected():
-            was, picture.lost = picture.lost, ""
+            was, monitor.lost = monitor.lost, ""
             return bool(was)
 
 
-def as_builtins(view: View) -> dict[str, Any]:
-    """A view for machines: every field, also those that have their default."""
-    return {**structs.asdict(view), "nodes": [structs.asdict(node) for node in view.nodes]}
+def json_object(status: FederationStatus) -> dict[str, Any]:
+    """A federation for machines: every field, also those with their default value."""
+    return {**structs.asdict(status), "nodes": [structs.asdict(node) for node in status.nodes]}
 
 
-def objects(picture: Picture) -> list[dict[str, Any]]:
-    """All federations and lines, for machines."""
-    lines = [{"federation": name, **to_builtins(each)} for name, each in picture.learning.items()]
-    return [*map(as_builtins, picture.views()), *lines]
+def json_objects(monitor: StatusMonitor) -> list[dict[str, Any]]:
+    """All federations for machines, the vertical ones last."""
+    vertical = [{"federation": name, **to_builtins(overview)} for name, overview in monitor.vertical.items()]
+    return [*map(json_object, monitor.statuses()), *vertical]

@@ -1,18 +1,18 @@
-"""A picture of federations as lines for a terminal."""
+"""Status of federations as text for a terminal, printed once or redrawn in place."""
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import groupby
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.text import Text
 
 from broker_config.protocol import topics
 from broker_config.protocol.errors import printable
 from broker_config.protocol.messages import NodeState
 from broker_config.protocol.vfl_messages import LineOverview
-from edge.status.federations import Picture, View
+from edge.status.federations import FederationStatus, StatusMonitor
 from edge.terminal.formatting import (
     EXPIRY_WARNING,
     format_bytes,
@@ -21,130 +21,147 @@ from edge.terminal.formatting import (
     format_remaining,
     pluralize,
 )
-from edge.terminal.tables import Redrawn, Row, fit, table
+from edge.terminal.tables import Row, node_table, one_line
 
-_ORDER = ("doing", "last seen", "round", "weight", "up")  # the last three are of what a node has contributed
-_RANKS = ("doing", "last seen", "round", "up", "weight")
-_ERRORS = 5  # lines
-_FEWEST_ROWS = 3
+_TITLES = ("state", "last seen", "round", "weight", "up")  # the last three are of what a node has contributed
+_PRIORITY = ("state", "last seen", "round", "up", "weight")
+_VFL_TITLES = ("state", "latency", "iterations")
+_MAX_ERRORS = 5  # lines
+_MIN_ROWS = 3
 
 
-def lines(picture: Picture, width: int, height: int | None = None) -> list[Text]:
-    """One federation with its nodes, or several with two lines each; of `height` lines if it says so, and room is."""
-    views = picture.views()
-    if len(views) == 1:
-        drawn = _whole(views[0], picture.now(), width, height)
+def render(monitor: StatusMonitor, console: Console, height: int | None = None) -> Group:
+    """One federation with its nodes, or two lines for each of several.
+
+    Args:
+        monitor: has the federations.
+        console: where they will be shown.
+        height: lines that should suffice; the table of nodes is shortened accordingly. None for all nodes.
+    """
+    statuses, now = monitor.statuses(), monitor.now()
+    parts: list[RenderableType] = []
+    if len(statuses) == 1:
+        parts += _details(statuses[0], now, console, height)
     else:
-        drawn = [line for view in views for line in _brief(view, picture.now(), width)]
-    for name, overview in picture.learning.items():
-        drawn += _learning(name, overview, width)
-    for problem in _problems(picture):
-        drawn += _wrapped(problem, width, "red")
-    fit(drawn, width)
-    return drawn
+        parts += (part for status in statuses for part in _brief(status, now, console))
+    for name, overview in monitor.vertical.items():
+        parts += _vertical(name, overview, console)
+    parts += (Text(printable(problem), "red") for problem in _problems(monitor))
+    return Group(*parts)
 
 
-def live(picture: Picture, changes: Iterator[None], console: Console) -> None:
-    """Draw it in place until there are no more changes; between them its seconds go on."""
-    with Redrawn(console, lambda width, height: lines(picture, width, height)):
+def show_live(monitor: StatusMonitor, changes: Iterator[None], console: Console) -> None:
+    """Redraw the status in place until there are no more changes; its times also advance between two changes."""
+
+    def draw() -> Group:
+        return render(monitor, console, console.height)
+
+    with Live(console=console, get_renderable=draw, refresh_per_second=4, redirect_stdout=False):
         for _ in changes:
             pass
 
 
-def _whole(view: View, now: datetime, width: int, height: int | None) -> list[Text]:
-    above = _head(view, width)
-    for notice in notices(view, now):
-        above += _wrapped(notice, width, "yellow")
-    below = [*_errors(view.nodes), *_foot(view)]
-    rows = {node.node: _row(node) for node in view.nodes}
+def _details(status: FederationStatus, now: datetime, console: Console, height: int | None) -> list[RenderableType]:
+    above = [*_headline(status, console), *(Text(printable(notice), "yellow") for notice in notices(status, now))]
+    below = [*_errors(status.nodes, console), *_age(status)]
+    rows = {node.node: _row(node) for node in status.nodes}
     if not rows:
         return [*above, *below]
-    room = len(rows) if height is None else max(_FEWEST_ROWS, height - len(above) - len(below) - 2)
-    return [*above, *table(rows, _ORDER, _RANKS, width, room), *below]
+    max_rows = len(rows)
+    if height is not None:
+        used = len(console.render_lines(Group(*above, *below), pad=False))
+        max_rows = max(_MIN_ROWS, height - used - 2)
+    return [*above, node_table(rows, _TITLES, _PRIORITY, console, max_rows), *below]
 
 
-def _learning(name: str, line: LineOverview, width: int) -> list[Text]:
-    """A line whose sensors learn together."""
-    state = "paused" if line.paused and line.status == "open" else {"open": "learning"}.get(line.status, line.status)
-    loss = "" if line.loss is None else f", loss {line.loss:.3f}"
+def _vertical(name: str, overview: LineOverview, console: Console) -> list[RenderableType]:
+    """A vertical federation: its progress, its sensors, and what it waits for."""
+    paused = overview.paused and overview.status == "open"
+    state = "paused" if paused else {"open": "learning"}.get(overview.status, overview.status)
+    loss = "" if overview.loss is None else f", loss {overview.loss:.3f}"
     rows = {
-        each.name: Row(
-            "" if each.present else "absent",
+        sensor.name: Row(
+            "" if sensor.present else "absent",
             "",
             {
-                "latency": "" if each.latency is None else f"{1000 * each.latency:.0f} ms",
-                "iterations": str(each.iterations or ""),
+                "latency": "" if sensor.latency is None else f"{1000 * sensor.latency:.0f} ms",
+                "iterations": str(sensor.iterations or ""),
             },
         )
-        for each in line.sensors
+        for sensor in overview.sensors
     }
-    title = Text(printable(f"line {name}: {pluralize(len(rows), 'sensor')}"), style="bold")
-    standing = f"{state}: {pluralize(line.round, 'round')} closed{loss}, {line.rate:.1f} rounds a second"
-    order = ("doing", "latency", "iterations")
-    drawn = [title, *_wrapped(standing, width), *table(rows, order, order, width, len(rows))]
-    for each in line.sensors:
-        if each.lacks:
-            drawn += _wrapped(printable(f"the line waits for {each.name}, which lacks {each.lacks}"), width, "yellow")
-    return drawn
+    return [
+        one_line(f"vertical federation {name}: {pluralize(len(rows), 'sensor')}", console, "bold"),
+        Text(f"{state}: {pluralize(overview.round, 'round')} closed{loss}, {overview.rate:.1f} rounds per second"),
+        node_table(rows, _VFL_TITLES, _VFL_TITLES, console, len(rows)),
+        *(
+            Text(printable(f"waiting for {sensor.name}, which lacks {sensor.lacks}"), "yellow")
+            for sensor in overview.sensors
+            if sensor.lacks
+        ),
+    ]
 
 
-def _brief(view: View, now: datetime, width: int) -> list[Text]:
-    head, unattended = _head(view, width), view.status in ("gathering", "open") and not view.online
-    return [*head, *_wrapped(next(notices(view, now)), width, "yellow")] if unattended else head
+def _brief(status: FederationStatus, now: datetime, console: Console) -> Iterator[Text]:
+    yield from _headline(status, console)
+    if status.status in ("gathering", "open") and not status.online:
+        yield Text(printable(next(notices(status, now))), "yellow")
 
 
-def _head(view: View, width: int) -> list[Text]:
-    rule = "" if view.rule == "mean" else f", {view.rule}"
-    title = Text(printable(f"federation {view.federation}: {view.method}, {view.model}{rule}"), style="bold")
-    return [title, *_wrapped(_standing(view), width)]
+def _headline(status: FederationStatus, console: Console) -> Iterator[Text]:
+    rule = "" if status.rule == "mean" else f", {status.rule}"
+    yield one_line(f"federation {status.federation}: {status.method}, {status.model}{rule}", console, "bold")
+    yield Text(_progress(status))
 
 
-def _standing(view: View) -> str:
-    match view.status:
+def _progress(status: FederationStatus) -> str:
+    match status.status:
         case "gathering":
-            there = sum(node.doing not in ("absent", "refused") for node in view.nodes)
-            of = "" if view.age is None else f"{there} of "
-            return f"waiting for its nodes: {of}{view.start}, {pluralize(view.rounds, 'round')}"
+            present = sum(node.doing not in ("absent", "refused") for node in status.nodes)
+            of = "" if status.age is None else f"{present} of "
+            return f"waiting for its nodes: {of}{status.start}, {pluralize(status.rounds, 'round')}"
         case "finished":
-            return f"finished: {pluralize(view.rounds, 'round')}"
+            return f"finished: {pluralize(status.rounds, 'round')}"
         case "aborted":
-            return f"aborted in round {view.round} of {view.rounds}: {printable(view.reason)}"
-    came = "" if view.age is None else f": {pluralize(view.contributions, 'contribution')} (quorum {view.quorum})"
-    left = "" if view.left is None else f", {format_remaining(view.left)} to its deadline"
-    return f"round {view.round} of {view.rounds}{came}{left}"
+            return f"aborted in round {status.round} of {status.rounds}: {printable(status.reason)}"
+    received = ""
+    if status.age is not None:
+        received = f": {pluralize(status.contributions, 'contribution')} (quorum {status.quorum})"
+    left = "" if status.left is None else f", {format_remaining(status.left)} to its deadline"
+    return f"round {status.round} of {status.rounds}{received}{left}"
 
 
-def notices(view: View, now: datetime) -> Iterator[str]:
-    """What deserves attention."""
-    running = view.status in ("gathering", "open")
-    if running and not view.online:
+def notices(status: FederationStatus, now: datetime) -> Iterator[str]:
+    """Sentences about what deserves attention."""
+    running = status.status in ("gathering", "open")
+    if running and not status.online:
         yield "the coordinator is offline: nodes wait for it, and go on when it is back"
-    awaited = [node for node in view.nodes if node.awaited]
-    if view.paused:
+    awaited = [node for node in status.nodes if node.awaited]
+    if status.paused:
         away = [node for node in awaited if node.doing == "absent"]
         names = format_names([node.node for node in away or awaited])
-        yield f"paused: round {view.round} waits for {names or 'more nodes'} to come back"
-    elif awaited and view.status == "open":
-        yield f"round {view.round} waits for {format_names([node.node for node in awaited])}"
-    if view.age is None and running:
-        topic = topics.status(view.federation)
+        yield f"paused: round {status.round} waits for {names or 'more nodes'} to come back"
+    elif awaited and status.status == "open":
+        yield f"round {status.round} waits for {format_names([node.node for node in awaited])}"
+    if status.age is None and running:
+        topic = topics.status(status.federation)
         yield f"nothing is known of the nodes: this user may not read {topic}, or the coordinator is an older one"
-    if view.more:
-        yield f"{pluralize(view.more, 'node')} more had no room in the coordinator's message"
-    soon = sorted((end.date(), name) for name, end in view.certificates.items() if end - now < EXPIRY_WARNING)
+    if status.more:
+        yield f"{pluralize(status.more, 'node')} more had no room in the coordinator's message"
+    soon = sorted((end.date(), name) for name, end in status.certificates.items() if end - now < EXPIRY_WARNING)
     for _, same in groupby(soon, lambda each: each[0]):
         members = [name for _, name in same]
-        expiry = format_expiry(view.certificates[members[0]], now)
+        expiry = format_expiry(status.certificates[members[0]], now)
         yield f"the certificate of {format_names(members)} {expiry}: new kits are needed"
-    if view.charter and view.charter - now < EXPIRY_WARNING:
-        yield f"the charter in this kit {format_expiry(view.charter, now)}: a new kit is needed"
+    if status.charter and status.charter - now < EXPIRY_WARNING:
+        yield f"the charter in this kit {format_expiry(status.charter, now)}: a new kit is needed"
 
 
-def _problems(picture: Picture) -> Iterator[str]:
-    if picture.lost:
-        yield f"connection lost ({picture.lost}); trying again"
-    for topic, error in picture.unreadable.items():
-        yield f"ignored an unreadable message on {topic}: {printable(error)}"
+def _problems(monitor: StatusMonitor) -> Iterator[str]:
+    if monitor.lost:
+        yield f"connection lost ({monitor.lost}); trying again"
+    for topic, error in monitor.unreadable.items():
+        yield f"ignored an unreadable message on {topic}: {error}"
 
 
 def _row(node: NodeState) -> Row:
@@ -157,18 +174,14 @@ def _row(node: NodeState) -> Row:
     return Row(node.doing, f"{100 * node.done // node.total}%" if node.total else "", cells)
 
 
-def _errors(nodes: Sequence[NodeState]) -> Iterator[Text]:
+def _errors(nodes: Sequence[NodeState], console: Console) -> Iterator[Text]:
     failed = [node for node in nodes if node.error]
-    for node in failed[:_ERRORS]:
-        yield Text(f"{node.node}: {printable(node.error)}", style="red")
-    if len(failed) > _ERRORS:
-        yield Text(f"and {pluralize(len(failed) - _ERRORS, 'error')} more", style="red")
+    for node in failed[:_MAX_ERRORS]:
+        yield one_line(f"{node.node}: {node.error}", console, "red")
+    if len(failed) > _MAX_ERRORS:
+        yield Text(f"and {pluralize(len(failed) - _MAX_ERRORS, 'error')} more", "red")
 
 
-def _foot(view: View) -> Iterator[Text]:
-    if view.age is not None:
-        yield Text(f"last change {format_remaining(view.age)} ago", style="dim")
-
-
-def _wrapped(text: str, width: int, style: str = "") -> list[Text]:
-    return [Text(line, style=style) for line in textwrap.wrap(text, width)]
+def _age(status: FederationStatus) -> Iterator[Text]:
+    if status.age is not None:
+        yield Text(f"last change {format_remaining(status.age)} ago", style="dim")

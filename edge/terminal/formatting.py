@@ -65,12 +65,12 @@ def format_names(names: Sequence[str]) -> str:
     return ", ".join(names[:_LISTED_NAMES]) + more
 
 
-def shorten(name: str, length: int) -> str:
+def shorten(name: str, length: int, ascii_only: bool = False) -> str:
     """A name of at most `length` characters: a longer one loses its middle, since both ends tell it from others."""
     if len(name) <= length:
         return name
     head = length // 2
-    return f"{name[:head]}…{name[len(name) - (length - 1 - head) :]}"
+    return f"{name[:head]}{'~' if ascii_only else '…'}{name[len(name) - (length - 1 - head) :]}"
 
 
 def natural_key(name: str) -> list[tuple[int, str]]:

@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     asked = parser.parse_args()
     order = Order("table4", "quick", {"kth": asked.kth}, [asked.weights], 0, asked.seeds, asked.store, asked.workers)
-    grid = Experiment(order, lambda event: print(progress.describe(event), flush=True))
+    grid = Experiment(order, lambda event: print(progress.format_event(event), flush=True))
     records = Records(asked.store / "exchange_parts.jsonl", Reached)
     cells = [entry.cell for entry in grid.entries if (entry.variant, entry.scenario) == (WHOLE, BOTH_1)]
     known = {(each.key, each.spoilt) for each in records}

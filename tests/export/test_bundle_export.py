@@ -109,7 +109,7 @@ def export_all(models: list[Personal], folder: Path) -> Run:
 
     def report(event: progress.AnyEvent) -> None:
         if not isinstance(event, progress.Note):  # that nothing was held out: tests/export/test_held_out.py
-            said.append(progress.describe(event))
+            said.append(progress.format_event(event))
 
     exported = export(list(sources.values()), folder / "bundles", report)
     return Run({model.facts.node: model for model in models}, sources, exported, said)

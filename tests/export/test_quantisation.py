@@ -87,7 +87,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporting, "compare", comparing)
-        export([source], folder / "bundles", lambda event: said.append(progress.describe(event)), wish=Wish(int8=True))
+        export(
+            [source], folder / "bundles", lambda event: said.append(progress.format_event(event)), wish=Wish(int8=True)
+        )
     return Run(source, folder, said, *graphs[0])
 
 
@@ -246,7 +248,7 @@ def test_fp32_stays_where_int8_does_not_pass_and_the_figures_say_why(
 ) -> None:
     monkeypatch.setattr(exporting, "compare", lambda *_: FAILS)
     said: list[str] = []
-    export([run.source], tmp_path, lambda event: said.append(progress.describe(event)), wish=Wish(int8=True))
+    export([run.source], tmp_path, lambda event: said.append(progress.format_event(event)), wish=Wish(int8=True))
     assert bundle_format.read(tmp_path / "plant-1").manifest.precision == "fp32"
     graph = onnx.load(tmp_path / "plant-1" / "model.onnx").graph
     assert not any(value.data_type == onnx.TensorProto.INT8 for value in graph.initializer)
@@ -262,7 +264,7 @@ def test_without_held_out_images_nothing_is_exchanged(run: Run, tmp_path: Path) 
     (source / "personal.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(facts, metrics=metrics)))
     said: list[str] = []
     wish = Wish(int8=True, student=True)
-    export([source], tmp_path / "bundles", lambda event: said.append(progress.describe(event)), wish=wish)
+    export([source], tmp_path / "bundles", lambda event: said.append(progress.format_event(event)), wish=wish)
     manifest = bundle_format.read(tmp_path / "bundles" / "plant-1").manifest
     assert (manifest.precision, manifest.encoders) == ("fp32", ("received", "own"))
     assert sum("be measured: all of its images trained it" in line for line in said) == 2

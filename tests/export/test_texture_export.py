@@ -93,7 +93,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporting, "compare", comparing)
         signer = Signer(signers.kit("plant-a"), 9)
-        export([folder / "model"], folder, lambda event: said.append(progress.describe(event)), signer, Wish(int8=True))
+        export(
+            [folder / "model"], folder, lambda event: said.append(progress.format_event(event)), signer, Wish(int8=True)
+        )
     return Run(model, folder / "plant-a", signers, compared, said)
 
 

@@ -1,6 +1,7 @@
-"""A command in a terminal, as its user sees it."""
+"""Terminals of any size: a command in a pseudo-terminal, and what rich renders."""
 
 import fcntl
+import io
 import os
 import pty
 import re
@@ -11,6 +12,7 @@ import termios
 import time
 
 import pyte
+from rich.console import Console, RenderableType
 
 
 class Terminal:
@@ -73,3 +75,14 @@ class Terminal:
         data = os.read(self._fd, 65536)
         self.sent += data
         self._stream.feed(data)
+
+
+def console(width: int, height: int = 24) -> Console:
+    """A console of this size that writes into memory."""
+    return Console(file=io.StringIO(), width=width, height=height, color_system=None)
+
+
+def text_lines(renderable: RenderableType, width: int, height: int = 24) -> list[str]:
+    """What a terminal of this size shows, line by line, without styles."""
+    lines = console(width, height).render_lines(renderable, pad=False)
+    return ["".join(segment.text for segment in line).rstrip() for line in lines]

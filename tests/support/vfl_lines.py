@@ -174,7 +174,7 @@ class Threads:
     def said(self, party: str = "") -> str:
         """What a party, or all, have told."""
         told = [each for name, events in self.events.items() if party in ("", name) for each in events]
-        return "\n".join(map(progress.describe, told))
+        return "\n".join(map(progress.format_event, told))
 
 
 def written(state: Path) -> int:

@@ -97,7 +97,7 @@ class Processes:
         while running:
             process, line = lines.get()
             if line:
-                yield process, progress.read_line(line)
+                yield process, progress.parse_event(line)
             else:
                 self.wait(process)
                 running.remove(process)

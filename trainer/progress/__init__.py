@@ -1,4 +1,4 @@
-"""Progress of long commands: events as they happen, and the ways to show them."""
+"""Progress of long commands: events as they happen, and reporters that show them."""
 
 import sys
 from collections.abc import Iterator
@@ -30,17 +30,17 @@ from trainer.progress.events import (
     RoundClosed,
     RoundOpened,
     Step,
-    describe,
+    format_event,
     ignore,
     json_lines,
-    read_line,
+    parse_event,
 )
-from trainer.progress.plain import plain
-from trainer.progress.rounds import Rounds
-from trainer.progress.throttle import Throttle
+from trainer.progress.log import log_lines
+from trainer.progress.reporters import ActivityReporter, RoundReporter
 
 __all__ = [
     "Activity",
+    "ActivityReporter",
     "AnyEvent",
     "CellFinished",
     "Contribution",
@@ -61,23 +61,22 @@ __all__ = [
     "Result",
     "RoundClosed",
     "RoundOpened",
-    "Rounds",
+    "RoundReporter",
     "Step",
-    "Throttle",
-    "describe",
+    "format_event",
     "ignore",
     "json_lines",
-    "plain",
-    "read_line",
-    "show",
+    "log_lines",
+    "parse_event",
+    "reporter",
 ]
 
 
 @contextmanager
-def show(*, as_json: bool, quiet: bool = False) -> Iterator[Report]:
-    """The way that fits: JSON lines on request, a live view in a terminal, else plain lines.
+def reporter(*, as_json: bool, quiet: bool = False) -> Iterator[Report]:
+    """JSON lines on request, a live view in a terminal, log lines elsewhere.
 
-    `quiet` shows nothing; as JSON, the result alone.
+    With `quiet` nothing is shown, but as JSON the result.
     """
     if as_json:
         report = json_lines(sys.stdout)
@@ -88,4 +87,4 @@ def show(*, as_json: bool, quiet: bool = False) -> Iterator[Report]:
         with live(console) as report:
             yield report
     else:
-        yield plain(sys.stderr)
+        yield log_lines(sys.stderr)

@@ -1,12 +1,16 @@
-"""Progress as a live view in a terminal: a row for each node above a bar of rounds, as there is room."""
+"""Live view of progress in a terminal: a table of nodes above a bar of rounds, updated in place."""
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
 from rich.text import Text
 
 from broker_config.protocol.errors import printable
@@ -18,7 +22,7 @@ from edge.terminal.formatting import (
     natural_key,
     pluralize,
 )
-from edge.terminal.tables import Redrawn, Row, fit, table
+from edge.terminal.tables import Row, first_that_fits, node_table, one_line
 from trainer.progress.events import (
     Activity,
     AnyEvent,
@@ -38,200 +42,192 @@ from trainer.progress.events import (
     RoundClosed,
     RoundOpened,
     Step,
-    describe,
+    format_event,
 )
-from trainer.progress.remaining_time import Clock, Pace
+from trainer.progress.remaining_time import Clock, RemainingTime
 
-_LONGEST_BAR, _SHORTEST_BAR = 40, 6
-_KEPT_FREE = 8  # lines of the terminal that the rows of nodes leave to the rest
-_FEWEST_ROWS = 3
-_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-_AWAY = ("gone", "left out")
-# The more important columns come first; these are dropped last when there is no room.
-_RANKS = ("doing", "round", "accuracy", "up", "down", "L_D", "A_k")
+_MAX_BAR, _MIN_BAR = 40, 6
+_RESERVED_LINES = 8  # of the terminal, for what is not the table of nodes
+_MIN_ROWS = 3
+_ABSENT = ("gone", "left out")
+# The more important columns come first; where the terminal is narrow, the last ones are dropped first.
+_PRIORITY = ("state", "round", "accuracy", "up", "down", "L_D", "A_k")
 
 
 @contextmanager
 def live(console: Console) -> Iterator[Report]:
-    """Show a board until the block is left; it stays in the terminal as it was then."""
+    """Show a board while the block runs; its last state stays in the terminal."""
     board, lock = Board(ascii_only=console.options.ascii_only), threading.Lock()
 
-    def draw(width: int, height: int) -> list[Text]:
+    def draw() -> Group:
         with lock:
-            return board.lines(width, height)
+            return board.render(console)
 
     def report(event: AnyEvent) -> None:
         with lock:
-            said = board.take(event)
-        for line in said:
-            console.print(printable(line), highlight=False, markup=False)
+            messages = board.update(event)
+        for message in messages:
+            console.print(Text(printable(message)))
 
-    with Redrawn(console, draw):
+    with Live(console=console, get_renderable=draw, refresh_per_second=4, redirect_stdout=False):
         yield report
 
 
 @dataclass
-class _Row:
+class _Node:
     """What is known of a node."""
 
     round: str = ""
-    doing: str = "waiting"
-    part: str = ""  # of what travels
+    state: str = "waiting"
+    percent: str = ""  # of a transfer
     up: int = 0  # bytes
     down: int = 0
     metrics: dict[str, str] = field(default_factory=dict)
 
-    def shown(self) -> Row:
+    def row(self) -> Row:
         traffic = {title: format_bytes(count) for title, count in (("up", self.up), ("down", self.down)) if count}
-        return Row(self.doing, self.part, {"round": self.round, **self.metrics, **traffic})
+        return Row(self.state, self.percent, {"round": self.round, **self.metrics, **traffic})
 
 
 class Board:
-    """What the live view shows, for any width and height."""
+    """State of the live view, updated by events and rendered for a terminal of any size."""
 
     def __init__(self, *, ascii_only: bool = False, clock: Clock = time.monotonic):
-        self._clock, self._ascii = clock, ascii_only
-        self._rows: dict[str, _Row] = {}
-        self._pace = Pace(clock=clock)
-        self._started = self._stepped = clock()
+        self._clock = clock
+        self._spinner = Spinner("line" if ascii_only else "dots")
+        self._nodes: dict[str, _Node] = {}
+        self._remaining = RemainingTime(clock=clock)
+        self._started = self._step_started = clock()
         self._step = self._waiting = self._finished = ""
         self._up = self._down = 0  # bytes
         self._cells: CellFinished | None = None  # the newest
 
-    def take(self, event: AnyEvent) -> list[str]:
-        """Take in an event; returns the lines that should scroll by above the board."""
+    def update(self, event: AnyEvent) -> list[str]:
+        """Take account of an event; returns the messages to print above the board."""
         match event:
             case Step():
-                said = self._end_step()
-                self._step, self._stepped = event.what, self._clock()
-                return said
+                messages = self._end_step()
+                self._step, self._step_started = event.what, self._clock()
+                return messages
             case Gathering():
-                self._pace, self._started = Pace(event.rounds, self._clock), self._clock()
+                self._remaining, self._started = RemainingTime(event.rounds, self._clock), self._clock()
                 self._waiting = f"waiting for {pluralize(event.nodes, event.what)}"
-                return [*self._end_step(), describe(event)]
+                return [*self._end_step(), format_event(event)]
             case FederationFinished():
-                self._finished = describe(event)
-                for row in self._rows.values():
-                    row.doing, row.part = row.doing if row.doing in _AWAY else "", ""
+                self._finished = format_event(event)
+                for node in self._nodes.values():
+                    node.state, node.percent = node.state if node.state in _ABSENT else "", ""
                 return []
             case Result():
                 return self._end_step()
             case RoundOpened():
                 self._waiting = ""
             case RoundClosed():
-                self._pace.close(event.round, event.seconds)
+                self._remaining.close_round(event.round, event.seconds)
                 self._up, self._down = self._up + event.bytes_up, self._down + event.bytes_down
             case Activity() | Received() | Contribution() | Measured() | NodeJoined() | NodeLost() | NodeRefused():
-                return self._take_of_node(event)
+                return self._update_node(event)
             case Learning():
-                self._take_of_line(event)
+                self._update_vertical(event)
             case CellFinished():
-                self._cells, self._stepped = event, self._clock()
-                return [*self._end_step(), describe(event)]
+                self._cells, self._step_started = event, self._clock()
+                return [*self._end_step(), format_event(event)]
             case Note():
-                return [*self._end_step(), describe(event)]
+                return [*self._end_step(), format_event(event)]
             case _:
-                return [describe(event)]
+                return [format_event(event)]
         return []
 
-    def _take_of_node(
+    def _update_node(
         self, event: Activity | Received | Contribution | Measured | NodeJoined | NodeLost | NodeRefused
     ) -> list[str]:
-        row = self._rows.setdefault(event.node, _Row())
+        node = self._nodes.setdefault(event.node, _Node())
         match event:
             case Activity():
-                row.round, row.doing = str(event.round or ""), event.what
-                row.part = f"{100 * event.done // event.total}%" if event.done else ""
+                node.round, node.state = str(event.round or ""), event.what
+                node.percent = f"{100 * event.done // event.total}%" if event.done else ""
             case Received():
-                row.down += event.bytes
+                node.down += event.bytes
             case Contribution():
-                row.up += event.bytes
+                node.up += event.bytes
             case Measured():
-                row.metrics |= {
-                    printable(name, keep=""): format_metric(name, figure) for name, figure in event.metrics.items()
-                }
+                node.metrics |= {name: format_metric(name, value) for name, value in event.metrics.items()}
             case NodeJoined():
-                row.doing, row.part = "waiting", ""
-                return [describe(event)]
+                node.state, node.percent = "waiting", ""
+                return [format_event(event)]
             case NodeLost() | NodeRefused():
-                row.doing, row.part = "gone" if isinstance(event, NodeLost) else "left out", ""
-                return [describe(event)]
+                node.state, node.percent = "gone" if isinstance(event, NodeLost) else "left out", ""
+                return [format_event(event)]
         return []
 
-    def _take_of_line(self, event: Learning) -> None:
-        self._waiting, row = "", self._rows.setdefault(event.node, _Row())
-        row.round, row.doing = str(event.round), "learning"
-        row.metrics["rounds/s"] = f"{event.rate:.1f}"
+    def _update_vertical(self, event: Learning) -> None:
+        self._waiting, node = "", self._nodes.setdefault(event.node, _Node())
+        node.round, node.state = str(event.round), "learning"
+        node.metrics["rounds/s"] = f"{event.rate:.1f}"
         if event.loss is not None:
-            row.metrics["loss"] = format_metric("loss", event.loss)
-        if event.round > self._pace.closed:
-            self._pace.close(event.round, 1 / max(event.rate, 1e-3))
+            node.metrics["loss"] = format_metric("loss", event.loss)
+        if event.round > self._remaining.closed:
+            self._remaining.close_round(event.round, 1 / max(event.rate, 1e-3))
 
     def _end_step(self) -> list[str]:
-        step, took = self._step, self._clock() - self._stepped
+        step, seconds = self._step, self._clock() - self._step_started
         self._step = ""
         if not step:
             return []
-        return [f"{step} ({format_elapsed(took)})" if took >= 1 else step]
+        return [f"{step} ({format_elapsed(seconds)})" if seconds >= 1 else step]
 
-    def lines(self, width: int, height: int) -> list[Text]:
-        """The board as lines, none wider than `width`."""
-        lines = self._table(width, max(_FEWEST_ROWS, height - _KEPT_FREE)) if self._rows else []
+    def render(self, console: Console) -> Group:
+        """The board for the terminal's present size."""
+        parts: list[RenderableType] = [self._table(console)] if self._nodes else []
         if self._finished:
-            lines.append(Text(self._finished))
+            parts.append(one_line(self._finished, console))
         elif self._cells:
-            lines.append(self._grid(self._cells, width))
-        elif self._waiting or self._pace.rounds:
-            lines.append(self._status(width))
+            parts.append(self._cells_bar(self._cells, console))
+        elif self._waiting:
+            parts.append(self._busy(self._waiting, self._started, console))
+        elif self._remaining.rounds:
+            parts.append(self._rounds_bar(console))
         if self._step:
-            lines.append(self._busy(self._step, self._stepped, width))
-        fit(lines, width, ascii_only=self._ascii)
-        return lines
+            parts.append(self._busy(self._step, self._step_started, console))
+        return Group(*parts)
 
-    # The rows of nodes
+    def _table(self, console: Console) -> Group:
+        rows = {name: self._nodes[name].row() for name in sorted(self._nodes, key=natural_key)}
+        metrics = dict.fromkeys(name for node in self._nodes.values() for name in node.metrics)
+        titles = ("round", "state", *metrics, "up", "down")
+        return node_table(rows, titles, _PRIORITY, console, max(_MIN_ROWS, console.height - _RESERVED_LINES))
 
-    def _table(self, width: int, room: int) -> list[Text]:
-        rows = {name: self._rows[name].shown() for name in sorted(self._rows, key=natural_key)}
-        metrics = dict.fromkeys(name for row in self._rows.values() for name in row.metrics)
-        return table(rows, ("round", "doing", *metrics, "up", "down"), _RANKS, width, room)
+    def _rounds_bar(self, console: Console) -> Table:
+        rounds, closed = self._remaining.rounds, self._remaining.closed
+        extras = [f"{format_elapsed(self._clock() - self._started)} so far"]
+        if self._up or self._down:
+            extras.append(f"{format_bytes(self._up)} up, {format_bytes(self._down)} down")
+        return _bar(
+            f"round {min(closed + 1, rounds)} of {rounds}", closed / rounds, self._remaining.seconds, console, extras
+        )
 
-    # The lines below them
+    def _cells_bar(self, cell: CellFinished, console: Console) -> Table:
+        left = None if cell.left is None else max(0.0, cell.left - (self._clock() - self._step_started))
+        return _bar(f"{cell.done} of {cell.total} done", cell.done / cell.total, left, console)
 
-    def _status(self, width: int) -> Text:
-        """Where the federation stands."""
-        if self._waiting:
-            return self._busy(self._waiting, self._started, width)
-        pace = self._pace
-        line = self._bar(f"round {min(pace.closed + 1, pace.rounds)}", pace.closed, pace.rounds, pace.left, width)
-        moved = f", {format_bytes(self._up)} up, {format_bytes(self._down)} down" if self._up or self._down else ""
-        for more in (f", {format_elapsed(self._clock() - self._started)} so far", moved):
-            if line.cell_len + len(more) <= width:
-                line.append(more, style="dim")
-        return line
-
-    def _grid(self, cell: CellFinished, width: int) -> Text:
-        """Where the grid stands."""
-        left = None if cell.left is None else max(0.0, cell.left - (self._clock() - self._stepped))
-        return self._bar(f"{cell.done} done", cell.done, cell.total, left, width)
-
-    def _bar(self, told: str, done: int, total: int, left: float | None, width: int) -> Text:
-        """`told` of the total, a bar where there is room, and the seconds left."""
-        before, after = f"{told} of {total} ", "" if left is None else f" {format_remaining(left)} left"
-        line = Text(before)
-        bar = min(_LONGEST_BAR, width - len(before) - len(after))
-        if bar >= _SHORTEST_BAR:
-            full = bar * done // total
-            mark, rest = ("#", "-") if self._ascii else ("━", "━")
-            line.append(mark * full, style="green").append(rest * (bar - full), style="dim")
-        return line.append(after)
-
-    def _busy(self, text: str, since: float, width: int) -> Text:
-        """Something that takes a time unknown: it turns, so that one sees that it goes on."""
-        seconds = self._clock() - since
-        mark = "|/-\\"[int(4 * seconds) % 4] if self._ascii else _SPINNER[int(4 * seconds) % len(_SPINNER)]
-        after = f"  {format_elapsed(seconds)}"
-        return Text(f"{mark} {_cut(text, width - 2 - len(after))}{after}")
+    def _busy(self, text: str, since: float, console: Console) -> Table:
+        """Work of unknown duration: a spinner shows that it goes on."""
+        return _line(self._spinner, one_line(text, console), Text(format_elapsed(self._clock() - since), no_wrap=True))
 
 
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"
+def _bar(label: str, done: float, left: float | None, console: Console, extras: Sequence[str] = ()) -> Table:
+    """A label, a bar filled to the share `done`, the seconds left, and as many of the extras as fit."""
+    remaining = [] if left is None else [f"{format_remaining(left)} left"]
+    width = min(_MAX_BAR, console.width - sum(len(text) + 1 for text in (label, *remaining)))
+    bar = [ProgressBar(1.0, done, width)] if width >= _MIN_BAR else []
+    tails = [[*remaining, *extras[:count]] for count in range(len(extras), -1, -1)]
+    candidates = (
+        _line(Text(label), *bar, *([Text(", ".join(tail), no_wrap=True)] if tail else [])) for tail in [*tails, []]
+    )
+    return first_that_fits(candidates, console)
+
+
+def _line(*cells: RenderableType) -> Table:
+    line = Table.grid(padding=(0, 1))
+    line.add_row(*cells)
+    return line

@@ -199,11 +199,11 @@ _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 
 def ignore(event: AnyEvent) -> None:
-    """Show nothing."""
+    """Report nothing."""
 
 
 def json_lines(stream: TextIO) -> Report:
-    """One JSON object a line, for machines."""
+    """Write one JSON object a line, for machines."""
 
     def report(event: AnyEvent) -> None:
         print(msgspec.json.encode(event).decode(), file=stream, flush=True)
@@ -211,12 +211,12 @@ def json_lines(stream: TextIO) -> Report:
     return report
 
 
-def read_line(line: str | bytes) -> AnyEvent:
-    """The event that `json_lines` wrote."""
+def parse_event(line: str | bytes) -> AnyEvent:
+    """The event in a line that `json_lines` wrote."""
     return _decoder.decode(line)
 
 
-def describe(event: AnyEvent) -> str:
+def format_event(event: AnyEvent) -> str:
     """The event as a sentence."""
     match event:
         case Step(what=text) | Note(text=text):
@@ -235,10 +235,10 @@ def describe(event: AnyEvent) -> str:
         case Paused():
             return f"round {event.round} waits for {format_names(event.waiting_for) or 'more nodes'} to come back"
         case _:
-            return _describe_progress(event)
+            return _format_progress(event)
 
 
-def _describe_progress(event: AnyEvent) -> str:
+def _format_progress(event: AnyEvent) -> str:
     match event:
         case RoundOpened():
             return f"round {event.round} opened"

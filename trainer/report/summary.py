@@ -5,7 +5,9 @@ from typing import Any
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from broker_config.protocol.errors import printable
 from broker_config.protocol.messages import Spec
 from trainer.training.personal_model import Facts
 
@@ -100,7 +102,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self))
 
 
-_WIDE = 70  # columns of a terminal that has room for class names
+_WIDE = 70  # a terminal of so many columns has room for class names
 _COLUMNS = (
     ("local only", "local_accuracy"),
     ("federated", "accuracy"),
@@ -108,22 +110,24 @@ _COLUMNS = (
 )
 
 
-def table(report: RunReport, console: Console) -> None:
-    """Print a line a node, and the mean."""
+def print_table(report: RunReport, console: Console) -> None:
+    """Print a row for each node, and the mean."""
     columns = [(title, field) for title, field in _COLUMNS if report.mean(field) is not None]
-    view = Table(title=f"{report.method}, {report.model}, {report.rounds} rounds, accuracy % on held-out images")
+    title = f"{report.method}, {report.model}, {report.rounds} rounds, accuracy % on held-out images"
+    table = Table(title=Text(printable(title)))
     wide = console.width >= _WIDE
     for title in ("node", "classes", "images") if wide else ("node", "images"):
-        view.add_column(title)
+        table.add_column(title)
     for title, _ in columns:
-        view.add_column(title, justify="right")
+        table.add_column(title, justify="right")
     for node in report.nodes:
         cells = [_percent(getattr(node, field)) for _, field in columns]
         images = f"{node.images} + {node.test_images}"
-        view.add_row(node.name, *([", ".join(node.classes)] if wide else []), images, *cells)
-    view.add_section()
-    view.add_row("mean", *([""] if wide else []), "", *(_percent(report.mean(field)) for _, field in columns))
-    console.print(view)
+        names = [node.name, *([", ".join(node.classes)] if wide else [])]
+        table.add_row(*(Text(printable(name)) for name in names), images, *cells)
+    table.add_section()
+    table.add_row("mean", *([""] if wide else []), "", *(_percent(report.mean(field)) for _, field in columns))
+    console.print(table)
 
 
 def _percent(value: float | None) -> str:

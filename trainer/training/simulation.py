@@ -95,7 +95,7 @@ def simulate(
     histories: dict[str, tuple[Metrics, ...]] = dict.fromkeys(participants, ())
     started = time.monotonic()
     show(progress.Gathering(federation=spec.federation, run=spec.run, nodes=len(participants), rounds=spec.rounds))
-    rounds, exchange = progress.Rounds(show, lambda: (0, 0)), Exchange(show)
+    rounds, exchange = progress.RoundReporter(show, lambda: (0, 0)), Exchange(show)
     for round_ in range(1, spec.rounds + 1):
         received = broadcast
         drawn = sample_participants(participants, spec.sample, spec.seed, round_)

@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from rich.text import Text
 
 from broker_config.broker.embedded import EmbeddedBroker
 from broker_config.mqtt.client import Endpoint, MqttClient
@@ -26,12 +25,12 @@ from broker_config.protocol.codec import encode
 from broker_config.protocol.messages import AnyMessage, NodeState, Overview, Presence, RoundState, Spec
 from broker_config.protocol.vfl_messages import LineOverview, SensorState
 from broker_config.security import charter
-from edge.status.federations import Picture, View, as_builtins, look, objects
-from edge.status.rendering import lines, notices
+from edge.status.federations import FederationStatus, StatusMonitor, fetch, json_object, json_objects
+from edge.status.rendering import notices, render
 from tests.broker_config.protocol.test_codec import CASES, MANIFEST, RUN, SESSION
 from tests.support.plants import CLASSES, FEDERATION, Process, draw, here, run, start
 from tests.support.provisioned_federation import Guarded
-from tests.support.terminal import Terminal
+from tests.support.terminal import Terminal, console, text_lines
 from tests.trainer.federation.server.test_status import Clock
 
 PLANTS = ("plant-a", "plant-b")
@@ -68,15 +67,17 @@ def topic_of(message: AnyMessage, federation: str = "steel") -> str:
     return TOPICS[type(message)](federation)
 
 
-def picture(*messages: AnyMessage, retained: bool = True, clock: Clock | None = None, now: datetime = NOW) -> Picture:
-    found = Picture(clock=clock or Clock(), now=lambda: now)
+def monitor(
+    *messages: AnyMessage, retained: bool = True, clock: Clock | None = None, now: datetime = NOW
+) -> StatusMonitor:
+    found = StatusMonitor(clock=clock or Clock(), now=lambda: now)
     for message in messages:
-        found.take(topic_of(message), encode(message), retained=retained)
+        found.update(topic_of(message), encode(message), retained=retained)
     return found
 
 
-def view(*messages: AnyMessage) -> View:
-    (found,) = picture(*messages).views()
+def status(*messages: AnyMessage) -> FederationStatus:
+    (found,) = monitor(*messages).statuses()
     return found
 
 
@@ -89,72 +90,72 @@ def changed(message: AnyMessage, **fields: object) -> AnyMessage:
 
 def test_an_older_overview_of_the_run_that_comes_again_is_not_believed() -> None:
     newer = changed(OVERVIEW, time=NOW + timedelta(seconds=9), contributions=3)
-    assert view(SPEC, OPEN, ONLINE, newer, OVERVIEW) == view(SPEC, OPEN, ONLINE, newer)
-    assert view(SPEC, OPEN, ONLINE, OVERVIEW, newer).contributions == 3
+    assert status(SPEC, OPEN, ONLINE, newer, OVERVIEW) == status(SPEC, OPEN, ONLINE, newer)
+    assert status(SPEC, OPEN, ONLINE, OVERVIEW, newer).contributions == 3
 
 
 def test_nothing_is_shown_of_a_federation_whose_spec_is_not_there() -> None:
-    assert picture(OPEN, ONLINE, OVERVIEW).views() == []
+    assert monitor(OPEN, ONLINE, OVERVIEW).statuses() == []
 
 
 def test_what_a_message_said_is_as_old_as_the_message() -> None:
     clock = Clock()
-    found = picture(SPEC, OPEN, ONLINE, OVERVIEW, clock=clock, now=NOW + timedelta(seconds=60))
+    found = monitor(SPEC, OPEN, ONLINE, OVERVIEW, clock=clock, now=NOW + timedelta(seconds=60))
     clock.now += 10
-    (shown,) = found.views()
+    (shown,) = found.statuses()
     assert (shown.age, shown.left) == (70, 5)
     assert [(node.node, node.heard) for node in shown.nodes] == [
         ("mallory", None), ("plant-1", 82), ("plant-2", 200), ("plant-3", 4070), ("plant-10", 71)
     ]  # fmt: skip
     clock.now += 10
-    assert found.views()[0].left == 0
+    assert found.statuses()[0].left == 0
 
 
 @pytest.mark.parametrize("skew", [-3600, 3600])
 def test_of_what_arrives_just_now_the_age_does_not_depend_on_the_clocks(skew: float) -> None:
-    found = picture(SPEC, OVERVIEW, retained=False, now=NOW + timedelta(seconds=skew))
-    assert found.views()[0].age == 0
+    found = monitor(SPEC, OVERVIEW, retained=False, now=NOW + timedelta(seconds=skew))
+    assert found.statuses()[0].age == 0
 
 
 def test_a_retained_overview_from_the_future_is_new() -> None:
-    assert picture(SPEC, OVERVIEW, now=NOW - timedelta(hours=1)).views()[0].age == 0
+    assert monitor(SPEC, OVERVIEW, now=NOW - timedelta(hours=1)).statuses()[0].age == 0
 
 
 def test_what_is_left_of_an_earlier_run_does_not_count() -> None:
     other = changed(SPEC, run="f" * 16)
-    shown = view(other, OPEN, ONLINE, OVERVIEW)
+    shown = status(other, OPEN, ONLINE, OVERVIEW)
     assert (shown.status, shown.round, shown.age, shown.nodes) == ("gathering", 0, None, ())
 
 
 def test_a_message_that_says_nothing_new_changes_nothing() -> None:
-    found = picture(SPEC, OVERVIEW)
-    assert not found.take(topic_of(OVERVIEW), encode(OVERVIEW), retained=False)
-    assert found.take(topic_of(OVERVIEW), encode(changed(OVERVIEW, contributions=3)), retained=False)
-    assert found.views()[0].contributions == 3
+    found = monitor(SPEC, OVERVIEW)
+    assert not found.update(topic_of(OVERVIEW), encode(OVERVIEW), retained=False)
+    assert found.update(topic_of(OVERVIEW), encode(changed(OVERVIEW, contributions=3)), retained=False)
+    assert found.statuses()[0].contributions == 3
 
 
 def test_what_cannot_be_read_is_named_until_something_readable_comes() -> None:
-    found = picture(SPEC, OPEN)
-    found.take(topic_of(OPEN), b"\x1b[2J", retained=True)
-    assert found.views()[0].round == 9
-    last = text(lines(found, 200))[-1]
+    found = monitor(SPEC, OPEN)
+    found.update(topic_of(OPEN), b"\x1b[2J", retained=True)
+    assert found.statuses()[0].round == 9
+    last = shown_lines(found, 200)[-1]
     assert last.startswith("ignored an unreadable message on edge-node/v1/steel/round: JSON is malformed")
-    found.take(topic_of(OPEN), encode(OPEN), retained=False)
+    found.update(topic_of(OPEN), encode(OPEN), retained=False)
     assert not found.unreadable
 
 
 def test_of_a_line_that_learns_its_sensors_rounds_loss_and_latencies_are_shown() -> None:
-    assert text(lines(picture(LINE), 60)) == [
-        "line steel: 2 sensors",
-        "learning: 41 rounds closed, loss 0.250, 212.5 rounds a",
+    assert shown_lines(monitor(LINE), 60) == [
+        "vertical federation steel: 2 sensors",
+        "learning: 41 rounds closed, loss 0.250, 212.5 rounds per",
         "second",
-        "node   doing           latency  iterations",
+        "node   state           latency  iterations",
         "press                    30 ms           2",
         "oven   absent",
     ]
-    assert not picture(LINE).ended
-    assert picture(changed(LINE, status="finished")).ended
-    assert objects(picture(LINE))[0]["sensors"][1]["name"] == "oven"
+    assert not monitor(LINE).ended
+    assert monitor(changed(LINE, status="finished")).ended
+    assert json_objects(monitor(LINE))[0]["sensors"][1]["name"] == "oven"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_of_a_line_that_learns_its_sensors_rounds_loss_and_latencies_are_shown()
     ],
 )
 def test_a_federation_has_ended_when_nothing_more_will_come(state: RoundState, presence: Presence, ended: bool) -> None:
-    assert view(SPEC, state, presence, OVERVIEW).ended == ended
+    assert status(SPEC, state, presence, OVERVIEW).ended == ended
 
 
 # What deserves attention
@@ -201,7 +202,7 @@ def test_a_federation_has_ended_when_nothing_more_will_come(state: RoundState, p
     ],
 )
 def test_it_is_said_what_deserves_attention(messages: tuple[AnyMessage, ...], said: list[str]) -> None:
-    assert list(notices(view(SPEC, *messages), NOW)) == said
+    assert list(notices(status(SPEC, *messages), NOW)) == said
 
 
 def in_days(days: float) -> datetime:
@@ -211,7 +212,7 @@ def in_days(days: float) -> datetime:
 def test_certificates_that_end_within_30_days_or_have_ended_are_told_together_if_on_the_same_day() -> None:
     ends = {"a": 31, "b": 29.2, "c": 5, "d": 5.1, "e": -1}
     nodes = tuple(NodeState(node=name, doing="waiting", expires=in_days(days)) for name, days in ends.items())
-    shown = view(SPEC, OPEN, ONLINE, changed(OVERVIEW, nodes=(*nodes, NodeState(node="f", doing="waiting"))))
+    shown = status(SPEC, OPEN, ONLINE, changed(OVERVIEW, nodes=(*nodes, NodeState(node="f", doing="waiting"))))
     assert list(notices(shown, NOW)) == [
         "the certificate of e expired on 2026-02-28: new kits are needed",
         "the certificate of c, d expires on 2026-03-06, in 5 days: new kits are needed",
@@ -224,8 +225,8 @@ def test_certificates_that_end_within_30_days_or_have_ended_are_told_together_if
 # How it looks
 
 
-def text(drawn: list[Text]) -> list[str]:
-    return [line.plain for line in drawn]
+def shown_lines(found: StatusMonitor, width: int, height: int | None = None) -> list[str]:
+    return text_lines(render(found, console(width), height), width)
 
 
 SIXTY = """\
@@ -233,7 +234,7 @@ federation steel: afedcl, mobilenet_v2
 round 9 of 30: 2 contributions (quorum 4), 1 min 20 s to its
 deadline
 round 9 waits for plant-2, plant-10
-node      doing            last seen  round  weight       up
+node      state            last seen  round  weight       up
 mallory   refused
 plant-1   waiting               12 s      9   0.250  81.5 MB
 plant-2   training        2 min 10 s      8   0.500  72.5 MB
@@ -245,15 +246,15 @@ last change 0 s ago"""
 
 
 def test_the_table_in_sixty_columns() -> None:
-    assert "\n".join(text(lines(picture(SPEC, OPEN, ONLINE, OVERVIEW), 60))) == SIXTY
+    assert "\n".join(shown_lines(monitor(SPEC, OPEN, ONLINE, OVERVIEW), 60)) == SIXTY
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_no_line_is_wider_than_the_terminal_and_who_does_what_has_room_in_any(width: int) -> None:
-    drawn = text(lines(picture(SPEC, OPEN, OFFLINE, changed(OVERVIEW, paused=True, more=3)), width))
+    drawn = shown_lines(monitor(SPEC, OPEN, OFFLINE, changed(OVERVIEW, paused=True, more=3)), width)
     assert all(len(line) <= width for line in drawn)
     title = next(line.split() for line in drawn if line.startswith("node"))
-    assert title[:4] == ["node", "doing", "last", "seen"]
+    assert title[:4] == ["node", "state", "last", "seen"]
     assert ("weight" in title) == (width >= 60)
 
 
@@ -263,13 +264,13 @@ def test_of_two_hundred_nodes_those_beyond_the_screen_are_counted(width: int) ->
         NodeState(node=f"plant-{number}", doing="training", awaited=number > 150, heard=number / 2, error="gone")
         for number in range(200)
     )
-    found = picture(SPEC, OPEN, ONLINE, changed(OVERVIEW, nodes=many))
-    drawn = text(lines(found, width, 24))
+    found = monitor(SPEC, OPEN, ONLINE, changed(OVERVIEW, nodes=many))
+    drawn = shown_lines(found, width, 24)
     assert len(drawn) <= 23
     assert "waits for plant-151, plant-152, plant-153, plant-154, plant-155 and 44 more" in " ".join(drawn)
     assert re.search(r"^and \d+ more: \d+ training$", "\n".join(drawn), re.MULTILINE)
     assert "and 195 errors more" in drawn
-    assert len(text(lines(found, width))) > 200  # where nothing scrolls away there is room for all
+    assert len(shown_lines(found, width)) > 200  # where nothing scrolls away there is room for all
 
 
 @pytest.mark.parametrize(
@@ -285,13 +286,13 @@ def test_of_two_hundred_nodes_those_beyond_the_screen_are_counted(width: int) ->
 def test_the_second_line_says_where_the_federation_stands(
     state: RoundState, overview: Overview | None, said: str
 ) -> None:
-    assert text(lines(picture(SPEC, state, *([overview] if overview else [])), 80))[1] == said
+    assert shown_lines(monitor(SPEC, state, *([overview] if overview else [])), 80)[1] == said
 
 
 def test_several_federations_have_two_lines_each_and_one_more_if_nobody_coordinates() -> None:
-    found = picture(SPEC, OPEN, ONLINE, OVERVIEW)
-    found.take(topics.spec("wood"), encode(changed(SPEC, federation="wood")), retained=True)
-    assert text(lines(found, 80)) == [
+    found = monitor(SPEC, OPEN, ONLINE, OVERVIEW)
+    found.update(topics.spec("wood"), encode(changed(SPEC, federation="wood")), retained=True)
+    assert shown_lines(found, 80) == [
         "federation steel: afedcl, mobilenet_v2",
         "round 9 of 30: 2 contributions (quorum 4), 1 min 20 s to its deadline",
         "federation wood: afedcl, mobilenet_v2",
@@ -333,7 +334,7 @@ def test_without_a_terminal_it_is_shown_once(coordinator: Coordinator, mosquitto
     coordinator.publish(SPEC, OPEN, ONLINE, just_now())
     result = run("status", mosquitto.url, COLUMNS="60")
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.splitlines()[4:6] == SIXTY.splitlines()[4:6]
+    assert [line.rstrip() for line in result.stdout.splitlines()[4:6]] == SIXTY.splitlines()[4:6]
     assert "\x1b" not in result.stdout
 
 
@@ -344,7 +345,7 @@ def test_as_json_a_federation_is_one_object_with_all_that_is_known(
     result = here("status", mosquitto.url, "--json")
     assert result.returncode == 0, result.stderr
     shown = json.loads(result.stdout)
-    assert set(shown) == {field.name for field in msgspec.structs.fields(View)}
+    assert set(shown) == {field.name for field in msgspec.structs.fields(FederationStatus)}
     assert (shown["federation"], shown["online"], shown["status"], shown["round"]) == ("steel", False, "open", 9)
     assert {node["node"]: node["doing"] for node in shown["nodes"]} == {node.node: node.doing for node in NODES}
     assert all(set(node) == {field.name for field in msgspec.structs.fields(NodeState)} for node in shown["nodes"])
@@ -365,14 +366,14 @@ def test_with_a_kit_the_end_of_its_certificate_and_charter_and_of_the_coordinato
     node = NodeState(node="plant-a", doing="waiting", expires=soon + timedelta(days=4))
     with closing(Coordinator(Endpoint.of_kit(kits["coordinator"]))) as coordinator:
         coordinator.publish(changed(SPEC, federation="steel"), OPEN, ONLINE, just_now(nodes=(node,)))
-        (shown,) = look(Endpoint.of_kit(monitor), "steel").views()
+        (shown,) = fetch(Endpoint.of_kit(monitor), "steel").statuses()
     assert [notice.partition(":")[0] for notice in notices(shown, datetime.now(UTC) + timedelta(hours=1))] == [
         f"the certificate of coordinator expires on {lasting.coordinator.expires:%Y-%m-%d}, in 21 days",
         f"the certificate of plant-a expires on {node.expires:%Y-%m-%d}, in 23 days",
         f"the charter in this kit expires on {soon:%Y-%m-%d}, in 19 days",
     ]
     assert shown.certificates["monitor"] == kits["monitor"].expires()
-    told = json.loads(msgspec.json.encode(as_builtins(shown)))
+    told = json.loads(msgspec.json.encode(json_object(shown)))
     assert datetime.fromisoformat(told["charter"]) == soon
     assert [datetime.fromisoformat(each["expires"]) for each in told["nodes"]] == [node.expires]
 

@@ -11,10 +11,11 @@ import pytest
 
 from edge.terminal.formatting import format_elapsed, format_remaining
 from tests.support.plants import draw
-from tests.support.terminal import Terminal
+from tests.support.terminal import Terminal, console, text_lines
 from trainer import progress
 from trainer.progress import (
     Activity,
+    ActivityReporter,
     AnyEvent,
     CellFinished,
     Contribution,
@@ -33,12 +34,11 @@ from trainer.progress import (
     Result,
     RoundClosed,
     RoundOpened,
-    Rounds,
+    RoundReporter,
     Step,
-    Throttle,
 )
 from trainer.progress.board import Board
-from trainer.progress.remaining_time import Pace
+from trainer.progress.remaining_time import RemainingTime
 
 # Two rounds of a federation, with every kind of event.
 STORY: list[AnyEvent] = [
@@ -106,7 +106,7 @@ def told(report: progress.Report, events: list[AnyEvent]) -> None:
 
 def log(events: list[AnyEvent], clock: Callable[[], float] = Clock()) -> list[str]:  # noqa: B008
     stream = io.StringIO()
-    told(progress.plain(stream, clock), events)
+    told(progress.log_lines(stream, clock), events)
     lines = stream.getvalue().splitlines()
     assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in lines)
     return [line[9:] for line in lines]
@@ -119,7 +119,7 @@ def test_the_story_has_every_kind_of_event() -> None:
 def test_a_line_that_learns_has_a_line_now_and_then_and_one_at_its_end() -> None:
     clock = Clock()
     stream = io.StringIO()
-    show = progress.plain(stream, clock)
+    show = progress.log_lines(stream, clock)
     for round_ in range(1, 31):
         clock.now += 1
         show(Learning(node="coordinator", round=round_, rounds=30, rate=1, loss=0.5))
@@ -136,8 +136,8 @@ def test_an_event_survives_its_json_line_and_can_be_said(event: AnyEvent) -> Non
     stream = io.StringIO()
     progress.json_lines(stream)(event)
     (line,) = stream.getvalue().splitlines()
-    assert progress.read_line(line) == progress.read_line(line.encode()) == event
-    assert progress.describe(event)
+    assert progress.parse_event(line) == progress.parse_event(line.encode()) == event
+    assert progress.format_event(event)
 
 
 def test_every_event_is_flushed_when_it_happens() -> None:
@@ -145,17 +145,17 @@ def test_every_event_is_flushed_when_it_happens() -> None:
     joined = NodeJoined(node="plant-1")
     progress.json_lines(stream)(joined)
     assert raw.getvalue() == b'{"event":"NodeJoined","node":"plant-1"}\n'
-    progress.plain(stream)(joined)
+    progress.log_lines(stream)(joined)
     assert raw.getvalue().endswith(b" plant-1 joined\n")
 
 
 def test_json_goes_to_standard_output_and_a_log_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.show(as_json=True) as report:
+    with progress.reporter(as_json=True) as report:
         told(report, STORY)
     out, err = capsys.readouterr()
-    assert [progress.read_line(line) for line in out.splitlines()] == STORY
+    assert [progress.parse_event(line) for line in out.splitlines()] == STORY
     assert err == ""
-    with progress.show(as_json=False) as report:
+    with progress.reporter(as_json=False) as report:
         told(report, STORY)
     out, err = capsys.readouterr()
     assert [line[9:] for line in err.splitlines()] == LINES
@@ -163,10 +163,10 @@ def test_json_goes_to_standard_output_and_a_log_to_standard_error(capsys: pytest
 
 
 def test_quiet_shows_nothing_and_as_json_the_result_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.show(as_json=False, quiet=True) as report:
+    with progress.reporter(as_json=False, quiet=True) as report:
         told(report, STORY)
     assert capsys.readouterr() == ("", "")
-    with progress.show(as_json=True, quiet=True) as report:
+    with progress.reporter(as_json=True, quiet=True) as report:
         told(report, STORY)
     assert capsys.readouterr() == ('{"event":"Result","result":{"model":"global.safetensors"}}\n', "")
 
@@ -203,7 +203,7 @@ def test_of_many_rounds_some_have_a_line_the_first_and_the_last_among_them() -> 
 
 def test_slow_rounds_have_a_line_each_however_many_they_are() -> None:
     clock, stream = Clock(), io.StringIO()
-    report = progress.plain(stream, clock)
+    report = progress.log_lines(stream, clock)
     report(Gathering(federation="f", run="0" * 16, nodes=1, rounds=1000))
     for event in rounds(30):
         clock.now += 61
@@ -219,9 +219,9 @@ def test_a_hundred_nodes_join_in_a_few_lines() -> None:
 
 
 def test_a_pause_without_names_waits_for_more_nodes_and_one_with_many_names_a_few() -> None:
-    assert progress.describe(Paused(round=3, waiting_for=[])) == "round 3 waits for more nodes to come back"
+    assert progress.format_event(Paused(round=3, waiting_for=[])) == "round 3 waits for more nodes to come back"
     many = Paused(round=3, waiting_for=list("abcdefgh"))
-    assert progress.describe(many) == "round 3 waits for a, b, c, d, e and 3 more to come back"
+    assert progress.format_event(many) == "round 3 waits for a, b, c, d, e and 3 more to come back"
 
 
 # Time, bytes and activities
@@ -229,26 +229,26 @@ def test_a_pause_without_names_waits_for_more_nodes_and_one_with_many_names_a_fe
 
 def test_the_time_left_counts_down_and_one_long_round_does_not_make_it_jump() -> None:
     clock = Clock()
-    pace = Pace(10, clock)
-    pace.close(1, 20)
-    assert pace.left is None  # the first round loads and warms up: of a short one nothing follows
+    remaining = RemainingTime(10, clock)
+    remaining.close_round(1, 20)
+    assert remaining.seconds is None  # the first round loads and warms up: of a short one nothing follows
     for number in (2, 3, 4):
-        pace.close(number, 5)
-    assert pace.left == 30
+        remaining.close_round(number, 5)
+    assert remaining.seconds == 30
     clock.now += 3
-    assert pace.left == 27
+    assert remaining.seconds == 27
     clock.now += 100  # a round takes long: the others will not
-    assert pace.left == 25
-    pace.close(5, 103)
-    assert pace.left == 25
-    pace.close(10, 5)
-    assert pace.left is None
+    assert remaining.seconds == 25
+    remaining.close_round(5, 103)
+    assert remaining.seconds == 25
+    remaining.close_round(10, 5)
+    assert remaining.seconds is None
 
 
 def test_of_long_rounds_the_first_already_tells_something() -> None:
-    pace = Pace(3, Clock())
-    pace.close(1, 600)
-    assert pace.left == 1200
+    remaining = RemainingTime(3, Clock())
+    remaining.close_round(1, 600)
+    assert remaining.seconds == 1200
 
 
 def test_durations_are_said_as_finely_as_they_can_be_known() -> None:
@@ -261,12 +261,12 @@ def test_durations_are_said_as_finely_as_they_can_be_known() -> None:
 def test_the_bytes_of_all_rounds_add_up_to_what_has_travelled() -> None:
     moved = {"up": 0, "down": 10}
     events: list[AnyEvent] = []
-    book = Rounds(events.append, lambda: (moved["up"], moved["down"]))
-    book.close([])  # none is open
+    reporter = RoundReporter(events.append, lambda: (moved["up"], moved["down"]))
+    reporter.close([])  # none is open
     for number in (1, 2):
-        book.open(number)
+        reporter.open(number)
         moved["up"] += 5
-        book.close(["a"])
+        reporter.close(["a"])
         moved["down"] += 1
     closed = [event for event in events if isinstance(event, RoundClosed)]
     assert [(event.round, event.bytes_up, event.bytes_down) for event in closed] == [(1, 5, 10), (2, 5, 1)]
@@ -274,16 +274,16 @@ def test_the_bytes_of_all_rounds_add_up_to_what_has_travelled() -> None:
 
 def test_an_activity_is_told_when_it_changes_and_travelling_bytes_once_a_second() -> None:
     clock, events = Clock(), []
-    throttle = Throttle(events.append, clock)
+    reporter = ActivityReporter(events.append, clock)
     for seconds in range(30):  # three seconds
         clock.now = seconds / 10
-        throttle.tell(Activity(node="a", round=1, what="receiving", done=seconds, total=30))
-        throttle.tell(Activity(node="b", round=1, what="training"))
-    throttle.tell(Activity(node="a", round=1, what="training"))
+        reporter.report(Activity(node="a", round=1, what="receiving", done=seconds, total=30))
+        reporter.report(Activity(node="b", round=1, what="training"))
+    reporter.report(Activity(node="a", round=1, what="training"))
     assert [event.done for event in events if event.node == "a"] == [0, 10, 20, 0]
     assert len([event for event in events if event.node == "b"]) == 1
-    throttle.forget("b")
-    throttle.tell(Activity(node="b", round=1, what="training"))
+    reporter.reset("b")
+    reporter.report(Activity(node="b", round=1, what="training"))
     assert events[-1].node == "b"
 
 
@@ -293,8 +293,12 @@ def test_an_activity_is_told_when_it_changes_and_travelling_bytes_once_a_second(
 def board(events: list[AnyEvent], width: int, height: int = 24, clock: Callable[[], float] = Clock()) -> list[str]:  # noqa: B008
     shown = Board(clock=clock)
     for event in events:
-        shown.take(event)
-    lines = [line.plain.rstrip() for line in shown.lines(width, height)]
+        shown.update(event)
+    return drawn(shown, width, height)
+
+
+def drawn(shown: Board, width: int, height: int = 24) -> list[str]:
+    lines = text_lines(shown.render(console(width, height)), width, height)
     assert all(len(line) <= width for line in lines)
     return lines
 
@@ -314,10 +318,10 @@ BUSY: list[AnyEvent] = [
 @pytest.mark.parametrize(
     ("width", "columns"),
     [
-        (40, "node round doing accuracy"),
-        (60, "node round doing accuracy up down"),
-        (80, "node round doing L_C L_D A_k accuracy up down"),
-        (120, "node round doing L_C L_D L_F A_k accuracy up down"),
+        (40, "node round state accuracy"),
+        (60, "node round state accuracy up down"),
+        (80, "node round state L_C L_D A_k accuracy up down"),
+        (120, "node round state L_C L_D L_F A_k accuracy up down"),
     ],
 )
 def test_the_width_of_the_terminal_decides_which_columns_there_are(width: int, columns: str) -> None:
@@ -338,7 +342,7 @@ def test_the_time_left_has_room_in_any_terminal(width: int) -> None:
 def test_a_long_name_keeps_both_ends() -> None:
     name = f"plant-{'x' * 48}-line-3"
     row = board([Activity(node=name, round=1, what="training")], 40)[1]
-    assert re.fullmatch(r"plant-x+…x+-line-3 +1  training", row)
+    assert re.fullmatch(r"plant-x+…x*-line-3 +1  training", row)
 
 
 def test_nodes_are_in_natural_order_and_those_beyond_the_screen_are_counted() -> None:
@@ -358,23 +362,23 @@ def test_a_lost_node_is_marked_until_it_is_back() -> None:
 def test_work_that_is_no_round_turns_and_says_for_how_long() -> None:
     clock = Clock()
     shown = Board(clock=clock)
-    shown.take(Step(what="tracing"))
+    shown.update(Step(what="tracing"))
     clock.now += 75
-    assert shown.lines(40, 24)[-1].plain == "⠋ tracing  1:15"
-    assert shown.take(Note(text="done")) == ["tracing (1:15)", "done"]
-    assert shown.lines(40, 24) == []
+    assert re.fullmatch("[⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏] tracing 1:15", drawn(shown, 40)[-1])
+    assert shown.update(Note(text="done")) == ["tracing (1:15)", "done"]
+    assert drawn(shown, 40) == []
 
 
 def test_a_grid_shows_how_many_cells_are_done_and_counts_down() -> None:
     clock = Clock()
     shown = Board(clock=clock)
     event = CellFinished(done=2, total=9, cell="fedavg, seed 0", accuracy=0.9, seconds=31, left=600)
-    assert shown.take(event) == ["2 of 9, 10 min to go: fedavg, seed 0: accuracy 90.0 % in 31 s"]
+    assert shown.update(event) == ["2 of 9, 10 min to go: fedavg, seed 0: accuracy 90.0 % in 31 s"]
     clock.now += 120
-    (line,) = shown.lines(60, 24)
-    assert re.fullmatch("2 done of 9 ━+ 8 min left", line.plain)
-    shown.take(CellFinished(done=9, total=9, cell="fedavg, seed 1", accuracy=0.9, seconds=31, left=0.0))
-    assert shown.lines(20, 24)[0].plain.startswith("9 done of 9")
+    (line,) = drawn(shown, 60)
+    assert re.fullmatch("2 of 9 done ━+[╸ ]+ 8 min left", line)
+    shown.update(CellFinished(done=9, total=9, cell="fedavg, seed 1", accuracy=0.9, seconds=31, left=0.0))
+    assert drawn(shown, 20)[0].startswith("9 of 9 done")
 
 
 def test_a_finished_federation_keeps_its_table() -> None:
@@ -401,7 +405,7 @@ def test_a_terminal_shows_the_board_and_follows_its_width(images: Path) -> None:
     assert "L_C    L_D    L_F" in terminal.text
     terminal.resize(40)
     terminal.read_until_round(shown + 5)
-    assert re.findall("^node .*", terminal.text, re.MULTILINE) == ["node     round  doing           accuracy"]
+    assert re.findall("^node .*", terminal.text, re.MULTILINE) == ["node     round  state           accuracy"]
     terminal.process.send_signal(signal.SIGINT)
     assert terminal.read_to_end() == 130
     assert not terminal.screen.cursor.hidden

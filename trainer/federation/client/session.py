@@ -96,7 +96,7 @@ class _Node:
         self._me = checkpoint.begin_session(folder)
         self._session = self._me.session  # of this process: what was meant for an earlier one is told apart
         self._telemetry, self._report = telemetry, report
-        self._throttle, self._exchange = events.Throttle(report), Exchange(report)
+        self._activities, self._exchange = events.ActivityReporter(report), Exchange(report)
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
         self._worker = Worker(spec, name, images, folder, self._inbox)
         self._progress = self._worker.progress  # of the last stage that is on disk
@@ -122,7 +122,7 @@ class _Node:
             will=(self._presence_topic, self._presence(online=False)),
         )
         self._transfer = BlobTransfer(endpoint, spec.federation, name, self._worker.store, self._inbox)
-        self._rounds = events.Rounds(report, lambda: (self._transfer.bytes_sent, self._transfer.bytes_received))
+        self._rounds = events.RoundReporter(report, lambda: (self._transfer.bytes_sent, self._transfer.bytes_received))
 
     def run(self, stop: Callable[[], bool]) -> Path | None:
         started, spec = time.monotonic(), self._spec
@@ -144,7 +144,7 @@ class _Node:
                 self._handle(self._inbox.get(timeout=0.2))
             if self._called and time.monotonic() - self._announced > _CALM:
                 self._announce()
-            self._throttle.tell(self._activity())
+            self._activities.report(self._activity())
         self._send(Finished(session=self._session, run=self._spec.run))
         self._mqtt.flush(_FAREWELL)  # also if the connection has to come back first
         up, down = self._transfer.bytes_sent, self._transfer.bytes_received

@@ -130,8 +130,10 @@ class _Coordinator:
         self._preferred_chunk = chunk_size
         self._transfer = BlobTransfer(endpoint, spec.federation, topics.COORDINATOR, ledger.store, self._inbox)
         self._uploads = PendingUploads(self._transfer)
-        self._rounds = progress.Rounds(report, lambda: (self._transfer.bytes_received, self._transfer.bytes_sent))
-        self._throttle = progress.Throttle(report)
+        self._rounds = progress.RoundReporter(
+            report, lambda: (self._transfer.bytes_received, self._transfer.bytes_sent)
+        )
+        self._activities = progress.ActivityReporter(report)
 
     def run(self, stop: Callable[[], bool]) -> Outcome | None:
         spec = self._spec
@@ -364,7 +366,7 @@ class _Coordinator:
         self._leave(node)
 
     def _leave(self, node: str) -> None:
-        self._throttle.forget(node)
+        self._activities.reset(node)
         self._membership.confirm(node)
         self._advance(rounds.Left(node))
 
@@ -489,4 +491,6 @@ class _Coordinator:
     def _tell(self, node: str, what: progress.Doing, blob: Manifest | None = None) -> None:
         """What a node does, as far as it can be known here."""
         done, total = (self._transfer.received(blob.digest), blob.size) if blob else (0, 0)
-        self._throttle.tell(progress.Activity(node=node, round=self._state.round, what=what, done=done, total=total))
+        self._activities.report(
+            progress.Activity(node=node, round=self._state.round, what=what, done=done, total=total)
+        )

@@ -105,7 +105,7 @@ def test_only_lines_with_a_head_count_and_others_are_named(broker: str, tmp_path
     told: list[progress.AnyEvent] = []
     with pytest.raises(BrokerError, match="no head"):
         find_spec(Endpoint.parse(broker), None, 0, report=told.append)
-    assert spec.federation in progress.describe(told[0])
+    assert spec.federation in progress.format_event(told[0])
     assert find_spec(Endpoint.parse(broker), None, 0, state=tmp_path / "press") == spec
 
 

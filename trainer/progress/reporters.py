@@ -1,0 +1,61 @@
+"""Reporters of rounds and activities: they add durations and traffic, and leave out repetitions."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from trainer.progress.events import Activity, Report, RoundClosed, RoundOpened
+from trainer.progress.remaining_time import Clock
+
+_TRANSFER_INTERVAL = 1.0  # seconds between two events that differ in their bytes only
+
+
+class RoundReporter:
+    """Reports when rounds open and close; `traffic` returns the bytes sent up and down so far."""
+
+    def __init__(self, report: Report, traffic: Callable[[], tuple[int, int]]):
+        self._report, self._traffic = report, traffic
+        self.open_round = 0  # 0 when none is
+        self._opened = 0.0
+        self._reported_traffic = (0, 0)  # when the last round was closed
+
+    def open(self, round_: int) -> None:
+        """A round begins."""
+        self.open_round, self._opened = round_, time.monotonic()
+        self._report(RoundOpened(round=round_))
+
+    def close(self, contributors: Sequence[str], missing: Sequence[str] = ()) -> None:
+        """The open round, if there is one, has ended without the nodes that are `missing`."""
+        if self.open_round:
+            before, self._reported_traffic = self._reported_traffic, self._traffic()
+            up, down = (now - then for now, then in zip(self._reported_traffic, before, strict=True))
+            self._report(
+                RoundClosed(
+                    round=self.open_round,
+                    contributors=list(contributors),
+                    missing=list(missing),
+                    seconds=time.monotonic() - self._opened,
+                    bytes_up=up,
+                    bytes_down=down,
+                )
+            )
+        self.open_round = 0
+
+
+class ActivityReporter:
+    """Reports what nodes do: each change at once, the progress of a transfer once a second, repetitions never."""
+
+    def __init__(self, report: Report, clock: Clock = time.monotonic):
+        self._report, self._clock = report, clock
+        self._last: dict[str, tuple[Activity, float]] = {}
+
+    def report(self, activity: Activity) -> None:
+        """Pass an activity on if it is due."""
+        last, when = self._last.get(activity.node, (None, 0.0))
+        changed = last is None or (activity.round, activity.what) != (last.round, last.what)
+        if changed or (activity != last and self._clock() - when >= _TRANSFER_INTERVAL):
+            self._last[activity.node] = activity, self._clock()
+            self._report(activity)
+
+    def reset(self, node: str) -> None:
+        """The node is gone: its next activity is a change."""
+        self._last.pop(node, None)
