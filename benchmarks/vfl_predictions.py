@@ -79,7 +79,7 @@ def measured(folder: Path, products: int) -> Iterator[tuple[str, list[float]]]:
         inbox: queue.Queue[Any] = queue.Queue()
         federation = "default"
         with MqttClient(Endpoint.parse(broker.url), "measure", inbox=inbox, persistent=False) as mqtt:
-            mqtt.subscribe(topics.predictions(federation), "edge-node/v1/default/line/measure/products")
+            mqtt.subscribe(topics.predictions(federation), "edge-node/v1/default/vfl/measure/products")
             _wait(lambda: mqtt.await_subscription(1))
             for when in ("while training", "alone"):
                 if when == "alone":
@@ -96,7 +96,7 @@ def measured(folder: Path, products: int) -> Iterator[tuple[str, list[float]]]:
 
 def _bare(mqtt: MqttClient, inbox: "queue.Queue[Any]", products: int) -> list[float]:
     """Round trips of an embedding's bytes."""
-    topic, times = "edge-node/v1/default/line/measure/products", []
+    topic, times = "edge-node/v1/default/vfl/measure/products", []
     for number in range(products):
         time.sleep(_PAUSE)
         payload = b"%08d" % number + bytes(150)

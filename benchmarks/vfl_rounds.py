@@ -32,7 +32,7 @@ import torch
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from broker_config.protocol.frames import encode_frame
-from broker_config.protocol.vfl_messages import LineSpec, Recipe, Window
+from broker_config.protocol.vfl_messages import Recipe, VflSpec, Window
 from broker_config.security.kit import Kit
 from tests.support.mosquitto import Mosquitto
 from tests.support.provisioned_federation import guarded
@@ -64,9 +64,9 @@ class Case(NamedTuple):
         return tuple(f"sensor-{number + 1}" for number in range(self.sensors))
 
     @property
-    def spec(self) -> LineSpec:
+    def spec(self) -> VflSpec:
         """As the head would announce it."""
-        return LineSpec(
+        return VflSpec(
             federation="steel", run="0" * 16, software="", sensors=self.names, network="dense", classes=CLASSES,
             window=Window(start=self.window, chunk=self.chunk, size=self.window), recipe=Recipe(),
             iterations=self.iterations, commit=self.commit,
@@ -243,11 +243,11 @@ def echo(port: int, kit: Kit | None, name: str, size: int, ready: Any) -> None:
 
     def answer(_client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
         if message.topic.endswith("opened"):
-            mine.publish(f"edge-node/v1/steel/line/{name}/embeddings", payload)
+            mine.publish(f"edge-node/v1/steel/vfl/{name}/embeddings", payload)
 
     mine.on_message = answer
     mine.on_subscribe = lambda *_: ready.release()
-    mine.subscribe([("edge-node/v1/steel/line/opened", 0), ("edge-node/v1/steel/line/representation", 0)])
+    mine.subscribe([("edge-node/v1/steel/vfl/opened", 0), ("edge-node/v1/steel/vfl/representation", 0)])
     mine.loop_forever()
 
 
@@ -265,7 +265,7 @@ def bare(case: Case, at: Broker, moved: tuple[int, int, int], rounds: int) -> To
     back = threading.Semaphore(0)
     head.on_message = lambda *_: back.release()
     head.on_subscribe = lambda *_: ready.release()
-    head.subscribe("edge-node/v1/steel/line/+/embeddings")
+    head.subscribe("edge-node/v1/steel/vfl/+/embeddings")
     head.loop_start()
     try:
         for _ in range(case.sensors + 1):
@@ -274,8 +274,8 @@ def bare(case: Case, at: Broker, moved: tuple[int, int, int], rounds: int) -> To
         put_first(case)
         ends, before = [time.perf_counter()], cpu(pids)
         for _ in range(rounds):
-            head.publish("edge-node/v1/steel/line/representation", bytes(answer))
-            head.publish("edge-node/v1/steel/line/opened", bytes(first))
+            head.publish("edge-node/v1/steel/vfl/representation", bytes(answer))
+            head.publish("edge-node/v1/steel/vfl/opened", bytes(first))
             for _ in range(case.sensors):
                 assert back.acquire(timeout=30)
             ends.append(time.perf_counter())

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.topics import COORDINATOR
-from broker_config.protocol.vfl_messages import LineSpec
+from broker_config.protocol.vfl_messages import VflSpec
 from edge.vfl.member_bundle import Description, Source, write
 from edge.vfl.sensor_rows import Scaling
 from export.bundle_signing import Signer
@@ -69,13 +69,13 @@ class SensorBundles:
     def __init__(self, folder: Path, rows: Rows, signer: Signer | None = None, seconds: float = LEAST):
         self._folder, self._rows, self._signer, self._pace = folder, rows, signer, Pace(seconds)
 
-    def __call__(self, spec: LineSpec, round_: int, sensor: Sensor, scaling: Scaling, *, last: bool) -> None:
+    def __call__(self, spec: VflSpec, round_: int, sensor: Sensor, scaling: Scaling, *, last: bool) -> None:
         """Write one if it is time; if that fails, training goes on, and the last one stays in effect."""
         if self._pace.due(round_, spec.commit, last=last):
             with _told(round_):
                 self._write(spec, round_, sensor, scaling)
 
-    def _write(self, spec: LineSpec, round_: int, sensor: Sensor, scaling: Scaling) -> None:
+    def _write(self, spec: VflSpec, round_: int, sensor: Sensor, scaling: Scaling) -> None:
         rows = self._rows
         shape = (len(rows.columns), spec.cycles)
         size = embedding_size(spec.network, shape)
@@ -103,7 +103,7 @@ class HeadBundles:
     def __init__(self, folder: Path, signer: Signer | None = None, seconds: float = LEAST):
         self._folder, self._signer, self._pace = folder, signer, Pace(seconds)
 
-    def __call__(self, spec: LineSpec, round_: int, head: Head, embeddings: Sequence[Tensor], *, last: bool) -> None:
+    def __call__(self, spec: VflSpec, round_: int, head: Head, embeddings: Sequence[Tensor], *, last: bool) -> None:
         """Write one if it is time; `embeddings` [N, D_k] of this round, denoised, say what stands in for absent ones.
 
         If that fails, training goes on, and the last one stays in effect.
@@ -112,7 +112,7 @@ class HeadBundles:
             with _told(round_):
                 self._write(spec, round_, head, embeddings)
 
-    def _write(self, spec: LineSpec, round_: int, head: Head, embeddings: Sequence[Tensor]) -> None:
+    def _write(self, spec: VflSpec, round_: int, head: Head, embeddings: Sequence[Tensor]) -> None:
         sizes = [each.shape[1] for each in embeddings]
         values = [float(name) for name in spec.classes] if spec.reading == "expectation" else None
         graph = head_graph(head, sizes, _fill(embeddings), values)
@@ -131,7 +131,7 @@ def _told(round_: int) -> Iterator[None]:
         log.warning("there is no bundle of round %d: %s", round_, error)
 
 
-def _agent(spec: LineSpec) -> dict[str, bytes]:
+def _agent(spec: VflSpec) -> dict[str, bytes]:
     return {"policy": Path(spec.policy).read_bytes()} if spec.policy.endswith(".onnx") else {}
 
 
@@ -147,7 +147,7 @@ def _fill(embeddings: Sequence[Tensor]) -> Fill:
 
 
 def _about(
-    spec: LineSpec, round_: int, node: str, role: Literal["sensor", "head"], sensors: Sequence[Source]
+    spec: VflSpec, round_: int, node: str, role: Literal["sensor", "head"], sensors: Sequence[Source]
 ) -> Description:
     return Description(
         federation=spec.federation,

@@ -13,14 +13,14 @@ from safetensors.numpy import save
 
 from broker_config.protocol.errors import EdgeNodeError, brief
 from broker_config.protocol.messages import AnyMessage, Message, TensorSpec
-from broker_config.protocol.vfl_messages import LineMessage
+from broker_config.protocol.vfl_messages import VflMessage
 
 MAX_MESSAGE = 100 * 1024  # bytes
 SEALED = b"\x01"  # begins what is signed (`signing`); neither JSON nor safetensors begin so
 HEAD = 1 + 64  # bytes of a signed message before its content: SEALED and the signature
 M = TypeVar("M", bound=Message)
 _INDEX_BYTES = 4  # of a chunk
-_DECODER: msgspec.json.Decoder[AnyMessage | LineMessage] = msgspec.json.Decoder(AnyMessage | LineMessage)
+_DECODER: msgspec.json.Decoder[AnyMessage | VflMessage] = msgspec.json.Decoder(AnyMessage | VflMessage)
 
 
 class DecodeError(ValueError):
@@ -30,7 +30,7 @@ class DecodeError(ValueError):
         super().__init__(brief(why))
 
 
-def encode(message: AnyMessage | LineMessage) -> bytes:
+def encode(message: AnyMessage | VflMessage) -> bytes:
     """Return the message as JSON, at most MAX_MESSAGE bytes; EdgeNodeError if it needs more."""
     payload = msgspec.json.encode(message)
     if len(payload) > MAX_MESSAGE:
@@ -52,12 +52,12 @@ def decode(payload: bytes, expect: type[M]) -> M:
 def decode_any(payload: bytes) -> AnyMessage:
     """Return the message in `payload`, of whichever type a federation has; DecodeError if it is none."""
     message = _decode(payload)
-    if isinstance(message, LineMessage):
-        raise DecodeError(f"a {type(message).__name__}, which is a line's that learns (edge-node vfl)")
+    if isinstance(message, VflMessage):
+        raise DecodeError(f"a {type(message).__name__}, which belongs to vertical federated learning (edge-node vfl)")
     return message
 
 
-def _decode(payload: bytes) -> AnyMessage | LineMessage:
+def _decode(payload: bytes) -> AnyMessage | VflMessage:
     if len(payload) > MAX_MESSAGE:
         raise DecodeError(f"longer than the {MAX_MESSAGE} bytes of a message")
     if payload.startswith(SEALED):

@@ -1,4 +1,4 @@
-"""What the sensors of a line and its head send in every round: arrays, as MessagePack, one frame a PUBLISH.
+"""Frames that VFL sensors and their head send in every round: arrays, as MessagePack, one frame a PUBLISH.
 
 Frames are parted so that each fits a packet. Arrays are little-endian float32, row after row; their shapes follow from
 the spec and from the number of rows, which the receiver checks.
@@ -15,13 +15,13 @@ from broker_config.protocol.vfl_messages import Period
 
 PART = 256 * 1024  # bytes of arrays in a frame, about
 LARGEST_FRAME = 1 << 20  # bytes
-Product = Annotated[str, Meta(min_length=1, max_length=64, description="one product of the line")]
+Product = Annotated[str, Meta(min_length=1, max_length=64, description="one product")]
 Curvature = Annotated[float, Meta(ge=0, le=1e30)]
 Count = Annotated[int, Meta(ge=0, le=1 << 31)]
 
 
 class Frame(Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Base of what holds arrays. `attempt` grows whenever the line goes back to a checkpoint: older ones are void."""
+    """Base of what holds arrays. `attempt` grows whenever training goes back to a checkpoint: older ones are void."""
 
     run: RunId
     attempt: Count
@@ -31,7 +31,7 @@ class Frame(Struct, frozen=True, kw_only=True, tag_field="type"):
 class Opened(Frame, frozen=True, kw_only=True):
     """Head -> all: a round opens. The set is `first` to `last`; `products` are those from position `since` on.
 
-    A sensor that lacks products before `since` says LineHello again and gets this frame with all of them, on `down`.
+    A sensor that lacks products before `since` says VflHello again and gets this frame with all of them, on `down`.
     """
 
     first: Count

@@ -85,33 +85,33 @@ def status(federation: str) -> str:
 
 
 def opened(federation: str) -> str:
-    """Head of a line -> its sensors: the round that opens."""
-    return f"{ROOT}/{federation}/line/opened"
+    """VFL head -> its sensors: the round that opens."""
+    return f"{ROOT}/{federation}/vfl/opened"
 
 
 def representation(federation: str) -> str:
-    """Head of a line -> its sensors: what a round trains with."""
-    return f"{ROOT}/{federation}/line/representation"
+    """VFL head -> its sensors: what a round trains with."""
+    return f"{ROOT}/{federation}/vfl/representation"
 
 
 def predictions(federation: str) -> str:
-    """Head's service -> whoever watches the line, the last one retained: one JSON object for each prediction."""
-    return f"{ROOT}/{federation}/line/predictions"
+    """VFL head's service -> whoever watches, the last one retained: one JSON object for each prediction."""
+    return f"{ROOT}/{federation}/vfl/predictions"
 
 
 def embeddings(federation: str, sensor: str) -> str:
-    """Sensor -> head of its line: its embeddings of a round. `+` for any sensor."""
-    return f"{ROOT}/{federation}/line/{sensor}/embeddings"
+    """Sensor -> VFL head: its embeddings of a round. `+` for any sensor."""
+    return f"{ROOT}/{federation}/vfl/{sensor}/embeddings"
 
 
 def gradients(federation: str, sensor: str) -> str:
-    """Head of a line -> one sensor: what that needs in a round, and nobody else may know."""
-    return f"{ROOT}/{federation}/line/{sensor}/gradients"
+    """VFL head -> one sensor: what that needs in a round, and nobody else may know."""
+    return f"{ROOT}/{federation}/vfl/{sensor}/gradients"
 
 
 def products(federation: str, sensor: str) -> str:
     """Sensor's service -> head's service: embeddings of single products. `+` for any sensor."""
-    return f"{ROOT}/{federation}/line/{sensor}/products"
+    return f"{ROOT}/{federation}/vfl/{sensor}/products"
 
 
 def verdicts(line: str) -> str:
@@ -124,19 +124,19 @@ def home_assistant(line: str) -> str:
     return f"{ROOT}/lines/{line}/homeassistant"
 
 
-def of_line(name: str) -> str:
+def line_namespace(name: str) -> str:
     """Where bundles travel to a line, as a federation's blobs do (`want`, `chunks`). On the plant's own broker only."""
     return f"lines/{name}"
 
 
 def bundle_offers(line: str) -> str:
     """Whoever has a bundle for a line -> its daemon."""
-    return f"{ROOT}/{of_line(line)}/bundles/offer"
+    return f"{ROOT}/{line_namespace(line)}/bundles/offer"
 
 
 def bundle_answers(line: str) -> str:
     """Line daemon -> whoever offers it a bundle."""
-    return f"{ROOT}/{of_line(line)}/bundles/answer"
+    return f"{ROOT}/{line_namespace(line)}/bundles/answer"
 
 
 def signer(topic: str) -> str | None:
@@ -144,16 +144,16 @@ def signer(topic: str) -> str | None:
     match topic.split("/")[3:]:
         case ["spec" | "round" | "status"] | ["nodes", _, "down"]:
             return COORDINATOR
-        case ["line", "opened" | "representation" | "predictions"] | ["line", _, "gradients"]:
+        case ["vfl", "opened" | "representation" | "predictions"] | ["vfl", _, "gradients"]:
             return COORDINATOR
-        case ["nodes", node, "presence" | "up"] | ["line", node, "embeddings" | "products"]:
+        case ["nodes", node, "presence" | "up"] | ["vfl", node, "embeddings" | "products"]:
             return node
     return None
 
 
-def is_of_line(topic: str) -> bool:
-    """Whether only lines that learn have this topic, and other federations not."""
-    return topic.split("/")[3:4] == ["line"]
+def is_vfl(topic: str) -> bool:
+    """Whether this topic is used by vertical federated learning only."""
+    return topic.split("/")[3:4] == ["vfl"]
 
 
 def sender(topic: str) -> str:

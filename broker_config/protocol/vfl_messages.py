@@ -1,4 +1,4 @@
-"""How a line learns: the settings that its sensors need, and what they say besides arrays (those are in `frames`)."""
+"""Messages of vertical federated learning (VFL): its settings, and what is said besides arrays (those are `frames`)."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 
 from broker_config.protocol.messages import Finite, Identity, Message, Name, RunId, Seconds, SessionId, Stage
 
-Period = Annotated[int, Meta(ge=0, le=1 << 40)]  # rounds of a line go on for years
+Period = Annotated[int, Meta(ge=0, le=1 << 40)]  # rounds of VFL go on for years
 Positive = Annotated[float, Meta(gt=0, le=1e6)]
 
 
@@ -53,8 +53,8 @@ class Privacy(Struct, frozen=True, kw_only=True):
     multiplier: Annotated[float, Meta(ge=0, le=1e6)] = 0.0  # of the noise, in lengths of `clip`
 
 
-class LineSpec(Message, frozen=True, kw_only=True):
-    """A line that learns, retained where a federation's Spec would be: all that a sensor must know besides its data."""
+class VflSpec(Message, frozen=True, kw_only=True):
+    """Settings of VFL, retained in the place of a federation's Spec: all that a sensor must know besides its data."""
 
     federation: Name
     run: RunId
@@ -79,7 +79,7 @@ class LineSpec(Message, frozen=True, kw_only=True):
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
 
 
-class LineHello(Message, frozen=True, kw_only=True):
+class VflHello(Message, frozen=True, kw_only=True):
     """Sensor -> head: let me take part. `round` is the last one that its model has learnt from."""
 
     session: SessionId
@@ -103,8 +103,8 @@ class SensorState(Struct, frozen=True, kw_only=True):
     lacks: Annotated[str, Meta(max_length=300)] = ""  # what it waits for, in words
 
 
-class LineOverview(Message, frozen=True, kw_only=True):
-    """How a line is doing, retained where a federation's Overview would be."""
+class VflOverview(Message, frozen=True, kw_only=True):
+    """Progress of VFL, retained where a federation's Overview would be."""
 
     run: RunId
     time: Annotated[datetime, Meta(tz=True)]  # by the head's clock, for display
@@ -116,4 +116,4 @@ class LineOverview(Message, frozen=True, kw_only=True):
     sensors: tuple[SensorState, ...] = ()
 
 
-LineMessage = LineSpec | LineHello | LineOverview
+VflMessage = VflSpec | VflHello | VflOverview

@@ -121,7 +121,7 @@ def coordinate(
 
     Stopped or killed, it goes on where it was when it is started again with the same --state.
     """
-    from broker_config.protocol.vfl_messages import Denoising, LineSpec, Privacy, Recipe, Window
+    from broker_config.protocol.vfl_messages import Denoising, Privacy, Recipe, VflSpec, Window
     from trainer import progress
     from trainer.vfl.channel import parse_channel
     from trainer.vfl.policies.selection import check_policy
@@ -130,7 +130,7 @@ def coordinate(
     endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
     _check_head(endpoint)
     members = tuple(endpoint.seal.charter.nodes) if endpoint.seal else ()
-    spec = LineSpec(
+    spec = VflSpec(
         federation=agreed(federation, endpoint, "federation") or "default",
         run=vfl_spec.new_run_id(),
         software=version("edge-node"),

@@ -76,7 +76,7 @@ def protection(trial: Trial) -> Found:
 
 def _in_use(trial: Trial, wanted: tuple[str, ...]) -> tuple[str, ...]:
     """Those that a federation on this broker uses: lines' topics only where a line is announced."""
-    return tuple(topic for topic in wanted if trial.lines or not topics.is_of_line(topic))
+    return tuple(topic for topic in wanted if trial.lines or not topics.is_vfl(topic))
 
 
 def _foreign(federation: str, name: str) -> dict[str, tuple[str, ...]]:

@@ -14,7 +14,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import encoded_size
 from broker_config.protocol.errors import BrokerError
 from broker_config.protocol.messages import Spec
-from broker_config.protocol.vfl_messages import LineSpec
+from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.transfer.blob_transfer import CHUNK
 from edge.doctor.probe_connection import LostError, Wire
 
@@ -38,7 +38,7 @@ class Trial:
     chunk: int = CHUNK  # bytes of a chunk that pass
     round_trip: float = 0.0  # seconds
     specs: list[Spec] = field(default_factory=list)  # of the federations on this broker
-    lines: list[LineSpec] = field(default_factory=list)  # that learn on this broker
+    lines: list[VflSpec] = field(default_factory=list)  # that learn on this broker
     _token: str = field(default_factory=lambda: secrets.token_hex(8))  # nobody else has our client ids
     _sessions: set[str] = field(default_factory=set)
     _retains: bool = False

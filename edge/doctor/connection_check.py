@@ -12,7 +12,7 @@ from broker_config.mqtt.handshake import VERIFY, newest_version, unreachable
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
 from broker_config.protocol.messages import Message, Spec
-from broker_config.protocol.vfl_messages import LineSpec
+from broker_config.protocol.vfl_messages import VflSpec
 from edge.doctor.check_context import Trial
 from edge.doctor.result import Found
 from edge.terminal.formatting import EXPIRY_WARNING, pluralize
@@ -127,7 +127,7 @@ def federations(trial: Trial) -> Found:
         match message:
             case Spec():
                 trial.specs.append(message)
-            case LineSpec():
+            case VflSpec():
                 trial.lines.append(message)
             case _:
                 unreadable.append(topics.federation_of(topic))

@@ -143,7 +143,7 @@ class BundleReceiver:
         blobs_ = BlobStore(self._folder)
         blobs_.purge({each.digest for each in offer.files})  # what came of this bundle before is of use
         me = f"line-{uuid.uuid4().hex[:16]}"
-        transfer = BlobTransfer(self._endpoint, topics.of_line(self._line), me, blobs_, self._events)
+        transfer = BlobTransfer(self._endpoint, topics.line_namespace(self._line), me, blobs_, self._events)
         transfer.start()
         try:
             manifest = self._vouched(mqtt, transfer, offer, blobs_)

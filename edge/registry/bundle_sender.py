@@ -55,7 +55,7 @@ def _offered(
     sender, events = f"sender-{secrets.token_hex(8)}", queue.Queue[Any]()
     names = sorted(name for name in bundle_format.files(found.manifest) if (found.folder / name).exists())
     files = tuple(File(name, *blobs.put((found.folder / name).read_bytes())) for name in names)
-    transfer = BlobTransfer(endpoint, topics.of_line(line), sender, blobs, events)
+    transfer = BlobTransfer(endpoint, topics.line_namespace(line), sender, blobs, events)
     transfer.start()
     try:
         offer = Offer(sender=sender, chunk_size=transfer.chunk_size(), files=files)

@@ -14,7 +14,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
 from broker_config.protocol.errors import EdgeNodeError, nearest
 from broker_config.protocol.messages import Message, NodeState, Overview, Presence, RoundState, Spec, Stage
-from broker_config.protocol.vfl_messages import LineOverview
+from broker_config.protocol.vfl_messages import VflOverview
 from edge.terminal.formatting import natural_key
 
 _RETAINED_TIMEOUT = 3.0  # seconds to wait for retained messages
@@ -85,7 +85,7 @@ class StatusMonitor:
         self._clock, self._endpoint = clock, endpoint
         self._payloads: dict[str, bytes] = {}
         self._latest: dict[str, _LatestMessages] = {}  # by federation
-        self.vertical: dict[str, LineOverview] = {}  # of vertical federations, by name
+        self.vertical: dict[str, VflOverview] = {}  # of vertical federations, by name
 
     def update(self, topic: str, payload: bytes, *, retained: bool) -> bool:
         """Take account of a message; returns whether it changed anything."""
@@ -99,7 +99,7 @@ class StatusMonitor:
             self.unreadable = {**self.unreadable, topic: str(error)}
             return True
         name = topics.federation_of(topic)
-        if isinstance(message, LineOverview):
+        if isinstance(message, VflOverview):
             self.vertical = {**self.vertical, name: message}
         latest = self._latest.get(name, _LatestMessages())
         self._latest = {**self._latest, name: self._replace(latest, message, retained)}

@@ -11,7 +11,7 @@ from rich.text import Text
 from broker_config.protocol import topics
 from broker_config.protocol.errors import printable
 from broker_config.protocol.messages import NodeState
-from broker_config.protocol.vfl_messages import LineOverview
+from broker_config.protocol.vfl_messages import VflOverview
 from edge.status.federations import FederationStatus, StatusMonitor
 from edge.terminal.formatting import (
     EXPIRY_WARNING,
@@ -74,7 +74,7 @@ def _details(status: FederationStatus, now: datetime, console: Console, height: 
     return [*above, node_table(rows, _TITLES, _PRIORITY, console, max_rows), *below]
 
 
-def _vertical(name: str, overview: LineOverview, console: Console) -> list[RenderableType]:
+def _vertical(name: str, overview: VflOverview, console: Console) -> list[RenderableType]:
     """A vertical federation: its progress, its sensors, and what it waits for."""
     paused = overview.paused and overview.status == "open"
     state = "paused" if paused else {"open": "learning"}.get(overview.status, overview.status)

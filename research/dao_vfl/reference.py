@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from broker_config.protocol.vfl_messages import LineSpec, Window
+from broker_config.protocol.vfl_messages import VflSpec, Window
 from trainer.training.seeding import key_to_seed
 from trainer.vfl.networks import build_feature_model, build_head_model, embedding_size
 from trainer.vfl.parties import split_batches
@@ -19,7 +19,7 @@ _STEPS, _BATCH, _RATE = 3000, 256, 1e-3  # of the fixed model, with Adam
 class Whole(nn.Module):
     """All feature models and the head; first values are those of the line with the same seed."""
 
-    def __init__(self, spec: LineSpec, shapes: Sequence[Sequence[int]]):
+    def __init__(self, spec: VflSpec, shapes: Sequence[Sequence[int]]):
         super().__init__()
         self.parts = nn.ModuleList(
             build_feature_model(spec.network, shape, spec.seed, name)
@@ -44,7 +44,7 @@ class Whole(nn.Module):
 class Central:
     """Online gradient descent with everything at one place: a line's sets, batches and steps, without its channel."""
 
-    def __init__(self, spec: LineSpec, stream: Stream):
+    def __init__(self, spec: VflSpec, stream: Stream):
         self.spec, self.stream = spec, stream
         self.model = Whole(spec, [each.shape[1:] for each in stream.samples])
         self._optimiser = torch.optim.SGD(self.model.parameters(), spec.recipe.eta)
@@ -73,7 +73,7 @@ class Fixed:
     It is trained on the sum of all rounds' losses: a product counts as its part in the mean of every set that has it.
     """
 
-    def __init__(self, spec: LineSpec, stream: Stream, rounds: int):
+    def __init__(self, spec: VflSpec, stream: Stream, rounds: int):
         self._window, self.round = spec.window, 0
         self.model = Whole(spec, [each.shape[1:] for each in stream.samples])
         self._learn(stream, _shares(spec.window, rounds), spec.seed)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from broker_config.protocol.errors import EdgeNodeError
-from broker_config.protocol.vfl_messages import LineSpec
+from broker_config.protocol.vfl_messages import VflSpec
 from research.dao_vfl.cell import Cell, Finished, Point
 from research.dao_vfl.data import Material, Parts, split
 from research.dao_vfl.reference import Central, Fixed
@@ -83,13 +83,13 @@ def _play(cell: Cell, player: Player, held_out: Stream, decided: Ints) -> tuple[
     return curve, losses, 0
 
 
-def _player(cell: Cell, spec: LineSpec, stream: Stream) -> Player:
+def _player(cell: Cell, spec: VflSpec, stream: Stream) -> Player:
     if cell.kind == "line":
         return Simulation(spec, stream)
     return Central(spec, stream) if cell.kind == "central" else Fixed(spec, stream, cell.rounds)
 
 
-def spec(cell: Cell, parts: Parts) -> LineSpec:
+def spec(cell: Cell, parts: Parts) -> VflSpec:
     """The line that a cell plays.
 
     Raises:
@@ -101,7 +101,7 @@ def spec(cell: Cell, parts: Parts) -> LineSpec:
             f"{cell.rounds} rounds need {needed} products, of which {there} are there", "play fewer rounds"
         )
     classes = 1 + int(max(parts.stream.labels.max(), parts.held_out.labels.max()))
-    return LineSpec(
+    return VflSpec(
         federation="experiment",
         run=cell.key,
         software="",

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from broker_config.protocol.vfl_messages import LineSpec, Recipe, Window
+from broker_config.protocol.vfl_messages import Recipe, VflSpec, Window
 from research.dao_vfl.policies.learners import Played
 from research.dao_vfl.policies.learning_curve import Run, fit
 from trainer.data import cmapss
@@ -55,7 +55,7 @@ def play(training: Stream, validation: Stream, decision: tuple[int, int], rounds
 
 def line_of(stream: Stream, batches: int, seed: int) -> Simulation:
     """A line that has learnt nothing."""
-    spec = LineSpec(
+    spec = VflSpec(
         federation="curve", run="curve", software="benchmark", sensors=("a", "b"), network="conv",
         cycles=cmapss.CYCLES, classes=cmapss.CLASSES, reading="expectation", window=Window(size=2000),
         recipe=Recipe(batches=batches), seed=seed,

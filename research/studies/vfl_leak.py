@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from broker_config.protocol.vfl_messages import Denoising, LineSpec, Privacy, Recipe, Window
+from broker_config.protocol.vfl_messages import Denoising, Privacy, Recipe, VflSpec, Window
 from research.dao_vfl import data
 from trainer.data import cmapss
 from trainer.data.drawn_products import DrawnLine
@@ -118,7 +118,7 @@ def turbofans(folder: Path, seed: int) -> Pool:
 
 def made(pool: Pool, setting: Setting, labels: Literal["shared", "server"], seed: int) -> Simulation:
     """The line that is attacked, before its first round."""
-    spec = LineSpec(
+    spec = VflSpec(
         federation="leak",
         run="0" * 16,
         software="",

@@ -92,7 +92,7 @@ def test_every_field_and_its_default_are_on_the_page(kind: type[msgspec.Struct])
     ("kind", "section"),
     [(kind, kind.__name__) for kind in messages.AnyMessage.__args__]
     + [(kind, "Verdicts of a line") for kind in (Verdict, Failure, Notice)]
-    + [(kind, kind.__name__) for kind in vfl_messages.LineMessage.__args__],
+    + [(kind, kind.__name__) for kind in vfl_messages.VflMessage.__args__],
 )
 def test_every_message_has_an_example_with_all_its_fields(kind: type[msgspec.Struct], section: str) -> None:
     examples = re.findall(r"```json\n(.+?)```", SECTIONS[section], re.DOTALL)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from broker_config.protocol.vfl_messages import LineSpec
+from broker_config.protocol.vfl_messages import VflSpec
 from edge.vfl.sensor_rows import Samples
 from tests.support.plants import Process, start
 from trainer.vfl.server.labels import Labels
@@ -112,7 +112,7 @@ class Processes:
         return start(*self.words(name), log=self.log(name), anew=False, OMP_NUM_THREADS="1", **passphrase)
 
 
-def simulated(spec: LineSpec, plant: Plant) -> Simulation:
+def simulated(spec: VflSpec, plant: Plant) -> Simulation:
     """The line in this process, with the plant's products so far."""
     labels = Labels(plant.labels, spec.classes)
     labels.refresh()

@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import load_file
 
 from broker_config.protocol.errors import BrokerError
-from broker_config.protocol.vfl_messages import LineSpec, Window
+from broker_config.protocol.vfl_messages import VflSpec, Window
 from tests.support.mosquitto import Mosquitto
 from tests.support.sensor_streams import CLASSES, Plant, Processes, simulated
 from tests.support.vfl_witness import STARTING, STEPS, WAITING, Witness
@@ -183,7 +183,7 @@ class Soak:
 
     def _differing(self) -> Iterator[str]:
         """Tensors that are not those of the undisturbed line."""
-        spec = LineSpec(
+        spec = VflSpec(
             federation="default", run="0" * 16, software="", sensors=SENSORS, network="dense", classes=CLASSES,
             window=Window(start=WINDOW, chunk=CHUNK, size=WINDOW), iterations=ITERATIONS, seed=self._seed,
         )  # fmt: skip

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from broker_config.mqtt.endpoint import Endpoint
-from broker_config.protocol.vfl_messages import LineSpec, Window
+from broker_config.protocol.vfl_messages import VflSpec, Window
 from edge.vfl.sensor_rows import Samples
 from trainer import progress
 from trainer.vfl.client.measurements import Source
@@ -26,10 +26,10 @@ COLUMNS = {"press": ("force", "speed"), "oven": ("heat",), "lamp": ("red", "gree
 CLASSES = ("good", "bad", "ugly")
 
 
-def line_spec(sensors: Sequence[str] = ("press", "oven"), **fields: Any) -> LineSpec:
+def line_spec(sensors: Sequence[str] = ("press", "oven"), **fields: Any) -> VflSpec:
     """A small line."""
     run = new_run_id()
-    return LineSpec(
+    return VflSpec(
         federation=f"line-{run}", run=run, software="test", sensors=tuple(sensors), network="dense", classes=CLASSES,
         **{"window": Window(start=20, chunk=4, size=24), "commit": 3, "patience": 1.0, "policy": "all"} | fields,
     )  # fmt: skip
@@ -71,7 +71,7 @@ def source(data: Path, sensor: str) -> Source:
     return Source(data / f"{sensor}.csv", COLUMNS[sensor])
 
 
-def simulated(spec: LineSpec, data: Path, rounds: int) -> dict[str, dict[str, bytes]]:
+def simulated(spec: VflSpec, data: Path, rounds: int) -> dict[str, dict[str, bytes]]:
     """The same line in this process: tensors of each party."""
     labels = Labels(data / "labels.csv", spec.classes)
     labels.refresh()
@@ -90,7 +90,7 @@ def simulated(spec: LineSpec, data: Path, rounds: int) -> dict[str, dict[str, by
     return {**found, "head": _bytes(line.head.model.state_dict())}
 
 
-def left(spec: LineSpec, folder: Path, rounds: int) -> dict[str, dict[str, bytes]]:
+def left(spec: VflSpec, folder: Path, rounds: int) -> dict[str, dict[str, bytes]]:
     """What the parties of a line have on their disks at the end of a round, likewise."""
     found = {}
     for party in (*spec.sensors, "head"):
@@ -108,7 +108,7 @@ def _bytes(state: dict[str, torch.Tensor]) -> dict[str, bytes]:
 class Threads:
     """The parties of a line in threads of this process: processes would above all import torch."""
 
-    def __init__(self, spec: LineSpec, broker: str | Mapping[str, Endpoint], data: Path, folder: Path, rounds: int):
+    def __init__(self, spec: VflSpec, broker: str | Mapping[str, Endpoint], data: Path, folder: Path, rounds: int):
         """At a broker's URL, or where each party has an endpoint of its own."""
         self.spec, self.folder = spec, folder
         self.events: dict[str, list[progress.AnyEvent]] = {}
@@ -182,7 +182,7 @@ def written(state: Path) -> int:
     return max((int(path.stem) for path in state.glob("*/*.safetensors") if path.stem.isdecimal()), default=0)
 
 
-def in_threads(spec: LineSpec, url: str, data: Path, folder: Path, rounds: int) -> Threads:
+def in_threads(spec: VflSpec, url: str, data: Path, folder: Path, rounds: int) -> Threads:
     """Play a line over a broker to its end."""
     with Threads(spec, url, data, folder, rounds) as line:
         line.start("head", *spec.sensors)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from broker_config.protocol.vfl_messages import Channel, Denoising, LineSpec, Recipe, Window
+from broker_config.protocol.vfl_messages import Channel, Denoising, Recipe, VflSpec, Window
 from broker_config.security.kit import Kit
 from edge.vfl.sensor_rows import Scaling
 from export.bundle_signing import Signer
@@ -18,12 +18,12 @@ COLUMNS = {"press": ("force", "speed"), "oven": ("heat",), "scale": ("mass", "ti
 RUN = "ab" * 8
 
 
-def settings(**changes: object) -> LineSpec:
+def settings(**changes: object) -> VflSpec:
     given = {
         "federation": "steel", "run": RUN, "software": "test", "sensors": tuple(COLUMNS), "network": "dense",
         "classes": ("0", "1", "2", "3"), "window": Window(start=60, chunk=10), "recipe": Recipe(eta=0.3), "seed": 5,
     }  # fmt: skip
-    return LineSpec(**(given | changes))
+    return VflSpec(**(given | changes))
 
 
 def rows(count: int, seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]:

@@ -1,10 +1,10 @@
 """What a line's protection and denoising may not be together. Itself without torch."""
 
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.vfl_messages import LineSpec
+from broker_config.protocol.vfl_messages import VflSpec
 
 
-def check(spec: LineSpec) -> None:
+def check(spec: VflSpec) -> None:
     """UsageError, with the reason, for settings that contradict one another."""
     privacy, denoising = spec.privacy, spec.denoising
     if bool(privacy.clip) != bool(privacy.multiplier):
@@ -21,7 +21,7 @@ def check(spec: LineSpec) -> None:
         _check_copies(spec)
 
 
-def _check_copies(spec: LineSpec) -> None:
+def _check_copies(spec: VflSpec) -> None:
     """Two copies that a denoiser learns from differ, and their errors have mean zero."""
     channel = spec.channel
     if channel.levels and not channel.dither:

@@ -15,7 +15,7 @@ from math import ceil, erfc, exp, inf, log, log1p, pi, sqrt
 
 import numpy as np
 
-from broker_config.protocol.vfl_messages import LineSpec, Privacy
+from broker_config.protocol.vfl_messages import Privacy, VflSpec
 from trainer.vfl.channel import Array, Doubles
 
 DELTA = 1e-5  # of what is told
@@ -44,7 +44,7 @@ def protect(privacy: Privacy, embedding: Array, secret: bytes, copy: int = 0) ->
     return np.asarray(cut + privacy.multiplier * privacy.clip * _normal(keys, embedding.shape[1]), np.float32)
 
 
-def count_releases(spec: LineSpec, rounds: int) -> int:
+def count_releases(spec: VflSpec, rounds: int) -> int:
     """How often the embedding of one product leaves a sensor in so many rounds, at most."""
     window = spec.window
     times = min(rounds, ceil(window.size / window.chunk)) if window.size else rounds
@@ -72,7 +72,7 @@ def spent_epsilon(privacy: Privacy, times: int, delta: float) -> float:
     return high
 
 
-def describe_spent(spec: LineSpec, rounds: int) -> str:
+def describe_spent(spec: VflSpec, rounds: int) -> str:
     """What a product whose embedding has left its sensor most often has spent so far; "" if nothing protects it."""
     if not spec.privacy.clip:
         return ""

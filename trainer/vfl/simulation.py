@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from broker_config.protocol.vfl_messages import Channel, LineSpec
+from broker_config.protocol.vfl_messages import Channel, VflSpec
 from trainer.training.seeding import generator, key_to_seed
 from trainer.vfl.channel import measure_extent, transmit
 from trainer.vfl.denoiser import sends_pairs
@@ -37,7 +37,7 @@ class SimulatedRound(NamedTuple):
 class Simulation:
     """The parties of a line and the products that they see; `step` plays one round (paper, Algorithm 1)."""
 
-    def __init__(self, spec: LineSpec, stream: Stream):
+    def __init__(self, spec: VflSpec, stream: Stream):
         self.spec, self.stream = spec, stream
         shapes = [tuple(each.shape[1:]) for each in stream.samples]
         self.sensors = [
@@ -92,7 +92,7 @@ class Release(NamedTuple):
     second: Tensor | None  # while the denoiser learns
 
 
-def release(spec: LineSpec, sensor: Sensor, samples: Tensor, round_: int) -> Release:
+def release(spec: VflSpec, sensor: Sensor, samples: Tensor, round_: int) -> Release:
     """Embed a round's samples; the channel's noise is drawn by (seed, sensor, round), protection by the secret."""
     embedding = sensor.embed(samples)
     copies = [protect(spec.privacy, embedding.numpy(), sensor.secret)]

@@ -29,7 +29,7 @@ from broker_config.mqtt.handshake import MQTT5, MQTT311
 from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
 from broker_config.protocol.messages import Spec
-from broker_config.protocol.vfl_messages import LineSpec
+from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.security.access_list import acl
 from edge.doctor import access_check, connection_check, machine_check, storage_check, traffic_check
 from edge.doctor.check_context import Trial
@@ -310,8 +310,8 @@ def test_a_node_that_may_write_the_coordinator_s_topics_is_a_warning(guarded: Gu
 
 
 def test_the_topics_of_lines_are_tried_once_a_line_is_announced(tmp_path: Path) -> None:
-    (tmp_path / "acl").write_text("topic readwrite edge-node/#\ntopic deny edge-node/v1/+/line/#\n")
-    line = LineSpec(federation="press", run="0" * 16, software="", sensors=("a",), network="linear", classes=("x", "y"))
+    (tmp_path / "acl").write_text("topic readwrite edge-node/#\ntopic deny edge-node/v1/+/vfl/#\n")
+    line = VflSpec(federation="press", run="0" * 16, software="", sensors=("a",), network="linear", classes=("x", "y"))
     with configured(tmp_path, f"acl_file {tmp_path / 'acl'}") as port, tried(f"mqtt://127.0.0.1:{port}") as trial:
         assert connection_check.federations(trial).found == "none is announced here yet"
         assert access_check.access(trial).outcome == "ok"

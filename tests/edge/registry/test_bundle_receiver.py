@@ -218,8 +218,8 @@ def test_no_member_of_any_federation_may_speak_or_listen_where_bundles_travel():
     names = ("line-1", "nodes", "blobs", "lines")
     sender, digest = "sender-0123456789abcdef", "0" * 64
     used = [each for name in names for each in (topics.bundle_offers(name), topics.bundle_answers(name))]
-    used += [topics.want(topics.of_line(name), sender, "line-x") for name in names]
-    used += [topics.chunks(topics.of_line(name), sender, digest, 262_144) for name in names]
+    used += [topics.want(topics.line_namespace(name), sender, "line-x") for name in names]
+    used += [topics.chunks(topics.line_namespace(name), sender, digest, 262_144) for name in names]
     for federation in ("+", "lines", "steel"):
         for member in (topics.COORDINATOR, topics.MONITOR, "plant-a", "nodes", "bundles", "blobs"):
             given = access_list.rights(member, federation)
@@ -369,7 +369,7 @@ def test_a_flood_of_offers_and_chunks_does_not_keep_a_bundle_away(line, hostile,
         hostile.say(hostile.offer(sender=f"sender-{secrets.token_hex(8)}"))  # nobody is behind it
         hostile.say(os.urandom(3000))
     for _ in range(100):
-        topic = topics.chunks(topics.of_line(line.name), hostile.sender, secrets.token_hex(32), 262_144)
+        topic = topics.chunks(topics.line_namespace(line.name), hostile.sender, secrets.token_hex(32), 262_144)
         hostile.say(os.urandom(100_000), topic)
     deadline = time.monotonic() + 60
     while (answer := line.send(ours.bundle(tmp_path / "next", version=8))).state != "active":

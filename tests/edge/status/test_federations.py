@@ -23,7 +23,7 @@ from broker_config.mqtt.client import Endpoint, MqttClient
 from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
 from broker_config.protocol.messages import AnyMessage, NodeState, Overview, Presence, RoundState, Spec
-from broker_config.protocol.vfl_messages import LineOverview, SensorState
+from broker_config.protocol.vfl_messages import SensorState, VflOverview
 from broker_config.security import charter
 from edge.status.federations import FederationStatus, StatusMonitor, fetch, json_object, json_objects
 from edge.status.rendering import notices, render
@@ -52,9 +52,9 @@ OVERVIEW = Overview(
 )  # fmt: skip
 TOPICS = {
     Spec: topics.spec, RoundState: topics.round_state, Overview: topics.status,
-    Presence: lambda name: topics.presence(name, topics.COORDINATOR), LineOverview: topics.status,
+    Presence: lambda name: topics.presence(name, topics.COORDINATOR), VflOverview: topics.status,
 }  # fmt: skip
-LINE = LineOverview(
+LINE = VflOverview(
     run=RUN, time=NOW, round=41, status="open", loss=0.25, rate=212.5,
     sensors=(
         SensorState(name="press", present=True, latency=0.0304, iterations=2),

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.vfl_messages import Channel, LineSpec, Recipe, Window
+from broker_config.protocol.vfl_messages import Channel, Recipe, VflSpec, Window
 from research.dao_vfl import data, views
 from research.dao_vfl.cell import Cell, Finished
 from research.dao_vfl.data import Material, Split
@@ -181,7 +181,7 @@ def small(kind: type[Simulation] | type[Central], **spec: object) -> Simulation 
         "federation": "f", "run": "0" * 16, "software": "", "sensors": ("a", "b"), "network": "conv",
         "classes": tuple("0123"), "window": Window(start=20, chunk=10), "recipe": Recipe(eta=0.1), "seed": 2,
     }  # fmt: skip
-    return kind(LineSpec(**{**settings, **spec}), Stream(samples, labels))  # type: ignore[arg-type]
+    return kind(VflSpec(**{**settings, **spec}), Stream(samples, labels))  # type: ignore[arg-type]
 
 
 def test_one_full_step_without_noise_is_that_of_the_centralised_model() -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.vfl_messages import LineSpec, Recipe, Window
+from broker_config.protocol.vfl_messages import Recipe, VflSpec, Window
 from research.dao_vfl.policies import measured_timings, ppo
 from research.dao_vfl.policies.compare import summary, trajectories
 from research.dao_vfl.policies.environment import LineEnv
@@ -69,8 +69,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return Trained(ppo.Agent.load(path.with_suffix(".zip"), device="cpu"), path, result.stdout)
 
 
-def line_spec(**fields: object) -> LineSpec:
-    return LineSpec(
+def line_spec(**fields: object) -> VflSpec:
+    return VflSpec(
         federation="f", software="s", sensors=("a", "b"), network="dense", classes=("good", "bad"),
         window=Window(start=100, chunk=10, size=100), recipe=Recipe(eta=0.1), seed=1, **fields,
     )  # fmt: skip

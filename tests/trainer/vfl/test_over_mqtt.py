@@ -22,7 +22,7 @@ from broker_config.protocol.codec import decode, encode
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.frames import Embeddings, encode_frame
 from broker_config.protocol.messages import Refusal, RoundState
-from broker_config.protocol.vfl_messages import Channel, Denoising, LineHello, Recipe
+from broker_config.protocol.vfl_messages import Channel, Denoising, Recipe, VflHello
 from edge.vfl.sensor_rows import Samples
 from export.vfl_export import Rows, SensorBundles
 from tests.support.vfl_lines import (
@@ -159,7 +159,7 @@ def test_a_sensor_that_lies_is_named_and_refused_and_the_line_goes_on_without_it
     mqtt.subscribe(topics.down(spec.federation, "oven"), topics.opened(spec.federation))
     with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as line, mqtt:
         line.start("head", "press")
-        hello = LineHello(
+        hello = VflHello(
             session="a" * 16, run=spec.run, software="other", identity="b" * 16, incarnation=1, columns=1, round=0,
             kept=(0,),
         )  # fmt: skip
@@ -223,7 +223,7 @@ def test_a_sensor_that_says_the_same_again_and_again_is_not_waited_for(broker: s
     ):
         line.start("head", "press")
         line.until(lambda: bool(line.events.get("head")))
-        hello = LineHello(
+        hello = VflHello(
             session="a" * 16, run=spec.run, software="other", identity="b" * 16, incarnation=1, columns=1, round=0,
             kept=(0,),
         )  # fmt: skip

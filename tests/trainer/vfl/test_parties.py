@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
-from broker_config.protocol.vfl_messages import Channel, Denoising, LineSpec, Privacy, Recipe, Window
+from broker_config.protocol.vfl_messages import Channel, Denoising, Privacy, Recipe, VflSpec, Window
 from trainer.vfl.networks import HEAD, build_feature_model, embedding_size
 from trainer.vfl.parties import Head, Representation, Sensor
 from trainer.vfl.simulation import Simulation, Stream, release, simulate
@@ -36,7 +36,7 @@ def line(
     privacy: Privacy = Privacy(),  # noqa: B008
     products: int = 500,
 ) -> Simulation:
-    spec = LineSpec(
+    spec = VflSpec(
         federation="plant",
         run="0" * 16,
         software="",

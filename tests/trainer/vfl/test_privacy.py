@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.vfl_messages import Channel, Denoising, LineSpec, Privacy, Window
+from broker_config.protocol.vfl_messages import Channel, Denoising, Privacy, VflSpec, Window
 from tests.trainer.vfl.test_parties import line
 from trainer.vfl import combinations
 from trainer.vfl.channel import Array
@@ -212,8 +212,8 @@ def made_spec(
     denoising: Denoising = Denoising(),  # noqa: B008
     privacy: Privacy = Privacy(),  # noqa: B008
     window: Window = Window(),  # noqa: B008
-) -> LineSpec:
-    return LineSpec(
+) -> VflSpec:
+    return VflSpec(
         federation="plant",
         run="0" * 16,
         software="",
@@ -242,7 +242,7 @@ NOISY = Denoising(rounds=3, target="noisy")
         (made_spec(Channel(loss=0.1), NOISY), "both are the same"),
     ],
 )
-def test_settings_that_contradict_one_another_are_refused_with_the_reason(made: LineSpec, why: str) -> None:
+def test_settings_that_contradict_one_another_are_refused_with_the_reason(made: VflSpec, why: str) -> None:
     with pytest.raises(UsageError, match=why) as refused:
         combinations.check(made)
     assert refused.value.remedy
@@ -258,7 +258,7 @@ def test_settings_that_contradict_one_another_are_refused_with_the_reason(made: 
         made_spec(denoising=NOISY, privacy=PRIVACY),
     ],
 )
-def test_the_rest_may_be(made: LineSpec) -> None:
+def test_the_rest_may_be(made: VflSpec) -> None:
     combinations.check(made)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from broker_config.protocol.messages import Hello, Refusal
-from broker_config.protocol.vfl_messages import LineHello
+from broker_config.protocol.vfl_messages import VflHello
 
 GRACE = 60.0  # seconds for a sign of life after we were away: brokers notice a loss after 30, clients retry after 10
 WINDOW = 10.0  # seconds over which messages are counted
@@ -40,12 +40,12 @@ class Membership:
         peer = self._peers.get(node)
         return peer.session if peer else None
 
-    def is_stale(self, node: str, hello: Hello | LineHello) -> bool:
+    def is_stale(self, node: str, hello: Hello | VflHello) -> bool:
         """Whether a newer process of the same state folder has spoken already: the message was under way for long."""
         peer = self._peers.get(node)
         return peer is not None and self._is_same(node, hello) and hello.incarnation < peer.incarnation
 
-    def find_objection(self, node: str, hello: Hello | LineHello, run: str, *, present: bool) -> Refusal | None:
+    def find_objection(self, node: str, hello: Hello | VflHello, run: str, *, present: bool) -> Refusal | None:
         """Why a node may not take part; None if it may."""
 
         def refusal(reason: str, remedy: str) -> Refusal:
@@ -73,7 +73,7 @@ class Membership:
             )
         return None
 
-    def admit(self, node: str, hello: Hello | LineHello) -> None:
+    def admit(self, node: str, hello: Hello | VflHello) -> None:
         """From now on the sender of `hello` speaks for the node."""
         self._peers[node] = Peer(hello.session, hello.incarnation)
         self.confirm(node)
@@ -119,7 +119,7 @@ class Membership:
         self._told.add(told)
         return True
 
-    def _is_same(self, node: str, hello: Hello | LineHello) -> bool:
+    def _is_same(self, node: str, hello: Hello | VflHello) -> bool:
         """Whether a Hello comes from the state folder that holds the place, or cannot be told from it."""
         if self._identities.get(node) != hello.identity:
             return False

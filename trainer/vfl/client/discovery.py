@@ -11,7 +11,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
 from broker_config.protocol.errors import BrokerError, UsageError
 from broker_config.protocol.messages import Presence
-from broker_config.protocol.vfl_messages import LineSpec
+from broker_config.protocol.vfl_messages import VflSpec
 from trainer import progress
 from trainer.federation.client.discovery import check_name_free
 from trainer.vfl.client.measurements import Source
@@ -71,7 +71,7 @@ def find_spec(
     *,
     state: Path = Path(),
     report: progress.Report = progress.ignore,
-) -> LineSpec | None:
+) -> VflSpec | None:
     """The spec of the one line on this broker, or of the named one; None when `stop` said so.
 
     A line counts if its head is connected, if it is named, or if `state` has something of its run.
@@ -122,9 +122,9 @@ def _attended(retained: Mapping[str, bytes], federation: str) -> bool:
         return False
 
 
-def _read(topic: str, payload: bytes) -> LineSpec | None:
+def _read(topic: str, payload: bytes) -> VflSpec | None:
     """The line's spec; None for what is no line's."""
     try:
-        return decode(payload, LineSpec) if topic == topics.spec(topics.federation_of(topic)) else None
+        return decode(payload, VflSpec) if topic == topics.spec(topics.federation_of(topic)) else None
     except DecodeError:
         return None

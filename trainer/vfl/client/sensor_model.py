@@ -11,7 +11,7 @@ import torch
 
 from broker_config.protocol.errors import UsageError, brief
 from broker_config.protocol.frames import Opened, encode_frame
-from broker_config.protocol.vfl_messages import LineSpec
+from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.storage import disk
 from edge.vfl.growing_csv import Tell
 from edge.vfl.sensor_rows import Samples, Scaling
@@ -33,14 +33,14 @@ Taken = tuple[Array, tuple[int, ...]]
 class Deploy(Protocol):
     """What lets a sensor be served: it is told of each that is on the disk."""
 
-    def __call__(self, spec: LineSpec, round_: int, sensor: Sensor, scaling: Scaling, *, last: bool) -> None:
+    def __call__(self, spec: VflSpec, round_: int, sensor: Sensor, scaling: Scaling, *, last: bool) -> None:
         """There will be no other model after the `last` one."""
 
 
 class SensorTrainer:
     """The sensor as it learns. `round` is the last one that it has learnt from."""
 
-    def __init__(self, spec: LineSpec, name: str, source: Source, folder: Path, tell: Tell, deploy: Deploy):
+    def __init__(self, spec: VflSpec, name: str, source: Source, folder: Path, tell: Tell, deploy: Deploy):
         self.spec, self.name, self.source = spec, name, source
         self.samples = Samples(source.path, source.columns, spec.cycles, source.unit, source.product, tell)
         self.positions = ProductPositions()

@@ -16,7 +16,7 @@ from broker_config.protocol.codec import DecodeError, decode, encode
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.frames import LARGEST_FRAME, Graded, Opened, Represented, decode_frame
 from broker_config.protocol.messages import Finished, Message, Presence, Refusal, RoundState, Welcome
-from broker_config.protocol.vfl_messages import LineHello, LineSpec
+from broker_config.protocol.vfl_messages import VflHello, VflSpec
 from broker_config.storage import disk
 from edge.terminal.formatting import pluralize
 from trainer import progress
@@ -31,7 +31,7 @@ from trainer.vfl.process_setup import EVENT_QUEUE, set_up_process
 _TICK = 0.2  # seconds
 _LOOK = 0.02  # seconds between two looks for new rows
 _ALONE = 10.0  # seconds for a head that asks for more rounds
-_CALM = 0.2  # seconds between two LineHello
+_CALM = 0.2  # seconds between two VflHello
 _FAREWELL = 10.0  # seconds for the head to learn that we have written down the last round
 
 
@@ -44,7 +44,7 @@ class NewRunError(EdgeNodeError):
 
 
 def take_part(
-    spec: LineSpec,
+    spec: VflSpec,
     name: str,
     source: Source,
     endpoint: Endpoint,
@@ -72,7 +72,7 @@ def take_part(
 class _Sensor:
     def __init__(
         self,
-        spec: LineSpec,
+        spec: VflSpec,
         name: str,
         source: Source,
         endpoint: Endpoint,
@@ -194,7 +194,7 @@ class _Sensor:
                 if self._alone:
                     self._alone = False
                     self._say(f"the head is back; the next round is {self.round + 1}")
-            case LineSpec(run=run) if run != self._spec.run:
+            case VflSpec(run=run) if run != self._spec.run:
                 self._hear_of(message)
             case Presence(online=True):
                 self._call = True
@@ -206,7 +206,7 @@ class _Sensor:
             case Finished(session=session) if session == self._me.session:
                 self._end = self.round
 
-    def _hear_of(self, spec: LineSpec) -> None:
+    def _hear_of(self, spec: VflSpec) -> None:
         """Of another run. A head that has begun it refuses us; if it is older, it has only been said again."""
         if not self.round:
             raise NewRunError(spec.run)
@@ -272,7 +272,7 @@ class _Sensor:
 
     def _hello(self) -> None:
         self._call, self._called = False, time.monotonic()
-        hello = LineHello(
+        hello = VflHello(
             session=self._me.session,
             run=self._spec.run,
             software=importlib.metadata.version("edge-node"),

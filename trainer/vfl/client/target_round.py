@@ -4,7 +4,7 @@ from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from broker_config.protocol.frames import Graded, Opened, Represented
-from broker_config.protocol.vfl_messages import LineSpec
+from broker_config.protocol.vfl_messages import VflSpec
 from trainer.vfl.window import span
 
 _REMEMBERED = 3  # groups of rounds whose products are known beside those of the newest round
@@ -46,7 +46,7 @@ class ProductPositions:
         return self._products[first - self._first : last - self._first]
 
 
-def check_frame(frame: Opened | Represented | Graded, spec: LineSpec) -> None:
+def check_frame(frame: Opened | Represented | Graded, spec: VflSpec) -> None:
     """ValueError says what the head cannot ask of a sensor: other products than the spec's, or more iterations."""
     match frame:
         case Opened(first=first, last=last, since=since, products=products):
@@ -65,7 +65,7 @@ def check_frame(frame: Opened | Represented | Graded, spec: LineSpec) -> None:
         raise ValueError(f"{most} local iterations, of {spec.iterations} at most")
 
 
-def positions_to_keep(spec: LineSpec, round_: int) -> int:
+def positions_to_keep(spec: VflSpec, round_: int) -> int:
     """How many products a sensor has to know in a round, at most: those of its checkpoints' rounds, too."""
     first, last = span(spec.window, round_)
     return last - first + _REMEMBERED * spec.commit * spec.window.chunk

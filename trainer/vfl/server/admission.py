@@ -11,7 +11,7 @@ from broker_config.protocol.codec import DecodeError, decode
 from broker_config.protocol.errors import PeerError, brief
 from broker_config.protocol.frames import Embeddings, decode_frame
 from broker_config.protocol.messages import Finished, Message, Presence, Refusal, Welcome
-from broker_config.protocol.vfl_messages import LineHello, LineSpec
+from broker_config.protocol.vfl_messages import VflHello, VflSpec
 from trainer import progress
 from trainer.federation.server.announcements import claimed
 from trainer.federation.server.membership import HELLO_COST, MAX_MESSAGES, WINDOW, Membership
@@ -54,7 +54,7 @@ class Reception:
 
     def __init__(
         self,
-        spec: LineSpec,
+        spec: VflSpec,
         endpoint: Endpoint,
         session: str,
         journal: Journal,
@@ -135,7 +135,7 @@ class Reception:
                         self._report(progress.NodeLost(node=sensor, round=self._listener.round))
             case Presence():
                 pass
-            case LineHello():
+            case VflHello():
                 self._welcome(sensor, message)
             case Finished(run=run):
                 if run == self._spec.run:
@@ -143,7 +143,7 @@ class Reception:
             case _:
                 raise PeerError(sensor, f"it sent a {type(message).__name__}")
 
-    def _welcome(self, sensor: str, hello: LineHello) -> None:
+    def _welcome(self, sensor: str, hello: VflHello) -> None:
         if self._membership.is_stale(sensor, hello):
             return
         if objection := self._objection(sensor, hello):
@@ -163,7 +163,7 @@ class Reception:
         self._crier.answer(sensor, Welcome(session=hello.session))
         self._listener.came(sensor, PartyProgress(hello.round, hello.kept), anew=anew)
 
-    def _objection(self, sensor: str, hello: LineHello) -> Refusal | None:
+    def _objection(self, sensor: str, hello: VflHello) -> Refusal | None:
         def refusal(reason: str, remedy: str) -> Refusal:
             return Refusal(session=hello.session, reason=reason, remedy=remedy)
 

@@ -12,7 +12,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
 from broker_config.protocol.frames import LARGEST_FRAME, encode_frame
 from broker_config.protocol.messages import Finished, Presence, Refusal, RoundState, Stage, Welcome
-from broker_config.protocol.vfl_messages import LineOverview, LineSpec, SensorState
+from broker_config.protocol.vfl_messages import SensorState, VflOverview, VflSpec
 from trainer.vfl import tensor_frames
 from trainer.vfl.server.journal import ClosedRound
 from trainer.vfl.server.round_state import OpenRound
@@ -27,7 +27,7 @@ _MOST = 1_000_000  # rounds that a RoundState can tell of
 class Crier:
     """The connection of one head's process; what arrives goes to `inbox`."""
 
-    def __init__(self, endpoint: Endpoint, spec: LineSpec, session: str, inbox: queue.Queue[Any]):
+    def __init__(self, endpoint: Endpoint, spec: VflSpec, session: str, inbox: queue.Queue[Any]):
         self._spec, self._session = spec, session
         self._presence = topics.presence(spec.federation, topics.COORDINATOR)
         self.latency: dict[str, float] = {}  # of each sensor, seconds
@@ -95,7 +95,7 @@ class Crier:
             self.mqtt.publish(topics.down(self._spec.federation, sensor), encode(message))
 
     def say_presence(self, *, online: bool) -> None:
-        """That the head is there; sensors answer with LineHello."""
+        """That the head is there; sensors answer with VflHello."""
         self.mqtt.publish(self._presence, encode(Presence(session=self._session, online=online)), retain=True)
 
     def say_spec(self) -> None:
@@ -142,7 +142,7 @@ class Crier:
             for name in self._spec.sensors
         )
         loss = fact.loss if fact else None
-        overview = LineOverview(
+        overview = VflOverview(
             run=self._spec.run,
             time=datetime.now(UTC),
             round=round_,

@@ -14,7 +14,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.errors import PeerError
 from broker_config.protocol.frames import Embeddings, encode_frame
 from broker_config.protocol.messages import Stage
-from broker_config.protocol.vfl_messages import LineSpec
+from broker_config.protocol.vfl_messages import VflSpec
 from edge.terminal.formatting import pluralize
 from trainer import progress
 from trainer.vfl.denoiser import sends_pairs
@@ -40,7 +40,7 @@ class Head:
 
     def __init__(
         self,
-        spec: LineSpec,
+        spec: VflSpec,
         labels: Labels,
         endpoint: Endpoint,
         folder: Path,

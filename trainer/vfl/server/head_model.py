@@ -10,7 +10,7 @@ from torch import Tensor
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.frames import LARGEST_FRAME, PART, Graded, Represented
-from broker_config.protocol.vfl_messages import LineSpec
+from broker_config.protocol.vfl_messages import VflSpec
 from trainer.vfl import tensor_frames
 from trainer.vfl.checkpoint import Checkpoints, strip_prefix
 from trainer.vfl.denoiser import sends_pairs
@@ -27,7 +27,7 @@ from trainer.vfl.server.round_state import OpenRound, PartyProgress
 class Deploy(Protocol):
     """What lets a head be served: it is told of each that is on the disk, with what its last round has seen."""
 
-    def __call__(self, spec: LineSpec, round_: int, head: Head, embeddings: Sequence[Tensor], *, last: bool) -> None:
+    def __call__(self, spec: VflSpec, round_: int, head: Head, embeddings: Sequence[Tensor], *, last: bool) -> None:
         """`embeddings` [N, D_k] are denoised; there will be no other model after the `last` one."""
 
 
@@ -44,7 +44,7 @@ class HeadModel:
 
     def __init__(
         self,
-        spec: LineSpec,
+        spec: VflSpec,
         columns: Mapping[str, int],
         labels: Labels,
         folder: Path,

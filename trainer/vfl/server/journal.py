@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.vfl_messages import LineSpec
+from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.storage.database import Facts
 
 _TABLES = """
@@ -49,13 +49,13 @@ class Journal(Facts):
 
     FILE, VERSION, TABLES = "vfl.sqlite", 1, _TABLES
 
-    def newest(self) -> LineSpec | None:
+    def newest(self) -> VflSpec | None:
         """The spec of the newest run; None if there is none."""
         with self._using():
             row = self._db.execute(_NEWEST).fetchone()
-        return msgspec.json.decode(row[1], type=LineSpec) if row else None
+        return msgspec.json.decode(row[1], type=VflSpec) if row else None
 
-    def begin(self, spec: LineSpec) -> None:
+    def begin(self, spec: VflSpec) -> None:
         """A new run."""
         self._write(("INSERT INTO runs VALUES (?, ?, 0)", (spec.run, msgspec.json.encode(spec))))
 
@@ -105,11 +105,11 @@ def history(folder: Path) -> list[ClosedRound]:
         return [msgspec.json.decode(fact, type=ClosedRound) for (fact,) in rows]
 
 
-def newest_spec(folder: Path) -> LineSpec | None:
+def newest_spec(folder: Path) -> VflSpec | None:
     """That of the newest run in a head's state folder; None if it has none. UsageError as `history`."""
     with _reading(folder) as database:
         row = database.execute(_NEWEST).fetchone()
-    return msgspec.json.decode(row[1], type=LineSpec) if row else None
+    return msgspec.json.decode(row[1], type=VflSpec) if row else None
 
 
 def _reading(folder: Path) -> contextlib.closing[sqlite3.Connection]:
@@ -119,7 +119,7 @@ def _reading(folder: Path) -> contextlib.closing[sqlite3.Connection]:
     return contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True))
 
 
-def resume_or_begin(journal: Journal, spec: LineSpec, *, new: bool) -> LineSpec:
+def resume_or_begin(journal: Journal, spec: VflSpec, *, new: bool) -> VflSpec:
     """The spec of the run that goes on, or that begins: settings are fixed once rounds are written down.
 
     Raises:

@@ -8,7 +8,7 @@ import msgspec
 from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
 from broker_config.protocol.errors import UsageError, nearest
-from broker_config.protocol.vfl_messages import LineSpec
+from broker_config.protocol.vfl_messages import VflSpec
 from trainer.vfl import combinations as contradictions
 from trainer.vfl.policies.selection import make_policy
 
@@ -36,7 +36,7 @@ def parse_classes(text: str) -> tuple[str, ...]:
     return tuple(map(str, numbers))
 
 
-def validate(spec: LineSpec) -> None:
+def validate(spec: VflSpec) -> None:
     """Raise UsageError for what cannot be."""
     topics.check_federation(spec.federation)
     if not spec.sensors:
@@ -59,7 +59,7 @@ def validate(spec: LineSpec) -> None:
     contradictions.check(spec)
     make_policy(spec.policy, spec.iterations, len(spec.sensors), lambda _: None)
     try:
-        msgspec.json.decode(encode(spec), type=LineSpec)
+        msgspec.json.decode(encode(spec), type=VflSpec)
     except msgspec.ValidationError as error:
         raise UsageError(f"the line cannot be as asked: {error}", "see edge-node vfl coordinate --help") from error
 

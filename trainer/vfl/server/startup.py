@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from broker_config.mqtt.endpoint import Endpoint
-from broker_config.protocol.vfl_messages import LineSpec
+from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.storage import disk
 from trainer import progress
 from trainer.federation.server.announcements import check_unclaimed
@@ -20,7 +20,7 @@ _ENDED = "ended"  # file with the last round of a run
 
 
 def coordinate(
-    spec: LineSpec,
+    spec: VflSpec,
     labels: Path,
     endpoint: Endpoint,
     folder: Path,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from broker_config.broker.embedded import EmbeddedBroker
 from broker_config.mqtt.endpoint import Endpoint
-from broker_config.protocol.vfl_messages import LineSpec, Window
+from broker_config.protocol.vfl_messages import VflSpec, Window
 from tests.support.mosquitto import Mosquitto
 from tests.support.sensor_streams import CLASSES, COLUMNS, Plant, Processes
 from tests.support.vfl_witness import Witness
@@ -90,14 +90,14 @@ def test_a_sensor_that_is_always_too_slow_does_not_hold_up_the_line_again_and_ag
 ) -> None:
     rounds, patience, slow = 300, 0.4, threading.Event()
 
-    def dawdle(spec: LineSpec, party: Sensor, samples: Tensor, round_: int) -> Release:
+    def dawdle(spec: VflSpec, party: Sensor, samples: Tensor, round_: int) -> Release:
         if party.name == "oven" and round_ > 1:
             slow.set()
             time.sleep(1.0)
         return release(spec, party, samples, round_)
 
     monkeypatch.setattr("trainer.vfl.client.sensor_model.release", dawdle)
-    spec = LineSpec(
+    spec = VflSpec(
         federation="steel", run="0" * 16, software="", sensors=SENSORS, network="dense", classes=CLASSES,
         window=Window(start=WINDOW, chunk=CHUNK, size=WINDOW), absent="last", patience=patience, labels=labels,
     )  # fmt: skip

@@ -30,7 +30,7 @@ from trainer.vfl.server.round_state import OpenRound, PartyProgress, ReportedTim
 
 RUN, SESSION = "0123456789abcdef", "fedcba9876543210"
 SIZES = {"press": 4, "oven": 3}
-SPEC = vfl_messages.LineSpec(
+SPEC = vfl_messages.VflSpec(
     federation="paint", run=RUN, software="0.1.0", sensors=("press", "oven"), network="conv", cycles=15,
     classes=("good", "bad"), channel=vfl_messages.Channel(levels=3), absent="last",
 )  # fmt: skip
@@ -296,7 +296,7 @@ def test_the_beginning_can_be_gone_back_to_until_two_checkpoints_have_been_made(
 
 
 def test_the_journal_keeps_members_attempts_and_rounds_of_which_replays_replace_the_first(tmp_path: Path) -> None:
-    spec = vfl_messages.LineSpec(
+    spec = vfl_messages.VflSpec(
         federation="f", run=RUN, software="s", sensors=("a",), network="dense", classes=("x", "y")
     )
     journal = Journal(tmp_path)
@@ -364,10 +364,10 @@ def test_what_is_absent_is_told_by_the_others_embeddings() -> None:
 # The first version's bytes
 
 
-HELLO = vfl_messages.LineHello(
+HELLO = vfl_messages.VflHello(
     session=SESSION, run=RUN, software="0.1.0", identity="1" * 16, incarnation=3, columns=2, round=41, kept=(20, 40)
 )
-OVERVIEW = vfl_messages.LineOverview(
+OVERVIEW = vfl_messages.VflOverview(
     run=RUN, time=datetime(2026, 3, 1, 9, 30, tzinfo=UTC), round=41, status="open", loss=0.25, rate=12.5,
     sensors=(vfl_messages.SensorState(name="press", present=True, latency=0.03, iterations=2),),
 )  # fmt: skip
@@ -390,7 +390,7 @@ WIRE_V1 = json.loads((Path(__file__).parents[3] / "wire_v1.json").read_text())
 def test_the_first_version_s_messages_of_a_line_decode_for_ever(message: Any) -> None:
     assert decode(json.dumps(WIRE_V1[type(message).__name__]).encode(), type(message)) == message
     assert decode(encode(message), type(message)) == message
-    with pytest.raises(DecodeError, match=r"a line's that learns"):
+    with pytest.raises(DecodeError, match="belongs to vertical federated learning"):
         decode_any(encode(message))
 
 
