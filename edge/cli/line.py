@@ -1,4 +1,4 @@
-"""Recognising alone: `export`, `serve`, `infer`."""
+"""Commands of the line: `serve`, `infer`, `install-service`."""
 
 import logging
 import os
@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from broker_config.protocol.errors import UsageError
-from edge.cli.options import Ca, Cert, Events, Json, Key, KitFile, LineConfig, Quiet, end_on_signals, open_kit
+from edge.cli.options import Ca, Cert, Json, Key, LineConfig, pairs
 
 if TYPE_CHECKING:
     from edge.bundle.verification import Verifier
     from edge.config.line_settings import Settings
 
+app = typer.Typer()
+
+
 _log = logging.getLogger(__name__)
 
-app = typer.Typer()
 
 TrustFile = Annotated[
     Path | None,
@@ -27,6 +29,8 @@ TrustFile = Annotated[
         metavar="FILE",
     ),
 ]
+
+
 Memory = Annotated[
     Path | None,
     typer.Option(
@@ -34,6 +38,8 @@ Memory = Annotated[
         show_default="systemd's StateDirectory, else ~/.local/state/edge-node",
     ),
 ]
+
+
 ServeOlder = Annotated[
     bool,
     typer.Option(
@@ -41,48 +47,11 @@ ServeOlder = Annotated[
         help="Go back to this older bundle on purpose; it alone then passes without this too, until a newer is served.",
     ),
 ]
+
+
 InferOlder = Annotated[
     bool, typer.Option("--accept-older", help="Judge with an older bundle on purpose, this once; nothing remembers it.")
 ]
-
-
-@app.command(epilog="Example: edge-node export edge-node-plant-a/model --out bundles --kit plant-a.kit")
-def export(
-    models: Annotated[
-        list[Path], typer.Argument(help="Personal models that join or simulate left.", show_default=False)
-    ],
-    out: Annotated[Path, typer.Option(help="Folder for the bundles, one a node.")] = Path("bundles"),
-    kit: KitFile = None,
-    days: Annotated[int, typer.Option(min=1, help="How long a signed bundle may be served.")] = 365,
-    int8: Annotated[
-        bool, typer.Option("--int8", help="Serve integers where held-out images and a clock allow it; else fp32 stays.")
-    ] = False,
-    student: Annotated[
-        bool, typer.Option("--student", help="Serve one encoder in place of a fused two where that is as right.")
-    ] = False,
-    data: Annotated[
-        Path | None, typer.Option(help="Class folders with a model's images, if they are not where it says.")
-    ] = None,
-    quiet: Quiet = False,
-    as_json: Events = False,
-) -> None:
-    """Turn personal models into bundles for the line: ONNX, checked against torch; signed with --kit."""
-    from trainer import progress
-
-    opened = open_kit(kit) if kit else None  # asks for the passphrase before torch takes its seconds
-    end_on_signals()
-    with progress.reporter(as_json=as_json, quiet=quiet) as report:
-        report(progress.Step(what="loading torch and the exporter: 2 to 20 s"))
-        from export.bundle_export import Wish
-        from export.bundle_export import export as run
-        from export.bundle_signing import Signer
-
-        signer = Signer(opened, days) if opened else None
-        written = run(models, out, report, signer, Wish(int8, student, data))
-        report(progress.Result(result={"bundles": [str(each.folder) for each in written]}))
-    if not as_json:
-        print(f"bundles: {', '.join(str(each.folder) for each in written)}")
-        print(f"next: edge-node serve {written[0].folder}{f' --trust {written[0].node}.trust' if signer else ''}")
 
 
 def make_verifier(trust: Path | None, memory: Path | None, accept_older: bool, *, remembers: bool) -> "Verifier | None":
@@ -234,3 +203,48 @@ def infer(
     results = batch.Results(out, model, wanted) if out else None
     whole = judge(model, found, wanted, results, annotate, heat=heat, as_json=as_json)
     raise typer.Exit(0 if whole else UsageError.exit_code)
+
+
+@app.command(epilog="Example: edge-node install-service --config /etc/edge-node/line.toml")
+def install_service(
+    config: Annotated[Path, typer.Option(help="The line's settings, as for serve.", show_default=False)],
+    name: Annotated[str, typer.Option(help="The service's name.")] = "edge-node",
+    user: Annotated[str, typer.Option(help="Unprivileged user that it runs as.")] = "edge-node",
+    secret: Annotated[
+        list[str],
+        typer.Option(
+            metavar="VARIABLE=FILE", help="Secret to hand over, e.g. EDGE_NODE_PASSWORD=/etc/edge-node/password."
+        ),
+    ] = [],
+    out: Annotated[
+        Path | None, typer.Option(help="The unit file.", show_default="/etc/systemd/system/NAME.service")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the unit file instead.")] = False,
+) -> None:
+    """Let systemd run the line: checks its settings, and writes a unit file with the rights that they need."""
+    from broker_config.protocol.topics import check_name
+    from edge.bundle import bundle_format
+    from edge.daemon import service_install, systemd_unit
+
+    check_name(name, "the service's name (--name)")
+    config = config.absolute()
+    given, settings = serve_with(config)
+    needs = service_install.needs(config, given, settings, pairs(secret, "--secret"))
+    service_install.check(user, needs)
+    if given["bundle"]:
+        bundle_format.read(Path(given["bundle"]))
+    text = systemd_unit.compose(name, user, service_install.program(), needs)
+    if dry_run:
+        print(text, end="")
+        return
+    out = out or Path("/etc/systemd/system") / f"{name}.service"
+    try:
+        out.write_text(text)
+    except OSError as error:
+        raise UsageError(
+            f"{out} cannot be written: {error.strerror}", "run it with sudo, or pass another --out FILE"
+        ) from error
+    print(f"wrote {out}")
+    if given["bundle"]:
+        print("each start goes back to this bundle; to go on with what was activated last, take bundle out of the file")
+    print(f"next: systemctl daemon-reload && systemctl enable --now {name}; then systemctl status {name}")

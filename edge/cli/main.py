@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from broker_config.protocol.errors import EdgeNodeError, explain, printable
-from edge.cli import bundles, learn, line, operator, provision, simulation, trial, vfl
+from edge.cli import bundles, coordinator, line, node, operator, trial, vfl
 from edge.config.options_file import from_environment
 
 app = typer.Typer(
@@ -21,7 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for group in (trial, provision, learn, operator, line, bundles, vfl, simulation):
+for group in (trial, coordinator, node, operator, line, bundles, vfl):
     app.add_typer(group.app)
 
 

@@ -1,14 +1,36 @@
-"""Looking after federations and lines: `doctor`, `status`, `install-service`."""
+"""Commands for every role: `init`, `doctor`, `status`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from broker_config.protocol.errors import UsageError
-from edge.cli.options import Broker, Ca, Cert, Json, Key, KitFile, agreed, make_endpoint, pairs, stop_on_signals
+from edge.cli.options import Broker, Ca, Cert, Json, Key, KitFile, agreed, make_endpoint, stop_on_signals
 
 app = typer.Typer()
+
+
+@app.command(epilog="Example: edge-node init node --set broker=mqtt://broker.local --set name=plant-a --yes")
+def init(
+    context: typer.Context,
+    role: Annotated[
+        Literal["coordinator", "node", "line"] | None,
+        typer.Argument(help="What this machine is; without it, you are asked.", show_default=False),
+    ] = None,
+    answers: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="An answer beforehand, or any other option of the role."),
+    ] = [],
+    out: Annotated[Path | None, typer.Option(help="File to write.", show_default="ROLE.toml")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; take what is proposed.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Write a commented configuration file for a coordinator, a node or a line, after a few questions."""
+    from edge.cli.init_dialogue import init as run
+
+    commands = context.find_root().command.commands  # type: ignore[attr-defined]
+    commands_to_type = run(context, commands, role, answers, out, yes=yes, force=force)
+    print("next: " + "\n      ".join(commands_to_type))
 
 
 @app.command(epilog="Example: edge-node doctor mqtts://plant-a@broker.local --ca ca.pem --state edge-node-plant-a")
@@ -103,49 +125,3 @@ def status(
                 console.print(render(monitor, console))
     if stop():
         raise typer.Exit(130)
-
-
-@app.command(epilog="Example: edge-node install-service --config /etc/edge-node/line.toml")
-def install_service(
-    config: Annotated[Path, typer.Option(help="The line's settings, as for serve.", show_default=False)],
-    name: Annotated[str, typer.Option(help="The service's name.")] = "edge-node",
-    user: Annotated[str, typer.Option(help="Unprivileged user that it runs as.")] = "edge-node",
-    secret: Annotated[
-        list[str],
-        typer.Option(
-            metavar="VARIABLE=FILE", help="Secret to hand over, e.g. EDGE_NODE_PASSWORD=/etc/edge-node/password."
-        ),
-    ] = [],
-    out: Annotated[
-        Path | None, typer.Option(help="The unit file.", show_default="/etc/systemd/system/NAME.service")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the unit file instead.")] = False,
-) -> None:
-    """Let systemd run the line: checks its settings, and writes a unit file with the rights that they need."""
-    from broker_config.protocol.topics import check_name
-    from edge.bundle import bundle_format
-    from edge.cli.line import serve_with
-    from edge.daemon import service_install, systemd_unit
-
-    check_name(name, "the service's name (--name)")
-    config = config.absolute()
-    given, settings = serve_with(config)
-    needs = service_install.needs(config, given, settings, pairs(secret, "--secret"))
-    service_install.check(user, needs)
-    if given["bundle"]:
-        bundle_format.read(Path(given["bundle"]))
-    text = systemd_unit.compose(name, user, service_install.program(), needs)
-    if dry_run:
-        print(text, end="")
-        return
-    out = out or Path("/etc/systemd/system") / f"{name}.service"
-    try:
-        out.write_text(text)
-    except OSError as error:
-        raise UsageError(
-            f"{out} cannot be written: {error.strerror}", "run it with sudo, or pass another --out FILE"
-        ) from error
-    print(f"wrote {out}")
-    if given["bundle"]:
-        print("each start goes back to this bundle; to go on with what was activated last, take bundle out of the file")
-    print(f"next: systemctl daemon-reload && systemctl enable --now {name}; then systemctl status {name}")

@@ -15,10 +15,7 @@ from typing import Any, Literal
 import msgspec
 import torch._dynamo  # noqa: F401  (as below: what a process will need is imported before the fork)
 
-from edge.cli import (
-    learn,  # noqa: F401
-    main,
-)
+from edge.cli import main
 from trainer.federation.client import training_thread
 from trainer.federation.server import coordinator, journal  # noqa: F401
 from trainer.training import personal_model

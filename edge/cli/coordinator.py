@@ -1,0 +1,290 @@
+"""Commands of the coordinator: `provision`, `broker`, `coordinate`, `rounds`, `abort`."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from broker_config.protocol.errors import EdgeNodeError, UsageError
+from broker_config.protocol.topics import COORDINATOR
+from edge.cli.options import (
+    Aggregate,
+    Broker,
+    Ca,
+    Cert,
+    Config,
+    EvaluateEvery,
+    Events,
+    Json,
+    Key,
+    KitFile,
+    Liars,
+    Method,
+    Model,
+    Options,
+    Quiet,
+    Rounds,
+    Seed,
+    Settings,
+    Size,
+    Threads,
+    Weights,
+    agreed,
+    make_endpoint,
+    make_request,
+    stop_on_signals,
+    tell_weights,
+)
+
+if TYPE_CHECKING:
+    from broker_config.mqtt.endpoint import Endpoint
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example: edge-node provision steel --nodes plant-a,plant-b --host broker.local")
+def provision(
+    federation: Annotated[str, typer.Argument(help="Its name.", show_default=False)],
+    nodes: Annotated[str, typer.Option(metavar="NAME,NAME", help="Nodes that may join; more can be added later.")] = "",
+    host: Annotated[
+        list[str],
+        typer.Option(
+            help="Name or address at which the broker is reached; may be given several times, kits name the first.",
+            show_default="as before",
+        ),
+    ] = [],
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Of the broker.", show_default="as before; 8883")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for all files.", show_default="./FEDERATION")] = None,
+    broker_folder: Annotated[
+        Path | None,
+        typer.Option(help="Where broker/ will lie on the broker's machine.", show_default="as before; where it is"),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="That new certificates hold.")] = 365,
+    renew: Annotated[
+        list[str], typer.Option(metavar="NAME", help="Give a member, or broker, a new certificate. Repeatable.")
+    ] = [],
+    renew_due: Annotated[bool, typer.Option("--renew-due", help="The same for all that end within 90 days.")] = False,
+    revoke: Annotated[
+        list[str],
+        typer.Option(metavar="NAME", help="Throw a node out; coordinator and monitor get new keys. Repeatable."),
+    ] = [],
+    as_json: Json = False,
+) -> None:
+    """Make certificates, keys and the broker's configuration: an encrypted kit file for each member of a federation.
+
+    Run it again to add nodes, renew certificates or revoke them: it says what has changed, and what to do next.
+    """
+    from datetime import UTC, datetime
+
+    import msgspec
+
+    from broker_config.security.member_registry import Wish
+    from broker_config.security.provisioning import provision as run
+    from edge.status.provisioning_report import facts, lines
+
+    wish = Wish(
+        nodes=[name.strip() for name in nodes.split(",") if name.strip()],
+        hosts=host,
+        port=port,
+        broker_folder=str(broker_folder.absolute()) if broker_folder else None,
+        days=days,
+        renew=renew,
+        renew_due=renew_due,
+        revoke=revoke,
+    )
+    folder = out or Path(federation)
+    done = run(folder, federation, wish, datetime.now(UTC))
+    if as_json:
+        print(msgspec.json.encode(facts(folder, done)).decode())
+    else:
+        print(*lines(folder, done), sep="\n")
+
+
+@app.command(epilog="Example: edge-node broker --port 1883")
+def broker(
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 1883,
+    host: Annotated[str, typer.Option(help="Address to listen on. Anybody who reaches it may connect.")] = "127.0.0.1",
+    kind: Annotated[Literal["auto", "mosquitto", "amqtt"], typer.Option(help="Which broker.")] = "auto",
+    folder: Annotated[Path, typer.Option(help="Folder for its configuration and log.")] = Path("broker-state"),
+) -> None:
+    """Start a broker: mosquitto if it is installed, else the embedded one. For trials; it knows no passwords."""
+    import time
+
+    from broker_config.broker.embedded import address_for_others, start_broker
+
+    stop = stop_on_signals()
+    with start_broker(folder, port=port, host=host, kind=kind) as running:
+        print(f"{running.kind} is listening on {running.url}; Ctrl-C ends it", flush=True)
+        if others := address_for_others(host):
+            print(f"other machines reach it at mqtt://{others}:{running.port}", flush=True)
+        while not stop():
+            if running.process.poll() is not None:
+                raise EdgeNodeError("the broker has ended", f"see its log in {folder}")
+            time.sleep(0.2)
+
+
+def _check_coordinates(endpoint: "Endpoint") -> None:
+    """Raise UsageError if the kit is another member's."""
+    if endpoint.kit and endpoint.kit.name != COORDINATOR:
+        raise UsageError(f"this kit is that of {endpoint.kit.name}", f"take that of the {COORDINATOR}")
+
+
+def _places(endpoint: "Endpoint", state: Path, *, resume: bool) -> int:
+    """How many nodes take part if nobody says so: as many as before, or all that are in the charter."""
+    from trainer.federation.server.journal import has_run, newest_spec
+
+    if endpoint.seal is None:
+        raise UsageError("the number of nodes is missing", "say with --nodes how many take part")
+    if resume and has_run(state):
+        return newest_spec(state).nodes
+    return len(endpoint.seal.charter.nodes)
+
+
+@app.command(epilog="Example: edge-node coordinate mqtt://broker.local --nodes 5 --classes scratches,patches,inclusion")
+def coordinate(
+    classes: Annotated[str, typer.Option(help="Class names, separated by commas.", show_default=False)],
+    broker: Broker = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Nodes that take part.", show_default="those of the kit's charter")
+    ] = None,
+    federation: Annotated[
+        str | None, typer.Option(help="Name of the federation.", show_default="the kit's, or default")
+    ] = None,
+    quorum: Annotated[
+        int, typer.Option(min=0, help="Contributions that close a round.", show_default="all that take part")
+    ] = 0,
+    start: Annotated[
+        int, typer.Option(min=0, help="Nodes that open the first round; others may join late.", show_default="all")
+    ] = 0,
+    sample: Annotated[int, typer.Option(min=0, help="Nodes drawn for each round.", show_default="all")] = 0,
+    deadline: Annotated[
+        float, typer.Option(min=0, help="Seconds after which a quorum closes a round.", show_default="none")
+    ] = 0.0,
+    min_wait: Annotated[
+        float, typer.Option(min=0, help="Seconds that a round stays open for nodes that are away.")
+    ] = 0.0,
+    rounds: Rounds = 30,
+    method: Method = "afedcl",
+    option: Options = [],
+    model: Model = "mobilenet_v2",
+    weights: Weights = "",
+    size: Size = 0,
+    training: Settings = [],
+    seed: Seed = 0,
+    threads: Threads = 1,
+    evaluate_every: EvaluateEvery = 5,
+    aggregate: Aggregate = "mean",
+    liars: Liars = 0,
+    chunk_size: Annotated[
+        int, typer.Option(min=1, help="KiB a message; a broker's own limit is honoured anyway.")
+    ] = 256,
+    linger: Annotated[
+        float, typer.Option(min=0, help="Seconds that the result waits for nodes that are away at the end.")
+    ] = 60.0,
+    state: Annotated[Path, typer.Option(help="Folder for the coordinator's state.")] = Path("coordinator-state"),
+    resume: Annotated[
+        bool, typer.Option("--resume/--new", help="Go on with the run in --state, or begin another when it has ended.")
+    ] = True,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    kit: KitFile = None,
+    quiet: Quiet = False,
+    as_json: Events = False,
+    config: Config = None,
+) -> None:
+    """Coordinate a federation: say what is learnt, wait for the nodes, average what they contribute.
+
+    Stopped or killed, it goes on where it was when it is started again with the same --state.
+    """
+    from trainer import progress
+    from trainer.federation.server.coordinator import coordinate as run
+    from trainer.federation.server.ledger import Ledger
+    from trainer.federation.server.spec import Terms, draft
+
+    endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
+    _check_coordinates(endpoint)
+    if nodes is None:
+        nodes = _places(endpoint, state, resume=resume)
+    request = make_request(
+        method, option, model, weights, size, training, rounds, seed, threads, evaluate_every, aggregate, liars
+    )
+    names = [name.strip() for name in classes.split(",") if name.strip()]
+    terms = Terms(quorum, start, sample, deadline, min_wait)
+    federation = agreed(federation, endpoint, "federation") or "default"
+    spec, broadcast = draft(request, federation=federation, classes=names, nodes=nodes, terms=terms)
+    with progress.reporter(as_json=as_json, quiet=quiet) as report, Ledger(state) as ledger:
+        tell_weights(request, weights, report)
+        outcome = run(
+            ledger,
+            spec,
+            broadcast,
+            endpoint,
+            report,
+            new=not resume,
+            chunk_size=chunk_size * 1024,
+            linger=linger,
+            stop=stop,
+        )
+        if outcome:
+            average = ledger.save_result()
+            report(progress.Result(result={"model": str(average)}))
+    if outcome is None:
+        same = "The same command" if resume else "The same command without --new"
+        print(f"suspended; the nodes wait. {same} goes on, edge-node abort ends the run.", file=sys.stderr)
+        raise typer.Exit(130)
+    if not as_json:
+        print(f"global model: {average}")
+
+
+@app.command(epilog="Example: edge-node rounds coordinator-state")
+def rounds(
+    state: Annotated[Path, typer.Argument(help="A coordinator's state folder.")] = Path("coordinator-state"),
+    as_json: Json = False,
+) -> None:
+    """List the closed rounds of a coordinator's newest run: when, how long, who contributed with which weight."""
+    from datetime import datetime
+
+    import msgspec
+
+    from trainer.federation.server.journal import history
+
+    lines = history(state)
+    for line in lines:
+        if as_json:
+            print(msgspec.json.encode(line).decode())
+            continue
+        opened, closed = (datetime.fromisoformat(time) for time in (line.opened, line.closed))
+        seconds, megabytes = (closed - opened).total_seconds(), line.bytes / 1e6
+        told = ", ".join(f"{node} {weight:.3f}" for node, weight in line.weights.items())
+        print(
+            f"round {line.round}: {opened:%Y-%m-%d %H:%M:%S} UTC, {seconds:.1f} s, {megabytes:.1f} MB, weights: {told}"
+        )
+    if not lines and not as_json:
+        print("no round is closed yet", file=sys.stderr)
+
+
+@app.command(epilog="Example: edge-node abort mqtt://broker.local --state coordinator-state")
+def abort(
+    broker: Broker = None,
+    state: Annotated[Path, typer.Option(help="Folder of the coordinator's state.")] = Path("coordinator-state"),
+    reason: Annotated[str, typer.Option(help="Shown to the nodes' owners.")] = "its operator has ended it",
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    kit: KitFile = None,
+) -> None:
+    """End a suspended federation early, for the coordinator and its nodes, which are left without a model."""
+    from trainer.federation.server.coordinator import abort as run
+    from trainer.federation.server.journal import newest_spec
+    from trainer.federation.server.ledger import Ledger
+
+    federation = newest_spec(state).federation
+    with Ledger(state) as ledger:
+        endpoint = make_endpoint(broker, ca, cert, key, kit)
+        _check_coordinates(endpoint)
+        run(ledger, endpoint, reason)
+    print(f"federation {federation} is aborted; its nodes are told")

@@ -1,0 +1,198 @@
+"""Commands of a plant: `check`, `join`, `report`, `export`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.topics import COORDINATOR, MONITOR
+from edge.cli.options import (
+    Broker,
+    Ca,
+    Cert,
+    Config,
+    Data,
+    Events,
+    Json,
+    Key,
+    KitFile,
+    Quiet,
+    agreed,
+    end_on_signals,
+    make_endpoint,
+    open_kit,
+    pairs,
+    stop_on_signals,
+)
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example: edge-node check images/ --test held-out/")
+def check(
+    folder: Annotated[Path, typer.Argument(help="Folder of labelled images: one folder a class.", show_default=False)],
+    test: Annotated[Path | None, typer.Option(help="Folder of held-out images, likewise.")] = None,
+    size: Annotated[int, typer.Option(min=1, help="Width and height of the network's input, pixels.")] = 128,
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="File for a contact sheet.", show_default="edge-node-check.png; none with --json"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Look at a plant's images before it joins. Exit code 1 if it cannot join with them."""
+    import msgspec
+    from rich.console import Console
+    from rich.progress import track
+
+    from trainer.data.checks import findings_output
+    from trainer.data.checks.image_checks import check_folders
+
+    stderr = Console(stderr=True)
+    report = check_folders(
+        folder,
+        test,
+        size,
+        lambda entries: track(entries, "looking", console=stderr, transient=True, disable=not stderr.is_terminal),
+    )
+    picture = picture or (None if as_json else Path("edge-node-check.png"))
+    if picture and report.facts:
+        findings_output.draw(report, picture)
+    else:
+        picture = None
+    if as_json:
+        print(msgspec.json.encode(findings_output.summarise(report, picture)).decode())
+    else:
+        findings_output.table(report, Console())
+        if picture:
+            print(f"picture: {picture}")
+    raise typer.Exit(0 if report.can_join else 1)
+
+
+@app.command(epilog="Example: edge-node join mqtt://broker.local --data images/ --name plant-a")
+def join(
+    data: Data,
+    broker: Broker = None,
+    name: Annotated[str | None, typer.Option(help="This node's name.", show_default="the kit's")] = None,
+    test: Annotated[Path | None, typer.Option(help="Folder of held-out images; by default a share of --data.")] = None,
+    federation: Annotated[str | None, typer.Option(help="Its name, if the broker has several.")] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Folder for this node's state.", show_default="edge-node-NAME")
+    ] = None,
+    telemetry: Annotated[
+        bool, typer.Option("--telemetry", help="Tell the coordinator losses, A_k and accuracy.")
+    ] = False,
+    demand: Annotated[
+        list[str],
+        typer.Option(
+            "--demand",
+            metavar="NAME=VALUE",
+            help="Take part only if this or more hides images in patches that others see: noise=1, mix=4, levels=8.",
+        ),
+    ] = [],
+    wait: Annotated[float, typer.Option(help="Seconds to wait for a coordinator.")] = 600,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    kit: KitFile = None,
+    quiet: Quiet = False,
+    as_json: Events = False,
+    config: Config = None,
+) -> None:
+    """Take part in a federation with this plant's images. The images stay here."""
+    from trainer import progress
+    from trainer.federation.client.discovery import join as run
+
+    endpoint = make_endpoint(broker, ca, cert, key, kit)
+    if endpoint.kit and endpoint.kit.name in (COORDINATOR, MONITOR):
+        raise UsageError(f"this kit is that of {endpoint.kit.name}", "take a node's")
+    name = agreed(name, endpoint, "name")
+    if name is None:
+        raise UsageError("this node's name is missing", "choose one with --name, or pass a kit: --kit FILE")
+    stop = stop_on_signals()
+    with progress.reporter(as_json=as_json, quiet=quiet) as report:
+        model = run(
+            endpoint,
+            name=name,
+            folder=data,
+            test=test,
+            state=state or Path(f"edge-node-{name}"),
+            federation=agreed(federation, endpoint, "federation"),
+            telemetry=telemetry,
+            demands=pairs(demand, "--demand", "{}=4"),
+            wait=wait,
+            report=report,
+            stop=stop,
+        )
+        if model:
+            report(progress.Result(result={"model": str(model)}))
+    if model is None:
+        print("stopped; the same command goes on", file=sys.stderr)
+        raise typer.Exit(130)
+    if not as_json:
+        signed = f" --kit {kit}" if kit else ""
+        print(f"personal model: {model}\nnext: edge-node export {model} --out bundles{signed}")
+
+
+@app.command(epilog="Example: edge-node report edge-node-plant-a")
+def report(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="What a run left: the --out folder of demo or simulate, or the state folder of join or coordinate.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="File for the page.", show_default="RUN/report.html")] = None,
+    quiet: Quiet = False,
+    as_json: Events = False,
+) -> None:
+    """Write one self-contained web page about a run: what was reached, and on which images, shown."""
+    from trainer import progress
+    from trainer.report.report_page import write
+
+    with progress.reporter(as_json=as_json, quiet=quiet) as show:
+        page = write(run, out or run / "report.html", show)
+        show(progress.Result(result={"report": str(page)}))
+    if not as_json:
+        print(f"report: {page.resolve().as_uri()}")
+
+
+@app.command(epilog="Example: edge-node export edge-node-plant-a/model --out bundles --kit plant-a.kit")
+def export(
+    models: Annotated[
+        list[Path], typer.Argument(help="Personal models that join or simulate left.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the bundles, one a node.")] = Path("bundles"),
+    kit: KitFile = None,
+    days: Annotated[int, typer.Option(min=1, help="How long a signed bundle may be served.")] = 365,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Serve integers where held-out images and a clock allow it; else fp32 stays.")
+    ] = False,
+    student: Annotated[
+        bool, typer.Option("--student", help="Serve one encoder in place of a fused two where that is as right.")
+    ] = False,
+    data: Annotated[
+        Path | None, typer.Option(help="Class folders with a model's images, if they are not where it says.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Events = False,
+) -> None:
+    """Turn personal models into bundles for the line: ONNX, checked against torch; signed with --kit."""
+    from trainer import progress
+
+    opened = open_kit(kit) if kit else None  # asks for the passphrase before torch takes its seconds
+    end_on_signals()
+    with progress.reporter(as_json=as_json, quiet=quiet) as report:
+        report(progress.Step(what="loading torch and the exporter: 2 to 20 s"))
+        from export.bundle_export import Wish
+        from export.bundle_export import export as run
+        from export.bundle_signing import Signer
+
+        signer = Signer(opened, days) if opened else None
+        written = run(models, out, report, signer, Wish(int8, student, data))
+        report(progress.Result(result={"bundles": [str(each.folder) for each in written]}))
+    if not as_json:
+        print(f"bundles: {', '.join(str(each.folder) for each in written)}")
+        print(f"next: edge-node serve {written[0].folder}{f' --trust {written[0].node}.trust' if signer else ''}")
