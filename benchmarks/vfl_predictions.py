@@ -21,8 +21,8 @@ from broker_config.mqtt.client import Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.frames import Embedded, encode_frame
-from edge.vfl.member_bundle import Manifest, read
-from trainer.data.drawn_products import CLASSES, LABELS, DrawnLine, write, write_rows
+from edge.vfl.member_bundle import Manifest, read_bundle
+from trainer.data.drawn_products import CLASSES, LABELS, DrawnStations, append_products, append_rows
 from trainer.demo.demo_processes import Processes
 
 _PAUSE = 0.02  # seconds between two products
@@ -47,8 +47,8 @@ def main() -> None:
 
 def measured(folder: Path, products: int) -> Iterator[tuple[str, list[float]]]:
     """What was measured, and milliseconds of each product."""
-    line = DrawnLine(3, 0)
-    write(line, folder, 0, 1000 + _ROUNDS)
+    line = DrawnStations(3, 0)
+    append_products(line, folder, 0, 1000 + _ROUNDS)
     with Processes(folder / "logs") as processes, start_broker(folder / "broker", kind="mosquitto") as broker:
         training = [
             processes.start(
@@ -68,7 +68,7 @@ def measured(folder: Path, products: int) -> Iterator[tuple[str, list[float]]]:
         _wait(lambda: all((folder / name / "bundle" / "manifest.json").exists() for name in members))
         for name in line.stations:  # services read their own copies: training has all rows already
             (folder / f"{name}.new").mkdir()
-            write_rows(line, folder / f"{name}.new", line.draw(0, 1), name)
+            append_rows(line, folder / f"{name}.new", line.draw(0, 1), name)
         services = [processes.start("head-service", "vfl", "serve", str(folder / "head" / "bundle"), broker.url)]
         for name in line.stations:
             data = str(folder / f"{name}.new" / f"{name}.csv")
@@ -88,7 +88,7 @@ def measured(folder: Path, products: int) -> Iterator[tuple[str, list[float]]]:
                     for process in training:
                         process.popen.wait()
                 yield f"bare, {when}", _bare(mqtt, inbox, products)
-                manifest = read(folder / "head" / "bundle").manifest
+                manifest = read_bundle(folder / "head" / "bundle").manifest
                 yield f"embedding, {when}", _embeddings(mqtt, inbox, manifest, products, when)
                 first = 10**6 + (when == "alone") * products
                 yield f"row, {when}", _rows(inbox, line, folder, first, products)
@@ -125,14 +125,14 @@ def _embeddings(
     return times
 
 
-def _rows(inbox: "queue.Queue[Any]", line: DrawnLine, folder: Path, first: int, products: int) -> list[float]:
+def _rows(inbox: "queue.Queue[Any]", line: DrawnStations, folder: Path, first: int, products: int) -> list[float]:
     """From the last row of a product in its file to its final prediction."""
     times = []
     for number in range(products):
         time.sleep(_PAUSE)
         drawn = line.draw(first + number, first + number + 1)
         for name in line.stations:
-            write_rows(line, folder / f"{name}.new", drawn, name)
+            append_rows(line, folder / f"{name}.new", drawn, name)
         begun = time.perf_counter()
         _final(inbox, drawn.names[0])
         times.append(1000 * (time.perf_counter() - begun))

@@ -15,17 +15,17 @@ from torch import Tensor
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.topics import COORDINATOR
 from broker_config.protocol.vfl_messages import VflSpec
-from edge.vfl.member_bundle import Description, Source, write
+from edge.vfl.member_bundle import Description, EmbeddingSource, write_bundle
 from edge.vfl.sensor_rows import Scaling
 from export.bundle_signing import Signer
-from export.vfl_graph import Fill, by_means, head_graph, sensor_graph
+from export.vfl_graph import Imputation, build_head_graph, build_sensor_graph, impute_means
 from trainer.vfl.imputer import LARGEST, Imputer
 from trainer.vfl.networks import embedding_size
 from trainer.vfl.parties import Head, Sensor
 
 log = logging.getLogger(__name__)
 
-LEAST = 30.0  # seconds between two bundles
+SECONDS_BETWEEN = 30.0  # seconds between two bundles
 
 
 class Rows(NamedTuple):
@@ -36,14 +36,14 @@ class Rows(NamedTuple):
     unit: str | None
 
 
-class Pace:
+class ExportSchedule:
     """At which commits a bundle is written: about every half minute, at round numbers.
 
     All parties of a line commit at the same rounds. Each takes every 1st, 2nd, 4th, 8th ... commit, the least that
     lasts `seconds`; so those of unequal speed meet in most of their rounds, and their models belong together.
     """
 
-    def __init__(self, seconds: float = LEAST):
+    def __init__(self, seconds: float = SECONDS_BETWEEN):
         self._seconds = seconds
         self._step, self._last, self._round = 1, -inf, 0
 
@@ -63,11 +63,11 @@ class Pace:
         return True
 
 
-class SensorBundles:
+class SensorBundleWriter:
     """Writes a sensor's bundles into `folder`, signed if there is a `signer`: to be called at each commit."""
 
-    def __init__(self, folder: Path, rows: Rows, signer: Signer | None = None, seconds: float = LEAST):
-        self._folder, self._rows, self._signer, self._pace = folder, rows, signer, Pace(seconds)
+    def __init__(self, folder: Path, rows: Rows, signer: Signer | None = None, seconds: float = SECONDS_BETWEEN):
+        self._folder, self._rows, self._signer, self._pace = folder, rows, signer, ExportSchedule(seconds)
 
     def __call__(self, spec: VflSpec, round_: int, sensor: Sensor, scaling: Scaling, *, last: bool) -> None:
         """Write one if it is time; if that fails, training goes on, and the last one stays in effect."""
@@ -79,8 +79,8 @@ class SensorBundles:
         rows = self._rows
         shape = (len(rows.columns), spec.cycles)
         size = embedding_size(spec.network, shape)
-        graph = sensor_graph(sensor.model, shape, size, scaling)
-        about = _about(spec, round_, sensor.name, "sensor", [Source(name=sensor.name, size=size)])
+        graph = build_sensor_graph(sensor.model, shape, size, scaling)
+        about = _about(spec, round_, sensor.name, "sensor", [EmbeddingSource(name=sensor.name, size=size)])
         assert sensor.extent, "a sensor's bundle follows a round"
         low, high, deviation = sensor.extent
         about = replace(
@@ -92,16 +92,16 @@ class SensorBundles:
             high=tuple(high.tolist()),
             deviation=deviation,
         )
-        write(
+        write_bundle(
             self._folder, about, {"sensor": graph.content}, graph.golden, self._signer.own() if self._signer else None
         )
 
 
-class HeadBundles:
+class HeadBundleWriter:
     """Writes the head's bundles, likewise, with the agent that decides local iterations, if one does."""
 
-    def __init__(self, folder: Path, signer: Signer | None = None, seconds: float = LEAST):
-        self._folder, self._signer, self._pace = folder, signer, Pace(seconds)
+    def __init__(self, folder: Path, signer: Signer | None = None, seconds: float = SECONDS_BETWEEN):
+        self._folder, self._signer, self._pace = folder, signer, ExportSchedule(seconds)
 
     def __call__(self, spec: VflSpec, round_: int, head: Head, embeddings: Sequence[Tensor], *, last: bool) -> None:
         """Write one if it is time; `embeddings` [N, D_k] of this round, denoised, say what stands in for absent ones.
@@ -115,11 +115,11 @@ class HeadBundles:
     def _write(self, spec: VflSpec, round_: int, head: Head, embeddings: Sequence[Tensor]) -> None:
         sizes = [each.shape[1] for each in embeddings]
         values = [float(name) for name in spec.classes] if spec.reading == "expectation" else None
-        graph = head_graph(head, sizes, _fill(embeddings), values)
-        sensors = [Source(name=name, size=size) for name, size in zip(spec.sensors, sizes, strict=True)]
+        graph = build_head_graph(head, sizes, _fill(embeddings), values)
+        sensors = [EmbeddingSource(name=name, size=size) for name, size in zip(spec.sensors, sizes, strict=True)]
         about = _about(spec, round_, COORDINATOR, "head", sensors)
         signing = self._signer.own() if self._signer else None
-        write(self._folder, about, {"head": graph.content, **_agent(spec)}, graph.golden, signing)
+        write_bundle(self._folder, about, {"head": graph.content, **_agent(spec)}, graph.golden, signing)
 
 
 @contextmanager
@@ -135,19 +135,19 @@ def _agent(spec: VflSpec) -> dict[str, bytes]:
     return {"policy": Path(spec.policy).read_bytes()} if spec.policy.endswith(".onnx") else {}
 
 
-def _fill(embeddings: Sequence[Tensor]) -> Fill:
+def _fill(embeddings: Sequence[Tensor]) -> Imputation:
     """By ridge regression from these embeddings; by their means where they are too long for that."""
     sizes = [each.shape[1] for each in embeddings]
     if sum(sizes) > LARGEST:
-        return by_means(torch.cat(list(embeddings), 1).mean(0), sizes)
+        return impute_means(torch.cat(list(embeddings), 1).mean(0), sizes)
     imputer = Imputer(sizes)
     imputer.update(embeddings)
-    weights: Fill = imputer.regression
+    weights: Imputation = imputer.regression
     return weights
 
 
 def _about(
-    spec: VflSpec, round_: int, node: str, role: Literal["sensor", "head"], sensors: Sequence[Source]
+    spec: VflSpec, round_: int, node: str, role: Literal["sensor", "head"], sensors: Sequence[EmbeddingSource]
 ) -> Description:
     return Description(
         federation=spec.federation,

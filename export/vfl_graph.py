@@ -25,20 +25,20 @@ _EXACT = 1 << 22  # weights over all patterns of presence; of more, absent embed
 _MOST_PATTERNS = 256  # of presence that are compared with torch
 
 
-Fill = Callable[[tuple[bool, ...]], tuple[Tensor, Tensor]]
+Imputation = Callable[[tuple[bool, ...]], tuple[Tensor, Tensor]]
 """For a pattern of presence: matrix [D, D] and offset [D] that fill embeddings, zeros where a sensor is absent."""
 
-Given = dict[str, NDArray[Any]]  # arrays by the names of a graph's inputs, or of its outputs too
+Arrays = dict[str, NDArray[Any]]  # arrays by the names of a graph's inputs, or of its outputs too
 
 
 class Checked(NamedTuple):
     """A graph that computes what torch computes, and values of its inputs and outputs."""
 
     content: bytes
-    golden: Given
+    golden: Arrays
 
 
-class LineParityError(EdgeNodeError):
+class VflParityError(EdgeNodeError):
     """A graph does not compute what torch computes: nothing was written."""
 
 
@@ -85,7 +85,7 @@ class _Builder:
                 return self.add("Mul", source, self.add("Div", length, self.add("Max", norm, length)))
             case nn.Flatten():
                 return self.add("Flatten", source)
-        raise LineParityError(f"a layer {type(module).__name__} has no place in a line's graph", _REMEDY)
+        raise VflParityError(f"a layer {type(module).__name__} has no place in a line's graph", _REMEDY)
 
     def _weights(self, layer: nn.Module) -> Iterator[str]:
         yield from (
@@ -105,7 +105,7 @@ class _Builder:
         return bytes(model.SerializeToString())
 
 
-def sensor_graph(model: nn.Module, shape: Sequence[int], size: int, scaling: Scaling) -> Checked:
+def build_sensor_graph(model: nn.Module, shape: Sequence[int], size: int, scaling: Scaling) -> Checked:
     """`samples` raw float32 [N, *shape] -> `embedding` [N, size]; checked against torch.
 
     Raises:
@@ -117,7 +117,7 @@ def sensor_graph(model: nn.Module, shape: Sequence[int], size: int, scaling: Sca
     samples = helper.make_tensor_value_info("samples", TensorProto.FLOAT, ["N", *shape])
     content = build.finish([samples], {"embedding": build.call(model, scaled)}, {"embedding": size})
 
-    def expected(given: Given) -> list[Array]:
+    def expected(given: Arrays) -> list[Array]:
         with torch.no_grad():
             embedded: Tensor = model(torch.from_numpy((given["samples"] - mean) / deviation))
         return [embedded.numpy()]
@@ -131,7 +131,7 @@ def _by_column(values: Array, shape: Sequence[int]) -> Array:
     return np.asarray(values, np.float32).reshape(-1, *[1] * (len(shape) - 1))
 
 
-def head_graph(head: Head, sizes: Sequence[int], fill: Fill, values: Sequence[float] | None) -> Checked:
+def build_head_graph(head: Head, sizes: Sequence[int], fill: Imputation, values: Sequence[float] | None) -> Checked:
     """`embedding_k` float32 [N, D_k] as received and `present` bool [N, K] -> `probabilities` [N, C].
 
     `fill` says how absent embeddings follow from present ones, denoised. With `values`, a number for each class, there
@@ -139,7 +139,7 @@ def head_graph(head: Head, sizes: Sequence[int], fill: Fill, values: Sequence[fl
     """
     build, count = _Builder(), len(sizes)
     exact = sum(sizes) * max(sum(sizes), head.model.out_features) << count <= _EXACT
-    fill = fill if exact else by_means(fill((False,) * count)[1], sizes)
+    fill = fill if exact else impute_means(fill((False,) * count)[1], sizes)
     clean = [
         build.call(denoiser, f"embedding_{index}")
         if (denoiser := head.denoiser.plain_layers(index))
@@ -164,7 +164,7 @@ def head_graph(head: Head, sizes: Sequence[int], fill: Fill, values: Sequence[fl
     inputs.append(helper.make_tensor_value_info("present", TensorProto.BOOL, ["N", count]))
     content = build.finish(inputs, outputs, {"probabilities": head.model.out_features})
 
-    def expected(given: Given) -> list[Array]:
+    def expected(given: Arrays) -> list[Array]:
         received = [torch.from_numpy(given[f"embedding_{index}"]) for index in range(count)]
         rows = []
         for row, present in zip(torch.cat(head.denoiser(received), 1), given["present"].tolist(), strict=True):
@@ -177,7 +177,7 @@ def head_graph(head: Head, sizes: Sequence[int], fill: Fill, values: Sequence[fl
     return Checked(content, _compare(content, list(_cases(sizes)), expected))
 
 
-def by_means(means: Tensor, sizes: Sequence[int]) -> Fill:
+def impute_means(means: Tensor, sizes: Sequence[int]) -> Imputation:
     """In place of each absent embedding its mean."""
 
     def fill(pattern: tuple[bool, ...]) -> tuple[Tensor, Tensor]:
@@ -187,7 +187,7 @@ def by_means(means: Tensor, sizes: Sequence[int]) -> Fill:
     return fill
 
 
-def _logits(build: _Builder, head: nn.Linear, known: str, there: str, fill: Fill, count: int) -> str:
+def _logits(build: _Builder, head: nn.Linear, known: str, there: str, fill: Imputation, count: int) -> str:
     """What the head makes of embeddings [N, sum of D_k], zeros where a sensor is absent.
 
     Filling them is linear, as the head is: so each pattern of presence has a head of its own, and a row takes its.
@@ -204,19 +204,19 @@ def _logits(build: _Builder, head: nn.Linear, known: str, there: str, fill: Fill
     return build.add("GatherND", build.add("Reshape", every, build.value(shape)), which, batch_dims=1)
 
 
-def _cases(sizes: Sequence[int]) -> Iterator[Given]:
+def _cases(sizes: Sequence[int]) -> Iterator[Arrays]:
     """Inputs of the head: every pattern of presence, in batches of several sizes."""
     random = np.random.default_rng(0)
     patterns = np.array(list(islice(product([True, False], repeat=len(sizes)), _MOST_PATTERNS)))
     for count in (*BATCHES, len(patterns)):
-        given: Given = {
+        given: Arrays = {
             f"embedding_{index}": random.normal(0, 1, (count, size)).astype(np.float32)
             for index, size in enumerate(sizes)
         }
         yield given | {"present": patterns if count == len(patterns) else random.random((count, len(sizes))) < 0.5}
 
 
-def _compare(content: bytes, cases: Sequence[Given], expected: Callable[[Given], list[Array]]) -> Given:
+def _compare(content: bytes, cases: Sequence[Arrays], expected: Callable[[Arrays], list[Array]]) -> Arrays:
     """Inputs and outputs of the last case; LineParityError unless all outputs are those of torch."""
     run = session(content)
     names = [each.name for each in run.get_outputs()]
@@ -224,7 +224,7 @@ def _compare(content: bytes, cases: Sequence[Given], expected: Callable[[Given],
         found, wanted = run.run(names, given), expected(given)
         for name, one, other in zip(names, found, wanted, strict=True):
             if not np.isfinite(other).all():
-                raise LineParityError(f"a line's model gives {name} that are not finite", _DIVERGED)
+                raise VflParityError(f"a line's model gives {name} that are not finite", _DIVERGED)
             if one.shape != other.shape or not np.all(np.abs(one - other) <= TOLERANCE * max(1, np.abs(other).max())):
-                raise LineParityError(f"the graph of a line's model gives other {name} than torch", _REMEDY)
+                raise VflParityError(f"the graph of a line's model gives other {name} than torch", _REMEDY)
     return {**given, **dict(zip(names, wanted, strict=True))}

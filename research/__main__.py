@@ -173,7 +173,7 @@ def dao_vfl(
 @app.command(epilog="Example: python -m research agent --sensors 2 --iterations 5 --out agent.onnx --seed 0")
 def agent(
     out: Annotated[Path, typer.Option(help="File for the agent, .onnx; its checkpoint is the .zip beside it.")],
-    sensors: Annotated[int, typer.Option(min=1, max=64, help="SimulatedTimings sensors.")] = 2,
+    sensors: Annotated[int, typer.Option(min=1, max=64, help="Simulated sensors.")] = 2,
     iterations: Annotated[int, typer.Option(min=2, help="Local iterations of a sensor in a round, at most.")] = 5,
     rounds: Annotated[int, typer.Option(min=1, help="Of an episode.")] = 200,
     steps: Annotated[int, typer.Option(min=1, help="Rounds to play in all.")] = 1_000_000,

@@ -33,12 +33,12 @@ def serve(
     stop: Callable[[], bool],
 ) -> None:
     """The service of whoever's bundle it is, until `stop`. Raises EdgeNodeError as `embed` and `predict` do."""
-    from edge.vfl.head_service import predict
-    from edge.vfl.member_bundle import HEAD, claimed
+    from edge.vfl.head_service import serve_head
+    from edge.vfl.member_bundle import HEAD, read_unverified
     from edge.vfl.member_model import load_head, load_sensor
-    from edge.vfl.sensor_service import embed
+    from edge.vfl.sensor_service import serve_sensor
 
-    said, kit = claimed(bundle), endpoint.kit
+    said, kit = read_unverified(bundle), endpoint.kit
     if kit and (kit.name, kit.federation) != (said.node, said.federation):
         raise UsageError(
             f"{bundle} is of {said.node} in federation {said.federation!r}, "
@@ -49,7 +49,7 @@ def serve(
     if said.role == HEAD:
         if data:
             raise UsageError(f"{bundle} is the head's, which reads no rows", "leave out --data")
-        predict(
+        serve_head(
             bundle, partial(load_head, verifier=verifier, threads=threads), endpoint, memory, output, deadline, stop
         )
     else:
@@ -57,21 +57,21 @@ def serve(
             raise UsageError(f"{bundle} is a sensor's, whose rows are missing", "write --data FILE")
         if output:
             raise UsageError(f"{bundle} is a sensor's, which predicts nothing", "leave out --output")
-        embed(bundle, partial(load_sensor, verifier=verifier, threads=threads), data, endpoint, _leaving(), stop)
+        serve_sensor(bundle, partial(load_sensor, verifier=verifier, threads=threads), data, endpoint, _leaving(), stop)
 
 
 def head_bundles(folder: Path, kit: "Kit | None") -> "HeadDeploy":
     """What lets a head be served from `folder`."""
-    from export.vfl_export import HeadBundles
+    from export.vfl_export import HeadBundleWriter
 
-    return HeadBundles(folder, _signer(kit))
+    return HeadBundleWriter(folder, _signer(kit))
 
 
 def sensor_bundles(folder: Path, source: "Source", kit: "Kit | None") -> "SensorDeploy":
     """What lets a sensor be served from `folder`."""
-    from export.vfl_export import Rows, SensorBundles
+    from export.vfl_export import Rows, SensorBundleWriter
 
-    return SensorBundles(folder, Rows(source.columns, source.product, source.unit), _signer(kit))
+    return SensorBundleWriter(folder, Rows(source.columns, source.product, source.unit), _signer(kit))
 
 
 def _signer(kit: "Kit | None") -> "Signer | None":

@@ -20,13 +20,13 @@ def draw(
     seed: Seed = 0,
 ) -> None:
     """Draw what the sensors of a line measure, for trials: all at once, or as it would come."""
-    from trainer.data.drawn_products import LABELS, DrawnLine, stream, write, written
+    from trainer.data.drawn_products import LABELS, DrawnStations, append_at_rate, append_products, count_labelled
 
-    line, first, stop = DrawnLine(stations, seed), written(out), stop_on_signals()
+    line, first, stop = DrawnStations(stations, seed), count_labelled(out), stop_on_signals()
     if rate:
-        products = stream(line, out, range(first, first + products), rate, stop)
+        products = append_at_rate(line, out, range(first, first + products), rate, stop)
     else:
-        write(line, out, first, first + products)
+        append_products(line, out, first, first + products)
     print(f"{products} products, classes {','.join(line.classes)}: {out / LABELS}")
     print("to let sensors learn from them, with a broker and a head on this machine:")
     for name, columns in line.stations.items():
@@ -50,11 +50,11 @@ def demo(
     from rich.console import Console
 
     from trainer import progress
-    from trainer.demo.vfl_demo import run, table
+    from trainer.demo.vfl_demo import print_table, run_demo
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, the child processes included
     with tempfile.TemporaryDirectory() as scratch, progress.reporter(as_json=as_json, quiet=quiet) as show:
-        outcome = run(keep or Path(scratch) / "vfl", show, stations=stations, rounds=rounds, seed=seed)
+        outcome = run_demo(keep or Path(scratch) / "vfl", show, stations=stations, rounds=rounds, seed=seed)
         show(progress.Result(result=msgspec.to_builtins(outcome)))
     if not as_json:
-        table(outcome, Console())
+        print_table(outcome, Console())

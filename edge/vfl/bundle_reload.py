@@ -18,13 +18,13 @@ _LOOKS = 5  # at a bundle that cannot be loaded, before it is told: it may be on
 Model = TypeVar("Model")
 
 
-class Loaded(NamedTuple, Generic[Model]):
+class NewModel(NamedTuple, Generic[Model]):
     """A newer model, ready."""
 
     model: Model
 
 
-class Reloading(Generic[Model]):
+class BundleReloader(Generic[Model]):
     """Puts `Loaded` into an inbox whenever the folder holds another bundle that can be served."""
 
     def __init__(self, folder: Path, load: Callable[[Path], Model], inbox: queue.Queue[Any]):
@@ -34,7 +34,7 @@ class Reloading(Generic[Model]):
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reload", daemon=True)
 
-    def first(self) -> Model:
+    def load_first(self) -> Model:
         """The model that is there now; BundleError if there is none that can be served."""
         content = load_manifest(self._folder)
         model = self._load(self._folder)
@@ -58,7 +58,7 @@ class Reloading(Generic[Model]):
             content = load_manifest(self._folder)
             if content == self._seen:
                 return
-            self._inbox.put(Loaded(self._load(self._folder)))
+            self._inbox.put(NewModel(self._load(self._folder)))
         except EdgeNodeError as error:
             self._failed += 1
             if self._failed == _LOOKS:

@@ -35,7 +35,7 @@ class BadRowError(ValueError):
         self.why, self.remedy = why, remedy
 
 
-class GrowingFile:
+class CsvTail:
     """Reads each row of a CSV file once."""
 
     def __init__(
@@ -66,7 +66,7 @@ class GrowingFile:
             news |= self._take(whole, add)
         return news
 
-    def look(self, add: Callable[[Cells], None]) -> None:
+    def check_start(self, add: Callable[[Cells], None]) -> None:
         """Read the first rows only. EdgeNodeError as `read` raises it."""
         if whole := self._appended():
             self._take(whole, add)
@@ -193,7 +193,7 @@ def _marks(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-class Products:
+class ProductIndex:
     """Products by the number of their row, counted from 0 over the whole file; the oldest can be forgotten."""
 
     def __init__(self) -> None:
@@ -219,11 +219,11 @@ class Products:
         known.update(added)
         self.count += len(products)
 
-    def number(self, product: str) -> int:
+    def row_of(self, product: str) -> int:
         """Of its row; -1 if it is unknown."""
         return self._numbers.get(product, -1)
 
-    def numbers(self, products: Iterable[str]) -> list[int]:
+    def rows_of(self, products: Iterable[str]) -> list[int]:
         """Of their rows; -1 for each that is unknown."""
         return [self._numbers.get(product, -1) for product in products]
 
@@ -232,7 +232,7 @@ class Products:
         newest = takewhile(lambda each: self._numbers[each] >= number, reversed(self._numbers))
         return list(newest)[::-1]
 
-    def forget(self, before: int) -> None:
+    def drop_before(self, before: int) -> None:
         """Those of rows before this one."""
         for product in list(takewhile(lambda each: self._numbers[each] < before, self._numbers)):
             del self._numbers[product]

@@ -25,9 +25,9 @@ from broker_config.protocol.frames import LARGEST_FRAME, Embedded, decode_frame
 from broker_config.storage import disk
 from edge.sinks.append_file import write_all
 from edge.terminal.formatting import pluralize
-from edge.vfl.bundle_reload import Loaded, Reloading
+from edge.vfl.bundle_reload import BundleReloader, NewModel
 from edge.vfl.member_model import HeadModel
-from edge.vfl.product_embeddings import Answer, Due, Gather, Part
+from edge.vfl.product_embeddings import Answer, DuePrediction, EmbeddingCollector, SensorEmbedding
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class _Inbox(queue.Queue[Any]):
         super()._put((time.monotonic(), item))
 
 
-def predict(
+def serve_head(
     bundle: Path,
     load: Callable[[Path], HeadModel],
     endpoint: Endpoint,
@@ -91,14 +91,14 @@ def predict(
             process serves as the head.
     """
     inbox = _Inbox(_INBOX)
-    reloading = Reloading(bundle, load, inbox)
-    model = reloading.first()
+    reloader = BundleReloader(bundle, load, inbox)
+    model = reloader.load_first()
     federation = model.manifest.federation
     client = f"edge-node/{federation}/{topics.COORDINATOR}/predict"
     mqtt = MqttClient(endpoint, client, inbox=inbox, persistent=True)
     mqtt.longest = LARGEST_FRAME
     mqtt.subscribe(topics.products(federation, "+"))
-    with mqtt, reloading:
+    with mqtt, reloader:
         answered = memory / f"{federation}-answered.json"
         service = _Service(model, mqtt, output, deadline, _recalled(answered, model.manifest.run))
         mqtt.await_subscription(_DRAIN)
@@ -126,7 +126,7 @@ class _Service:
         self.final = 0
         self._mqtt, self._output, self._deadline = mqtt, output, deadline
         self._models = deque([model], _KEPT)
-        self._gather = Gather(model.manifest.sensors, deadline, closed=closed)
+        self._collector = EmbeddingCollector(model.manifest.sensors, deadline, closed=closed)
         self._topic = topics.predictions(model.manifest.federation)
         self._left_out: Counter[tuple[str, str]] = Counter()  # by sensor and reason
         self._collision = CollisionDetector("the head")
@@ -134,7 +134,7 @@ class _Service:
 
     def hear(self, inbox: _Inbox) -> None:
         """Take what has come, at least one message if one comes soon; then predict what is due."""
-        wait = self._gather.wait()
+        wait = self._collector.next_deadline()
         patience = _IDLE if wait is None else min(_IDLE, max(0.0, wait - time.monotonic()))
         taken: list[Delivery] = []
         try:
@@ -146,20 +146,20 @@ class _Service:
                 at, event = inbox.get_nowait()
         except queue.Empty:
             pass
-        self._answer(self._gather.due(time.monotonic()))
+        self._answer(self._collector.take_due(time.monotonic()))
         for delivery in taken:
             self._mqtt.ack(delivery)
 
     def finish(self) -> None:
         """Answer what is open, and say what was left out."""
-        self._answer(self._gather.finish())
+        self._answer(self._collector.close_all())
         for (sensor, reason), count in self._left_out.items():
             _log.warning("left out %d messages of %s: %s", count, sensor, reason)
 
     @property
     def answered(self) -> _Answered:
         """What the next service is to know."""
-        return _Answered(self._models[-1].manifest.run, self._gather.closed)
+        return _Answered(self._models[-1].manifest.run, self._collector.closed)
 
     def _take(self, at: float, event: object, taken: list[Delivery]) -> None:
         match event:
@@ -168,7 +168,7 @@ class _Service:
                 sensor = brief(topics.sender(event.topic), 64)
                 if (reason := self._fault(sensor, event.payload, at)) and not event.repeated:
                     self._leave_out(sensor, reason)
-            case Loaded(model):
+            case NewModel(model):
                 self._exchange(model)
             case Connected() | Disconnected():
                 self._collision.observe(event)
@@ -183,8 +183,8 @@ class _Service:
             return "no embedding"
         if frame.run != self._models[-1].manifest.run:
             return "of another run"
-        part = Part(np.frombuffer(frame.embedding, "<f4"), frame.round, at)
-        return self._gather.add(sensor, frame.product, part)
+        part = SensorEmbedding(np.frombuffer(frame.embedding, "<f4"), frame.round, at)
+        return self._collector.add(sensor, frame.product, part)
 
     def _leave_out(self, sensor: str, reason: str) -> None:
         """The first is told at once, all are counted; strangers cannot fill the memory with names."""
@@ -198,20 +198,20 @@ class _Service:
         """Take up a newer model; one of another run or of other sensors ends what is open first."""
         before = self._models[-1].manifest
         if (before.run, before.sensors) != (model.manifest.run, model.manifest.sensors):
-            self._answer(self._gather.finish())
+            self._answer(self._collector.close_all())
             self._models.clear()
-            self._gather = Gather(model.manifest.sensors, self._deadline)
+            self._collector = EmbeddingCollector(model.manifest.sensors, self._deadline)
         self._models.append(model)
         sys.stderr.write(f"now with the model of round {model.manifest.round}\n")
 
-    def _answer(self, due: Sequence[Due]) -> None:
+    def _answer(self, due: Sequence[DuePrediction]) -> None:
         """Predict, all products of a model at once, and tell."""
         for index, group in groupby(sorted(due, key=self._nearest), self._nearest):
             batch = list(group)
             for start in range(0, len(batch), _AT_ONCE):
-                self._tell(list(predictions(self._models[index], batch[start : start + _AT_ONCE])))
+                self._tell(list(make_predictions(self._models[index], batch[start : start + _AT_ONCE])))
 
-    def _nearest(self, due: Due) -> int:
+    def _nearest(self, due: DuePrediction) -> int:
         """Which model is nearest to the rounds of its embeddings; the newest of several."""
         rounds = [part.round for part in due.parts.values()]
         far = [sum(abs(each.manifest.round - round_) for round_ in rounds) for each in self._models]
@@ -250,7 +250,7 @@ def _recalled(path: Path, run: str) -> dict[str, tuple[str, ...]]:
     return before.products if before.run == run else {}
 
 
-def predictions(model: HeadModel, due: Sequence[Due]) -> Iterator[Prediction]:
+def make_predictions(model: HeadModel, due: Sequence[DuePrediction]) -> Iterator[Prediction]:
     """What a model makes of products that it predicts at once."""
     manifest = model.manifest
     names = [each.name for each in manifest.sensors]

@@ -42,7 +42,7 @@ _EXPORT = "let the training process write it again"
 Array = NDArray[np.float32]
 
 
-class Source(Struct, frozen=True, kw_only=True):
+class EmbeddingSource(Struct, frozen=True, kw_only=True):
     """A sensor, and how many numbers its embeddings have."""
 
     name: Name
@@ -64,7 +64,7 @@ class Description(Struct, frozen=True, kw_only=True):
     role: Literal["sensor", "head"]
     model: str  # of the sensors (trainer.vfl.networks)
     round: Period
-    sensors: Annotated[tuple[Source, ...], Meta(min_length=1, max_length=64)]  # of a sensor's bundle: itself
+    sensors: Annotated[tuple[EmbeddingSource, ...], Meta(min_length=1, max_length=64)]  # of a sensor's bundle: itself
     classes: Annotated[tuple[str, ...], Meta(min_length=2, max_length=1000)]
     reading: Literal["class", "expectation"] = "class"
     columns: tuple[str, ...] = ()  # of a sensor's rows, in the order of its samples
@@ -99,7 +99,7 @@ class Bundle(NamedTuple):
     manifest: Manifest
 
 
-def write(
+def write_bundle(
     folder: Path,
     description: Description,
     graphs: Mapping[str, bytes],
@@ -126,18 +126,18 @@ def write(
     return manifest
 
 
-def read(folder: Path, verifier: Verifier | None = None) -> Bundle:
+def read_bundle(folder: Path, verifier: Verifier | None = None) -> Bundle:
     """A bundle whose files are those of its manifest, which `verifier` has verified; BundleError if it is none."""
     if verifier is None:
-        manifest = parse(folder, load_manifest(folder))
+        manifest = parse_manifest(folder, load_manifest(folder))
         return _complete(folder, manifest)
-    with verifier.examined(folder, parse) as found:
+    with verifier.examined(folder, parse_manifest) as found:
         return _complete(folder, found.manifest)
 
 
-def claimed(folder: Path) -> Manifest:
+def read_unverified(folder: Path) -> Manifest:
     """What a bundle says of itself, of which nothing is verified. BundleError if it is none."""
-    return parse(folder, load_manifest(folder))
+    return parse_manifest(folder, load_manifest(folder))
 
 
 def _complete(folder: Path, manifest: Manifest) -> Bundle:
@@ -145,7 +145,7 @@ def _complete(folder: Path, manifest: Manifest) -> Bundle:
     return Bundle(folder, manifest)
 
 
-def parse(folder: Path, content: bytes) -> Manifest:
+def parse_manifest(folder: Path, content: bytes) -> Manifest:
     """The manifest whose bytes are `content`; BundleError if it is none of a line's member."""
     path = folder / MANIFEST
     try:

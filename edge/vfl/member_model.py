@@ -12,13 +12,13 @@ from safetensors.numpy import load
 from edge.bundle.bundle_format import BundleError, copied
 from edge.bundle.verification import Verifier
 from edge.inference.predictor import session_options
-from edge.vfl.member_bundle import HEAD, SENSOR, Array, Bundle, Manifest, read
+from edge.vfl.member_bundle import HEAD, SENSOR, Array, Bundle, Manifest, read_bundle
 
 Presence = NDArray[np.bool_]
 _EXPORT = "let the training process write it again, with the software that is installed here"
 
 
-class Predicted(NamedTuple):
+class HeadOutput(NamedTuple):
     """What the head makes of N products."""
 
     probabilities: Array  # [N, C]
@@ -73,21 +73,21 @@ class SensorModel(_Graph):
 class HeadModel(_Graph):
     """What the head makes of embeddings."""
 
-    def predict(self, embeddings: Sequence[Array], present: Presence) -> Predicted:
+    def predict(self, embeddings: Sequence[Array], present: Presence) -> HeadOutput:
         """Embeddings [N, D_k] of each sensor as received, and which of them count [N, K]; the others may be zeros."""
         inputs = {f"embedding_{index}": each for index, each in enumerate(embeddings)}
         names = ["probabilities", "expectation"][: 1 + (self.manifest.reading == "expectation")]
-        return Predicted(*self._session.run(names, {**inputs, "present": present}))
+        return HeadOutput(*self._session.run(names, {**inputs, "present": present}))
 
 
 def load_sensor(folder: Path, verifier: Verifier | None = None, threads: int = 1) -> SensorModel:
     """A sensor's model, tested against its golden values; BundleError if it must or can not be used."""
-    return SensorModel(_expect(read(folder, verifier), SENSOR), threads)
+    return SensorModel(_expect(read_bundle(folder, verifier), SENSOR), threads)
 
 
 def load_head(folder: Path, verifier: Verifier | None = None, threads: int = 1) -> HeadModel:
     """The head's model, likewise."""
-    return HeadModel(_expect(read(folder, verifier), HEAD), threads)
+    return HeadModel(_expect(read_bundle(folder, verifier), HEAD), threads)
 
 
 def _expect(bundle: Bundle, role: str) -> Bundle:

@@ -6,13 +6,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from edge.vfl.member_bundle import Array, Source
+from edge.vfl.member_bundle import Array, EmbeddingSource
 
 Answer = Literal["partial", "final"]
 _LARGEST = 1e6  # of an embedding: beyond it, one sensor's lie would be a sure prediction
 
 
-class Part(NamedTuple):
+class SensorEmbedding(NamedTuple):
     """One product's embedding, of one sensor."""
 
     embedding: Array  # [D_k]
@@ -20,15 +20,17 @@ class Part(NamedTuple):
     at: float  # when it came, seconds
 
 
-class Due(NamedTuple):
+class DuePrediction(NamedTuple):
     """A prediction that is to be made."""
 
     product: str
     answer: Answer  # final: nothing about this product comes after it
-    parts: dict[str, Part]  # by the sensors that have reported
+    parts: dict[str, SensorEmbedding]  # by the sensors that have reported
 
 
-Fault = Literal["no sensor of this line", "of the wrong length", "not finite", "far too large", "late", "there already"]
+Rejection = Literal[
+    "no sensor of this VFL run", "of the wrong length", "not finite", "far too large", "late", "there already"
+]
 
 
 class _Open:
@@ -36,10 +38,10 @@ class _Open:
 
     def __init__(self, first: str):
         self.first = first  # the sensor that reported first
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, SensorEmbedding] = {}
 
 
-class Gather:
+class EmbeddingCollector:
     """Collects embeddings by product. Time comes in from outside: this waits for nothing.
 
     A product is open from its first embedding until it has all, or `deadline` seconds later; then it has its final
@@ -49,7 +51,7 @@ class Gather:
 
     def __init__(
         self,
-        sensors: tuple[Source, ...],
+        sensors: tuple[EmbeddingSource, ...],
         deadline: float,
         most: int = 4096,
         closed: Mapping[str, Iterable[str]] = {},
@@ -61,9 +63,9 @@ class Gather:
         self._begun: dict[str, OrderedDict[str, None]] = {name: OrderedDict() for name in self._sizes}  # by whom opened
         self._closed = OrderedDict((product, frozenset(had)) for product, had in closed.items())
         self._fresh: dict[str, None] = {}  # open products that have something new
-        self._due: list[Due] = []
+        self._due: list[DuePrediction] = []
 
-    def add(self, sensor: str, product: str, part: Part) -> Fault | None:
+    def add(self, sensor: str, product: str, part: SensorEmbedding) -> Rejection | None:
         """Take an embedding; or say why not."""
         if reason := self._fault(sensor, product, part.embedding):
             return reason
@@ -78,32 +80,32 @@ class Gather:
             self._close(product)
         return None
 
-    def due(self, now: float) -> list[Due]:
+    def take_due(self, now: float) -> list[DuePrediction]:
         """The predictions to be made by now: final ones, and a partial one of each product that has something new."""
         while self._open and (oldest := next(iter(self._open))) and now >= self._ends(self._open[oldest]):
             self._close(oldest)
-        partial = [Due(product, "partial", dict(self._open[product].parts)) for product in self._fresh]
+        partial = [DuePrediction(product, "partial", dict(self._open[product].parts)) for product in self._fresh]
         found, self._due, self._fresh = [*self._due, *partial], [], {}
         return found
 
-    def wait(self) -> float | None:
+    def next_deadline(self) -> float | None:
         """When the next product's time is over; None if nothing is open."""
         return self._ends(next(iter(self._open.values()))) if self._open else None
 
-    def finish(self) -> list[Due]:
+    def close_all(self) -> list[DuePrediction]:
         """Close all that is open: no more will come."""
         for product in list(self._open):
             self._close(product)
-        return self.due(0)
+        return self.take_due(0)
 
     @property
     def closed(self) -> dict[str, tuple[str, ...]]:
         """The newest products that had their final prediction, and whose embeddings each of them had."""
         return {product: tuple(sorted(had)) for product, had in self._closed.items()}
 
-    def _fault(self, sensor: str, product: str, embedding: Array) -> Fault | None:
+    def _fault(self, sensor: str, product: str, embedding: Array) -> Rejection | None:
         if sensor not in self._sizes:
-            return "no sensor of this line"
+            return "no sensor of this VFL run"
         if embedding.shape != (self._sizes[sensor],):
             return "of the wrong length"
         if not np.isfinite(embedding).all():
@@ -124,7 +126,7 @@ class Gather:
         found = self._open.pop(product)
         del self._begun[found.first][product]
         self._fresh.pop(product, None)
-        self._due.append(Due(product, "final", found.parts))
+        self._due.append(DuePrediction(product, "final", found.parts))
         self._closed[product] = frozenset(found.parts)
         if len(self._closed) > 2 * self._most * len(self._sizes):
             self._closed.popitem(last=False)

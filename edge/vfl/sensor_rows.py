@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_config.protocol.errors import UsageError
-from edge.vfl.growing_csv import MEMORY, BadRowError, Cells, GrowingFile, Products, Tell, log
+from edge.vfl.growing_csv import MEMORY, BadRowError, Cells, CsvTail, ProductIndex, Tell, log
 
 Array = NDArray[np.float32]
 Index = NDArray[np.int64]
@@ -43,8 +43,8 @@ class Samples:
         self.columns, self.cycles = len(columns), cycles
         self.scaling: Scaling | None = None  # applied by `take` once it is there; see `settle`
         self._names, self._unit = tuple(columns), unit
-        self._file = GrowingFile(path, names, tell, {product: "--product"} | ({unit: "--unit"} if unit else {}))
-        self._products = Products()
+        self._file = CsvTail(path, names, tell, {product: "--product"} | ({unit: "--unit"} if unit else {}))
+        self._products = ProductIndex()
         self._last: dict[str, int] = {}  # number of each unit's last row
         self._number = np.empty(0, np.int64)  # of each row that is kept: its number in the file
         self._values = np.empty((0, len(columns)), np.float32)
@@ -55,9 +55,9 @@ class Samples:
         """Read what was appended to the file since last time; True if there is news. EdgeNodeError: see GrowingFile."""
         return self._file.read(self._add)
 
-    def look(self) -> None:
+    def check_start(self) -> None:
         """Read the beginning of the file: errors as of `refresh`, at once however long the file is."""
-        self._file.look(self._add)
+        self._file.check_start(self._add)
 
     @property
     def count(self) -> int:
@@ -68,18 +68,18 @@ class Samples:
         """Products from this row on, counted from 0, in the order of the file."""
         return self._products.since(number)
 
-    def has(self, product: str) -> bool:
+    def has_sample(self, product: str) -> bool:
         """Whether there is a sample of it."""
-        number = self._products.number(product)
+        number = self._products.row_of(product)
         return number != _NONE and bool(self._depth[np.searchsorted(self._number, number)] == self.cycles)
 
-    def knows(self, product: str) -> bool:
+    def has_row(self, product: str) -> bool:
         """Whether its own row is there: what its sample lacks then are rows before it."""
-        return self._products.number(product) != _NONE
+        return self._products.row_of(product) != _NONE
 
-    def take(self, products: Sequence[str]) -> tuple[Array, tuple[int, ...]]:
+    def get(self, products: Sequence[str]) -> tuple[Array, tuple[int, ...]]:
         """Samples float32 [n, columns, cycles], scaled, and which of them are lacking: zeros."""
-        numbers = np.array(self._products.numbers(products), np.int64)
+        numbers = np.array(self._products.rows_of(products), np.int64)
         there = numbers != _NONE
         rows = np.searchsorted(self._number, numbers[there])
         deep = self._depth[rows] == self.cycles
@@ -88,13 +88,13 @@ class Samples:
         samples[there] = self._windows(rows)
         return samples, tuple(np.flatnonzero(~there).tolist())
 
-    def settle(self, products: Sequence[str]) -> None:
+    def fit_scaling(self, products: Sequence[str]) -> None:
         """Scale from now on by the mean and deviation of these products' samples.
 
         Meant for the set of the first round; the scaling belongs to the model and is kept with it.
         """
         self.scaling = None
-        samples, lacking = self.take(products)
+        samples, lacking = self.get(products)
         values = np.delete(samples, lacking, axis=0).transpose(1, 0, 2).reshape(self.columns, -1).astype(np.float64)
         if not values.size:
             return
@@ -102,12 +102,12 @@ class Samples:
         deviation[deviation <= 1e-6 * np.abs(mean)] = 1.0  # what rounding leaves of a constant
         self.scaling = Scaling(mean.astype(np.float32), deviation.astype(np.float32))
 
-    def forget(self, before: str) -> None:
+    def drop_before(self, before: str) -> None:
         """Drop what no product from this one on needs, except MEMORY rows: products may come in another order here."""
-        number = self._products.number(before)
+        number = self._products.row_of(before)
         if number == _NONE:
             return
-        self._products.forget(number - MEMORY)
+        self._products.drop_before(number - MEMORY)
         first = int(np.searchsorted(self._number, number - MEMORY))
         keep = np.arange(len(self._number)) >= first
         row = self._previous[first:]

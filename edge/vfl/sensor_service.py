@@ -13,7 +13,7 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.frames import Embedded, encode_frame
 from edge.terminal.formatting import pluralize
-from edge.vfl.bundle_reload import Loaded, Reloading
+from edge.vfl.bundle_reload import BundleReloader, NewModel
 from edge.vfl.member_bundle import Array, Manifest
 from edge.vfl.member_model import SensorModel
 from edge.vfl.sensor_rows import Samples
@@ -28,7 +28,7 @@ Leaving = Callable[[Manifest, Array, Sequence[str]], Array]
 """What becomes of products' embeddings [N, D] as they leave the sensor: protection, and a simulated channel."""
 
 
-def embed(
+def serve_sensor(
     bundle: Path,
     load: Callable[[Path], SensorModel],
     rows: Path,
@@ -46,16 +46,16 @@ def embed(
             process serves this sensor.
     """
     inbox: queue.Queue[Any] = queue.Queue()
-    reloading = Reloading(bundle, load, inbox)
-    model = reloading.first()
+    reloader = BundleReloader(bundle, load, inbox)
+    model = reloader.load_first()
     manifest = model.manifest
     samples = Samples(rows, manifest.columns, manifest.cycles, manifest.unit, manifest.product)
     samples.refresh()
     done = samples.count
     for newest in samples.since(done - 1):
-        samples.forget(newest)
+        samples.drop_before(newest)
     client = f"edge-node/{manifest.federation}/{manifest.node}/embed"
-    with MqttClient(endpoint, client, inbox=inbox, persistent=False) as mqtt, reloading:
+    with MqttClient(endpoint, client, inbox=inbox, persistent=False) as mqtt, reloader:
         service = _Service(model, samples, mqtt, leaving, done)
         sys.stderr.write(f"ready {manifest.node}, round {manifest.round}\n")
         if not done:
@@ -82,7 +82,7 @@ class _Service:
         except queue.Empty:
             return
         match event:
-            case Loaded(model):
+            case NewModel(model):
                 self._exchange(model)
             case Connected() | Disconnected():
                 self._collision.observe(event)
@@ -96,13 +96,13 @@ class _Service:
         if not new:
             return
         self._done += len(new)
-        if whole := [product for product in new if self._samples.has(product)]:
+        if whole := [product for product in new if self._samples.has_sample(product)]:
             self._send(whole)
-        self._samples.forget(new[-1])
+        self._samples.drop_before(new[-1])
 
     def _send(self, products: Sequence[str]) -> None:
         manifest = self._model.manifest
-        samples, _ = self._samples.take(products)
+        samples, _ = self._samples.get(products)
         embedded = self._leaving(manifest, self._model.embed(samples), products)
         for product, row in zip(products, embedded, strict=True):
             frame = Embedded(run=manifest.run, round=manifest.round, product=product, embedding=row.tobytes())

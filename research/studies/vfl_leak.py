@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from broker_config.protocol.vfl_messages import Denoising, Privacy, Recipe, VflSpec, Window
 from research.dao_vfl import data
 from trainer.data import cmapss
-from trainer.data.drawn_products import DrawnLine
+from trainer.data.drawn_products import DrawnStations
 from trainer.vfl.channel import parse_channel
 from trainer.vfl.privacy import count_releases, spent_epsilon
 from trainer.vfl.simulation import Simulation, Stream, release
@@ -95,7 +95,7 @@ class Labels(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 def drawn(seed: int) -> Pool:
     """Three stations and four classes; columns are scaled to mean 0 and deviation 1."""
-    products = DrawnLine(3, seed).draw(0, 15_000)
+    products = DrawnStations(3, seed).draw(0, 15_000)
     samples = []
     for rows in products.rows:
         scaled = (rows - rows[:1000].mean(0)) / rows[:1000].std(0)
@@ -104,7 +104,7 @@ def drawn(seed: int) -> Pool:
     stream, held_out = (
         Stream(tuple(each[part] for each in samples), labels[part]) for part in (slice(13_000), slice(13_000, None))
     )
-    return Pool(stream, held_out, "dense", DrawnLine(3, seed).classes, Recipe(eta=0.1, batches=10))
+    return Pool(stream, held_out, "dense", DrawnStations(3, seed).classes, Recipe(eta=0.1, batches=10))
 
 
 def turbofans(folder: Path, seed: int) -> Pool:

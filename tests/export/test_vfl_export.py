@@ -20,11 +20,11 @@ from broker_config.security.trust import Trust
 from edge.bundle import bundle_format
 from edge.bundle.bundle_format import BundleError
 from edge.bundle.verification import Verifier
-from edge.vfl.member_bundle import MANIFEST, read
+from edge.vfl.member_bundle import MANIFEST, read_bundle
 from edge.vfl.member_model import load_head, load_sensor
 from edge.vfl.sensor_rows import Scaling
-from export.vfl_export import HeadBundles, Pace, Rows, SensorBundles
-from export.vfl_graph import LineParityError, by_means, head_graph, sensor_graph
+from export.vfl_export import ExportSchedule, HeadBundleWriter, Rows, SensorBundleWriter
+from export.vfl_graph import VflParityError, build_head_graph, build_sensor_graph, impute_means
 from tests.support.provisioned_federation import make
 from tests.support.tiny_bundle import tiny_bundle
 from tests.support.vfl_lines import draw, left, line_spec, source
@@ -104,7 +104,7 @@ def test_every_network_has_a_graph(network: str, shape: tuple[int, ...], clip: f
     model, size = build_feature_model(network, shape, 4, "press", clip), embedding_size(network, shape)
     random = np.random.default_rng(2)
     scaling = Scaling(random.normal(100, 50, shape[0]).astype(np.float32), np.full(shape[0], 9, np.float32))
-    golden = sensor_graph(model, shape, size, scaling).golden
+    golden = build_sensor_graph(model, shape, size, scaling).golden
     assert golden["embedding"].shape == (5, size)
     assert not clip or np.linalg.norm(golden["embedding"], axis=1).max() == pytest.approx(clip, rel=1e-4)
 
@@ -127,15 +127,15 @@ def test_what_has_diverged_is_not_written(tmp_path: Path, caplog: pytest.LogCapt
     embeddings = broken.embedded()
     with torch.no_grad():
         broken.line.head.model.weight.fill_(torch.inf)
-    HeadBundles(tmp_path / "head")(broken.spec, 1, broken.line.head, embeddings, last=True)
+    HeadBundleWriter(tmp_path / "head")(broken.spec, 1, broken.line.head, embeddings, last=True)
     assert "there is no bundle of round 1: a line's model gives probabilities that are not finite" in caplog.text
     assert not (tmp_path / "head").exists()
 
 
 def test_a_layer_without_a_counterpart_is_refused() -> None:
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(2, 3), torch.nn.GELU())
-    with pytest.raises(LineParityError, match="GELU"):
-        sensor_graph(model, (2, 1), 3, Scaling(np.zeros(2, np.float32), np.ones(2, np.float32)))
+    with pytest.raises(VflParityError, match="GELU"):
+        build_sensor_graph(model, (2, 1), 3, Scaling(np.zeros(2, np.float32), np.ones(2, np.float32)))
 
 
 def test_a_changed_file_and_the_wrong_member_are_refused(learnt: Learnt, tmp_path: Path) -> None:
@@ -161,20 +161,20 @@ def test_only_what_the_member_itself_has_signed_is_served(learnt: Learnt, tmp_pa
         assert load_sensor(found[name], verifier(name)).manifest.node == name
     first = load_head(found["coordinator"], verifier("coordinator")).manifest
     with pytest.raises(BundleError, match="is of press"):
-        read(found["press"], verifier("oven"))
+        read_bundle(found["press"], verifier("oven"))
     older = shutil.copytree(found["coordinator"], tmp_path / "older")
     learnt.write(tmp_path, members.kits, round_=99)
     newer = load_head(found["coordinator"], verifier("coordinator")).manifest
     assert newer.version > first.version
     with pytest.raises(BundleError, match="is older"):
-        read(older, verifier("coordinator"))
+        read_bundle(older, verifier("coordinator"))
     manifest = json.loads((found["press"] / MANIFEST).read_text())
     (found["press"] / MANIFEST).write_text(json.dumps(manifest | {"round": 1000}))
     with pytest.raises(BundleError, match="is not signed by press"):
-        read(found["press"], verifier("press"))
+        read_bundle(found["press"], verifier("press"))
     unsigned = learnt.write(tmp_path / "unsigned")
     with pytest.raises(BundleError, match="is not signed: charter is missing"):
-        read(unsigned["oven"], verifier("oven"))
+        read_bundle(unsigned["oven"], verifier("oven"))
     assert newer.expires is not None
     assert newer.expires > datetime.now(UTC)
 
@@ -203,12 +203,12 @@ def test_a_line_that_trains_leaves_the_models_that_are_on_its_disks(tmp_path: Pa
         parties = [
             threads.submit(
                 coordinate, spec, tmp_path / "labels.csv", endpoint, folders["head"], rounds=rounds, new=False,
-                report=ignore, stop=stop.is_set, deploy=HeadBundles(folders["head"] / "bundle"),
+                report=ignore, stop=stop.is_set, deploy=HeadBundleWriter(folders["head"] / "bundle"),
             )
         ]  # fmt: skip
         for name in spec.sensors:
             about = source(tmp_path, name)
-            deploying = partial(SensorBundles, folders[name] / "bundle", Rows(about.columns, "product", None))
+            deploying = partial(SensorBundleWriter, folders[name] / "bundle", Rows(about.columns, "product", None))
             party = partial(take_part, report=ignore, stop=stop.is_set, deploying=deploying)
             parties.append(threads.submit(party, spec, name, about, endpoint, folders[name]))
         try:
@@ -229,7 +229,7 @@ def test_members_of_unequal_speed_write_bundles_of_the_same_rounds(monkeypatch: 
     for seconds in (0.2, 0.3):  # a commit
         clock, rounds = [0.0], []
         monkeypatch.setattr("export.vfl_export.time.monotonic", lambda clock=clock: clock[0])
-        pace = Pace(seconds=30.0)
+        pace = ExportSchedule(seconds=30.0)
         for round_ in range(20, 200_000, 20):
             clock[0] += seconds
             if pace.due(round_, 20):
@@ -243,7 +243,7 @@ def test_members_of_unequal_speed_write_bundles_of_the_same_rounds(monkeypatch: 
 def test_a_slow_line_writes_at_every_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("export.vfl_export.time.monotonic", lambda: clock[0])
-    pace = Pace()
+    pace = ExportSchedule()
     for round_ in range(20, 400, 20):
         clock[0] += 60.0
         assert pace.due(round_, 20)
@@ -256,11 +256,11 @@ def test_a_head_has_a_matrix_for_each_pattern_of_presence_as_long_as_these_are_s
     sensors: int, size: int, exact: bool
 ) -> None:
     sizes, asked = [size] * sensors, set()
-    means = by_means(torch.zeros(sensors * size), sizes)
+    means = impute_means(torch.zeros(sensors * size), sizes)
 
     def fill(pattern: tuple[bool, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         asked.add(pattern)
         return means(pattern)
 
-    head_graph(Head(sizes, 131, Denoising(), Recipe(), 0), sizes, fill, None)
+    build_head_graph(Head(sizes, 131, Denoising(), Recipe(), 0), sizes, fill, None)
     assert len(asked) == (2**sensors if exact else 1), "the head of a line stands still meanwhile"

@@ -121,6 +121,6 @@ def simulated(spec: VflSpec, plant: Plant) -> Simulation:
     for name in spec.sensors:
         samples = Samples(plant.rows(name), COLUMNS, spec.cycles)
         samples.refresh()
-        samples.settle(products[: spec.window.start])
-        streams.append(torch.from_numpy(samples.take(products)[0]))
+        samples.fit_scaling(products[: spec.window.start])
+        streams.append(torch.from_numpy(samples.get(products)[0]))
     return Simulation(spec, Stream(tuple(streams), torch.from_numpy(labels.labels(0, labels.count))))

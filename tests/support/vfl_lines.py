@@ -81,8 +81,8 @@ def simulated(spec: VflSpec, data: Path, rounds: int) -> dict[str, dict[str, byt
     for name in spec.sensors:
         samples = Samples(data / f"{name}.csv", COLUMNS[name], spec.cycles)
         samples.refresh()
-        samples.settle(first)
-        streams.append(torch.from_numpy(samples.take(everything)[0].copy()))
+        samples.fit_scaling(first)
+        streams.append(torch.from_numpy(samples.get(everything)[0].copy()))
     line = Simulation(spec, Stream(tuple(streams), torch.from_numpy(labels.labels(0, labels.count))))
     for _ in range(rounds):
         line.step([spec.iterations] * len(spec.sensors))

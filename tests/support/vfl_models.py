@@ -10,7 +10,7 @@ from broker_config.protocol.vfl_messages import Channel, Denoising, Recipe, VflS
 from broker_config.security.kit import Kit
 from edge.vfl.sensor_rows import Scaling
 from export.bundle_signing import Signer
-from export.vfl_export import HeadBundles, Rows, SensorBundles
+from export.vfl_export import HeadBundleWriter, Rows, SensorBundleWriter
 from trainer.vfl.parties import Representation
 from trainer.vfl.simulation import Simulation, Stream
 
@@ -70,9 +70,9 @@ class Learnt:
         round_ = round_ or self.line.round
         for sensor in self.line.sensors:
             about = Rows(COLUMNS[sensor.name], "product", None)
-            made = SensorBundles(folder / sensor.name, about, signers[sensor.name])
+            made = SensorBundleWriter(folder / sensor.name, about, signers[sensor.name])
             made(self.spec, round_, sensor, self.scaling[sensor.name], last=True)
-        head = HeadBundles(folder / "coordinator", signers["coordinator"])
+        head = HeadBundleWriter(folder / "coordinator", signers["coordinator"])
         head(self.spec, round_, self.line.head, self.embedded(), last=True)
         return {name: folder / name for name in members}
 

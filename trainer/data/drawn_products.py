@@ -57,7 +57,7 @@ class Products(NamedTuple):
     labels: NDArray[np.int64]  # [n]
 
 
-class DrawnLine:
+class DrawnStations:
     """A process line with so many of STATIONS; all of it hangs on the seed alone."""
 
     def __init__(self, stations: int, seed: int):
@@ -92,40 +92,40 @@ class DrawnLine:
         return columns[..., 0] + columns[..., 1] * seen, labels
 
 
-def write(line: DrawnLine, folder: Path, first: int, last: int) -> None:
+def append_products(line: DrawnStations, folder: Path, first: int, last: int) -> None:
     """Append products to `STATION.csv` of each station and then to `labels.csv`; files that are not there begin."""
     folder.mkdir(parents=True, exist_ok=True)
     products = line.draw(first, last)
     for station in line.stations:
-        write_rows(line, folder, products, station)
+        append_rows(line, folder, products, station)
     found = ([name, CLASSES[label]] for name, label in zip(products.names, products.labels, strict=True))
     _append(folder / LABELS, ["product", "label"], found)
 
 
-def write_rows(line: DrawnLine, folder: Path, products: Products, station: str) -> None:
+def append_rows(line: DrawnStations, folder: Path, products: Products, station: str) -> None:
     """Append what one station has measured of products to its file."""
     rows = products.rows[list(line.stations).index(station)]
     cells = ([name, *(f"{value:.6g}" for value in row)] for name, row in zip(products.names, rows, strict=True))
     _append(folder / f"{station}.csv", ["product", *(column.name for column in line.stations[station])], cells)
 
 
-def written(folder: Path) -> int:
+def count_labelled(folder: Path) -> int:
     """Products that are labelled in a folder."""
     path = folder / LABELS
     return sum(1 for _ in path.open()) - 1 if path.exists() else 0
 
 
-def stream(line: DrawnLine, folder: Path, products: range, rate: float, stop: Callable[[], bool]) -> int:
+def append_at_rate(line: DrawnStations, folder: Path, products: range, rate: float, stop: Callable[[], bool]) -> int:
     """Append products at so many a second until they are through or `stop` says so; return how many there were."""
     begun = time.monotonic()
-    written = 0
-    while written < len(products) and not stop():
+    count_labelled = 0
+    while count_labelled < len(products) and not stop():
         due = min(len(products), int((time.monotonic() - begun) * rate) + 1)
-        if due > written:
-            write(line, folder, products.start + written, products.start + due)
-            written = due
+        if due > count_labelled:
+            append_products(line, folder, products.start + count_labelled, products.start + due)
+            count_labelled = due
         time.sleep(min(0.1, 1 / rate))
-    return written
+    return count_labelled
 
 
 def _append(path: Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

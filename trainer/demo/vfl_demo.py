@@ -18,7 +18,7 @@ from rich.table import Table
 from broker_config.broker.embedded import start_broker
 from broker_config.protocol.errors import EdgeNodeError
 from trainer import progress
-from trainer.data.drawn_products import CLASSES, LABELS, DrawnLine, Products, write, write_rows
+from trainer.data.drawn_products import CLASSES, LABELS, DrawnStations, Products, append_products, append_rows
 from trainer.demo.demo_processes import Process, Processes, fresh
 from trainer.vfl.server.journal import history
 
@@ -28,7 +28,7 @@ _DEADLINE = 2.0  # seconds that the head waits for an absent sensor
 _PATIENCE = 30.0  # seconds for all predictions
 
 
-class Judged(Struct, frozen=True):
+class Accuracy(Struct, frozen=True):
     """How well products were judged that a sensor did not see, or that all saw."""
 
     absent: str  # sensor; empty: none
@@ -43,7 +43,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     milliseconds_round: float  # median
     products: int  # held out, for each of `judged`
     guessing: float  # share of the most frequent class
-    judged: tuple[Judged, ...]
+    judged: tuple[Accuracy, ...]
     milliseconds_prediction: float  # median, since the last embedding came
     seconds: float  # of the whole demo
 
@@ -53,7 +53,7 @@ class _Case(NamedTuple):
     products: Products
 
 
-def run(out: Path, show: progress.Report, *, stations: int, rounds: int, seed: int) -> Outcome:
+def run_demo(out: Path, show: progress.Report, *, stations: int, rounds: int, seed: int) -> Outcome:
     """Run the story and leave data, models, predictions and logs in `out`, which is emptied if it is an earlier run's.
 
     Raises:
@@ -61,9 +61,9 @@ def run(out: Path, show: progress.Report, *, stations: int, rounds: int, seed: i
     """
     started = time.monotonic()
     fresh(out)
-    line, learnt = DrawnLine(stations, seed), _START + _CHUNK * (rounds - 1)
+    line, learnt = DrawnStations(stations, seed), _START + _CHUNK * (rounds - 1)
     show(progress.Step(what=f"drawing {learnt} products of {stations} stations"))
-    write(line, out, 0, learnt)
+    append_products(line, out, 0, learnt)
     cases = [
         _Case(absent, line.draw(learnt + number * _HELD_OUT, learnt + (number + 1) * _HELD_OUT))
         for number, absent in enumerate(("", *line.stations))
@@ -81,13 +81,13 @@ def run(out: Path, show: progress.Report, *, stations: int, rounds: int, seed: i
         milliseconds_round=1000 * median(closed.seconds for closed in history(out / "head")[1:]),
         products=_HELD_OUT,
         guessing=float(np.bincount(labels).max() / len(labels)),
-        judged=tuple(Judged(case.absent, _accuracy(case.products, said)) for case in cases),
+        judged=tuple(Accuracy(case.absent, _accuracy(case.products, said)) for case in cases),
         milliseconds_prediction=median(said[name].latency_ms for name in cases[0].products.names),
         seconds=time.monotonic() - started,
     )
 
 
-def table(outcome: Outcome, console: Console) -> None:
+def print_table(outcome: Outcome, console: Console) -> None:
     """Print what came of it."""
     shown = Table("sensors that saw the products", "right", title=f"{outcome.products} new products for each row")
     for judged in outcome.judged:
@@ -103,7 +103,7 @@ def table(outcome: Outcome, console: Console) -> None:
 
 
 def _learn(
-    processes: Processes, url: str, line: DrawnLine, out: Path, rounds: int, seed: int, show: progress.Report
+    processes: Processes, url: str, line: DrawnStations, out: Path, rounds: int, seed: int, show: progress.Report
 ) -> None:
     """Head and sensors until the last round; shows what the head tells."""
     head = processes.start(
@@ -124,7 +124,7 @@ def _learn(
             show(event)
 
 
-class _Said(Struct):
+class _Prediction(Struct):
     """What is read of a prediction."""
 
     product: str
@@ -132,7 +132,9 @@ class _Said(Struct):
     latency_ms: float
 
 
-def _serve(processes: Processes, url: str, line: DrawnLine, out: Path, cases: Sequence[_Case]) -> dict[str, _Said]:
+def _serve(
+    processes: Processes, url: str, line: DrawnStations, out: Path, cases: Sequence[_Case]
+) -> dict[str, _Prediction]:
     """Let products pass, each case's without its absent sensor; the final prediction of each."""
     predictions = out / "predictions.jsonl"
     services = [
@@ -151,7 +153,7 @@ def _serve(processes: Processes, url: str, line: DrawnLine, out: Path, cases: Se
     for case in cases:
         for name in line.stations:
             if name != case.absent:
-                write_rows(line, out, case.products, name)
+                append_rows(line, out, case.products, name)
     wanted = {name for case in cases for name in case.products.names}
     said = _awaited(predictions, wanted, services)
     for service in services:
@@ -159,7 +161,7 @@ def _serve(processes: Processes, url: str, line: DrawnLine, out: Path, cases: Se
     return said
 
 
-def _awaited(path: Path, wanted: set[str], services: Sequence[Process]) -> dict[str, _Said]:
+def _awaited(path: Path, wanted: set[str], services: Sequence[Process]) -> dict[str, _Prediction]:
     """The predictions of all these products, once they are there."""
     deadline = time.monotonic() + _PATIENCE
     while True:
@@ -176,12 +178,12 @@ def _awaited(path: Path, wanted: set[str], services: Sequence[Process]) -> dict[
         time.sleep(0.05)
 
 
-def _read(path: Path) -> Iterator[_Said]:
+def _read(path: Path) -> Iterator[_Prediction]:
     if path.exists():
         for text in path.read_bytes().split(b"\n")[:-1]:
-            yield msgspec.json.decode(text, type=_Said)
+            yield msgspec.json.decode(text, type=_Prediction)
 
 
-def _accuracy(products: Products, said: dict[str, _Said]) -> float:
+def _accuracy(products: Products, said: dict[str, _Prediction]) -> float:
     right = [said[name].class_ == CLASSES[label] for name, label in zip(products.names, products.labels, strict=True)]
     return sum(right) / len(right)

@@ -56,12 +56,12 @@ def test_a_sample_is_its_products_row_and_those_before_it_of_the_same_unit(tmp_p
         append(samples._file.path, "".join(",".join(map(str, row)) + "\n" for row in piece))
         assert samples.refresh()
     asked = [f"P{n}" for n in random.permutation(220)]  # the last 20 are not there
-    taken, lacking = samples.take(asked)
+    taken, lacking = samples.get(asked)
     assert taken.dtype == np.float32
     assert taken.shape == (220, 2, cycles)
     for row, product in enumerate(asked):
         expected = brute(rows, product, cycles) if int(product[1:]) < 200 else None
-        assert (expected is None) == (row in lacking) == (not samples.has(product))
+        assert (expected is None) == (row in lacking) == (not samples.has_sample(product))
         np.testing.assert_array_equal(taken[row], np.zeros((2, cycles)) if expected is None else expected)
 
 
@@ -78,16 +78,16 @@ def test_what_is_forgotten_is_not_needed(tmp_path: Path, monkeypatch: pytest.Mon
     for start in range(0, 3000, 30):
         append(file, "".join(",".join(map(str, row)) + "\n" for row in rows[start : start + 30]))
         samples.refresh(), whole.refresh()
-        samples.forget(rows[max(0, start - 100)][0])
-        samples.forget("unknown")
+        samples.drop_before(rows[max(0, start - 100)][0])
+        samples.drop_before("unknown")
         window = [row[0] for row in rows[max(0, start - 150) : start + 30]]  # 50 of them: MEMORY
-        for ours, theirs in zip(samples.take(window), whole.take(window), strict=True):
+        for ours, theirs in zip(samples.get(window), whole.get(window), strict=True):
             np.testing.assert_array_equal(ours, theirs)
     assert len(samples._values) < 250
     assert len(samples._products._numbers) < 250
     assert len(samples._last) <= 8
     assert len(whole._values) == 3000
-    assert not samples.has("P5")
+    assert not samples.has_sample("P5")
 
 
 def test_a_unit_that_was_silent_for_long_starts_anew_however_the_file_was_read(
@@ -105,13 +105,13 @@ def test_a_unit_that_was_silent_for_long_starts_anew_however_the_file_was_read(
     at_once, _ = opened(file, cycles=2)
     at_once.refresh()
     for samples in (stepwise, at_once):
-        assert [samples.has(f"P{n}") for n in range(1, 6)] == [False, True, True, False, True]
+        assert [samples.has_sample(f"P{n}") for n in range(1, 6)] == [False, True, True, False, True]
 
 
 def test_without_a_unit_column_all_rows_are_of_one(file: Path) -> None:
     samples, _ = opened(file, cycles=2, unit=None)
     samples.refresh()
-    taken, lacking = samples.take(["P1", "P2"])
+    taken, lacking = samples.get(["P1", "P2"])
     assert lacking == (0,)
     assert taken[1].tolist() == [[1, 3], [2, 4]]
 
@@ -125,7 +125,7 @@ def test_only_what_was_appended_is_read_and_a_torn_last_line_waits(file: Path) -
     append(file, ".5,6\r\n\n")
     assert samples.refresh()
     assert not samples.refresh()
-    assert samples.take(["P3"])[0].tolist() == [[[5.5], [6]]]
+    assert samples.get(["P3"])[0].tolist() == [[[5.5], [6]]]
     assert said == []
 
 
@@ -135,7 +135,7 @@ def test_a_file_that_is_still_empty_is_waited_for(tmp_path: Path) -> None:
     assert not samples.refresh()
     append(tmp_path / "rows.csv", HEADER + "P1,a,1,2\n")
     assert samples.refresh()
-    assert samples.has("P1")
+    assert samples.has_sample("P1")
 
 
 @pytest.mark.parametrize("how", ["replaced", "shorter", "overwritten"])
@@ -206,7 +206,7 @@ def test_bad_rows_of_a_live_file_are_left_out_with_one_note(file: Path) -> None:
     assert "line 5 of" in said[0]
     assert "heat is 'nan'" in said[0]
     assert samples._file.left_out == len(bad) + 1
-    taken, lacking = samples.take([f"G{n}" for n in range(100)])  # as if the bad ones were not there
+    taken, lacking = samples.get([f"G{n}" for n in range(100)])  # as if the bad ones were not there
     assert lacking == ()
     assert taken[:, 0].tolist() == [[3, 0], *([n - 1, n] for n in range(1, 100))]
     append(file, b"P7,a,nan,1\n")
@@ -220,7 +220,7 @@ def test_of_a_product_that_comes_twice_the_first_row_counts(file: Path) -> None:
     samples.refresh()
     append(file, "P4,a,8,8\n")
     samples.refresh()
-    assert samples.take(["P3", "P4"])[0][:, 0, 0].tolist() == [5, 6]
+    assert samples.get(["P3", "P4"])[0][:, 0, 0].tolist() == [5, 6]
     assert [text.endswith("the product 'P3' is there already") for text in said] == [True]
 
 
@@ -230,9 +230,9 @@ def test_columns_are_scaled_by_the_set_that_they_settled_on(tmp_path: Path) -> N
     samples, _ = opened(write(tmp_path / "rows.csv", rows), cycles=3)
     samples.refresh()
     first, later = [f"P{n}" for n in range(100)], [f"P{n}" for n in range(100, 300)]
-    raw = samples.take(later)[0]
-    samples.settle(first)
-    taken, lacking = samples.take(first)
+    raw = samples.get(later)[0]
+    samples.fit_scaling(first)
+    taken, lacking = samples.get(first)
     assert lacking == (0, 1)
     assert not taken[:2].any()
     assert abs(taken[2:, 0].mean()) < 1e-4
@@ -240,11 +240,11 @@ def test_columns_are_scaled_by_the_set_that_they_settled_on(tmp_path: Path) -> N
     assert not taken[:, 1].any()  # a constant column stays finite
     assert samples.scaling is not None
     expected = (raw - samples.scaling.mean[:, None]) / samples.scaling.deviation[:, None]
-    np.testing.assert_array_equal(samples.take(later)[0], expected)
+    np.testing.assert_array_equal(samples.get(later)[0], expected)
     other, _ = opened(samples._file.path, cycles=3)
     other.refresh()
     other.scaling = samples.scaling  # as a checkpoint has it
-    np.testing.assert_array_equal(other.take(later)[0], expected)
+    np.testing.assert_array_equal(other.get(later)[0], expected)
 
 
 # Labels
@@ -307,7 +307,7 @@ def test_a_products_position_hangs_on_the_file_alone_not_on_how_it_was_read(
         append(path, "".join(f"p{each},good\n" for each in ids))
         running.refresh()
         positions += running.products(len(positions), running.count)
-        running.forget(running.count - 3)
+        running.drop_before(running.count - 3)
     again = Labels(path, ["good", "bad"], tell=told.append)
     again.refresh()
     assert list(again.products(0, again.count)) == positions

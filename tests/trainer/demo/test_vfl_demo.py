@@ -17,28 +17,31 @@ from sklearn.linear_model import LogisticRegression
 
 from broker_config.protocol.errors import UsageError
 from tests.support.plants import here
-from trainer.data.drawn_products import CLASSES, LABELS, DrawnLine, stream, write, written
+from trainer.data.drawn_products import CLASSES, LABELS, DrawnStations, append_at_rate, append_products, count_labelled
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("seed", [3, 11])
 def test_a_drawn_line_hangs_on_its_seed_alone_however_it_is_cut(tmp_path: Path, seed: int) -> None:
-    line = DrawnLine(3, seed)
-    write(line, tmp_path / "whole", 0, 700)
-    write(line, tmp_path / "parts", 0, 1)
+    line = DrawnStations(3, seed)
+    append_products(line, tmp_path / "whole", 0, 700)
+    append_products(line, tmp_path / "parts", 0, 1)
     ticks = iter(range(1000))
-    assert stream(DrawnLine(3, seed), tmp_path / "parts", range(1, 700), 1e4, lambda: next(ticks) == 900) == 699
-    assert written(tmp_path / "parts") == 700
+    assert (
+        append_at_rate(DrawnStations(3, seed), tmp_path / "parts", range(1, 700), 1e4, lambda: next(ticks) == 900)
+        == 699
+    )
+    assert count_labelled(tmp_path / "parts") == 700
     for path in (tmp_path / "whole").iterdir():
         assert path.read_bytes() == (tmp_path / "parts" / path.name).read_bytes()
-    write(DrawnLine(3, seed + 1), tmp_path / "other", 0, 700)
+    append_products(DrawnStations(3, seed + 1), tmp_path / "other", 0, 700)
     assert (tmp_path / "other" / LABELS).read_bytes() != (tmp_path / "whole" / LABELS).read_bytes()
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_several_stations_of_a_drawn_line_tell_more_than_one(seed: int) -> None:
-    products = DrawnLine(3, seed).draw(0, 1500)
+    products = DrawnStations(3, seed).draw(0, 1500)
     assert np.bincount(products.labels, minlength=len(CLASSES)).min() > 100
 
     def accuracy(*rows: np.ndarray) -> float:
@@ -53,9 +56,9 @@ def test_several_stations_of_a_drawn_line_tell_more_than_one(seed: int) -> None:
 
 def test_a_stream_keeps_to_its_rate_and_stops_when_it_is_told(tmp_path: Path) -> None:
     begun = time.monotonic()
-    count = stream(DrawnLine(2, 0), tmp_path, range(10_000), 200.0, lambda: time.monotonic() - begun > 0.5)
+    count = append_at_rate(DrawnStations(2, 0), tmp_path, range(10_000), 200.0, lambda: time.monotonic() - begun > 0.5)
     assert 1 <= count <= 200 * (time.monotonic() - begun) + 1
-    assert written(tmp_path) == count
+    assert count_labelled(tmp_path) == count
 
 
 def test_drawing_goes_on_where_it_was_and_says_how_sensors_join(tmp_path: Path) -> None:
@@ -71,7 +74,7 @@ def test_drawing_goes_on_where_it_was_and_says_how_sensors_join(tmp_path: Path) 
 @pytest.mark.parametrize("stations", [1, 7])
 def test_a_drawn_line_has_a_few_stations(stations: int) -> None:
     with pytest.raises(UsageError, match="stations"):
-        DrawnLine(stations, 0)
+        DrawnStations(stations, 0)
 
 
 class Demo:

@@ -24,7 +24,7 @@ from broker_config.protocol.frames import Embeddings, encode_frame
 from broker_config.protocol.messages import Refusal, RoundState
 from broker_config.protocol.vfl_messages import Channel, Denoising, Recipe, VflHello
 from edge.vfl.sensor_rows import Samples
-from export.vfl_export import Rows, SensorBundles
+from export.vfl_export import Rows, SensorBundleWriter
 from tests.support.vfl_lines import (
     COLUMNS,
     Threads,
@@ -193,7 +193,7 @@ def test_a_sensor_that_joins_a_line_that_is_over_serves_its_model_and_waits_for_
         report=told.append, stop=lambda: progress.Note(text="the head is not connected; waiting for it") in told,
     )  # fmt: skip
     assert ended == (4, False), "what is retained may be older than a head that asks for more rounds"
-    bundles = SensorBundles(tmp_path / "bundle", Rows(COLUMNS["press"], "product", None))
+    bundles = SensorBundleWriter(tmp_path / "bundle", Rows(COLUMNS["press"], "product", None))
     press = source(tmp_path / "data", "press")
     SensorTrainer(spec, "press", press, tmp_path / "press", print, bundles).commit(last=True)
     assert (tmp_path / "bundle" / "manifest.json").is_file()
@@ -276,13 +276,13 @@ def test_while_a_product_is_late_a_sensor_only_looks_for_news(
     oven = tmp_path / "data" / "oven.csv"
     *rows, last = oven.read_text().splitlines(keepends=True)[: span(spec.window, 2)[1] + 1]
     oven.write_text("".join(rows))
-    take, taken = Samples.take, list[int]()
+    take, taken = Samples.get, list[int]()
 
     def counted(samples: Samples, products: Sequence[str]) -> Any:
         taken.append(len(products))
         return take(samples, products)
 
-    monkeypatch.setattr(Samples, "take", counted)
+    monkeypatch.setattr(Samples, "get", counted)
     with Threads(spec, broker, tmp_path / "data", tmp_path, 2) as line:
         line.start("head", *spec.sensors)
         line.until(lambda: "oven lacks product" in line.said("oven"))

@@ -16,4 +16,4 @@ class Source(NamedTuple):
 
     def check(self) -> None:
         """Raise UsageError if the file is not there, has no such columns, or a first row that cannot be used."""
-        Samples(self.path, self.columns, 1, self.unit, self.product, tell=lambda _: None).look()
+        Samples(self.path, self.columns, 1, self.unit, self.product, tell=lambda _: None).check_start()

@@ -84,16 +84,16 @@ class SensorTrainer:
 
     def get_samples(self, products: Sequence[str]) -> Taken:
         """A round's samples, as far as the file has them by now."""
-        taken = self.samples.take(products)
+        taken = self.samples.get(products)
         if taken[1] and self.samples.refresh():
-            return self.samples.take(products)
+            return self.samples.get(products)
         return taken
 
     def describe_missing(self, lacking: Sequence[str]) -> str:
         """Products without a sample, and what would help."""
         others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
         named, cycles = f"product {brief(lacking[0], 64)}{others}", self.spec.cycles
-        if all(map(self.samples.knows, lacking)):
+        if all(map(self.samples.has_row, lacking)):
             return f"rows before {named}: a sample takes {cycles} of a unit; leave such out of the labels"
         return f"{named}: append its row"
 
@@ -102,8 +102,8 @@ class SensorTrainer:
     ) -> LocalRound:
         """Take part in a round, known of `since` then, with these samples."""
         if self.samples.scaling is None:
-            self.samples.settle(products)
-            taken = self.samples.take(products)
+            self.samples.fit_scaling(products)
+            taken = self.samples.get(products)
         values, missing = taken
         begun = time.monotonic()
         samples = torch.from_numpy(values.copy())
@@ -152,7 +152,7 @@ class SensorTrainer:
         first = span(self.spec.window, min(self.kept) + 1)[0]
         self.positions.forget(first)
         if products := self.positions.take(first, first + 1):
-            self.samples.forget(products[0])
+            self.samples.drop_before(products[0])
         if scaling:
             self._deploy(self.spec, self.round, self.sensor, scaling, last=last)
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_config.protocol.errors import nearest
-from edge.vfl.growing_csv import MEMORY, BadRowError, Cells, GrowingFile, Products, Tell, log
+from edge.vfl.growing_csv import MEMORY, BadRowError, Cells, CsvTail, ProductIndex, Tell, log
 
 
 class Labels:
@@ -25,9 +25,9 @@ class Labels:
         tell: Tell = log.warning,
     ):
         self.path = path
-        self._file = GrowingFile(path, [product, label], tell, dict.fromkeys((product, label), ""))
+        self._file = CsvTail(path, [product, label], tell, dict.fromkeys((product, label), ""))
         self._classes = {name: number for number, name in enumerate(classes)}
-        self._known = Products()
+        self._known = ProductIndex()
         self._first = 0  # position of the oldest that is kept
         self._products: list[str] = []
         self._labels: list[int] = []
@@ -54,7 +54,7 @@ class Labels:
         dropped = max(0, min(before, self.count) - self._first)
         del self._products[:dropped], self._labels[:dropped]
         self._first += dropped
-        self._known.forget(self.count - MEMORY)  # the ids stay: whether one is there already hangs on the file alone
+        self._known.drop_before(self.count - MEMORY)  # ids stay: what is a duplicate follows from the file alone
 
     def _span(self, first: int, last: int) -> slice:
         if first < self._first:
