@@ -9,6 +9,7 @@ import pickle
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -300,6 +301,7 @@ def test_what_others_wrote_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, caps
     def fail() -> None:
         raise EdgeNodeError(f"it ended: {ESCAPE}\n  first\n  second", ESCAPE)
 
+    fail.info = SimpleNamespace(name="edge-node")
     monkeypatch.setattr("edge.cli.main.app", fail)
     with pytest.raises(SystemExit):
         main()

@@ -1,5 +1,6 @@
 """`edge-node`: the command line as a whole, and how it ends. The commands stand in `edge/cli/`."""
 
+import io
 import os
 import sys
 from importlib.metadata import version as version_of
@@ -52,6 +53,8 @@ def main() -> None:
 
 def run(app: typer.Typer) -> None:
     """Run a command line; errors are shown without a traceback, unless --debug asks for it."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 shows escapes, as in stderr
     try:
         try:
             app()

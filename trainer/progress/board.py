@@ -219,7 +219,7 @@ def _bar(label: str, done: float, left: float | None, console: Console, extras: 
     """A label, a bar filled to the share `done`, the seconds left, and as many of the extras as fit."""
     remaining = [] if left is None else [f"{format_remaining(left)} left"]
     width = min(_MAX_BAR, console.width - sum(len(text) + 1 for text in (label, *remaining)))
-    bar = [ProgressBar(1.0, done, width)] if width >= _MIN_BAR else []
+    bar = [ProgressBar(1.0, done, width, complete_style="green")] if width >= _MIN_BAR else []
     tails = [[*remaining, *extras[:count]] for count in range(len(extras), -1, -1)]
     candidates = (
         _line(Text(label), *bar, *([Text(", ".join(tail), no_wrap=True)] if tail else [])) for tail in [*tails, []]

@@ -338,6 +338,13 @@ def test_without_a_terminal_it_is_shown_once(coordinator: Coordinator, mosquitto
     assert "\x1b" not in result.stdout
 
 
+def test_an_output_without_utf_8_gets_escapes(coordinator: Coordinator, mosquitto: EmbeddedBroker) -> None:
+    coordinator.publish(SPEC, OPEN, ONLINE, just_now())
+    result = run("status", mosquitto.url, COLUMNS="100", PYTHONIOENCODING="latin-1")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert r"its message \ufffd[2J cannot be read" in result.stdout
+
+
 def test_as_json_a_federation_is_one_object_with_all_that_is_known(
     coordinator: Coordinator, mosquitto: EmbeddedBroker
 ) -> None:
