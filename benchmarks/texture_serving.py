@@ -17,7 +17,8 @@ import numpy as np
 
 from benchmarks.serving.bare import Bare
 from edge.bundle import bundle_format
-from edge.inference.pipeline import NullOutbox, Pipeline, load
+from edge.inference.pipeline import NullOutbox, Pipeline
+from edge.inference.served_model import load_model
 from export.graph import Architecture, module, trace, with_values
 from export.parity import pictures, session
 from export.quantisation import TOLERANCE, quantise
@@ -55,7 +56,7 @@ def served(folder: Path, model: str, content: bytes, size: int) -> Path:
     )
     golden = pictures(size, 1)
     [probabilities] = session(content).run(["probabilities"], {"image": golden})[0].tolist()
-    bundle_format.write(folder, description, content, golden[0], probabilities, tolerance=TOLERANCE)
+    bundle_format.write_bundle(folder, description, content, golden[0], probabilities, tolerance=TOLERANCE)
     return folder
 
 
@@ -81,10 +82,10 @@ def measure(model: str, runs: int, threads: int) -> None:
             size = session(content).get_inputs()[0].shape[1]
             folder = served(Path(place) / precision, model, content, size)
             pixels = np.random.default_rng(0).integers(0, 256, (1, size, size, 3), np.uint8)
-            bare, pipeline = Bare(folder, threads), Pipeline(load(folder, threads=threads), NullOutbox())
+            bare, pipeline = Bare(folder, threads), Pipeline(load_model(folder, threads=threads), NullOutbox())
             lines.append(pipeline)
             calls[f"{precision}, session.run"] = _asked(bare, pixels)
-            calls[f"{precision}, Line.infer"] = _inferred(pipeline, pixels)
+            calls[f"{precision}, Pipeline.infer"] = _inferred(pipeline, pixels)
         for name, times in asyncio.run(timed(calls, runs)).items():
             p10, p50 = np.quantile(times, (0.1, 0.5)).round(2).tolist()
             size = len(contents[name.partition(",")[0]])

@@ -214,7 +214,7 @@ def _write(folder: Path, model: _Model, graph: _Graph, signing: bundle_format.Si
     )
     [probabilities] = running.run(["probabilities"], {"image": golden})[0].tolist()
     tolerance = TOLERANCE if graph.precision == "int8" else bundle_format.TOLERANCE
-    bundle_format.write(folder, description, content, golden[0], probabilities, signing, reference, tolerance)
+    bundle_format.write_bundle(folder, description, content, golden[0], probabilities, signing, reference, tolerance)
 
 
 def _check_nodes(names: Sequence[str]) -> None:

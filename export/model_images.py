@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_config.protocol.errors import UsageError
-from edge.inference.image_decoding import decode
+from edge.inference.image_decoding import decode_image
 from trainer.data.class_folders import LabelledImages
 from trainer.data.folder_scan import scan_folder
 from trainer.training import personal_model
@@ -54,5 +54,5 @@ class Album:
             with suppress(OSError, UsageError):  # it has been moved, perhaps to the album's folder
                 content = path.read_bytes()
                 if hashlib.sha256(content).hexdigest() == image.digest:
-                    yield path, decode(content, facts.preprocessing.size)
+                    yield path, decode_image(content, facts.preprocessing.size)
                     return

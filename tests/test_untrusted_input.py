@@ -251,7 +251,7 @@ def test_a_bundle_with_a_pickle_is_refused_even_if_its_hashes_fit(bomb: bytes, f
     if file != "manifest.json":
         manifest.write_text(manifest.read_text().replace(old, hashlib.sha256(bomb).hexdigest()))
     with pytest.raises((BundleError, ImageError)):
-        Predictor(bundle_format.read(folder)).self_test()
+        Predictor(bundle_format.read_bundle(folder)).self_test()
 
 
 # What others wrote, in a terminal

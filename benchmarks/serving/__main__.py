@@ -54,8 +54,8 @@ def targets(report: Report) -> list[tuple[str, float, float]]:
     assert http.processor is not None
     assert steady["session.run"].processor
     return [
-        ("Line.infer, p50, of bare", calls["Line.infer"].p50 / bare.p50, 1.1),
-        ("Line.judge of an array, p50, of bare", calls["Line.judge"].p50 / bare.p50, 1.1),
+        ("Pipeline.infer, p50, of bare", calls["Pipeline.infer"].p50 / bare.p50, 1.1),
+        ("Pipeline.classify of an array, p50, of bare", calls["Pipeline.classify"].p50 / bare.p50, 1.1),
         ("HTTP, tensor, p50, ms more than bare", calls["edge-node, tensor"].p50 - bare.p50, 1.0),
         ("HTTP, tensor, CPU of an inference, of bare", http.processor / steady["session.run"].processor, 1.1),
         ("HTTP, tensor, steady load, p99 of p50", http.p99 / http.p50, 2.0),

@@ -13,7 +13,7 @@ class Bare:
     """A session as the handbook makes one, with a number of threads."""
 
     def __init__(self, folder: Path, threads: int) -> None:
-        manifest = bundle_format.read(folder).manifest
+        manifest = bundle_format.read_bundle(folder).manifest
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         path = folder / manifest.roles[bundle_format.CLASSIFIER].file

@@ -17,7 +17,8 @@ from benchmarks.serving.bare import Bare
 from benchmarks.serving.services import Service
 from edge.bundle import bundle_format
 from edge.daemon.prometheus_metrics import Counted, Metrics
-from edge.inference.pipeline import Frame, NullOutbox, Pipeline, load
+from edge.inference.pipeline import Frame, NullOutbox, Pipeline
+from edge.inference.served_model import load_model
 
 WARM_UP = 20  # calls
 STARTS = 5  # of the daemon
@@ -51,7 +52,7 @@ class Report(msgspec.Struct):
 
 def measure(folder: Path, threads: int, count: int, rate: float, seconds: float, *, others: bool) -> Report:
     """Measure `count` calls of each, then `seconds` of steady load, `rate` calls a second; `others` beside ours."""
-    manifest = bundle_format.read(folder).manifest
+    manifest = bundle_format.read_bundle(folder).manifest
     size = manifest.input.size
     pixels = np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
     ready = []
@@ -64,7 +65,7 @@ def measure(folder: Path, threads: int, count: int, rate: float, seconds: float,
             running["FastAPI"] = closing.enter_context(services.plain(folder, threads, pixels))
             running["LitServe"] = closing.enter_context(services.lit(folder, threads, pixels))
         metrics = Metrics()
-        pipeline = Pipeline(load(folder, threads=threads), Counted(metrics, NullOutbox()), monitors=[metrics.saw])
+        pipeline = Pipeline(load_model(folder, threads=threads), Counted(metrics, NullOutbox()), monitors=[metrics.saw])
         closing.enter_context(contextlib.closing(pipeline))
         calls = in_process(pipeline, Bare(folder, threads), pixels) | over_http(running)
         report: Report = uvloop.run(_measured(calls, running, count, rate, seconds))
@@ -81,8 +82,8 @@ def in_process(pipeline: Pipeline, bare: Bare, pixels: NDArray[np.uint8]) -> dic
 
     return {
         "session.run": session,
-        "Line.infer": lambda: pipeline.infer(pipeline.model, pixels[None]),
-        "Line.judge": lambda: pipeline.judge(Frame("benchmark", pixels)),
+        "Pipeline.infer": lambda: pipeline.infer(pipeline.model, pixels[None]),
+        "Pipeline.classify": lambda: pipeline.classify(Frame("benchmark", pixels)),
     }
 
 

@@ -1,7 +1,7 @@
-"""The deployable model, a folder: `model.onnx`, `manifest.json`, `golden.png`. The reader owns the format.
+"""Format of a bundle, the deployable model: a folder with `model.onnx`, `manifest.json` and `golden.png`.
 
-A signed one has two files more: `manifest.sig`, its node's signature under manifest.json, and `charter`, which says
-whose key that is. `verify` checks both.
+A signed bundle has two more files: `manifest.sig`, its node's signature of manifest.json, and `charter`, which says
+whose key that is; `verification` checks both.
 """
 
 import hashlib
@@ -36,21 +36,21 @@ FORMAT = 1
 MANIFEST, SIGNATURE, CHARTER = "manifest.json", "manifest.sig", "charter"
 CLASSIFIER = "classifier"
 CONTEXT = "bundle"  # of the signature
-TOLERANCE = 1e-3  # of golden probabilities, in fp32
+TOLERANCE = 1e-3  # of golden probabilities, for fp32
 LARGEST = {MANIFEST: 1 << 20, SIGNATURE: 64, CHARTER: 1 << 24}  # bytes
 _LARGEST = 1 << 30  # bytes of any other file
-_NAMED = 5  # folders that an error proposes
+_PROPOSED = 5  # folders that an error proposes
 _COPY_AGAIN = "copy the whole bundle folder again"
 
 FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z", description="plain: no folders")]
 
 
 class BundleError(UsageError):
-    """A bundle that cannot be served; says which file is at fault and what to do."""
+    """A bundle that cannot be served: which file is at fault, and what to do."""
 
 
 class Input(Struct, frozen=True, kw_only=True):
-    """What the graph takes: uint8 RGB images [N, size, size, 3]; scaling and normalising are inside the graph."""
+    """Input of the graph: uint8 RGB images [N, size, size, 3]; scaling and normalising are inside the graph."""
 
     size: Annotated[int, Meta(ge=1, le=4096)]  # pixels
     name: str = "image"
@@ -75,24 +75,24 @@ class Golden(Struct, frozen=True, kw_only=True):
 
 
 class Confidence(Struct, frozen=True, kw_only=True):
-    """What held-out images of the node say about how sure the model may be."""
+    """How far the model's confidence can be trusted, measured on the node's held-out images."""
 
-    images: int  # that it was measured on
+    images: int  # on which it was measured
     temperature: float = 1.0  # by which the graph divides its logits
-    coverage: float = 1.0  # share of them whose confidence reaches the threshold of its class
-    accuracy: float = 0.0  # of those
+    coverage: float = 1.0  # share of them that reach the threshold of their class
+    accuracy: float = 0.0  # of the model on that share
     thresholds: dict[str, float] = {}  # least confidence of each class
 
 
 class Reference(Struct, frozen=True, kw_only=True):
-    """How the model saw held-out images: a safetensors file that drift and novelty are measured against."""
+    """Statistics of held-out images: a safetensors file against which drift and novelty are measured."""
 
     file: FileName
     sha256: Digest
 
 
 class Description(Struct, frozen=True, kw_only=True):
-    """What an exporter knows about a model: where it comes from, what it takes and gives."""
+    """Description of a model by its exporter: where it comes from, its input and its outputs."""
 
     federation: str
     run: str
@@ -105,8 +105,8 @@ class Description(Struct, frozen=True, kw_only=True):
     output: str = "probabilities"  # float32 [N, classes]
     extras: tuple[
         Literal["opinions", "features", "maps"], ...
-    ] = ()  # other outputs; edge.inference.predictor.Outputs has shapes
-    encoders: tuple[Literal["received", "own"], ...] = ()  # in the order in which opinions and maps have them
+    ] = ()  # other outputs; their shapes: edge.inference.predictor.Outputs
+    encoders: tuple[Literal["received", "own"], ...] = ()  # in the order of opinions and maps
     precision: Literal["fp32", "int8"] = "fp32"
     confidence: Confidence | None = None
     metrics: dict[str, float] = {}
@@ -124,14 +124,14 @@ class Manifest(Description, frozen=True, kw_only=True):
     roles: dict[str, Graph]
     golden: Golden
     reference: Reference | None = None
-    # Of signed bundles alone:
-    broadcast: messages.Manifest | None = None  # that the model was made from, as its coordinator has signed it
+    # Of signed bundles only:
+    broadcast: messages.Manifest | None = None  # from which the model was made, as signed by its coordinator
     version: Annotated[int, Meta(ge=0)] = 0  # grows with each export of a node: seconds since 1970, or more
-    expires: Annotated[datetime, Meta(tz=True)] | None = None  # nobody should start to serve it afterwards
+    expires: Annotated[datetime, Meta(tz=True)] | None = None  # it must not be put into service afterwards
 
     @property
     def id(self) -> str:
-        """Short name of this model in verdicts: whose it is, and of which round."""
+        """Short name of this model in verdicts: its node and round."""
         return f"{self.node}@{self.round}"
 
 
@@ -139,23 +139,23 @@ Part = Graph | Golden | Reference
 
 
 class Bundle(NamedTuple):
-    """A bundle on disk, whose files are those of its manifest."""
+    """A bundle on disk whose files match its manifest."""
 
     folder: Path
     manifest: Manifest
-    digest: str  # SHA-256 of the manifest's bytes, hexadecimal: one name for all that the bundle is
+    digest: str  # SHA-256 of the manifest's bytes, hexadecimal; identifies the whole bundle
 
 
 class Signing(NamedTuple):
-    """What makes a bundle a signed one."""
+    """What signs a bundle."""
 
     key: "SigningKey"  # the node's
     charter: bytes  # sealed
-    broadcast: messages.Manifest | None  # that the model was made from; None of a line's sensor or head
+    broadcast: messages.Manifest | None  # from which the model was made; None for a VFL sensor or head
     expires: datetime
 
 
-def write(
+def write_bundle(
     folder: Path,
     description: Description,
     onnx: bytes,
@@ -165,11 +165,11 @@ def write(
     reference: bytes | None = None,
     tolerance: float = TOLERANCE,
 ) -> Manifest:
-    """Write a bundle, in one step as others see it; a bundle that is there already is replaced.
+    """Write a bundle atomically; an existing bundle is replaced.
 
-    `golden` is uint8 [size, size, 3]; `probabilities` is what `onnx` gives for it, one for each class, within
-    `tolerance`. `reference` is what `Reference.encode` gives. Raises UsageError when `folder`
-    exists and is no bundle.
+    `golden` is uint8 [size, size, 3]; `probabilities` are those that `onnx` gives for it, one for each class, within
+    `tolerance`. `reference` is the result of `Reference.encode`. Raises UsageError when `folder` exists and is no
+    bundle.
     """
     size, classes = description.input.size, description.classes
     if golden.shape != (size, size, 3) or golden.dtype != np.uint8 or len(probabilities) != len(classes):
@@ -198,12 +198,12 @@ def write(
         version=next_version(folder) if signing else 0,
         expires=signing.expires if signing else None,
     )
-    put(folder, files, manifest, signing)
+    write_files(folder, files, manifest, signing)
     return manifest
 
 
-def put(folder: Path, files: dict[str, bytes], manifest: Struct, signing: Signing | None) -> None:
-    """Let `folder` hold these files, their manifest and, if it is to be signed, what proves who has made it.
+def write_files(folder: Path, files: dict[str, bytes], manifest: Struct, signing: Signing | None) -> None:
+    """Write a folder with these files, their manifest and, with `signing`, its signature and charter.
 
     UsageError when `folder` exists and is no bundle.
     """
@@ -216,68 +216,68 @@ def put(folder: Path, files: dict[str, bytes], manifest: Struct, signing: Signin
 
 
 def next_version(folder: Path) -> int:
-    """The clock, unless it has gone back since the bundle that is there was written."""
-    there = 0
-    with suppress(BundleError, msgspec.DecodeError, UnicodeDecodeError):  # none, or damaged: writing another one cures
-        there = msgspec.json.decode(load_manifest(folder), type=_Beginning).version
-    return max(int(time.time()), there + 1)
+    """The current time, or one more than the version of the existing bundle if the clock was set back since."""
+    existing = 0
+    with suppress(BundleError, msgspec.DecodeError, UnicodeDecodeError):  # none, or a damaged one to be replaced
+        existing = msgspec.json.decode(load_manifest(folder), type=_Header).version
+    return max(int(time.time()), existing + 1)
 
 
-def read(folder: Path) -> Bundle:
-    """Read a bundle; raises BundleError when its format, a file or a hash is not as the manifest says."""
+def read_bundle(folder: Path) -> Bundle:
+    """Read a bundle; raises BundleError when its format, a file or a hash does not match the manifest."""
     content = load_manifest(folder)
-    return complete(folder, parse(folder, content), content)
+    return check_bundle(folder, parse_manifest(folder, content), content)
 
 
-def complete(folder: Path, manifest: Manifest, content: bytes) -> Bundle:
-    """Return the bundle when its files are those of the manifest, by their hashes; else BundleError."""
+def check_bundle(folder: Path, manifest: Manifest, content: bytes) -> Bundle:
+    """The bundle, once the hashes of its files match the manifest; else BundleError."""
     check_files(folder, parts(manifest))
     return Bundle(folder, manifest, hashlib.sha256(content).hexdigest())
 
 
 def parts(manifest: Manifest) -> list[Part]:
-    """The files that a manifest lists by their hashes."""
+    """The files that a manifest lists with their hashes."""
     return [*manifest.roles.values(), manifest.golden, *([manifest.reference] if manifest.reference else [])]
 
 
-def files(manifest: Manifest) -> set[str]:
+def file_names(manifest: Manifest) -> set[str]:
     """Names of the files that a bundle may have."""
     return {*LARGEST, *(part.file for part in parts(manifest))}
 
 
-def unlisted(folder: Path, manifest: Manifest) -> list[str]:
-    """Names in the folder that are not of the bundle; nothing reads such a file."""
-    return sorted({each.name for each in folder.iterdir()} - files(manifest))
+def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:
+    """Names in the folder that do not belong to the bundle; nothing reads such a file."""
+    return sorted({each.name for each in folder.iterdir()} - file_names(manifest))
 
 
-def load(folder: Path, name: str) -> bytes:
-    """Return the content of a small file, of at most LARGEST[name] bytes; BundleError if it is missing or larger."""
-    with _opened(folder / name, LARGEST[name]) as file:
+def read_small_file(folder: Path, name: str) -> bytes:
+    """The content of a small file, of at most LARGEST[name] bytes; BundleError if it is missing or larger."""
+    with _open_plain(folder / name, LARGEST[name]) as file:
         return file.read(LARGEST[name])
 
 
 def load_manifest(folder: Path) -> bytes:
-    """Return the content of the manifest; BundleError when `folder` is no bundle."""
+    """The content of the manifest; BundleError when `folder` is no bundle."""
     if (folder / MANIFEST).exists():
-        return load(folder, MANIFEST)
+        return read_small_file(folder, MANIFEST)
     inside = sorted(str(found.parent) for found in folder.glob(f"*/{MANIFEST}"))
     raise BundleError(
         f"{folder} is not a bundle: {MANIFEST} is missing",
-        f"did you mean {' or '.join(inside[:_NAMED])}?" if inside else "name a folder that edge-node export wrote",
+        f"did you mean {' or '.join(inside[:_PROPOSED])}?" if inside else "name a folder that edge-node export wrote",
     )
 
 
-class _Beginning(Struct):
-    """What every format has."""
+class _Header(Struct):
+    """The fields that every format has."""
 
     format: int
     version: int = 0
-    role: str = ""  # of the bundle of a line's member
+    role: str = ""  # of a VFL member's bundle
 
 
 def check_format(path: Path, content: bytes) -> str:
-    """A bundle's role, if it says one; BundleError if it is of another format, msgspec.DecodeError if it is none."""
-    found = msgspec.json.decode(content, type=_Beginning)
+    """A bundle's role, if it names one; BundleError for another format, msgspec.DecodeError if it is no manifest."""
+    found = msgspec.json.decode(content, type=_Header)
     if found.format != FORMAT:
         raise BundleError(
             f"{path} has format {found.format}; this edge-node reads format {FORMAT}",
@@ -286,8 +286,8 @@ def check_format(path: Path, content: bytes) -> str:
     return found.role
 
 
-def parse(folder: Path, content: bytes) -> Manifest:
-    """Return the manifest whose bytes are `content`; BundleError if it is none that can be served."""
+def parse_manifest(folder: Path, content: bytes) -> Manifest:
+    """Parse a manifest; BundleError if it is none that can be served."""
     path = folder / MANIFEST
     try:
         if role := check_format(path, content):
@@ -304,17 +304,17 @@ def parse(folder: Path, content: bytes) -> Manifest:
 
 
 def check_files(folder: Path, parts: Sequence[Part]) -> None:
-    """BundleError unless the files of a bundle are those of its manifest, by their hashes."""
+    """BundleError unless the hashes of a bundle's files match its manifest."""
     for part in parts:
-        with _opened(folder / part.file, _LARGEST) as file:
+        with _open_plain(folder / part.file, _LARGEST) as file:
             _check_digest(folder / part.file, hashlib.file_digest(file, "sha256").hexdigest(), part.sha256)
 
 
 @contextmanager
-def copied(folder: Path, part: Part) -> Iterator[Path]:
-    """A file of the bundle in memory, where nobody changes it any more; BundleError unless it is the manifest's."""
+def copied_to_memory(folder: Path, part: Part) -> Iterator[Path]:
+    """A copy of a file in memory, where nobody can change it; BundleError unless it matches the manifest."""
     path = folder / part.file
-    with _opened(path, _LARGEST) as file, os.fdopen(os.memfd_create(part.file), "w+b") as copy:
+    with _open_plain(path, _LARGEST) as file, os.fdopen(os.memfd_create(part.file), "w+b") as copy:
         shutil.copyfileobj(file, copy)
         copy.seek(0)
         _check_digest(path, hashlib.file_digest(copy, "sha256").hexdigest(), part.sha256)
@@ -330,10 +330,10 @@ def _check_digest(path: Path, found: str, expected: str) -> None:
 
 
 @contextmanager
-def _opened(path: Path, largest: int) -> Iterator[io.BufferedReader]:
-    """A plain file of at most so many bytes, to be read; else BundleError."""
+def _open_plain(path: Path, largest: int) -> Iterator[io.BufferedReader]:
+    """A plain file of at most `largest` bytes, open for reading; else BundleError."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would make us wait
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would block us
     except OSError as error:
         raise BundleError(f"the bundle lacks {path}: {error.strerror}", _COPY_AGAIN) from error
     with os.fdopen(descriptor, "rb") as file:
@@ -344,7 +344,7 @@ def _opened(path: Path, largest: int) -> Iterator[io.BufferedReader]:
 
 
 def _replace(folder: Path, files: dict[str, bytes]) -> None:
-    """Put a folder with these files at `folder`; one that was there is gone afterwards, or untouched on an error."""
+    """Put a folder with these files at `folder`, in place of an existing one, which stays untouched on an error."""
     folder = folder.resolve()
     fresh, old = (folder.with_name(f".{folder.name}.{uuid.uuid4().hex}") for _ in range(2))
     fresh.mkdir(parents=True)

@@ -1,29 +1,31 @@
-"""Whether a line may serve a bundle: it is what its own node has made, from what its own coordinator has sent.
+"""Verification of bundles: a line serves only what its own node made from broadcasts of its own coordinator.
 
 A trust file pins the authority. The newest charter that it has signed, of those in the trust file, in the bundle and
-remembered, says which keys count. A bundle's manifest is one signed list of hashes, so there is one role where TUF has
-four. The attacks that TUF (specification 1.5.2) and Uptane list, and the function that stops each:
+in the memory of accepted bundles, says which keys are valid. A bundle's manifest is one signed list of hashes, so there
+is one role where TUF has four. The attacks that TUF (specification 1.5.2) and Uptane list, and the function that stops
+each:
 
-- arbitrary software, tampering: `_check_signature`, then the hashes in `bundle.complete`, and again for the very bytes
-  that are used in `bundle.copied`. Nothing is parsed before whoever must have signed it is known to have, but for two
-  names in the words of a refusal (`_claimed`).
+- arbitrary software, tampering: `_check_signature`, the hashes in `bundle.check_bundle`, and those of the bytes that
+  are used in `bundle.copied_to_memory`. Nothing is parsed before its signature is known to be right, but for two names
+  in the text of a refusal (`_stated_owner`).
 - wrong software, wrong recipient (another node's or federation's bundle): `_check_recipient`.
-- mix-and-match: every file but the charter is in the signed list; a charter is a statement of its own, and never older
-  than the newest that is known (`_newest`).
-- rollback: `_check_age`, against what is remembered, but for one bundle that is admitted on purpose. Also of the
-  charter (`_newest`).
+- mix-and-match: every file but the charter is in the signed list; a charter is signed by itself, and never older
+  than the newest that is known (`_newest_charter`).
+- rollback: `_check_age`, against the memory, but for one bundle that is admitted on purpose. The same for the
+  charter (`_newest_charter`).
 - freeze: `_check_expiry` for the bundle, `charter.check_expiry`; as good as this machine's clock.
-- fast-forward (a stolen key signs an enormous version, so that all later ones look old): versions count for one key,
-  and with the key that a charter puts in its place they begin anew (`_check_age`).
-- endless data, slow retrieval: `bundle.load` and `bundle.copied` read plain files of bounded size.
-- key compromise: a charter without the stolen key (`_newest`, `_check_signature`), in the next bundle or trust file.
-- a node that made its bundle from other broadcasts than its coordinator's: `check_broadcast`. It proves which broadcast
-  the node had, not what it did with it: its own bundle is the node's own responsibility.
-- extraneous dependencies, malicious mirrors, partial installation: a bundle is one folder from anywhere, and complete
-  or refused.
+- fast-forward (a stolen key signs an enormous version, so that all later ones look old): versions are compared
+  under one key only, and start anew with the key that a charter puts in its place (`_check_age`).
+- endless data, slow retrieval: `bundle.read_small_file` and `bundle.copied_to_memory` read plain files of bounded size.
+- key compromise: a charter without the stolen key (`_newest_charter`, `_check_signature`), in the next bundle or
+  trust file.
+- a node that made its bundle from broadcasts other than its coordinator's: `check_broadcast`. It proves which broadcast
+  the node had, not what the node did with it.
+- extraneous dependencies, malicious mirrors, partial installation: a bundle is one self-contained folder,
+  complete or refused.
 
-Not stopped: who holds a bundle can read it, and who can keep bundles away from a line keeps it on the last one, which
-says so from 30 days before its end.
+Not stopped: whoever holds a bundle can read it, and whoever keeps new bundles from a line keeps it on its last one,
+which the line warns of from 30 days before that expires.
 """
 
 import fcntl
@@ -49,21 +51,21 @@ from broker_config.security.trust import Trust
 from broker_config.storage import disk
 from edge.bundle import bundle_format as bundle
 from edge.bundle.bundle_format import Bundle, BundleError, Manifest
-from edge.bundle.expiry import Ends
+from edge.bundle.expiry import ExpiryDates
 
 _ANOTHER = "get the bundle again from where it was exported"
 _LONG_AGO = datetime.fromtimestamp(0, UTC)
 
 
-class Admitted(NamedTuple):
-    """A bundle that may be served, and when that ends."""
+class AdmittedBundle(NamedTuple):
+    """A bundle that may be served, and when that expires."""
 
     bundle: Bundle
-    ends: Ends
+    expiry_dates: ExpiryDates
 
 
 class Origin(Protocol):
-    """A model that says where it comes from: a bundle's manifest, or the facts of a personal model."""
+    """The origin of a model: a bundle's manifest, or the facts of a personal model."""
 
     @property
     def federation(self) -> str: ...  # noqa: D102
@@ -75,8 +77,8 @@ class Origin(Protocol):
     def broadcast(self) -> messages.Manifest | None: ...  # noqa: D102
 
 
-class Statement(Protocol):
-    """What every signed manifest says."""
+class SignedManifest(Protocol):
+    """The fields that every signed manifest has."""
 
     @property
     def node(self) -> str: ...  # noqa: D102
@@ -88,70 +90,70 @@ class Statement(Protocol):
     def expires(self) -> datetime | None: ...  # noqa: D102
 
 
-_Said = TypeVar("_Said", bound=Statement)
+_M = TypeVar("_M", bound=SignedManifest)
 
 
 class _Accepted(Struct, frozen=True, kw_only=True):
-    """What is remembered of the newest bundle that was served: one file for each node of each federation."""
+    """Memory of the newest bundle that was served: one file for each node of each federation."""
 
     authority: PublicKey
     charter: bytes  # the newest, sealed
     key: PublicKey  # of the node
     version: int
     manifest: Digest  # of its bytes
-    older: Digest | None = None  # likewise, of the one older bundle that somebody has gone back to on purpose
+    older: Digest | None = None  # likewise, of the one older bundle that was put back into service on purpose
 
 
 class Verifier(NamedTuple):
-    """What a line insists on."""
+    """Checks of signature, origin and age that a bundle must pass before a line serves it."""
 
     trust: Trust
-    memory: Path  # folder of what it has accepted before; only the line writes there
-    accept_older: bool = False  # than what it has accepted before
-    remembers: bool = True  # what it accepts; else the memory is only read
+    memory: Path  # folder with the memory of accepted bundles; only the line writes there
+    accept_older: bool = False  # than the newest accepted one
+    remembers: bool = True  # writes what it accepts to the memory; else the memory is only read
 
     @contextmanager
-    def admitted(self, folder: Path) -> Iterator[Admitted]:
-        """Verify a bundle. When the block ends without an error, a verifier that remembers does so.
+    def admit(self, folder: Path) -> Iterator[AdmittedBundle]:
+        """Verify a bundle; it is written to the memory when the block ends without an error.
 
         Raises:
             BundleError: it must not be served.
-            CharterError: there is no charter to go by.
+            CharterError: there is no valid charter.
             EdgeNodeError: the memory cannot be used.
         """
-        with self.examined(folder, bundle.parse) as found:
-            yield Admitted(bundle.complete(folder, found.manifest, found.content), found.ends)
+        with self.admit_manifest(folder, bundle.parse_manifest) as found:
+            yield AdmittedBundle(bundle.check_bundle(folder, found.manifest, found.content), found.expiry_dates)
 
     @contextmanager
-    def examined(self, folder: Path, parse: Callable[[Path, bytes], _Said]) -> "Iterator[Examined[_Said]]":
-        """As `admitted`, of any kind of bundle whose manifest `parse` reads, its other files not yet looked at."""
+    def admit_manifest(self, folder: Path, parse: Callable[[Path, bytes], _M]) -> "Iterator[VerifiedManifest[_M]]":
+        """As `admit`, for any kind of bundle whose manifest `parse` reads; its other files are not yet checked."""
         with _locked(self.memory) if self.remembers else nullcontext():
-            before = _recall(self._file, self.trust)
-            found = self._examined(folder, before, parse)
+            before = _load_memory(self._file, self.trust)
+            found = self._verify(folder, before, parse)
             yield found
             if self.remembers and found.accepted != before:
                 with disk.writing(self.memory):
                     disk.replace_bytes(self._file, msgspec.json.encode(found.accepted), mode=0o600)
 
-    def vouched(self, folder: Path) -> Manifest:
-        """The manifest of a bundle of which manifest, signature and charter are there; raises as `admitted` does."""
-        return self._examined(folder, _recall(self._file, self.trust), bundle.parse).manifest
+    def check_manifest(self, folder: Path) -> Manifest:
+        """The manifest of a bundle of which only manifest, signature and charter are there; raises as `admit` does."""
+        return self._verify(folder, _load_memory(self._file, self.trust), bundle.parse_manifest).manifest
 
     @property
     def _file(self) -> Path:
         return self.memory / f"{self.trust.node}@{self.trust.federation}.json"  # no name holds an @
 
-    def _examined(
-        self, folder: Path, before: _Accepted | None, parse: Callable[[Path, bytes], _Said]
-    ) -> "Examined[_Said]":
-        """All that can be known of a bundle without its other files, given what was accepted before."""
+    def _verify(
+        self, folder: Path, before: _Accepted | None, parse: Callable[[Path, bytes], _M]
+    ) -> "VerifiedManifest[_M]":
+        """Check all that can be checked without the bundle's other files."""
         trust = self.trust
         content = bundle.load_manifest(folder)
-        sealed, charter = _newest(folder, trust, before, self._file)
+        sealed, charter = _newest_charter(folder, trust, before, self._file)
         key = _check_signature(folder, content, charter, trust)
         manifest = parse(folder, content)
         _check_recipient(folder, manifest, trust)
-        if isinstance(manifest, Manifest):  # a line's models are made from no broadcast
+        if isinstance(manifest, Manifest):  # a VFL member's model is made from no broadcast
             _check_origin(folder, manifest, charter)
         end = _check_expiry(folder, manifest)
         found = _Accepted(
@@ -162,22 +164,22 @@ class Verifier(NamedTuple):
             manifest=hashlib.sha256(content).hexdigest(),
         )
         accepted = _check_age(folder, found, before, self.accept_older)
-        return Examined(content, manifest, {"bundle": end, "charter": charter.expires}, accepted)
+        return VerifiedManifest(content, manifest, {"bundle": end, "charter": charter.expires}, accepted)
 
 
-class Examined(NamedTuple, Generic[_Said]):
-    """A bundle whose signature is right."""
+class VerifiedManifest(NamedTuple, Generic[_M]):
+    """A manifest whose signature is right."""
 
     content: bytes  # of the manifest
-    manifest: _Said
-    ends: Ends
-    accepted: _Accepted  # what is to be remembered when it is served
+    manifest: _M
+    expiry_dates: ExpiryDates
+    accepted: _Accepted  # for the memory, once the bundle is served
 
 
 def check_broadcast(model: Origin, charter: Charter) -> messages.Manifest:
-    """Return the broadcast of a model if the coordinator has made it, in that run and round; else ForgedError.
+    """The broadcast of a model if the coordinator has made it, in that run and round; else ForgedError.
 
-    It may be of a later round: a method that serves the last average gives it to nodes that sat the last round out.
+    It may be of a later round: a method that serves the last average gives it to nodes that skipped the last round.
     """
     broadcast = model.broadcast
     if broadcast is None:
@@ -190,8 +192,8 @@ def check_broadcast(model: Origin, charter: Charter) -> messages.Manifest:
     return broadcast
 
 
-def _newest(folder: Path, trust: Trust, before: _Accepted | None, memory: Path) -> tuple[bytes, Charter]:
-    """The charter that counts, sealed and opened: the newest that the authority has signed."""
+def _newest_charter(folder: Path, trust: Trust, before: _Accepted | None, memory: Path) -> tuple[bytes, Charter]:
+    """The newest charter that the authority has signed, sealed and opened."""
     sources = {"the trust file": trust.charter, f"{folder / bundle.CHARTER}": _load(folder, bundle.CHARTER)}
     if before:
         sources[f"{memory}"] = before.charter
@@ -217,18 +219,18 @@ def _check_signature(folder: Path, content: bytes, charter: Charter, trust: Trus
     try:
         verify(key, bundle.CONTEXT, content, _load(folder, bundle.SIGNATURE))
     except ForgedError:
-        path, own, claimed = folder / bundle.MANIFEST, _Whose(trust.node, trust.federation), _claimed(content)
-        if claimed and claimed != own:
+        path, own, stated = folder / bundle.MANIFEST, _Owner(trust.node, trust.federation), _stated_owner(content)
+        if stated and stated != own:
             raise BundleError(
-                f"{path} says that this bundle is of {claimed}, the trust file is for {own}",
-                f"serve a bundle of {trust.node}, or pass the trust file of {claimed.node}",
+                f"{path} says that this bundle is of {stated}, the trust file is for {own}",
+                f"serve a bundle of {trust.node}, or pass the trust file of {stated.node}",
             ) from None
         raise BundleError(f"{path} is not signed by {trust.node}: {bundle.SIGNATURE} does not fit", _ANOTHER) from None
     return key
 
 
-class _Whose(Struct, frozen=True):
-    """Whose a bundle is."""
+class _Owner(Struct, frozen=True):
+    """The node and federation of a bundle."""
 
     node: Name
     federation: Name
@@ -237,11 +239,11 @@ class _Whose(Struct, frozen=True):
         return f"{self.node} in federation {self.federation!r}"
 
 
-def _claimed(content: bytes) -> _Whose | None:
-    """Whose a bundle that nobody vouches for says it is: for an error's words and nothing else."""
+def _stated_owner(content: bytes) -> _Owner | None:
+    """The owner that an unverified manifest states: for the text of an error and nothing else."""
     try:
-        return msgspec.json.decode(content, type=_Whose)
-    except (ValueError, RecursionError):  # also of bytes that are no text, and of nests without end
+        return msgspec.json.decode(content, type=_Owner)
+    except (ValueError, RecursionError):  # also of bytes that are no text, and of endless nesting
         return None
 
 
@@ -250,10 +252,10 @@ def _load(folder: Path, name: str) -> bytes:
         raise BundleError(
             f"{folder} is not signed: {name} is missing", "export it with the node's kit (edge-node export --kit)"
         )
-    return bundle.load(folder, name)
+    return bundle.read_small_file(folder, name)
 
 
-def _check_recipient(folder: Path, manifest: Statement, trust: Trust) -> None:
+def _check_recipient(folder: Path, manifest: SignedManifest, trust: Trust) -> None:
     if (manifest.node, manifest.federation) != (trust.node, trust.federation):
         raise BundleError(
             f"{folder} is of {manifest.node} in federation {manifest.federation!r}, "
@@ -272,8 +274,8 @@ def _check_origin(folder: Path, manifest: Manifest, charter: Charter) -> None:
         ) from None
 
 
-def _check_expiry(folder: Path, manifest: Statement) -> datetime:
-    """When it ends, which is not yet."""
+def _check_expiry(folder: Path, manifest: SignedManifest) -> datetime:
+    """The expiry date, which is not past."""
     end = manifest.expires or _LONG_AGO
     if end < datetime.now(UTC):
         raise BundleError(f"{folder} has expired on {end:%Y-%m-%d}", "let its model be exported again with a kit")
@@ -281,29 +283,30 @@ def _check_expiry(folder: Path, manifest: Statement) -> datetime:
 
 
 def _check_age(folder: Path, found: _Accepted, before: _Accepted | None, accept_older: bool) -> _Accepted:
-    """What to remember of a bundle that is not older than what was accepted before, nor another one of that version.
+    """The new memory, if the bundle is not older than the accepted one, nor a different one of the same version.
 
-    The older one to which somebody goes back on purpose passes from then on, alone, until a newer one is accepted.
+    An older bundle that is put back on purpose passes from then on, alone, until a newer one is accepted.
     """
     if before is None or before.key != found.key or found.version > before.version:
         return found
     if found.version == before.version:
         if found.manifest != before.manifest:
             raise BundleError(
-                f"{folder} is another bundle than this line has served, of the same version, {_made(found.version)}",
+                f"{folder} is another bundle than this line has served, of the same version, {_made_at(found.version)}",
                 "find out which one is right, and export it again",
             )
         return found
     if found.manifest != before.older and not accept_older:
+        age, newest = _made_at(found.version), _made_at(before.version)
         raise BundleError(
-            f"{folder} is older ({_made(found.version)}) than what this line has served ({_made(before.version)})",
+            f"{folder} is older ({age}) than what this line has served ({newest})",
             "serve the newer one; or go back to this one on purpose, with --accept-older",
         )
     return msgspec.structs.replace(before, charter=found.charter, older=found.manifest)
 
 
-def _made(version: int) -> str:
-    """When a bundle was made, as far as its version says: seconds since 1970, or more."""
+def _made_at(version: int) -> str:
+    """A version as text: it is the time of export in seconds since 1970, or more."""
     try:
         return f"of {datetime.fromtimestamp(version, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (ValueError, OverflowError, OSError):
@@ -312,7 +315,7 @@ def _made(version: int) -> str:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """The folder of what was accepted, made if need be; others wait meanwhile: loading a model takes a second."""
+    """Lock the memory, creating its folder if need be; others wait meanwhile: loading a model takes a second."""
     with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -323,7 +326,7 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _recall(path: Path, trust: Trust) -> _Accepted | None:
+def _load_memory(path: Path, trust: Trust) -> _Accepted | None:
     """What was accepted before under this authority, if anything was."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=_Accepted)

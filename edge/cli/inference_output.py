@@ -10,7 +10,8 @@ import msgspec
 
 from broker_config.storage.disk import writing
 from edge.inference import batch
-from edge.inference.pipeline import Inspection, Model
+from edge.inference.pipeline import Inspection
+from edge.inference.served_model import Model
 from edge.inference.tiling import View
 from edge.inference.verdict import Failure, Verdict
 
@@ -19,18 +20,18 @@ def judge(
     model: Model,
     images: Sequence[batch.Image],
     view: View | None,
-    results: batch.Results | None,
+    results: batch.ResultFile | None,
     pictures: Path | None,
     *,
     heat: bool,
     as_json: bool,
 ) -> bool:
     """Judge images and tell: a line each, or, with `results`, what they come to. Whether all could be read."""
-    todo = [each for each in images if not results or each.name not in results.judged]
+    todo = [each for each in images if not results or each.name not in results.classified]
     counts: Counter[str] = Counter()
     failed = 0
     with _bar(len(todo), shown=results is not None) as advance:
-        for found in batch.judge(model, todo, view):
+        for found in batch.classify_images(model, todo, view):
             outcome = found if isinstance(found, Failure) else found.verdict
             failed += isinstance(outcome, Failure)
             counts[outcome.label if isinstance(outcome, Verdict) else ""] += 1
@@ -56,11 +57,11 @@ def _tell(outcome: Verdict | Failure, *, as_json: bool, quiet: bool) -> None:
 
 
 def _draw(inspection: Inspection, folder: Path, *, heat: bool) -> None:
-    from edge.inference.annotation import jpeg
+    from edge.inference.annotation import render_jpeg
 
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        batch.picture_of(inspection.verdict.image, folder).write_bytes(jpeg(inspection, heat=heat))
+        batch.annotated_path(inspection.verdict.image, folder).write_bytes(render_jpeg(inspection, heat=heat))
 
 
 def _summary(before: int, counts: Counter[str], failed: int) -> str:

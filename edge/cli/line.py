@@ -188,19 +188,19 @@ def infer(
     as_json: Json = False,
 ) -> None:
     """Judge image files or whole folders, once. Exit code 2 if one of them cannot be read."""
-    from edge.bundle.expiry import tell
+    from edge.bundle.expiry import log_warnings
     from edge.cli.inference_output import judge
     from edge.config import line_settings
     from edge.inference import batch
-    from edge.inference.pipeline import load
+    from edge.inference.served_model import load_model
 
     if heat and not annotate:
         raise UsageError("--heat is of use with --annotate only", "add --annotate FOLDER")
     wanted = line_settings.view(view) if view else None
-    found = batch.find(images)
-    model = load(bundle, make_verifier(trust, memory, accept_older, remembers=False), threads)
-    tell(model.ends)
-    results = batch.Results(out, model, wanted) if out else None
+    found = batch.find_images(images)
+    model = load_model(bundle, make_verifier(trust, memory, accept_older, remembers=False), threads)
+    log_warnings(model.expiry_dates)
+    results = batch.ResultFile(out, model, wanted) if out else None
     whole = judge(model, found, wanted, results, annotate, heat=heat, as_json=as_json)
     raise typer.Exit(0 if whole else UsageError.exit_code)
 
@@ -232,7 +232,7 @@ def install_service(
     needs = service_install.needs(config, given, settings, pairs(secret, "--secret"))
     service_install.check(user, needs)
     if given["bundle"]:
-        bundle_format.read(Path(given["bundle"]))
+        bundle_format.read_bundle(Path(given["bundle"]))
     text = systemd_unit.compose(name, user, service_install.program(), needs)
     if dry_run:
         print(text, end="")

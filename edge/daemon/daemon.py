@@ -62,7 +62,7 @@ def serve(
     events: asyncio.Queue[int] = asyncio.Queue()
     signal.signal(signal.SIGHUP, lambda number, _: events.put_nowait(number))  # heeded as soon as we are ready
     faulthandler.enable(2)  # a watchdog's SIGABRT shows where each thread was
-    native_memory.steady()
+    native_memory.map_large_blocks()
     with contextlib.ExitStack() as closing:
         log = closing.enter_context(contextlib.closing(Log(settings.log)))
         listener = closing.enter_context(_listen(host, port))
@@ -106,7 +106,7 @@ async def _run(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     serving.add_done_callback(lambda _: events.put_nowait(_ENDED))
     beating = asyncio.create_task(beat(pipeline, parts.receivers, manager, stop))
-    reminding = asyncio.create_task(expiry.remind(lambda: pipeline.model.ends, stop))
+    reminding = asyncio.create_task(expiry.log_warnings_daily(lambda: pipeline.model.expiry_dates, stop))
 
     while await events.get() == signal.SIGHUP and again:
         await _reload(parts, manager, again)

@@ -46,7 +46,7 @@ class Watching:
             before.append(self._drift)
         self._pipeline.monitors = (*before, *self._others, *([keep] if keep else []))
         if old is not keep or drift is not self._drift:
-            await self._pipeline.answer()  # the worker has let go of them
+            await self._pipeline.ping()  # the worker has let go of them
         if old and old is not keep:
             old.close()
         if drift and drift is not self._drift:

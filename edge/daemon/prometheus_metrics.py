@@ -18,7 +18,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from edge.inference.pipeline import Inspection, Model, Outbox
+from edge.inference.pipeline import Inspection, Outbox
+from edge.inference.served_model import Model
 from edge.inference.verdict import Failure, Notice, Outcome, Verdict
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
@@ -66,9 +67,9 @@ class Metrics(Collector):
 
     def saw(self, inspection: Inspection) -> Verdict:
         """Count how long an image took; its verdict stays as it is."""
-        self._decoding.observe(inspection.decoding)
-        self._inference.observe(inspection.inference)
-        self._judging.observe(time.perf_counter() - inspection.arrival)
+        self._decoding.observe(inspection.decoding_seconds)
+        self._inference.observe(inspection.inference_seconds)
+        self._judging.observe(time.perf_counter() - inspection.arrived_at)
         return inspection.verdict
 
     def told(self, outcome: Outcome) -> None:

@@ -14,7 +14,7 @@ from edge.daemon.dispatcher import Receivers
 from edge.daemon.logs import Log
 from edge.daemon.monitors import Watching
 from edge.daemon.settings_diff import compared
-from edge.inference.decision import check
+from edge.inference.decision import check_no_defect_class
 from edge.inference.pipeline import Pipeline, Source
 from edge.sources.source_runner import feed
 
@@ -53,7 +53,7 @@ class Parts:
         EdgeNodeError when something cannot be used; all is then as it was. Only a source that has become unusable since
         it was opened for trial leaves all the rest as wanted; it is missing until the next time.
         """
-        check(wanted.view, self._pipeline.model.manifest.classes)
+        check_no_defect_class(wanted.view, self._pipeline.model.manifest.classes)
         await asyncio.to_thread(
             assembly.sources, wanted.sources, self._site
         )  # for trial: the old ones have to end before the new ones begin

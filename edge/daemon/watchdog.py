@@ -9,7 +9,7 @@ from edge.daemon.dispatcher import Receivers
 from edge.daemon.sd_notify import Manager
 from edge.inference import native_memory
 from edge.inference.pipeline import Pipeline
-from edge.inference.tile_inference import PROGRESS
+from edge.inference.predictor import PROGRESS
 
 _TIDY = 60.0  # seconds after which memory that large images have left is given back
 _PAUSE = 10.0  # seconds between two looks, where no watchdog wants more
@@ -27,7 +27,7 @@ async def beat(pipeline: Pipeline, receivers: Receivers, manager: Manager, stop:
             continue
         manager.tell(WATCHDOG=1, STATUS=status(pipeline, receivers))
         if time.monotonic() - tidied > _TIDY:
-            await asyncio.to_thread(native_memory.tidy)
+            await asyncio.to_thread(native_memory.trim_heap)
             tidied = time.monotonic()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), pause)
@@ -38,7 +38,7 @@ async def _gets_on(pipeline: Pipeline, patience: float) -> bool:
     before = PROGRESS.steps
     try:
         async with asyncio.timeout(patience):
-            await pipeline.answer()
+            await pipeline.ping()
     except TimeoutError:
         return PROGRESS.steps != before
     return True
@@ -46,5 +46,5 @@ async def _gets_on(pipeline: Pipeline, patience: float) -> bool:
 
 def status(pipeline: Pipeline, receivers: Receivers) -> str:
     """A line's state in a line of text."""
-    found = f"{pipeline.model.manifest.id}: {pipeline.judged} images judged"
+    found = f"{pipeline.model.manifest.id}: {pipeline.inspected} images judged"
     return f"{found}, {waiting} outcomes wait" if (waiting := receivers.waiting()) else found

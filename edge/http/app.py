@@ -14,14 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client.core import GaugeMetricFamily
 
-from edge.bundle.expiry import warnings
+from edge.bundle.expiry import expiry_warnings
 from edge.daemon.prometheus_metrics import CONTENT_TYPE as METRICS_TYPE
 from edge.daemon.prometheus_metrics import Metrics, Reading
 from edge.http import inference_protocol
 from edge.http.request import Answer, Intake, Receive, Request, RequestError, shutting_down
-from edge.inference.image_decoding import ImageError, decode
-from edge.inference.pipeline import BrokenModelError, Frame, Model, Pipeline
+from edge.inference.image_decoding import ImageError, decode_image
+from edge.inference.pipeline import BrokenModelError, Frame, Pipeline
 from edge.inference.predictor import Outputs
+from edge.inference.served_model import Model
 from edge.inference.verdict import Failure
 
 BATCH = 8  # images of a request that are computed at a time: others have their turn in between
@@ -129,9 +130,9 @@ class App:
             "classes": manifest.classes,
             "model": f"/v2/models/{manifest.node}",
             "classify": "POST an image file's bytes to /classify?name=NAME",
-            "verified": bool(model.ends),
-            "expires": dict(model.ends),
-            "warnings": warnings(model.ends, datetime.now(UTC)),
+            "verified": bool(model.expiry_dates),
+            "expires": dict(model.expiry_dates),
+            "warnings": expiry_warnings(model.expiry_dates, datetime.now(UTC)),
         }
         return Answer.json(about)
 
@@ -148,15 +149,17 @@ class App:
         annotate = request.query("annotate", "")
         if annotate not in ("", "1", "heat"):
             raise RequestError("annotate is neither 1 nor heat", "leave it out for the verdict as JSON")
-        async with self._intake.body(request) as body, self._pipeline.see(Frame(name, body, "http")) as found:
+        async with self._intake.body(request) as body, self._pipeline.inspect(Frame(name, body, "http")) as found:
             if isinstance(found, Failure):
                 return Answer.json(found, 400)
             headers = {b"x-model": found.verdict.model.encode()}
             if not annotate:
                 return Answer.json(found.verdict, headers=headers)
-            from edge.inference.annotation import jpeg  # noqa: PLC0415  (few ask for pictures)
+            from edge.inference.annotation import render_jpeg  # noqa: PLC0415  (few ask for pictures)
 
-            picture = await self._pipeline.decoding(lambda inspection: jpeg(inspection, heat=annotate == "heat"), found)
+            picture = await self._pipeline.run_in_decoder(
+                lambda inspection: render_jpeg(inspection, heat=annotate == "heat"), found
+            )
         return Answer(picture, kind=b"image/jpeg", headers=headers)
 
     async def _measure(self, _request: Request) -> Answer:
@@ -226,7 +229,7 @@ class App:
 
         if len(body) <= _SMALL and (len(body) if head is None else head) <= _INLINE:
             return parse(body)
-        return await self._pipeline.decoding(parse, body)
+        return await self._pipeline.run_in_decoder(parse, body)
 
     async def _outputs(self, inquiry: inference_protocol.Inquiry, model: Model, request: Request) -> Outputs:
         """What the model gives for all images, a few at a time, as long as there is somebody to answer."""
@@ -259,7 +262,7 @@ class App:
             return inquiry.images[some]
 
         def decoded(numbered: tuple[int, bytes]) -> NDArray[np.uint8]:
-            return decode(numbered[1], model.manifest.input.size, f"image {numbered[0]}")
+            return decode_image(numbered[1], model.manifest.input.size, f"image {numbered[0]}")
 
         files = enumerate(inquiry.files[some], some.start)
-        return np.stack([await self._pipeline.decoding(decoded, each) for each in files])
+        return np.stack([await self._pipeline.run_in_decoder(decoded, each) for each in files])

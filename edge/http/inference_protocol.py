@@ -17,8 +17,8 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from edge.bundle.bundle_format import Manifest
-from edge.inference.pipeline import Model
 from edge.inference.predictor import Outputs
+from edge.inference.served_model import Model
 
 MAX_IMAGES = 1024  # of a request
 

@@ -136,7 +136,7 @@ class Intake:
             return
         if encoding not in (b"gzip", b"deflate"):
             raise RequestError("the body's Content-Encoding is not known", "use gzip, deflate or none", 415)
-        self._hold(held, await self._pipeline.decoding(_unpacked, held[0]))
+        self._hold(held, await self._pipeline.run_in_decoder(_unpacked, held[0]))
         self._held -= len(held.pop(0))
 
     def _hold(self, into: list[bytes], data: bytes) -> None:

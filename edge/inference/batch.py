@@ -1,4 +1,4 @@
-"""Judging many image files at once, without a daemon; what was judged before an interruption is not judged again."""
+"""Classification of many image files without a daemon, and the result file from which an interrupted run resumes."""
 
 import csv
 import hashlib
@@ -13,7 +13,8 @@ from msgspec import Struct
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError, printable
 from edge.inference.image_decoding import SUFFIXES
-from edge.inference.pipeline import Frame, Inspection, Model, NullOutbox, Pipeline
+from edge.inference.pipeline import Frame, Inspection, NullOutbox, Pipeline
+from edge.inference.served_model import Model
 from edge.inference.tiling import View
 from edge.inference.verdict import Failure, Verdict
 from edge.terminal.formatting import natural_key
@@ -21,21 +22,21 @@ from edge.uncertainty.doubts import Doubts
 from edge.uncertainty.doubts import Settings as Doubting
 
 COLUMNS = ("image", "label", "confidence", "defect", "doubts", "bundle", "model", "view", "time", "error")
-_READABLE = 200  # bytes of an image's name that are in its picture's
+_READABLE = 200  # bytes of an image's name that its picture's name keeps
 _HEADER = ",".join(COLUMNS) + "\n"
 
 
 class Image(NamedTuple):
-    """An image file, and what it is called."""
+    """An image file and its name."""
 
     name: str
     path: Path
 
 
-def find(paths: Sequence[Path]) -> list[Image]:
-    """The image files that are meant: a folder means all in it and below, by name; a file itself.
+def find_images(paths: Sequence[Path]) -> list[Image]:
+    """The image files among `paths`: the files themselves, and all image files in folders and below, sorted by name.
 
-    What begins with a dot is left out. UsageError when a folder holds none.
+    Hidden files and folders are left out. UsageError when a folder holds none.
     """
     found = []
     for path in paths:
@@ -44,7 +45,7 @@ def find(paths: Sequence[Path]) -> list[Image]:
             raise UsageError(
                 f"there are no images in {path}", f"name a folder that holds files with {' '.join(SUFFIXES)}"
             )
-        found += [Image(_name(each), each) for each in inside]
+        found += [Image(_display_name(each), each) for each in inside]
     return found
 
 
@@ -56,39 +57,38 @@ def _walk(folder: Path) -> Iterator[Path]:
                 yield Path(place, each)
 
 
-def _name(path: Path) -> str:
-    """A name that can be told: it is UTF-8, and one line."""
+def _display_name(path: Path) -> str:
+    """A name that can be printed: UTF-8, and one line."""
     return printable(os.fsencode(path).decode(errors="replace"), keep="")
 
 
-def judge(model: Model, images: Sequence[Image], view: View | None = None) -> Iterator[Inspection | Failure]:
-    """Judge images one after another; UsageError when the view does not suit the model."""
+def classify_images(model: Model, images: Sequence[Image], view: View | None = None) -> Iterator[Inspection | Failure]:
+    """Inspect images one after another; UsageError when the view does not fit the model."""
     pipeline = Pipeline(model, NullOutbox(), view, [Doubts(Doubting())])
     for name, path in images:
-        yield pipeline.see_here(Frame(name, path))
+        yield pipeline.inspect_sync(Frame(name, path))
 
 
 class _Row(Struct):
-    """What is read of an earlier result."""
+    """The columns of an earlier result that matter here."""
 
     image: str
-    model: str = ""  # none: the image could not be judged
+    model: str = ""  # empty: the image could not be classified
     view: str = ""
 
 
-class Results:
-    """A file of outcomes, JSON lines or CSV by its suffix, which grows by a line each.
+class ResultFile:
+    """A file of outcomes, JSON lines or CSV by its suffix, to which each outcome adds a line.
 
-    `judged` are the images that have a verdict in it. Those that could not be judged are tried again: the last line of
-    an image counts.
+    `classified` are the images that have a verdict in it. Failed ones are tried again: an image's last line counts.
     """
 
     def __init__(self, path: Path, model: Model, view: View | None = None) -> None:
-        """Open or begin it; UsageError when it has another suffix, or results of another model or view."""
-        self._view = _digest(view or View())
+        """Open or create it; UsageError when it has another suffix, or results of another model or view."""
+        self._view = _view_digest(view or View())
         self._kind: Literal["csv", "jsonl"] = "csv" if path.suffix == ".csv" else "jsonl"
         if path.suffix not in (".csv", ".jsonl"):
-            raise UsageError(f"{path} is neither .jsonl nor .csv", "name the results so")
+            raise UsageError(f"{path} is neither .jsonl nor .csv", "give the file one of these suffixes")
         try:
             self._file: BinaryIO = path.open("r+b" if path.exists() else "w+b")
             content = self._file.read()
@@ -100,7 +100,7 @@ class Results:
         try:
             rows = self._rows(whole)
         except (ValueError, msgspec.MsgspecError) as error:
-            raise UsageError(f"{path} holds something else than results", "name another file") from error
+            raise UsageError(f"{path} holds something other than results", "name another file") from error
         if others := {row.model for row in rows if row.model} - {model.digest}:
             raise UsageError(
                 f"{path} holds results of another model ({', '.join(sorted(others))}, not {model.digest})",
@@ -110,7 +110,7 @@ class Results:
             raise UsageError(
                 f"{path} holds results that were judged with another view", "name another file, or the same --view"
             )
-        self.judged = {row.image for row in rows if row.model}
+        self.classified = {row.image for row in rows if row.model}
         self._file.truncate(len(whole))
         self._file.seek(len(whole))
         if not whole and self._kind == "csv":
@@ -125,7 +125,7 @@ class Results:
         return [msgspec.convert(row, _Row) for row in csv.DictReader(io.StringIO(text))]
 
     def add(self, outcome: Verdict | Failure) -> None:
-        """Append an outcome; EdgeNodeError when the disk does not take it."""
+        """Append an outcome; EdgeNodeError when it cannot be written."""
         try:
             if self._kind == "jsonl":
                 row = msgspec.to_builtins(outcome) | ({"view": self._view} if isinstance(outcome, Verdict) else {})
@@ -145,8 +145,8 @@ class Results:
         self._file.flush()
 
 
-def _digest(view: View) -> str:
-    """A name for a view."""
+def _view_digest(view: View) -> str:
+    """A short identifier of a view."""
     return hashlib.sha256(msgspec.json.encode(view)).hexdigest()[:12]
 
 
@@ -157,7 +157,7 @@ def _cells(outcome: Verdict | Failure, view: str) -> list[object]:
     return list((row | {"doubts": " ".join(outcome.doubts), "defect": int(outcome.defect), "view": view}).values())
 
 
-def picture_of(image: str, folder: Path) -> Path:
-    """Where the annotated picture of an image goes: each has its own, whose name is short enough for any disk."""
+def annotated_path(image: str, folder: Path) -> Path:
+    """The path for the annotated picture of an image: unique, with a name short enough for any file system."""
     readable = image.strip("./").replace("/", "_").encode()[-_READABLE:].decode(errors="ignore")
     return folder / f"{readable}.{hashlib.sha256(image.encode()).hexdigest()[:8]}.jpg"

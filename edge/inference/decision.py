@@ -1,4 +1,4 @@
-"""The classes of a frame's tiles -> one verdict for the part."""
+"""The decision: from the classes of a frame's tiles to one label for the part."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ NO_DEFECT = "no_defect"  # the class that means so where the settings name none
 
 
 class Decision(NamedTuple):
-    """What the tiles come to."""
+    """The label of a part, and the tile that decided it."""
 
     tile: int  # the one that decides
     label: str
@@ -22,7 +22,7 @@ class Decision(NamedTuple):
     tiles: tuple[Tile, ...]  # empty for a frame that is one tile
 
 
-def check(view: View, classes: Sequence[str]) -> None:
+def check_no_defect_class(view: View, classes: Sequence[str]) -> None:
     """UsageError when the settings name a class that a model does not have."""
     if view.no_defect and view.no_defect not in classes:
         raise UsageError(
@@ -34,27 +34,28 @@ def check(view: View, classes: Sequence[str]) -> None:
 def decide(probabilities: NDArray[np.float32], boxes: Sequence[Box], classes: Sequence[str], view: View) -> Decision:
     """float32 [tiles, classes] -> the decision.
 
-    A tile has a defect when its likeliest class is one and reaches the threshold; a part, when `least_tiles` of its
-    tiles have, or all, should they be fewer. The surest of them decides. A part without a defect is called by the
-    class that means so, as sure as the least sure tile is of it; if the model has no such class, by its surest tile.
+    A tile has a defect when its likeliest class is one and reaches the threshold; a part has one when `least_tiles` of
+    its tiles have (or all of them, if it has fewer). The most confident of them decides. A part without a defect gets
+    the no-defect class, with the confidence of the tile that is least sure of it; if the model has no such class, the
+    label of its most confident tile.
     """
-    harmless = view.no_defect or NO_DEFECT
+    no_defect = view.no_defect or NO_DEFECT
     labels = probabilities.argmax(1)
     found = tuple(
         Tile(
             box=box,
             label=classes[label],
             confidence=float(row[label]),
-            defect=classes[label] != harmless and float(row[label]) >= view.threshold,
+            defect=classes[label] != no_defect and float(row[label]) >= view.threshold,
         )
         for box, label, row in zip(boxes, labels, probabilities, strict=True)
     )
     shown = found if len(found) > 1 else ()
     defects = [index for index, tile in enumerate(found) if tile.defect]
     if len(defects) >= min(view.least_tiles, len(found)):
-        surest = max(defects, key=lambda index: found[index].confidence)
-        return Decision(surest, found[surest].label, True, shown)
-    if harmless in classes:
-        return Decision(int(probabilities[:, list(classes).index(harmless)].argmin()), harmless, False, shown)
-    surest = max(range(len(found)), key=lambda index: found[index].confidence)
-    return Decision(surest, found[surest].label, False, shown)
+        most_confident = max(defects, key=lambda index: found[index].confidence)
+        return Decision(most_confident, found[most_confident].label, True, shown)
+    if no_defect in classes:
+        return Decision(int(probabilities[:, list(classes).index(no_defect)].argmin()), no_defect, False, shown)
+    most_confident = max(range(len(found)), key=lambda index: found[index].confidence)
+    return Decision(most_confident, found[most_confident].label, False, shown)

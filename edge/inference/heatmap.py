@@ -1,4 +1,4 @@
-"""Class activation maps of a frame's tiles -> which places of the frame spoke for a class, as colours.
+"""Heatmaps: from class activation maps of a frame's tiles to colours where the frame shows evidence for a class.
 
 After Zhou et al., "Learning deep features for discriminative localization", CVPR 2016.
 """
@@ -17,57 +17,57 @@ _TABLE = np.array(
     [np.interp(np.linspace(0, 1, 256), np.linspace(0, 1, 6), channel) for channel in zip(*_STOPS, strict=True)]
 )
 _TABLE = (_TABLE.T + 0.5).astype(np.uint8)  # [256, 3]
-_COVER = 0.35, 0.65  # how much the heat covers of the frame where it is nothing, and where it is greatest
+_OPACITY = 0.35, 0.65  # of the heatmap over the frame, where it is 0 and where it is greatest
 
 
-def heat(
+def class_heat(
     maps: NDArray[np.float32], label: int, boxes: Sequence[Box], scale: float, size: tuple[int, int]
 ) -> NDArray[np.float32]:
-    """Where each encoder sees a class: float32 [encoders, height, width], 0 or more, of a picture of this size.
+    """Evidence for a class by each encoder: float32 [encoders, height, width], 0 or more, of a picture of this size.
 
     Args:
         maps: [tiles, encoders, classes, h, w]; averaged over h and w and added up they are logits.
-        label: the class. What a place adds to its logit counts as far as it is more than to the mean of all classes:
-            what it adds to all alike changes no probability.
-        boxes: where the tiles lie in the frame. Where they overlap one passes smoothly into the next.
-        scale: a pixel of the frame is so many of the picture.
+        label: the class. What a place adds to its logit counts as far as it exceeds the mean over all classes: what
+            it adds to all alike changes no probability.
+        boxes: the tiles' places in the frame. Where they overlap one blends smoothly into the next.
+        scale: pixels of the picture for a pixel of the frame.
         size: width and height of the picture.
     """
     evidence = np.maximum(maps[:, :, label] - maps.mean(2), 0)
     found = np.zeros((maps.shape[1], size[1], size[0]), np.float32)
     weights = np.full((size[1], size[0]), 1e-9, np.float32)
     for tile, box in zip(evidence, boxes, strict=True):
-        left, top, right, bottom = scaled(box, scale)
-        there = np.s_[top:bottom, left:right]
-        weight = np.outer(_roof(bottom - top), _roof(right - left))[: size[1] - top, : size[0] - left]
-        weights[there] += weight
+        left, top, right, bottom = scale_box(box, scale)
+        area = np.s_[top:bottom, left:right]
+        weight = np.outer(_tent(bottom - top), _tent(right - left))[: size[1] - top, : size[0] - left]
+        weights[area] += weight
         for canvas, one in zip(found, tile, strict=True):
             drawn = np.asarray(Image.fromarray(one).resize((right - left, bottom - top), Image.Resampling.BILINEAR))
-            canvas[there] += weight * drawn[: weight.shape[0], : weight.shape[1]]
+            canvas[area] += weight * drawn[: weight.shape[0], : weight.shape[1]]
     return found / weights
 
 
-def _roof(length: int) -> NDArray[np.float32]:
-    """How much each pixel of a tile's side counts: most in the middle."""
+def _tent(length: int) -> NDArray[np.float32]:
+    """Weight of each pixel along a tile's side: greatest in the middle."""
     rising = np.arange(1, length + 1, dtype=np.float32)
     return np.minimum(rising, rising[::-1])
 
 
-def scaled(box: Box, scale: float) -> tuple[int, int, int, int]:
+def scale_box(box: Box, scale: float) -> tuple[int, int, int, int]:
     """Left, top, right and bottom of a rectangle in a picture `scale` times as large, at least a pixel each way."""
     left, top = round(box.left * scale), round(box.top * scale)
     right, bottom = round((box.left + box.width) * scale), round((box.top + box.height) * scale)
     return left, top, max(right, left + 1), max(bottom, top + 1)
 
 
-def over(image: Image.Image, strength: NDArray[np.float32]) -> Image.Image:
-    """An image in gray, RGB, under the colours of `strength`, [height, width] from 0 to 1."""
+def overlay(image: Image.Image, strength: NDArray[np.float32]) -> Image.Image:
+    """An image in gray, RGB, under the heat colours of `strength`, [height, width] from 0 to 1."""
     gray = np.asarray(image.convert("L"), np.float32)[..., None]
-    least, most = _COVER
-    cover = (least + (most - least) * strength)[..., None]
-    return Image.fromarray((gray + cover * (colors(strength) - gray) + 0.5).astype(np.uint8))
+    least, most = _OPACITY
+    opacity = (least + (most - least) * strength)[..., None]
+    return Image.fromarray((gray + opacity * (heat_colors(strength) - gray) + 0.5).astype(np.uint8))
 
 
-def colors(strength: NDArray[np.float32]) -> NDArray[np.uint8]:
+def heat_colors(strength: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Values from 0 to 1 -> RGB, uint8 [..., 3]."""
     return _TABLE[(strength * 255 + 0.5).astype(np.uint8)]

@@ -1,4 +1,4 @@
-"""Image files -> pixels: the one definition of decoding, for training and for the line alike."""
+"""Decoding of image files to pixels, the same for training and for the line."""
 
 import contextlib
 import io
@@ -15,58 +15,58 @@ from edge.inference.verdict import Box
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 MAX_PIXELS = 64_000_000
-MAX_SIDE = 65_535  # JPEG's own; what resizing needs besides pixels grows with the side
+MAX_SIDE = 65_535  # JPEG's own; resizing needs memory that grows with the side
 MAX_BYTES = 64 << 20
 _BAND = 256  # rows
 _FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP")
 
 
 class ImageError(UsageError):
-    """An image that cannot be judged; says which one, why, and what to do."""
+    """An image that cannot be used: which one, why, and what to do."""
 
 
 class Photo(NamedTuple):
-    """An image file as it is, before it is brought to a network's size."""
+    """A decoded image at its own size."""
 
     image: Image.Image  # mode L or RGB with full-range 8-bit channels, upright
     format: str  # JPEG, PNG, BMP, TIFF or WEBP
     mode: str  # Pillow's name of the file's own colour mode
-    camera: str  # maker and model as EXIF tells them, or nothing
+    camera: str  # maker and model from EXIF, or empty
 
     @classmethod
-    def of(cls, pixels: NDArray[np.uint8]) -> "Photo":
+    def from_array(cls, pixels: NDArray[np.uint8]) -> "Photo":
         """A camera's frame, uint8 [height, width, 3] RGB; ValueError for anything else."""
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
             raise ValueError(f"expected uint8 [height, width, 3], got {pixels.dtype} {list(pixels.shape)}")
         return cls(Image.fromarray(pixels), "", "RGB", "")
 
-    def part(self, box: Box) -> "Photo":
-        """What lies in a rectangle of it."""
+    def crop(self, box: Box) -> "Photo":
+        """The part within a rectangle."""
         left, top, width, height = box
         if (width, height) == self.image.size:
             return self
         return self._replace(image=self.image.crop((left, top, left + width, top + height)))
 
-    def fit(self, size: int) -> NDArray[np.uint8]:
+    def resize(self, size: int) -> NDArray[np.uint8]:
         """Its pixels, uint8 [size, size, 3]: resized (bilinear, antialiased, aspect ratio not kept) RGB."""
         return np.array(self.image.resize((size, size), Image.Resampling.BILINEAR).convert("RGB"))
 
 
-def decode(data: bytes | Path, size: int, name: str = "") -> NDArray[np.uint8]:
-    """Decode an image file to uint8 [size, size, 3], RGB: `read` it, then `fit`. Raises ImageError as `read` does."""
-    return read(data, name).fit(size)
+def decode_image(data: bytes | Path, size: int, name: str = "") -> NDArray[np.uint8]:
+    """An image file as uint8 [size, size, 3], RGB: `read_image`, then `resize`. Raises ImageError as the former."""
+    return read_image(data, name).resize(size)
 
 
-def read(data: bytes | Path, name: str = "") -> Photo:
+def read_image(data: bytes | Path, name: str = "") -> Photo:
     """Decode an image file at its own size.
 
-    It is the first frame, turned as its EXIF tag says. Transparent pixels are laid over black, 16-bit gray is scaled
-    from its full range, colour profiles are ignored. Raises ImageError, called by `name` (default: the path), for
-    anything that is not a whole image of at most MAX_PIXELS pixels, MAX_SIDE a side, and MAX_BYTES bytes in one of the
-    formats of SUFFIXES.
+    The result is the first frame, turned as its EXIF tag says. Transparent pixels are laid over black, 16-bit gray is
+    scaled from its full range, colour profiles are ignored. Raises ImageError, which names it `name` (default: the
+    path), for anything that is not a complete image of at most MAX_PIXELS pixels, MAX_SIDE a side, and MAX_BYTES bytes
+    in one of the formats of SUFFIXES.
     """
     name = name or (str(data) if isinstance(data, Path) else "the image")
-    # Never Pillow's own reading of paths: it maps the file, and one cut short under our feet would end the process.
+    # Never Pillow's own reading of paths: it maps the file, and if that is truncated meanwhile the process dies.
     content = _read(data, name) if isinstance(data, Path) else data
     if len(content) > MAX_BYTES:
         raise _too_large(name)
@@ -78,7 +78,7 @@ def read(data: bytes | Path, name: str = "") -> Photo:
             image.load()
             mode, camera = image.mode, _camera(image)
             ImageOps.exif_transpose(image, in_place=True)
-            return Photo(_plain(image, name), str(image.format), mode, camera)
+            return Photo(_convert(image, name), str(image.format), mode, camera)
     except ImageError:
         raise
     except Exception as error:  # a hostile or broken file can raise anything inside a decoder
@@ -124,10 +124,10 @@ def _check_pixels(image: Image.Image, name: str) -> None:
         )
 
 
-def _plain(image: Image.Image, name: str) -> Image.Image:
+def _convert(image: Image.Image, name: str) -> Image.Image:
     """The same picture in mode L or RGB, with full-range 8-bit channels.
 
-    A band after another: what lies between would take several times the memory of a large image.
+    It is converted in bands: intermediate results would take several times the memory of a large image.
     """
     if image.mode in ("L", "RGB"):
         return image
@@ -136,11 +136,11 @@ def _plain(image: Image.Image, name: str) -> Image.Image:
     plain = Image.new("L" if image.mode == "1" or image.mode.startswith("I;16") else "RGB", image.size)
     for top in range(0, image.height, _BAND):
         band = image.crop((0, top, image.width, min(top + _BAND, image.height)))
-        plain.paste(_plain_band(band, plain.mode), (0, top))
+        plain.paste(_convert_band(band, plain.mode), (0, top))
     return plain
 
 
-def _plain_band(image: Image.Image, mode: str) -> Image.Image:
+def _convert_band(image: Image.Image, mode: str) -> Image.Image:
     if image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image, np.float32) / 257 + 0.5).astype(np.uint8))
     if image.has_transparency_data:

@@ -1,4 +1,4 @@
-"""The C library's memory, which Python leaves to it: large images come and go, and should leave nothing behind."""
+"""Memory of the C library, out of Python's hands: large images come and go, and should leave nothing behind."""
 
 import contextlib
 import ctypes
@@ -7,17 +7,17 @@ _MMAP_THRESHOLD = -3  # mallopt's name for it
 _LARGE = 4 << 20  # bytes
 
 
-def steady() -> None:
-    """From now on give large blocks back as soon as they are free.
+def map_large_blocks() -> None:
+    """Have large blocks mapped one by one from now on, so that each is returned as soon as it is free.
 
-    Otherwise glibc takes the first large image as a sign that such blocks belong into its heap, where the small ones
-    that lie between them keep it from shrinking.
+    Otherwise glibc takes the first large image as a sign that such blocks belong into its heap, which the small blocks
+    between them then keep from shrinking.
     """
     with contextlib.suppress(AttributeError):  # another C library than glibc
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE)
 
 
-def tidy() -> None:
-    """Give back what is free: loading a model takes more than the model, 28 MB of 82, of two fused MobileNetV2."""
+def trim_heap() -> None:
+    """Return free memory to the system: loading two fused MobileNetV2 takes 82 MB, 28 of which are then free."""
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

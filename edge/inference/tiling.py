@@ -1,4 +1,4 @@
-"""A frame -> the region of interest -> tiles of the network's size."""
+"""Tiling: from a frame's region of interest to images of the network's size."""
 
 from typing import Annotated, NamedTuple
 
@@ -13,17 +13,17 @@ MAX_TILES = 512  # of one frame: 77 MB at 224 pixels
 
 
 class View(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Table `[view]` of a line's settings: which part of a frame is looked at, in which portions, and what counts."""
+    """Table `[view]` of a line's settings: which part of a frame is inspected, in which tiles, what is a defect."""
 
     roi: tuple[int, int, int, int] | None = None  # left, top, width, height in pixels; None: the whole frame
     tile: Annotated[int, Meta(ge=0)] = 0  # side of a tile in the frame's pixels; 0: the region as a whole
     overlap: Annotated[float, Meta(ge=0, le=0.9)] = 0.25  # of a tile with the next one
-    no_defect: str | None = None  # the class that means: nothing to see here; None: "no_defect", if the model has it
+    no_defect: str | None = None  # the class that means no defect; None: "no_defect", if the model has it
     threshold: Annotated[float, Meta(ge=0, le=1)] = 0.0  # confidence from which on a tile counts as a defect
     least_tiles: Annotated[int, Meta(ge=1)] = 1  # tiles with a defect that make the part defective
 
 
-class Cut(NamedTuple):
+class TiledFrame(NamedTuple):
     """A frame as the network sees it."""
 
     pixels: NDArray[np.uint8]  # [tiles, size, size, 3], RGB
@@ -31,20 +31,20 @@ class Cut(NamedTuple):
     photo: Photo
 
 
-def cut(photo: Photo, view: View, size: int, name: str = "the image") -> Cut:
-    """Cut a frame into tiles, row by row, each brought to the network's size as `Photo.fit` does it.
+def cut_tiles(photo: Photo, view: View, size: int, name: str = "the image") -> TiledFrame:
+    """Cut a frame into tiles, row by row, each resized to the network's size as `Photo.resize` does it.
 
-    ImageError, which calls the frame by `name`, when the region of interest does not lie in it, or has too many tiles.
+    ImageError, which names the frame `name`, when the region of interest is not inside it, or has too many tiles.
     """
-    boxes = tiles(region(photo.image.size, view, name), view, name)
+    boxes = tile_boxes(region_of_interest(photo.image.size, view, name), view, name)
     pixels = np.empty((len(boxes), size, size, 3), np.uint8)
     for each, box in zip(pixels, boxes, strict=True):
-        each[:] = photo.part(box).fit(size)
-    return Cut(pixels, boxes, photo)
+        each[:] = photo.crop(box).resize(size)
+    return TiledFrame(pixels, boxes, photo)
 
 
-def region(size: tuple[int, int], view: View, name: str = "the image") -> Box:
-    """The part of a frame of this width and height that is looked at; ImageError when it does not lie in the frame."""
+def region_of_interest(size: tuple[int, int], view: View, name: str = "the image") -> Box:
+    """The part of a frame of this width and height that is inspected; ImageError when it is not inside the frame."""
     found = Box(*view.roi) if view.roi else Box(0, 0, *size)
     left, top, width, height = found
     if min(left, top) < 0 or min(width, height) < 1 or left + width > size[0] or top + height > size[1]:
@@ -55,10 +55,10 @@ def region(size: tuple[int, int], view: View, name: str = "the image") -> Box:
     return found
 
 
-def tiles(area: Box, view: View, name: str = "the image") -> tuple[Box, ...]:
+def tile_boxes(area: Box, view: View, name: str = "the image") -> tuple[Box, ...]:
     """The tiles that cover an area, row by row; ImageError when they are more than MAX_TILES.
 
-    All are of one size: `view.tile`, or the area's own width or height where that is less. The last column and the last
+    All have one size: `view.tile`, or the area's own width or height where that is less. The last column and the last
     row are moved inwards.
     """
     width, height = (min(view.tile or side, side) for side in (area.width, area.height))

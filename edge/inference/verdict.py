@@ -1,4 +1,4 @@
-"""What the line says: about an image (Verdict, Failure) and about itself (Notice). One JSON object each."""
+"""Outcomes that a line reports, a JSON object each: about an image (Verdict, Failure) and about itself (Notice)."""
 
 import json
 import math
@@ -20,7 +20,7 @@ class Box(NamedTuple):
 
 
 class Tile(Struct, frozen=True, kw_only=True):
-    """What the model says about one tile of a frame."""
+    """The classification of one tile of a frame."""
 
     box: Box
     label: str
@@ -29,7 +29,7 @@ class Tile(Struct, frozen=True, kw_only=True):
 
 
 class Verdict(Struct, frozen=True, kw_only=True, tag_field="type"):
-    """An image was judged: one verdict a part."""
+    """The classification of an image: one verdict a part."""
 
     image: str
     label: str  # a class; that of the tile that decided
@@ -43,14 +43,14 @@ class Verdict(Struct, frozen=True, kw_only=True, tag_field="type"):
     defect: bool = True  # False when the label is the class that means no defect
     doubts: tuple[str, ...] = ()  # why somebody should look at the image; empty when the verdict is accepted
     disagreement: float | None = None  # of the model's encoders, 0..1
-    novelty: float | None = None  # distance from the nearest image that judged the model, 0..2
-    tiles: tuple[Tile, ...] = ()  # when the frame was cut into several
+    novelty: float | None = None  # distance from the nearest held-out image, 0..2
+    tiles: tuple[Tile, ...] = ()  # if the frame was cut into several
     kept: str | None = None  # the file in which the image was kept
-    id: str = ""  # of this judgement, unique
+    id: str = ""  # unique
 
 
 class Failure(Struct, frozen=True, kw_only=True, tag_field="type"):
-    """An image could not be judged."""
+    """An image that could not be classified."""
 
     image: str
     error: str
@@ -61,7 +61,7 @@ class Failure(Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class Notice(Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Something about the line itself that its people should know."""
+    """An event of the line itself that its operators should know of."""
 
     kind: Literal["model", "drift", "spool", "source"]
     text: str
@@ -75,8 +75,8 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Outcome).decode
 
 
-def encoded(outcome: Outcome) -> bytes:
-    """An outcome as JSON that can be read again. A verdict with numbers that JSON does not know becomes a failure."""
+def encode_outcome(outcome: Outcome) -> bytes:
+    """An outcome as JSON that decodes again. A verdict with numbers that JSON cannot hold becomes a failure."""
     data = _json(outcome)
     try:
         _decode(data)
@@ -110,11 +110,11 @@ def _text(value: float | str) -> float | str:
     return value if isinstance(value, str) or math.isfinite(value) else str(value)
 
 
-def now() -> str:
-    """The time as outcomes bear it."""
+def current_time() -> str:
+    """The current time in the format of outcomes."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def fresh_id() -> str:
-    """A new outcome's id: 128 random bits."""
+def new_id() -> str:
+    """An id for a new outcome: 128 random bits."""
     return os.urandom(16).hex()

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from broker_config.storage.disk import claimed, writing
-from edge.inference.verdict import Notice, Outcome, encoded, fresh_id, now
+from edge.inference.verdict import Notice, Outcome, current_time, encode_outcome, new_id
 from edge.outbox.delivery import Settings
 from edge.outbox.outbox_file import connect, reason, set_aside
 
@@ -98,7 +98,7 @@ class Spool:
 
     def put(self, outcome: Outcome) -> None:
         """Take an outcome over; never raises."""
-        data = encoded(outcome)
+        data = encode_outcome(outcome)
         with self._arrived:
             self.newest += 1
             if self._held or not self._insert(self.newest, data):
@@ -187,7 +187,7 @@ class Spool:
         self.newest = max(last or 0, *self._cursors.values(), 0)
         self._cursors.pop(_NEWEST, None)
         found = self._db.execute("SELECT id, boot FROM facts").fetchone()
-        self.id, before = found or (fresh_id()[:8], "never")
+        self.id, before = found or (new_id()[:8], "never")
         if before not in ("", self._boot):  # a new spool, or a power cut: some numbers may be known to receivers only
             self.newest = max(self.newest + _LEAP, int(1000 * time.time()))  # many a machine starts in 1970
         self._first = self.newest
@@ -312,7 +312,7 @@ class Spool:
                 self._crisis = self._known
                 _log.error("the spool %s is full: the oldest outcomes are dropped", self.path)
                 text = "a receiver was away for too long: the oldest outcomes that waited for it are dropped"
-                self.put(Notice(kind="spool", text=text, time=now(), id=fresh_id()))
+                self.put(Notice(kind="spool", text=text, time=current_time(), id=new_id()))
             self._known = self.dropped
         elif self._crisis is not None and not self._crowded:
             _log.warning(

@@ -33,7 +33,7 @@ def send(folder: Path, endpoint: Endpoint, line: str, tell: Callable[[str], None
         BrokerError: the broker cannot be reached.
     """
     topics.check_name(line, "the line's name")
-    found = bundle_format.read(folder)
+    found = bundle_format.read_bundle(folder)
     if not (folder / bundle_format.SIGNATURE).exists():
         raise UsageError(
             f"{folder} is not signed, and a line takes nothing else from a broker",
@@ -53,7 +53,7 @@ def _offered(
     found: bundle_format.Bundle, blobs: BlobStore, endpoint: Endpoint, line: str, tell: Callable[[str], None]
 ) -> Answer:
     sender, events = f"sender-{secrets.token_hex(8)}", queue.Queue[Any]()
-    names = sorted(name for name in bundle_format.files(found.manifest) if (found.folder / name).exists())
+    names = sorted(name for name in bundle_format.file_names(found.manifest) if (found.folder / name).exists())
     files = tuple(File(name, *blobs.put((found.folder / name).read_bytes())) for name in names)
     transfer = BlobTransfer(endpoint, topics.line_namespace(line), sender, blobs, events)
     transfer.start()

@@ -26,7 +26,7 @@ from broker_config.protocol.topics import check_name
 from broker_config.storage import disk
 from edge.bundle import bundle_format as bundle
 from edge.bundle.bundle_format import BundleError, Manifest
-from edge.inference.verdict import now
+from edge.inference.verdict import current_time
 
 KEPT = 8  # bundles; those that are served, or were before, besides
 _HISTORY = 200  # events
@@ -91,7 +91,7 @@ class Store:
     def manifest(self, digest: str) -> Manifest:
         """What a bundle says about itself; BundleError when it is damaged."""
         folder = self.path(digest)
-        return bundle.parse(folder, bundle.load_manifest(folder))
+        return bundle.parse_manifest(folder, bundle.load_manifest(folder))
 
     def find(self, digits: str) -> str:
         """The one bundle whose digest begins so; UsageError when there is none, or several."""
@@ -108,7 +108,7 @@ class Store:
 
         BundleError when it is damaged, or not the one of `digest`; EdgeNodeError when the disk does not take it.
         """
-        found = bundle.read(folder).digest[:_DIGITS]
+        found = bundle.read_bundle(folder).digest[:_DIGITS]
         if digest and found != digest:
             raise BundleError(f"{folder} has become another bundle meanwhile", "start again")
         with self._changing() as change:
@@ -213,22 +213,22 @@ class Store:
     def _intact(self, digest: str) -> bool:
         """Whether a bundle is there and whole; it counts as added now."""
         try:
-            bundle.read(self.path(digest))
+            bundle.read_bundle(self.path(digest))
         except BundleError:
             return False
         os.utime(self.path(digest))
         return True
 
     def _copy(self, folder: Path, digest: str) -> None:
-        manifest = bundle.parse(folder, bundle.load_manifest(folder))
+        manifest = bundle.parse_manifest(folder, bundle.load_manifest(folder))
         scratch, target = self.folder / f".{digest}-{uuid.uuid4().hex}", self.path(digest)
         with disk.writing(self.folder):
             scratch.mkdir(mode=0o700)
-            for name in bundle.files(manifest):
+            for name in bundle.file_names(manifest):
                 if (folder / name).exists():
                     shutil.copyfile(folder / name, scratch / name)
                     disk.sync(scratch / name)
-        if not bundle.read(scratch).digest.startswith(digest):  # what was copied, not what was there
+        if not bundle.read_bundle(scratch).digest.startswith(digest):  # what was copied, not what was there
             raise BundleError(f"{folder} has become another bundle meanwhile", "start again")
         with disk.writing(self.folder):
             if target.exists():  # damaged
@@ -287,5 +287,5 @@ def _with(
     by: str,
     why: str = "",
 ) -> State:
-    event = Event(what=what, bundle=digest, time=now(), by=by, why=why)
+    event = Event(what=what, bundle=digest, time=current_time(), by=by, why=why)
     return replace(state, history=(*state.history, event)[-_HISTORY:])

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.storage import disk
-from edge.inference.verdict import fresh_id
+from edge.inference.verdict import new_id
 
 _PAUSE = 0.05  # seconds between two looks for an answer
 
@@ -43,7 +43,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 def ask(store: Path, request: Request, patience: float, alive: Callable[[], bool]) -> Answer:
     """Ask the daemon of this store; EdgeNodeError when it ends, or does not answer within `patience` seconds."""
     folder = store / "requests"
-    name = fresh_id()
+    name = new_id()
     asked, answered = folder / f"{name}.json", folder / f"{name}.answer"
     with disk.writing(folder):
         folder.mkdir(exist_ok=True, mode=0o700)

@@ -11,8 +11,9 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 from PIL import Image
 
-from edge.inference.pipeline import Inspection, Model
+from edge.inference.pipeline import Inspection
 from edge.inference.predictor import Predictor
+from edge.inference.served_model import Model
 
 SAMPLE = 64  # of the network's inputs
 ENOUGH = 16  # of them, to compare two models by
@@ -56,11 +57,11 @@ class Sample:
         """Keep some of a frame's tiles, and the one that decided; those of another model are forgotten."""
         if inspection.model.digest != self._of:
             self._shadows, self._of = [], inspection.model.digest
-        pixels, classes = inspection.cut.pixels, inspection.model.manifest.classes
+        pixels, classes = inspection.tiled.pixels, inspection.model.manifest.classes
         labels = inspection.outputs.probabilities.argmax(1)
         some = np.linspace(0, len(pixels) - 1, min(len(pixels), _OF_A_FRAME)).astype(int).tolist()
         for tile in sorted({*some, inspection.tile}):
-            self._add(Shadow(pixels[tile].copy(), classes[labels[tile]], inspection.inference / len(pixels)))
+            self._add(Shadow(pixels[tile].copy(), classes[labels[tile]], inspection.inference_seconds / len(pixels)))
 
     def _add(self, shadow: Shadow) -> None:
         """The oldest of the class that has most makes room."""

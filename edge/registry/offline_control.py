@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from broker_config.protocol.errors import UsageError
-from edge.inference.pipeline import load
+from edge.inference.served_model import load_model
 from edge.registry.bundle_store import Store
 from edge.registry.control_requests import Answer, Request
 
@@ -22,7 +22,7 @@ def do(store: Store, request: Request, verifier: "Verifier | None") -> Answer:
         _check(store, digest)
     if verifier and back:
         verifier = verifier._replace(accept_older=True)
-    model = load(store.path(digest), verifier)
+    model = load_model(store.path(digest), verifier)
     if back:
         store.rolled_back(request.by, "on purpose", failed=False)
     else:

@@ -47,7 +47,7 @@ class Probation:
         """Count a verdict; why the model must go, or an empty text."""
         self._frames += 1
         self.doubts.see(inspection)
-        self._seconds.append(inspection.inference / len(inspection.cut.pixels))
+        self._seconds.append(inspection.inference_seconds / len(inspection.tiled.pixels))
         return self._slow() or self._doubtful()
 
     @property

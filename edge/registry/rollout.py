@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError, explain
 from edge.bundle import bundle_format
-from edge.bundle.expiry import UNCHECKED, Ends
+from edge.bundle.expiry import UNCHECKED, ExpiryDates
 from edge.inference import native_memory
-from edge.inference.decision import check
-from edge.inference.pipeline import Inspection, Model, Pipeline, load, tried
-from edge.inference.verdict import Notice, Verdict, fresh_id, now
+from edge.inference.decision import check_no_defect_class
+from edge.inference.pipeline import Inspection, Pipeline
+from edge.inference.served_model import Model, load_model
+from edge.inference.verdict import Notice, Verdict, current_time, new_id
 from edge.registry.bundle_store import State, Store
 from edge.registry.control_requests import Answer, Request, RequestQueue
 from edge.registry.gate import Finding, Gate, Sample, examine
@@ -63,11 +64,11 @@ class Rollout:
     def begin(self, folder: Path | None) -> Model:
         """The model to serve first: the bundle in `folder`, which the store gets, or else the store's active one.
 
-        Raises EdgeNodeError when it cannot be served, as `line.load` does.
+        Raises EdgeNodeError when it cannot be served, as `load_model` does.
         """
         if folder is None:
             return self._resumed()
-        model = load(folder, self._verifier, self._threads)
+        model = load_model(folder, self._verifier, self._threads)
         self.store.add(folder, "edge-node serve", model.digest)
         state = self.store.state()
         if state.active != model.digest:
@@ -85,7 +86,7 @@ class Rollout:
             raise UsageError(f"there is no bundle in {self.store.folder} to serve", "name one: edge-node serve BUNDLE")
         for digest, verifier in candidates:
             try:
-                model = load(self.store.path(digest), verifier, self._threads)
+                model = load_model(self.store.path(digest), verifier, self._threads)
             except EdgeNodeError as error:
                 if digest == candidates[-1][0]:
                     raise
@@ -107,7 +108,7 @@ class Rollout:
     def of(self, pipeline: Pipeline) -> Iterator[None]:
         """Look after the model of this line, which has us as its last watcher."""
         self._pipeline = pipeline
-        pipeline.broken, pipeline.sound = self._broken, self._sound
+        pipeline.on_model_error, pipeline.on_model_success = self._broken, self._sound
         thread = threading.Thread(target=self._run, args=(RequestQueue(self.store.folder),), name="life", daemon=True)
         thread.start()
         try:
@@ -182,9 +183,9 @@ class Rollout:
         running = self._pipeline.model
         doubts = self._probation.before if self._probation else self._doubts.share
         with self._admitted(digest, accept_older=accept_older) as (found, ends):
-            model = tried(found, self._threads, ends)
+            model = Model.from_bundle(found, self._threads, ends)
             findings = [_signed(ends), *examine(model, running, self._sample.of(running), self._gate)]
-            check(self._pipeline.view, model.manifest.classes)
+            check_no_defect_class(self._pipeline.view, model.manifest.classes)
             texts = [each.text for each in findings]
             if against := [each.text for each in findings if not each.good and not force]:
                 raise RefusedError(
@@ -218,8 +219,8 @@ class Rollout:
             if not state.previous:
                 raise UsageError("there is no bundle to go back to", "edge-node bundle list shows what there is")
             with self._admitted(state.previous, accept_older=True) as (found, ends):
-                model = tried(found, self._threads, ends)
-                check(self._pipeline.view, model.manifest.classes)
+                model = Model.from_bundle(found, self._threads, ends)
+                check_no_defect_class(self._pipeline.view, model.manifest.classes)
             self.store.rolled_back(by, "on purpose", failed=False)
             with self._swap:
                 self._serve(model)
@@ -235,13 +236,13 @@ class Rollout:
             )
 
     @contextmanager
-    def _admitted(self, digest: str, *, accept_older: bool) -> "Iterator[tuple[bundle_format.Bundle, Ends]]":
+    def _admitted(self, digest: str, *, accept_older: bool) -> "Iterator[tuple[bundle_format.Bundle, ExpiryDates]]":
         """A bundle of the store; the verifier remembers it when the block ends without an error."""
         folder = self.store.path(digest)
         if self._verifier is None:
-            yield bundle_format.read(folder), UNCHECKED
+            yield bundle_format.read_bundle(folder), UNCHECKED
         else:
-            with self._verifier._replace(accept_older=accept_older).admitted(folder) as found:
+            with self._verifier._replace(accept_older=accept_older).admit(folder) as found:
                 yield found
 
     # ------------------------------------------------------------ in the thread of its own
@@ -250,7 +251,7 @@ class Rollout:
         while not self._stop.wait(_TICK):
             if self._untidy:
                 self._untidy = False
-                native_memory.tidy()
+                native_memory.trim_heap()
             try:
                 with self._turn:
                     self._settle()
@@ -299,7 +300,9 @@ class Rollout:
     def _go_back(self, failed: str, previous: str, why: str) -> None:
         try:
             with self._admitted(previous, accept_older=True) as (found, ends):
-                model = None if self._pipeline.model.digest == previous else tried(found, self._threads, ends)
+                model = (
+                    None if self._pipeline.model.digest == previous else Model.from_bundle(found, self._threads, ends)
+                )
         except EdgeNodeError as error:
             self._stay(failed, previous, why, error)
             return
@@ -310,7 +313,7 @@ class Rollout:
         served = self._pipeline.model
         text = f"the bundle {failed} has failed ({why}): {served.manifest.id} ({served.digest}) is served again"
         try:
-            check(self._pipeline.view, served.manifest.classes)
+            check_no_defect_class(self._pipeline.view, served.manifest.classes)
         except UsageError as error:  # a model that can compute is still better
             text += f", though {error.what}"
         self._tell(text, failed)
@@ -330,9 +333,9 @@ class Rollout:
     def _tell(self, text: str, digest: str, by: str = _SELF) -> None:
         _log.warning("%s", text)
         details: dict[str, float | str] = {"bundle": digest, "by": by, "serving": self._pipeline.model.digest}
-        self._pipeline.outbox.put(Notice(kind="model", text=text, time=now(), details=details, id=fresh_id()))
+        self._pipeline.outbox.put(Notice(kind="model", text=text, time=current_time(), details=details, id=new_id()))
 
 
-def _signed(ends: Ends) -> Finding:
+def _signed(ends: ExpiryDates) -> Finding:
     text = "no signature was looked at (no --trust)" if ends is UNCHECKED else "its signature is right"
     return Finding(True, f"{text}, and its golden image comes out as promised")

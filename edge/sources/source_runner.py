@@ -6,7 +6,7 @@ import logging
 
 from broker_config.protocol.errors import EdgeNodeError
 from edge.inference.pipeline import Frame, Pipeline, Source
-from edge.inference.verdict import Notice, fresh_id, now
+from edge.inference.verdict import Notice, current_time, new_id
 
 FIRST, LONGEST = 1.0, 30.0  # seconds until a source that fails is tried again: at first, at most
 
@@ -45,7 +45,7 @@ async def _judge_all(pipeline: Pipeline, source: Source, stop: asyncio.Event, ou
 
 
 async def _judge(pipeline: Pipeline, source: Source, frame: Frame, before: asyncio.Task[None] | None) -> None:
-    source.done(frame, await pipeline.judge(frame, before))
+    source.done(frame, await pipeline.classify(frame, before))
 
 
 class _Outage:
@@ -75,5 +75,5 @@ class _Outage:
     def _say(self, text: str, *values: object) -> None:
         _log.warning(text, *values)
         details: dict[str, float | str] = {"source": self._source.name}
-        notice = Notice(kind="source", text=text % values, time=now(), details=details, id=fresh_id())
+        notice = Notice(kind="source", text=text % values, time=current_time(), details=details, id=new_id())
         self._pipeline.outbox.put(notice)

@@ -5,7 +5,8 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from edge.inference.pipeline import Inspection, Model
+from edge.inference.pipeline import Inspection
+from edge.inference.served_model import Model
 from edge.inference.verdict import Verdict
 from edge.uncertainty.reference import disagreement, quantile
 

@@ -15,8 +15,9 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from edge.bundle.bundle_format import Manifest
-from edge.inference.pipeline import Inspection, Model, Outbox
-from edge.inference.verdict import Notice, Verdict, fresh_id, now
+from edge.inference.pipeline import Inspection, Outbox
+from edge.inference.served_model import Model
+from edge.inference.verdict import Notice, Verdict, current_time, new_id
 from edge.uncertainty.doubts import Doubts
 from edge.uncertainty.reference import Floats, Reference
 
@@ -109,7 +110,7 @@ class Drift:
             "doubtful": round(self.doubtful, 4),
             "excess": round(self.excess, 3),
         }
-        self._outbox.put(Notice(kind="drift", text=text, time=now(), details=details, id=fresh_id()))
+        self._outbox.put(Notice(kind="drift", text=text, time=current_time(), details=details, id=new_id()))
 
 
 class _Average:

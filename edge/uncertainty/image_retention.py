@@ -86,7 +86,7 @@ class ImageRetention:
             data = (
                 inspection.frame.data.open("rb") if isinstance(inspection.frame.data, Path) else inspection.frame.data
             )
-            told = msgspec.structs.replace(verdict, kept=f"{stem}.{_SUFFIXES[inspection.cut.photo.format]}")
+            told = msgspec.structs.replace(verdict, kept=f"{stem}.{_SUFFIXES[inspection.tiled.photo.format]}")
             drawn = inspection._replace(verdict=told) if self._settings.annotate else None
             self._queue.put_nowait(_Order(stem, data, told, drawn))
         except (OSError, queue.Full) as error:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as read
 from safetensors.numpy import save
 
-from edge.bundle.bundle_format import Bundle, BundleError, copied
+from edge.bundle.bundle_format import Bundle, BundleError, copied_to_memory
 
 Floats = NDArray[np.float32]
 
@@ -91,12 +91,12 @@ class Reference(NamedTuple):
         return bytes(save({name: np.ascontiguousarray(value) for name, value in self._asdict().items()}))
 
 
-def load(found: Bundle) -> Reference | None:
+def load_reference(found: Bundle) -> Reference | None:
     """The reference of a bundle that has one; BundleError when its file is not what the manifest says."""
     part, manifest = found.manifest.reference, found.manifest
     if part is None or "features" not in manifest.extras:
         return None
-    with copied(found.folder, part) as path:
+    with copied_to_memory(found.folder, part) as path:
         content = path.read_bytes()
     try:
         tensors = read(content)

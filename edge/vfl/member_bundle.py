@@ -29,7 +29,7 @@ from edge.bundle.bundle_format import (
     check_format,
     load_manifest,
     next_version,
-    put,
+    write_files,
 )
 from edge.bundle.verification import Verifier
 
@@ -122,7 +122,7 @@ def write_bundle(
         version=next_version(folder) if signing else 0,
         expires=signing.expires if signing else None,
     )
-    put(folder, files, manifest, signing)
+    write_files(folder, files, manifest, signing)
     return manifest
 
 
@@ -131,7 +131,7 @@ def read_bundle(folder: Path, verifier: Verifier | None = None) -> Bundle:
     if verifier is None:
         manifest = parse_manifest(folder, load_manifest(folder))
         return _complete(folder, manifest)
-    with verifier.examined(folder, parse_manifest) as found:
+    with verifier.admit_manifest(folder, parse_manifest) as found:
         return _complete(folder, found.manifest)
 
 

@@ -9,7 +9,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from safetensors.numpy import load
 
-from edge.bundle.bundle_format import BundleError, copied
+from edge.bundle.bundle_format import BundleError, copied_to_memory
 from edge.bundle.verification import Verifier
 from edge.inference.predictor import session_options
 from edge.vfl.member_bundle import HEAD, SENSOR, Array, Bundle, Manifest, read_bundle
@@ -31,7 +31,7 @@ class _Graph:
     def __init__(self, bundle: Bundle, threads: int = 1) -> None:
         self.manifest: Manifest = bundle.manifest
         graph = self.manifest.roles[self.manifest.role]
-        with copied(bundle.folder, graph) as path:
+        with copied_to_memory(bundle.folder, graph) as path:
             try:
                 self._session = onnxruntime.InferenceSession(
                     path, session_options(threads), providers=["CPUExecutionProvider"]
@@ -42,7 +42,7 @@ class _Graph:
 
     def _self_test(self, bundle: Bundle) -> None:
         golden = self.manifest.golden
-        with copied(bundle.folder, golden) as path:
+        with copied_to_memory(bundle.folder, golden) as path:
             values = load(path.read_bytes())
         names = [each.name for each in self._session.get_outputs()]
         try:

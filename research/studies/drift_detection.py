@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from PIL import Image, ImageFilter
 
-from edge.inference.pipeline import Inspection, Model
+from edge.inference.pipeline import Inspection
 from edge.inference.predictor import Outputs
+from edge.inference.served_model import Model
 from edge.inference.verdict import Outcome, Verdict
 from edge.uncertainty import doubts, drift
 from edge.uncertainty.reference import Reference

@@ -15,7 +15,7 @@ def test_every_contestant_is_measured_and_compared_with_the_bare_session(
     for name, value in (("STARTS", 1), ("WARM_UP", 1), ("TURN", 0.3)):
         monkeypatch.setattr(measure, name, value)
     report = measure.measure(tiny_bundle(tmp_path / "bundle").folder, 1, 5, 20, 0.3, others=False)
-    in_process = ["session.run", "Line.infer", "Line.judge"]
+    in_process = ["session.run", "Pipeline.infer", "Pipeline.classify"]
     assert list(report.calls) == [*in_process, "edge-node, tensor", "edge-node, image"]
     assert list(report.steady) == [*in_process, "edge-node, tensor"]
     assert all(0 < each.p50 <= each.p99 < 1000 for each in (*report.calls.values(), *report.steady.values()))

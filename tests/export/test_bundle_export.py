@@ -17,8 +17,8 @@ from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.errors import UsageError
 from edge.bundle import bundle_format
 from edge.bundle.verification import Verifier
-from edge.inference.pipeline import load
 from edge.inference.predictor import Outputs, Predictor
+from edge.inference.served_model import load_model
 from export import bundle_export as exporting
 from export.bundle_export import Exported, export
 from export.bundle_signing import Signer
@@ -135,7 +135,7 @@ def test_models_of_one_architecture_share_one_trace(run: Run) -> None:
 @NODES
 def test_a_bundle_is_read_back_with_where_its_model_comes_from(run: Run, node: str) -> None:
     (written,) = [written for written in run.exported if written.node == node]
-    manifest = bundle_format.read(written.folder).manifest
+    manifest = bundle_format.read_bundle(written.folder).manifest
     facts = run.models[node].facts
     assert written.folder.name == node
     for name in ("federation", "run", "node", "method", "model", "round", "classes", "metrics"):
@@ -146,20 +146,22 @@ def test_a_bundle_is_read_back_with_where_its_model_comes_from(run: Run, node: s
 
 @NODES
 def test_a_bundle_passes_its_own_self_test(run: Run, node: str) -> None:
-    Predictor(bundle_format.read(run.exported[0].folder.with_name(node))).self_test()
+    Predictor(bundle_format.read_bundle(run.exported[0].folder.with_name(node))).self_test()
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 @NODES
 def test_a_bundles_probabilities_are_torchs_for_every_batch_size(run: Run, node: str, count: int) -> None:
     images = pictures(32, count)
-    found = Predictor(bundle_format.read(run.exported[0].folder.with_name(node))).run(images).probabilities
+    found = Predictor(bundle_format.read_bundle(run.exported[0].folder.with_name(node))).run(images).probabilities
     assert np.abs(found - torch_probabilities(run.models[node], images)).max() < 1e-5
 
 
 def test_each_bundle_holds_its_own_nodes_values(run: Run) -> None:
     images = pictures(32, 5)
-    answers = [Predictor(bundle_format.read(written.folder)).run(images).probabilities for written in run.exported]
+    answers = [
+        Predictor(bundle_format.read_bundle(written.folder)).run(images).probabilities for written in run.exported
+    ]
     for number, one in enumerate(answers):
         assert all(np.abs(one - other).max() > 0.05 for other in answers[number + 1 :])
 
@@ -180,7 +182,7 @@ def of_all_methods(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.mark.parametrize("method", ON_ANY_MODEL)
 def test_a_model_of_every_method_answers_as_torch_does(of_all_methods: Run, method: str) -> None:
     images = pictures(32, 5)
-    predictor = Predictor(bundle_format.read(of_all_methods.exported[0].folder.with_name(method)))
+    predictor = Predictor(bundle_format.read_bundle(of_all_methods.exported[0].folder.with_name(method)))
     predictor.self_test()
     found = predictor.run(images).probabilities
     assert np.abs(found - torch_probabilities(of_all_methods.models[method], images)).max() < 1e-5
@@ -209,7 +211,7 @@ def asked(predictor: Predictor, model: Personal, images: np.ndarray) -> tuple[Ou
 
 
 def served(run: Run, node: str) -> Predictor:
-    return Predictor(bundle_format.read(run.exported[0].folder.with_name(node)))
+    return Predictor(bundle_format.read_bundle(run.exported[0].folder.with_name(node)))
 
 
 @pytest.mark.parametrize("method", ON_ANY_MODEL)
@@ -348,7 +350,7 @@ def test_a_model_that_was_exported_with_a_kit_is_served_where_its_node_is_truste
     said: list[progress.AnyEvent] = []
     export([tmp_path / "model"], tmp_path / "bundles", said.append, Signer(signers.kit("plant-a"), 9))
     verifier = Verifier(signers.trust(), tmp_path / "memory")
-    predictor, ends, _ = load(tmp_path / "bundles" / "plant-a", verifier)
+    predictor, ends, _ = load_model(tmp_path / "bundles" / "plant-a", verifier)
     assert predictor.manifest.broadcast == model.facts.broadcast
     assert predictor.manifest.metrics == METRICS
     assert round((ends["bundle"] - datetime.now(UTC)).total_seconds() / 3600) == 9 * 24
@@ -393,7 +395,7 @@ def test_two_fused_mobilenets_share_one_trace_and_compute_what_torch_computes(tm
     images = pictures(64, 3)
     answers = []
     for node, model in run.models.items():
-        predictor = Predictor(bundle_format.read(tmp_path / "bundles" / node))
+        predictor = Predictor(bundle_format.read_bundle(tmp_path / "bundles" / node))
         predictor.self_test()
         answers.append(predictor.run(images).probabilities)
         assert np.abs(answers[-1] - torch_probabilities(model, images)).max() < 1e-5

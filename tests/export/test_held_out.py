@@ -11,7 +11,7 @@ from PIL import Image
 
 from edge.bundle import bundle_format
 from edge.bundle.bundle_format import Manifest
-from edge.inference.image_decoding import decode
+from edge.inference.image_decoding import decode_image
 from edge.inference.predictor import Predictor
 from edge.uncertainty.doubts import Doubts, Settings
 from export import held_out
@@ -66,18 +66,18 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
             notes.append(event.text)
 
     [exported] = export([folder / "model"], folder / "bundles", report)
-    return Written(model, folder / "model", exported.folder, bundle_format.read(exported.folder).manifest, notes)
+    return Written(model, folder / "model", exported.folder, bundle_format.read_bundle(exported.folder).manifest, notes)
 
 
 def test_the_graph_divides_its_logits_by_the_temperature_that_the_images_gave(written):
-    images = np.stack([decode(Path(verdict.path), 32) for verdict in written.model.verdicts])
+    images = np.stack([decode_image(Path(verdict.path), 32) for verdict in written.model.verdicts])
     labels = np.array([CLASSES.index(verdict.label) for verdict in written.model.verdicts])
     logits = np.log(torch_probabilities(written.model, images))
     expected = temperature(logits, labels)
     assert written.manifest.confidence is not None
     assert written.manifest.confidence.temperature == pytest.approx(expected, rel=1e-3)
     assert abs(expected - 1) > 0.1  # or this would show nothing
-    found = Predictor(bundle_format.read(written.folder)).run(images).probabilities
+    found = Predictor(bundle_format.read_bundle(written.folder)).run(images).probabilities
     assert np.abs(found - softmax(logits / expected)).max() < 1e-4
 
 
@@ -90,10 +90,10 @@ def test_the_bundle_says_how_sure_a_verdict_must_be_and_what_that_is_worth(writt
 
 
 def test_the_bundle_holds_how_the_graph_saw_the_images_and_a_line_measures_with_it(written):
-    reference = Predictor(bundle_format.read(written.folder)).reference
+    reference = Predictor(bundle_format.read_bundle(written.folder)).reference
     assert reference is not None
     assert len(reference.features) == len(reference.novelty) == len(reference.disagreement) == IMAGES
-    known = decode(Path(written.model.verdicts[3].path), 32)
+    known = decode_image(Path(written.model.verdicts[3].path), 32)
     strange = np.zeros((32, 32, 3), np.uint8)
     seen, unseen = shown(a_line(written.folder, Told(), Doubts(Settings())), [known, strange])
     assert seen.novelty == pytest.approx(0, abs=1e-4)

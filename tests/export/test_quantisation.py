@@ -94,7 +94,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_a_bundle_in_int8_says_so_and_passes_its_self_test_with_more_tolerance(run: Run) -> None:
-    found = bundle_format.read(run.folder / "bundles" / "plant-1")
+    found = bundle_format.read_bundle(run.folder / "bundles" / "plant-1")
     assert found.manifest.precision == "int8"
     assert found.manifest.golden.tolerance == 0.1
     assert found.manifest.confidence is not None
@@ -249,7 +249,7 @@ def test_fp32_stays_where_int8_does_not_pass_and_the_figures_say_why(
     monkeypatch.setattr(exporting, "compare", lambda *_: FAILS)
     said: list[str] = []
     export([run.source], tmp_path, lambda event: said.append(progress.format_event(event)), wish=Wish(int8=True))
-    assert bundle_format.read(tmp_path / "plant-1").manifest.precision == "fp32"
+    assert bundle_format.read_bundle(tmp_path / "plant-1").manifest.precision == "fp32"
     graph = onnx.load(tmp_path / "plant-1" / "model.onnx").graph
     assert not any(value.data_type == onnx.TensorProto.INT8 for value in graph.initializer)
     assert any("stays fp32; in int8: 90.0% of 12 verdicts the same" in line for line in said)
@@ -265,7 +265,7 @@ def test_without_held_out_images_nothing_is_exchanged(run: Run, tmp_path: Path) 
     said: list[str] = []
     wish = Wish(int8=True, student=True)
     export([source], tmp_path / "bundles", lambda event: said.append(progress.format_event(event)), wish=wish)
-    manifest = bundle_format.read(tmp_path / "bundles" / "plant-1").manifest
+    manifest = bundle_format.read_bundle(tmp_path / "bundles" / "plant-1").manifest
     assert (manifest.precision, manifest.encoders) == ("fp32", ("received", "own"))
     assert sum("be measured: all of its images trained it" in line for line in said) == 2
 

@@ -14,8 +14,8 @@ from PIL import Image
 from broker_config.protocol.errors import UsageError
 from edge.bundle import bundle_format as bundle
 from edge.bundle.verification import Verifier
-from edge.inference.pipeline import load
 from edge.inference.predictor import Predictor
+from edge.inference.served_model import load_model
 from export import bundle_export as exporting
 from export import class_evidence
 from export.bundle_export import Wish, export
@@ -122,14 +122,14 @@ def test_a_bundle_holds_the_stem_once_and_nothing_of_the_bank(run: Run) -> None:
         value.numel() for value in run.model.tensors.values()
     )
     assert not [name for name in (*values, *run.model.tensors) if "bank" in name]
-    manifest = bundle.read(run.bundle).manifest
+    manifest = bundle.read_bundle(run.bundle).manifest
     assert (manifest.method, manifest.model, manifest.input.size) == ("fedtfi", "fedtfi_small", SIZE)
     assert manifest.extras == OUTPUTS[1:]
 
 
 def test_the_gate_decides_between_int8_and_floating_point(run: Run) -> None:
     [(exact, faster, held_out, found)] = run.compared
-    served = bundle.read(run.bundle).manifest
+    served = bundle.read_bundle(run.bundle).manifest
     assert served.precision == ("int8" if found.passed else "fp32")
     assert found.images == len(held_out.labels) == 15
     assert served.confidence
@@ -159,12 +159,12 @@ def test_int8_loads_on_processors_with_and_without_instructions_for_it(run: Run)
 
 def test_the_daemon_serves_it_without_torch_signed_as_any_other(run: Run) -> None:
     verifier = Verifier(run.signers.trust(), run.bundle.parent / "memory")
-    assert load(run.bundle, verifier).manifest.id == f"plant-a@{run.model.facts.round}"
+    assert load_model(run.bundle, verifier).manifest.id == f"plant-a@{run.model.facts.round}"
     pixels = weave(1, 4)[1]
     photo = io.BytesIO()
     Image.fromarray(pixels).save(photo, "PNG")
     image = np.repeat(pixels[None, ..., None], 3, 3)
-    [probabilities] = Predictor(bundle.read(run.bundle)).run(image).probabilities
+    [probabilities] = Predictor(bundle.read_bundle(run.bundle)).run(image).probabilities
     with daemon(run.bundle, BLOCK_TORCH) as line:
         answer = line.classify(photo.getvalue()).json()
         assert answer["label"] == sorted(KINDS)[probabilities.argmax()]

@@ -181,7 +181,7 @@ def test_only_what_the_member_itself_has_signed_is_served(learnt: Learnt, tmp_pa
 
 def test_each_kind_of_service_refuses_the_other_kind_of_bundle(bundles: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="of a line's head"):
-        bundle_format.read(bundles["coordinator"])
+        bundle_format.read_bundle(bundles["coordinator"])
     tiny_bundle(tmp_path / "images")
     with pytest.raises(BundleError, match="none of a line's sensor or head"):
         load_head(tmp_path / "images")

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.bundle.bundle_format import Confidence
-from edge.inference.pipeline import Frame, Monitor, Pipeline, load
+from edge.inference.pipeline import Frame, Monitor, Pipeline
 from edge.inference.predictor import Predictor
+from edge.inference.served_model import load_model
 from edge.inference.verdict import Failure, Notice, Outcome, Verdict
 from edge.uncertainty.reference import Reference
 from tests.support.tiny_bundle import CLASSES, tiny_bundle
@@ -60,14 +61,14 @@ class Told:
 
 def a_line(folder: Path, told: Told, *monitors: Monitor) -> Pipeline:
     """A line that serves a bundle."""
-    return Pipeline(load(folder), told, monitors=monitors)
+    return Pipeline(load_model(folder), told, monitors=monitors)
 
 
 def judge(pipeline: Pipeline, *frames: Frame) -> list[Verdict | Failure]:
     """What the line makes of frames, one after another."""
 
     async def judged() -> list[Verdict | Failure]:
-        return [await pipeline.judge(frame) for frame in frames]
+        return [await pipeline.classify(frame) for frame in frames]
 
     return asyncio.run(judged())
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
-from edge.inference.verdict import Verdict, fresh_id, now
+from edge.inference.verdict import Verdict, current_time, new_id
 
 _PROCESS = """
 import contextlib, json, logging, sys, time
@@ -39,8 +39,8 @@ def verdict(number: int) -> Verdict:
         probabilities={"scratches": 0.9, "inclusion": 0.1},
         bundle="press-3@30",
         milliseconds=7.5,
-        time=now(),
-        id=fresh_id(),
+        time=current_time(),
+        id=new_id(),
     )
 
 

@@ -52,8 +52,8 @@ def tiny_bundle(
     )
     golden = np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
     probabilities = tuple(tiny_probabilities(golden[None])[0])
-    bundle_format.write(folder, description, tiny_onnx(size, extras), golden, probabilities, signing, reference)
-    return bundle_format.read(folder)
+    bundle_format.write_bundle(folder, description, tiny_onnx(size, extras), golden, probabilities, signing, reference)
+    return bundle_format.read_bundle(folder)
 
 
 def tiny_probabilities(images: NDArray[np.uint8]) -> NDArray[np.float64]:

@@ -137,7 +137,7 @@ def load(
         if isinstance(photo, ImageError):
             unreadable[entry.path] = photo.what
         else:
-            images.append(photo.fit(size))
+            images.append(photo.resize(size))
             inspect(entry, photo)
     refuse(rules.unreadable_findings(unreadable))
     return LabelledImages(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broker_config.protocol.errors import UsageError
-from edge.inference.image_decoding import SUFFIXES, ImageError, Photo, read
+from edge.inference.image_decoding import SUFFIXES, ImageError, Photo, read_image
 
 
 class Entry(NamedTuple):
@@ -75,7 +75,7 @@ def decode_entries(entries: Iterable[Entry]) -> Iterator[tuple[Entry, Photo | Im
     """Decode images one at a time; an error stands for one that cannot be decoded."""
     for entry in entries:
         try:
-            yield entry, read(entry.path)
+            yield entry, read_image(entry.path)
         except ImageError as error:
             yield entry, error
 

@@ -16,7 +16,7 @@ from broker_config.broker.embedded import start_broker
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Spec
 from edge.bundle import bundle_format
-from edge.inference.image_decoding import decode
+from edge.inference.image_decoding import decode_image
 from edge.inference.predictor import Predictor
 from trainer import progress
 from trainer.data import class_folders, drawn_surfaces, partition
@@ -184,7 +184,7 @@ def _node(share: Share, out: Path, spec: Spec) -> summary.NodeReport:
     facts = personal_model.load_facts(out / share.node / "model")
     alone = personal_model.load_facts(out / "local" / share.node / "model")
     test = class_folders.load(share.test, spec.classes, spec.preprocessing.size)
-    found = Predictor(bundle_format.read(out / "bundles" / share.node)).labels(test.images)
+    found = Predictor(bundle_format.read_bundle(out / "bundles" / share.node)).labels(test.images)
     right = sum(label == spec.classes[number] for label, number in zip(found, test.labels, strict=True))
     return summary.NodeReport.of(facts, local_accuracy=alone.metrics["accuracy"], onnx_accuracy=right / len(found))
 
@@ -194,7 +194,7 @@ def _serve(processes: Processes, share: Share, out: Path, spec: Spec) -> summary
     folder = out / "bundles" / share.node
     daemon = processes.start("daemon", "serve", str(folder), "--port", "0", "--memory", str(out / "line"))
     address = urlsplit(processes.ready(daemon))
-    predictor = Predictor(bundle_format.read(folder))
+    predictor = Predictor(bundle_format.read_bundle(folder))
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=_PATIENCE)
     entries = share.test.entries[:_SENT]
     agreeing, right, times = 0, 0, []
@@ -203,7 +203,7 @@ def _serve(processes: Processes, share: Share, out: Path, spec: Spec) -> summary
         connection.request("POST", "/classify", body=entry.path.read_bytes())
         answer = msgspec.json.decode(connection.getresponse().read())
         times.append(1000 * (time.perf_counter() - started))
-        directly = predictor.labels(decode(entry.path, spec.preprocessing.size)[None])[0]
+        directly = predictor.labels(decode_image(entry.path, spec.preprocessing.size)[None])[0]
         agreeing += answer["label"] == directly
         right += answer["label"] == entry.class_name
     connection.close()

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from edge.inference.image_decoding import decode
+from edge.inference.image_decoding import decode_image
 from trainer.data.class_folders import LabelledImages
 from trainer.models.network import Network, Tensors
 from trainer.report.run_files import Node
@@ -88,7 +88,7 @@ def _present(node: Node) -> Iterator[tuple[Verdict, np.ndarray]]:
         except OSError:
             continue
         if hashlib.sha256(content).hexdigest() == verdict.digest:
-            yield verdict, decode(content, node.facts.preprocessing.size, verdict.path)
+            yield verdict, decode_image(content, node.facts.preprocessing.size, verdict.path)
 
 
 def _inputs(node: Node, pixels: list[np.ndarray]) -> Iterator[Tensor]:
@@ -155,7 +155,7 @@ def _pick_wrong(verdicts: list[Verdict]) -> list[Verdict]:
 
 
 def _picture(verdict: Verdict, evidence: np.ndarray) -> Picture:
-    pixels = decode(Path(verdict.path), _PICTURED)
+    pixels = decode_image(Path(verdict.path), _PICTURED)
     return Picture(verdict, _data_uri(pixels), _data_uri(heat(pixels, evidence)))
 
 

@@ -25,7 +25,7 @@ def names(folder: Path) -> list[str]:
 
 def test_what_was_written_is_read_back(tmp_path):
     written = tiny_bundle(tmp_path / "bundle", size=16, node="press-3", round_=30)
-    manifest = bundle_format.read(tmp_path / "bundle").manifest
+    manifest = bundle_format.read_bundle(tmp_path / "bundle").manifest
     assert manifest == written.manifest
     assert manifest.id == "press-3@30"
     assert (manifest.classes, manifest.input.size, manifest.input.layout) == (CLASSES, 16, "NHWC")
@@ -35,7 +35,7 @@ def test_what_was_written_is_read_back(tmp_path):
 def test_writing_again_replaces_the_bundle_and_leaves_nothing_else(tmp_path):
     tiny_bundle(tmp_path / "bundle", round_=1)
     tiny_bundle(tmp_path / "bundle", round_=2)
-    assert bundle_format.read(tmp_path / "bundle").manifest.round == 2
+    assert bundle_format.read_bundle(tmp_path / "bundle").manifest.round == 2
     assert names(tmp_path) == ["bundle"]
 
 
@@ -48,7 +48,7 @@ def test_a_failed_write_leaves_the_old_bundle(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(EdgeNodeError, match=f"cannot write to {tmp_path}/bundle: No space"):
         tiny_bundle(tmp_path / "bundle", round_=2)
-    assert bundle_format.read(tmp_path / "bundle").manifest.round == 1
+    assert bundle_format.read_bundle(tmp_path / "bundle").manifest.round == 1
     assert names(tmp_path) == ["bundle"]
 
 
@@ -63,7 +63,7 @@ def test_a_folder_that_is_no_bundle_is_never_replaced(tmp_path):
 def test_a_golden_image_of_another_size_is_not_written(tmp_path):
     description = tiny_bundle(tmp_path / "good").manifest
     with pytest.raises(ValueError, match=r"uint8 \[16, 16, 3\]"):
-        bundle_format.write(
+        bundle_format.write_bundle(
             tmp_path / "bad", description, tiny_onnx(16), np.zeros((8, 8, 3), np.uint8), (1.0, 0.0, 0.0)
         )
     assert not (tmp_path / "bad").exists()
@@ -77,7 +77,7 @@ def test_a_changed_file_is_named(tmp_path, name):
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     with pytest.raises(BundleError, match=name) as caught:
-        bundle_format.read(tmp_path / "b")
+        bundle_format.read_bundle(tmp_path / "b")
     assert "copy the whole bundle folder" in caught.value.remedy
 
 
@@ -86,14 +86,14 @@ def test_a_missing_file_is_named(tmp_path, name):
     tiny_bundle(tmp_path / "b")
     (tmp_path / "b" / name).unlink()
     with pytest.raises(BundleError, match=name):
-        bundle_format.read(tmp_path / "b")
+        bundle_format.read_bundle(tmp_path / "b")
 
 
 def test_a_newer_format_asks_for_an_upgrade(tmp_path):
     tiny_bundle(tmp_path / "b")
     edit(tmp_path / "b", format=2, roles=["of", "another", "shape"])
     with pytest.raises(BundleError, match="format 2") as caught:
-        bundle_format.read(tmp_path / "b")
+        bundle_format.read_bundle(tmp_path / "b")
     assert "upgrade" in caught.value.remedy
 
 
@@ -102,7 +102,7 @@ def test_a_manifest_that_is_no_utf_8_is_damaged(tmp_path):
     path = tmp_path / "b" / "manifest.json"
     path.write_bytes(path.read_bytes().replace(b"classifier", b"classifi\xe1r"))
     with pytest.raises(BundleError, match="damaged"):
-        bundle_format.read(tmp_path / "b")
+        bundle_format.read_bundle(tmp_path / "b")
 
 
 @pytest.mark.parametrize("file", ["../model.onnx", "/etc/passwd", "a/b", "..", "", "model.onnx\n"])
@@ -110,7 +110,7 @@ def test_a_file_name_that_leaves_the_folder_is_refused(tmp_path, file):
     manifest = tiny_bundle(tmp_path / "b").manifest
     edit(tmp_path / "b", roles={"classifier": {"file": file, "sha256": manifest.golden.sha256}})
     with pytest.raises(BundleError, match="damaged"):
-        bundle_format.read(tmp_path / "b")
+        bundle_format.read_bundle(tmp_path / "b")
 
 
 @pytest.mark.parametrize(
@@ -122,10 +122,10 @@ def test_a_manifest_that_cannot_be_served_is_refused(tmp_path, changes):
     tiny_bundle(tmp_path / "b")
     edit(tmp_path / "b", **changes)
     with pytest.raises(BundleError, match=r"manifest\.json"):
-        bundle_format.read(tmp_path / "b")
+        bundle_format.read_bundle(tmp_path / "b")
 
 
 def test_unknown_fields_are_ignored_so_that_the_format_can_grow(tmp_path):
     tiny_bundle(tmp_path / "b")
     edit(tmp_path / "b", signature="later")
-    assert bundle_format.read(tmp_path / "b").manifest.id == "tiny@1"
+    assert bundle_format.read_bundle(tmp_path / "b").manifest.id == "tiny@1"

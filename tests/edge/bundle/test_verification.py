@@ -20,8 +20,8 @@ from broker_config.security import trust
 from broker_config.security.signing import SigningKey
 from edge.bundle import bundle_format
 from edge.bundle.verification import Verifier
-from edge.inference.pipeline import load
 from edge.inference.predictor import Predictor
+from edge.inference.served_model import load_model
 from tests.edge.daemon.test_daemon import Daemon
 from tests.support.signers import Signers, soon
 from tests.support.tiny_bundle import RED
@@ -42,7 +42,7 @@ def verifier(ours, tmp_path) -> Verifier:
 
 def served(folder: Path, verifier: Verifier) -> str:
     """Load a bundle as the line does, and remember it."""
-    return load(folder, verifier).manifest.id
+    return load_model(folder, verifier).manifest.id
 
 
 def refusal(folder: Path, verifier: Verifier) -> str:
@@ -62,7 +62,7 @@ def test_a_bundle_of_the_lines_own_node_is_served_and_served_again(ours, verifie
     folder = ours.bundle(tmp_path / "bundle")
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
     for _ in range(2):
-        predictor, ends, _ = load(folder, verifier)
+        predictor, ends, _ = load_model(folder, verifier)
         assert predictor.manifest.id == "plant-a@30"
         assert {what: round((end - soon(0)).total_seconds() / 86400) for what, end in ends.items()} == {
             "bundle": 90,
@@ -74,15 +74,15 @@ def test_each_export_has_a_higher_version_whatever_the_clock_says(ours, verifier
     folder = ours.bundle(tmp_path / "bundle", version=2**40)  # a clock that was far ahead, and is right again
     served(folder, verifier)
     ours.bundle(folder)
-    assert bundle_format.read(folder).manifest.version == 2**40 + 1
+    assert bundle_format.read_bundle(folder).manifest.version == 2**40 + 1
     served(folder, verifier)
     (folder / "manifest.json").write_text("damaged, and replaced by the next export")
-    assert bundle_format.read(ours.bundle(folder)).manifest.version < 2**40
+    assert bundle_format.read_bundle(ours.bundle(folder)).manifest.version < 2**40
 
 
 def test_a_signed_bundle_is_served_without_trust_too_and_that_is_said(ours, tmp_path, caplog):
     folder = ours.bundle(tmp_path / "bundle")
-    assert load(folder).ends == {}
+    assert load_model(folder).expiry_dates == {}
     assert "its signature is not checked" in caplog.text
 
 
@@ -132,7 +132,7 @@ def test_an_unsigned_bundle_and_one_whose_signature_was_taken_away_are_refused(o
 
 def test_a_file_that_changes_after_it_was_verified_is_not_used(ours, verifier, tmp_path):
     folder, other = ours.bundle(tmp_path / "bundle"), ours.bundle(tmp_path / "other", size=24)
-    with verifier.admitted(folder) as found:
+    with verifier.admit(folder) as found:
         predictor = Predictor(found.bundle)
         for name in ("model.onnx", "golden.png"):
             shutil.copy(other / name, folder / name)
@@ -295,7 +295,7 @@ def test_each_nodes_versions_count_by_themselves(ours, verifier, tmp_path):
 def test_of_two_lines_that_start_at_once_the_one_with_the_older_bundle_sees_the_newer(ours, verifier, tmp_path):
     old, new = (ours.bundle(tmp_path / str(version), version=version) for version in (7, 8))
     with ThreadPoolExecutor(1) as other:
-        with verifier.admitted(new):
+        with verifier.admit(new):
             meanwhile = other.submit(served, old, verifier)
             assert not wait([meanwhile], timeout=0.3).done
         assert isinstance(meanwhile.exception(10), bundle_format.BundleError)

@@ -328,12 +328,12 @@ def test_an_idle_connection_does_not_hold_up_the_end(bundle, number):
 def test_a_hang_up_while_the_model_is_loaded_is_heeded_when_the_line_is_ready(bundle):
     before = """
 import os, signal
-from edge.inference import pipeline
-load = pipeline.tried
+from edge.inference.served_model import Model
+load = Model.from_bundle
 def interrupted(*arguments):
     os.kill(os.getpid(), signal.SIGHUP)
     return load(*arguments)
-pipeline.tried = interrupted
+Model.from_bundle = interrupted
 """
     with daemon(bundle, before) as line:  # without settings to read again
         assert line.process.wait(20) == 0

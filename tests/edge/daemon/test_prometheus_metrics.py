@@ -11,7 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from edge.daemon.prometheus_metrics import Counted, Metrics, Reading
-from edge.inference.pipeline import Frame, Inspection, Pipeline, load
+from edge.inference.pipeline import Frame, Inspection, Pipeline
+from edge.inference.served_model import load_model
 from edge.inference.verdict import Notice, Outcome
 from tests.edge.daemon.test_daemon import Daemon, daemon
 from tests.support.tiny_bundle import BLUE, RED, tiny_bundle
@@ -137,8 +138,8 @@ class Kept:
 def test_counting_changes_no_outcome_and_costs_less_than_twenty_microseconds(bundle: Path) -> None:
     metrics, kept = Metrics(), Kept()
     counted = Counted(metrics, kept)
-    line = Pipeline(load(bundle), counted, monitors=[metrics.saw])
-    seen = line.see_here(Frame("part", RED))
+    line = Pipeline(load_model(bundle), counted, monitors=[metrics.saw])
+    seen = line.inspect_sync(Frame("part", RED))
     assert isinstance(seen, Inspection)
     verdict = seen.verdict
     notice = Notice(kind="drift", text="", time="")

@@ -23,7 +23,8 @@ from edge.daemon.logs import Log
 from edge.daemon.logs import Settings as LogSettings
 from edge.daemon.monitors import Watching
 from edge.daemon.reload import Parts
-from edge.inference.pipeline import Frame, Pipeline, load
+from edge.inference.pipeline import Frame, Pipeline
+from edge.inference.served_model import load_model
 from edge.outbox import delivery
 from edge.uncertainty.doubts import Settings as Doubting
 from edge.uncertainty.drift import Settings as Drifting
@@ -239,7 +240,7 @@ def test_without_a_file_it_ends_in_order(folder: Path) -> None:
 
 def parts(folder: Path, watching: type[Watching] = Watching) -> tuple[Pipeline, Parts]:
     """Those of a line in this process."""
-    line, site = Pipeline(load(folder / "bundle"), Told()), Site("press", folder / "state")
+    line, site = Pipeline(load_model(folder / "bundle"), Told()), Site("press", folder / "state")
     return line, Parts(line, Receivers(site, delivery.Settings()), watching(line), site, Log(LogSettings()))
 
 
@@ -296,13 +297,13 @@ def test_what_a_refused_reload_had_prepared_ends_with_it(folder: Path) -> None:
 
 def test_an_alarm_about_drift_that_other_settings_forget_is_told_to_be_over(tmp_path: Path) -> None:
     told = Told()
-    line = Pipeline(load(judged_bundle(tmp_path / "bundle")), told)
+    line = Pipeline(load_model(judged_bundle(tmp_path / "bundle")), told)
     watching = Watching(line)
 
     async def run() -> None:
         await watching.exchange(Settings(drift=Drifting(window=60)), None)
         for image in pictures(120, 7):
-            await line.judge(Frame("part", (image * 0.8).astype(np.uint8)))
+            await line.classify(Frame("part", (image * 0.8).astype(np.uint8)))
         for _ in range(2):
             await watching.exchange(Settings(drift=Drifting(window=60), doubt=Doubting(confidence=0.5)), None)
 

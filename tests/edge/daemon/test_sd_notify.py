@@ -16,8 +16,9 @@ from edge.daemon.assembly import Site
 from edge.daemon.dispatcher import Receivers
 from edge.daemon.sd_notify import Manager
 from edge.daemon.watchdog import beat
-from edge.inference.pipeline import Frame, Pipeline, load
+from edge.inference.pipeline import Frame, Pipeline
 from edge.inference.predictor import Outputs, Predictor
+from edge.inference.served_model import load_model
 from edge.inference.tiling import View
 from edge.outbox.delivery import Settings
 from tests.edge.daemon.test_daemon import daemon
@@ -144,7 +145,7 @@ Predictor.run = hanging
 def test_the_pings_go_on_while_large_frames_take_longer_than_the_watchdog_waits(
     bundle: Path, ear: Ear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = Pipeline(load(bundle), Told(), View(tile=8, overlap=0.0))
+    line = Pipeline(load_model(bundle), Told(), View(tile=8, overlap=0.0))
     receivers, frame = Receivers(Site("press", tmp_path), Settings()), np.zeros((32, 40, 3), np.uint8)  # 20 tiles: 1 s
     run = Predictor.run
 
@@ -157,9 +158,9 @@ def test_the_pings_go_on_while_large_frames_take_longer_than_the_watchdog_waits(
 
     async def hear() -> None:
         stop = asyncio.Event()
-        judging = [asyncio.create_task(line.judge(Frame("part", frame))) for _ in range(2)]
+        judging = [asyncio.create_task(line.classify(Frame("part", frame))) for _ in range(2)]
         beating = asyncio.create_task(beat(line, receivers, Manager(), stop))
-        while line.judged < 2:
+        while line.inspected < 2:
             await asyncio.to_thread(ear.hear)
         stop.set()
         await asyncio.gather(beating, *judging)

@@ -16,8 +16,8 @@ import tritonclient.http as triton
 from numpy.typing import NDArray
 from PIL import Image as Picture
 
-from edge.inference.image_decoding import MAX_BYTES, decode
-from edge.inference.pipeline import load
+from edge.inference.image_decoding import MAX_BYTES, decode_image
+from edge.inference.served_model import load_model
 from tests.edge.daemon.test_daemon import Daemon, daemon
 from tests.support.tiny_bundle import BLUE, CLASSES, GREEN, RED, tiny_bundle, tiny_probabilities
 
@@ -113,7 +113,7 @@ def test_image_files_are_decoded_as_the_line_decodes_them(client: triton.Inferen
     Picture.fromarray(pictures(1)[0]).resize((70, 50)).save(large, "JPEG")
     contents = [RED, large.getvalue(), *[BLUE] * 8, GREEN]
     answer = client.infer(MODEL, [files(*contents)])
-    expected = tiny_probabilities(np.stack([decode(content, SIZE) for content in contents]))
+    expected = tiny_probabilities(np.stack([decode_image(content, SIZE) for content in contents]))
     assert answer.as_numpy("probabilities") == pytest.approx(expected, abs=1e-6)
 
 
@@ -268,7 +268,7 @@ def test_faults_of_http_have_their_own_status(line: Daemon) -> None:
 def test_every_output_of_the_model_can_be_had(tmp_path: Path) -> None:
     folder = tiny_bundle(tmp_path / "bundle", size=SIZE, extras=True).folder
     images = pictures(11)
-    expected = load(folder).predictor.run(images, ("opinions", "features", "maps"))
+    expected = load_model(folder).predictor.run(images, ("opinions", "features", "maps"))
     with daemon(folder) as line, triton.InferenceServerClient(f"127.0.0.1:{line.url.port}") as client:
         model = client.get_model_metadata("tiny")
         answer = client.infer("tiny", [tensor(images)])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
-from edge.inference.pipeline import load
+from edge.inference.served_model import load_model
 from tests.edge.daemon.test_daemon import Daemon, daemon
 from tests.edge.http.test_inference_protocol import files, tensor
 from tests.support import tiny_bundle
@@ -22,7 +22,7 @@ SWAPPING = """
 import threading, time
 from random import Random
 import edge.daemon.daemon
-from edge.inference.pipeline import load
+from edge.inference.served_model import load_model
 
 class Swapped(edge.daemon.daemon.App):
     def __init__(self, line, metrics):
@@ -31,7 +31,7 @@ class Swapped(edge.daemon.daemon.App):
             threading.Thread(target=self.swap, args=(line, Random(seed)), daemon=True).start()
 
     def swap(self, line, random):
-        models = [load(folder) for folder in {folders}]
+        models = [load_model(folder) for folder in {folders}]
         while True:
             line.model = random.choice(models)
             time.sleep(random.random() / 500)
@@ -60,7 +60,7 @@ def expected(images: np.ndarray, round_: int) -> np.ndarray:
 def test_no_answer_mixes_two_models(bundles: dict[int, Path]) -> None:
     seed = getrandbits(32)
     print(f"seed {seed}")
-    digests = {load(folder).digest: round_ for round_, folder in bundles.items()}
+    digests = {load_model(folder).digest: round_ for round_, folder in bundles.items()}
     folders = ", ".join(f"Path({str(folder)!r})" for folder in bundles.values())
     before = "from pathlib import Path\n" + SWAPPING.replace("{folders}", f"[{folders}]")
     with daemon(bundles[1], before=before) as line, ThreadPoolExecutor(CLIENTS) as pool:

@@ -14,13 +14,14 @@ from typing import Any
 import httpx
 import pytest
 
-from edge.bundle.bundle_format import read
+from edge.bundle.bundle_format import read_bundle
 from edge.daemon.prometheus_metrics import Metrics
 from edge.http import inference_protocol
 from edge.http import request as intake
 from edge.http.app import BATCH, App
-from edge.inference.pipeline import Model, NullOutbox, Pipeline
+from edge.inference.pipeline import NullOutbox, Pipeline
 from edge.inference.predictor import Outputs, Predictor
+from edge.inference.served_model import Model
 from tests.edge.daemon.test_daemon import Daemon, daemon
 from tests.support.tiny_bundle import RED, tiny_bundle
 
@@ -33,7 +34,7 @@ def bundle(tmp_path_factory):
 @contextlib.asynccontextmanager
 async def client(bundle: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Pipeline]]:
     """A client of the application itself, without a process or a socket."""
-    line = Pipeline(Model(Predictor(read(bundle))), NullOutbox())
+    line = Pipeline(Model(Predictor(read_bundle(bundle))), NullOutbox())
     with contextlib.closing(line):
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(App(line, Metrics())), base_url="http://line"
@@ -133,7 +134,7 @@ def asked(bundle: Path, change: Callable[[Pipeline, asyncio.Event], None]) -> tu
         await App(line, Metrics())({"method": "POST", "path": path, "query_string": b"", "headers": []}, receive, send)
         return answers[0]["status"], batches
 
-    with contextlib.closing(Pipeline(Model(Predictor(read(bundle))), NullOutbox())) as line:
+    with contextlib.closing(Pipeline(Model(Predictor(read_bundle(bundle))), NullOutbox())) as line:
         return asyncio.run(answer(line))
 
 

@@ -15,10 +15,10 @@ from PIL import Image
 from edge.daemon.prometheus_metrics import Metrics
 from edge.http.app import App
 from edge.inference import annotation as drawing
-from edge.inference import heatmap as heating
 from edge.inference.annotation import annotate
-from edge.inference.pipeline import Frame, Inspection, Model, NullOutbox, Pipeline, load
-from edge.inference.tile_inference import look
+from edge.inference.heatmap import class_heat, heat_colors
+from edge.inference.pipeline import Frame, Inspection, NullOutbox, Pipeline
+from edge.inference.served_model import Model, load_model
 from edge.inference.tiling import View
 from edge.inference.verdict import Box
 from tests.support.tiny_bundle import RED as RED_FILE
@@ -29,12 +29,12 @@ RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return load(tiny_bundle(tmp_path_factory.mktemp("annotate") / "bundle", extras=True).folder)
+    return load_model(tiny_bundle(tmp_path_factory.mktemp("annotate") / "bundle", extras=True).folder)
 
 
 def seen(model: Model, pixels: np.ndarray, **view: object) -> Inspection:
     with contextlib.closing(Pipeline(model, NullOutbox(), View(**view))) as line:
-        found = line.see_here(Frame("part-7", pixels, "camera-1"))
+        found = line.inspect_sync(Frame("part-7", pixels, "camera-1"))
     assert isinstance(found, Inspection)
     return found
 
@@ -55,8 +55,8 @@ def test_heat_lies_where_an_encoder_sees_the_class_and_nowhere_else(model, encod
     """Of the tiny model the received encoder sees the left half of an image, its own the right half."""
     frame = plain(160, 160, BLUE)
     frame[:40] = RED
-    maps = look(model.predictor, seen(model, frame).cut.pixels, ("maps",)).maps
-    found = heating.heat(maps, 0, [Box(0, 0, 160, 160)], 1.0, (160, 160))[encoder]
+    maps = model.predictor.run_one_by_one(seen(model, frame).tiled.pixels, ("maps",)).maps
+    found = class_heat(maps, 0, [Box(0, 0, 160, 160)], 1.0, (160, 160))[encoder]
     mine, other = (np.s_[:10, :60], np.s_[:10, 100:]) if left else (np.s_[:10, 100:], np.s_[:10, :60])
     assert found[mine].min() > 0.9 * found.max() > 0
     assert found[other].max() == 0
@@ -65,7 +65,7 @@ def test_heat_lies_where_an_encoder_sees_the_class_and_nowhere_else(model, encod
 
 def test_what_a_place_adds_to_all_classes_alike_is_no_heat():
     same = np.random.default_rng(1).normal(size=(1, 2, 1, 4, 4)).astype(np.float32).repeat(3, axis=2)
-    assert heating.heat(same, 1, [Box(0, 0, 8, 8)], 1.0, (8, 8)).max() < 1e-6
+    assert class_heat(same, 1, [Box(0, 0, 8, 8)], 1.0, (8, 8)).max() < 1e-6
 
 
 @given(st.integers(1, 5), st.integers(1, 90), st.integers(1, 90), st.floats(0.05, 4))
@@ -74,13 +74,13 @@ def test_equal_heat_in_all_tiles_is_equal_heat_all_over_however_they_overlap(cou
     maps[:, :, 2] = 1.5
     boxes = [Box(each * width // 2, 0, width, height) for each in range(count)]
     size = (max(1, round((boxes[-1].left + width) * scale)), max(1, round(height * scale)))
-    found = heating.heat(maps, 2, boxes, scale, size)
+    found = class_heat(maps, 2, boxes, scale, size)
     assert found.shape == (2, size[1], size[0])
     assert np.allclose(found, 1.0, atol=1e-4)
 
 
 def test_the_colours_grow_brighter_evenly():
-    shades = heating.colors(np.linspace(0, 1, 256, dtype=np.float32)).astype(float) @ (0.2126, 0.7152, 0.0722)
+    shades = heat_colors(np.linspace(0, 1, 256, dtype=np.float32)).astype(float) @ (0.2126, 0.7152, 0.0722)
     assert (np.diff(shades) >= -0.5).all()
     assert shades[-1] > shades[0] + 150
 
@@ -114,7 +114,7 @@ def test_with_heat_the_frame_stands_there_once_more_for_each_encoder(model):
 
 
 def test_a_bundle_without_maps_is_drawn_without_heat(tmp_path):
-    found = seen(load(tiny_bundle(tmp_path / "bundle").folder), plain(100, 100, RED))
+    found = seen(load_model(tiny_bundle(tmp_path / "bundle").folder), plain(100, 100, RED))
     assert np.array_equal(annotate(found, heat=True), annotate(found))
 
 

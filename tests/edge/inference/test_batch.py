@@ -12,14 +12,14 @@ from PIL import Image
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.cli.inference_output import judge
 from edge.inference import batch
-from edge.inference.pipeline import Model, load
+from edge.inference.served_model import Model, load_model
 from edge.inference.tiling import View
 from tests.support.tiny_bundle import BLUE, GREEN, RED, tiny_bundle
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return load(tiny_bundle(tmp_path_factory.mktemp("batch") / "bundle", extras=True).folder)
+    return load_model(tiny_bundle(tmp_path_factory.mktemp("batch") / "bundle", extras=True).folder)
 
 
 @pytest.fixture
@@ -45,8 +45,8 @@ NAMES = ["2.png", "10.png", "press/a.png", "press/bad.png", "press/deep/b.PNG"]
 
 
 def run(model: Model, tree: Path, out: Path | None, pictures: Path | None = None, *, as_json: bool = False) -> bool:
-    results = batch.Results(out, model) if out else None
-    return judge(model, batch.find([tree]), None, results, pictures, heat=True, as_json=as_json)
+    results = batch.ResultFile(out, model) if out else None
+    return judge(model, batch.find_images([tree]), None, results, pictures, heat=True, as_json=as_json)
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
@@ -56,14 +56,14 @@ def rows(out: Path) -> list[dict[str, Any]]:
 
 
 def test_a_folder_means_all_images_in_it_and_below_in_the_order_in_which_people_count(tree):
-    assert [str(each.path.relative_to(tree)) for each in batch.find([tree])] == NAMES
-    assert [each.path for each in batch.find([tree / "10.png", tree / "none.png"])] == [
+    assert [str(each.path.relative_to(tree)) for each in batch.find_images([tree])] == NAMES
+    assert [each.path for each in batch.find_images([tree / "10.png", tree / "none.png"])] == [
         tree / "10.png",
         tree / "none.png",
     ]
     (tree.parent / "empty").mkdir()
     with pytest.raises(UsageError, match="there are no images in"):
-        batch.find([tree.parent / "empty"])
+        batch.find_images([tree.parent / "empty"])
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
@@ -100,7 +100,7 @@ def test_an_interrupted_batch_goes_on_where_it_was_and_tries_unread_images_again
 def test_results_of_another_model_are_not_mixed_in(model, tree, tmp_path):
     out = tmp_path / "results.csv"
     run(model, tree, out)
-    other = load(tiny_bundle(tmp_path / "other", round_=2).folder)
+    other = load_model(tiny_bundle(tmp_path / "other", round_=2).folder)
     with pytest.raises(UsageError, match=f"holds results of another model .*{model.digest}, not {other.digest}"):
         run(other, tree, out)
 
@@ -108,24 +108,24 @@ def test_results_of_another_model_are_not_mixed_in(model, tree, tmp_path):
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
 def test_results_of_another_view_are_not_mixed_in(model, tree, tmp_path, suffix):
     out, strict = tmp_path / f"results{suffix}", View(threshold=0.99)
-    images = batch.find([tree])
-    judge(model, images[:2], strict, batch.Results(out, model, strict), None, heat=False, as_json=False)
+    images = batch.find_images([tree])
+    judge(model, images[:2], strict, batch.ResultFile(out, model, strict), None, heat=False, as_json=False)
     with pytest.raises(UsageError, match="judged with another view"):
-        batch.Results(out, model)
-    judge(model, images, strict, batch.Results(out, model, View(threshold=0.99)), None, heat=False, as_json=False)
+        batch.ResultFile(out, model)
+    judge(model, images, strict, batch.ResultFile(out, model, View(threshold=0.99)), None, heat=False, as_json=False)
     assert len(rows(out)) == len(NAMES)
 
 
 def test_a_file_that_holds_something_else_is_left_as_it_is(model, tmp_path):
     for name, content in {"a.jsonl": b"[1]\n{", "b.csv": b"a;b\n1;2\nx", "c.csv": b"image,model\nx"}.items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(UsageError, match="holds something else than results"):
-            batch.Results(tmp_path / name, model)
+        with pytest.raises(UsageError, match="holds something other than results"):
+            batch.ResultFile(tmp_path / name, model)
         assert (tmp_path / name).read_bytes() == content
     with pytest.raises(UsageError, match=r"is neither .jsonl nor .csv"):
-        batch.Results(tmp_path / "c.txt", model)
+        batch.ResultFile(tmp_path / "c.txt", model)
     with pytest.raises(EdgeNodeError, match="cannot write results to"):
-        batch.Results(tmp_path / "none" / "d.csv", model)
+        batch.ResultFile(tmp_path / "none" / "d.csv", model)
 
 
 def test_each_image_that_could_be_read_gets_its_annotated_picture(model, tree, tmp_path):
@@ -139,7 +139,7 @@ def test_each_image_that_could_be_read_gets_its_annotated_picture(model, tree, t
 def test_no_two_images_share_a_picture_and_long_names_are_shortened(tmp_path):
     names = ["a/b.png", "a_b.png", "x/1.png", "../x/1.png", "/x/1.png", *(f"{'ä' * 300}/{each}.png" for each in "yz")]
     for name in names:
-        batch.picture_of(name, tmp_path).touch()
+        batch.annotated_path(name, tmp_path).touch()
     assert len(list(tmp_path.iterdir())) == len(names)
 
 

@@ -13,10 +13,11 @@ from PIL import Image
 
 from broker_config.protocol.errors import UsageError
 from edge.inference import tiling as cutting
-from edge.inference.decision import check, decide
-from edge.inference.image_decoding import ImageError, Photo, read
-from edge.inference.pipeline import Frame, Pipeline, load
-from edge.inference.tiling import View, cut, region, tiles
+from edge.inference.decision import check_no_defect_class, decide
+from edge.inference.image_decoding import ImageError, Photo, read_image
+from edge.inference.pipeline import Frame, Pipeline
+from edge.inference.served_model import load_model
+from edge.inference.tiling import View, cut_tiles, region_of_interest, tile_boxes
 from edge.inference.verdict import Box, Failure, Outcome, Verdict
 from tests.support.tiny_bundle import tiny_bundle
 
@@ -26,7 +27,7 @@ views = st.builds(View, tile=st.integers(0, 120), overlap=st.floats(0, 0.9))
 
 def photo(width: int, height: int, seed: int = 0) -> Photo:
     """A frame of noise."""
-    return Photo.of(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
+    return Photo.from_array(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
 
 
 # ---------------------------------------------------------------- tiles
@@ -35,7 +36,7 @@ def photo(width: int, height: int, seed: int = 0) -> Photo:
 @given(areas, views)
 def test_tiles_see_every_pixel_of_the_region_and_none_outside_and_are_of_one_size(area, view):
     try:
-        found = tiles(area, view)
+        found = tile_boxes(area, view)
     except ImageError:
         assert view.tile
         return
@@ -54,7 +55,7 @@ def test_tiles_see_every_pixel_of_the_region_and_none_outside_and_are_of_one_siz
 @given(areas, st.integers(1, 120), st.floats(0, 0.9))
 def test_neighbouring_tiles_overlap_by_what_was_asked_at_least(area, tile, overlap):
     view = View(tile=tile, overlap=overlap)
-    columns = sorted({box.left for box in cutting.tiles(area._replace(height=1), view)})
+    columns = sorted({box.left for box in cutting.tile_boxes(area._replace(height=1), view)})
     for one, next_ in itertools.pairwise(columns):
         assert one + tile - next_ >= int(tile * overlap)
 
@@ -63,7 +64,7 @@ def test_neighbouring_tiles_overlap_by_what_was_asked_at_least(area, tile, overl
 def test_moving_the_region_moves_its_tiles(area, view, right, down):
     def there(where: Box) -> set[Box] | str:
         try:
-            return set(tiles(where, view))
+            return set(tile_boxes(where, view))
         except ImageError as error:
             return str(error)
 
@@ -79,41 +80,41 @@ def test_moving_the_region_moves_its_tiles(area, view, right, down):
 )
 def test_a_tile_is_what_photo_fit_makes_of_that_part_of_the_frame_alone(width, height, tile, size, seed):
     frame = photo(width, height, seed)
-    found = cut(frame, View(tile=tile), size)
+    found = cut_tiles(frame, View(tile=tile), size)
     assert found.pixels.shape == (len(found.boxes), size, size, 3)
     assert found.pixels.dtype == np.uint8
     everything = np.asarray(frame.image)
     for pixels, (left, top, wide, high) in zip(found.pixels, found.boxes, strict=True):
-        alone = Photo.of(np.ascontiguousarray(everything[top : top + high, left : left + wide]))
-        assert np.array_equal(pixels, alone.fit(size))
+        alone = Photo.from_array(np.ascontiguousarray(everything[top : top + high, left : left + wide]))
+        assert np.array_equal(pixels, alone.resize(size))
 
 
 def test_a_tile_does_not_see_what_lies_beside_it():
     black = np.zeros((40, 80, 3), np.uint8)
     black[:, 40:] = 255
-    found = cut(Photo.of(black), View(tile=40, overlap=0), 13)
+    found = cut_tiles(Photo.from_array(black), View(tile=40, overlap=0), 13)
     assert [int(pixels.max()) for pixels in found.pixels] == [0, 255]
     assert found.pixels[1].min() == 255
 
 
 def test_a_region_without_tiles_is_one_tile_and_one_smaller_than_a_tile_too():
     frame = photo(60, 40)
-    assert cut(frame, View(), 8).boxes == (Box(0, 0, 60, 40),)
-    assert cut(frame, View(roi=(10, 5, 30, 20)), 8).boxes == (Box(10, 5, 30, 20),)
-    assert cut(frame, View(roi=(10, 5, 30, 20), tile=200), 8).boxes == (Box(10, 5, 30, 20),)
-    assert cut(frame, View(tile=40, overlap=0), 8).boxes == (Box(0, 0, 40, 40), Box(20, 0, 40, 40))
+    assert cut_tiles(frame, View(), 8).boxes == (Box(0, 0, 60, 40),)
+    assert cut_tiles(frame, View(roi=(10, 5, 30, 20)), 8).boxes == (Box(10, 5, 30, 20),)
+    assert cut_tiles(frame, View(roi=(10, 5, 30, 20), tile=200), 8).boxes == (Box(10, 5, 30, 20),)
+    assert cut_tiles(frame, View(tile=40, overlap=0), 8).boxes == (Box(0, 0, 40, 40), Box(20, 0, 40, 40))
 
 
 @pytest.mark.parametrize("roi", [(0, 0, 61, 40), (0, 1, 60, 40), (-1, 0, 5, 5), (0, 0, 0, 5), (60, 0, 1, 1)])
 def test_a_region_that_does_not_lie_in_the_frame_is_refused_and_both_are_named(roi):
     with pytest.raises(ImageError, match="part-7 has 60 x 40 pixels, where the region of interest") as caught:
-        region((60, 40), View(roi=roi), "part-7")
+        region_of_interest((60, 40), View(roi=roi), "part-7")
     assert "roi" in caught.value.remedy
 
 
 def test_more_tiles_than_the_limit_are_refused_before_one_is_cut():
     with pytest.raises(ImageError, match="makes 1600 tiles, more than 512") as caught:
-        cut(photo(400, 400), View(tile=10, overlap=0), 8)
+        cut_tiles(photo(400, 400), View(tile=10, overlap=0), 8)
     assert "tile" in caught.value.remedy
 
 
@@ -124,16 +125,16 @@ def test_the_region_counts_in_the_frame_as_people_see_it_turned_by_its_exif_tag(
     exif[0x0112] = 6
     out = io.BytesIO()
     Image.fromarray(stripes).save(out, "PNG", exif=exif)
-    found = cut(read(out.getvalue()), View(roi=(0, 40, 20, 20)), 4)
+    found = cut_tiles(read_image(out.getvalue()), View(roi=(0, 40, 20, 20)), 4)
     assert found.pixels.min() == 255
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 def test_gray_frames_are_cut_as_coloured_ones(mode):
     image = photo(50, 30).image.convert("L")
-    gray = cut(Photo(image.convert(mode), "PNG", mode, ""), View(tile=20), 7)
+    gray = cut_tiles(Photo(image.convert(mode), "PNG", mode, ""), View(tile=20), 7)
     assert np.array_equal(gray.pixels[..., 0], gray.pixels[..., 2])
-    assert np.array_equal(gray.pixels, cut(Photo(image, "PNG", "L", ""), View(tile=20), 7).pixels)
+    assert np.array_equal(gray.pixels, cut_tiles(Photo(image, "PNG", "L", ""), View(tile=20), 7).pixels)
 
 
 # ---------------------------------------------------------------- the verdict
@@ -187,10 +188,10 @@ def test_a_frame_that_is_one_tile_lists_no_tiles():
 
 
 def test_a_class_that_the_model_does_not_have_is_named_with_those_that_it_has():
-    check(View(), ("a", "b"))
-    check(View(no_defect="b"), ("a", "b"))
+    check_no_defect_class(View(), ("a", "b"))
+    check_no_defect_class(View(no_defect="b"), ("a", "b"))
     with pytest.raises(UsageError, match="'sound' is none of the model's classes a, b"):
-        check(View(no_defect="sound"), ("a", "b"))
+        check_no_defect_class(View(no_defect="sound"), ("a", "b"))
 
 
 @given(st.lists(st.tuples(*[st.floats(0.01, 1)] * 3), min_size=1, max_size=9), st.integers(1, 4), st.floats(0, 1))
@@ -213,7 +214,7 @@ def test_the_verdict_does_not_depend_on_the_order_of_the_tiles(given_, least, th
 
 def judge(line: Pipeline, frame: Frame) -> Verdict | Failure:
     with contextlib.closing(line):
-        found = line.see_here(frame)
+        found = line.inspect_sync(frame)
     return found if isinstance(found, Failure) else found.verdict
 
 
@@ -229,7 +230,9 @@ class Kept:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return load(tiny_bundle(tmp_path_factory.mktemp("view") / "bundle").folder)  # red, green, blue by the mean colour
+    return load_model(
+        tiny_bundle(tmp_path_factory.mktemp("view") / "bundle").folder
+    )  # red, green, blue by the mean colour
 
 
 def test_a_frame_gets_one_verdict_that_says_where_the_defect_lies(model, tmp_path: Path):
@@ -262,7 +265,7 @@ def test_a_frame_in_which_the_region_does_not_lie_is_a_failure_and_the_next_is_j
     kept = Kept()
     with contextlib.closing(Pipeline(model, kept, View(roi=(0, 0, 20, 20)))) as line:
         for side in (10, 30):
-            line.see_here(Frame("part", np.zeros((side, side, 3), np.uint8)))
+            line.inspect_sync(Frame("part", np.zeros((side, side, 3), np.uint8)))
     failure, verdict = kept.outcomes
     assert isinstance(failure, Failure)
     assert "region of interest" in failure.error

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageFile
 
 from edge.inference import image_decoding
-from edge.inference.image_decoding import ImageError, decode
+from edge.inference.image_decoding import ImageError, decode_image
 
 SIZE = 8
 GRAY = np.tile(np.linspace(0, 255, 32).astype(np.uint8), (32, 1))  # [32, 32], dark to bright
@@ -31,7 +31,7 @@ def plain(color: tuple[int, ...], mode: str = "RGB") -> Image.Image:
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "TIFF", "WEBP"])
 def test_each_format_becomes_rgb_bytes_of_the_asked_size(kind):
-    pixels = decode(encoded(plain((200, 100, 50)), kind), SIZE)
+    pixels = decode_image(encoded(plain((200, 100, 50)), kind), SIZE)
     assert pixels.shape == (SIZE, SIZE, 3)
     assert pixels.dtype == np.uint8
     assert np.abs(pixels.astype(int) - (200, 100, 50)).max() <= 3
@@ -56,49 +56,49 @@ def test_every_suffix_names_a_format_that_is_read():
     ids=["gray", "one bit", "palette", "opaque", "half transparent", "transparent", "gray half transparent"],
 )
 def test_each_mode_becomes_rgb_with_transparency_over_black(image, expected):
-    assert np.abs(decode(encoded(image), SIZE).astype(int) - expected).max() <= 1
+    assert np.abs(decode_image(encoded(image), SIZE).astype(int) - expected).max() <= 1
 
 
 def test_a_palette_with_a_transparent_color_is_laid_over_black():
     image = plain((200, 100, 50)).quantize()
-    assert decode(encoded(image, transparency=0), SIZE).max() == 0
+    assert decode_image(encoded(image, transparency=0), SIZE).max() == 0
 
 
 def test_a_cmyk_photograph_becomes_rgb():
     image = plain((255, 0, 0)).convert("CMYK")
-    assert np.abs(decode(encoded(image, "JPEG"), SIZE).astype(int) - (255, 0, 0)).max() <= 3
+    assert np.abs(decode_image(encoded(image, "JPEG"), SIZE).astype(int) - (255, 0, 0)).max() <= 3
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
 def test_16_bit_gray_is_scaled_from_its_full_range(kind):
     deep = Image.fromarray(GRAY.astype(np.uint16) * 257)
-    assert np.array_equal(decode(encoded(deep, kind), SIZE), decode(encoded(Image.fromarray(GRAY)), SIZE))
+    assert np.array_equal(decode_image(encoded(deep, kind), SIZE), decode_image(encoded(Image.fromarray(GRAY)), SIZE))
 
 
 def test_the_exif_orientation_is_applied():
     exif = Image.Exif()
     exif[0x0112] = 6  # turn by 90 degrees clockwise to view
-    turned = decode(encoded(Image.fromarray(GRAY), "JPEG", exif=exif, quality=100), SIZE)
-    upright = decode(encoded(Image.fromarray(np.rot90(GRAY, -1)), "JPEG", quality=100), SIZE)
+    turned = decode_image(encoded(Image.fromarray(GRAY), "JPEG", exif=exif, quality=100), SIZE)
+    upright = decode_image(encoded(Image.fromarray(np.rot90(GRAY, -1)), "JPEG", quality=100), SIZE)
     assert np.abs(turned.astype(int) - upright).max() <= 1
     assert turned[0].mean() < turned[-1].mean()
 
 
 def test_shrinking_averages_instead_of_picking_pixels():
     checkerboard = np.indices((64, 64)).sum(0) % 2 * 255
-    pixels = decode(encoded(Image.fromarray(checkerboard.astype(np.uint8))), SIZE)
+    pixels = decode_image(encoded(Image.fromarray(checkerboard.astype(np.uint8))), SIZE)
     assert np.abs(pixels.astype(int) - 127).max() <= 4
 
 
 def test_an_image_of_the_right_size_keeps_its_pixels():
     pixels = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), np.uint8)
-    assert np.array_equal(decode(encoded(Image.fromarray(pixels)), SIZE), pixels)
+    assert np.array_equal(decode_image(encoded(Image.fromarray(pixels)), SIZE), pixels)
 
 
 def test_a_path_decodes_as_its_bytes_do(tmp_path):
     path = tmp_path / "part.png"
     path.write_bytes(encoded(Image.fromarray(GRAY)))
-    assert np.array_equal(decode(path, SIZE), decode(path.read_bytes(), SIZE))
+    assert np.array_equal(decode_image(path, SIZE), decode_image(path.read_bytes(), SIZE))
 
 
 def header_of_a_bomb() -> bytes:
@@ -126,31 +126,31 @@ def header_of_a_bomb() -> bytes:
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_what_is_no_whole_image_is_named_with_a_remedy(data, why):
     with pytest.raises(ImageError, match=why) as caught:
-        decode(data, SIZE, "part-7.png")
+        decode_image(data, SIZE, "part-7.png")
     assert caught.value.what.startswith("part-7.png")
     assert caught.value.remedy
 
 
 def test_more_pixels_than_the_limit_are_refused_before_they_are_unpacked(monkeypatch):
     monkeypatch.setattr(image_decoding, "MAX_PIXELS", 32 * 32)
-    decode(encoded(Image.fromarray(GRAY)), SIZE)
+    decode_image(encoded(Image.fromarray(GRAY)), SIZE)
     monkeypatch.setattr(image_decoding, "MAX_PIXELS", 32 * 32 - 1)
     with pytest.raises(ImageError, match="32 x 32 pixels"):
-        decode(encoded(Image.fromarray(GRAY)), SIZE)
+        decode_image(encoded(Image.fromarray(GRAY)), SIZE)
 
 
 def test_a_side_beyond_the_limit_is_refused_since_memory_to_resize_it_grows_with_the_side():
-    assert decode(encoded(Image.new("L", (1, image_decoding.MAX_SIDE))), SIZE).shape == (SIZE, SIZE, 3)
+    assert decode_image(encoded(Image.new("L", (1, image_decoding.MAX_SIDE))), SIZE).shape == (SIZE, SIZE, 3)
     for size in ((image_decoding.MAX_SIDE + 1, 1), (1, image_decoding.MAX_SIDE + 1)):
         with pytest.raises(ImageError, match="a side of 65536 pixels"):
-            decode(encoded(Image.new("L", size)), SIZE)
+            decode_image(encoded(Image.new("L", size)), SIZE)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(ImageError, match=r"gone\.png cannot be read: No such file"):
-        decode(tmp_path / "gone.png", SIZE)
+        decode_image(tmp_path / "gone.png", SIZE)
     with pytest.raises(ImageError, match="cannot be read: Is a directory"):
-        decode(tmp_path, SIZE)
+        decode_image(tmp_path, SIZE)
 
 
 def test_a_file_beyond_the_size_limit_is_not_even_opened(tmp_path):
@@ -158,7 +158,7 @@ def test_a_file_beyond_the_size_limit_is_not_even_opened(tmp_path):
     with path.open("wb") as file:
         file.truncate(image_decoding.MAX_BYTES + 1)
     with pytest.raises(ImageError, match="larger than 64 MiB"):
-        decode(path, SIZE)
+        decode_image(path, SIZE)
 
 
 WHOLE = [encoded(Image.fromarray(GRAY), kind) for kind in ("JPEG", "PNG", "BMP", "TIFF", "WEBP")]
@@ -168,12 +168,12 @@ def test_of_several_pictures_in_a_file_the_first_counts():
     pages = [plain((200, 100, 50)), plain((0, 0, 0))]
     for kind in ("TIFF", "WEBP", "PNG"):
         data = encoded(pages[0], kind, save_all=True, append_images=pages[1:])
-        assert np.abs(decode(data, SIZE).astype(int) - (200, 100, 50)).max() <= 3
+        assert np.abs(decode_image(data, SIZE).astype(int) - (200, 100, 50)).max() <= 3
 
 
 def test_a_colour_profile_is_ignored():
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
-    assert np.array_equal(decode(encoded(plain((200, 100, 50)), icc_profile=profile), SIZE)[0, 0], (200, 100, 50))
+    assert np.array_equal(decode_image(encoded(plain((200, 100, 50)), icc_profile=profile), SIZE)[0, 0], (200, 100, 50))
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16"])
@@ -181,15 +181,15 @@ def test_what_a_large_image_becomes_does_not_depend_on_the_bands_in_which_it_is_
     pixels = np.random.default_rng(7).integers(0, 256, (70, 50, 4), np.uint8)
     image = Image.fromarray(pixels.view(np.uint16)[..., 0]) if mode == "I;16" else Image.fromarray(pixels).convert(mode)
     data = encoded(image, "TIFF")
-    whole = np.asarray(image_decoding.read(data).image)
+    whole = np.asarray(image_decoding.read_image(data).image)
     monkeypatch.setattr(image_decoding, "_BAND", 9)
-    assert np.array_equal(np.asarray(image_decoding.read(data).image), whole)
+    assert np.array_equal(np.asarray(image_decoding.read_image(data).image), whole)
 
 
 MEASURE = """
 import resource, struct, zlib
-from edge.inference.image_decoding import read
-from edge.inference.tiling import View, cut
+from edge.inference.image_decoding import read_image
+from edge.inference.tiling import View, cut_tiles
 chunk = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 packing = zlib.compressobj(1)
 rows = b"".join(packing.compress(bytes(1 + 4 * 4000)) for _ in range(4000)) + packing.flush()
@@ -197,7 +197,7 @@ head = struct.pack(">IIBBBBB", 4000, 4000, 8, 6, 0, 0, 0)
 png = b"\\x89PNG\\r\\n\\x1a\\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 assert len(png) < 500_000
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-cut(read(png), View(tile=500, overlap=0), 64)
+cut_tiles(read_image(png), View(tile=500, overlap=0), 64)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 
@@ -214,9 +214,9 @@ def test_damaged_bytes_give_an_image_or_an_image_error_and_nothing_else(data):
     content = bytearray(data.draw(st.sampled_from(WHOLE)))
     for _ in range(data.draw(st.integers(1, 8))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    cut = data.draw(st.integers(1, len(content)))
+    cut_tiles = data.draw(st.integers(1, len(content)))
     with contextlib.suppress(ImageError):
-        assert decode(bytes(content[:cut]), SIZE).shape == (SIZE, SIZE, 3)
+        assert decode_image(bytes(content[:cut_tiles]), SIZE).shape == (SIZE, SIZE, 3)
 
 
 def test_decoding_leaves_pillows_global_settings_alone():
@@ -224,5 +224,5 @@ def test_decoding_leaves_pillows_global_settings_alone():
         return Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
 
     before = settings()
-    decode(WHOLE[0], SIZE)
+    decode_image(WHOLE[0], SIZE)
     assert settings() == before

@@ -21,10 +21,10 @@ def tiny(tmp_path):
 def rewritten(tiny: Bundle, onnx: bytes, **changes: object) -> Bundle:
     """The bundle with another graph or description, and the golden image and probabilities that it had."""
     golden = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
-    bundle_format.write(
+    bundle_format.write_bundle(
         tiny.folder, msgspec.structs.replace(tiny.manifest, **changes), onnx, golden, tiny.manifest.golden.probabilities
     )
-    return bundle_format.read(tiny.folder)
+    return bundle_format.read_bundle(tiny.folder)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

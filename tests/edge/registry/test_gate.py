@@ -14,8 +14,9 @@ import pytest
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.bundle.verification import Verifier
-from edge.inference.pipeline import BrokenModelError, Frame, Model, Pipeline, load
+from edge.inference.pipeline import BrokenModelError, Frame, Pipeline
 from edge.inference.predictor import Outputs, Predictor
+from edge.inference.served_model import Model, load_model
 from edge.inference.tiling import View
 from edge.inference.verdict import Failure, Notice, Outcome, Verdict
 from edge.registry.bundle_store import Store
@@ -46,7 +47,7 @@ class Running:
         self.store = rollout.store
 
     def judge(self, frames: int = 1) -> list[Verdict | Failure]:
-        seen = [self.line.see_here(Frame(str(number), COLORS[number % 3])) for number in range(frames)]
+        seen = [self.line.inspect_sync(Frame(str(number), COLORS[number % 3])) for number in range(frames)]
         return [each if isinstance(each, Failure) else each.verdict for each in seen]
 
     def until(self, digest: str) -> None:
@@ -124,7 +125,9 @@ def test_a_bundle_that_misses_a_rare_class_is_refused_however_seldom_that_comes(
         tile = 7 if part % 100 == 50 else 0
         if tile:
             probabilities[tile] = 0.01, 0.99
-        seen: Any = SimpleNamespace(model=old, cut=pixels, outputs=Outputs(probabilities), inference=16.0, tile=tile)
+        seen: Any = SimpleNamespace(
+            model=old, tiled=pixels, outputs=Outputs(probabilities), inference_seconds=16.0, tile=tile
+        )
         sample.see(seen)
     assert len(sample.of(old)) == SAMPLE
     finding = examine(new, old, sample.of(old), Gate())[-1]
@@ -271,7 +274,7 @@ def test_a_frame_that_a_model_gets_after_it_was_exchanged_and_fails_on_is_judged
     line.rollout.activate(two, "me")
     prepared = [line.line._prepare(Frame(str(number), COLORS[0]), 0) for number in range(3)]
     failing(monkeypatch, 2, RuntimeError("no memory"))
-    assert [seen.verdict.model for seen in map(line.line._see, prepared)] == [one] * 3
+    assert [seen.verdict.model for seen in map(line.line._inspect, prepared)] == [one] * 3
     monkeypatch.undo()
     failing(monkeypatch, 1, RuntimeError("no memory either"))
     assert isinstance(line.judge()[0], Failure)
@@ -361,7 +364,7 @@ def test_single_errors_among_the_right_answers_to_programs_are_no_row_of_errors(
             ask(line, model, wrong=True)
             ask(line, model, wrong=False)
         for _ in range(4):
-            ask(line, load(store.path(one)), wrong=True)  # which is not served any more
+            ask(line, load_model(store.path(one)), wrong=True)  # which is not served any more
         assert not line.rollout._failures
         for _ in range(3):
             ask(line, model, wrong=True)

@@ -29,7 +29,8 @@ from edge.config import line_settings
 from edge.daemon import assembly
 from edge.daemon.assembly import Site
 from edge.inference import image_decoding
-from edge.inference.pipeline import Frame, Pipeline, Source, load
+from edge.inference.pipeline import Frame, Pipeline, Source
+from edge.inference.served_model import load_model
 from edge.inference.verdict import Failure, Notice, Outcome, Verdict
 from edge.sources import camera as video
 from edge.sources import folder as folder_source
@@ -61,7 +62,7 @@ class Outbox:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return load(tiny_bundle(tmp_path_factory.mktemp("sources") / "bundle").folder)
+    return load_model(tiny_bundle(tmp_path_factory.mktemp("sources") / "bundle").folder)
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ from broker_config.protocol.errors import UsageError
 from edge.bundle import bundle_format
 from edge.bundle.bundle_format import BundleError
 from edge.config.line_settings import parse
-from edge.inference.pipeline import load as load_model
+from edge.inference.served_model import load_model
 from edge.uncertainty.doubts import Doubts, Settings
-from edge.uncertainty.reference import Reference, disagreement, load, quantile
+from edge.uncertainty.reference import Reference, disagreement, load_reference, quantile
 from tests.support.judged_images import SIZE, Told, a_line, judged_bundle, picture, pictures, shown
 from tests.support.tiny_bundle import tiny_bundle
 
@@ -119,11 +119,11 @@ def test_a_reference_that_is_not_the_bundles_is_refused(judged, tmp_path):
 def test_a_reference_that_cannot_be_used_is_said_to_be_damaged(tmp_path, content):
     tiny_bundle(tmp_path / "b", extras=True, reference=content)
     with pytest.raises(BundleError, match=r"reference\.safetensors is (damaged|of another model)"):
-        load(bundle_format.read(tmp_path / "b"))
+        load_reference(bundle_format.read_bundle(tmp_path / "b"))
 
 
 def test_a_reference_survives_its_file(judged):
-    found = load(bundle_format.read(judged))
+    found = load_reference(bundle_format.read_bundle(judged))
     assert found is not None
     fresh = Reference.of(*(np.random.default_rng(1).normal(size=(20, 4)), np.arange(20) % 2), 2)
     assert found.counts.sum() == 60

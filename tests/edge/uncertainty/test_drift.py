@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from edge.inference.pipeline import Inspection, Pipeline
-from edge.inference.pipeline import load as load_model
 from edge.inference.predictor import Outputs
+from edge.inference.served_model import load_model
 from edge.inference.tiling import View
 from edge.inference.verdict import Verdict
 from edge.uncertainty.doubts import Doubts, Settings

@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from broker_config.protocol.errors import UsageError
-from edge.inference.image_decoding import ImageError, read
+from edge.inference.image_decoding import ImageError, read_image
 from trainer.data.checks.findings import SEVERITIES, Finding, Severity
 from trainer.data.checks.image_checks import ImageReport
 from trainer.data.checks.image_facts import ImageFacts
@@ -176,7 +176,7 @@ def _draw_tile(sheet: Image.Image, pen: ImageDraw.ImageDraw, corner: tuple[int, 
     left, top = corner
     color = _COLORS[tile.mark.severity] if tile.mark else "#999999"
     try:
-        sheet.paste(ImageOps.pad(read(tile.path).image.convert("RGB"), (_TILE, _TILE), color="#dddddd"), corner)
+        sheet.paste(ImageOps.pad(read_image(tile.path).image.convert("RGB"), (_TILE, _TILE), color="#dddddd"), corner)
     except ImageError:
         pen.line((left, top, left + _TILE, top + _TILE), color, 2)
         pen.line((left, top + _TILE, left + _TILE, top), color, 2)
