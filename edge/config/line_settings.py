@@ -14,15 +14,15 @@ from edge.config.options_file import load
 from edge.daemon import logs
 from edge.inference.tiling import View
 from edge.outbox import delivery
-from edge.registry import delivery_messages
+from edge.registry import bundle_messages
 from edge.registry.gate import Gate
 from edge.sinks import csv, homeassistant, jsonl, mqtt, sparkplug, sqlite, webhook
 from edge.sinks import folder as folder_sink
 from edge.sources import camera, folder
 from edge.sources import mqtt as mqtt_source
-from edge.uncertainty import doubts
 from edge.uncertainty import drift as drifting
 from edge.uncertainty import image_retention as keeping
+from edge.uncertainty import uncertainty_check
 
 Source = folder.Settings | mqtt_source.Settings | camera.Settings
 Sink = (
@@ -41,7 +41,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a line looks at and how, and where its outcomes go."""
 
     view: View = View()
-    doubt: doubts.Settings = doubts.Settings()
+    doubt: uncertainty_check.Settings = uncertainty_check.Settings()
     drift: drifting.Settings = drifting.Settings()
     keep: keeping.Settings | None = None
     sources: tuple[Source, ...] = ()
@@ -49,7 +49,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     log: logs.Settings = logs.Settings()
     spool: delivery.Settings = delivery.Settings()
     gate: Gate = Gate()
-    arrival: delivery_messages.Settings | None = None
+    arrival: bundle_messages.Settings | None = None
 
 
 TABLES = Settings.__struct_fields__

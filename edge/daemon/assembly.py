@@ -8,7 +8,7 @@ from broker_config.mqtt.client import Endpoint
 from broker_config.protocol.errors import UsageError
 from edge.config import line_settings
 from edge.inference.pipeline import Source
-from edge.registry import delivery_messages
+from edge.registry import bundle_messages
 from edge.sinks import csv, homeassistant, jsonl, mqtt, sparkplug, sqlite, webhook
 from edge.sinks import folder as folder_sink
 from edge.sinks.sink import Sink
@@ -85,7 +85,7 @@ def sink(wanted: line_settings.Sink, site: Site, spool: "Spool") -> Sink:
 
 
 def bundle_receiver(
-    wanted: delivery_messages.Settings, site: Site, rollout: "Rollout", verifier: "Verifier | None"
+    wanted: bundle_messages.Settings, site: Site, rollout: "Rollout", verifier: "Verifier | None"
 ) -> "BundleReceiver":
     """The receiver of bundles from the plant's broker; UsageError when its settings clash or there is no verifier."""
     from edge.registry.bundle_receiver import BundleReceiver  # noqa: PLC0415  (only loaded where it is used)

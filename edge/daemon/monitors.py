@@ -7,9 +7,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from edge.config.line_settings import Settings
 from edge.daemon.prometheus_metrics import Reading
 from edge.inference.pipeline import Monitor, Pipeline
-from edge.uncertainty.doubts import Doubts
 from edge.uncertainty.drift import Drift
 from edge.uncertainty.image_retention import ImageRetention
+from edge.uncertainty.uncertainty_check import Doubts
 
 
 class Watching:

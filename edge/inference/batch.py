@@ -18,8 +18,8 @@ from edge.inference.served_model import Model
 from edge.inference.tiling import View
 from edge.inference.verdict import Failure, Verdict
 from edge.terminal.formatting import natural_key
-from edge.uncertainty.doubts import Doubts
-from edge.uncertainty.doubts import Settings as Doubting
+from edge.uncertainty.uncertainty_check import Doubts
+from edge.uncertainty.uncertainty_check import Settings as Doubting
 
 COLUMNS = ("image", "label", "confidence", "defect", "doubts", "bundle", "model", "view", "time", "error")
 _READABLE = 200  # bytes of an image's name that its picture's name keeps

@@ -26,7 +26,7 @@ from broker_config.transfer.blob_store import BlobStore
 from broker_config.transfer.blob_transfer import BlobTransfer, Fetched, FetchFailed
 from edge.bundle import bundle_format
 from edge.bundle.bundle_format import Manifest
-from edge.registry.delivery_messages import LARGEST, Addressed, Answer, Offer, Settings, blobs, encode
+from edge.registry.bundle_messages import LARGEST, Addressed, Answer, Offer, Settings, blobs, encode
 from edge.registry.rollout import RefusedError, Rollout
 
 if TYPE_CHECKING:

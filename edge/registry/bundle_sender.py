@@ -17,7 +17,7 @@ from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.transfer.blob_store import BlobStore
 from broker_config.transfer.blob_transfer import BlobTransfer
 from edge.bundle import bundle_format
-from edge.registry.delivery_messages import Answer, File, Offer, encode
+from edge.registry.bundle_messages import Answer, File, Offer, encode
 
 _AGAIN = 2.0  # seconds between two offers while nobody has answered, or the line is busy
 _NOBODY = 15.0  # seconds after which there is no such line

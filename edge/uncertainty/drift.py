@@ -18,8 +18,8 @@ from edge.bundle.bundle_format import Manifest
 from edge.inference.pipeline import Inspection, Outbox
 from edge.inference.served_model import Model
 from edge.inference.verdict import Notice, Verdict, current_time, new_id
-from edge.uncertainty.doubts import Doubts
 from edge.uncertainty.reference import Floats, Reference
+from edge.uncertainty.uncertainty_check import Doubts
 
 _SIGMAS = 6.0  # of the control limits: on tuning images 4.5 gave false alarms, features and doubts have heavy tails
 _CLEAR = 0.6  # of the limit, below which an alarm ends

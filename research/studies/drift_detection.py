@@ -24,7 +24,7 @@ from edge.inference.pipeline import Inspection
 from edge.inference.predictor import Outputs
 from edge.inference.served_model import Model
 from edge.inference.verdict import Outcome, Verdict
-from edge.uncertainty import doubts, drift
+from edge.uncertainty import drift, uncertainty_check
 from edge.uncertainty.reference import Reference
 from export.calibration import calibrate, softmax
 from research.studies.novelty import MOST, NODES, SIZE, Seen, look
@@ -131,8 +131,8 @@ def outputs(seen: Seen, divisor: float) -> Outputs:
 
 def stream(node: Node, kinds: Sequence[str], window: int, seed: int) -> tuple[Told, int]:
     """Show images of these kinds, drawn at random, until there is an alarm or they end; and how many were shown."""
-    told, settings = Told(), doubts.Settings()
-    doubting = doubts.Doubts(settings)
+    told, settings = Told(), uncertainty_check.Settings()
+    doubting = uncertainty_check.Doubts(settings)
     watchers = doubting, drift.Drift(drift.Settings(window=window), doubting, told)
     random = generator(seed, "frames")
     for count, kind in enumerate(kinds):

@@ -13,7 +13,7 @@ from edge.bundle import bundle_format
 from edge.bundle.bundle_format import Manifest
 from edge.inference.image_decoding import decode_image
 from edge.inference.predictor import Predictor
-from edge.uncertainty.doubts import Doubts, Settings
+from edge.uncertainty.uncertainty_check import Doubts, Settings
 from export import held_out
 from export.bundle_export import export
 from export.calibration import softmax, temperature

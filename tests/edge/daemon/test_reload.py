@@ -26,9 +26,9 @@ from edge.daemon.reload import Parts
 from edge.inference.pipeline import Frame, Pipeline
 from edge.inference.served_model import load_model
 from edge.outbox import delivery
-from edge.uncertainty.doubts import Settings as Doubting
 from edge.uncertainty.drift import Settings as Drifting
 from edge.uncertainty.image_retention import ImageRetention
+from edge.uncertainty.uncertainty_check import Settings as Doubting
 from tests.support.judged_images import Told, judged_bundle, pictures
 from tests.support.plants import start
 from tests.support.tiny_bundle import BLUE, GREEN, RED, tiny_bundle

@@ -25,10 +25,10 @@ from edge.bundle.verification import Verifier
 from edge.config.line_settings import Settings, parse
 from edge.daemon.assembly import Site
 from edge.daemon.daemon import serve
-from edge.registry import bundle_receiver, bundle_sender, delivery_messages
+from edge.registry import bundle_messages, bundle_receiver, bundle_sender
+from edge.registry.bundle_messages import Answer, File, Offer
 from edge.registry.bundle_receiver import BundleReceiver
 from edge.registry.bundle_store import of_line
-from edge.registry.delivery_messages import Answer, File, Offer
 from edge.registry.gate import Gate
 from tests.edge.daemon.test_daemon import subscriber
 from tests.edge.registry.test_gate import Running, running
@@ -72,7 +72,7 @@ def receiving(
     verifier = Verifier(ours.trust(), folder / "memory")
     name = f"line-{secrets.token_hex(4)}"
     with running(store, digests, gate, verifier) as line:
-        taking = BundleReceiver(delivery_messages.Settings(url=url, activate=activate), name, line.rollout, verifier)
+        taking = BundleReceiver(bundle_messages.Settings(url=url, activate=activate), name, line.rollout, verifier)
         with taking.taking():
             found = Receiving(line.rollout, line.line, line.outbox, digests)
             found.name, found.url = name, url
@@ -303,7 +303,7 @@ def test_offers_that_cannot_be_are_refused_by_name(line, hostile, ours, tmp_path
 def twisted(change: Callable[[Offer], Offer], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The sender offers something else than it has."""
     with monkeypatch.context() as patch:
-        patch.setattr(bundle_sender, "encode", lambda offer: delivery_messages.encode(change(offer)))
+        patch.setattr(bundle_sender, "encode", lambda offer: bundle_messages.encode(change(offer)))
         yield
 
 
@@ -401,7 +401,7 @@ def test_send_reaches_a_daemon_and_its_exit_code_says_what_became_of_it(ours, pl
 
 
 def test_a_broker_that_is_away_does_not_keep_the_line_from_its_work(ours, tmp_path):
-    settings = Settings(arrival=delivery_messages.Settings(url="mqtt://127.0.0.1:1"))
+    settings = Settings(arrival=bundle_messages.Settings(url="mqtt://127.0.0.1:1"))
     assert settings.arrival
     (tmp_path / "plant-a.trust").write_bytes(trust.encode(ours.trust()))
     (tmp_path / "line.toml").write_text('trust = "plant-a.trust"\n[arrival]\nurl = "mqtt://127.0.0.1:1"\n')

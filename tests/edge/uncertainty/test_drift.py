@@ -13,10 +13,10 @@ from edge.inference.predictor import Outputs
 from edge.inference.served_model import load_model
 from edge.inference.tiling import View
 from edge.inference.verdict import Verdict
-from edge.uncertainty.doubts import Doubts, Settings
 from edge.uncertainty.drift import Drift
 from edge.uncertainty.drift import Settings as DriftSettings
 from edge.uncertainty.reference import Reference
+from edge.uncertainty.uncertainty_check import Doubts, Settings
 from tests.support.judged_images import SIZE, Told, a_line, judged_bundle, picture, pictures, shown
 from tests.support.tiny_bundle import CLASSES, tiny_bundle
 
@@ -149,7 +149,7 @@ def test_a_line_that_changes_to_and_fro_raises_no_storm_of_alarms():
     assert 2 < len(watch.told.notices) <= 20
 
 
-def test_doubts_that_become_frequent_raise_an_alarm_though_the_features_are_as_they_were():
+def test_uncertainty_check_that_become_frequent_raise_an_alarm_though_the_features_are_as_they_were():
     watch = Watch(3, 60)
     watch.show(200)
     assert watch.told.notices == []

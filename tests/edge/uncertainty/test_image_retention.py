@@ -19,9 +19,9 @@ from broker_config.storage import disk
 from edge.inference.pipeline import Frame, Pipeline
 from edge.inference.tiling import View
 from edge.inference.verdict import Failure
-from edge.uncertainty.doubts import Doubts
-from edge.uncertainty.doubts import Settings as DoubtSettings
 from edge.uncertainty.image_retention import ImageRetention, Settings
+from edge.uncertainty.uncertainty_check import Doubts
+from edge.uncertainty.uncertainty_check import Settings as DoubtSettings
 from tests.support.judged_images import CONFIDENCE, Told, a_line, judge, judged_bundle, picture, shown
 from tests.support.tiny_bundle import BLUE, RED
 

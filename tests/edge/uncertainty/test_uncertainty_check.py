@@ -12,8 +12,8 @@ from edge.bundle import bundle_format
 from edge.bundle.bundle_format import BundleError
 from edge.config.line_settings import parse
 from edge.inference.served_model import load_model
-from edge.uncertainty.doubts import Doubts, Settings
 from edge.uncertainty.reference import Reference, disagreement, load_reference, quantile
+from edge.uncertainty.uncertainty_check import Doubts, Settings
 from tests.support.judged_images import SIZE, Told, a_line, judged_bundle, picture, pictures, shown
 from tests.support.tiny_bundle import tiny_bundle
 
