@@ -244,7 +244,7 @@ def forget(
     kit: KitFile = None,
 ) -> None:
     """Remove what the broker keeps of a line that nobody runs any more. State folders stay as they are."""
-    from trainer.vfl.server.retained_cleanup import forget as run
+    from trainer.vfl.server.retained_cleanup import remove_retained as run
 
     endpoint = make_endpoint(broker, ca, cert, key, kit)
     _check_head(endpoint)

@@ -210,7 +210,7 @@ class Coordinators:
         self._coordinator = _Coordinator(self._ledger, Endpoint.parse(self._url), told.append, 65_536, 0)
         self._stack.callback(self._coordinator.close)
         self._told = told
-        self._coordinator._herald.open()
+        self._coordinator._connection.open()
         self._coordinator._transfer.start()
 
     def feed(self, mutator: Mutator) -> bool:
@@ -223,7 +223,7 @@ class Coordinators:
         topic = f"edge-node/v1/default/nodes/{node}/{random.choice(('up', 'up', 'presence'))}"
         payload = random.choice((self._mutated, self._mutated, self._hello))(mutator, node)
         before = len(self._told)
-        coordinator._handle(Delivery(coordinator._herald.mqtt, topic, payload, False, 1, 0))
+        coordinator._handle(Delivery(coordinator._connection.mqtt, topic, payload, False, 1, 0))
         coordinator._watch_clock()
         while not coordinator._inbox.empty():
             coordinator._handle(coordinator._inbox.get())

@@ -20,7 +20,7 @@ from tests.support.plants import CLASSES
 from trainer import progress
 from trainer.federation.client import checkpoint
 from trainer.federation.client.discovery import check_name_free
-from trainer.federation.server import coordinator, membership
+from trainer.federation.server import connection, coordinator, membership
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Request, draft
 
@@ -56,7 +56,7 @@ def test_what_is_left_of_any_earlier_process_does_not_take_a_nodes_own_name(
 def test_a_node_whose_hello_came_after_its_end_is_missed_at_the_next_roll_call(
     mosquitto: EmbeddedBroker, mqtt: MqttClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (coordinator, membership):
+    for module in (connection, membership):
         monkeypatch.setattr(module, "GRACE", 0.5)
     lost, over = queue.Queue[str](), threading.Event()
 

@@ -43,7 +43,7 @@ from trainer.vfl.client.discovery import join
 from trainer.vfl.client.sensor_model import SensorTrainer
 from trainer.vfl.client.session import take_part
 from trainer.vfl.server import response_times
-from trainer.vfl.server.announcements import Crier
+from trainer.vfl.server.connection import HeadConnection
 from trainer.vfl.server.journal import history
 from trainer.vfl.server.startup import coordinate
 from trainer.vfl.window import span
@@ -78,13 +78,13 @@ def test_frames_that_are_lost_are_asked_for_again_and_change_no_byte(
     broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A third of what the head sends gets lost on its way."""
-    publish, sent = Crier.publish, iter(range(10_000))
+    publish, sent = HeadConnection.publish_frame, iter(range(10_000))
 
-    def lossy(crier: Crier, topic: str, payload: bytes) -> None:
+    def lossy(connection: HeadConnection, topic: str, payload: bytes) -> None:
         if next(sent) % 3 != 1:
-            publish(crier, topic, payload)
+            publish(connection, topic, payload)
 
-    monkeypatch.setattr(Crier, "publish", lossy)
+    monkeypatch.setattr(HeadConnection, "publish_frame", lossy)
     monkeypatch.setattr(response_times, "_AGAIN", 0.05)
     spec = line_spec(seed=4)
     draw(tmp_path / "data", 100, 4)

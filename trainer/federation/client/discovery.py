@@ -1,6 +1,5 @@
 """Joining: find the federation, check what it asks for, load the images, take part. Itself without torch."""
 
-import contextlib
 import importlib.metadata
 import time
 from collections.abc import Callable, Mapping
@@ -10,11 +9,12 @@ from broker_config.mqtt.client import Endpoint, probe
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.messages import Presence, RoundState, Spec
+from broker_config.protocol.messages import RoundState, Spec
 from trainer import progress
 from trainer.data import class_folders
 from trainer.data.checks.image_checks import brief, load_checked
 from trainer.federation.client import checkpoint
+from trainer.federation.presence import find_connected
 from trainer.methods import METHODS, make
 from trainer.models.catalogue import FEATURES
 
@@ -189,13 +189,9 @@ def _read_spec(topic: str, payload: bytes) -> Spec:
 
 def check_name_free(endpoint: Endpoint, federation: str, name: str, state: Path) -> None:
     """Raise UsageError if another node of this name is connected. An earlier process of `state` is no other node."""
-    last = checkpoint.load_identity(state)
-    topic = topics.presence(federation, name)
-    for payload in probe(endpoint, [topic], wait=1.0).values():
-        with contextlib.suppress(DecodeError):  # what cannot be read is nobody's presence; ours replaces it
-            presence = decode(payload, Presence)
-            if presence.online and (last is None or presence.identity != last.identity):
-                raise UsageError(
-                    f"the name {name!r} is taken: a node of that name is connected to federation {federation!r}",
-                    "stop that one, or choose another name; if it has just crashed, the broker notices within a minute",
-                )
+    own, presence = checkpoint.load_identity(state), find_connected(endpoint, federation, name)
+    if presence and (own is None or presence.identity != own.identity):
+        raise UsageError(
+            f"the name {name!r} is taken: a node of that name is connected to federation {federation!r}",
+            "stop that one, or choose another name; if it has just crashed, the broker notices within a minute",
+        )

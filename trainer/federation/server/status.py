@@ -11,7 +11,7 @@ import msgspec
 
 from broker_config.protocol import topics
 from broker_config.protocol.codec import MAX_MESSAGE
-from broker_config.protocol.messages import NodeState, Overview, Spec, Work
+from broker_config.protocol.messages import Manifest, NodeState, Overview, RoundState, Spec, Work
 from trainer.federation.server.round_state import Federation, Status
 from trainer.progress import (
     Activity,
@@ -49,6 +49,19 @@ class _Noted:
     error: str = ""
     lost: bool = False
     refused: bool = False
+
+
+def round_message(spec: Spec, state: Federation, broadcast: Manifest) -> RoundState:
+    """Where a federation stands, and the blob that nodes start from."""
+    here, needed = len(state.missing | state.contributed), state.plan.quorum
+    return RoundState(
+        run=spec.run,
+        round=state.round,
+        status=state.status.value,
+        broadcast=None if state.status is Status.GATHERING else broadcast,
+        reason=f"paused: {here} of the {needed} nodes that a round needs are there" if state.paused else "",
+        participants=tuple(sorted(state.drawn)),
+    )
 
 
 class StatusTracker:

@@ -8,7 +8,7 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.storage import disk
 from trainer import progress
-from trainer.federation.server.announcements import check_unclaimed
+from trainer.federation.presence import check_no_server
 from trainer.vfl.networks import embedding_size
 from trainer.vfl.process_setup import set_up_process
 from trainer.vfl.server.head import Head
@@ -42,7 +42,7 @@ def coordinate(
     embedding_size(spec.network, (1, spec.cycles))
     known = Labels(labels, spec.classes)
     known.refresh()
-    check_unclaimed(endpoint, spec.federation, ())
+    check_no_server(endpoint, spec.federation)
     with disk.claimed(folder), contextlib.closing(Journal(folder)) as journal:
         spec = resume_or_begin(journal, spec, new=new)
         if 0 < rounds <= (played := _ended(folder / spec.run)):
@@ -52,7 +52,7 @@ def coordinate(
         head = Head(spec, known, endpoint, folder, journal, rounds, report, deploy)
         try:
             reached = head.run(stop)
-            if head.over:
+            if head.is_over:
                 _end(folder / spec.run, reached)
             return reached
         finally:

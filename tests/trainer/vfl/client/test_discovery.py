@@ -21,7 +21,7 @@ from trainer.vfl.client import session
 from trainer.vfl.client.discovery import find_spec, join
 from trainer.vfl.client.measurements import Source
 from trainer.vfl.server import head
-from trainer.vfl.server.retained_cleanup import forget
+from trainer.vfl.server.retained_cleanup import remove_retained
 
 
 @pytest.fixture(scope="module")
@@ -139,13 +139,13 @@ def test_a_broker_forgets_a_line_that_nobody_runs_any_more_and_no_other(broker: 
         line.start("head")
         line.until(lambda: bool(line.said()))
         with pytest.raises(UsageError, match="already has a coordinator"):
-            forget(endpoint, spec.federation)
+            remove_retained(endpoint, spec.federation)
         line.start(*spec.sensors)
         line.end()
-    assert forget(endpoint, spec.federation) == 6, "settings, state, overview, and who was there"
+    assert remove_retained(endpoint, spec.federation) == 6, "settings, state, overview, and who was there"
     assert probe(endpoint, ["#"], 1.0) == kept
     with pytest.raises(UsageError, match="keeps nothing of a line"):
-        forget(endpoint, spec.federation)
+        remove_retained(endpoint, spec.federation)
 
 
 def test_with_kits_the_head_forgets_all_but_how_its_sensors_said_they_are(tmp_path: Path) -> None:
@@ -160,9 +160,9 @@ def test_with_kits_the_head_forgets_all_but_how_its_sensors_said_they_are(tmp_pa
         with Threads(spec, {**ends, "head": ends["coordinator"]}, tmp_path / "data", tmp_path, 2) as line:
             line.start("head", *spec.sensors)
             line.end()
-        assert forget(ends["coordinator"], spec.federation) == 4, "settings, state, overview, its own presence"
+        assert remove_retained(ends["coordinator"], spec.federation) == 4, "settings, state, overview, its own presence"
         there = probe(ends["coordinator"], [each(spec.federation) for each in (topics.spec, topics.status)], 1.0)
         there |= probe(ends["coordinator"], [topics.presence(spec.federation, "+")], 1.0)
         assert there.keys() == {topics.presence(spec.federation, name) for name in spec.sensors}
         with pytest.raises(UsageError, match="keeps nothing of a line"):
-            forget(ends["coordinator"], spec.federation)
+            remove_retained(ends["coordinator"], spec.federation)

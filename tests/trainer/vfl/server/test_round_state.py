@@ -5,7 +5,7 @@ import queue
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -24,9 +24,10 @@ from trainer.vfl.client.local_round import LocalRound
 from trainer.vfl.client.target_round import MissingRows, ProductPositions, check_frame
 from trainer.vfl.parties import Representation, Sensor
 from trainer.vfl.server.absence import Imputed, Last
-from trainer.vfl.server.announcements import Crier
+from trainer.vfl.server.connection import HeadConnection
 from trainer.vfl.server.journal import ClosedRound, Journal, Member, history
 from trainer.vfl.server.round_state import OpenRound, PartyProgress, ReportedTimes, find_common_round
+from trainer.vfl.server.status import StatusTracker
 
 RUN, SESSION = "0123456789abcdef", "fedcba9876543210"
 SIZES = {"press": 4, "oven": 3}
@@ -323,10 +324,13 @@ def test_the_journal_keeps_members_attempts_and_rounds_of_which_replays_replace_
 
 
 def test_a_head_that_the_broker_cannot_hear_outlives_an_hour_without_piling_up_what_it_would_say() -> None:
-    crier = Crier(Endpoint.parse("mqtt://127.0.0.1:1"), SPEC, SESSION, queue.Queue())
+    nobody, endpoint, tracker = cast(Any, None), Endpoint.parse("mqtt://127.0.0.1:1"), StatusTracker(SPEC)
+    connection = HeadConnection(endpoint, SPEC, SESSION, queue.Queue(), nobody, nobody, nobody)
     for _ in range(3600):
-        crier.say_overview(41, "open", ["press"], paused=True, anyway=True)
-    assert not crier.mqtt.is_crowded
+        overview = tracker.next_overview(41, "open", ["press"], paused=True, anyway=True)
+        assert overview is not None
+        connection.publish_status(overview)
+    assert not connection.mqtt.is_crowded
 
 
 # Absence

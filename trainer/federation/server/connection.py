@@ -1,0 +1,277 @@
+"""Control connection of a federation's server: announcements, admission and refusal of members, roll calls.
+
+The coordinator of a federation and the head of a vertical one both speak to their members through it.
+"""
+
+import queue
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint, MqttClient
+from broker_config.protocol import topics
+from broker_config.protocol.codec import DecodeError, encode
+from broker_config.protocol.errors import PeerError
+from broker_config.protocol.messages import (
+    Accepted,
+    Finished,
+    Hello,
+    Overview,
+    Presence,
+    Refusal,
+    RoundState,
+    Spec,
+    Welcome,
+)
+from broker_config.protocol.vfl_messages import VflHello, VflOverview, VflSpec
+from trainer import progress
+from trainer.federation.presence import another_server, decode_presence
+from trainer.federation.server.membership import GRACE, MAX_MESSAGES, WINDOW, Membership
+
+_FAREWELL = 5.0  # seconds for the last messages to reach the broker
+_REMEDY = "check its version and disk and the log of its federation's server, then join again"
+
+
+class Server(Protocol):
+    """The coordinator or head that a connection belongs to."""
+
+    @property
+    def round(self) -> int:
+        """The round that is open, or was closed last; for reports."""
+        ...
+
+    @property
+    def present(self) -> Collection[str]:
+        """Members that are connected, as far as is known."""
+        ...
+
+    def publish_state(self) -> None:
+        """Publish what is retained besides presence and spec."""
+        ...
+
+    def process(self, node: str, delivery: Delivery) -> None:
+        """Act on a message that may come from a member.
+
+        Raises:
+            PeerError, DecodeError: the sender breaks the protocol, and is to be refused.
+        """
+        ...
+
+    def lose(self, node: str) -> None:
+        """A member's connection has ended."""
+        ...
+
+    def exclude(self, node: str) -> None:
+        """A member was refused and has no part in the federation until it is admitted again."""
+        ...
+
+
+class ServerConnection:
+    """The control connection of one server process; what arrives goes to `inbox`, and from there to `handle`.
+
+    Many members' messages come by one connection, so the broker must admit it to `up` and `presence` of all of them.
+
+    Args:
+        endpoint: the broker.
+        spec: of the federation.
+        session: of this process.
+        inbox: receives what happens on the connection.
+        server: that this is the connection of.
+        membership: of the federation.
+        report: shows progress.
+        persistent: whether the broker keeps messages while this process is away.
+        earlier_sessions: of this server, whose presence the broker may still hold.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        spec: Spec | VflSpec,
+        session: str,
+        inbox: queue.Queue[Any],
+        server: Server,
+        membership: Membership,
+        report: progress.Report,
+        *,
+        persistent: bool,
+        earlier_sessions: Collection[str] = (),
+    ):
+        self._endpoint, self._spec, self._session, self._server = endpoint, spec, session, server
+        self._membership, self._report, self._earlier_sessions = membership, report, earlier_sessions
+        self._presence = topics.presence(spec.federation, topics.COORDINATOR)
+        self._called = time.monotonic()  # the roll
+        self._is_confirmed = False  # our own presence has come back: what was published before it has arrived
+        self.mqtt = MqttClient(
+            endpoint,
+            f"edge-node/{spec.federation}/{topics.COORDINATOR}",
+            inbox=inbox,
+            persistent=persistent,
+            will=(self._presence, encode(Presence(session=session, online=False))),
+        )
+
+    def open(self) -> None:
+        """Connect and subscribe to all members. BrokerError if the broker cannot be reached."""
+        self.mqtt.subscribe(topics.presence(self._spec.federation, "+"), topics.up(self._spec.federation, "+"))
+        self.mqtt.open()
+
+    def close(self) -> None:
+        """Publish that the server has gone, if the broker can be reached, and disconnect."""
+        if self.mqtt.is_connected:
+            self._publish_presence(online=False)
+            self.mqtt.flush(_FAREWELL)
+        self.mqtt.close()
+
+    # Announcements
+
+    def announce(self) -> None:
+        """Publish all that is retained (again): a broker restarted without persistence has forgotten it."""
+        self._publish(topics.spec, self._spec)  # first: members answer the roll call with this run
+        self.call_roll()
+        self._server.publish_state()
+
+    def publish_round(self, state: RoundState) -> None:
+        """Where the rounds stand."""
+        self._publish(topics.round_state, state)
+
+    def publish_status(self, overview: Overview | VflOverview) -> None:
+        """How the members are doing; dropped if the broker cannot take it now: it would soon be out of date."""
+        if self.mqtt.is_connected and not self.mqtt.is_crowded:
+            self._publish(topics.status, overview)
+
+    def _publish(
+        self, topic: Callable[[str], str], message: Spec | VflSpec | RoundState | Overview | VflOverview
+    ) -> None:
+        self.mqtt.publish(topic(self._spec.federation), encode(message), retain=True)
+
+    def _publish_presence(self, *, online: bool) -> None:
+        self.mqtt.publish(self._presence, encode(Presence(session=self._session, online=online)), retain=True)
+
+    # Roll calls
+
+    def call_roll(self) -> None:
+        """Publish our presence, which members answer with Hello. A broker that was killed has forgotten their wills."""
+        self._publish_presence(online=True)
+        self._called = time.monotonic()
+        self._membership.expect_answers(self._server.present, self._called)
+
+    def repeat_roll_call(self) -> None:
+        """Call the roll again if the last time was a minute ago."""
+        if time.monotonic() - self._called > GRACE and self.mqtt.is_connected:
+            self.call_roll()
+
+    def lose_silent_members(self) -> None:
+        """Let the server lose those who have not answered a roll call in time."""
+        for node in self._membership.pop_silent(time.monotonic()):
+            self._server.lose(node)
+
+    # Single members
+
+    def send(self, node: str, message: Welcome | Refusal | Accepted | Finished) -> None:
+        """Send to one member; nothing while the broker takes messages more slowly than members ask for them.
+
+        A member can do without: it says Hello again when it next connects.
+        """
+        if not self.mqtt.is_crowded:
+            self.mqtt.publish(topics.down(self._spec.federation, node), encode(message))
+
+    def may_join(self, node: str, hello: Hello | VflHello) -> bool:
+        """Whether the sender of a Hello may take part; if not, it is told why. Stale messages are ignored."""
+        if self._membership.is_stale(node, hello):
+            return False
+        objection = self._membership.find_objection(node, hello, self._spec.run, present=node in self._server.present)
+        if objection:
+            self.reject(node, objection)
+        return objection is None
+
+    def reject(self, node: str, refusal: Refusal) -> None:
+        """Answer a Hello whose sender is not let in."""
+        if self._membership.is_first_report("rejected", node, refusal.reason):
+            self._report(progress.Note(text=f"{node} was not let in: {refusal.reason}"))
+        self.send(node, refusal)
+
+    def welcome(self, node: str, hello: Hello | VflHello) -> None:
+        """Let the sender of a Hello in: from now on its session speaks for the member."""
+        self._membership.admit(node, hello)
+        self.send(node, Welcome(session=hello.session))
+
+    def refuse(self, error: PeerError, remedy: str = _REMEDY) -> None:
+        """Report a peer that broke the protocol; if it is a member, tell it why it no longer takes part."""
+        node = error.peer
+        session = self._membership.expel(node)
+        if self._membership.is_first_report("refused", node):
+            self._report(progress.NodeRefused(node=node, round=self._server.round, reason=error.why))
+        if session is not None:
+            self.send(node, Refusal(session=session, reason=error.why, remedy=remedy))
+            self._server.exclude(node)
+
+    def is_flooding(self, node: str, cost: int = 1) -> bool:
+        """Count a member's message; whether it sends so many that this one is to be ignored.
+
+        Raises:
+            PeerError: they are certainly its own. Signed messages the broker may have repeated.
+        """
+        if not self._membership.is_flooding(node, time.monotonic(), cost):
+            return False
+        reason = f"it sends more than {MAX_MESSAGES} messages in {WINDOW:g} s"
+        if self._endpoint.seal is None:
+            raise PeerError(node, reason)
+        if self._membership.is_first_report("flooding", node):
+            self._report(progress.Note(text=f"ignoring {node} for a while: {reason}, or the broker repeats them"))
+        return True
+
+    # Events
+
+    def handle(self, event: Delivery | Connected | Disconnected) -> None:
+        """Act on an event of the mqtt. UsageError if another server is connected that has precedence."""
+        match event:
+            case Delivery():
+                self._receive(event)
+                self.mqtt.ack(event)
+            case Connected():
+                self.announce()
+            case Disconnected(_, reason):
+                self._report(progress.Note(text=f"connection lost ({reason}); trying again"))
+
+    def _receive(self, delivery: Delivery) -> None:
+        node = topics.sender(delivery.topic)
+        if not delivery.payload:
+            return
+        if node == topics.COORDINATOR:
+            self._check_own_presence(delivery)
+            return
+        try:
+            self._server.process(node, delivery)
+        except DecodeError as error:
+            self.refuse(PeerError(node, f"its message cannot be read: {error}"))
+        except PeerError as error:
+            self.refuse(error)
+
+    def _check_own_presence(self, delivery: Delivery) -> None:
+        """Correct a presence of the server that is not ours: a late will of an earlier process, or another server's.
+
+        Of two servers that started at the same time one goes on: the one whose session comes first. What arrives
+        before our own presence has come back is old: the broker kept it.
+        """
+        presence = decode_presence(delivery.payload)
+        if presence is not None:
+            if presence.session == self._session:
+                self._is_confirmed |= not delivery.retain
+                return
+            if not self._is_confirmed:
+                return
+            if presence.online and presence.session not in self._earlier_sessions:
+                if presence.session < self._session:
+                    raise another_server(self._endpoint, self._spec.federation)
+                self.announce()
+                return
+        if not delivery.retain:
+            self._publish_presence(online=True)
+
+
+def publish_retained(endpoint: Endpoint, messages: Mapping[str, bytes], timeout: float = 10.0) -> bool:
+    """Publish retained messages (topic -> payload) of a server that does not run; whether the broker confirmed it."""
+    with MqttClient(endpoint, f"retained-{secrets.token_hex(8)}", inbox=queue.Queue(), persistent=False) as mqtt:
+        for topic, payload in messages.items():
+            mqtt.publish(topic, payload, retain=True)
+        return mqtt.flush(timeout)

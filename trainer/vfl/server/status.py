@@ -1,0 +1,56 @@
+"""Published status of a vertical federation: how each sensor does, the last loss, and rounds per second."""
+
+import time
+from collections.abc import Collection
+from datetime import UTC, datetime
+
+from broker_config.protocol.messages import Stage
+from broker_config.protocol.vfl_messages import SensorState, VflOverview, VflSpec
+from trainer.vfl.server.journal import ClosedRound
+
+_EVERY = 1.0  # seconds between two overviews, at least
+
+
+class StatusTracker:
+    """Collects what one head process knows, and makes an overview of it once a second."""
+
+    def __init__(self, spec: VflSpec):
+        self.latency: dict[str, float] = {}  # of each sensor, seconds
+        self.lacks: dict[str, str] = {}  # what each sensor waits for, in words
+        self._spec = spec
+        self._newest: ClosedRound | None = None
+        self._closed, self._since = 0, time.monotonic()  # rounds closed since the last overview
+
+    def record_round(self, closed: ClosedRound) -> None:
+        """A round was closed."""
+        self._newest, self._closed = closed, self._closed + 1
+
+    def next_overview(
+        self, round_: int, status: Stage, present: Collection[str], *, paused: bool, anyway: bool
+    ) -> VflOverview | None:
+        """How the sensors are doing; None if the last overview is not a second old, unless one is wanted anyway."""
+        elapsed = time.monotonic() - self._since
+        if elapsed < _EVERY and not anyway:
+            return None
+        newest, rate = self._newest, self._closed / max(elapsed, 1e-3)
+        self._closed, self._since = 0, time.monotonic()
+        iterations = dict(zip(self._spec.sensors, newest.iterations, strict=True)) if newest else {}
+        return VflOverview(
+            run=self._spec.run,
+            time=datetime.now(UTC),
+            round=round_,
+            status=status,
+            paused=paused,
+            loss=newest.loss if newest else None,
+            rate=rate,
+            sensors=tuple(
+                SensorState(
+                    name=name,
+                    present=name in present,
+                    latency=self.latency.get(name),
+                    iterations=iterations.get(name, 0),
+                    lacks=self.lacks.get(name, ""),
+                )
+                for name in self._spec.sensors
+            ),
+        )
