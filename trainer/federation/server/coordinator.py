@@ -157,18 +157,10 @@ class _Coordinator:
             for blob in self._uploads:
                 self._report_activity(blob.node, "sending", blob)
             self._publish_status()
-        outcome = Outcome(
-            self._ledger.broadcast,
-            self._transfer.bytes_received,
-            self._transfer.bytes_sent,
-            time.monotonic() - self._started,
-        )
-        self._report(
-            progress.FederationFinished(
-                rounds=spec.rounds, bytes_up=outcome.bytes_up, bytes_down=outcome.bytes_down, seconds=outcome.seconds
-            )
-        )
-        return outcome
+        up, down = self._transfer.bytes_received, self._transfer.bytes_sent
+        seconds = time.monotonic() - self._started
+        self._report(progress.FederationFinished(rounds=spec.rounds, bytes_up=up, bytes_down=down, seconds=seconds))
+        return Outcome(self._ledger.broadcast, up, down, seconds)
 
     def close(self) -> None:
         self._publish_status(anyway=True)
