@@ -16,7 +16,7 @@ from benchmarks.serving import services
 from benchmarks.serving.bare import Bare
 from benchmarks.serving.services import Service
 from edge.bundle import bundle_format
-from edge.daemon.prometheus_metrics import Counted, Metrics
+from edge.daemon.prometheus_metrics import CountingOutbox, Metrics
 from edge.inference.pipeline import Frame, NullOutbox, Pipeline
 from edge.inference.served_model import load_model
 
@@ -65,7 +65,8 @@ def measure(folder: Path, threads: int, count: int, rate: float, seconds: float,
             running["FastAPI"] = closing.enter_context(services.plain(folder, threads, pixels))
             running["LitServe"] = closing.enter_context(services.lit(folder, threads, pixels))
         metrics = Metrics()
-        pipeline = Pipeline(load_model(folder, threads=threads), Counted(metrics, NullOutbox()), monitors=[metrics.saw])
+        outbox = CountingOutbox(metrics, NullOutbox())
+        pipeline = Pipeline(load_model(folder, threads=threads), outbox, monitors=[metrics.observe])
         closing.enter_context(contextlib.closing(pipeline))
         calls = in_process(pipeline, Bare(folder, threads), pixels) | over_http(running)
         report: Report = uvloop.run(_measured(calls, running, count, rate, seconds))

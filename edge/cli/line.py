@@ -95,16 +95,21 @@ def serve(
     config: LineConfig = None,
 ) -> None:
     """Judge images as they come: over HTTP and from a watched folder."""
-    from edge.daemon.assembly import Site
+    from edge.daemon.assembly import Instance
     from edge.daemon.daemon import serve as run
     from edge.daemon.exit_codes import sysexits
 
     with sysexits():
         verifier = make_verifier(trust, memory, accept_older, remembers=True)
-        site = Site(line, memory or state_folder())
-        again = partial(_settings_again, context) if config else None
         code = run(
-            bundle, _settings(context), site, host=host, port=port, threads=threads, verifier=verifier, again=again
+            bundle,
+            _settings(context),
+            Instance(line, memory or state_folder()),
+            host=host,
+            port=port,
+            threads=threads,
+            verifier=verifier,
+            read_settings=partial(_settings_again, context) if config else None,
         )
     raise typer.Exit(code)
 

@@ -13,7 +13,7 @@ from broker_config.protocol.errors import UsageError, nearest
 from edge.config.options_file import load
 from edge.daemon import logs
 from edge.inference.tiling import View
-from edge.outbox import delivery
+from edge.outbox.limits import Limits
 from edge.registry import bundle_messages
 from edge.registry.gate import Gate
 from edge.sinks import csv, homeassistant, jsonl, mqtt, sparkplug, sqlite, webhook
@@ -47,7 +47,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sources: tuple[Source, ...] = ()
     sinks: tuple[Sink, ...] = ()
     log: logs.Settings = logs.Settings()
-    spool: delivery.Settings = delivery.Settings()
+    spool: Limits = Limits()
     gate: Gate = Gate()
     arrival: bundle_messages.Settings | None = None
 

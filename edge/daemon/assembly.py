@@ -1,10 +1,9 @@
-"""A line's settings -> its sources, sinks and the rest; the one place that knows every kind of them."""
+"""Assembly of a line from its settings: the one place that knows every kind of source and sink."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from broker_config.mqtt.client import Endpoint
 from broker_config.protocol.errors import UsageError
 from edge.config import line_settings
 from edge.inference.pipeline import Source
@@ -17,77 +16,100 @@ from edge.sources import mqtt as mqtt_source
 
 if TYPE_CHECKING:
     from edge.bundle.verification import Verifier
-    from edge.outbox.outbox import Spool
+    from edge.outbox.outbox import Outbox
     from edge.registry.bundle_receiver import BundleReceiver
     from edge.registry.rollout import Rollout
-    from edge.sources.source_checkpoint import Memory
+    from edge.sources.source_checkpoint import SourceCheckpoint
 
 
-class Site(NamedTuple):
-    """Where a daemon works: its line's name, and the folder for what must outlive it."""
+class Instance(NamedTuple):
+    """One daemon of those on this machine: its line's name, and the folder for what must outlive the process."""
 
     line: str
     state: Path
 
 
-def sources(wanted: Iterable[line_settings.Source], site: Site) -> list[Source]:
+def open_sources(wanted: Iterable[line_settings.Source], instance: Instance) -> list[Source]:
     """The sources, opened; EdgeNodeError when one cannot be, UsageError when one is given twice."""
-    found: list[Source] = []
+    sources: list[Source] = []
     for each in wanted:
-        source = _source(each, site)
-        if source.name in [other.name for other in found]:
+        source = _open_source(each, instance)
+        if source.name in [other.name for other in sources]:
             raise UsageError(f"{source.name} is given twice as a source", "leave one of them out")
-        found.append(source)
-    return found
+        sources.append(source)
+    return sources
 
 
-def _source(wanted: line_settings.Source, site: Site) -> Source:
+def _open_source(wanted: line_settings.Source, instance: Instance) -> Source:
     match wanted:
         case folder.Settings():
-            return folder.Folder(wanted, _memory(site, folder.name(wanted)))
+            return folder.Folder(wanted, _checkpoint(instance, folder.source_name(wanted)))
         case mqtt_source.Settings():
-            ca, cert, key = (Path(each) if each else None for each in (wanted.ca, wanted.cert, wanted.key))
-            endpoint = Endpoint.parse(wanted.url, ca=ca, cert=cert, key=key)
-            return mqtt_source.Mqtt(wanted, endpoint, site.line, _memory(site, mqtt_source.name(wanted)))
+            return mqtt_source.Mqtt(wanted, instance.line, _checkpoint(instance, mqtt_source.source_name(wanted)))
         case camera.Settings():
             return camera.Video(wanted)
 
 
-def _memory(site: Site, source: str) -> "Memory":
-    from edge.sources.source_checkpoint import Memory  # noqa: PLC0415  (only some sources need SQLite)
+def _checkpoint(instance: Instance, source: str) -> "SourceCheckpoint":
+    from edge.sources.source_checkpoint import SourceCheckpoint  # noqa: PLC0415  (only some sources need SQLite)
 
-    return Memory(site.state, source)
+    return SourceCheckpoint(instance.state, source)
 
 
-def sink(wanted: line_settings.Sink, site: Site, spool: "Spool") -> Sink:
-    """A sink that takes from `spool`, opened; EdgeNodeError when it cannot be."""
+def open_sink(wanted: line_settings.Sink, instance: Instance, outbox: "Outbox") -> Sink:
+    """A sink that `outbox` delivers to, opened; EdgeNodeError when it cannot be."""
     match wanted:
         case jsonl.Settings(path=""):
             return jsonl.StandardOutput()
         case jsonl.Settings():
-            return jsonl.JsonLines(Path(wanted.path), spool.holds)
+            return jsonl.JsonLines(Path(wanted.path), outbox.contains)
         case csv.Settings():
-            return csv.Csv(Path(wanted.path), spool.holds)
+            return csv.Csv(Path(wanted.path), outbox.contains)
         case sqlite.Settings():
             return sqlite.Sqlite(Path(wanted.path))
         case folder_sink.Settings():
-            return folder_sink.Folder(Path(wanted.path), wanted.most, spool.holds)
+            return folder_sink.Folder(Path(wanted.path), wanted.most, outbox.contains)
         case mqtt.Settings():
-            return mqtt.Mqtt(mqtt.broker(wanted, site.line, spool.id), spool.holds)
+            return mqtt.Mqtt(mqtt.broker(wanted, instance.line, outbox.id), outbox.contains)
         case homeassistant.Settings():
-            return homeassistant.HomeAssistant(mqtt.broker(wanted, site.line, spool.id), wanted.prefix)
+            return homeassistant.HomeAssistant(mqtt.broker(wanted, instance.line, outbox.id), wanted.prefix)
         case webhook.Settings():
             return webhook.Webhook(wanted)
         case sparkplug.Settings():
-            from edge.sinks.sparkplug.sparkplug_sink import opened as edge_node  # noqa: PLC0415  (loads protobuf)
+            from edge.sinks.sparkplug import sparkplug_sink  # noqa: PLC0415  (loads protobuf)
 
-            return edge_node(wanted, site.line, site.state / "sparkplug")
+            return sparkplug_sink.open_sink(wanted, instance.line, instance.state / "sparkplug")
 
 
-def bundle_receiver(
-    wanted: bundle_messages.Settings, site: Site, rollout: "Rollout", verifier: "Verifier | None"
+def open_bundle_receiver(
+    wanted: bundle_messages.Settings, instance: Instance, rollout: "Rollout", verifier: "Verifier | None"
 ) -> "BundleReceiver":
-    """The receiver of bundles from the plant's broker; UsageError when its settings clash or there is no verifier."""
+    """The receiver of bundles from the plant's broker; UsageError when the settings or a missing verifier forbid it."""
     from edge.registry.bundle_receiver import BundleReceiver  # noqa: PLC0415  (only loaded where it is used)
 
-    return BundleReceiver(wanted, site.line, rollout, verifier)
+    return BundleReceiver(wanted, instance.line, rollout, verifier)
+
+
+class Part(Protocol):
+    """Something that was made from its settings, `wanted`."""
+
+    @property
+    def wanted(self) -> Any:
+        """Its settings."""
+
+
+P = TypeVar("P", bound=Part)
+W = TypeVar("W")
+
+
+def diff(current: Sequence[P], wanted: Sequence[W]) -> tuple[list[P], list[W], list[P]]:
+    """Which current parts stay, which settings have no part yet, and which parts are no longer wanted."""
+    old, kept, missing = list(current), [], []
+    for each in wanted:
+        found = next((part for part in old if part.wanted == each), None)
+        if found is None:
+            missing.append(each)
+        else:
+            old.remove(found)
+            kept.append(found)
+    return kept, missing, old

@@ -1,4 +1,4 @@
-"""A line's outbox: the spool and the sinks, of which each can be exchanged while the others go on."""
+"""Dispatch of a line's outcomes: the outbox, and deliveries to sinks, each replaceable while the others go on."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -11,17 +11,17 @@ from broker_config.protocol.topics import check_name
 from edge.config import line_settings
 from edge.daemon import assembly
 from edge.daemon.prometheus_metrics import Reading
-from edge.daemon.settings_diff import compared
 from edge.inference.verdict import Outcome
 from edge.outbox import delivery
 from edge.outbox.delivery import Delivery
+from edge.outbox.limits import Limits
 from edge.sinks.sink import Sink
 
 if TYPE_CHECKING:
-    from edge.outbox.outbox import Spool  # loads sqlite3: only a line with a sink needs it
+    from edge.outbox.outbox import Outbox  # loads sqlite3: only a line with a sink needs it
 
 
-class _Receiver(NamedTuple):
+class _Running(NamedTuple):
     wanted: line_settings.Sink
     delivery: Delivery
 
@@ -31,38 +31,38 @@ class _Receiver(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Other sinks, opened, but not in use yet."""
+    """Another set of sinks, opened but not in use yet."""
 
-    kept: list[_Receiver]
+    kept: list[_Running]
     new: list[tuple[line_settings.Sink, Sink]]
-    old: list[_Receiver]
+    old: list[_Running]
 
 
-class Receivers:
-    """Where outcomes go: into the spool, and from there to the sinks; where there is no sink, nowhere."""
+class Dispatcher:
+    """Puts outcomes into the outbox, from which they reach the sinks; without a sink they go nowhere."""
 
-    def __init__(self, site: assembly.Site, limits: delivery.Settings) -> None:
-        self._site, self._limits = site, limits
-        self._spool: Spool | None = None
-        self._there: list[_Receiver] = []
+    def __init__(self, instance: assembly.Instance, limits: Limits) -> None:
+        self._instance, self._limits = instance, limits
+        self._outbox: Outbox | None = None
+        self._running: list[_Running] = []
         self._closing = contextlib.ExitStack()
 
     def put(self, outcome: Outcome) -> None:
-        """Take an outcome over, within a millisecond; never raises."""
-        if self._spool:
-            self._spool.put(outcome)
+        """Store an outcome, within a millisecond; never raises."""
+        if self._outbox:
+            self._outbox.put(outcome)
 
     def prepare(self, wanted: Sequence[line_settings.Sink]) -> Change:
-        """Open the sinks that are not there yet; EdgeNodeError, and nothing has changed, when one cannot be."""
-        kept, missing, old = compared(self._there, wanted)
+        """Open the sinks that are new; EdgeNodeError, and nothing has changed, when one cannot be."""
+        kept, missing, old = assembly.diff(self._running, wanted)
         new: list[tuple[line_settings.Sink, Sink]] = []
         with contextlib.ExitStack() as undo:
             undo.callback(self._close_unused)
-            if missing and not self._spool:
-                self._open_spool()
+            if missing and not self._outbox:
+                self._open_outbox()
             for each in missing:
-                assert self._spool
-                sink = assembly.sink(each, self._site, self._spool)
+                assert self._outbox
+                sink = assembly.open_sink(each, self._instance, self._outbox)
                 undo.enter_context(contextlib.closing(sink))
                 new.append((each, sink))
             names = [each.name for each in kept] + [sink.name for _, sink in new]
@@ -73,57 +73,60 @@ class Receivers:
             undo.pop_all()
         return Change(kept, new, old)
 
-    def abandon(self, change: Change) -> None:
-        """Let go of what was prepared."""
+    def discard(self, change: Change) -> None:
+        """Close what was prepared."""
         for _, sink in change.new:
             sink.close()
         self._close_unused()
 
-    def exchange(self, change: Change) -> None:
-        """Use them. Each outcome reaches the old sinks, the new ones or both; takes seconds when one is slow."""
-        if not self._spool:
+    def apply(self, change: Change) -> None:
+        """Switch to the new sinks, within seconds. Each outcome reaches the old ones, the new ones or both."""
+        if not self._outbox:
             return
         names = [each.name for each in change.kept] + [sink.name for _, sink in change.new]
-        self._spool.begin(list(dict.fromkeys([*names, *(each.name for each in change.old)])))
-        delivery.end([each.delivery for each in change.old])
-        self._there = change.kept + [_Receiver(wanted, Delivery(self._spool, sink)) for wanted, sink in change.new]
-        self._spool.begin(names)
+        self._outbox.set_sinks(list(dict.fromkeys([*names, *(each.name for each in change.old)])))
+        delivery.stop([each.delivery for each in change.old])
+        self._running = change.kept + [_Running(wanted, Delivery(self._outbox, sink)) for wanted, sink in change.new]
+        self._outbox.set_sinks(names)
         self._close_unused()
 
-    def waiting(self) -> int:
-        """Outcomes that the slowest sink has not had yet."""
-        return max((self._spool.waiting(each.name) for each in self._there if self._spool), default=0)
+    def pending(self) -> int:
+        """Number of outcomes that the slowest sink has not had yet."""
+        return max((self._outbox.pending(each.name) for each in self._running if self._outbox), default=0)
 
     def readings(self) -> Iterator[Reading]:
-        """How it goes, for Prometheus."""
-        spool, there = self._spool, self._there
-        if spool is None:
+        """Backlog, state and counts of each sink, for Prometheus."""
+        outbox, running = self._outbox, self._running
+        if outbox is None:
             return
         text = "Outcomes that some receiver never got: it was away for too long"
-        yield Reading(CounterMetricFamily, "spool_dropped", text, spool.dropped)
-        for _, each in there:
-            of = {"sink": each.sink.name}
-            yield Reading(GaugeMetricFamily, "sink_waiting", "Outcomes that wait", spool.waiting(each.sink.name), of)
-            yield Reading(GaugeMetricFamily, "sink_up", "1: the receiver takes outcomes", each.up, of)
-            yield Reading(CounterMetricFamily, "sink_delivered", "Outcomes that the receiver has", each.taken, of)
-            yield Reading(CounterMetricFamily, "sink_refused", "Outcomes that the receiver refused", each.refused, of)
+        yield Reading(CounterMetricFamily, "spool_dropped", text, outbox.dropped)
+        for name, each in ((each.name, each.delivery) for each in running):
+            labels = {"sink": name}
+            yield Reading(GaugeMetricFamily, "sink_waiting", "Outcomes that wait", outbox.pending(name), labels)
+            yield Reading(GaugeMetricFamily, "sink_up", "1: the receiver takes outcomes", each.up, labels)
+            text = "Outcomes that the receiver has"
+            yield Reading(CounterMetricFamily, "sink_delivered", text, each.delivered, labels)
+            text = "Outcomes that the receiver refused"
+            yield Reading(CounterMetricFamily, "sink_refused", text, each.refused, labels)
 
     def close(self) -> None:
-        """Bring the sinks what they take within seconds; the rest waits for the next start."""
-        delivery.end([each.delivery for each in self._there])
-        self._close_spool()
+        """Deliver what the sinks take within seconds; the rest waits for the next start."""
+        delivery.stop([each.delivery for each in self._running])
+        self._close_outbox()
 
-    def _open_spool(self) -> None:
-        from edge.outbox.outbox import opened  # noqa: PLC0415
+    def _open_outbox(self) -> None:
+        from edge.outbox.outbox import open_outbox  # noqa: PLC0415
 
-        check_name(self._site.line, "the line's name")
-        self._spool = self._closing.enter_context(opened(self._site.state / "spool" / self._site.line, self._limits))
+        line, state = self._instance
+        check_name(line, "the line's name")
+        self._outbox = self._closing.enter_context(open_outbox(state / "spool" / line, self._limits))
 
     def _close_unused(self) -> None:
-        """A spool without sinks would grow, and nobody would read it."""
-        if not self._there:
-            self._close_spool()
+        """Close an outbox without sinks: it would grow, and nobody would read it."""
+        if not self._running:
+            self._close_outbox()
 
-    def _close_spool(self) -> None:
-        self._spool = None
+    def _close_outbox(self) -> None:
+        self._outbox = None
         self._closing.close()

@@ -1,4 +1,4 @@
-"""The line's log: text or JSON lines, on standard error (which journald collects) or in files that rotate."""
+"""The line's log: text or JSON lines, to standard error (which journald collects) or to rotating files."""
 
 import contextlib
 import logging
@@ -16,33 +16,33 @@ from msgspec import Meta, Struct
 
 from broker_config.protocol.errors import UsageError, printable
 
-_BURST = 10  # lines from one place in the source within _WINDOW; those after them are counted only
+_BURST = 10  # lines from one place in the source within _WINDOW; further ones are only counted
 _WINDOW = 60.0  # seconds
 _PRIORITIES = {"CRITICAL": 2, "ERROR": 3, "WARNING": 4, "INFO": 6, "DEBUG": 7}  # sd-daemon(3)
 _STANDARD = {*logging.makeLogRecord({}).__dict__, "message", "asctime", "taskName"}
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[log]`: what the daemon tells of itself, and where."""
+    """`[log]`: what the daemon logs, and where."""
 
     format: Literal["text", "json"] = "text"
     level: Literal["debug", "info", "warning", "error"] = "warning"
     path: str = ""  # standard error
-    megabytes: Annotated[float, Meta(ge=0)] = 10  # of the file, until it is put aside; 0: it only grows
-    backups: Annotated[int, Meta(ge=1)] = 5  # files put aside: PATH.1 is the youngest
+    megabytes: Annotated[float, Meta(ge=0)] = 10  # of the file, until it is rotated; 0: never
+    backups: Annotated[int, Meta(ge=1)] = 5  # rotated files: PATH.1 is the newest
 
 
 class Log:
-    """The root of all loggers, as the settings want it, until it is closed."""
+    """Configuration of the root logger, until it is closed."""
 
     def __init__(self, settings: Settings) -> None:
         """UsageError when the file cannot be written."""
         self._handler: logging.Handler | None = None
-        self.become(settings)
+        self.apply(settings)
 
-    def become(self, settings: Settings) -> None:
-        """Go on as the settings want it, in a file opened anew; UsageError, and as before, when it cannot be."""
-        handler = _Limited(_opened(settings))
+    def apply(self, settings: Settings) -> None:
+        """Log as these settings say, to a file opened anew; UsageError, and no change, when that is impossible."""
+        handler = _RateLimited(_open_handler(settings))
         self.settings = settings
         root = logging.getLogger()
         self.close()
@@ -51,19 +51,19 @@ class Log:
         root.setLevel(settings.level.upper())
 
     def close(self) -> None:
-        """Write what was held back."""
+        """Write what is still buffered."""
         if self._handler:
             logging.getLogger().removeHandler(self._handler)
             self._handler.close()
             self._handler = None
 
 
-def _opened(settings: Settings) -> logging.Handler:
+def _open_handler(settings: Settings) -> logging.Handler:
     journal = not settings.path and goes_to_journal(os.environ, sys.stderr)
     form = _JsonLines(journal) if settings.format == "json" else _Text(journal)
     if settings.path:
         try:
-            handler: logging.Handler = _File(
+            handler: logging.Handler = _RotatingFile(
                 settings.path, maxBytes=int(settings.megabytes * 1e6), backupCount=settings.backups, encoding="utf-8"
             )
         except OSError as error:
@@ -86,21 +86,21 @@ def goes_to_journal(environment: Mapping[str, str], stream: TextIO) -> bool:
     return environment.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
 
 
-class _File(logging.handlers.RotatingFileHandler):
-    """A file that rotates; what cannot be written there goes to standard error."""
+class _RotatingFile(logging.handlers.RotatingFileHandler):
+    """A rotating file; what cannot be written to it goes to standard error."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's name)
-        """The disk is full, say."""
+        """Print the record instead, as when the disk is full."""
         print(self.format(record), file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """What the disk does not take at the end was told already."""
+        """Close the file; errors of the disk have been reported already."""
         with contextlib.suppress(OSError):
             super().close()
 
 
 class _Formatter(logging.Formatter):
-    """Prepares each line for journald, if it is the reader: with its priority in front."""
+    """Prefixes each line with its priority, if journald reads it."""
 
     def __init__(self, journal: bool) -> None:
         super().__init__()
@@ -108,20 +108,20 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The lines of a record, without control characters."""
-        lines = self.lines(record)
+        lines = self.format_lines(record)
         prefix = f"<{_PRIORITIES.get(record.levelname, 6)}>" if self._journal else ""
         return "\n".join(prefix + printable(line, keep="\t") for line in lines)
 
-    def lines(self, record: logging.LogRecord) -> list[str]:
-        """The record, a line each."""
+    def format_lines(self, record: logging.LogRecord) -> list[str]:
+        """The lines of the record."""
         raise NotImplementedError
 
 
 class _Text(_Formatter):
-    """For people: time, level, message, and a traceback in further lines."""
+    """For people: time, level and message, then a traceback on further lines."""
 
-    def lines(self, record: logging.LogRecord) -> list[str]:
-        """Journald knows the time itself."""
+    def format_lines(self, record: logging.LogRecord) -> list[str]:
+        """The lines, without time and level for journald, which adds them."""
         stamp = "" if self._journal else f"{_time(record)} {record.levelname.lower()}: "
         fields = " ".join(f"{name}={value}" for name, value in _fields(record).items())
         message = " ".join(record.getMessage().split())
@@ -129,10 +129,10 @@ class _Text(_Formatter):
 
 
 class _JsonLines(_Formatter):
-    """For machines: an object a record, with the fields that it was given (`extra`)."""
+    """For machines: an object for each record, with its `extra` fields."""
 
-    def lines(self, record: logging.LogRecord) -> list[str]:
-        """One line."""
+    def format_lines(self, record: logging.LogRecord) -> list[str]:
+        """The record as one JSON line."""
         content = {
             "time": _time(record),
             "level": record.levelname.lower(),
@@ -149,7 +149,7 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """What the caller added; names with an underscore in front are libraries' own marks on every record, as ray's."""
+    """The `extra` fields; libraries such as ray mark every record with names that begin with an underscore."""
     return {
         name: value for name, value in record.__dict__.items() if name not in _STANDARD and not name.startswith("_")
     }
@@ -162,15 +162,15 @@ def _traceback(record: logging.LogRecord) -> list[str]:
 
 
 class _Window(NamedTuple):
-    """What one place in the source has said since `begun`."""
+    """The lines that one place in the source has logged since `begun`."""
 
     begun: float
     lines: int
     last: logging.LogRecord
 
 
-class _Limited(logging.Handler):
-    """Passes on the first lines from each place in the source, then says from time to time how many there were more."""
+class _RateLimited(logging.Handler):
+    """Passes on the first lines from each place in the source in a window, then only the number of further ones."""
 
     def __init__(self, to: logging.Handler) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ class _Limited(logging.Handler):
             self._to.handle(record)
 
     def close(self) -> None:
-        """Say what was counted, and close the file."""
+        """Report what was counted, and close the file."""
         self.acquire()
         try:
             for place in [*self._windows]:
@@ -201,7 +201,7 @@ class _Limited(logging.Handler):
         super().close()
 
     def _end(self, place: tuple[str, int]) -> None:
-        """Show the last of those that were not passed on, and how many it stands for."""
+        """Pass on the last line that was held back, with the number that it stands for."""
         _, count, last = self._windows.pop(place)
         if count > _BURST:
             last.__dict__["repeated"] = count - _BURST

@@ -1,4 +1,4 @@
-"""Those who have a say in a line's verdicts, as its settings want them: doubts, drift, and the images that are kept."""
+"""Monitors of a line's verdicts, according to its settings: doubts, drift, and the images that are kept."""
 
 from collections.abc import Iterator
 
@@ -12,53 +12,53 @@ from edge.uncertainty.image_retention import ImageRetention
 from edge.uncertainty.uncertainty_check import Doubts
 
 
-class Watching:
-    """Puts its watchers around those that the line has when this is made: doubts come first, keeping comes last."""
+class Monitors:
+    """Puts its monitors around those that the pipeline has at construction: doubts come first, image retention last."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._others = pipeline.monitors
-        self._now: Settings | None = None
+        self._current: Settings | None = None
         self._drift: Drift | None = None
         self._keep: ImageRetention | None = None
 
     def prepare(self, wanted: Settings) -> ImageRetention | None:
-        """What will keep images; EdgeNodeError, and nothing has changed, when its folder cannot be used."""
-        if self._now and wanted.keep == self._now.keep:
+        """The image retention of these settings; EdgeNodeError when its folder cannot be used."""
+        if self._current and wanted.keep == self._current.keep:
             return self._keep
         return ImageRetention(wanted.keep) if wanted.keep else None
 
-    def abandon(self, keep: ImageRetention | None) -> None:
-        """Let go of what was prepared."""
+    def discard(self, keep: ImageRetention | None) -> None:
+        """Close what was prepared."""
         if keep and keep is not self._keep:
             keep.close()
 
-    async def exchange(self, wanted: Settings, keep: ImageRetention | None) -> None:
-        """Use them, for the frames to come."""
-        now, old, drift = self._now, self._keep, self._drift
-        if now is None or (now.doubt, now.drift) != (wanted.doubt, wanted.drift):
+    async def apply(self, wanted: Settings, keep: ImageRetention | None) -> None:
+        """Switch to these settings for the frames to come."""
+        current, old, drift = self._current, self._keep, self._drift
+        if current is None or (current.doubt, current.drift) != (wanted.doubt, wanted.drift):
             self._drift = (
                 Drift(wanted.drift, Doubts(wanted.doubt), self._pipeline.outbox) if wanted.drift.window else None
             )
-        self._keep, self._now = keep, wanted
+        self._keep, self._current = keep, wanted
         before: list[Monitor] = [Doubts(wanted.doubt)]
         if self._drift:
             before.append(self._drift)
         self._pipeline.monitors = (*before, *self._others, *([keep] if keep else []))
         if old is not keep or drift is not self._drift:
-            await self._pipeline.ping()  # the worker has let go of them
+            await self._pipeline.ping()  # the worker no longer uses them
         if old and old is not keep:
             old.close()
         if drift and drift is not self._drift:
             drift.end("the settings have changed: drift is measured anew")
 
     def close(self) -> None:
-        """Write what is still to be kept."""
+        """Write the images that are still to be kept."""
         if self._keep:
             self._keep.close()
 
     def readings(self) -> Iterator[Reading]:
-        """How it goes, for Prometheus."""
+        """Drift, doubt and lost images, for Prometheus."""
         if drift := self._drift:
             gauge = GaugeMetricFamily
             yield Reading(gauge, "drifted", "1 while there is an alarm about drift", drift.drifted)

@@ -1,4 +1,4 @@
-"""What the line tells Prometheus: base units, one registry for each line."""
+"""Prometheus metrics of a line: base units, one registry for each line."""
 
 import itertools
 import time
@@ -27,7 +27,7 @@ PREFIX = "edge_node_"
 # Seconds. A small network takes 1 ms, a fused one 5 to 50, a frame of many tiles a second.
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
-disable_created_metrics()  # type: ignore[no-untyped-call] # a series beside each counter and histogram that tells when it began
+disable_created_metrics()  # type: ignore[no-untyped-call]  # no series with the creation time of each counter
 
 
 class Reading(NamedTuple):
@@ -44,7 +44,7 @@ Readings = Callable[[], Iterable[Reading]]
 
 
 class Metrics(Collector):
-    """All of a line's metrics; `saw` is a Watcher."""
+    """All of a line's metrics; `observe` is a Watcher."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -61,18 +61,18 @@ class Metrics(Collector):
         ProcessCollector(registry=self._registry)
         self._registry.register(self)
 
-    def ask(self, readings: Readings) -> None:
-        """Tell what `readings` returns, each time that Prometheus asks."""
+    def register(self, readings: Readings) -> None:
+        """Include what `readings` returns, each time that Prometheus asks."""
         self._readings.append(readings)
 
-    def saw(self, inspection: Inspection) -> Verdict:
+    def observe(self, inspection: Inspection) -> Verdict:
         """Count how long an image took; its verdict stays as it is."""
         self._decoding.observe(inspection.decoding_seconds)
         self._inference.observe(inspection.inference_seconds)
         self._judging.observe(time.perf_counter() - inspection.arrived_at)
         return inspection.verdict
 
-    def told(self, outcome: Outcome) -> None:
+    def count(self, outcome: Outcome) -> None:
         """Count an outcome."""
         match outcome:
             case Verdict():
@@ -83,7 +83,7 @@ class Metrics(Collector):
             case Notice():
                 self._notices.labels(outcome.kind).inc()
 
-    def answered(self, path: str, code: int, seconds: float) -> None:
+    def observe_request(self, path: str, code: int, seconds: float) -> None:
         """Count an HTTP request; `path` is a route's template."""
         self._requests.labels(path, str(code)).inc()
         self._answering.labels(path).observe(seconds)
@@ -95,9 +95,9 @@ class Metrics(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """Ask for every reading."""
+        """Collect every reading."""
         families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
-        for kind, name, text, value, labels in itertools.chain.from_iterable(ask() for ask in self._readings):
+        for kind, name, text, value, labels in itertools.chain.from_iterable(read() for read in self._readings):
             family = families.setdefault(name, kind(PREFIX + name, text, labels=tuple(labels)))
             family.add_metric(tuple(labels.values()), value)
         yield from families.values()
@@ -110,7 +110,7 @@ class Metrics(Collector):
         return Counter(f"{PREFIX}{what}_total", text, labels, registry=self._registry)
 
 
-class Counted:
+class CountingOutbox:
     """An outbox that counts what goes through it."""
 
     def __init__(self, metrics: Metrics, outbox: Outbox) -> None:
@@ -119,5 +119,5 @@ class Counted:
 
     def put(self, outcome: Outcome) -> None:
         """Count it, and hand it on."""
-        self._metrics.told(outcome)
+        self._metrics.count(outcome)
         self._outbox.put(outcome)

@@ -54,7 +54,7 @@ class App:
         self._pipeline = pipeline
         self._metrics = metrics
         self._intake = Intake(pipeline)
-        metrics.ask(self._readings)
+        metrics.register(self._readings)
         self.routes = (
             Route("/", "GET", self._about),
             Route("/classify", "POST", self._classify),
@@ -96,7 +96,7 @@ class App:
         headers += answer.headers.items()
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
-        self._metrics.answered(route.template if route else "other", answer.status, time.perf_counter() - start)
+        self._metrics.observe_request(route.template if route else "other", answer.status, time.perf_counter() - start)
 
     def _route(self, request: Request) -> Route | None:
         """Who answers; what the path names is put into the request."""

@@ -1,4 +1,4 @@
-"""The spool's file: an SQLite database in WAL mode, as it is opened and as it fails."""
+"""The outbox's file: opening an SQLite database in WAL mode, and what happens when that fails."""
 
 import contextlib
 import errno
@@ -15,12 +15,12 @@ _log = logging.getLogger(__name__)
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open it, or begin one; sqlite3.Error when that is not possible. Each statement is a transaction."""
+    """Open or create it; sqlite3.Error when that is not possible. Each statement is a transaction."""
     connection = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute("PRAGMA wal_autocheckpoint = 0")  # that waits for the disk: done by a thread
+        connection.execute("PRAGMA wal_autocheckpoint = 0")  # it waits for the disk: the maintenance thread does it
     except sqlite3.Error:
         connection.close()
         raise
@@ -28,16 +28,16 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def set_aside(path: Path, error: sqlite3.DatabaseError) -> None:
-    """Rename a spool that nobody can read: it must not keep the line from starting."""
+    """Rename an unreadable outbox: it must not keep the line from starting."""
     kept = path.with_name(f"damaged-{int(time.time())}.sqlite")
-    _log.error("the spool %s is damaged (%s): a new one begins, the old one is kept as %s", path, error, kept)
+    _log.error("the outbox %s is damaged (%s): a new one begins, the old one is kept as %s", path, error, kept)
     for tail in ("-wal", "-shm", ""):
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + tail).rename(kept.with_name(kept.name + tail))
 
 
-def reason(path: Path, error: sqlite3.OperationalError) -> OSError:
-    """Why it cannot be opened: on a full disk SQLite speaks of an I/O error."""
+def open_error(path: Path, error: sqlite3.OperationalError) -> OSError:
+    """Why it cannot be opened: on a full disk SQLite reports an I/O error."""
     if shutil.disk_usage(path.parent).free < _LEAST_FREE:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return OSError(str(error))

@@ -1,34 +1,33 @@
-"""A file to which outcomes are appended, each once: the file itself remembers the last one."""
+"""Appending of outcomes to a file, each once: the last line of the file tells how far it has come."""
 
 import contextlib
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from broker_config.protocol.errors import UsageError
-from edge.sinks.sink import Item, SinkDown
+from edge.sinks.sink import IsOurs, Item, SinkDown
 
-Ours = Callable[[int, str], bool]  # whether an outcome, by number and id, is of the line's spool: see Spool.holds
 _TAIL = 1 << 20  # bytes at the end of a file in which its last line must begin
 
 
-class Appending(ABC):
-    """Appends a line for each outcome to a file, safe on the disk before the next.
+class AppendingSink(ABC):
+    """Appends a line for each outcome to a file, and syncs it before the next batch.
 
-    A kill, or a full disk, can leave half a line: it is cut off, and written again. A file that was moved away is begun
-    anew, so that it can be rotated.
+    A kill or a full disk can leave half a line: it is cut off and written again. When the file was moved away, as log
+    rotation does, a new one is begun.
     """
 
     header = b""  # the first line of a new file
     name: str
 
-    def __init__(self, path: Path, ours: Ours) -> None:
-        """Open the file, beginning one if need be; UsageError when it cannot be written."""
+    def __init__(self, path: Path, is_ours: IsOurs) -> None:
+        """Open or create the file; UsageError when it cannot be written."""
         self._path = path
-        self._ours = ours
+        self._is_ours = is_ours
         try:
             self._open()
         except OSError as error:
@@ -37,29 +36,29 @@ class Appending(ABC):
             ) from error
 
     @abstractmethod
-    def line(self, item: Item) -> bytes:
+    def format(self, item: Item) -> bytes:
         """The line of an outcome."""
 
     @abstractmethod
-    def read(self, line: bytes) -> tuple[int, str]:
+    def parse(self, line: bytes) -> tuple[int, str]:
         """Number and id of the outcome in a whole line; ValueError when somebody else wrote it."""
 
     @abstractmethod
-    def begins(self, half: bytes) -> bool:
+    def is_partial(self, half: bytes) -> bool:
         """Whether this may be the beginning of one of our lines."""
 
     def deliver(self, items: Sequence[Item]) -> None:
         """Append what the file does not have yet."""
         try:
-            if self._lasting and not self._is_in_place():
+            if self._is_regular and not self._is_in_place():
                 self._file.close()
                 self._open()
-            lines = b"".join(self.line(item) for item in items if item.seq > self._last)
+            lines = b"".join(self.format(item) for item in items if item.seq > self._last)
             if items:
-                write_all(self._file, lines, lasting=self._lasting)
+                write_all(self._file, lines, sync=self._is_regular)
         except OSError as error:
-            if self._lasting:
-                self._file.close()  # opened again, it tells what it has
+            if self._is_regular:
+                self._file.close()  # opening it again shows what it has
             raise SinkDown(f"cannot write {self._path}: {error.strerror}") from error
 
     def close(self) -> None:
@@ -69,17 +68,17 @@ class Appending(ABC):
     def _open(self) -> None:
         self._last = 0  # the last outcome that the file has
         self._file: BinaryIO = self._path.open("ab", buffering=0)
-        self._lasting = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)  # else a pipe or a device
-        if self._lasting:
-            self._recall()
+        self._is_regular = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)  # no pipe and no device
+        if self._is_regular:
+            self._recover()
 
-    def _recall(self) -> None:
-        """Cut off half a line, and learn from the last whole one how far we have come."""
+    def _recover(self) -> None:
+        """Cut off half a line, and read from the last whole one how far we have come."""
         with self._path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _TAIL))
             whole, newline, half = file.read().rpartition(b"\n")
-        if half and self.begins(half):
+        if half and self.is_partial(half):
             os.truncate(self._path, size - len(half))
             size -= len(half)
         elif half:
@@ -87,8 +86,8 @@ class Appending(ABC):
         if not size:
             self._file.write(self.header)
         with contextlib.suppress(ValueError):
-            seq, id_ = self.read(whole.rpartition(b"\n")[2])
-            self._last = seq if newline and self._ours(seq, id_) else 0
+            seq, id_ = self.parse(whole.rpartition(b"\n")[2])
+            self._last = seq if newline and self._is_ours(seq, id_) else 0
 
     def _is_in_place(self) -> bool:
         with contextlib.suppress(FileNotFoundError):
@@ -96,14 +95,14 @@ class Appending(ABC):
         return False
 
 
-def write_all(file: BinaryIO, data: bytes, *, lasting: bool = False) -> None:
-    """Write to an unbuffered file, `lasting` safe on the disk; OSError, and all cut off again, when that fails."""
+def write_all(file: BinaryIO, data: bytes, *, sync: bool = False) -> None:
+    """Write to an unbuffered file, with `sync` through to the disk; OSError, and nothing written, when that fails."""
     left = memoryview(data)
     before = os.fstat(file.fileno())
     try:
         while left:
             left = left[file.write(left) :]
-        if lasting:
+        if sync:
             os.fdatasync(file.fileno())
     except OSError:
         if stat.S_ISREG(before.st_mode) and len(left) < len(data):

@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from broker_config.protocol.errors import printable
 from edge.inference.verdict import Failure, Notice, Outcome, Verdict
-from edge.sinks.append_file import Appending, Ours
-from edge.sinks.sink import Item
+from edge.sinks.append_file import AppendingSink
+from edge.sinks.sink import IsOurs, Item
 
 COLUMNS = (
     "seq", "id", "type", "time", "source", "image", "label", "confidence", "defect", "doubts", "bundle", "model",
@@ -18,33 +18,33 @@ COLUMNS = (
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="csv"):
-    """`[[sinks]] kind = "csv"`: a row each."""
+    """`[[sinks]] kind = "csv"`: a row for each outcome."""
 
     path: str
 
 
-class Csv(Appending):
-    """A row each, after a row with the columns' names. Line ends in names are replaced: a row is a line."""
+class Csv(AppendingSink):
+    """A header, then a row for each outcome. Line ends in names are replaced, so that a row is a line."""
 
     header = (",".join(COLUMNS) + "\n").encode()
 
-    def __init__(self, path: Path, ours: Ours) -> None:
+    def __init__(self, path: Path, is_ours: IsOurs) -> None:
         self.name = f"csv:{path.absolute()}"
-        super().__init__(path, ours)
+        super().__init__(path, is_ours)
 
-    def line(self, item: Item) -> bytes:
+    def format(self, item: Item) -> bytes:
         """The outcome's row."""
         row = {"seq": item.seq, "type": type(item.outcome).__name__} | _cells(item.outcome)
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerow(printable(str(row.get(name, "")), keep="") for name in COLUMNS)
         return text.getvalue().encode(errors="replace")
 
-    def read(self, line: bytes) -> tuple[int, str]:
-        """Number and id; ValueError for the header and others' rows."""
+    def parse(self, line: bytes) -> tuple[int, str]:
+        """Number and id; ValueError for the header and for rows of another origin."""
         seq, id_, *_ = [*line.decode().split(",", 2), ""]
         return int(seq), id_
 
-    def begins(self, half: bytes) -> bool:
+    def is_partial(self, half: bytes) -> bool:
         """Whether it begins with a number."""
         return half.partition(b",")[0].isdigit()
 

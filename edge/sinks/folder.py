@@ -13,35 +13,34 @@ from msgspec import Meta, Struct
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.storage.disk import sync, writing
 from edge.inference.verdict import Outcome, Verdict
-from edge.sinks.append_file import Ours
-from edge.sinks.sink import Item, SinkDown, wire
+from edge.sinks.sink import IsOurs, Item, SinkDown, to_json
 
 _LAST = ".last"
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="folder"):
-    """`[[sinks]] kind = "folder"`: a JSON file each, in a folder for its label."""
+    """`[[sinks]] kind = "folder"`: a JSON file for each outcome, in a folder for its label."""
 
     path: str
     most: Annotated[int, Meta(ge=1)] = 100_000  # files; then the oldest is removed
 
 
 class Folder:
-    """A file each, LABEL/SEQ-ID.json, whole when it appears. What is no verdict lies in `_failure` and `_notice`.
+    """A file for each outcome, LABEL/SEQ-ID.json, complete when it appears. Failures and notices have own folders.
 
-    Files may be taken away: `.last` remembers the one that was last about to appear, and whether it did is told by what
-    it was renamed from.
+    Readers may remove files: `.last` names the latest that was about to appear, and a leftover temporary file shows
+    that it did not.
     """
 
-    def __init__(self, path: Path, most: int, ours: Ours) -> None:
-        """Make the folder if need be; EdgeNodeError when that is not possible."""
+    def __init__(self, path: Path, most: int, is_ours: IsOurs) -> None:
+        """Create the folder if need be; EdgeNodeError when that is not possible."""
         self.name = f"folder:{path.absolute()}"
         self._path = path
         self._most = most
         self._files: deque[Path] = deque()
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
-            self._last = self._recall(ours)  # the last outcome that had its file
+            self._last = self._recover(is_ours)  # the last outcome that got its file
 
     def deliver(self, items: Sequence[Item]) -> None:
         """Write the files, and remove the oldest when there are too many."""
@@ -61,17 +60,17 @@ class Folder:
             raise SinkDown(error.what) from error
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
     def _write(self, item: Item) -> None:
         folder = self._path / _label(item.outcome)
         folder.mkdir(exist_ok=True)
         file = folder / f"{item.seq}-{item.outcome.id[:8]}.json"
-        known = file.exists()  # after a power cut it may come again
+        known = file.exists()  # after a power cut an outcome may come again
         scratch = file.with_suffix(".tmp")
-        scratch.write_bytes(wire(item))
+        scratch.write_bytes(to_json(item))
         sync(scratch)
-        self._remember(item)
+        self._write_last(item)
         scratch.replace(file)
         self._last = item.seq
         if not known:
@@ -79,20 +78,20 @@ class Folder:
         while len(self._files) > self._most:
             self._files.popleft().unlink(missing_ok=True)
 
-    def _remember(self, item: Item) -> None:
-        """In place, and as long as what it replaces: no kill leaves half of it."""
+    def _write_last(self, item: Item) -> None:
+        """Overwrite `.last` in place with as many bytes as before: a kill cannot leave half of it."""
         descriptor = os.open(self._path / _LAST, os.O_WRONLY | os.O_CREAT, 0o666)
         try:
             os.write(descriptor, b"%020d %b\n" % (item.seq, item.outcome.id.encode()))
         finally:
             os.close(descriptor)
 
-    def _recall(self, ours: Ours) -> int:
-        """The last outcome that had its file, as far as it is of the line's spool; else 0."""
+    def _recover(self, is_ours: IsOurs) -> int:
+        """The last outcome that got its file, if it is one of the line's outbox; else 0."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             number, id_ = (self._path / _LAST).read_text().split()
             missing = [_number(file) - 1 for file in self._path.glob("*/[0-9]*-*.tmp")]
-            return min([int(number), *missing]) if ours(int(number), id_) else 0
+            return min([int(number), *missing]) if is_ours(int(number), id_) else 0
         return 0
 
 

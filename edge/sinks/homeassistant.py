@@ -1,4 +1,7 @@
-"""The line as a device in Home Assistant, found by itself: https://www.home-assistant.io/integrations/mqtt/#mqtt-discovery."""
+"""The line as a device in Home Assistant, by MQTT discovery.
+
+https://www.home-assistant.io/integrations/mqtt/#mqtt-discovery
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -7,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from broker_config.protocol import topics
+from edge.config.broker_settings import BrokerSettings
 from edge.inference.verdict import Failure, Notice, Outcome, Verdict
 from edge.sinks.mqtt import Broker
 from edge.sinks.sink import Item, SinkDown
@@ -14,16 +18,12 @@ from edge.sinks.sink import Item, SinkDown
 if TYPE_CHECKING:
     from edge.sinks.mqtt_connection import Connection
 
-_ONLINE, _OFFLINE = b"online", b"offline"  # what Home Assistant expects, if not told otherwise
+_ONLINE, _OFFLINE = b"online", b"offline"  # what Home Assistant expects by default
 
 
-class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="homeassistant"):
+class Settings(BrokerSettings, frozen=True, kw_only=True, tag_field="kind", tag="homeassistant"):
     """`[[sinks]] kind = "homeassistant"`: the broker that Home Assistant uses."""
 
-    url: str
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
     prefix: str = "homeassistant"  # Home Assistant's discovery prefix
 
 
@@ -33,22 +33,22 @@ class State(Struct):
     label: str | None = None
     confidence: float | None = None  # per cent
     defect: str = "OFF"
-    problem: str = "OFF"  # whether the latest frame could not be judged, or somebody should look at it
+    problem: str = "OFF"  # whether the latest frame could not be judged, or needs somebody to look at it
     message: str | None = None  # the latest failure or notice; Home Assistant takes up to 255 characters
     parts: int = 0
     defects: int = 0
     failures: int = 0
 
     def after(self, outcome: Outcome) -> "State":
-        """The state when an outcome is known too."""
+        """The state after one more outcome."""
         match outcome:
             case Verdict():
                 return msgspec.structs.replace(
                     self,
                     label=outcome.label,
                     confidence=round(100 * outcome.confidence, 1),
-                    defect=_switch(outcome.defect),
-                    problem=_switch(bool(outcome.doubts)),
+                    defect=_on_off(outcome.defect),
+                    problem=_on_off(bool(outcome.doubts)),
                     parts=self.parts + 1,
                     defects=self.defects + outcome.defect,
                 )
@@ -61,9 +61,9 @@ class State(Struct):
 
 
 class HomeAssistant:
-    """Announces the line when it connects, then publishes its state; the will tells when the line is gone.
+    """Announces the line when it connects, then publishes its state; the will reports a line that is gone.
 
-    Only the present counts there: of outcomes that are replayed, the last state is shown.
+    Only the present counts there: of replayed outcomes only the last state is published.
     """
 
     def __init__(self, broker: Broker, prefix: str) -> None:
@@ -76,22 +76,22 @@ class HomeAssistant:
 
     def deliver(self, items: Sequence[Item]) -> None:
         """Publish the state after each item."""
-        connection = self._connected()
+        connection = self._connect()
         states, state = [], self._state
         for item in items:
             state = state.after(item.outcome)
             states.append(state)
         shown = [each for each, item in zip(states, items, strict=True) if not item.replayed or item is items[-1]]
-        _published(connection, f"{self._base}/state", *map(msgspec.json.encode, shown))
+        _publish(connection, f"{self._base}/state", *map(msgspec.json.encode, shown))
         self._state = state
 
     def close(self) -> None:
-        """Tell that the line is gone, and disconnect."""
+        """Publish that the line is gone, and disconnect."""
         if self._connection and not self._connection.lost:
             self._connection.publish(f"{self._base}/availability", [_OFFLINE])
             self._connection.close()
 
-    def _connected(self) -> "Connection":
+    def _connect(self) -> "Connection":
         from edge.sinks.mqtt_connection import Connection  # noqa: PLC0415
 
         if self._connection and not self._connection.lost:
@@ -107,11 +107,11 @@ class HomeAssistant:
             (f"{self._base}/state", msgspec.json.encode(self._state)),
             (f"{self._base}/availability", _ONLINE),
         ):
-            _published(self._connection, topic, payload)
+            _publish(self._connection, topic, payload)
         return self._connection
 
 
-def _published(connection: "Connection", topic: str, *payloads: bytes) -> None:
+def _publish(connection: "Connection", topic: str, *payloads: bytes) -> None:
     refusals = list(filter(None, connection.publish(topic, payloads)))
     if refusals:
         connection.close(refusals[0])
@@ -120,7 +120,7 @@ def _published(connection: "Connection", topic: str, *payloads: bytes) -> None:
 
 
 def discovery(device: str, line: str) -> dict[str, Any]:
-    """What Home Assistant is told about a line: the device, and an entity for each thing to show."""
+    """The discovery message of a line: the device, and an entity for each value to show."""
     components = {
         "label": {"platform": "sensor", "name": "Label", "icon": "mdi:tag"},
         "confidence": {
@@ -150,5 +150,5 @@ def discovery(device: str, line: str) -> dict[str, Any]:
     }
 
 
-def _switch(on: bool) -> str:
+def _on_off(on: bool) -> str:
     return "ON" if on else "OFF"

@@ -6,46 +6,46 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from edge.sinks.append_file import Appending, Ours, write_all
-from edge.sinks.sink import Item, SinkDown, wire
+from edge.sinks.append_file import AppendingSink, write_all
+from edge.sinks.sink import IsOurs, Item, SinkDown, to_json
 
-_BEGINNING = b'{"seq":'
+_PREFIX = b'{"seq":'
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="jsonl"):
-    """`[[sinks]] kind = "jsonl"`: a JSON object a line."""
+    """`[[sinks]] kind = "jsonl"`: a JSON object on each line."""
 
     path: str = ""  # standard output
 
 
-class _Line(Struct):
+class _Identified(Struct):
     seq: int
     id: str
 
 
-class JsonLines(Appending):
-    """A JSON object a line."""
+class JsonLines(AppendingSink):
+    """A JSON object on each line."""
 
-    def __init__(self, path: Path, ours: Ours) -> None:
+    def __init__(self, path: Path, is_ours: IsOurs) -> None:
         self.name = f"jsonl:{path.absolute()}"
-        super().__init__(path, ours)
+        super().__init__(path, is_ours)
 
-    def line(self, item: Item) -> bytes:
+    def format(self, item: Item) -> bytes:
         """The outcome as JSON."""
-        return wire(item) + b"\n"
+        return to_json(item) + b"\n"
 
-    def read(self, line: bytes) -> tuple[int, str]:
+    def parse(self, line: bytes) -> tuple[int, str]:
         """Number and id; ValueError for other JSON."""
-        found = msgspec.json.decode(line, type=_Line)
+        found = msgspec.json.decode(line, type=_Identified)
         return found.seq, found.id
 
-    def begins(self, half: bytes) -> bool:
+    def is_partial(self, half: bytes) -> bool:
         """Whether it begins as ours do."""
-        return half.startswith(_BEGINNING) or _BEGINNING.startswith(half)
+        return half.startswith(_PREFIX) or _PREFIX.startswith(half)
 
 
 class StandardOutput:
-    """A JSON object a line. Nobody remembers what was read there: after a kill the last outcomes may come again."""
+    """A JSON object on each line. After a kill the last outcomes may come again: nothing shows what was read."""
 
     name = "jsonl:-"
 
@@ -55,7 +55,7 @@ class StandardOutput:
     def deliver(self, items: Sequence[Item]) -> None:
         """Write the lines."""
         try:
-            write_all(self._file, b"".join(wire(item) + b"\n" for item in items))
+            write_all(self._file, b"".join(to_json(item) + b"\n" for item in items))
         except OSError as error:
             raise SinkDown(f"cannot write to standard output: {error.strerror}") from error
 

@@ -1,8 +1,7 @@
-"""Outcomes to an MQTT broker, one JSON message each: none lost, none twice, in order."""
+"""Outcomes to an MQTT broker, one JSON message each: in order, none lost, none twice."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,25 +9,19 @@ from msgspec import Struct
 
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
-from edge.sinks.append_file import Ours
-from edge.sinks.sink import Item, Refused, SinkDown, wire
+from edge.config.broker_settings import BrokerSettings
+from edge.sinks.sink import IsOurs, Item, Refused, SinkDown, to_json
 
 if TYPE_CHECKING:
-    from edge.sinks import homeassistant
     from edge.sinks.mqtt_connection import Connection  # loads paho: only a line with a broker needs it
 
 
-class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="mqtt"):
-    """`[[sinks]] kind = "mqtt"`: one JSON message each."""
-
-    url: str
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
+class Settings(BrokerSettings, frozen=True, kw_only=True, tag_field="kind", tag="mqtt"):
+    """`[[sinks]] kind = "mqtt"`: one JSON message for each outcome."""
 
 
 class Broker(Struct, frozen=True):
-    """Where a sink publishes, and as whom: the same after a kill, so that the broker ends what is left of before."""
+    """A broker, and a client id that outlives a kill, so that the broker ends a connection left over from before."""
 
     endpoint: Endpoint
     line: str
@@ -36,17 +29,14 @@ class Broker(Struct, frozen=True):
 
     @property
     def target(self) -> str:
-        """Its address, without the user: who changes that means the same broker."""
+        """Its address without the user: with another user it is the same broker."""
         return str(replace(self.endpoint, username=None))
 
 
-def broker(settings: "Settings | homeassistant.Settings", line: str, spool_id: str) -> Broker:
-    """The broker that they name; UsageError when they do not go together."""
-    ca, cert, key = (Path(each) if each else None for each in (settings.ca, settings.cert, settings.key))
-    endpoint = Endpoint.parse(settings.url, ca=ca, cert=cert, key=key)
-    if endpoint.tls:
-        endpoint.tls_context()  # unusable files are found now
-    return Broker(endpoint, line, f"edge-node-{line}-{spool_id}-{settings.__struct_config__.tag}")
+def broker(settings: BrokerSettings, line: str, outbox_id: str) -> Broker:
+    """The broker of a sink's settings; UsageError when they cannot be used."""
+    tag = settings.__struct_config__.tag
+    return Broker(settings.endpoint(), line, f"edge-node-{line}-{outbox_id}-{tag}")
 
 
 class _Last(Struct):
@@ -57,15 +47,15 @@ class _Last(Struct):
 class Mqtt:
     """Publishes to `topics.verdicts(line)`, QoS 1, each outcome retained.
 
-    So the broker itself remembers which it has accepted last, and after a lost connection or a kill we go on with the
-    next. One that loses its retained messages gets those again that it had not acknowledged, at most 20. A message that
-    it refuses while it takes later ones is left out; one that it refuses alone may be taken later.
+    So the broker itself tells which one it has accepted last, and after a lost connection or a kill we go on with the
+    next. A broker that loses its retained messages gets again what it had not acknowledged, 20 at most. A message that
+    it refuses while it accepts later ones is skipped; one that it refuses alone is tried again.
     """
 
-    def __init__(self, broker: Broker, ours: Ours) -> None:
+    def __init__(self, broker: Broker, is_ours: IsOurs) -> None:
         self._broker = broker
         self._topic = topics.verdicts(broker.line)
-        self._ours = ours
+        self._is_ours = is_ours
         self._connection: Connection | None = None
         self._accepted = 0  # the last outcome that the broker has
         self._refused: dict[int, str] = {}  # those that it has refused, and why
@@ -73,21 +63,22 @@ class Mqtt:
 
     def deliver(self, items: Sequence[Item]) -> None:
         """Publish what the broker has not accepted yet, and wait for its acknowledgements."""
-        connection = self._connected()
+        connection = self._connect()
         fresh = [item for item in items if item.seq > self._accepted]
-        payloads = [wire(item) for item in fresh]
+        payloads = [to_json(item) for item in fresh]
         fit = next((n for n, each in enumerate(payloads) if not connection.fits(self._topic, each)), len(payloads))
         answers = connection.publish(self._topic, payloads[:fit])
-        self._learn(items, {item.seq: answer for item, answer in zip(fresh, answers, strict=False)})
-        for taken, item in enumerate(items):
+        self._record(items, {item.seq: answer for item, answer in zip(fresh, answers, strict=False)})
+        for index, item in enumerate(items):
             if item.seq > self._accepted:
                 if connection.lost or item.seq in self._refused:
-                    raise SinkDown(connection.lost or self._refused[item.seq], taken)
-                raise Refused(f"{len(payloads[fit])} bytes are more than the broker takes", taken)
+                    raise SinkDown(connection.lost or self._refused[item.seq], index)
+                raise Refused(f"{len(payloads[fit])} bytes are more than the broker takes", index)
             if item.seq in self._refused:
-                raise Refused(self._refused[item.seq], taken)
+                raise Refused(self._refused[item.seq], index)
 
-    def _learn(self, items: Sequence[Item], answers: dict[int, str]) -> None:
+    def _record(self, items: Sequence[Item], answers: dict[int, str]) -> None:
+        """Note what the broker has accepted and refused; an answer is empty or the reason of a refusal."""
         self._accepted = max((seq for seq, why in answers.items() if not why), default=self._accepted)
         known = self._refused | answers
         self._refused = {item.seq: known[item.seq] for item in items if known.get(item.seq)}
@@ -97,7 +88,7 @@ class Mqtt:
         if self._connection:
             self._connection.close()
 
-    def _connected(self) -> "Connection":
+    def _connect(self) -> "Connection":
         from edge.sinks.mqtt_connection import Connection  # noqa: PLC0415
 
         if self._connection and not self._connection.lost:
@@ -105,14 +96,14 @@ class Mqtt:
         if self._connection:
             self._connection.close()
         self._connection = Connection(self._broker.endpoint, self._broker.client_id)
-        last = _last(self._connection.retained(self._topic))
+        last = _parse_last(self._connection.read_retained(self._topic))
         if self._connection.lost:
             raise SinkDown(self._connection.lost)
-        self._accepted = max(self._accepted, last.seq if self._ours(last.seq, last.id) else 0)
+        self._accepted = max(self._accepted, last.seq if self._is_ours(last.seq, last.id) else 0)
         return self._connection
 
 
-def _last(payload: bytes | None) -> _Last:
+def _parse_last(payload: bytes | None) -> _Last:
     try:
         return msgspec.json.decode(payload or b"{}", type=_Last)
     except msgspec.DecodeError:  # not ours

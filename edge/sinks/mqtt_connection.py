@@ -1,4 +1,4 @@
-"""One connection to an MQTT broker, for a sink. It is never made again: what to repeat is the sink's decision."""
+"""Connection of a sink to an MQTT broker. It never reconnects: what to repeat is the sink's decision."""
 
 import logging
 import threading
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Connection:
-    """A clean session. A broker that still has an older connection of this client id ends that first."""
+    """A clean session. The broker ends an older connection of the same client id."""
 
     def __init__(self, endpoint: Endpoint, client_id: str, will: tuple[str, bytes] | None = None) -> None:
         """Connect, with MQTT 5 if the broker can; SinkDown when that is not possible. The will is retained, QoS 1."""
@@ -41,9 +41,9 @@ class Connection:
             raise SinkDown(error.what) from error
 
     def publish(self, topic: str, payloads: Sequence[bytes]) -> list[str]:
-        """Publish messages in order, retained, QoS 1; the broker's answers, each empty or why it refuses the message.
+        """Publish messages in order, retained, QoS 1; the broker's answers, each empty or the reason of a refusal.
 
-        After a refusal only those follow that are under way. There are fewer answers as well when it is `lost`.
+        After a refusal only those already sent are answered. A lost connection answers fewer, too.
         """
         mids: list[int] = []
         answers: list[str] = []
@@ -64,8 +64,8 @@ class Connection:
         """Whether the broker takes a message of this size."""
         return not self._max_packet or len(topic.encode()) + len(payload) + PACKET_OVERHEAD <= self._max_packet
 
-    def retained(self, topic: str) -> bytes | None:
-        """What the broker keeps for a topic."""
+    def read_retained(self, topic: str) -> bytes | None:
+        """The message that the broker retains on a topic."""
         self._client.on_message = self._on_message
         self._client.subscribe(topic, qos=1)
         with self._changed:
@@ -80,7 +80,7 @@ class Connection:
         return self._retained
 
     def close(self, why: str = "closed") -> None:
-        """End the connection; without the will, when it still stands."""
+        """Disconnect; the broker then does not publish the will."""
         with self._changed:
             self.lost = self.lost or why
         self._client.disconnect()

@@ -1,6 +1,6 @@
-"""What every sink is: something that takes outcomes in order, and says when it cannot."""
+"""Interface of every sink: it takes outcomes in order, and reports when it cannot."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -9,47 +9,49 @@ from edge.inference.verdict import Outcome
 
 _encode = msgspec.json.Encoder().encode
 
+IsOurs = Callable[[int, str], bool]  # whether the line's outbox holds the outcome with this number and id
+
 
 class Item(NamedTuple):
     """An outcome with its number on this line, which grows from each to the next."""
 
     seq: int
     outcome: Outcome
-    replayed: bool  # it was put before this connection was up, or before this start
+    replayed: bool  # it was stored before this connection was up, or before this start
 
 
 class Sink(Protocol):
-    """Where outcomes go. Used by one thread, its own; it may take its time."""
+    """A destination of outcomes. Only its own thread uses it; it may take its time."""
 
     name: str  # unique on a line, the same after a restart: kind and target
 
     def deliver(self, items: Sequence[Item]) -> None:
-        """Return when the receiver has them all; SinkDown to be called again later, Refused to leave out the first.
+        """Return when the receiver has them all; SinkDown to be called again later, Refused to skip the first one left.
 
-        It comes with no items now and then: then it should see to it that the receiver is there.
+        It is called without items now and then: it should then check that the receiver is there.
         """
 
     def close(self) -> None:
-        """Let go of the receiver, within seconds."""
+        """Disconnect from the receiver, within seconds."""
 
 
 class SinkDown(Exception):  # noqa: N818  (an event, not a fault)
-    """The receiver is away: the same items are to come again later, without the first `taken`, not before `after` s."""
+    """The receiver is away: all but the first `delivered` items come again, in `retry_after` seconds or later."""
 
-    def __init__(self, why: str, taken: int = 0, after: float = 0.0):
+    def __init__(self, why: str, delivered: int = 0, retry_after: float = 0.0):
         super().__init__(why)
-        self.taken = taken
-        self.after = after
+        self.delivered = delivered
+        self.retry_after = retry_after
 
 
 class Refused(Exception):  # noqa: N818
-    """The receiver will never take the item after the first `taken`: it is to be left out, the rest to come again."""
+    """The receiver will never take the item after the first `delivered`: skip it, the rest is to come again."""
 
-    def __init__(self, why: str, taken: int = 0):
+    def __init__(self, why: str, delivered: int = 0):
         super().__init__(why)
-        self.taken = taken
+        self.delivered = delivered
 
 
-def wire(item: Item) -> bytes:
+def to_json(item: Item) -> bytes:
     """The outcome as JSON, its `seq` first."""
     return b'{"seq":%d,%b' % (item.seq, _encode(item.outcome)[1:])

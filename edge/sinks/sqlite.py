@@ -1,4 +1,4 @@
-"""Outcomes in an SQLite database, to be asked questions."""
+"""Outcomes in an SQLite database, for queries."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from broker_config.protocol.errors import UsageError
-from edge.sinks.sink import Item, SinkDown, wire
+from edge.sinks.sink import Item, SinkDown, to_json
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS outcomes (
@@ -20,17 +20,17 @@ _INSERT = "INSERT OR IGNORE INTO outcomes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="sqlite"):
-    """`[[sinks]] kind = "sqlite"`: a row each in the table `outcomes`."""
+    """`[[sinks]] kind = "sqlite"`: a row for each outcome in the table `outcomes`."""
 
     path: str
 
 
 class Sqlite:
-    """A row each, once: the outcome's id is the key."""
+    """A row for each outcome, once: its id is the key."""
 
     def __init__(self, path: Path) -> None:
-        """Open the database, beginning one if need be; UsageError when it cannot be used."""
-        import sqlite3  # noqa: PLC0415  (only who has this sink takes the time)
+        """Open or create the database; UsageError when it cannot be used."""
+        import sqlite3  # noqa: PLC0415  (only lines with this sink load it)
 
         self.name = f"sqlite:{path.absolute()}"
         self._path = path
@@ -45,11 +45,11 @@ class Sqlite:
             ) from error
 
     def deliver(self, items: Sequence[Item]) -> None:
-        """Insert them in one transaction. A database that was moved away is begun anew."""
+        """Insert them in one transaction. When the database was moved away, a new one is begun."""
         try:
             if not self._is_in_place():
                 self._file = None
-                self._leave()
+                self._close_moved()
                 self._open()
             with self._db:
                 self._db.executemany(_INSERT, map(_row, items))
@@ -61,15 +61,15 @@ class Sqlite:
         with contextlib.suppress(self._fault):
             self._db.close()
 
-    def _leave(self) -> None:
-        """Let go of a database that was moved away; SQLite itself would leave its log behind."""
+    def _close_moved(self) -> None:
+        """Close a database that was moved away; SQLite itself would leave its write-ahead log behind."""
         with contextlib.suppress(self._fault):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._db.close()
 
     def _open(self) -> None:
         self._db = self._connect(self._path, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode = WAL")  # readers and we do not wait for each other
+        self._db.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not wait for each other
         self._db.execute(_TABLE)
         self._file = self._path.stat()
 
@@ -82,4 +82,4 @@ class Sqlite:
 def _row(item: Item) -> tuple[object, ...]:
     outcome = item.outcome
     cells = (getattr(outcome, name, None) for name in ("image", "label", "confidence", "defect"))
-    return outcome.id, item.seq, type(outcome).__name__, outcome.time, *cells, wire(item).decode()
+    return outcome.id, item.seq, type(outcome).__name__, outcome.time, *cells, to_json(item).decode()

@@ -1,4 +1,4 @@
-"""Outcomes to a web server, by POST."""
+"""Outcomes to a web server, as POST requests."""
 
 import http.client
 import os
@@ -10,15 +10,15 @@ from urllib.parse import SplitResult, urlsplit
 from msgspec import Meta, Struct
 
 from broker_config.protocol.errors import UsageError
-from edge.sinks.sink import Item, Refused, SinkDown, wire
+from edge.sinks.sink import Item, Refused, SinkDown, to_json
 
-_UNFIT = (400, 406, 413, 415, 422)  # answers that are about this outcome, and will be the same the next time
-_LONGEST_ANSWER = 1 << 16  # bytes that we read; nothing in them matters
-_LONGEST_AFTER = 300.0  # seconds of a Retry-After that we heed
+_REJECTED = (400, 406, 413, 415, 422)  # statuses that concern this outcome, and would be the same next time
+_MAX_RESPONSE = 1 << 16  # bytes that are read; nothing in them matters
+_MAX_RETRY_AFTER = 300.0  # seconds; a longer Retry-After is cut to that
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="webhook"):
-    """`[[sinks]] kind = "webhook"`: a JSON object each, or an array of up to `batch`."""
+    """`[[sinks]] kind = "webhook"`: a JSON object for each outcome, or an array of up to `batch`."""
 
     url: str
     batch: Annotated[int, Meta(ge=1, le=256)] = 1
@@ -28,9 +28,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
 
 
 class Webhook:
-    """Posts outcomes in order, again until the server answers with success; each request has its own Idempotency-Key.
+    """Posts outcomes in order, repeated until the server answers with success; each request has an Idempotency-Key.
 
-    Redirects are not followed: what an image shows goes to the address in the settings only.
+    Redirects are not followed: what an image shows goes only to the address in the settings.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -45,22 +45,22 @@ class Webhook:
 
     def deliver(self, items: Sequence[Item]) -> None:
         """Post them over one connection."""
-        taken = 0
+        delivered = 0
         connection = self._connection()
         try:
-            while taken < len(items):
-                taken += self._post(connection, items[taken : taken + self._settings.batch])
+            while delivered < len(items):
+                delivered += self._post(connection, items[delivered : delivered + self._settings.batch])
         except Refused as refused:
-            raise Refused(str(refused), taken) from refused
+            raise Refused(str(refused), delivered) from refused
         except SinkDown as down:
-            raise SinkDown(str(down), taken, down.after) from down
+            raise SinkDown(str(down), delivered, down.retry_after) from down
         except (OSError, http.client.HTTPException) as error:
-            raise SinkDown(f"{type(error).__name__}: {error}", taken) from error
+            raise SinkDown(f"{type(error).__name__}: {error}", delivered) from error
         finally:
             connection.close()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
     def _connection(self) -> http.client.HTTPConnection:
         host, port, timeout = self._url.hostname or "", self._url.port, self._settings.timeout
@@ -69,20 +69,20 @@ class Webhook:
         return http.client.HTTPConnection(host, port, timeout=timeout)
 
     def _post(self, connection: http.client.HTTPConnection, items: Sequence[Item]) -> int:
-        """How many the server has taken: all, or the first when it does not like them together."""
-        bodies = [wire(item) for item in items]
+        """How many the server has accepted: all, or just the first when it rejects the batch."""
+        bodies = [to_json(item) for item in items]
         body = bodies[0] if self._settings.batch == 1 else b"[%b]" % b",".join(bodies)
         key = "-".join(dict.fromkeys((items[0].outcome.id, items[-1].outcome.id)))
         target = self._url._replace(scheme="", netloc="", fragment="").geturl() or "/"
         connection.request("POST", target, body, self._headers | {"Idempotency-Key": key})
-        answer = connection.getresponse()
-        if len(answer.read(_LONGEST_ANSWER)) == _LONGEST_ANSWER:
+        response = connection.getresponse()
+        if len(response.read(_MAX_RESPONSE)) == _MAX_RESPONSE:
             connection.close()  # the next request opens another
-        if answer.status // 100 == 2:
+        if response.status // 100 == 2:
             return len(items)
-        why = f"{answer.status} {answer.reason}"
-        if answer.status not in _UNFIT:
-            raise SinkDown(why, after=_after(answer.headers.get("Retry-After", "")))
+        why = f"{response.status} {response.reason}"
+        if response.status not in _REJECTED:
+            raise SinkDown(why, retry_after=_retry_after(response.headers.get("Retry-After", "")))
         if len(items) == 1:
             raise Refused(why)
         return self._post(connection, items[:1])
@@ -118,6 +118,6 @@ def _context(ca: str | None) -> ssl.SSLContext:
         raise UsageError(f"cannot use {ca}: {error}", "check that it is a readable PEM file") from error
 
 
-def _after(text: str) -> float:
-    """Seconds; a date, which few servers send, counts for nothing."""
-    return min(float(text), _LONGEST_AFTER) if text.isdigit() else 0.0
+def _retry_after(text: str) -> float:
+    """Seconds; a date, which few servers send, is ignored."""
+    return min(float(text), _MAX_RETRY_AFTER) if text.isdigit() else 0.0

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.inference.pipeline import Frame
 from edge.inference.verdict import Failure, Verdict
-from edge.sources.thread_event import bell
+from edge.sources.thread_event import event_or_stop
 
-_AHEAD = 2  # frames that wait for the line
-_SILENCE = 10_000  # milliseconds until a camera in the network counts as gone
-_TOLD = 60.0  # seconds between two words about dropped frames
+_AHEAD = 2  # frames read ahead of the line
+_TIMEOUT = 10_000  # milliseconds until a network camera counts as gone
+_WARN_EVERY = 60.0  # seconds between two warnings of dropped frames
 
 _log = logging.getLogger(__name__)
 
@@ -32,14 +32,14 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
 
     input: str | int  # a file, an address such as rtsp://..., or a camera's number
     every: Annotated[int, Meta(ge=1)] = 1  # only each Nth frame
-    rate: Annotated[float, Meta(gt=0)] | None = None  # at most so many frames a second, of the video's time
+    rate: Annotated[float, Meta(gt=0)] | None = None  # at most this many frames a second, of the video's time
 
 
 class Video:
     """Brings the frames of a camera or a video file.
 
-    A file is judged whole, as fast as the line is, and then ends; after a restart it begins anew. Of a camera the
-    newest frames count: when the line is slower, those that wait longest are dropped, and counted in `dropped`.
+    A file is judged from beginning to end, as fast as the line can; after a restart it begins anew. Of a camera the
+    newest frames matter: when the line is slower, those that have waited longest are dropped, and counted in `dropped`.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -56,58 +56,59 @@ class Video:
         self._label = _label(settings.input)
         self.name = f"video {self._label}"
         self.dropped = 0
-        self._told = time.monotonic()
+        self._warned = time.monotonic()
 
     async def frames(self, stop: asyncio.Event) -> AsyncGenerator[Frame]:
         """Each frame, named by its number; ends with the file, or soon after `stop` is set.
 
-        EdgeNodeError when it cannot be opened, or a camera has gone; it may be called again then.
+        EdgeNodeError when it cannot be opened, or a camera has gone; it may then be called again.
         """
-        with bell(stop) as news:
-            reel = _Reel(self._settings, live=not (self._file and self._file.is_file()), ring=news.ring)
-            reel.start()
+        with event_or_stop(stop) as changed:
+            live = not (self._file and self._file.is_file())
+            reader = _Reader(self._settings, live=live, on_change=changed.set_threadsafe)
+            reader.start()
             try:
                 while True:
-                    await news.wait()
-                    news.clear()
-                    while not stop.is_set() and (found := reel.next()):
+                    await changed.wait()
+                    changed.clear()
+                    while not stop.is_set() and (found := reader.next()):
                         number, pixels = found
-                        self._count(reel)
+                        self._count(reader)
                         yield Frame(f"{self._label}#{number}", pixels, self.name)
-                    if stop.is_set() or reel.over:
+                    if stop.is_set() or reader.is_over:
                         break
             finally:
-                reel.ended.set()
-            if reel.error and not stop.is_set():
-                raise EdgeNodeError(f"{self.name} {reel.error}", "check that it is there, switched on and connected")
+                reader.stop.set()
+            if reader.error and not stop.is_set():
+                raise EdgeNodeError(f"{self.name} {reader.error}", "check that it is there, switched on and connected")
 
     def done(self, frame: Frame, outcome: Verdict | Failure) -> None:
-        """What a camera has shown does not come again."""
+        """Nothing to record: what a camera has shown does not come again."""
 
-    def _count(self, reel: "_Reel") -> None:
-        dropped, reel.dropped = reel.dropped, 0
+    def _count(self, reader: "_Reader") -> None:
+        dropped, reader.dropped = reader.dropped, 0
         self.dropped += dropped
-        if dropped and time.monotonic() - self._told > _TOLD:
-            self._told = time.monotonic()
+        if dropped and time.monotonic() - self._warned > _WARN_EVERY:
+            self._warned = time.monotonic()
             _log.warning("%s is faster than the line: %d frames were dropped so far", self.name, self.dropped)
 
 
-class _Reel(threading.Thread):
+class _Reader(threading.Thread):
     """Reads frames ahead, in a thread of its own: OpenCV waits for cameras."""
 
-    def __init__(self, settings: Settings, *, live: bool, ring: Callable[[], None]) -> None:
-        super().__init__(name="video", daemon=True)  # a camera that hangs must not hold up the end
-        self.ended = threading.Event()
+    def __init__(self, settings: Settings, *, live: bool, on_change: Callable[[], None]) -> None:
+        super().__init__(name="video", daemon=True)  # a camera that hangs must not delay shutdown
+        self.stop = threading.Event()
         self.error = ""
         self.dropped = 0
         self._settings = settings
         self._live = live
-        self._ring = ring
+        self._on_change = on_change
         self._finished = False
         self._waiting: queue.Queue[tuple[int, NDArray[np.uint8]]] = queue.Queue(_AHEAD)
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether there will be no more frames."""
         return self._finished and self._waiting.empty()
 
@@ -119,28 +120,28 @@ class _Reel(threading.Thread):
             return None
 
     def run(self) -> None:
-        """Read until the end, or until nobody wants more."""
+        """Read until the end, or until `stop` is set."""
         try:
             self._read()
         except Exception as error:  # OpenCV's own: whatever a driver or a damaged file gives it
             self.error = f"cannot be read: {error}"
         self._finished = True
-        self._ring()
+        self._on_change()
 
     def _read(self) -> None:
         import cv2  # noqa: PLC0415  (an extra, and slow to import)
 
-        video = _opened(cv2, self._settings.input)
+        video = _open(cv2, self._settings.input)
         try:
             if not video.isOpened():
                 self.error = "cannot be opened"
                 return
             clock = time.monotonic if self._live else lambda: video.get(cv2.CAP_PROP_POS_MSEC) / 1000
-            wanted = _Pace(self._settings, clock)
+            is_wanted = _FrameSelector(self._settings, clock)
             number = 0
-            while not self.ended.is_set() and video.grab():
+            while not self.stop.is_set() and video.grab():
                 number += 1
-                if wanted(number):
+                if is_wanted(number):
                     whole, pixels = video.retrieve()
                     if whole:
                         self._put((number, np.ascontiguousarray(pixels[..., ::-1])))
@@ -150,19 +151,19 @@ class _Reel(threading.Thread):
             video.release()
 
     def _put(self, frame: tuple[int, NDArray[np.uint8]]) -> None:
-        while not self.ended.is_set():
+        while not self.stop.is_set():
             try:
                 self._waiting.put(frame, timeout=None if self._live else 0.2, block=not self._live)
             except queue.Full:
                 if self._live and self.next():
                     self.dropped += 1
             else:
-                self._ring()
+                self._on_change()
                 return
 
 
-class _Pace:
-    """Which frames are wanted."""
+class _FrameSelector:
+    """Selection of frames, by number and rate."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
         self._every = settings.every
@@ -171,7 +172,7 @@ class _Pace:
         self._due: float | None = None
 
     def __call__(self, number: int) -> bool:
-        """Whether the frame with this number, which is there now, is one."""
+        """Whether to take the frame with this number, now."""
         if (number - 1) % self._every:
             return False
         now = self._clock()
@@ -182,10 +183,10 @@ class _Pace:
         return True
 
 
-def _opened(cv2: Any, where: str | int) -> Any:
+def _open(cv2: Any, where: str | int) -> Any:
     if isinstance(where, str) and "://" in where:
-        patience = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, _SILENCE, cv2.CAP_PROP_READ_TIMEOUT_MSEC, _SILENCE]
-        return cv2.VideoCapture(where, cv2.CAP_FFMPEG, patience)
+        timeouts = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, _TIMEOUT, cv2.CAP_PROP_READ_TIMEOUT_MSEC, _TIMEOUT]
+        return cv2.VideoCapture(where, cv2.CAP_FFMPEG, timeouts)
     return cv2.VideoCapture(where)
 
 
@@ -194,7 +195,7 @@ def _file(where: str | int) -> Path | None:
 
 
 def _label(where: str | int) -> str:
-    """How people know it; no password of an address."""
+    """A name for people, without the password of an address."""
     if isinstance(where, int):
         return f"camera-{where}"
     if "://" not in where:

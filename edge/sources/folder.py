@@ -1,4 +1,4 @@
-"""A watched folder: the image files that lie in it, and those that arrive."""
+"""A watched folder: the image files in it, and those that arrive."""
 
 import asyncio
 import contextlib
@@ -21,11 +21,11 @@ from edge.inference.pipeline import Frame
 from edge.inference.verdict import Failure, Verdict
 
 if TYPE_CHECKING:
-    from edge.sources.source_checkpoint import Memory
+    from edge.sources.source_checkpoint import SourceCheckpoint
 
 QUIET = 0.5  # seconds without a change after which a file counts as completely written
-SWEEP = 5.0  # seconds between looks at the whole folder: network shares announce nothing, full kernel queues drop
-_TICK = 100  # milliseconds between looks at files that are still being written
+SWEEP = 5.0  # seconds between scans of the whole folder: network shares report nothing, full kernel queues drop
+_TICK = 100  # milliseconds between checks of files that are still being written
 _MOVE = "move:"
 
 _log = logging.getLogger(__name__)
@@ -36,22 +36,22 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
 
     path: str
     recursive: bool = False  # also those in its sub-folders
-    after: Annotated[str, Meta(pattern="^(keep|delete|move:.+)$")] = "keep"  # what becomes of a file that was judged
+    after: Annotated[str, Meta(pattern="^(keep|delete|move:.+)$")] = "keep"  # what happens to a file that was judged
 
 
 class _Stamp(NamedTuple):
-    """Tells one content of a file from the next."""
+    """Modification time and size, which distinguish one content of a file from the next."""
 
     modified: int  # nanoseconds
     size: int  # bytes
 
     def to_bytes(self) -> bytes:
-        """As it is remembered."""
+        """Its form in the checkpoint."""
         return f"{self.modified} {self.size}".encode()
 
     @classmethod
-    def of_bytes(cls, data: bytes) -> "_Stamp":
-        """The stamp that was remembered."""
+    def from_bytes(cls, data: bytes) -> "_Stamp":
+        """The stamp in a checkpoint."""
         return cls(*map(int, data.split()))
 
 
@@ -59,28 +59,29 @@ class Folder:
     """Brings each image file in a folder once it is complete.
 
     Complete means: neither size nor modification time changed for QUIET seconds, however the file came (written, copied
-    or renamed into place). A file whose size or time changes later is brought again. Names that begin with a dot are
-    left alone, also those of sub-folders. Which files were judged is remembered across a restart; one is
-    judged twice only when the process is killed in the moment between its outcome and the memory of it.
+    or renamed into place). A file whose size or time changes later is brought again. Files and sub-folders whose names
+    begin with a dot are ignored. The checkpoint says which files were judged, across restarts; one is judged twice only
+    if the process is killed between storing its outcome and updating the checkpoint.
     """
 
-    def __init__(self, settings: Settings, memory: "Memory") -> None:
-        """UsageError when there is no such folder, or judged files cannot be moved to where they should."""
+    def __init__(self, settings: Settings, checkpoint: "SourceCheckpoint") -> None:
+        """UsageError when there is no such folder, or judged files cannot be moved as the settings say."""
         self._folder = Path(settings.path).resolve()
         if not self._folder.is_dir():
             raise UsageError(f"there is no folder {settings.path} to watch", "make it, or name another")
-        self.name = name(settings)
-        self._memory = memory
+        self.name = source_name(settings)
+        self._checkpoint = checkpoint
         self._recursive = settings.recursive
         self._delete = settings.after == "delete"
-        self._judged = self._place_for_judged(settings.after)
-        self._brought = {self._folder / os.fsdecode(key): _Stamp.of_bytes(value) for key, value in memory.all().items()}
-        self._growing: dict[Path, tuple[_Stamp, float]] = {}  # what the file was like, and since when
+        self._judged = self._judged_folder(settings.after)
+        judged = checkpoint.all().items()
+        self._brought = {self._folder / os.fsdecode(key): _Stamp.from_bytes(value) for key, value in judged}
+        self._growing: dict[Path, tuple[_Stamp, float]] = {}  # the file's state, and since when
         self._in_hand: deque[tuple[Path, _Stamp]] = deque()
         self._swept = -SWEEP
-        self._left = list(self._brought.items())  # judged before; the last ones before a kill were not put away
+        self._left = list(self._brought.items())  # judged before a restart, perhaps not put away yet
 
-    def _place_for_judged(self, after: str) -> Path | None:
+    def _judged_folder(self, after: str) -> Path | None:
         if not after.startswith(_MOVE):
             return None
         place = self._folder / after.removeprefix(_MOVE)
@@ -98,7 +99,7 @@ class Folder:
     async def frames(self, stop: asyncio.Event) -> AsyncGenerator[Frame]:
         """Each complete image once, oldest first, named by its path in the folder; ends soon after `stop` is set.
 
-        EdgeNodeError when the folder is out of reach; it may be called again then.
+        EdgeNodeError when the folder is out of reach; it may then be called again.
         """
         left, self._left = self._left, []
         await asyncio.to_thread(self._put_all_away, left)
@@ -111,7 +112,7 @@ class Folder:
                 yield Frame(self._name_of(path), path, self.name)
 
     async def _changes(self, stop: asyncio.Event) -> AsyncGenerator[set[Path]]:
-        """What has changed since the last tick, as far as the system tells."""
+        """Paths that have changed since the last tick, as far as the system reports them."""
         while not stop.is_set():
             try:
                 async for changes in awatch(
@@ -124,7 +125,7 @@ class Folder:
                     stop_event=stop,
                 ):
                     yield {Path(path) for _, path in changes}
-            except Exception as error:  # a group of its own ones: names that are no UTF-8, no more watches to be had
+            except Exception as error:  # watchfiles has several: names that are not UTF-8, too many watches
                 _log.debug("cannot be told of changes in %s: %s", self._folder, error)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), QUIET)
@@ -132,9 +133,9 @@ class Folder:
                 yield set()
 
     def done(self, frame: Frame, outcome: Verdict | Failure) -> None:  # noqa: ARG002  (they come in order)
-        """Remember that the file was judged, and put it away."""
+        """Record that the file was judged, and put it away."""
         path, stamp = self._in_hand.popleft()
-        self._memory.keep(self._key(path), stamp.to_bytes())
+        self._checkpoint.put(self._key(path), stamp.to_bytes())
         self._put_away(path, stamp)
 
     def _put_all_away(self, judged: Iterable[tuple[Path, _Stamp]]) -> None:
@@ -160,35 +161,35 @@ class Folder:
             self._swept = now
             changed = changed | self._sweep()
         for path in changed | self._growing.keys():
-            self._look(path, now)
+            self._track(path, now)
         complete = [(path, stamp) for path, (stamp, since) in self._growing.items() if now - since >= QUIET]
         for path, _ in complete:
             del self._growing[path]
         return sorted(complete, key=lambda each: (each[1].modified, each[0]))
 
-    def _look(self, path: Path, now: float) -> None:
-        """Note how `path` grows, unless it was brought as it is, is no image, or is gone."""
-        stamp = _stamp(path) if self._concerns_us(path) else None
+    def _track(self, path: Path, now: float) -> None:
+        """Record the state of `path`, unless it was brought as it is, is no image, or is gone."""
+        stamp = _stamp(path) if self._is_inside(path) else None
         if stamp is None or stamp == self._brought.get(path):
             self._growing.pop(path, None)
         elif path not in self._growing or self._growing[path][0] != stamp:
             self._growing[path] = (stamp, now)
 
-    def _concerns_us(self, path: Path) -> bool:
+    def _is_inside(self, path: Path) -> bool:
         if self._judged and path.is_relative_to(self._judged):
             return False
         inside = path.relative_to(self._folder).parts
         return len(inside) == 1 or (self._recursive and not any(part.startswith(".") for part in inside))
 
     def _sweep(self) -> set[Path]:
-        """All files in the folder; forgets those that are gone. EdgeNodeError when it is out of reach."""
+        """All files in the folder; those that are gone leave the checkpoint. EdgeNodeError when it is out of reach."""
         try:
             present = set(self._files())
         except OSError as error:
             raise self._out_of_reach(error.strerror or str(error)) from error
         # An empty folder may be a network share that is not mounted.
         if present and (gone := self._brought.keys() - present):
-            self._memory.forget(self._key(path) for path in gone)
+            self._checkpoint.remove(self._key(path) for path in gone)
             for path in gone:
                 del self._brought[path]
         return present
@@ -208,11 +209,11 @@ class Folder:
         return os.fsencode(path.relative_to(self._folder))
 
     def _name_of(self, path: Path) -> str:
-        return self._key(path).decode(errors="replace")  # a name that is no UTF-8 could not be told to anybody
+        return self._key(path).decode(errors="replace")  # a name that is not UTF-8 cannot go into JSON
 
 
-def name(settings: Settings) -> str:
-    """How the source is called."""
+def source_name(settings: Settings) -> str:
+    """Name of the source, in outcomes, logs and its checkpoint."""
     return f"folder {settings.path}"
 
 
@@ -228,7 +229,7 @@ def _stamp(path: Path) -> _Stamp | None:
 
 
 def _free(path: Path) -> Path:
-    """This path, or one like it that nothing has yet: a camera may write the same name every time, for years."""
+    """This path, or a numbered one that does not exist yet: a camera may write the same name every time, for years."""
 
     def numbered(number: int) -> Path:
         return path.with_stem(f"{path.stem}-{number}")

@@ -1,4 +1,4 @@
-"""What a source has already had judged, so that a restart neither judges it again nor forgets it."""
+"""Record of what a source has had judged, so that a restart neither judges it again nor skips anything."""
 
 import contextlib
 import hashlib
@@ -12,15 +12,15 @@ from broker_config.protocol.errors import EdgeNodeError
 _log = logging.getLogger(__name__)
 
 
-class Memory:
-    """Keys with a value each, in a small database of the line's state folder; for any thread.
+class SourceCheckpoint:
+    """Keys with a value each, in a small database in the line's state folder; thread-safe.
 
-    It survives the process being killed at any moment; a power cut may cost the last seconds: then an image is judged
-    twice. A disk that takes nothing more is told once.
+    It survives a kill at any moment; a power cut may cost the last seconds, whose images are then judged twice. A disk
+    that cannot be written is logged once.
     """
 
     def __init__(self, state: Path, source: str) -> None:
-        """Open the memory of the source with this name; EdgeNodeError when it cannot be."""
+        """Open the checkpoint of the source with this name; EdgeNodeError when it cannot be opened."""
         folder = state / "sources"
         file = folder / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.sqlite"
         try:
@@ -35,37 +35,37 @@ class Memory:
                 "make the state folder writable, or remove the file if it is damaged",
             ) from error
         self._source = source
-        self._told = False
+        self._logged = False
 
     def all(self) -> dict[bytes, bytes]:
-        """Everything that was kept."""
+        """All keys and their values."""
         return dict(self._database.execute("SELECT key, value FROM judged"))
 
     def __contains__(self, key: bytes) -> bool:
         return bool(self._database.execute("SELECT 1 FROM judged WHERE key = ?", (key,)).fetchone())
 
-    def keep(self, key: bytes, value: bytes = b"") -> None:
-        """Remember a value."""
-        with self._telling():
+    def put(self, key: bytes, value: bytes = b"") -> None:
+        """Store a value."""
+        with self._logging():
             self._database.execute("INSERT OR REPLACE INTO judged VALUES (?, ?)", (key, value))
 
-    def forget(self, keys: Iterable[bytes]) -> None:
-        """Let go of some."""
-        with self._telling():
+    def remove(self, keys: Iterable[bytes]) -> None:
+        """Delete some keys."""
+        with self._logging():
             self._database.execute("BEGIN")
             self._database.executemany("DELETE FROM judged WHERE key = ?", ((key,) for key in keys))
             self._database.execute("COMMIT")
 
-    def forget_but(self, most: int) -> None:
-        """Let go of all but the `most` that were kept last."""
-        with self._telling():
+    def prune(self, most: int) -> None:
+        """Delete all but the `most` keys that were stored last."""
+        with self._logging():
             self._database.execute("DELETE FROM judged WHERE rowid <= (SELECT max(rowid) FROM judged) - ?", (most,))
 
     @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _logging(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
-            if not self._told:
+            if not self._logged:
                 _log.error("cannot remember what %s has brought: %s; a restart may judge it again", self._source, error)
-            self._told = True
+            self._logged = True

@@ -1,4 +1,4 @@
-"""What a source brings is judged; a source that fails is told, and tried again."""
+"""Runner of a source: its images are judged in order; a source that fails is reported, and opened again."""
 
 import asyncio
 import contextlib
@@ -8,34 +8,34 @@ from broker_config.protocol.errors import EdgeNodeError
 from edge.inference.pipeline import Frame, Pipeline, Source
 from edge.inference.verdict import Notice, current_time, new_id
 
-FIRST, LONGEST = 1.0, 30.0  # seconds until a source that fails is tried again: at first, at most
+FIRST, LONGEST = 1.0, 30.0  # seconds before a failed source is opened again: at first, at most
 
 _log = logging.getLogger(__name__)
 
 
-async def feed(pipeline: Pipeline, source: Source, stop: asyncio.Event) -> None:
-    """Judge all that a source brings, in its order, until it ends or `stop` is set."""
+async def run_source(pipeline: Pipeline, source: Source, stop: asyncio.Event) -> None:
+    """Judge all images of a source, in its order, until it ends or `stop` is set."""
     outage = _Outage(pipeline, source)
     while not stop.is_set():
         try:
             await _judge_all(pipeline, source, stop, outage)
         except (OSError, EdgeNodeError) as error:
-            outage.goes_on(error)
+            outage.record(error)
         else:
             break
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), outage.wait)
+            await asyncio.wait_for(stop.wait(), outage.pause)
     if not stop.is_set():
         _log.info("%s has ended", source.name)
 
 
 async def _judge_all(pipeline: Pipeline, source: Source, stop: asyncio.Event, outage: "_Outage") -> None:
-    """The next frame is decoded while one is judged; more are not taken."""
+    """While one frame is judged the next is decoded, but no more than that."""
     last: asyncio.Task[None] | None = None
     try:
         async with contextlib.aclosing(source.frames(stop)) as frames:
             async for frame in frames:
-                outage.ends()
+                outage.end()
                 before, last = last, asyncio.create_task(_judge(pipeline, source, frame, last))
                 if before:
                     await before
@@ -49,30 +49,30 @@ async def _judge(pipeline: Pipeline, source: Source, frame: Frame, before: async
 
 
 class _Outage:
-    """What people are told of a source that fails: that it does, why when that changes, and when it is over."""
+    """Reports of a source that fails: the first failure, each new reason, and the recovery."""
 
     def __init__(self, pipeline: Pipeline, source: Source) -> None:
-        self.wait = FIRST  # seconds until the next try
+        self.pause = FIRST  # seconds until the next attempt
         self._pipeline = pipeline
         self._source = source
-        self._told = ""
+        self._reported = ""
 
-    def goes_on(self, error: OSError | EdgeNodeError) -> None:
-        """It has failed again."""
-        if self._told:
-            self.wait = min(2 * self.wait, LONGEST)
+    def record(self, error: OSError | EdgeNodeError) -> None:
+        """The source has failed, perhaps again."""
+        if self._reported:
+            self.pause = min(2 * self.pause, LONGEST)
         reason = f"{error.what}; {error.remedy}" if isinstance(error, EdgeNodeError) else str(error)
-        if self._told != reason:
-            self._told = reason
-            self._say("%s brings no images, and is tried again: %s", self._source.name, reason)
+        if self._reported != reason:
+            self._reported = reason
+            self._warn("%s brings no images, and is tried again: %s", self._source.name, reason)
 
-    def ends(self) -> None:
-        """It has brought a frame."""
-        if self._told:
-            self._say("%s brings images again", self._source.name)
-        self._told, self.wait = "", FIRST
+    def end(self) -> None:
+        """The source has brought a frame."""
+        if self._reported:
+            self._warn("%s brings images again", self._source.name)
+        self._reported, self.pause = "", FIRST
 
-    def _say(self, text: str, *values: object) -> None:
+    def _warn(self, text: str, *values: object) -> None:
         _log.warning(text, *values)
         details: dict[str, float | str] = {"source": self._source.name}
         notice = Notice(kind="source", text=text % values, time=current_time(), details=details, id=new_id())

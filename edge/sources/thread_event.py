@@ -1,30 +1,30 @@
-"""Waiting for a thread's news and for the end at once."""
+"""Event that any thread may set, and that a stop request sets too."""
 
 import asyncio
 import contextlib
 from collections.abc import Iterator
 
 
-class Bell(asyncio.Event):
-    """An event that any thread may set."""
+class ThreadEvent(asyncio.Event):
+    """An asyncio event that any thread may set."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._home = asyncio.get_running_loop()
+        self._running_loop = asyncio.get_running_loop()
 
-    def ring(self) -> None:
-        """Set it, from any thread; nothing happens once the loop has ended."""
+    def set_threadsafe(self) -> None:
+        """Set it, from any thread; without effect once the loop has ended."""
         with contextlib.suppress(RuntimeError):
-            self._home.call_soon_threadsafe(self.set)
+            self._running_loop.call_soon_threadsafe(self.set)
 
 
 @contextlib.contextmanager
-def bell(stop: asyncio.Event) -> Iterator[Bell]:
-    """A bell that `stop` rings too."""
-    found = Bell()
-    waiting = asyncio.ensure_future(stop.wait())
-    waiting.add_done_callback(lambda _: found.set())
+def event_or_stop(stop: asyncio.Event) -> Iterator[ThreadEvent]:
+    """An event that is also set when `stop` is."""
+    event = ThreadEvent()
+    stopping = asyncio.ensure_future(stop.wait())
+    stopping.add_done_callback(lambda _: event.set())
     try:
-        yield found
+        yield event
     finally:
-        waiting.cancel()
+        stopping.cancel()

@@ -11,15 +11,15 @@ from edge.inference.verdict import Verdict, current_time, new_id
 _PROCESS = """
 import contextlib, json, logging, sys, time
 from pathlib import Path
-from edge.daemon.assembly import Site
-from edge.daemon.dispatcher import Receivers
+from edge.daemon.assembly import Instance
+from edge.daemon.dispatcher import Dispatcher
 from edge.config.line_settings import parse
 from tests.support.outcomes import verdict
 logging.basicConfig(format="%(message)s")
 tables, state, first, count, pause = json.loads(sys.argv[1])
 settings = parse(tables, Path(state) / "line.toml")
-with contextlib.closing(Receivers(Site("line-1", Path(state)), settings.spool)) as box:
-    box.exchange(box.prepare(settings.sinks))
+with contextlib.closing(Dispatcher(Instance("line-1", Path(state)), settings.spool)) as box:
+    box.apply(box.prepare(settings.sinks))
     for number in range(first, first + count):
         box.put(verdict(number))
         sys.stdout.write(f"{number}\\n")

@@ -1,4 +1,4 @@
-"""What an edge node must know after a restart: the number of its connection, and its name at the broker."""
+"""Durable state of an edge node: the number of its latest connection, and its client id at the broker."""
 
 import hashlib
 import logging
@@ -16,34 +16,34 @@ from edge.sinks.sparkplug.edge_node import SEQUENCES, Identity
 _log = logging.getLogger(__name__)
 
 
-class _Facts(Struct):
+class _State(Struct):
     birth_death: int  # of the latest connection
-    client: str  # the same at each connection: the broker then ends one that it has not yet seen die
+    client: str  # the same for every connection, so that the broker ends one that it has not yet noticed to be gone
 
 
-class Memory:
+class BirthState:
     """A file for each edge node at each broker."""
 
     def __init__(self, folder: Path, endpoint: Endpoint, identity: Identity) -> None:
         place = f"{endpoint.host}:{endpoint.port}/{identity.group}/{identity.node}"
         self._path = folder / f"sparkplug-{hashlib.sha256(place.encode()).hexdigest()[:16]}.json"
         try:
-            self._facts = msgspec.json.decode(self._path.read_bytes(), type=_Facts)
+            self._state = msgspec.json.decode(self._path.read_bytes(), type=_State)
         except (OSError, msgspec.DecodeError):
-            self._facts = _Facts(birth_death=-1, client=f"edge-node-{secrets.token_hex(8)}")
+            self._state = _State(birth_death=-1, client=f"edge-node-{secrets.token_hex(8)}")
 
     @property
     def client(self) -> str:
         """The client identifier at the broker."""
-        return self._facts.client
+        return self._state.client
 
-    def next(self) -> int:
+    def next_birth_death(self) -> int:
         """The bdSeq of the CONNECT packet that is sent next: one more than the latest; 0 at first and after 255."""
-        self._facts.birth_death = (self._facts.birth_death + 1) % SEQUENCES
+        self._state.birth_death = (self._state.birth_death + 1) % SEQUENCES
         try:
             with writing(self._path.parent):
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                replace_bytes(self._path, msgspec.json.encode(self._facts))
-        except EdgeNodeError as error:  # better a number that is used again than no connection
+                replace_bytes(self._path, msgspec.json.encode(self._state))
+        except EdgeNodeError as error:  # better to reuse a number than not to connect
             _log.warning("%s", error)
-        return self._facts.birth_death
+        return self._state.birth_death

@@ -1,4 +1,4 @@
-"""What a line tells as Sparkplug metrics: each one's name, alias and datatype, and an outcome's values."""
+"""Sparkplug metrics of a line: their names, aliases and datatypes, and an outcome's values."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -13,7 +13,7 @@ SEQUENCE = "Outcome/Sequence"
 
 
 class Definition(NamedTuple):
-    """A metric as its birth declares it."""
+    """A metric as declared in the birth message."""
 
     type: Type
     alias: int | None  # unique in the edge node
@@ -21,7 +21,7 @@ class Definition(NamedTuple):
 
 NODE = {
     BIRTH_DEATH: Definition(Type.INT64, 1),
-    REBIRTH: Definition(Type.BOOLEAN, None),  # the specification wants it without an alias
+    REBIRTH: Definition(Type.BOOLEAN, None),  # the specification requires it to have no alias
     "Properties/Software": Definition(Type.STRING, 2),
     "Properties/Version": Definition(Type.STRING, 3),
     "Properties/Bundle": Definition(Type.STRING, 4),
@@ -55,11 +55,11 @@ DEVICE = {
 
 
 def milliseconds(time: str) -> int:
-    """An outcome's ISO 8601 time as Sparkplug has it: milliseconds since 1970, UTC. ValueError if it is none."""
+    """An outcome's ISO 8601 time as Sparkplug has it: milliseconds since 1970, UTC. ValueError if it is not one."""
     return round(datetime.fromisoformat(time).timestamp() * 1000)
 
 
-def values(seq: int, outcome: Outcome) -> dict[str, Value]:
+def values_of(seq: int, outcome: Outcome) -> dict[str, Value]:
     """The device's metrics that an outcome sets."""
     common: dict[str, Value] = {SEQUENCE: seq, "Outcome/Id": outcome.id}
     match outcome:
@@ -87,7 +87,7 @@ def values(seq: int, outcome: Outcome) -> dict[str, Value]:
             return common | {"Notice/Kind": outcome.kind, "Notice/Text": outcome.text}
 
 
-def counted(outcome: Outcome) -> list[str]:
+def totals_of(outcome: Outcome) -> list[str]:
     """The totals that an outcome adds one to."""
     match outcome:
         case Verdict():
@@ -102,32 +102,32 @@ def counted(outcome: Outcome) -> list[str]:
             return ["Total/Notices"]
 
 
-class Board:
-    """The metrics of an edge node or a device, and what is known of each: its latest value, and since when."""
+class MetricValues:
+    """The metrics of an edge node or a device, with the latest value and timestamp of each."""
 
     def __init__(self, table: Mapping[str, Definition]) -> None:
         self._table = table
-        self._known: dict[str, tuple[Value, int]] = {}
+        self._latest: dict[str, tuple[Value, int]] = {}
 
     def __getitem__(self, name: str) -> Value:
-        return self._known[name][0] if name in self._known else None
+        return self._latest[name][0] if name in self._latest else None
 
     def put(self, values: Mapping[str, Value], timestamp: int) -> None:
-        """Keep values that are those of now, whatever the clock says."""
-        self._known |= {name: (value, timestamp) for name, value in values.items()}
+        """Set values, even if their timestamp is older than the present one's."""
+        self._latest |= {name: (value, timestamp) for name, value in values.items()}
 
-    def learn(self, values: Mapping[str, Value], timestamp: int) -> None:
-        """Keep values of that time, unless later ones are known."""
-        self.put({name: value for name, value in values.items() if timestamp >= self._since(name)}, timestamp)
+    def update(self, values: Mapping[str, Value], timestamp: int) -> None:
+        """Set values, except those that have a later timestamp already."""
+        self.put({name: value for name, value in values.items() if timestamp >= self._timestamp(name)}, timestamp)
 
-    def _since(self, name: str) -> int:
-        return self._known[name][1] if name in self._known else 0
+    def _timestamp(self, name: str) -> int:
+        return self._latest[name][1] if name in self._latest else 0
 
     def birth(self, now: int) -> list[Metric]:
-        """Every metric in full, in the order of their times; null what is not known yet."""
+        """Every metric in full, ordered by timestamp; null where there is no value yet."""
         found = []
         for name, (type_, alias) in self._table.items():
-            value, timestamp = self._known.get(name, (None, now))
+            value, timestamp = self._latest.get(name, (None, now))
             found.append(Metric(type_, value, timestamp, name, alias))
         return sorted(found, key=lambda metric: metric.timestamp)
 

@@ -1,7 +1,7 @@
-"""Sparkplug B's payload: Google Protocol Buffers, package org.eclipse.tahu.protobuf.
+"""Sparkplug B payloads: Protocol Buffers, package org.eclipse.tahu.protobuf.
 
 The numbers are those of Eclipse Sparkplug 3.0.0, section 6.4. What we neither write nor read (templates, data sets,
-property sets) is left out: whoever parses it skips it.
+property sets) is left out; a parser skips it.
 """
 
 import math
@@ -15,8 +15,8 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 PACKAGE = "org.eclipse.tahu.protobuf"
-LARGEST = 1 << 16  # bytes of a payload that is read
-_LONGEST = 1000  # characters of a text: a broker that takes no larger message would end the connection, every time
+MAX_BYTES = 1 << 16  # of a payload that is decoded
+_MAX_TEXT = 1000  # characters: a broker that accepts no larger message would end the connection, every time
 _WRAP = 1 << 64
 _METRIC = f".{PACKAGE}.Payload.Metric"
 
@@ -47,7 +47,7 @@ Value = int | float | bool | str | None
 
 
 class Type(IntEnum):
-    """The datatypes that our metrics have."""
+    """The datatypes of our metrics."""
 
     INT64 = 4
     DOUBLE = 10
@@ -69,8 +69,8 @@ class Metric(NamedTuple):
 def encode(metrics: Iterable[Metric], timestamp: int, seq: int | None) -> bytes:
     """The payload's bytes; `timestamp` is when it is sent, in milliseconds since 1970, `seq` 0..255.
 
-    TypeError for a value that is not of its metric's type. What is no number (NaN, infinite) is sent as null, a text
-    up to its 1000th character.
+    TypeError for a value that is not of its metric's type. NaN and infinity are sent as null, texts are cut to 1000
+    characters.
     """
     payload = _PAYLOAD(timestamp=timestamp)
     if seq is not None:
@@ -80,9 +80,9 @@ def encode(metrics: Iterable[Metric], timestamp: int, seq: int | None) -> bytes:
     return cast(bytes, payload.SerializeToString())
 
 
-def switched_on(data: bytes) -> set[str]:
-    """The names of the boolean metrics that a command sets to true; ValueError when it is no payload."""
-    if len(data) > LARGEST:
+def true_metrics(data: bytes) -> set[str]:
+    """The names of the boolean metrics that a command sets to true; ValueError when it is not a payload."""
+    if len(data) > MAX_BYTES:
         raise ValueError(f"{len(data)} bytes")
     try:
         metrics = _PAYLOAD.FromString(data).metrics
@@ -112,7 +112,7 @@ def _fill(wire: Any, metric: Metric) -> None:
             wire.boolean_value = value
         case Type.STRING, str(value):
             wire.string_value = (
-                value[:_LONGEST].encode(errors="replace").decode()
+                value[:_MAX_TEXT].encode(errors="replace").decode()
             )  # file names may hold half characters
         case _:
             raise TypeError(f"{metric.value!r} is no {metric.type.name}")

@@ -1,7 +1,7 @@
 """One MQTT connection of an edge node, with the death certificate that belongs to it.
 
-MQTT 3.1.1: its DISCONNECT withdraws the will, so a death is published once, by whoever knows of it first. A connection
-that is lost stays lost: the next one needs another certificate.
+MQTT 3.1.1: DISCONNECT withdraws the will, so a death is published once, by whoever notices it first. A lost connection
+is not restored: the next one needs another certificate.
 """
 
 import threading
@@ -24,7 +24,7 @@ _KEEP_ALIVE = 20  # seconds
 class Connection:
     """A connection that the broker has accepted, and its subscriptions. `lost` is set when it ends, whoever ends it.
 
-    `hear` and `told` are called in the connection's own thread: with each message, and when it has ended.
+    `on_message` and `on_end` are called in the connection's own thread: with each message, and when it has ended.
     """
 
     def __init__(
@@ -33,21 +33,21 @@ class Connection:
         client_id: str,
         certify: Callable[[], Message],
         filters: Sequence[tuple[str, int]],
-        hear: Callable[["Connection", str, bytes], None],
-        told: Callable[[], None],
+        on_message: Callable[["Connection", str, bytes], None],
+        on_end: Callable[[], None],
     ) -> None:
         """`certify` gives the will of the CONNECT packet that is about to be sent.
 
-        BrokerError when the broker cannot be reached, or lets us not in or not subscribe.
+        BrokerError when the broker cannot be reached, or refuses the connection or the subscriptions.
         """
         self.lost = threading.Event()
-        self._hear, self._told = hear, told
+        self._on_host_message, self._on_end = on_message, on_end
         self._subscribed = threading.Event()
         self._refusals: list[str] = []
         self._client = client = PahoClient(endpoint, client_id, MQTT311, persistent=False, reconnects=False)
         client.suppress_exceptions = True  # a topic that is not UTF-8 must not end paho's thread
         client.username_pw_set(endpoint.username, endpoint.password)
-        self._certify, self._opened = certify, client.on_socket_open
+        self._certify, self._paho_on_socket_open = certify, client.on_socket_open
         client.on_socket_open = self._on_socket_open
         client.on_message = self._on_message
         client.on_subscribe = self._on_subscribe
@@ -69,7 +69,7 @@ class Connection:
         return self._client.publish(message.topic, message.payload, message.qos)
 
     def close(self, last: Sequence[Message]) -> None:
-        """Publish the last messages, wait for the broker to acknowledge them, and disconnect; within seconds."""
+        """Publish the last messages, wait for their acknowledgement, and disconnect; within seconds."""
         if self.lost.is_set():
             return
         infos = [self.publish(message) for message in last]
@@ -80,13 +80,13 @@ class Connection:
         self.lost.set()
 
     def _on_socket_open(self, client: paho.Client, data: object, socket: Any) -> None:
-        if self._opened:
-            self._opened(client, data, socket)
+        if self._paho_on_socket_open:
+            self._paho_on_socket_open(client, data, socket)
         will = self._certify()
         client.will_set(will.topic, will.payload, will.qos, retain=False)
 
     def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
-        self._hear(self, message.topic, bytes(message.payload))
+        self._on_host_message(self, message.topic, bytes(message.payload))
 
     def _on_subscribe(self, _client: paho.Client, _data: object, _mid: int, reasons: list[Any], _: object) -> None:
         self._refusals += [str(reason) for reason in reasons if reason.is_failure]
@@ -95,4 +95,4 @@ class Connection:
     def _on_disconnect(self, *_: object) -> None:
         self.lost.set()
         self._subscribed.set()
-        self._told()
+        self._on_end()

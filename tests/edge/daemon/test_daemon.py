@@ -29,14 +29,14 @@ RUNNER = """
 import json, sys
 from pathlib import Path
 from broker_config.protocol.errors import EdgeNodeError
-from edge.daemon.assembly import Site
+from edge.daemon.assembly import Instance
 from edge.daemon.daemon import serve
 from edge.config.line_settings import Settings, extended
 options = json.loads(sys.argv[1])
 bundle = Path(options.pop("bundle"))
 settings = extended(Settings(), *(options.pop(name, None) for name in ("watch", "output", "mqtt")))
 try:
-    sys.exit(serve(bundle, settings, Site("line-1", bundle.parent / "state"), **{"port": 0} | options))
+    sys.exit(serve(bundle, settings, Instance("line-1", bundle.parent / "state"), **{"port": 0} | options))
 except EdgeNodeError as error:
     sys.exit(str(error))
 """
@@ -185,7 +185,7 @@ def test_a_full_disk_does_not_stop_the_line(bundle):
         assert line.classify(GREEN).json()["label"] == "green"
         code, _, err = line.end()
         assert code == 0
-        assert err.count("No space left on device; they wait in the spool") == 1
+        assert err.count("No space left on device; they wait in the outbox") == 1
         assert "2 outcome(s) wait for jsonl:/dev/full until the next start" in err
 
 

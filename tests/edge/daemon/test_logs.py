@@ -132,7 +132,7 @@ def test_a_file_that_something_else_put_aside_is_opened_anew_when_the_settings_a
     with closing(written(path)) as found:
         log.error("before")
         path.rename(tmp_path / "log.old")
-        found.become(Settings(path=str(path)))
+        found.apply(Settings(path=str(path)))
         log.error("after")
     assert "before" in (tmp_path / "log.old").read_text()
     assert "after" in path.read_text()
@@ -141,7 +141,7 @@ def test_a_file_that_something_else_put_aside_is_opened_anew_when_the_settings_a
 def test_a_log_that_cannot_be_written_is_refused_and_the_one_before_goes_on(tmp_path: Path) -> None:
     with closing(written(tmp_path / "log")) as found:
         with pytest.raises(UsageError, match="cannot write the log to "):
-            found.become(Settings(path=str(tmp_path / "none" / "log")))
+            found.apply(Settings(path=str(tmp_path / "none" / "log")))
         log.error("still here")
     assert "still here" in (tmp_path / "log").read_text()
 

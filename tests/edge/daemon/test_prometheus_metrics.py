@@ -10,7 +10,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
-from edge.daemon.prometheus_metrics import Counted, Metrics, Reading
+from edge.daemon.prometheus_metrics import CountingOutbox, Metrics, Reading
 from edge.inference.pipeline import Frame, Inspection, Pipeline
 from edge.inference.served_model import load_model
 from edge.inference.verdict import Notice, Outcome
@@ -113,7 +113,7 @@ def test_the_model_and_the_process_are_told(line: Daemon, families: dict[str, Me
 
 def test_other_parts_add_readings_of_their_own() -> None:
     metrics, waiting = Metrics(), [1, 2, 3]
-    metrics.ask(
+    metrics.register(
         lambda: [
             Reading(GaugeMetricFamily, "spool_items", "Outcomes that wait", len(waiting), {"sink": "mqtt"}),
             Reading(GaugeMetricFamily, "spool_items", "Outcomes that wait", 0, {"sink": "jsonl"}),
@@ -137,8 +137,8 @@ class Kept:
 
 def test_counting_changes_no_outcome_and_costs_less_than_twenty_microseconds(bundle: Path) -> None:
     metrics, kept = Metrics(), Kept()
-    counted = Counted(metrics, kept)
-    line = Pipeline(load_model(bundle), counted, monitors=[metrics.saw])
+    counted = CountingOutbox(metrics, kept)
+    line = Pipeline(load_model(bundle), counted, monitors=[metrics.observe])
     seen = line.inspect_sync(Frame("part", RED))
     assert isinstance(seen, Inspection)
     verdict = seen.verdict
@@ -148,7 +148,7 @@ def test_counting_changes_no_outcome_and_costs_less_than_twenty_microseconds(bun
     times = []
     for _ in range(200):
         start = time.perf_counter()
-        metrics.told(verdict)
+        metrics.count(verdict)
         for histogram in (metrics._decoding, metrics._inference, metrics._judging):
             histogram.observe(0.01)
         times.append(time.perf_counter() - start)

@@ -17,15 +17,15 @@ import pytest
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.config.line_settings import Settings, parse
-from edge.daemon.assembly import Site
-from edge.daemon.dispatcher import Receivers
+from edge.daemon.assembly import Instance
+from edge.daemon.dispatcher import Dispatcher
 from edge.daemon.logs import Log
 from edge.daemon.logs import Settings as LogSettings
-from edge.daemon.monitors import Watching
-from edge.daemon.reload import Parts
+from edge.daemon.monitors import Monitors
+from edge.daemon.reload import Reloader
 from edge.inference.pipeline import Frame, Pipeline
 from edge.inference.served_model import load_model
-from edge.outbox import delivery
+from edge.outbox.limits import Limits
 from edge.uncertainty.drift import Settings as Drifting
 from edge.uncertainty.image_retention import ImageRetention
 from edge.uncertainty.uncertainty_check import Settings as Doubting
@@ -66,7 +66,7 @@ class Running:
             time.sleep(0.01)
         return said
 
-    def become(self, tables: str, says: str = DONE) -> str:
+    def reload(self, tables: str, says: str = DONE) -> str:
         """Read the file again; what it says then."""
         count = self.log.read_text().count(says)
         self.write(tables)
@@ -119,7 +119,7 @@ def source(name: str, **more: object) -> str:
     )
 
 
-def test_while_sinks_are_exchanged_under_load_no_outcome_is_lost_and_a_sink_that_stays_has_each_once(
+def test_while_sinks_are_replaced_under_load_no_outcome_is_lost_and_a_sink_that_stays_has_each_once(
     folder: Path,
 ) -> None:
     ids: list[str] = []
@@ -134,11 +134,11 @@ def test_while_sinks_are_exchanged_under_load_no_outcome_is_lost_and_a_sink_that
         for each in loaders:
             each.start()
         for number in range(6):
-            line.become(sinks("steady", "ab"[(number + 1) % 2]))
+            line.reload(sinks("steady", "ab"[(number + 1) % 2]))
         ending.set()
         for each in loaders:
             each.join()
-    assert len(ids) > 6  # more than exchanges, on a machine however slow
+    assert len(ids) > 6  # more than reloads, on a machine however slow
     assert [each["id"] for each in line.outcomes("steady")] == sorted(
         set(ids), key=[each["id"] for each in line.outcomes("steady")].index
     )
@@ -152,9 +152,9 @@ def test_sources_come_and_go_and_one_that_stays_brings_nothing_twice(folder: Pat
         (folder / "camera" / "1.png").write_bytes(RED)
         (folder / "second" / "2.png").write_bytes(GREEN)
         line.outcomes_until("out", 1)
-        line.become(source("camera") + source("second") + sinks("out"))
+        line.reload(source("camera") + source("second") + sinks("out"))
         line.outcomes_until("out", 2)
-        line.become(source("camera", recursive=True) + sinks("out"))  # exchanged for one that looks deeper
+        line.reload(source("camera", recursive=True) + sinks("out"))  # replaced by one that includes sub-folders
         (folder / "second" / "3.png").write_bytes(GREEN)
         (folder / "camera" / "deep").mkdir()
         (folder / "camera" / "deep" / "4.png").write_bytes(BLUE)
@@ -166,12 +166,12 @@ def test_sources_come_and_go_and_one_that_stays_brings_nothing_twice(folder: Pat
 def test_a_line_without_sinks_gets_some_and_loses_them_again(folder: Path) -> None:
     with running(folder, "") as line:
         line.classify(RED, "one")
-        line.become(sinks("out"))
+        line.reload(sinks("out"))
         line.classify(RED, "two")
         line.outcomes_until("out", 1)
-        line.become("")
+        line.reload("")
         line.classify(RED, "three")
-        line.become(sinks("out"))
+        line.reload(sinks("out"))
         line.classify(RED, "four")
         found = line.outcomes_until("out", 2)
     assert [each["image"] for each in found] == ["two", "four"]
@@ -180,7 +180,7 @@ def test_a_line_without_sinks_gets_some_and_loses_them_again(folder: Path) -> No
 def test_the_view_counts_from_the_next_frame_on_and_the_log_too(folder: Path) -> None:
     with running(folder, "") as line:
         assert line.classify(RED, "one")["defect"]
-        line.become('[view]\nno_defect = "red"\n')
+        line.reload('[view]\nno_defect = "red"\n')
         assert not line.classify(RED, "two")["defect"]
         line.head = 'bundle = "bundle"\nport = 0\n'
         line.write('[log]\nlevel = "info"\npath = "moved"\n')
@@ -206,7 +206,7 @@ def test_a_wrong_file_leaves_everything_as_it_was_and_says_what_to_do(folder: Pa
     head = HEAD if "[log]" not in tables else 'bundle = "bundle"\nport = 0\n'
     with running(folder, sinks("out")) as line:
         line.head = head
-        said = line.become(tables, FAILED)
+        said = line.reload(tables, FAILED)
         assert why in said
         assert "What to do:" in said
         line.classify(RED, "still")
@@ -217,7 +217,7 @@ def test_what_needs_a_restart_is_said_and_what_was_typed_or_set_still_beats_the_
     environment = {"EDGE_NODE_SERVE_THREADS": "1"}
     with running(folder, "", "--line", "press", head="threads = 2\n" + HEAD, **environment) as line:
         line.head = 'threads = 3\nline = "other"\nhost = "::1"\n' + HEAD
-        said = line.become("[spool]\noutcomes = 5\n")
+        said = line.reload("[spool]\noutcomes = 5\n")
     assert "host was changed in the settings: that needs a restart" in said
     assert "[spool] was changed in the settings: that needs a restart" in said
     assert "threads" not in said
@@ -238,10 +238,10 @@ def test_without_a_file_it_ends_in_order(folder: Path) -> None:
         process.kill()
 
 
-def parts(folder: Path, watching: type[Watching] = Watching) -> tuple[Pipeline, Parts]:
+def parts(folder: Path, monitors: type[Monitors] = Monitors) -> tuple[Pipeline, Reloader]:
     """Those of a line in this process."""
-    line, site = Pipeline(load_model(folder / "bundle"), Told()), Site("press", folder / "state")
-    return line, Parts(line, Receivers(site, delivery.Settings()), watching(line), site, Log(LogSettings()))
+    line, instance = Pipeline(load_model(folder / "bundle"), Told()), Instance("press", folder / "state")
+    return line, Reloader(line, Dispatcher(instance, Limits()), monitors(line), instance, Log(LogSettings()))
 
 
 def watch(folder: Path, *names: str) -> Settings:
@@ -251,30 +251,30 @@ def watch(folder: Path, *names: str) -> Settings:
 def test_a_source_that_goes_while_others_end_is_missing_alone_and_there_after_the_next_reload(folder: Path) -> None:
     third = folder / "third"
 
-    class Unmounting(Watching):
-        async def exchange(self, wanted: Settings, keep: ImageRetention | None) -> None:
+    class Unmounting(Monitors):
+        async def apply(self, wanted: Settings, keep: ImageRetention | None) -> None:
             """What comes between the trial and the use of it."""
-            await super().exchange(wanted, keep)
+            await super().apply(wanted, keep)
             if third.exists():
                 third.rmdir()
 
     line, found = parts(folder, Unmounting)
 
     def fed() -> list[str]:
-        return sorted(Path(each.wanted.path).name for each in found._feeds if not each.over)  # type: ignore[union-attr]
+        return sorted(Path(each.wanted.path).name for each in found._sources if not each.is_over)  # type: ignore[union-attr]
 
     async def run() -> None:
-        await found.become(watch(folder, "camera"))
+        await found.apply(watch(folder, "camera"))
         third.mkdir()
         with pytest.raises(UsageError, match="third"):
-            await found.become(watch(folder, "third", "second"))
+            await found.apply(watch(folder, "third", "second"))
         assert fed() == ["second"]
-        await found.become(watch(folder, "camera", "second"))
+        await found.apply(watch(folder, "camera", "second"))
         assert fed() == ["camera", "second"]
-        found._feeds[0].stop.set()  # as a reload does that fails before the source is exchanged
-        await found.become(watch(folder, "camera", "second"))
+        found._sources[0].stop.set()  # as a reload does that fails before the source is replaced
+        await found.apply(watch(folder, "camera", "second"))
         assert fed() == ["camera", "second"]
-        await found.end()
+        await found.stop_sources()
 
     asyncio.run(asyncio.wait_for(run(), PATIENCE))
     line.close()
@@ -284,11 +284,11 @@ def test_what_a_refused_reload_had_prepared_ends_with_it(folder: Path) -> None:
     line, found = parts(folder)
 
     async def run() -> None:
-        await found.become(parse({"keep": {"path": "kept"}}, folder / "line.toml"))
+        await found.apply(parse({"keep": {"path": "kept"}}, folder / "line.toml"))
         for path in ("kept", "other"):
             tables = {"keep": {"path": path}, "sinks": [{"kind": "jsonl", "path": "none/out"}]}
             with pytest.raises(EdgeNodeError, match="cannot write verdicts"):
-                await found.become(parse(tables, folder / "line.toml"))
+                await found.apply(parse(tables, folder / "line.toml"))
         assert [each.name for each in threading.enumerate()].count("keep") == 1
 
     asyncio.run(run())
@@ -298,14 +298,14 @@ def test_what_a_refused_reload_had_prepared_ends_with_it(folder: Path) -> None:
 def test_an_alarm_about_drift_that_other_settings_forget_is_told_to_be_over(tmp_path: Path) -> None:
     told = Told()
     line = Pipeline(load_model(judged_bundle(tmp_path / "bundle")), told)
-    watching = Watching(line)
+    monitors = Monitors(line)
 
     async def run() -> None:
-        await watching.exchange(Settings(drift=Drifting(window=60)), None)
+        await monitors.apply(Settings(drift=Drifting(window=60)), None)
         for image in pictures(120, 7):
             await line.classify(Frame("part", (image * 0.8).astype(np.uint8)))
         for _ in range(2):
-            await watching.exchange(Settings(drift=Drifting(window=60), doubt=Doubting(confidence=0.5)), None)
+            await monitors.apply(Settings(drift=Drifting(window=60), doubt=Doubting(confidence=0.5)), None)
 
     asyncio.run(run())
     line.close()

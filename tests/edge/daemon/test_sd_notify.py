@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.daemon.assembly import Site
-from edge.daemon.dispatcher import Receivers
-from edge.daemon.sd_notify import Manager
-from edge.daemon.watchdog import beat
+from edge.daemon.assembly import Instance
+from edge.daemon.dispatcher import Dispatcher
+from edge.daemon.sd_notify import ServiceManager, run_watchdog
 from edge.inference.pipeline import Frame, Pipeline
 from edge.inference.predictor import Outputs, Predictor
 from edge.inference.served_model import load_model
 from edge.inference.tiling import View
-from edge.outbox.delivery import Settings
+from edge.outbox.limits import Limits
 from tests.edge.daemon.test_daemon import daemon
 from tests.support.judged_images import Told
 from tests.support.plants import start
@@ -69,20 +68,20 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_variables_arrive_at_both_kinds_of_socket(address: str) -> None:
     ear = Ear(address)
     with ear.socket:
-        Manager({"NOTIFY_SOCKET": address}).tell(READY=1, STATUS="two words")
+        ServiceManager({"NOTIFY_SOCKET": address}).notify(READY=1, STATUS="two words")
         assert ear.hear() == {"READY": "1", "STATUS": "two words"}
 
 
 @pytest.mark.parametrize("environment", [{}, {"NOTIFY_SOCKET": "/nowhere/notify"}, {"NOTIFY_SOCKET": "@nobody"}])
 def test_where_nobody_listens_nothing_happens(environment: dict[str, str]) -> None:
-    Manager(environment).tell(READY=1)
+    ServiceManager(environment).notify(READY=1)
 
 
 def test_the_watchdog_is_heeded_only_when_it_watches_this_process() -> None:
-    assert Manager({"WATCHDOG_USEC": "30000000"}).watchdog == 30
-    assert Manager({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}).watchdog is None
-    assert Manager({"WATCHDOG_USEC": "soon"}).watchdog is None
-    assert Manager({}).watchdog is None
+    assert ServiceManager({"WATCHDOG_USEC": "30000000"}).watchdog == 30
+    assert ServiceManager({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}).watchdog is None
+    assert ServiceManager({"WATCHDOG_USEC": "soon"}).watchdog is None
+    assert ServiceManager({}).watchdog is None
 
 
 def test_ready_is_said_when_requests_are_answered_then_how_it_is_and_at_last_that_it_stops(
@@ -146,7 +145,8 @@ def test_the_pings_go_on_while_large_frames_take_longer_than_the_watchdog_waits(
     bundle: Path, ear: Ear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = Pipeline(load_model(bundle), Told(), View(tile=8, overlap=0.0))
-    receivers, frame = Receivers(Site("press", tmp_path), Settings()), np.zeros((32, 40, 3), np.uint8)  # 20 tiles: 1 s
+    dispatcher = Dispatcher(Instance("press", tmp_path), Limits())
+    frame = np.zeros((32, 40, 3), np.uint8)  # 20 tiles: 1 s
     run = Predictor.run
 
     def slow(self: Predictor, *arguments: Any) -> Outputs:
@@ -159,11 +159,11 @@ def test_the_pings_go_on_while_large_frames_take_longer_than_the_watchdog_waits(
     async def hear() -> None:
         stop = asyncio.Event()
         judging = [asyncio.create_task(line.classify(Frame("part", frame))) for _ in range(2)]
-        beating = asyncio.create_task(beat(line, receivers, Manager(), stop))
+        watchdog = asyncio.create_task(run_watchdog(line, dispatcher, ServiceManager(), stop))
         while line.inspected < 2:
             await asyncio.to_thread(ear.hear)
         stop.set()
-        await asyncio.gather(beating, *judging)
+        await asyncio.gather(watchdog, *judging)
 
     asyncio.run(hear())
     line.close()

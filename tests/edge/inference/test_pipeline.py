@@ -14,7 +14,7 @@ from edge.inference import pipeline as lines
 from edge.inference.pipeline import Frame, Inspection, NullOutbox, Pipeline
 from edge.inference.served_model import load_model
 from edge.inference.verdict import Failure, Verdict
-from edge.sources.source_runner import feed
+from edge.sources.source_runner import run_source
 from tests.support.tiny_bundle import RED, tiny_bundle
 
 
@@ -92,7 +92,7 @@ def test_frames_of_all_sources_together_find_room_for_a_few_and_each_source_is_j
 
     async def feed_all(line: Pipeline, sources: list[Many]) -> None:
         async with asyncio.timeout(30):
-            await asyncio.gather(*(feed(line, each, asyncio.Event()) for each in sources))
+            await asyncio.gather(*(run_source(line, each, asyncio.Event()) for each in sources))
 
     monkeypatch.setattr(lines, "cut_tiles", counted)
     sources = [Many(str(number), 20) for number in range(8)]

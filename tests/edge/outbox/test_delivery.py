@@ -1,4 +1,4 @@
-"""From the spool to the sinks: in order, each at its own pace, again until the receiver has it."""
+"""From the outbox to the sinks: in order, each at its own pace, again until the receiver has it."""
 
 import contextlib
 import itertools
@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from edge.outbox import delivery
-from edge.outbox.delivery import Delivery, Settings, end
-from edge.outbox.outbox import Spool, opened
+from edge.outbox.delivery import Delivery, stop
+from edge.outbox.limits import Limits
+from edge.outbox.outbox import Outbox, open_outbox
 from edge.sinks.sink import Item, Refused, SinkDown
 from tests.support.outcomes import verdict
 
@@ -30,11 +31,11 @@ class Receiver:
         self._news = threading.Condition()
 
     def deliver(self, items: Sequence[Item]) -> None:
-        for taken, item in enumerate(items):
+        for delivered, item in enumerate(items):
             try:
                 self.rule(int(item.outcome.image))
             except (SinkDown, Refused) as error:
-                error.taken = taken
+                error.delivered = delivered
                 raise
             with self._news:
                 self.items.append(item)
@@ -60,28 +61,28 @@ def impatient(monkeypatch):
 
 @contextlib.contextmanager
 def line(folder: Path, *receivers: Receiver):
-    with opened(folder, Settings()) as spool:
-        spool.begin([each.name for each in receivers])
-        deliveries = [Delivery(spool, each) for each in receivers]
+    with open_outbox(folder, Limits()) as outbox:
+        outbox.set_sinks([each.name for each in receivers])
+        deliveries = [Delivery(outbox, each) for each in receivers]
         try:
-            yield spool, deliveries
+            yield outbox, deliveries
         finally:
-            end(deliveries)
+            stop(deliveries)
 
 
-def put(spool: Spool, *numbers: int) -> None:
+def put(outbox: Outbox, *numbers: int) -> None:
     for number in numbers:
-        spool.put(verdict(number))
+        outbox.put(verdict(number))
 
 
 def test_every_sink_gets_every_outcome_in_order_and_is_closed(tmp_path):
     receivers = [Receiver(name) for name in "abc"]
-    with line(tmp_path, *receivers) as (spool, deliveries):
-        put(spool, *range(1000))
+    with line(tmp_path, *receivers) as (outbox, deliveries):
+        put(outbox, *range(1000))
         assert [each.until(999) for each in receivers] == [list(range(1000))] * 3
-    assert [item.seq for item in receivers[0].items] == list(range(spool.newest - 999, spool.newest + 1))
+    assert [item.seq for item in receivers[0].items] == list(range(outbox.newest - 999, outbox.newest + 1))
     assert all(each.closed.is_set() for each in receivers)
-    assert [each.taken for each in deliveries] == [1000] * 3
+    assert [each.delivered for each in deliveries] == [1000] * 3
 
 
 def test_a_receiver_that_is_away_gets_everything_once_when_it_is_back_and_is_told_once_each(tmp_path, caplog):
@@ -95,16 +96,16 @@ def test_a_receiver_that_is_away_gets_everything_once_when_it_is_back_and_is_tol
 
     fine, gone = Receiver("fine"), Receiver("gone", rule)
     away.set()
-    with line(tmp_path, fine, gone) as (spool, deliveries):
-        put(spool, *range(8))
+    with line(tmp_path, fine, gone) as (outbox, deliveries):
+        put(outbox, *range(8))
         assert [attempts.acquire(timeout=20) for _ in range(4)] == [True] * 4
         assert fine.until(7) == list(range(8))  # is not held up
         assert gone.numbers() == list(range(5))
         assert not deliveries[1].up
-        assert spool.waiting("gone") == 3
+        assert outbox.pending("gone") == 3
         away.clear()
         gone.until(7)
-        put(spool, 8)
+        put(outbox, 8)
         assert gone.until(8) == list(range(9))
     assert caplog.text.count("gone takes no outcomes: nobody there") == 1
     assert caplog.text.count("gone takes outcomes again") == 1
@@ -118,11 +119,11 @@ def test_an_outcome_that_is_refused_for_good_is_left_out_and_said(tmp_path, capl
             raise Refused("413 too large")
 
     receiver = Receiver(rule=rule)
-    with line(tmp_path, receiver) as (spool, deliveries):
-        put(spool, *range(6))
+    with line(tmp_path, receiver) as (outbox, deliveries):
+        put(outbox, *range(6))
         assert receiver.until(5) == [1, 2, 4, 5]
     assert caplog.text.count("a refuses the outcome") == 2
-    assert (deliveries[0].taken, deliveries[0].refused) == (4, 2)
+    assert (deliveries[0].delivered, deliveries[0].refused) == (4, 2)
 
 
 def test_a_bug_in_a_sink_loses_nothing_and_does_not_end_it(tmp_path, caplog):
@@ -133,8 +134,8 @@ def test_a_bug_in_a_sink_loses_nothing_and_does_not_end_it(tmp_path, caplog):
             raise fault
 
     receiver = Receiver(rule=rule)
-    with line(tmp_path, receiver) as (spool, _):
-        put(spool, 0, 1)
+    with line(tmp_path, receiver) as (outbox, _):
+        put(outbox, 0, 1)
         assert receiver.until(1) == [0, 1]
     assert "a takes no outcomes: ZeroDivisionError" in caplog.text
 
@@ -159,16 +160,16 @@ def test_the_end_waits_for_what_is_left_but_not_for_a_receiver_that_is_away(tmp_
         raise SinkDown("nobody there")
 
     slow, gone = Receiver("slow", slowly), Receiver("gone", down)
-    with line(tmp_path, slow, gone) as (spool, _):
-        put(spool, *range(300))
+    with line(tmp_path, slow, gone) as (outbox, _):
+        put(outbox, *range(300))
         begun = time.monotonic()
     assert slow.numbers() == list(range(300))
     assert time.monotonic() - begun < 4
     assert "300 outcome(s) wait for gone until the next start" in caplog.text
 
     back = Receiver("gone")
-    with line(tmp_path, Receiver("slow"), back) as (spool, _):
-        put(spool, 300)
+    with line(tmp_path, Receiver("slow"), back) as (outbox, _):
+        put(outbox, 300)
         assert back.until(300) == list(range(301))
     assert [item.replayed for item in back.items] == [True] * 300 + [False]
 
@@ -182,8 +183,8 @@ def test_a_receiver_that_never_answers_is_left_behind_at_the_end(tmp_path, caplo
         free.wait(20)
 
     stuck, fine = Receiver("stuck", rule), Receiver("fine")
-    with line(tmp_path, stuck, fine) as (spool, deliveries):
-        put(spool, 0)
+    with line(tmp_path, stuck, fine) as (outbox, deliveries):
+        put(outbox, 0)
         assert hanging.wait(20)
         begun = time.monotonic()
     assert time.monotonic() - begun < 3
@@ -193,7 +194,7 @@ def test_a_receiver_that_never_answers_is_left_behind_at_the_end(tmp_path, caplo
     free.set()  # too late: it will come again
     thread.join(5)
     assert "cannot be written" not in caplog.text
-    assert stuck.closed.is_set()  # a line that has exchanged its sinks goes on
+    assert stuck.closed.is_set()  # a line that has replaced its sinks goes on
     back = Receiver("stuck")
     with line(tmp_path, back, Receiver("fine")):
         assert back.until(0) == [0]
@@ -205,11 +206,11 @@ def test_pauses_grow_and_are_no_shorter_than_the_receiver_asks_for(tmp_path):
     def rule(number: int) -> None:
         times.append(time.monotonic())
         if len(times) < 6:
-            raise SinkDown("busy", after=0.3 if len(times) == 5 else 0)
+            raise SinkDown("busy", retry_after=0.3 if len(times) == 5 else 0)
 
     receiver = Receiver(rule=rule)
-    with line(tmp_path, receiver) as (spool, _):
-        put(spool, 0)
+    with line(tmp_path, receiver) as (outbox, _):
+        put(outbox, 0)
         receiver.until(0)
     pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert pauses[4] >= 0.3
@@ -218,11 +219,11 @@ def test_pauses_grow_and_are_no_shorter_than_the_receiver_asks_for(tmp_path):
 
 def test_an_outcome_that_cannot_be_read_is_left_out(tmp_path, caplog):
     receiver = Receiver()
-    with opened(tmp_path, Settings()) as spool:
-        spool.begin(["a"])
-        put(spool, 0, 1, 2)
-        spool._db.execute("UPDATE outcomes SET data = x'00' WHERE seq = ?", (spool.newest - 1,))
-        with caplog.at_level(logging.ERROR), contextlib.closing(Delivery(spool, receiver)) as bringing:
+    with open_outbox(tmp_path, Limits()) as outbox:
+        outbox.set_sinks(["a"])
+        put(outbox, 0, 1, 2)
+        outbox._db.execute("UPDATE outcomes SET data = x'00' WHERE seq = ?", (outbox.newest - 1,))
+        with caplog.at_level(logging.ERROR), contextlib.closing(Delivery(outbox, receiver)) as bringing:
             assert receiver.until(2) == [0, 2]
         bringing.join(5)
     assert "cannot be read" in caplog.text

@@ -1,4 +1,4 @@
-"""The spool: what was put is kept, in order and in bounds, whatever happens to the process and to the disk."""
+"""The outbox: what was put is kept, in order and in bounds, whatever happens to the process and to the disk."""
 
 import contextlib
 import json
@@ -17,8 +17,8 @@ import pytest
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.inference.verdict import Notice, Outcome
-from edge.outbox.delivery import Settings
-from edge.outbox.outbox import Spool, opened
+from edge.outbox.limits import Limits
+from edge.outbox.outbox import Outbox, open_outbox
 from tests.support.outcomes import Putting, verdict
 
 NOWHERE = {"kind": "webhook", "url": "http://127.0.0.1:1/"}  # nobody listens there
@@ -26,52 +26,52 @@ NOWHERE = {"kind": "webhook", "url": "http://127.0.0.1:1/"}  # nobody listens th
 
 @contextlib.contextmanager
 def begun(folder: Path, *names: str, **limits: int):
-    with opened(folder, Settings(**limits)) as spool:
-        spool.begin(names or ("a",))
-        yield spool
+    with open_outbox(folder, Limits(**limits)) as outbox:
+        outbox.set_sinks(names or ("a",))
+        yield outbox
 
 
-def images(spool: Spool, name: str = "a", most: int = 10_000) -> list[str]:
-    outcomes = [msgspec.json.decode(data, type=Outcome) for _, data in spool.read(name, most)]
+def images(outbox: Outbox, name: str = "a", most: int = 10_000) -> list[str]:
+    outcomes = [msgspec.json.decode(data, type=Outcome) for _, data in outbox.read(name, most)]
     return [outcome.kind if isinstance(outcome, Notice) else outcome.image for outcome in outcomes]
 
 
 def test_each_sink_gets_everything_in_order_at_its_own_pace(tmp_path):
-    with begun(tmp_path, "a", "b") as spool:
-        first = spool.newest + 1
+    with begun(tmp_path, "a", "b") as outbox:
+        first = outbox.newest + 1
         for number in range(10):
-            spool.put(verdict(number))
-        assert [seq for seq, _ in spool.read("a", 100)] == list(range(first, first + 10))
-        spool.move("a", first + 6)
-        assert images(spool, "a") == ["7", "8", "9"]
-        assert images(spool, "b", most=2) == ["0", "1"]
-        assert (spool.waiting("a"), spool.waiting("b")) == (3, 10)
+            outbox.put(verdict(number))
+        assert [seq for seq, _ in outbox.read("a", 100)] == list(range(first, first + 10))
+        outbox.advance("a", first + 6)
+        assert images(outbox, "a") == ["7", "8", "9"]
+        assert images(outbox, "b", most=2) == ["0", "1"]
+        assert (outbox.pending("a"), outbox.pending("b")) == (3, 10)
 
 
 def test_what_was_not_delivered_comes_after_the_next_start_and_what_was_delivered_does_not(tmp_path):
-    with begun(tmp_path, "a", "b") as spool:
+    with begun(tmp_path, "a", "b") as outbox:
         for number in range(10):
-            spool.put(verdict(number))
-        spool.move("a", spool.newest - 2)
-        spool.move("b", spool.newest)
-        last = spool.newest
-    with begun(tmp_path, "a", "b") as spool:
-        assert images(spool, "a") == ["8", "9"]
-        assert images(spool, "b") == []
-        spool.put(verdict(10))
-        assert spool.newest == last + 1
-        assert spool.waiting("a") == 3
+            outbox.put(verdict(number))
+        outbox.advance("a", outbox.newest - 2)
+        outbox.advance("b", outbox.newest)
+        last = outbox.newest
+    with begun(tmp_path, "a", "b") as outbox:
+        assert images(outbox, "a") == ["8", "9"]
+        assert images(outbox, "b") == []
+        outbox.put(verdict(10))
+        assert outbox.newest == last + 1
+        assert outbox.pending("a") == 3
 
 
 def test_a_new_sink_begins_at_the_present_and_one_that_is_gone_keeps_nothing_waiting(tmp_path):
-    with begun(tmp_path, "a", "gone") as spool:
-        spool.put(verdict(1))
-        spool.move("a", spool.newest)
-    with begun(tmp_path, "a", "new") as spool:
-        spool.put(verdict(2))
-        assert images(spool, "new") == ["2"]
-        spool.move("a", spool.newest)
-        spool.move("new", spool.newest)
+    with begun(tmp_path, "a", "gone") as outbox:
+        outbox.put(verdict(1))
+        outbox.advance("a", outbox.newest)
+    with begun(tmp_path, "a", "new") as outbox:
+        outbox.put(verdict(2))
+        assert images(outbox, "new") == ["2"]
+        outbox.advance("a", outbox.newest)
+        outbox.advance("new", outbox.newest)
     assert rows(tmp_path) == 0
 
 
@@ -83,41 +83,41 @@ def rows(folder: Path) -> int:
 
 def test_a_kill_loses_nothing_that_was_put(tmp_path):
     put = Putting([NOWHERE], tmp_path, count=100_000).until(400).kill()
-    with begun(tmp_path / "spool" / "line-1", "webhook:http://127.0.0.1:1/") as spool:
-        found = [int(image) for image in images(spool, "webhook:http://127.0.0.1:1/", most=100_000)]
+    with begun(tmp_path / "spool" / "line-1", "webhook:http://127.0.0.1:1/") as outbox:
+        found = [int(image) for image in images(outbox, "webhook:http://127.0.0.1:1/", most=100_000)]
     assert found == list(range(len(found)))
     assert put == found[: len(put)]
     assert len(put) >= 400
 
 
 def test_putting_takes_less_than_a_tenth_of_a_millisecond(tmp_path):
-    with begun(tmp_path) as spool:
+    with begun(tmp_path) as outbox:
         seconds = []
         for number in range(1000):
             outcome = verdict(number)
             start = time.perf_counter()
-            spool.put(outcome)
+            outbox.put(outcome)
             seconds.append(time.perf_counter() - start)
     assert statistics.median(seconds) < 1e-4
 
 
 def test_a_sink_that_waits_is_woken_by_the_next_outcome_and_by_the_end(tmp_path):
     closing = threading.Event()
-    with begun(tmp_path) as spool:
-        threading.Timer(0.05, spool.put, [verdict(0)]).start()
-        assert spool.wait("a", 20, closing)
-        spool.move("a", spool.newest)
-        threading.Timer(0.05, lambda: (closing.set(), spool.wake())).start()
-        assert not spool.wait("a", 20, closing)
+    with begun(tmp_path) as outbox:
+        threading.Timer(0.05, outbox.put, [verdict(0)]).start()
+        assert outbox.wait("a", 20, closing)
+        outbox.advance("a", outbox.newest)
+        threading.Timer(0.05, lambda: (closing.set(), outbox.wake())).start()
+        assert not outbox.wait("a", 20, closing)
 
 
 def test_a_name_that_is_no_text_is_no_reason_to_fail(tmp_path):
-    with begun(tmp_path) as spool:
-        spool.put(msgspec.structs.replace(verdict(0), image="part\udcff.png"))
-        assert images(spool) == ["part?.png"]
+    with begun(tmp_path) as outbox:
+        outbox.put(msgspec.structs.replace(verdict(0), image="part\udcff.png"))
+        assert images(outbox) == ["part?.png"]
 
 
-def test_two_daemons_cannot_share_a_spool(tmp_path):
+def test_two_daemons_cannot_share_an_outbox(tmp_path):
     with begun(tmp_path), pytest.raises(UsageError, match="--line name of its own"), begun(tmp_path):
         pass
 
@@ -128,48 +128,48 @@ def test_two_daemons_cannot_share_a_spool(tmp_path):
 @pytest.mark.parametrize("limits", [{"outcomes": 500}, {"megabytes": 1}])
 def test_too_much_drops_the_oldest_and_says_so_once(limits, tmp_path, caplog):
     filler = {"scratches" * 20: 1.0}
-    with begun(tmp_path, **limits) as spool:
+    with begun(tmp_path, **limits) as outbox:
         for number in range(5000):
-            spool.put(msgspec.structs.replace(verdict(number), probabilities=filler))
+            outbox.put(msgspec.structs.replace(verdict(number), probabilities=filler))
     assert caplog.text.count("the oldest outcomes are dropped") == 1
     assert (tmp_path / "outcomes.sqlite").stat().st_size < 20e6
-    with begun(tmp_path, **limits) as spool:
-        left = images(spool)
+    with begun(tmp_path, **limits) as outbox:
+        left = images(outbox)
         assert left.count("spool") == 1  # the notice
         kept = [int(image) for image in left if image != "spool"]
         assert kept == list(range(5000 - len(kept), 5000))
         assert 100 < len(kept) <= 4000
-        spool.move("a", spool.newest)
+        outbox.advance("a", outbox.newest)
     assert rows(tmp_path) == 0
 
 
 FULL = """
 import json, logging, resource, sys, time
 from pathlib import Path
-from edge.outbox.delivery import Settings
-from edge.outbox.outbox import opened
+from edge.outbox.limits import Limits
+from edge.outbox.outbox import open_outbox
 from tests.support.outcomes import verdict
 logging.basicConfig(format="%(message)s")
 folder = Path(sys.argv[1])
-with opened(folder, Settings()) as spool:
-    spool.begin(["a", "b"])
+with open_outbox(folder, Limits()) as outbox:
+    outbox.set_sinks(["a", "b"])
     def images(name):
-        found = [json.loads(data) for _, data in spool.read(name, 100_000)]
+        found = [json.loads(data) for _, data in outbox.read(name, 100_000)]
         return [each["image"] for each in found if "image" in each]  # else a notice
     for number in range(100):
-        spool.put(verdict(number))
+        outbox.put(verdict(number))
     most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (spool.path.with_name("outcomes.sqlite-wal").stat().st_size, most[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (outbox.path.with_name("outcomes.sqlite-wal").stat().st_size, most[1]))
     for number in range(100, 12_000):
-        spool.put(verdict(number))
+        outbox.put(verdict(number))
     found = {"full": images("a")}
-    last = next(seq for seq, data in spool.read("a", 100_000) if b'"image":"10999"' in data)
-    spool.move("a", last)  # delivery goes on meanwhile
+    last = next(seq for seq, data in outbox.read("a", 100_000) if b'"image":"10999"' in data)
+    outbox.advance("a", last)  # delivery goes on meanwhile
     found["delivered"] = images("a")
     resource.setrlimit(resource.RLIMIT_FSIZE, most)
-    spool.put(verdict(12_000))
+    outbox.put(verdict(12_000))
     found["meanwhile"] = images("a")
-    while spool._full:
+    while outbox._failing:
         time.sleep(0.01)
     found["again"] = images("a")
     found["b"] = images("b")
@@ -199,41 +199,41 @@ def test_while_the_disk_is_full_outcomes_wait_in_memory_and_then_go_to_disk(tmp_
 # ---------------------------------------------------------------- numbers
 
 
-def test_numbers_are_never_used_twice_also_when_the_spool_was_deleted_or_the_power_failed(tmp_path, monkeypatch):
-    with begun(tmp_path) as spool:
-        spool.put(verdict(0))
-        before = spool.newest
+def test_numbers_are_never_used_twice_also_when_the_outbox_was_deleted_or_the_power_failed(tmp_path, monkeypatch):
+    with begun(tmp_path) as outbox:
+        outbox.put(verdict(0))
+        before = outbox.newest
     with contextlib.closing(sqlite3.connect(tmp_path / "outcomes.sqlite")) as db, db:
         db.execute("UPDATE facts SET boot = 'another'")  # not closed in order, and the machine has started since
-    with begun(tmp_path) as spool:
-        spool.put(verdict(1))
-        after = spool.newest
-        assert images(spool) == ["0", "1"]
+    with begun(tmp_path) as outbox:
+        outbox.put(verdict(1))
+        after = outbox.newest
+        assert images(outbox) == ["0", "1"]
     assert after > before + 1
     (tmp_path / "outcomes.sqlite").unlink()
     later = time.time() + 60
     monkeypatch.setattr(time, "time", lambda: later)
-    with begun(tmp_path) as spool:
-        assert spool.newest > after
+    with begun(tmp_path) as outbox:
+        assert outbox.newest > after
 
 
 def test_it_knows_which_outcomes_are_its_own(tmp_path):
-    with begun(tmp_path) as spool:
+    with begun(tmp_path) as outbox:
         outcome = verdict(0)
-        spool.put(outcome)
-        assert spool.holds(spool.newest, outcome.id)
-        assert not spool.holds(spool.newest, verdict(0).id)
-        assert not spool.holds(spool.newest + 1, outcome.id)
-        assert not spool.holds(0, "")
+        outbox.put(outcome)
+        assert outbox.contains(outbox.newest, outcome.id)
+        assert not outbox.contains(outbox.newest, verdict(0).id)
+        assert not outbox.contains(outbox.newest + 1, outcome.id)
+        assert not outbox.contains(0, "")
 
 
-def test_a_damaged_spool_is_set_aside_and_the_line_starts(tmp_path, caplog):
-    with begun(tmp_path) as spool:
-        spool.put(verdict(0))
+def test_a_damaged_outbox_is_set_aside_and_the_line_starts(tmp_path, caplog):
+    with begun(tmp_path) as outbox:
+        outbox.put(verdict(0))
     (tmp_path / "outcomes.sqlite").write_bytes(b"no database at all" * 1000)
-    with begun(tmp_path) as spool, caplog.at_level(logging.ERROR):
-        spool.put(verdict(1))
-        assert images(spool) == ["1"]
+    with begun(tmp_path) as outbox, caplog.at_level(logging.ERROR):
+        outbox.put(verdict(1))
+        assert images(outbox) == ["1"]
     assert "is damaged" in caplog.text
     assert len(list(tmp_path.glob("damaged-*.sqlite"))) == 1
 
@@ -243,77 +243,77 @@ def test_a_damaged_spool_is_set_aside_and_the_line_starts(tmp_path, caplog):
 KILLED = """
 import os, sys
 from pathlib import Path
-from edge.outbox.delivery import Settings
-from edge.outbox.outbox import opened
-with opened(Path(sys.argv[1]), Settings()) as spool:
-    spool._db.set_trace_callback(lambda sql: "INSERT INTO cursors" in sql and os._exit(9))
-    spool.begin(["a"])
+from edge.outbox.limits import Limits
+from edge.outbox.outbox import open_outbox
+with open_outbox(Path(sys.argv[1]), Limits()) as outbox:
+    outbox._db.set_trace_callback(lambda sql: "INSERT INTO cursors" in sql and os._exit(9))
+    outbox.set_sinks(["a"])
 """
 
 
 def test_a_kill_while_the_sinks_are_named_loses_no_backlog(tmp_path):
-    with begun(tmp_path) as spool:
+    with begun(tmp_path) as outbox:
         for number in range(100):
-            spool.put(verdict(number))
+            outbox.put(verdict(number))
     ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=60, check=False)
     assert ended.returncode == 9
-    with begun(tmp_path) as spool:
-        assert spool.waiting("a") == 100
+    with begun(tmp_path) as outbox:
+        assert outbox.pending("a") == 100
 
 
 def test_what_waits_for_a_sink_that_is_taken_out_is_dropped_with_a_word(tmp_path, caplog):
-    with begun(tmp_path, "a", "gone") as spool:
-        spool.put(verdict(1))
-        spool.put(verdict(2))
+    with begun(tmp_path, "a", "gone") as outbox:
+        outbox.put(verdict(1))
+        outbox.put(verdict(2))
     with begun(tmp_path, "a"):
         assert "2 outcome(s) that waited for gone are dropped" in caplog.text
 
 
 def test_another_process_that_locks_the_file_does_not_hold_up_the_line_and_nothing_is_lost(tmp_path, caplog):
-    with begun(tmp_path) as spool:
-        spool.put(verdict(0))
-        other = sqlite3.connect(spool.path, isolation_level=None)
+    with begun(tmp_path) as outbox:
+        outbox.put(verdict(0))
+        other = sqlite3.connect(outbox.path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         begin = time.monotonic()
         for number in range(1, 200):
-            spool.put(verdict(number))
+            outbox.put(verdict(number))
         assert time.monotonic() - begin < 0.5
         assert "database is locked; outcomes wait in memory" in caplog.text
         other.execute("ROLLBACK")
         deadline = time.monotonic() + 10
-        while spool._full and time.monotonic() < deadline:
+        while outbox._failing and time.monotonic() < deadline:
             time.sleep(0.01)
-        spool.put(verdict(200))
-        assert [int(image) for image in images(spool)] == list(range(201))
-        assert not spool._held
+        outbox.put(verdict(200))
+        assert [int(image) for image in images(outbox)] == list(range(201))
+        assert not outbox._buffer
         other.execute("BEGIN IMMEDIATE")
-        spool.put(verdict(201))
+        outbox.put(verdict(201))
         other.execute("ROLLBACK")  # the end comes before the next attempt
     assert rows(tmp_path) == 202
     other.close()
 
 
 def test_after_a_power_cut_numbers_leap_also_when_the_clock_starts_in_1970_and_nothing_was_put(tmp_path, monkeypatch):
-    with begun(tmp_path) as spool:
-        spool.put(verdict(0))
-        before = spool.newest
+    with begun(tmp_path) as outbox:
+        outbox.put(verdict(0))
+        before = outbox.newest
     with contextlib.closing(sqlite3.connect(tmp_path / "outcomes.sqlite")) as db, db:
         db.execute("UPDATE facts SET boot = 'another'")
     monkeypatch.setattr(time, "time", lambda: 60.0)
-    with begun(tmp_path) as spool:
-        after = spool.newest
+    with begun(tmp_path) as outbox:
+        after = outbox.newest
     assert after >= before + 20_000  # what was put in the last seconds may be known to receivers
-    with begun(tmp_path) as spool:
-        assert spool.newest == after
+    with begun(tmp_path) as outbox:
+        assert outbox.newest == after
 
 
 def test_numbers_that_are_none_do_not_make_an_outcome_unreadable(tmp_path):
     nan, inf = float("nan"), float("inf")
-    with begun(tmp_path) as spool:
-        spool.put(msgspec.structs.replace(verdict(0), confidence=nan, image="part\udcff.png"))
-        spool.put(msgspec.structs.replace(verdict(1), novelty=nan))
-        spool.put(Notice(kind="drift", text="changed", time="", details={"p": nan, "distance": inf, "n": 3.0}))
-        failure, doubtful, notice = (msgspec.json.decode(data, type=Outcome) for _, data in spool.read("a", 9))
+    with begun(tmp_path) as outbox:
+        outbox.put(msgspec.structs.replace(verdict(0), confidence=nan, image="part\udcff.png"))
+        outbox.put(msgspec.structs.replace(verdict(1), novelty=nan))
+        outbox.put(Notice(kind="drift", text="changed", time="", details={"p": nan, "distance": inf, "n": 3.0}))
+        failure, doubtful, notice = (msgspec.json.decode(data, type=Outcome) for _, data in outbox.read("a", 9))
     assert (failure.image, failure.error) == ("part?.png", "the verdict holds a number that is not finite")
     assert (doubtful.image, doubtful.novelty) == ("1", None)
     assert notice.details == {"p": "nan", "distance": "inf", "n": 3.0}

@@ -23,7 +23,7 @@ from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.security import access_list, trust
 from edge.bundle.verification import Verifier
 from edge.config.line_settings import Settings, parse
-from edge.daemon.assembly import Site
+from edge.daemon.assembly import Instance
 from edge.daemon.daemon import serve
 from edge.registry import bundle_messages, bundle_receiver, bundle_sender
 from edge.registry.bundle_messages import Answer, File, Offer
@@ -185,7 +185,7 @@ def test_a_line_that_is_not_there_is_told(plant, ours, tmp_path, monkeypatch):
 def test_a_line_that_checks_no_signatures_takes_nothing_from_a_broker(tmp_path):
     settings = parse({"arrival": {"url": "mqtt://127.0.0.1:1"}}, tmp_path / "line.toml")
     with pytest.raises(UsageError, match="nothing says whose signature") as caught:
-        serve(tiny(tmp_path / "tiny"), settings, Site("line-1", tmp_path / "state"), port=0)
+        serve(tiny(tmp_path / "tiny"), settings, Instance("line-1", tmp_path / "state"), port=0)
     assert "--trust" in caught.value.remedy
 
 

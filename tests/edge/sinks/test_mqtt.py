@@ -18,9 +18,10 @@ from paho.mqtt import publish
 from broker_config.mqtt.client import Endpoint, probe
 from broker_config.protocol import topics
 from edge.config.line_settings import parse
-from edge.daemon.assembly import Site, sink
+from edge.daemon.assembly import Instance, open_sink
 from edge.outbox import delivery
-from edge.outbox.outbox import opened
+from edge.outbox.limits import Limits
+from edge.outbox.outbox import open_outbox
 from edge.sinks.mqtt_connection import IN_FLIGHT
 from tests.support.mosquitto import Mosquitto
 from tests.support.outcomes import Putting, numbers, verdict
@@ -184,14 +185,14 @@ def test_what_a_broker_refuses_while_it_takes_later_ones_is_told_and_counted(
 ):
     monkeypatch.setattr(delivery, "_FIRST_PAUSE", 0.01)
     watcher = Subscriber(lasting.url)
-    with Refusing(lasting.port) as proxy, opened(tmp_path / "spool", delivery.Settings()) as spool:
+    with Refusing(lasting.port) as proxy, open_outbox(tmp_path / "spool", Limits()) as outbox:
         proxy.refused = frozenset(refused)
         wanted = parse({"sinks": [{"kind": "mqtt", "url": proxy.url}]}, tmp_path / "line.toml").sinks[0]
-        mqtt = sink(wanted, Site("line-1", tmp_path), spool)
-        spool.begin([mqtt.name])
+        mqtt = open_sink(wanted, Instance("line-1", tmp_path), outbox)
+        outbox.set_sinks([mqtt.name])
         for number in range(41):
-            spool.put(verdict(number))
-        bringing = delivery.Delivery(spool, mqtt)
+            outbox.put(verdict(number))
+        bringing = delivery.Delivery(outbox, mqtt)
         try:
             if len(refused) == 40:  # all that are under way: they wait
                 deadline = time.monotonic() + 20
@@ -202,10 +203,10 @@ def test_what_a_broker_refuses_while_it_takes_later_ones_is_told_and_counted(
                 proxy.refused = refused = frozenset()
             found = watcher.until(40)
         finally:
-            delivery.end([bringing])
+            delivery.stop([bringing])
         assert numbers_of(found) == [number for number in range(41) if number not in refused]
         assert caplog.text.count("refuses the outcome") == bringing.refused == len(refused)
-        assert spool.waiting(mqtt.name) == 0
+        assert outbox.pending(mqtt.name) == 0
     watcher.close()
 
 
@@ -214,12 +215,12 @@ def numbers_of(messages: list[dict[str, Any]]) -> list[int]:
 
 
 def test_another_user_of_the_same_broker_is_the_same_sink(tmp_path):
-    with opened(tmp_path / "spool", delivery.Settings()) as spool:
+    with open_outbox(tmp_path / "spool", Limits()) as outbox:
         names = set()
         for url in ("mqtt://broker", "mqtt://line:secret@broker:1883"):
             for kind in ("mqtt", "homeassistant"):
                 (wanted,) = parse({"sinks": [{"kind": kind, "url": url}]}, tmp_path / "line.toml").sinks
-                names.add(sink(wanted, Site("line-1", tmp_path), spool).name)
+                names.add(open_sink(wanted, Instance("line-1", tmp_path), outbox).name)
     assert names == {"mqtt:mqtt://broker:1883", "homeassistant:mqtt://broker:1883"}
 
 

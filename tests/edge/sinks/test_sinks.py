@@ -43,7 +43,7 @@ def items(first: int, last: int) -> list[Item]:
     return [item(seq) for seq in range(first, last + 1)]
 
 
-def ours(seq: int, id_: str) -> bool:
+def is_ours(seq: int, id_: str) -> bool:
     return True
 
 
@@ -88,13 +88,13 @@ def test_a_daemon_that_is_killed_again_and_again_writes_every_outcome_once_into_
 @pytest.mark.parametrize("kind", [JsonLines, Csv])
 def test_half_a_line_is_cut_off_and_what_the_file_has_is_not_written_again(kind, tmp_path):
     path = tmp_path / "verdicts"
-    sink = kind(path, ours)
+    sink = kind(path, is_ours)
     sink.deliver(items(100, 105))
     sink.close()
     whole = path.read_bytes()
     for cut in (1, 7, 30, len(whole.splitlines()[-1])):
         path.write_bytes(whole[:-cut])
-        again = kind(path, ours)
+        again = kind(path, is_ours)
         again.deliver([item(104, verdict(104)), item(105, verdict(105)), item(106, verdict(106))])
         again.close()
         found = path.read_bytes()
@@ -107,23 +107,23 @@ def test_half_a_line_is_cut_off_and_what_the_file_has_is_not_written_again(kind,
 def test_what_others_have_written_into_the_file_stays(kind, before, tmp_path):
     path = tmp_path / "verdicts"
     path.write_bytes(before)
-    sink = kind(path, ours)
+    sink = kind(path, is_ours)
     sink.deliver(items(1, 2))
     sink.close()
     assert path.read_bytes().startswith(before)
     assert path.read_bytes().count(b"\n") == 1 + before.rstrip(b"\n").count(b"\n") + 2
 
 
-def test_a_line_of_another_spool_is_no_reason_to_leave_outcomes_out(tmp_path):
+def test_a_line_of_another_outbox_is_no_reason_to_leave_outcomes_out(tmp_path):
     path = tmp_path / "verdicts"
-    JsonLines(path, ours).deliver(items(5000, 5001))
+    JsonLines(path, is_ours).deliver(items(5000, 5001))
     JsonLines(path, lambda seq, id_: False).deliver(items(1, 2))
     assert [json.loads(line)["seq"] for line in path.read_text().splitlines()] == [5000, 5001, 1, 2]
 
 
 def test_a_file_that_was_rotated_is_begun_anew(tmp_path):
     path = tmp_path / "verdicts"
-    sink = Csv(path, ours)
+    sink = Csv(path, is_ours)
     sink.deliver(items(1, 2))
     path.rename(tmp_path / "verdicts.1")
     sink.deliver(items(3, 4))
@@ -132,7 +132,7 @@ def test_a_file_that_was_rotated_is_begun_anew(tmp_path):
 
 
 def test_a_row_of_the_csv_file_is_a_line_whatever_names_hold(tmp_path):
-    Csv(tmp_path / "verdicts.csv", ours).deliver([item(1, FAILURE), item(2, NOTICE), item(3)])
+    Csv(tmp_path / "verdicts.csv", is_ours).deliver([item(1, FAILURE), item(2, NOTICE), item(3)])
     with (tmp_path / "verdicts.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len((tmp_path / "verdicts.csv").read_text().splitlines()) == 4
@@ -146,13 +146,13 @@ def test_a_row_of_the_csv_file_is_a_line_whatever_names_hold(tmp_path):
 
 def test_a_full_disk_makes_it_wait(tmp_path):
     with pytest.raises(SinkDown, match="No space left"):
-        JsonLines(Path("/dev/full"), ours).deliver(items(1, 1))
+        JsonLines(Path("/dev/full"), is_ours).deliver(items(1, 1))
 
 
 @pytest.mark.parametrize("kind", [JsonLines, Csv])
 def test_what_could_not_be_brought_to_the_disk_stands_there_once(kind, tmp_path, monkeypatch):
     path = tmp_path / "verdicts"
-    sink = kind(path, ours)
+    sink = kind(path, is_ours)
     sink.deliver(items(1, 2))
 
     def fails(*_: object) -> None:
@@ -171,7 +171,12 @@ def test_what_could_not_be_brought_to_the_disk_stands_there_once(kind, tmp_path,
 
 @pytest.mark.parametrize(
     "open_",
-    [lambda path: JsonLines(path, ours), lambda path: Csv(path, ours), Sqlite, lambda path: Folder(path, 9, ours)],
+    [
+        lambda path: JsonLines(path, is_ours),
+        lambda path: Csv(path, is_ours),
+        Sqlite,
+        lambda path: Folder(path, 9, is_ours),
+    ],
 )
 def test_a_place_where_nothing_can_be_written_is_named_at_once(open_, tmp_path):
     (tmp_path / "file").touch()
@@ -245,23 +250,23 @@ def test_files_that_are_taken_away_do_not_come_again_after_kills(tmp_path):
 @pytest.mark.parametrize("renamed", [False, True])
 def test_a_kill_between_writing_and_naming_a_file_loses_none_and_gives_none_twice(renamed, tmp_path):
     last = item(3)
-    Folder(tmp_path, 9, ours).deliver([*items(1, 2), last])
+    Folder(tmp_path, 9, is_ours).deliver([*items(1, 2), last])
     file = next(tmp_path.glob("*/3-*"))
     if renamed:
         file.unlink()  # somebody has taken it away
     else:
         file.rename(file.with_suffix(".tmp"))
-    Folder(tmp_path, 9, ours).deliver([last, item(4)])
+    Folder(tmp_path, 9, is_ours).deliver([last, item(4)])
     assert sorted(path.name[:1] for path in tmp_path.glob("*/*.json")) == (["1", "2", "4"] if renamed else list("1234"))
 
 
 def test_the_folder_has_a_file_for_each_outcome_by_label_and_not_more_than_it_may(tmp_path):
-    sink = Folder(tmp_path, 4, ours)
+    sink = Folder(tmp_path, 4, is_ours)
     odd = msgspec.structs.replace(verdict(0), label="../up")
     sink.deliver([*items(1, 3), item(4, FAILURE), item(5, odd)])
     names = sorted(path.parent.name for path in tmp_path.glob("*/*"))
     assert names == ["-.-up", "_failure", "inclusion", "scratches"]
-    again = Folder(tmp_path, 4, ours)  # after a restart it still knows which is the oldest
+    again = Folder(tmp_path, 4, is_ours)  # after a restart it still knows which is the oldest
     again.deliver([item(6)])
     assert sorted(int(path.name.partition("-")[0]) for path in tmp_path.glob("*/*")) == [3, 4, 5, 6]
 
@@ -353,7 +358,7 @@ def test_a_server_that_cannot_now_gets_the_same_again(status, server):
     server.will_answer(200, status, Retry_After="7", Location="http://127.0.0.1:1/elsewhere")
     with pytest.raises(SinkDown, match=str(status)) as down:
         server.webhook().deliver(items(1, 3))
-    assert (down.value.taken, down.value.after) == (1, 7)
+    assert (down.value.delivered, down.value.retry_after) == (1, 7)
     assert server.seqs() == [1, 2]  # and nobody was asked elsewhere
 
 
@@ -362,12 +367,12 @@ def test_an_outcome_that_the_server_will_never_take_is_refused_alone(status, ser
     server.will_answer(200, status)
     with pytest.raises(Refused, match=str(status)) as refused:
         server.webhook().deliver(items(1, 3))
-    assert refused.value.taken == 1
+    assert refused.value.delivered == 1
     server.requests.clear()
     server.will_answer(status, status)  # the batch, then its first alone
     with pytest.raises(Refused) as refused:
         server.webhook(batch=3).deliver(items(1, 3))
-    assert refused.value.taken == 0
+    assert refused.value.delivered == 0
     assert server.seqs() == [[1, 2, 3], [1]]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from edge.sources import folder as folder_source
 from edge.sources.folder import Folder, Settings
-from edge.sources.source_checkpoint import Memory
+from edge.sources.source_checkpoint import SourceCheckpoint
 from tests.support.tiny_bundle import GREEN, RED
 
 
@@ -24,7 +24,7 @@ async def brought(folder: Path, *steps: object) -> list[str]:
     """The names that a Folder brings: `steps` are counts of names to wait for, and actions to take then."""
     stop = asyncio.Event()
     found = []
-    source = Folder(Settings(path=str(folder)), Memory(folder.parent / "state", str(folder)))
+    source = Folder(Settings(path=str(folder)), SourceCheckpoint(folder.parent / "state", str(folder)))
     async with contextlib.aclosing(source.frames(stop)) as images:
         for step in steps:
             if callable(step):

@@ -27,7 +27,7 @@ from broker_config.broker.embedded import start_broker
 from broker_config.protocol.errors import UsageError
 from edge.config import line_settings
 from edge.daemon import assembly
-from edge.daemon.assembly import Site
+from edge.daemon.assembly import Instance
 from edge.inference import image_decoding
 from edge.inference.pipeline import Frame, Pipeline, Source
 from edge.inference.served_model import load_model
@@ -73,14 +73,14 @@ def _impatient(monkeypatch):
 
 
 @pytest.fixture
-def site(tmp_path) -> Site:
-    return Site("line-1", tmp_path / "state")
+def instance(tmp_path) -> Instance:
+    return Instance("line-1", tmp_path / "state")
 
 
-def opened(site: Site, *tables: dict[str, Any]) -> list[Source]:
+def opened(instance: Instance, *tables: dict[str, Any]) -> list[Source]:
     """The sources of `[[sources]]` tables in a file beside the state folder."""
-    wanted = line_settings.parse({"sources": list(tables)}, site.state.parent / "line.toml")
-    return assembly.sources(wanted.sources, site)
+    wanted = line_settings.parse({"sources": list(tables)}, instance.state.parent / "line.toml")
+    return assembly.open_sources(wanted.sources, instance)
 
 
 @contextlib.asynccontextmanager
@@ -88,7 +88,7 @@ async def fed(model: Any, *sources: Source) -> AsyncIterator[Outbox]:
     """A line that judges what these bring, until the block ends; then all is done."""
     outbox, stop = Outbox(), asyncio.Event()
     with contextlib.closing(Pipeline(model, outbox)) as line:
-        feeding = [asyncio.create_task(source_runner.feed(line, source, stop)) for source in sources]
+        feeding = [asyncio.create_task(source_runner.run_source(line, source, stop)) for source in sources]
         try:
             yield outbox
         finally:
@@ -96,9 +96,9 @@ async def fed(model: Any, *sources: Source) -> AsyncIterator[Outbox]:
             await asyncio.wait_for(asyncio.gather(*feeding), 20)
 
 
-def test_a_source_that_is_given_twice_is_refused(site, tmp_path):
+def test_a_source_that_is_given_twice_is_refused(instance, tmp_path):
     with pytest.raises(UsageError, match="is given twice"):
-        opened(site, *[{"kind": "folder", "path": str(tmp_path)}] * 2)
+        opened(instance, *[{"kind": "folder", "path": str(tmp_path)}] * 2)
 
 
 # ---------------------------------------------------------------- folder
@@ -120,23 +120,23 @@ def put(folder: Path, *names: str, data: bytes = RED) -> None:
         (folder / name).write_bytes(data)
 
 
-def test_a_burst_of_a_thousand_files_is_judged_in_the_order_in_which_they_were_written(model, site, camera):
+def test_a_burst_of_a_thousand_files_is_judged_in_the_order_in_which_they_were_written(model, instance, camera):
     names = [f"{number:04}.bmp" for number in range(1000)]
 
     async def run() -> list[str]:
-        async with fed(model, *opened(site, FOLDER)) as outbox:
+        async with fed(model, *opened(instance, FOLDER)) as outbox:
             await asyncio.to_thread(put, camera, *names)
             return [outcome.image for outcome in await outbox.next(1000)] + outbox.rest()
 
     assert asyncio.run(run()) == names
 
 
-def test_over_restarts_amid_a_burst_every_file_is_judged_and_none_twice(model, site, camera):
+def test_over_restarts_amid_a_burst_every_file_is_judged_and_none_twice(model, instance, camera):
     names = [f"{number:03}.png" for number in range(300)]
     put(camera, *names)
 
     async def run(least: int) -> list[str]:
-        async with fed(model, *opened(site, FOLDER)) as outbox:
+        async with fed(model, *opened(instance, FOLDER)) as outbox:
             found = await outbox.next(least)
         return [outcome.image for outcome in found + outbox.rest()]
 
@@ -146,11 +146,11 @@ def test_over_restarts_amid_a_burst_every_file_is_judged_and_none_twice(model, s
     assert first + second + third == names
 
 
-def test_a_file_that_was_brought_but_not_judged_comes_again_after_a_restart(site, camera):
+def test_a_file_that_was_brought_but_not_judged_comes_again_after_a_restart(instance, camera):
     put(camera, "a.png", "b.png", "c.png")
 
     async def bring(count: int, judged: int) -> list[str]:
-        [source] = opened(site, FOLDER)
+        [source] = opened(instance, FOLDER)
         async with contextlib.aclosing(source.frames(asyncio.Event())) as frames:
             found = [await anext(frames) for _ in range(count)]
         for frame in found[:judged]:
@@ -161,9 +161,9 @@ def test_a_file_that_was_brought_but_not_judged_comes_again_after_a_restart(site
     assert asyncio.run(bring(2, judged=2)) == ["b.png", "c.png"]
 
 
-def test_a_file_that_changed_while_the_line_was_away_is_judged_again(model, site, camera):
+def test_a_file_that_changed_while_the_line_was_away_is_judged_again(model, instance, camera):
     async def run() -> list[str]:
-        async with fed(model, *opened(site, FOLDER)) as outbox:
+        async with fed(model, *opened(instance, FOLDER)) as outbox:
             [found] = await outbox.next()
         return [outcome.label for outcome in [found, *outbox.rest()]]
 
@@ -173,12 +173,14 @@ def test_a_file_that_changed_while_the_line_was_away_is_judged_again(model, site
     assert asyncio.run(run()) == ["green"]
 
 
-def test_an_empty_folder_may_be_a_share_that_is_not_mounted_so_nothing_is_forgotten(model, site, camera, monkeypatch):
+def test_an_empty_folder_may_be_a_share_that_is_not_mounted_so_nothing_is_forgotten(
+    model, instance, camera, monkeypatch
+):
     monkeypatch.setattr(folder_source, "SWEEP", 0.05)
     put(camera, "a.png", "b.png")
 
     async def run() -> list[str]:
-        async with fed(model, *opened(site, FOLDER)) as outbox:
+        async with fed(model, *opened(instance, FOLDER)) as outbox:
             found = await outbox.next(2)
             for name in ("a.png", "b.png"):
                 (camera / name).rename(camera.parent / name)
@@ -193,19 +195,19 @@ def test_an_empty_folder_may_be_a_share_that_is_not_mounted_so_nothing_is_forgot
     assert asyncio.run(run()) == ["a.png", "b.png", "c.png"]
 
 
-def judged_names(model: Any, site: Site, table: dict[str, Any], count: int) -> list[str]:
+def judged_names(model: Any, instance: Instance, table: dict[str, Any], count: int) -> list[str]:
     async def run() -> list[str]:
-        async with fed(model, *opened(site, table)) as outbox:
+        async with fed(model, *opened(instance, table)) as outbox:
             found = await outbox.next(count)
         return [outcome.image for outcome in found + outbox.rest()]
 
     return asyncio.run(run())
 
 
-def test_judged_files_are_deleted_or_moved_whole_to_where_no_name_is_taken(model, site, camera):
+def test_judged_files_are_deleted_or_moved_whole_to_where_no_name_is_taken(model, instance, camera):
     put(camera, "a.png", "b.png")
     put(camera, "seen/a.png", data=b"earlier")
-    assert judged_names(model, site, FOLDER | {"after": "move:seen"}, 2) == ["a.png", "b.png"]
+    assert judged_names(model, instance, FOLDER | {"after": "move:seen"}, 2) == ["a.png", "b.png"]
     assert not list(camera.glob("*.png"))
     assert {path.name: path.read_bytes() for path in (camera / "seen").iterdir()} == {
         "a.png": b"earlier",
@@ -213,7 +215,7 @@ def test_judged_files_are_deleted_or_moved_whole_to_where_no_name_is_taken(model
         "b.png": RED,
     }
     put(camera, "c.png", "bad.png", data=b"no image")
-    judged_names(model, site, FOLDER | {"after": "delete"}, 2)
+    judged_names(model, instance, FOLDER | {"after": "delete"}, 2)
     assert not list(camera.glob("*.png"))
 
 
@@ -226,34 +228,34 @@ def test_the_next_free_name_is_found_with_few_looks_however_many_are_taken(camer
     assert len(looks) < 30
 
 
-def test_what_was_judged_just_before_a_kill_is_put_away_at_the_next_start(model, site, camera):
+def test_what_was_judged_just_before_a_kill_is_put_away_at_the_next_start(model, instance, camera):
     put(camera, "a.png")
-    judged_names(model, site, FOLDER, 1)
+    judged_names(model, instance, FOLDER, 1)
     table = FOLDER | {"after": "delete"}
-    opened(site, table)  # for trial: a reload may be refused yet
+    opened(instance, table)  # for trial: a reload may be refused yet
     assert list(camera.iterdir())
     put(camera, "b.png")
-    assert judged_names(model, site, table, 1) == ["b.png"]
+    assert judged_names(model, instance, table, 1) == ["b.png"]
     assert not list(camera.iterdir())
 
 
-def test_files_cannot_be_moved_to_another_disk(site, camera, tmp_path):
+def test_files_cannot_be_moved_to_another_disk(instance, camera, tmp_path):
     other = Path("/dev/shm")  # noqa: S108
     if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("there is one disk only")
     with pytest.raises(UsageError, match="it is on another disk"):
-        opened(site, FOLDER | {"after": f"move:{other}"})
+        opened(instance, FOLDER | {"after": f"move:{other}"})
 
 
-def test_sub_folders_are_watched_when_asked_but_not_hidden_ones_nor_that_for_judged_files(model, site, camera):
+def test_sub_folders_are_watched_when_asked_but_not_hidden_ones_nor_that_for_judged_files(model, instance, camera):
     put(camera, "a.png", "press/b.png", ".hidden/c.png", "seen/d.png")
     table = FOLDER | {"recursive": True, "after": "move:seen"}
-    assert sorted(judged_names(model, site, table, 2)) == ["a.png", "press/b.png"]
+    assert sorted(judged_names(model, instance, table, 2)) == ["a.png", "press/b.png"]
 
 
-def test_a_name_that_is_no_utf_8_is_judged_and_told(model, site, camera):
+def test_a_name_that_is_no_utf_8_is_judged_and_told(model, instance, camera):
     async def run() -> list[str]:
-        async with fed(model, *opened(site, FOLDER)) as outbox:
+        async with fed(model, *opened(instance, FOLDER)) as outbox:
             put(camera, "a.png", os.fsdecode(b"part\xff.png"))
             found = await outbox.next(2)
             put(camera, "b.png")
@@ -262,14 +264,14 @@ def test_a_name_that_is_no_utf_8_is_judged_and_told(model, site, camera):
 
     assert asyncio.run(run()) == ["a.png", "part\N{REPLACEMENT CHARACTER}.png", "b.png"]
     put(camera, "c.png")
-    assert judged_names(model, site, FOLDER, 1) == ["c.png"]  # and it is remembered
+    assert judged_names(model, instance, FOLDER, 1) == ["c.png"]  # and it is remembered
 
 
-def test_a_folder_that_goes_is_told_once_and_taken_up_when_it_is_back(model, site, camera, monkeypatch):
+def test_a_folder_that_goes_is_told_once_and_taken_up_when_it_is_back(model, instance, camera, monkeypatch):
     monkeypatch.setattr(folder_source, "SWEEP", 0.05)
 
     async def run() -> None:
-        async with fed(model, *opened(site, FOLDER)) as outbox:
+        async with fed(model, *opened(instance, FOLDER)) as outbox:
             put(camera, "a.png")
             await outbox.next()
             camera.rename(camera.parent / "away")
@@ -287,11 +289,11 @@ def test_a_folder_that_goes_is_told_once_and_taken_up_when_it_is_back(model, sit
     asyncio.run(run())
 
 
-def test_a_state_folder_that_cannot_be_written_is_said_before_anything_is_judged(site, camera):
-    site.state.parent.mkdir(exist_ok=True)
-    site.state.write_bytes(b"a file")
+def test_a_state_folder_that_cannot_be_written_is_said_before_anything_is_judged(instance, camera):
+    instance.state.parent.mkdir(exist_ok=True)
+    instance.state.write_bytes(b"a file")
     with pytest.raises(Exception, match="cannot remember in"):
-        opened(site, FOLDER)
+        opened(instance, FOLDER)
 
 
 # ---------------------------------------------------------------- MQTT
@@ -322,11 +324,11 @@ def mqtt(url: str) -> dict[str, Any]:
     return {"kind": "mqtt", "url": url, "topic": "plant/+/image"}
 
 
-def met(site: Site, url: str) -> None:
+def met(instance: Instance, url: str) -> None:
     """The source has been there before: the broker has its session."""
 
     async def run() -> None:
-        [source] = opened(site, mqtt(url))
+        [source] = opened(instance, mqtt(url))
         stop = asyncio.Event()
         frames = source.frames(stop)
         asyncio.get_running_loop().call_later(0.3, stop.set)
@@ -335,13 +337,13 @@ def met(site: Site, url: str) -> None:
     asyncio.run(run())
 
 
-def test_images_on_a_topic_are_judged_in_order_also_those_of_the_time_when_the_line_was_away(model, site, broker):
+def test_images_on_a_topic_are_judged_in_order_also_those_of_the_time_when_the_line_was_away(model, instance, broker):
     async def run(*names: str) -> list[tuple[str, str, str]]:
-        async with fed(model, *opened(site, mqtt(broker))) as outbox:
+        async with fed(model, *opened(instance, mqtt(broker))) as outbox:
             found = await outbox.next(len(names))
         return [(outcome.image, outcome.label, outcome.source) for outcome in found + outbox.rest()]
 
-    met(site, broker)
+    met(instance, broker)
     for number, image in enumerate((RED, GREEN, RED)):  # the same picture twice is two parts
         publish(broker, ("plant/a/image", image), name=f"part {number}")
     publish(broker, ("plant/b/image", BLUE), ("plant/b/other", BLUE))
@@ -356,25 +358,25 @@ def test_images_on_a_topic_are_judged_in_order_also_those_of_the_time_when_the_l
     assert asyncio.run(run("1")) == [("later", "blue", source)]
 
 
-def test_what_was_not_judged_comes_again_and_what_was_does_not_although_its_acknowledgement_was_lost(site, broker):
+def test_what_was_not_judged_comes_again_and_what_was_does_not_although_its_acknowledgement_was_lost(instance, broker):
     async def bring(count: int, judged: int) -> list[str]:
-        [source] = opened(site, mqtt(broker))
+        [source] = opened(instance, mqtt(broker))
         async with contextlib.aclosing(source.frames(asyncio.Event())) as frames:
             found = [await asyncio.wait_for(anext(frames), 10) for _ in range(count)]
         for frame in found[:judged]:  # after the connection has gone
             source.done(frame, VERDICT)
         return [frame.name for frame in found]
 
-    met(site, broker)
+    met(instance, broker)
     for number, image in enumerate((RED, GREEN, BLUE)):
         publish(broker, ("plant/a/image", image), name=str(number))
     assert asyncio.run(bring(3, judged=1)) == ["0", "1", "2"]
     assert asyncio.run(bring(2, judged=0)) == ["1", "2"]
 
 
-def test_of_equal_images_each_counts_also_after_a_kill_between_them(site, broker):
+def test_of_equal_images_each_counts_also_after_a_kill_between_them(instance, broker):
     async def bring(count: int, judged: int) -> int:
-        [source] = opened(site, mqtt(broker))
+        [source] = opened(instance, mqtt(broker))
         async with contextlib.aclosing(source.frames(asyncio.Event())) as frames:
             found = [await asyncio.wait_for(anext(frames), 10) for _ in range(count)]
             for frame in found[:judged]:
@@ -384,15 +386,15 @@ def test_of_equal_images_each_counts_also_after_a_kill_between_them(site, broker
                     found.append(await asyncio.wait_for(anext(frames), 0.5))
         return len(found)
 
-    met(site, broker)
+    met(instance, broker)
     publish(broker, *[("plant/a/image", RED)] * 3, name="part")
     assert asyncio.run(bring(3, judged=1)) == 3
     assert asyncio.run(bring(2, judged=2)) == 2
 
 
-def test_an_image_that_the_broker_repeats_while_it_is_in_hand_is_brought_once(site, broker):
+def test_an_image_that_the_broker_repeats_while_it_is_in_hand_is_brought_once(instance, broker):
     async def run() -> None:
-        [source] = opened(site, mqtt(broker))
+        [source] = opened(instance, mqtt(broker))
         stop = asyncio.Event()
         frames = source.frames(stop)
         first = await asyncio.wait_for(anext(frames), 10)
@@ -403,17 +405,17 @@ def test_an_image_that_the_broker_repeats_while_it_is_in_hand_is_brought_once(si
         source.done(first, VERDICT)
         stop.set()
         assert await again is None
-        source._memory.forget_but(0)  # type: ignore[attr-defined]
+        source._checkpoint.prune(0)  # type: ignore[attr-defined]
 
-    met(site, broker)
+    met(instance, broker)
     publish(broker, ("plant/a/image", RED), name="part")
     asyncio.run(asyncio.wait_for(run(), 20))
-    met(site, broker)  # it was acknowledged in the connection that counts: nothing comes again
+    met(instance, broker)  # it was acknowledged in the connection that counts: nothing comes again
 
 
-def test_the_broker_sends_no_more_than_the_window_before_the_first_is_judged(site, broker):
+def test_the_broker_sends_no_more_than_the_window_before_the_first_is_judged(instance, broker):
     async def unjudged() -> list[Frame]:
-        [source] = opened(site, mqtt(broker))
+        [source] = opened(instance, mqtt(broker))
         frames = source.frames(asyncio.Event())
         found = []
         with contextlib.suppress(TimeoutError):
@@ -421,24 +423,24 @@ def test_the_broker_sends_no_more_than_the_window_before_the_first_is_judged(sit
                 found.append(await asyncio.wait_for(anext(frames), 0.7))
         return found
 
-    met(site, broker)
+    met(instance, broker)
     publish(broker, *[("plant/a/image", RED)] * (2 * mqtt_source.WINDOW))
     assert len(asyncio.run(unjudged())) == mqtt_source.WINDOW
 
 
-def test_bad_and_too_large_images_are_failures_and_retained_ones_are_left_out(model, site, broker, monkeypatch):
+def test_bad_and_too_large_images_are_failures_and_retained_ones_are_left_out(model, instance, broker, monkeypatch):
     monkeypatch.setattr(mqtt_source, "MAX_BYTES", 5000)
     monkeypatch.setattr(image_decoding, "MAX_BYTES", 5000)
 
     async def run() -> list[Any]:
-        async with fed(model, *opened(site, mqtt(broker))) as outbox:
+        async with fed(model, *opened(instance, mqtt(broker))) as outbox:
             await asyncio.to_thread(publish, broker, ("plant/a/image", b""), ("plant/a/image", b"x" * 9000))
             await asyncio.to_thread(publish, broker, ("plant/a/image", RED))
             found = await outbox.next(3)
         return found + outbox.rest()
 
     publish(broker, ("plant/a/image", BLUE), retain=True)
-    met(site, broker)
+    met(instance, broker)
     empty, large, good = asyncio.run(run())
     assert isinstance(empty, Failure)
     assert "is empty" in empty.error
@@ -446,11 +448,11 @@ def test_bad_and_too_large_images_are_failures_and_retained_ones_are_left_out(mo
     assert good.label == "red"
 
 
-def test_a_broker_that_is_not_there_yet_is_told_and_tried_again(model, site, tmp_path):
+def test_a_broker_that_is_not_there_yet_is_told_and_tried_again(model, instance, tmp_path):
     port = free_port()
 
     async def run() -> None:
-        async with fed(model, *opened(site, mqtt(f"mqtt://127.0.0.1:{port}"))) as outbox:
+        async with fed(model, *opened(instance, mqtt(f"mqtt://127.0.0.1:{port}"))) as outbox:
             [notice] = await outbox.next()
             assert "nothing listens" in notice.text
             with await asyncio.to_thread(start_broker, tmp_path / "broker", port=port, kind="mosquitto") as running:
@@ -463,11 +465,11 @@ def test_a_broker_that_is_not_there_yet_is_told_and_tried_again(model, site, tmp
     asyncio.run(run())
 
 
-def test_a_broker_that_says_nothing_does_not_hold_up_the_end(model, site):
+def test_a_broker_that_says_nothing_does_not_hold_up_the_end(model, instance):
     with socket.create_server(("127.0.0.1", 0)) as silent:
 
         async def run() -> None:
-            async with fed(model, *opened(site, mqtt(f"mqtt://127.0.0.1:{silent.getsockname()[1]}"))):
+            async with fed(model, *opened(instance, mqtt(f"mqtt://127.0.0.1:{silent.getsockname()[1]}"))):
                 connection, _ = await asyncio.to_thread(silent.accept)
             connection.close()
 
@@ -477,9 +479,9 @@ def test_a_broker_that_says_nothing_does_not_hold_up_the_end(model, site):
 
 
 @pytest.mark.parametrize("topic", ["", "a/#/b", "a+/b", "a\0"])
-def test_a_topic_that_cannot_be_is_refused(site, topic):
+def test_a_topic_that_cannot_be_is_refused(instance, topic):
     with pytest.raises(UsageError, match="cannot be subscribed to"):
-        opened(site, mqtt("mqtt://127.0.0.1:1") | {"topic": topic})
+        opened(instance, mqtt("mqtt://127.0.0.1:1") | {"topic": topic})
 
 
 # ---------------------------------------------------------------- cameras and video files
@@ -500,11 +502,11 @@ def filmed(film: Path, **options: Any) -> dict[str, Any]:
     return {"kind": "video", "input": str(film)} | options
 
 
-def test_a_film_is_judged_whole_and_then_ends_without_an_error(model, site, film):
+def test_a_film_is_judged_whole_and_then_ends_without_an_error(model, instance, film):
     async def run() -> list[Any]:
         outbox = Outbox()
         with contextlib.closing(Pipeline(model, outbox)) as line:
-            await asyncio.wait_for(source_runner.feed(line, *opened(site, filmed(film)), asyncio.Event()), 20)
+            await asyncio.wait_for(source_runner.run_source(line, *opened(instance, filmed(film)), asyncio.Event()), 20)
         return outbox.rest()
 
     found = asyncio.run(run())
@@ -516,18 +518,18 @@ def test_a_film_is_judged_whole_and_then_ends_without_an_error(model, site, film
     ("options", "expected"),
     [({"every": 5}, [1, 6, 11]), ({"rate": 4.0}, [1, 4, 6, 9, 11]), ({"rate": 100.0}, [*range(1, 13)])],
 )
-def test_only_so_many_frames_are_judged_as_asked(model, site, film, options, expected):
-    names = judged_names(model, site, filmed(film, **options), len(expected))
+def test_only_so_many_frames_are_judged_as_asked(model, instance, film, options, expected):
+    names = judged_names(model, instance, filmed(film, **options), len(expected))
     assert names == [f"film.avi#{number}" for number in expected]
 
 
 def test_of_a_camera_the_newest_frames_wait_and_dropped_ones_are_counted(film):
-    reel = video._Reel(video.Settings(input=str(film)), live=True, ring=lambda: None)
-    reel.start()
-    reel.join(20)
-    assert [frame[0] for frame in iter(reel.next, None)] == [11, 12]
-    assert reel.dropped == 10
-    assert reel.error == "brings no frames any more"
+    reader = video._Reader(video.Settings(input=str(film)), live=True, on_change=lambda: None)
+    reader.start()
+    reader.join(20)
+    assert [frame[0] for frame in iter(reader.next, None)] == [11, 12]
+    assert reader.dropped == 10
+    assert reader.error == "brings no frames any more"
 
 
 @contextlib.contextmanager
@@ -557,9 +559,9 @@ def network_camera() -> Iterator[str]:
         server.shutdown()
 
 
-def test_a_camera_in_the_network_that_goes_away_is_told_without_its_password_and_taken_up_again(model, site):
+def test_a_camera_in_the_network_that_goes_away_is_told_without_its_password_and_taken_up_again(model, instance):
     async def run(url: str) -> list[Any]:
-        async with fed(model, *opened(site, {"kind": "video", "input": url})) as outbox:
+        async with fed(model, *opened(instance, {"kind": "video", "input": url})) as outbox:
             found: list[Any] = []
             while sum(isinstance(each, Notice) for each in found) < 3:
                 found += await outbox.next()
@@ -574,9 +576,9 @@ def test_a_camera_in_the_network_that_goes_away_is_told_without_its_password_and
     assert "secret" not in str(found)
 
 
-def test_a_camera_that_is_not_there_does_not_stop_the_others(model, site, camera):
+def test_a_camera_that_is_not_there_does_not_stop_the_others(model, instance, camera):
     async def run() -> None:
-        async with fed(model, *opened(site, FOLDER, {"kind": "video", "input": 99})) as outbox:
+        async with fed(model, *opened(instance, FOLDER, {"kind": "video", "input": 99})) as outbox:
             [notice] = await outbox.next()
             assert "video camera-99 cannot be opened" in notice.text
             put(camera, "a.png")
@@ -586,21 +588,21 @@ def test_a_camera_that_is_not_there_does_not_stop_the_others(model, site, camera
     asyncio.run(run())
 
 
-def test_a_damaged_film_is_told(model, site, tmp_path):
+def test_a_damaged_film_is_told(model, instance, tmp_path):
     (tmp_path / "film.mp4").write_bytes(b"no film")
 
     async def run() -> None:
-        async with fed(model, *opened(site, filmed(tmp_path / "film.mp4"))) as outbox:
+        async with fed(model, *opened(instance, filmed(tmp_path / "film.mp4"))) as outbox:
             [notice] = await outbox.next()
             assert "video film.mp4 cannot be opened" in notice.text
 
     asyncio.run(run())
 
 
-def test_a_film_that_is_not_there_and_a_missing_opencv_are_said_at_the_start(site, tmp_path, film, monkeypatch):
+def test_a_film_that_is_not_there_and_a_missing_opencv_are_said_at_the_start(instance, tmp_path, film, monkeypatch):
     with pytest.raises(UsageError, match="there is no video"):
-        opened(site, filmed(tmp_path / "none.avi"))
+        opened(instance, filmed(tmp_path / "none.avi"))
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(UsageError) as caught:
-        opened(site, filmed(film))
+        opened(instance, filmed(film))
     assert "edge-node[camera]" in caught.value.remedy

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import UsageError
 from edge.inference.verdict import Failure, Notice, Outcome, Verdict
-from edge.sinks.sparkplug.birth_state import Memory
-from edge.sinks.sparkplug.edge_node import EdgeNode, Heard, Identity
-from edge.sinks.sparkplug.payload import Metric, Type, encode, switched_on
+from edge.sinks.sparkplug.birth_state import BirthState
+from edge.sinks.sparkplug.edge_node import EdgeNode, Identity, Request
+from edge.sinks.sparkplug.payload import Metric, Type, encode, true_metrics
 from tests.support.sparkplug_host import INT64, REBIRTH, Checker, command, parse, read, state
 
 WHO = Identity("plant", "line-1", "inspection")
@@ -158,7 +158,7 @@ def test_a_rebirth_begins_the_sequence_again_and_keeps_the_number_of_the_connect
     seen = Observed().connect(bdseq=9)
     for number in range(5):
         seen.data(number, verdict(number))
-    assert seen.node.hear("spBv1.0/plant/NCMD/line-1", command(REBIRTH, True)) is Heard.REBIRTH
+    assert seen.node.interpret("spBv1.0/plant/NCMD/line-1", command(REBIRTH, True)) is Request.REBIRTH
     seen.take(seen.node.births())
     assert seen.checker.births == [9, 9]
 
@@ -251,7 +251,7 @@ def test_an_older_verdict_does_not_bring_back_an_older_model():
     ],
 )
 def test_only_the_rebirth_command_set_to_true_is_obeyed(payload):
-    assert EdgeNode(WHO, "1", Ticking()).hear("spBv1.0/plant/NCMD/line-1", payload) is Heard.NOTHING
+    assert EdgeNode(WHO, "1", Ticking()).interpret("spBv1.0/plant/NCMD/line-1", payload) is Request.NOTHING
 
 
 @given(st.binary(max_size=300) | st.builds(lambda a, b, c: command(REBIRTH, True)[:a] + b + command(REBIRTH, True)[c:],
@@ -261,29 +261,29 @@ def test_hostile_bytes_are_refused_or_read_and_nothing_else_happens(payload):
     for topic in ("spBv1.0/plant/NCMD/line-1", "spBv1.0/STATE/scada", "spBv1.0/plant/DDATA/line-1/inspection"):
         node = EdgeNode(WHO._replace(host="scada"), "1", Ticking())
         try:
-            assert isinstance(node.hear(topic, payload), Heard)
+            assert isinstance(node.interpret(topic, payload), Request)
         except (ValueError, msgspec.MsgspecError):
             assert not node.host_online
 
 
 def test_a_command_that_is_too_large_is_not_even_read():
     with pytest.raises(ValueError, match="70000 bytes"):
-        switched_on(b"\x00" * 70000)
+        true_metrics(b"\x00" * 70000)
 
 
-def hear_state(node: EdgeNode, *said: tuple[bool, int]) -> list[Heard]:
-    return [node.hear("spBv1.0/STATE/scada", state(*each)) for each in said]
+def hear_state(node: EdgeNode, *said: tuple[bool, int]) -> list[Request]:
+    return [node.interpret("spBv1.0/STATE/scada", state(*each)) for each in said]
 
 
 def test_the_primary_host_is_waited_for_and_missed():
     node = EdgeNode(WHO._replace(host="scada"), "1", Ticking())
     node.will(0)
     assert not node.host_online
-    assert hear_state(node, (False, 10), (True, 20), (True, 20)) == [Heard.NOTHING, Heard.ONLINE, Heard.NOTHING]
+    assert hear_state(node, (False, 10), (True, 20), (True, 20)) == [Request.NOTHING, Request.ONLINE, Request.NOTHING]
     assert node.host_online
-    assert hear_state(node, (False, 20)) == [Heard.OFFLINE]
+    assert hear_state(node, (False, 20)) == [Request.OFFLINE]
     node.will(1)
-    assert hear_state(node, (False, 20), (True, 30)) == [Heard.NOTHING, Heard.ONLINE]
+    assert hear_state(node, (False, 20), (True, 30)) == [Request.NOTHING, Request.ONLINE]
 
 
 def test_what_an_older_state_message_says_of_the_primary_host_is_not_believed():
@@ -302,7 +302,7 @@ def test_what_an_older_state_message_says_of_the_primary_host_is_not_believed():
 def test_another_host_is_nobody_to_wait_for():
     node = EdgeNode(WHO._replace(host="scada"), "1", Ticking())
     node.will(0)
-    assert node.hear("spBv1.0/STATE/other", state(True, 1)) is Heard.NOTHING
+    assert node.interpret("spBv1.0/STATE/other", state(True, 1)) is Request.NOTHING
     assert not node.host_online
     assert EdgeNode(WHO, "1", Ticking()).host_online
 
@@ -361,23 +361,23 @@ def test_the_checker_sees_what_is_wrong():
 
 def test_the_number_of_the_connection_goes_on_after_a_restart_and_returns_to_0_after_255(tmp_path: Path):
     where = Endpoint.parse("mqtt://broker"), WHO
-    assert [Memory(tmp_path / "state", *where).next() for _ in range(3)] == [0, 1, 2]
+    assert [BirthState(tmp_path / "state", *where).next_birth_death() for _ in range(3)] == [0, 1, 2]
     (path,) = (tmp_path / "state").iterdir()
     path.write_text(path.read_text().replace('"birth_death":2', '"birth_death":254'))
-    assert [Memory(tmp_path / "state", *where).next() for _ in range(2)] == [255, 0]
-    assert len({Memory(tmp_path / "state", *where).client for _ in range(3)}) == 1
-    other = Memory(tmp_path / "state", where[0], WHO._replace(node="line-2"))
-    assert (other.next(), other.client == Memory(tmp_path / "state", *where).client) == (0, False)
+    assert [BirthState(tmp_path / "state", *where).next_birth_death() for _ in range(2)] == [255, 0]
+    assert len({BirthState(tmp_path / "state", *where).client for _ in range(3)}) == 1
+    other = BirthState(tmp_path / "state", where[0], WHO._replace(node="line-2"))
+    assert (other.next_birth_death(), other.client == BirthState(tmp_path / "state", *where).client) == (0, False)
 
 
 def test_a_damaged_memory_or_a_full_disk_does_not_keep_the_node_from_connecting(tmp_path: Path):
     where = Endpoint.parse("mqtt://broker"), WHO
-    Memory(tmp_path, *where).next()
+    BirthState(tmp_path, *where).next_birth_death()
     (path,) = tmp_path.glob("sparkplug-*.json")
     path.write_bytes(b"{")
-    assert Memory(tmp_path, *where).next() == 0
+    assert BirthState(tmp_path, *where).next_birth_death() == 0
     (tmp_path / "file").write_text("")
-    assert [Memory(tmp_path / "file", *where).next() for _ in range(2)] == [0, 0]
+    assert [BirthState(tmp_path / "file", *where).next_birth_death() for _ in range(2)] == [0, 0]
 
 
 # ---------------------------------------------------------------- the install
@@ -390,10 +390,10 @@ sys.modules["google.protobuf"] = None
 from broker_config.protocol.errors import explain
 from edge.config import line_settings as settings
 from edge.daemon import assembly, daemon
-from edge.daemon.dispatcher import Receivers
+from edge.daemon.dispatcher import Dispatcher
 found = settings.parse({"sinks": [{"kind": "sparkplug", "url": "mqtt://broker", "group": "g"}]}, Path("line.toml"))
 try:
-    Receivers(assembly.Site("line-1", Path(sys.argv[1])), found.spool).prepare(found.sinks)
+    Dispatcher(assembly.Instance("line-1", Path(sys.argv[1])), found.spool).prepare(found.sinks)
 except ImportError as error:
     print(explain(error))
 """

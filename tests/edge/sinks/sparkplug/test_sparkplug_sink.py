@@ -15,7 +15,7 @@ import pytest
 
 from broker_config.mqtt.endpoint import Endpoint
 from edge.sinks.sink import Item, SinkDown
-from edge.sinks.sparkplug.birth_state import Memory
+from edge.sinks.sparkplug.birth_state import BirthState
 from edge.sinks.sparkplug.edge_node import Identity
 from edge.sinks.sparkplug.sparkplug_sink import Sparkplug
 from tests.edge.sinks.sparkplug.test_edge_node import failure, verdict
@@ -55,7 +55,7 @@ def checker(who: Identity) -> Checker:
 @contextlib.contextmanager
 def sink(port: int, who: Identity, state: Path) -> Iterator[Sparkplug]:
     endpoint = Endpoint.parse(f"mqtt://127.0.0.1:{port}")
-    running = Sparkplug(endpoint, who, Memory(state, endpoint, who))
+    running = Sparkplug(endpoint, who, BirthState(state, endpoint, who))
     try:
         yield running
     finally:
@@ -76,7 +76,7 @@ def deliver(to: Sparkplug, wanted: Sequence[Item], seconds: float = 30) -> None:
         except SinkDown as down:
             if time.monotonic() > deadline:
                 raise
-            wanted = [item._replace(replayed=True) for item in wanted[down.taken :]]
+            wanted = [item._replace(replayed=True) for item in wanted[down.delivered :]]
             time.sleep(0.05)
 
 
@@ -239,11 +239,11 @@ EDGE_NODE = """
 import sys, threading
 from pathlib import Path
 from broker_config.mqtt.endpoint import Endpoint
-from edge.sinks.sparkplug.birth_state import Memory
+from edge.sinks.sparkplug.birth_state import BirthState
 from edge.sinks.sparkplug.edge_node import Identity
 from edge.sinks.sparkplug.sparkplug_sink import Sparkplug
 who, endpoint = Identity(sys.argv[2], "line-1", "inspection"), Endpoint.parse(sys.argv[1])
-Sparkplug(endpoint, who, Memory(Path(sys.argv[3]), endpoint, who)).deliver([])
+Sparkplug(endpoint, who, BirthState(Path(sys.argv[3]), endpoint, who)).deliver([])
 threading.Event().wait(60)
 """
 
