@@ -8,10 +8,10 @@ from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Manifest
 from broker_config.security.kit import Kit
-from broker_config.security.message_signing import Seal
+from broker_config.security.message_signing import MessageSigner
 from broker_config.security.signing import ForgedError, SigningKey
 from edge.bundle.bundle_format import Signing
-from edge.bundle.verification import check_broadcast
+from edge.bundle.verification import verify_broadcast
 from export.graph import kind
 from trainer.models.named_tensors import add_prefix, is_frozen, strip_prefix
 from trainer.models.network import Tensors, to_arrays
@@ -27,7 +27,7 @@ class Signer:
 
     def __init__(self, kit: Kit, days: int):
         self._kit = kit
-        self._charter = Seal(kit).charter
+        self._charter = MessageSigner(kit).members
         self._days = timedelta(days=days)
 
     def check(self, facts: Facts, tensors: Tensors, source: Path) -> Signing:
@@ -44,7 +44,7 @@ class Signer:
                 "sign each model with the kit of its own node",
             )
         try:
-            broadcast = check_broadcast(facts, self._charter)
+            broadcast = verify_broadcast(facts, self._charter)
             _check_received(tensors, broadcast)
         except ForgedError as error:
             raise UsageError(

@@ -28,7 +28,7 @@ from broker_config.mqtt.handshake import (
     newest_version,
     refused,
 )
-from broker_config.protocol.codec import HEAD, MAX_MESSAGE
+from broker_config.protocol.codec import ENVELOPE_HEADER, MAX_MESSAGE
 from broker_config.protocol.errors import BrokerError, EdgeNodeError, brief
 
 __all__ = ["Connected", "Delivery", "Disconnected", "Endpoint", "MqttClient", "probe"]
@@ -81,7 +81,7 @@ class MqttClient:
     message hangs on its topic, and so does who must have signed it. What a broker has kept for a persistent
     client comes as soon as that opens: subscribe before.
 
-    With a seal in `endpoint` all that members of its federation say is signed and checked here, and nowhere else.
+    With a signer in `endpoint` all messages of its federation are signed and verified here, and nowhere else.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class MqttClient:
         self.longest = MAX_MESSAGE
         self.window: int | None = None  # QoS 1 messages that may wait for our acknowledgement (MQTT 5)
         self.version: Literal[5, 4] = 4  # of MQTT; 4 is 3.1.1
-        seal = endpoint.seal
+        signer = endpoint.signer
         # Whoever connects under our client id cuts us off: members cannot guess each other's.
-        self._client_id = f"{client_id}/{seal.secret(client_id)}" if seal and client_id else client_id
+        self._client_id = f"{client_id}/{signer.derive_secret(client_id)}" if signer and client_id else client_id
         self._inbox = inbox
         self._persistent = persistent
-        self._will = (will[0], seal.close(*will)) if seal and will else will
+        self._will = (will[0], signer.sign(*will)) if signer and will else will
         self._keepalive = keepalive
         self._paho = self._make_paho(MQTT311)
         self._filters: dict[str, int] = {}
@@ -203,8 +203,8 @@ class MqttClient:
 
         EdgeNodeError if the broker takes no message of this size, BrokerError if too many wait for it already.
         """
-        if self.endpoint.seal:
-            payload = self.endpoint.seal.close(topic, payload)
+        if self.endpoint.signer:
+            payload = self.endpoint.signer.sign(topic, payload)
         size = len(payload) + len(topic.encode()) + PACKET_OVERHEAD
         if self.max_packet and size > self.max_packet:
             raise EdgeNodeError(
@@ -295,7 +295,7 @@ class MqttClient:
         self._put(Disconnected(self, str(reason) if flags.is_disconnect_packet_from_server else "connection lost"))
 
     def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
-        payload = bytes(message.payload[: self.longest + (HEAD if self.endpoint.seal else 0) + 1])
+        payload = bytes(message.payload[: self.longest + (ENVELOPE_HEADER if self.endpoint.signer else 0) + 1])
         user = tuple(getattr(message.properties, "UserProperty", ()))
         delivery = Delivery(
             self, message.topic, payload, message.retain, message.mid, message.qos, self._connection, message.dup, user
@@ -303,9 +303,9 @@ class MqttClient:
         if not self._asked_for(message.topic):
             self.ack(delivery)
             return
-        if self.endpoint.seal:
+        if self.endpoint.signer:
             try:
-                delivery = delivery._replace(payload=self.endpoint.seal.open(message.topic, payload))
+                delivery = delivery._replace(payload=self.endpoint.signer.verify(message.topic, payload))
             except ValueError as error:
                 self._drop(delivery, str(error))
                 return
@@ -323,7 +323,7 @@ class MqttClient:
     def _drop(self, delivery: Delivery, why: str) -> None:
         """Leave out a message that somebody else has written, as if it had never come."""
         self.ack(delivery)
-        if self.endpoint.seal and self.endpoint.seal.is_news(delivery.topic):
+        if self.endpoint.signer and self.endpoint.signer.is_first_forgery(delivery.topic):
             log.warning("ignored a message on %s: %s", brief(delivery.topic), why)
 
     def _on_subscribe(

@@ -13,7 +13,7 @@ from broker_config.security.secret_environment import PASSWORD, secret
 
 if TYPE_CHECKING:
     from broker_config.security.kit import Kit
-    from broker_config.security.message_signing import Seal
+    from broker_config.security.message_signing import MessageSigner
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Endpoint:
     cert: Path | None = None
     key: Path | None = None
     kit: "Kit | None" = None  # instead of ca, cert and key
-    seal: "Seal | None" = field(default=None, compare=False)  # signs and checks what is said in the kit's federation
+    signer: "MessageSigner | None" = field(default=None, compare=False)  # of messages in the kit's federation
 
     @classmethod
     def parse(
@@ -75,20 +75,20 @@ class Endpoint:
         )
 
     @classmethod
-    def of_kit(cls, kit: "Kit", url: str | None = None, *, sealed: bool = True) -> Self:
+    def of_kit(cls, kit: "Kit", url: str | None = None, *, with_signer: bool = True) -> Self:
         """The broker of a kit, or the one at `url`, and its member's identity there.
 
         Raises:
-            UsageError: the URL is not for TLS; when it is to be `sealed`: its charter is no good any more.
+            UsageError: the URL is not for TLS; `with_signer`: the kit's member list is not valid any more.
         """
-        from broker_config.security.message_signing import Seal  # noqa: PLC0415  (only who has a kit needs cryptography)
+        from broker_config.security.message_signing import MessageSigner  # noqa: PLC0415  (only a kit needs cryptography)
 
         endpoint = cls.parse(url or kit.broker)
         if not endpoint.tls:
             raise UsageError(
                 f"with a kit the connection is encrypted, but not to {endpoint}", "use mqtts:// or wss://, or no URL"
             )
-        return replace(endpoint, kit=kit, seal=Seal(kit) if sealed else None)
+        return replace(endpoint, kit=kit, signer=MessageSigner(kit) if with_signer else None)
 
     @property
     def tls(self) -> bool:

@@ -16,8 +16,8 @@ from broker_config.protocol.messages import AnyMessage, Message, TensorSpec
 from broker_config.protocol.vfl_messages import VflMessage
 
 MAX_MESSAGE = 100 * 1024  # bytes
-SEALED = b"\x01"  # begins what is signed (`signing`); neither JSON nor safetensors begin so
-HEAD = 1 + 64  # bytes of a signed message before its content: SEALED and the signature
+ENVELOPE_MARK = b"\x01"  # begins a signed message (`signing`); neither JSON nor safetensors begin so
+ENVELOPE_HEADER = 1 + 64  # bytes of a signed message before its content: ENVELOPE_MARK and the signature
 M = TypeVar("M", bound=Message)
 _INDEX_BYTES = 4  # of a chunk
 _DECODER: msgspec.json.Decoder[AnyMessage | VflMessage] = msgspec.json.Decoder(AnyMessage | VflMessage)
@@ -60,7 +60,7 @@ def decode_any(payload: bytes) -> AnyMessage:
 def _decode(payload: bytes) -> AnyMessage | VflMessage:
     if len(payload) > MAX_MESSAGE:
         raise DecodeError(f"longer than the {MAX_MESSAGE} bytes of a message")
-    if payload.startswith(SEALED):
+    if payload.startswith(ENVELOPE_MARK):
         raise DecodeError("it is signed; to read it, take part with a kit (--kit)")
     try:
         return _DECODER.decode(payload)

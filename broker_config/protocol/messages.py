@@ -32,7 +32,7 @@ class Message(Struct, frozen=True, kw_only=True, tag_field="type"):
 class Manifest(Struct, frozen=True, kw_only=True):
     """A blob that its producer offers: what it is, not its bytes.
 
-    `federation`, `run`, `round`, `node` and `digest` are what the coordinator signs under its broadcasts (`seal`).
+    `federation`, `run`, `round`, `node` and `digest` are covered by the coordinator's signature of a broadcast.
     """
 
     federation: Name
@@ -213,7 +213,7 @@ class NodeState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     bytes: Bytes = 0  # of all its contributions
     heard: Seconds | None = None  # since when nothing has come from it, at `time`
     error: Annotated[str, Meta(max_length=200)] = ""  # the last one: why it was lost or refused
-    expires: Annotated[datetime, Meta(tz=True)] | None = None  # its certificate, where the charter tells
+    expires: Annotated[datetime, Meta(tz=True)] | None = None  # its certificate, where there is a member list
 
 
 class Overview(Message, frozen=True, kw_only=True):

@@ -139,8 +139,8 @@ def bundle_answers(line: str) -> str:
     return f"{ROOT}/{line_namespace(line)}/bundles/answer"
 
 
-def signer(topic: str) -> str | None:
-    """Who alone may speak on a topic of a federation; None for chunks and requests for them, which nobody signs."""
+def expected_signer(topic: str) -> str | None:
+    """The one member that may publish on a topic; None for chunks and requests for them, which nobody signs."""
     match topic.split("/")[3:]:
         case ["spec" | "round" | "status"] | ["nodes", _, "down"]:
             return COORDINATOR

@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Name
-from broker_config.security import charter as charters
+from broker_config.security import member_list
 from broker_config.security.secret_environment import PASSPHRASE, secret
 from broker_config.storage import disk
 
@@ -41,8 +41,8 @@ class Kit(Struct, frozen=True, kw_only=True):
     federation: Name
     name: Name  # of the member: a node's, `coordinator` or `monitor`
     broker: str  # its URL
-    authority: charters.PublicKey  # whose signature a charter must carry
-    charter: bytes  # sealed
+    authority: member_list.PublicKey  # who must have signed the member list
+    charter: bytes  # the signed member list
     ca: str  # PEM: who signs the certificates of this federation's broker
     certificate: str  # PEM
     key: str  # PEM, the certificate's private key
@@ -73,9 +73,9 @@ class Kit(Struct, frozen=True, kw_only=True):
             context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
         return context
 
-    def members(self) -> charters.Charter:
-        """Who belongs to the federation. CharterError if that cannot be relied on."""
-        return charters.read(self.charter, self.authority, f"the kit of {self.name}")
+    def members(self) -> member_list.MemberList:
+        """The federation's members. MemberListError if the list cannot be relied on."""
+        return member_list.verify(self.charter, self.authority, f"the kit of {self.name}")
 
 
 class _Envelope(Struct, frozen=True, kw_only=True):

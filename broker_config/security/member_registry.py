@@ -9,11 +9,10 @@ from msgspec.structs import replace
 from broker_config.protocol.errors import UsageError, nearest
 from broker_config.protocol.messages import Name
 from broker_config.protocol.topics import COORDINATOR, MONITOR, check_name
-from broker_config.security import certificate_authority
-from broker_config.security import charter as charters
+from broker_config.security import certificate_authority, member_list
 from broker_config.security.certificate_authority import Pair
-from broker_config.security.charter import Charter, Moment
 from broker_config.security.kit import new_passphrase
+from broker_config.security.member_list import MemberList, Moment
 from broker_config.security.signing import SigningKey
 
 BROKER = "broker"
@@ -70,7 +69,7 @@ class Register(Struct, frozen=True, kw_only=True):
     members: dict[Name, Holder]
     issued: list[Issued]
     version: int = 0  # of the charter and of the list of revoked certificates
-    charter: bytes = b""  # sealed
+    charter: bytes = b""  # the signed member list
     charter_expires: Moment | None = None
     crl: str = ""  # PEM
 
@@ -230,11 +229,11 @@ def _sign(register: Register, now: datetime) -> Register:
     """With a new charter and a new list of revoked certificates."""
     version = register.version + 1
     members = {
-        name: charters.Member(SigningKey(holder.signing).public, holder.pair.expires)
+        name: member_list.Member(SigningKey(holder.signing).public, holder.pair.expires)
         for name, holder in register.members.items()
         if holder.signing
     }
-    charter = Charter(
+    charter = MemberList(
         federation=register.federation,
         version=version,
         issued=now,
@@ -246,7 +245,7 @@ def _sign(register: Register, now: datetime) -> Register:
     return replace(
         register,
         version=version,
-        charter=charters.seal(charter, register.key),
+        charter=member_list.sign(charter, register.key),
         charter_expires=charter.expires,
         crl=certificate_authority.revocations(register.ca, revoked, now, version),
     )

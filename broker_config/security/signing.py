@@ -1,7 +1,7 @@
-"""Ed25519 signatures. Each is made for one context; in another one it means nothing.
+"""Ed25519 signatures, each valid in one context only.
 
-What is signed are bytes as they are, so nothing has to be brought into a canonical form first. Sealed bytes carry their
-signature in front: 0x01, 64 bytes of signature, content.
+The bytes are signed as they are, so nothing has to be brought into a canonical form first. An envelope is 0x01, then 64
+bytes of signature, then the content.
 """
 
 from typing import Self
@@ -9,13 +9,13 @@ from typing import Self
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from broker_config.protocol.codec import HEAD, SEALED
+from broker_config.protocol.codec import ENVELOPE_HEADER, ENVELOPE_MARK
 
 _DOMAIN = b"edge-node/v1"
 
 
 class ForgedError(ValueError):
-    """Bytes that are not signed by whom they should be; the text says briefly what is wrong."""
+    """Bytes without a valid signature of the expected signer; the text says briefly what is wrong."""
 
 
 class SigningKey:
@@ -27,7 +27,7 @@ class SigningKey:
 
     @classmethod
     def generate(cls) -> Self:
-        """A new one, at random."""
+        """A new random key."""
         return cls(Ed25519PrivateKey.generate().private_bytes_raw())
 
     @property
@@ -37,30 +37,30 @@ class SigningKey:
 
     def sign(self, context: str, content: bytes) -> bytes:
         """Return the signature, 64 bytes."""
-        return self._key.sign(_signed(context, content))
+        return self._key.sign(_signed_bytes(context, content))
 
-    def seal(self, context: str, content: bytes) -> bytes:
+    def sign_envelope(self, context: str, content: bytes) -> bytes:
         """Return `content` with its signature in front."""
-        return b"".join((SEALED, self.sign(context, content), content))
+        return b"".join((ENVELOPE_MARK, self.sign(context, content), content))
 
 
 def verify(public: str, context: str, content: bytes, signature: bytes) -> None:
-    """Return if `signature` is that of the owner of `public` under `content`, in this context; else ForgedError."""
+    """Raise ForgedError unless `signature` is that of the owner of `public` over `content` in this context."""
     try:
-        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(signature, _signed(context, content))
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(signature, _signed_bytes(context, content))
     except (InvalidSignature, ValueError):
         raise ForgedError("its signature does not fit") from None
 
 
-def unseal(public: str, context: str, data: bytes) -> bytes:
-    """Return the content of sealed bytes; ForgedError unless the owner of `public` has sealed it for this context."""
-    if not data.startswith(SEALED) or len(data) < HEAD:
+def open_envelope(public: str, context: str, data: bytes) -> bytes:
+    """Return an envelope's content; ForgedError unless the owner of `public` has signed it for this context."""
+    if not data.startswith(ENVELOPE_MARK) or len(data) < ENVELOPE_HEADER:
         raise ForgedError("it is not signed")
-    content = data[HEAD:]
-    verify(public, context, content, data[1:HEAD])
+    content = data[ENVELOPE_HEADER:]
+    verify(public, context, content, data[1:ENVELOPE_HEADER])
     return content
 
 
-def _signed(context: str, content: bytes) -> bytes:
-    """What a signature covers. No context holds a zero byte, so where it ends is certain."""
+def _signed_bytes(context: str, content: bytes) -> bytes:
+    """What a signature covers. No context holds a zero byte, so it is certain where the context ends."""
     return b"\0".join((_DOMAIN, context.encode(), content))

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Name
-from broker_config.security import charter as charters
+from broker_config.security import member_list
 
 _LARGEST = 1 << 24  # bytes
 
@@ -17,8 +17,8 @@ class Trust(Struct, frozen=True, kw_only=True):
 
     federation: Name
     node: Name
-    authority: charters.PublicKey  # whose signature a charter must carry
-    charter: bytes  # sealed
+    authority: member_list.PublicKey  # who must have signed the member list
+    charter: bytes  # the signed member list
 
 
 def encode(trust: Trust) -> bytes:
@@ -27,7 +27,7 @@ def encode(trust: Trust) -> bytes:
 
 
 def read(path: Path) -> Trust:
-    """Read a trust file; UsageError if it is none. What its charter is worth, `charter.read` says."""
+    """Read a trust file; UsageError if it is none. `member_list.verify` checks the list in it."""
     again = "copy it again from the trust/ folder of whoever provisions the federation"
     try:
         if path.stat().st_size > _LARGEST:

@@ -293,9 +293,9 @@ class BlobTransfer:
         """
         if fetch.resumed:
             return True
-        if self._mqtt.endpoint.seal and self._is_first(job.blob.node):
+        if self._mqtt.endpoint.signer and self._is_first(job.blob.node):
             log.warning("what arrives from %s is not the blob that it has signed; asking for it again", job.blob.node)
-        return self._mqtt.endpoint.seal is not None
+        return self._mqtt.endpoint.signer is not None
 
     def _accept(self, manifest: Manifest) -> None:
         if manifest.digest in self._store:

@@ -150,7 +150,7 @@ class Signing(NamedTuple):
     """What signs a bundle."""
 
     key: "SigningKey"  # the node's
-    charter: bytes  # sealed
+    charter: bytes  # the signed member list
     broadcast: messages.Manifest | None  # from which the model was made; None for a VFL sensor or head
     expires: datetime
 

@@ -13,14 +13,14 @@ each:
   than the newest that is known (`_newest_charter`).
 - rollback: `_check_age`, against the memory, but for one bundle that is admitted on purpose. The same for the
   charter (`_newest_charter`).
-- freeze: `_check_expiry` for the bundle, `charter.check_expiry`; as good as this machine's clock.
+- freeze: `_check_expiry` for the bundle, `member_list.check_expiry`; as good as this machine's clock.
 - fast-forward (a stolen key signs an enormous version, so that all later ones look old): versions are compared
   under one key only, and start anew with the key that a charter puts in its place (`_check_age`).
 - endless data, slow retrieval: `bundle.read_small_file` and `bundle.copied_to_memory` read plain files of bounded size.
 - key compromise: a charter without the stolen key (`_newest_charter`, `_check_signature`), in the next bundle or
   trust file.
-- a node that made its bundle from broadcasts other than its coordinator's: `check_broadcast`. It proves which broadcast
-  the node had, not what the node did with it.
+- a node that made its bundle from broadcasts other than its coordinator's: `verify_broadcast`. It proves which
+  broadcast the node had, not what the node did with it.
 - extraneous dependencies, malicious mirrors, partial installation: a bundle is one self-contained folder,
   complete or refused.
 
@@ -43,9 +43,8 @@ from msgspec import Struct
 from broker_config.protocol import messages
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Digest, Name
-from broker_config.security import charter as charters
-from broker_config.security import message_signing
-from broker_config.security.charter import Charter, PublicKey
+from broker_config.security import member_list, message_signing
+from broker_config.security.member_list import MemberList, PublicKey
 from broker_config.security.signing import ForgedError, verify
 from broker_config.security.trust import Trust
 from broker_config.storage import disk
@@ -97,7 +96,7 @@ class _Accepted(Struct, frozen=True, kw_only=True):
     """Memory of the newest bundle that was served: one file for each node of each federation."""
 
     authority: PublicKey
-    charter: bytes  # the newest, sealed
+    charter: bytes  # the newest, signed
     key: PublicKey  # of the node
     version: int
     manifest: Digest  # of its bytes
@@ -118,7 +117,7 @@ class Verifier(NamedTuple):
 
         Raises:
             BundleError: it must not be served.
-            CharterError: there is no valid charter.
+            MemberListError: there is no valid charter.
             EdgeNodeError: the memory cannot be used.
         """
         with self.admit_manifest(folder, bundle.parse_manifest) as found:
@@ -149,7 +148,7 @@ class Verifier(NamedTuple):
         """Check all that can be checked without the bundle's other files."""
         trust = self.trust
         content = bundle.load_manifest(folder)
-        sealed, charter = _newest_charter(folder, trust, before, self._file)
+        signed, charter = _newest_charter(folder, trust, before, self._file)
         key = _check_signature(folder, content, charter, trust)
         manifest = parse(folder, content)
         _check_recipient(folder, manifest, trust)
@@ -158,7 +157,7 @@ class Verifier(NamedTuple):
         end = _check_expiry(folder, manifest)
         found = _Accepted(
             authority=trust.authority,
-            charter=sealed,
+            charter=signed,
             key=key,
             version=manifest.version,
             manifest=hashlib.sha256(content).hexdigest(),
@@ -176,7 +175,7 @@ class VerifiedManifest(NamedTuple, Generic[_M]):
     accepted: _Accepted  # for the memory, once the bundle is served
 
 
-def check_broadcast(model: Origin, charter: Charter) -> messages.Manifest:
+def verify_broadcast(model: Origin, charter: MemberList) -> messages.Manifest:
     """The broadcast of a model if the coordinator has made it, in that run and round; else ForgedError.
 
     It may be of a later round: a method that serves the last average gives it to nodes that skipped the last round.
@@ -188,27 +187,29 @@ def check_broadcast(model: Origin, charter: Charter) -> messages.Manifest:
         raise ForgedError("that is of another run")
     if broadcast.round < model.round:
         raise ForgedError(f"that is of round {broadcast.round}, the model of round {model.round}")
-    message_signing.check_broadcast(broadcast, charter.coordinator.key)
+    message_signing.verify_broadcast(broadcast, charter.coordinator.key)
     return broadcast
 
 
-def _newest_charter(folder: Path, trust: Trust, before: _Accepted | None, memory: Path) -> tuple[bytes, Charter]:
-    """The newest charter that the authority has signed, sealed and opened."""
+def _newest_charter(folder: Path, trust: Trust, before: _Accepted | None, memory: Path) -> tuple[bytes, MemberList]:
+    """The newest charter that the authority has signed, with and without its signature."""
     sources = {"the trust file": trust.charter, f"{folder / bundle.CHARTER}": _load(folder, bundle.CHARTER)}
     if before:
         sources[f"{memory}"] = before.charter
-    found = [(charters.opened(data, trust.authority, source), source, data) for source, data in sources.items()]
+    found = [
+        (member_list.verify_signature(data, trust.authority, source), source, data) for source, data in sources.items()
+    ]
     for charter, source, _ in found:
         if charter.federation != trust.federation:
-            raise charters.CharterError(
+            raise member_list.MemberListError(
                 f"the charter in {source} is of federation {charter.federation!r}, not {trust.federation!r}", _ANOTHER
             )
     charter, source, data = max(found, key=lambda each: each[0].version)
-    charters.check_expiry(charter, source)
+    member_list.check_expiry(charter, source)
     return data, charter
 
 
-def _check_signature(folder: Path, content: bytes, charter: Charter, trust: Trust) -> PublicKey:
+def _check_signature(folder: Path, content: bytes, charter: MemberList, trust: Trust) -> PublicKey:
     """The key of the node that has signed the manifest."""
     key = charter.key(trust.node)
     if key is None:
@@ -264,9 +265,9 @@ def _check_recipient(folder: Path, manifest: SignedManifest, trust: Trust) -> No
         )
 
 
-def _check_origin(folder: Path, manifest: Manifest, charter: Charter) -> None:
+def _check_origin(folder: Path, manifest: Manifest, charter: MemberList) -> None:
     try:
-        check_broadcast(manifest, charter)
+        verify_broadcast(manifest, charter)
     except ForgedError as error:
         raise BundleError(
             f"{folder} was not made from a broadcast of this federation's coordinator: {error}",

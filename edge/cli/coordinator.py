@@ -136,11 +136,11 @@ def _places(endpoint: "Endpoint", state: Path, *, resume: bool) -> int:
     """How many nodes take part if nobody says so: as many as before, or all that are in the charter."""
     from trainer.federation.server.journal import has_run, newest_spec
 
-    if endpoint.seal is None:
+    if endpoint.signer is None:
         raise UsageError("the number of nodes is missing", "say with --nodes how many take part")
     if resume and has_run(state):
         return newest_spec(state).nodes
-    return len(endpoint.seal.charter.nodes)
+    return len(endpoint.signer.members.nodes)
 
 
 @app.command(epilog="Example: edge-node coordinate mqtt://broker.local --nodes 5 --classes scratches,patches,inclusion")

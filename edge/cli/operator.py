@@ -70,7 +70,9 @@ def doctor(
     from edge.doctor.run import exit_code
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: the broker is left clean
-    endpoint = make_endpoint(broker, ca, cert, key, kit, sealed=False)  # whether its charter holds is one of the checks
+    endpoint = make_endpoint(
+        broker, ca, cert, key, kit, with_signer=False
+    )  # whether its charter holds is one of the checks
     anybody = f"node-{secrets.token_hex(4)}"  # two doctors under one name would get in each other's way
     me = check_name(agreed(name, endpoint, "name") or endpoint.username or anybody, "the node's name (--as)")
     with Trial(endpoint, me, state, timeout) as trial:

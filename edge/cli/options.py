@@ -227,9 +227,9 @@ def make_endpoint(
     key: Path | None,
     kit: Path | None = None,
     *,
-    sealed: bool = True,
+    with_signer: bool = True,
 ) -> "Endpoint":
-    """The broker that the options name, and who we are there; `sealed` as in `Endpoint.of_kit`.
+    """The broker that the options name, and who we are there; `with_signer` as in `Endpoint.of_kit`.
 
     Raises:
         UsageError: they do not go together, or as `Endpoint.parse` and `Endpoint.of_kit` say.
@@ -239,7 +239,7 @@ def make_endpoint(
     if kit:
         if ca or cert or key:
             raise UsageError("a kit holds certificates and key already", "leave out --ca, --cert and --key, or --kit")
-        return Endpoint.of_kit(open_kit(kit), url, sealed=sealed)
+        return Endpoint.of_kit(open_kit(kit), url, with_signer=with_signer)
     if url is None:
         raise UsageError("the broker's address is missing", "write it as mqtt://HOST, or pass a kit: --kit FILE")
     return Endpoint.parse(url, ca=ca, cert=cert, key=key)

@@ -129,7 +129,7 @@ def coordinate(
 
     endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
     _check_head(endpoint)
-    members = tuple(endpoint.seal.charter.nodes) if endpoint.seal else ()
+    members = tuple(endpoint.signer.members.nodes) if endpoint.signer else ()
     spec = VflSpec(
         federation=agreed(federation, endpoint, "federation") or "default",
         run=vfl_spec.new_run_id(),

@@ -114,7 +114,7 @@ def _admits_strangers(trial: Trial) -> bool:
     with tempfile.NamedTemporaryFile("w", suffix=".pem") as ca:
         ca.write(kit.ca if kit else "")
         ca.flush()
-        nobody = replace(known, username=None, password=None, cert=None, key=None, kit=None, seal=None)
+        nobody = replace(known, username=None, password=None, cert=None, key=None, kit=None, signer=None)
         stranger = replace(nobody, ca=Path(ca.name)) if kit else nobody
         if stranger == known:
             return True

@@ -115,7 +115,7 @@ def version(trial: Trial) -> Found:
 
 def federations(trial: Trial) -> Found:
     """Which federations are announced: what they need is what the other checks compare with."""
-    if trial.endpoint.kit and not trial.endpoint.seal:
+    if trial.endpoint.kit and not trial.endpoint.signer:
         return Found("unknown", "none can be checked without a charter that holds", "see the check charter")
     unreadable = []
     for topic, payload in probe(trial.endpoint, [topics.spec("+")], wait=min(2.0, trial.timeout)).items():

@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from broker_config.security.kit import Kit
-from broker_config.security.message_signing import Seal
+from broker_config.security.message_signing import MessageSigner
 from edge.doctor.check_context import Trial
 from edge.doctor.result import Found, Outcome
 from edge.terminal.formatting import EXPIRY_WARNING, format_expiry, pluralize
@@ -20,8 +20,8 @@ def certificate(trial: Trial) -> Found:
 
 def charter(trial: Trial) -> Found:
     """Whether the charter in our kit holds and has us; from now on specs are checked by it."""
-    trial.endpoint = replace(trial.endpoint, seal=(seal := Seal(_kit(trial))))
-    members = seal.charter
+    trial.endpoint = replace(trial.endpoint, signer=(signer := MessageSigner(_kit(trial))))
+    members = signer.members
     return _judge(f"version {members.version}, {pluralize(len(members.nodes), 'node')}", members.expires)
 
 

@@ -171,11 +171,11 @@ def _status(latest: _LatestMessages, now: float) -> FederationStatus:
 
 def _with_kit_expiry(status: FederationStatus, endpoint: Endpoint) -> FederationStatus:
     """The status, with what the user's own kit tells about certificates and the charter."""
-    kit, seal = endpoint.kit, endpoint.seal
-    if kit is None or seal is None or status.federation != kit.federation:
+    kit, signer = endpoint.kit, endpoint.signer
+    if kit is None or signer is None or status.federation != kit.federation:
         return status
-    own = {topics.COORDINATOR: seal.charter.coordinator.expires, kit.name: kit.expires()}
-    return structs.replace(status, certificates=status.certificates | own, charter=seal.charter.expires)
+    own = {topics.COORDINATOR: signer.members.coordinator.expires, kit.name: kit.expires()}
+    return structs.replace(status, certificates=status.certificates | own, charter=signer.members.expires)
 
 
 def _aged(node: NodeState, age: float) -> NodeState:

@@ -327,7 +327,7 @@ def test_a_model_whose_training_diverged_is_refused(run: Run, tmp_path: Path, mo
 # Signed
 
 
-def attested(signers: Signers, model: Personal, **changes: object) -> Personal:
+def signed_fields(signers: Signers, model: Personal, **changes: object) -> Personal:
     """The model, made from a broadcast that the coordinator has signed; AFedCL's serves it as it came."""
     received = add_prefix("encoder", strip_prefix("received", model.tensors))
     if received:  # its stem is there once, as the own encoder's
@@ -342,7 +342,7 @@ def test_a_model_that_was_exported_with_a_kit_is_served_where_its_node_is_truste
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signers = Signers("steel")
-    model = attested(signers, run.models["plant-1"])
+    model = signed_fields(signers, run.models["plant-1"])
     personal_model.save(model, tmp_path / "model")
     graph = (run.exported[0].folder / "model.onnx").read_bytes()
     monkeypatch.setattr(exporting, "trace", lambda module, size: None)  # takes seconds, and was done for `run`
@@ -365,18 +365,18 @@ def test_only_a_nodes_own_kit_signs_its_model_and_only_one_made_from_what_its_co
     signers, others = Signers("steel"), Signers("steel")
     fused, plain = (made(SMALL, "plant-a", method, 1) for method in ("afedcl", "fedavg"))
     own = Signer(signers.kit("plant-a"), 9)
-    for good in (attested(signers, fused), attested(signers, plain), attested(signers, plain, round=9)):
+    for good in (signed_fields(signers, fused), signed_fields(signers, plain), signed_fields(signers, plain, round=9)):
         own.check(good.facts, good.tensors, Path("model"))
-    unsigned = plain._replace(facts=msgspec.structs.replace(attested(signers, plain).facts, broadcast=None))
+    unsigned = plain._replace(facts=msgspec.structs.replace(signed_fields(signers, plain).facts, broadcast=None))
     for signer, model, reason in (
-        (Signer(signers.kit("plant-b"), 9), attested(signers, plain), "the kit of plant-b in 'steel'"),
-        (Signer(signers.kit("coordinator"), 9), attested(signers, plain), "the kit of coordinator in 'steel'"),
-        (Signer(Signers("copper").kit("plant-a"), 9), attested(signers, plain), "the kit of plant-a in 'copper'"),
+        (Signer(signers.kit("plant-b"), 9), signed_fields(signers, plain), "the kit of plant-b in 'steel'"),
+        (Signer(signers.kit("coordinator"), 9), signed_fields(signers, plain), "the kit of coordinator in 'steel'"),
+        (Signer(Signers("copper").kit("plant-a"), 9), signed_fields(signers, plain), "the kit of plant-a in 'copper'"),
         (own, unsigned, "its coordinator has signed none"),
-        (own, attested(others, plain), "its signature does not fit"),
-        (own, attested(signers, plain, run="cd" * 8), "that is of another run"),
-        (own, attested(signers, plain, round=3), "that is of round 3, the model of round 4"),
-        (own, attested(signers, fused, digest="e" * 64), "its received encoder is another one"),
+        (own, signed_fields(others, plain), "its signature does not fit"),
+        (own, signed_fields(signers, plain, run="cd" * 8), "that is of another run"),
+        (own, signed_fields(signers, plain, round=3), "that is of round 3, the model of round 4"),
+        (own, signed_fields(signers, fused, digest="e" * 64), "its received encoder is another one"),
     ):
         with pytest.raises(UsageError, match=reason) as caught:
             signer.check(model.facts, model.tensors, Path("model"))

@@ -27,7 +27,7 @@ from export.parity import session
 from export.speed_gate import Comparison, compare
 from research.pretraining.texture_patterns import texture
 from tests.edge.daemon.test_daemon import BLOCK_TORCH, daemon
-from tests.export.test_bundle_export import attested, made, torch_probabilities
+from tests.export.test_bundle_export import made, signed_fields, torch_probabilities
 from tests.support.int8_kernels import answers
 from tests.support.signers import Signers
 from trainer import progress
@@ -82,7 +82,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     whole = Personal(
         *personal_model.load(source)[:2], personal_model.load_verdicts(source), personal_model.load_training(source)
     )
-    model = attested(signers, whole)
+    model = signed_fields(signers, whole)
     personal_model.save(model, folder / "model")
     compared, said = [], []
 
@@ -228,7 +228,7 @@ def test_one_encoder_that_stands_for_two_keeps_their_stem() -> None:
 @pytest.mark.parametrize("method", ["afedcl", "fenda"])
 def test_two_encoders_are_signed_if_the_received_one_came_so_or_was_trained_further(method: str) -> None:
     signers = Signers("steel")
-    model = attested(signers, made(Request(model="tel_small", weights="none"), "plant-a", method, 3))
+    model = signed_fields(signers, made(Request(model="tel_small", weights="none"), "plant-a", method, 3))
     sign = Signer(signers.kit("plant-a"), 9).check
     sign(model.facts, model.tensors, Path("model"))
     moved = {**model.tensors, "received.tel.norm.bias": model.tensors["received.tel.norm.bias"] + 1}

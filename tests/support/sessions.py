@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.topics import COORDINATOR
-from broker_config.security.message_signing import Seal
+from broker_config.security.message_signing import MessageSigner
 from tests.support.plants import CLASSES, load_images
 from trainer import progress
 from trainer.data.class_folders import Images
@@ -69,18 +69,19 @@ class Federation:
 
     def __init__(
         self, broker: Endpoint, plants: dict[str, Path], folder: Path, name: str, rounds: int, terms: Terms,
-        method: str = "afedcl", seals: Mapping[str, Seal] | None = None, model: str = "small", **options: str,
+        method: str = "afedcl", signers: Mapping[str, MessageSigner] | None = None, model: str = "small",
+        **options: str,
     ):  # fmt: skip
         training = {"local_epochs": 1, "augment": model not in SIZES}  # a texture network's stem is then seen once
         request = Request(method, options, model, "none", SIZES.get(model, 32), training, rounds=rounds, seed=7)
         self.spec, self.first = draft(request, federation=name, classes=CLASSES, nodes=len(PLANTS), terms=terms)
         self._broker, self._plants, self.folder = broker, plants, folder
-        self._seals = seals or {}
+        self._signers = signers or {}
         self._pool = ThreadPoolExecutor(8)
 
     def endpoint(self, member: str) -> Endpoint:
         """The broker, as this member reaches it."""
-        return replace(self._broker, seal=self._seals.get(member))
+        return replace(self._broker, signer=self._signers.get(member))
 
     def images(self, name: str) -> Images:
         return load_images(self.spec, self._plants[name])

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 
 from broker_config.protocol.messages import Manifest
-from broker_config.security import charter as charters
-from broker_config.security.charter import Charter, Member
+from broker_config.security import member_list
 from broker_config.security.kit import Kit
-from broker_config.security.message_signing import BROADCAST, attested
+from broker_config.security.member_list import Member, MemberList
+from broker_config.security.message_signing import BROADCAST, signed_fields
 from broker_config.security.signing import SigningKey
 from broker_config.security.trust import Trust
 from edge.bundle import bundle_format as bundle
@@ -34,11 +34,11 @@ class Signers:
     def charter(self, version: int = 1, *, days: float = 365, without: str = "") -> bytes:
         """Sealed; with the keys as they are now."""
         members = {name: Member(key.public, soon(days)) for name, key in self.keys.items() if name != without}
-        charter = Charter(
+        charter = MemberList(
             federation=self.federation, version=version, issued=soon(-1), expires=soon(days),
             coordinator=members.pop("coordinator"), nodes=members,
         )  # fmt: skip
-        return charters.seal(charter, self.authority)
+        return member_list.sign(charter, self.authority)
 
     def trust(self, node: str = "plant-a", charter: bytes = b"") -> Trust:
         return Trust(
@@ -58,7 +58,7 @@ class Signers:
             federation=self.federation, run=RUN, round=30, node="coordinator", digest="d" * 64, size=9, chunk_size=1024
         )
         manifest = msgspec.structs.replace(blank, **changes)
-        signature = self.keys["coordinator"].sign(BROADCAST, attested(manifest)).hex()
+        signature = self.keys["coordinator"].sign(BROADCAST, signed_fields(manifest)).hex()
         return msgspec.structs.replace(manifest, signature=signature)
 
     def bundle(

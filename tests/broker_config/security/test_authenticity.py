@@ -19,7 +19,7 @@ from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.client import Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
-from broker_config.protocol.codec import SEALED, decode_any, encode, encode_chunk
+from broker_config.protocol.codec import ENVELOPE_HEADER, ENVELOPE_MARK, decode_any, encode, encode_chunk
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import (
     Accepted,
@@ -34,12 +34,12 @@ from broker_config.protocol.messages import (
     Spec,
     Welcome,
 )
-from broker_config.security.charter import Charter, CharterError, Member
-from broker_config.security.charter import read as read_charter
-from broker_config.security.charter import seal as seal_charter
 from broker_config.security.kit import Kit
-from broker_config.security.message_signing import Seal, check_broadcast
-from broker_config.security.signing import HEAD, ForgedError, SigningKey, unseal
+from broker_config.security.member_list import Member, MemberList, MemberListError
+from broker_config.security.member_list import sign as sign_members
+from broker_config.security.member_list import verify as verify_members
+from broker_config.security.message_signing import MessageSigner, verify_broadcast
+from broker_config.security.signing import ForgedError, SigningKey, open_envelope
 from broker_config.transfer.blob_transfer import BlobStore, BlobTransfer, Fetched
 from export.bundle_signing import Signer
 from tests.support.foreign_node import ForeignNode
@@ -66,7 +66,7 @@ class Authority:
         self.key = SigningKey.generate()
         self.keys = {name: SigningKey.generate() for name in (topics.COORDINATOR, *PLANTS)}
         members = {name: Member(key.public, LATER) for name, key in self.keys.items()}
-        self.charter = Charter(
+        self.charter = MemberList(
             federation=federation, version=version, issued=datetime.now(UTC), expires=expires,
             coordinator=members.pop(topics.COORDINATOR), nodes=members,
         )  # fmt: skip
@@ -74,7 +74,7 @@ class Authority:
     def kit(self, name: str, **changes: object) -> Kit:
         kit = Kit(
             federation=self.charter.federation, name=name, broker="mqtts://nowhere", authority=self.key.public,
-            charter=seal_charter(self.charter, self.key), ca="", certificate="", key="", signing=self.keys[name].raw,
+            charter=sign_members(self.charter, self.key), ca="", certificate="", key="", signing=self.keys[name].raw,
         )  # fmt: skip
         return msgspec.structs.replace(kit, **changes)
 
@@ -82,8 +82,8 @@ class Authority:
         left = {name: member for name, member in self.charter.nodes.items() if name != node}
         self.charter = msgspec.structs.replace(self.charter, version=self.charter.version + 1, nodes=left)
 
-    def seals(self) -> dict[str, Seal]:
-        return {name: Seal(self.kit(name)) for name in self.keys}
+    def signers(self) -> dict[str, MessageSigner]:
+        return {name: MessageSigner(self.kit(name)) for name in self.keys}
 
 
 @pytest.fixture(scope="module")
@@ -125,65 +125,65 @@ TOPICS = {
 
 
 def test_a_message_is_heard_on_its_own_topic_only_and_from_its_own_member_only() -> None:
-    seals = Authority("steel").seals()
+    signers = Authority("steel").signers()
     for topic, who in TOPICS.items():
-        for name, seal in seals.items():
-            sealed = seal.close(topic, b"{}")
+        for name, signer in signers.items():
+            signed = signer.sign(topic, b"{}")
             for other in TOPICS:
                 if (other, name) == (topic, who):
-                    assert seals["plant-c"].open(other, sealed) == b"{}"
+                    assert signers["plant-c"].verify(other, signed) == b"{}"
                 else:
                     with pytest.raises(ForgedError):
-                        seals["plant-c"].open(other, sealed)
+                        signers["plant-c"].verify(other, signed)
 
 
 def test_every_topic_is_signed_but_those_of_blobs() -> None:
     digest, names = "0" * 64, ("steel", "plant-a", "plant-b")
-    assert topics.signer(topics.want(*names)) is None
-    assert topics.signer(topics.chunks(*names[:2], digest, 1024)) is None
-    assert all(topics.signer(topic) == who for topic, who in TOPICS.items())
+    assert topics.expected_signer(topics.want(*names)) is None
+    assert topics.expected_signer(topics.chunks(*names[:2], digest, 1024)) is None
+    assert all(topics.expected_signer(topic) == who for topic, who in TOPICS.items())
 
 
 def test_a_member_of_another_federation_and_a_stranger_are_not_heard() -> None:
-    ours, theirs = Authority("steel").seals(), Authority("steel").seals()  # of the same name, too
-    copper = Authority("copper").seals()
+    ours, theirs = Authority("steel").signers(), Authority("steel").signers()  # of the same name, too
+    copper = Authority("copper").signers()
     topic = topics.up("steel", "plant-a")
-    for forged in (theirs["plant-a"].close(topic, b"{}"), copper["plant-a"].close(topic, b"{}"), b"{}"):
+    for forged in (theirs["plant-a"].sign(topic, b"{}"), copper["plant-a"].sign(topic, b"{}"), b"{}"):
         with pytest.raises(ForgedError):
-            ours["coordinator"].open(topic, forged)
+            ours["coordinator"].verify(topic, forged)
     with pytest.raises(ForgedError, match="mallory is no member"):
-        ours["coordinator"].open(topics.up("steel", "mallory"), b"{}")
+        ours["coordinator"].verify(topics.up("steel", "mallory"), b"{}")
     with pytest.raises(ForgedError, match="not of federation steel"):
-        ours["coordinator"].open(topics.up("copper", "plant-a"), copper["plant-a"].close(topic, b"{}"))
+        ours["coordinator"].verify(topics.up("copper", "plant-a"), copper["plant-a"].sign(topic, b"{}"))
 
 
 def test_a_changed_or_cut_message_is_not_heard() -> None:
-    seals, topic, random = Authority("steel").seals(), topics.up("steel", "plant-a"), secrets.SystemRandom()
-    sealed = seals["plant-a"].close(topic, b'{"weight": 0.7}')
-    assert sealed[:1] == SEALED
-    assert sealed[HEAD:] == b'{"weight": 0.7}'
-    for place in range(len(sealed)):
-        changed = bytearray(sealed)
+    signers, topic, random = Authority("steel").signers(), topics.up("steel", "plant-a"), secrets.SystemRandom()
+    signed = signers["plant-a"].sign(topic, b'{"weight": 0.7}')
+    assert signed[:1] == ENVELOPE_MARK
+    assert signed[ENVELOPE_HEADER:] == b'{"weight": 0.7}'
+    for place in range(len(signed)):
+        changed = bytearray(signed)
         changed[place] ^= 1 << random.randrange(8)
-        for forged in (bytes(changed), sealed[:place] or b"\x00"):
+        for forged in (bytes(changed), signed[:place] or b"\x00"):
             with pytest.raises(ForgedError):
-                seals["coordinator"].open(topic, forged)
+                signers["coordinator"].verify(topic, forged)
 
 
 def test_a_broadcast_is_attested_for_its_federation_run_round_and_tensors() -> None:
     authority = Authority("steel")
-    seal, coordinator = Seal(authority.kit("coordinator")), authority.keys["coordinator"].public
+    signer, coordinator = MessageSigner(authority.kit("coordinator")), authority.keys["coordinator"].public
     blank = Manifest(
         federation="steel", run="a" * 16, round=3, node="coordinator", digest="b" * 64, size=9, chunk_size=1024
     )
-    signed = msgspec.structs.replace(blank, signature=seal.attest(blank))
-    check_broadcast(signed, coordinator)
+    signed = msgspec.structs.replace(blank, signature=signer.sign_broadcast(blank))
+    verify_broadcast(signed, coordinator)
     for change in ({"federation": "copper"}, {"run": "c" * 16}, {"round": 4}, {"digest": "d" * 64}, {"node": "x"}):
         with pytest.raises(ForgedError):
-            check_broadcast(msgspec.structs.replace(signed, **change), coordinator)
-    for signature in ("", "zz", signed.signature[:-2], Seal(authority.kit("plant-a")).attest(blank)):
+            verify_broadcast(msgspec.structs.replace(signed, **change), coordinator)
+    for signature in ("", "zz", signed.signature[:-2], MessageSigner(authority.kit("plant-a")).sign_broadcast(blank)):
         with pytest.raises(ForgedError):
-            check_broadcast(msgspec.structs.replace(signed, signature=signature), coordinator)
+            verify_broadcast(msgspec.structs.replace(signed, signature=signature), coordinator)
 
 
 # What a kit says and refuses
@@ -194,30 +194,30 @@ def test_who_is_no_longer_in_the_charter_cannot_use_its_kit() -> None:
     kit = authority.kit("plant-a")
     authority.revoke("plant-a")
     with pytest.raises(UsageError, match="plant-a is no member"):
-        Seal(msgspec.structs.replace(kit, charter=authority.kit("plant-b").charter))
-    revoked = Seal(kit).close(topic := topics.up("steel", "plant-a"), b"{}")
+        MessageSigner(msgspec.structs.replace(kit, charter=authority.kit("plant-b").charter))
+    revoked = MessageSigner(kit).sign(topic := topics.up("steel", "plant-a"), b"{}")
     with pytest.raises(ForgedError, match="plant-a is no member"):
-        Seal(authority.kit("coordinator")).open(topic, revoked)
+        MessageSigner(authority.kit("coordinator")).verify(topic, revoked)
 
 
 def test_a_charter_that_is_forged_changed_or_has_expired_is_refused() -> None:
     authority, other = Authority("steel"), Authority("steel")
     data = authority.kit("plant-a").charter
-    assert read_charter(data, authority.key.public, "here") == authority.charter
+    assert verify_members(data, authority.key.public, "here") == authority.charter
     for forged in (other.kit("plant-a").charter, data[:-1], data.replace(b"steel", b"stole"), b"", b"{}"):
-        with pytest.raises(CharterError, match="cannot be relied on"):
-            read_charter(forged, authority.key.public, "here")
+        with pytest.raises(MemberListError, match="cannot be relied on"):
+            verify_members(forged, authority.key.public, "here")
     old = Authority("steel", expires=datetime.now(UTC) - timedelta(seconds=1))
-    with pytest.raises(CharterError, match="has expired"):
-        Seal(old.kit("plant-a"))
+    with pytest.raises(MemberListError, match="has expired"):
+        MessageSigner(old.kit("plant-a"))
 
 
 def test_a_signature_under_one_thing_is_none_under_another() -> None:
     key = SigningKey.generate()
     with pytest.raises(ForgedError):
-        unseal(key.public, "charter", key.seal("bundle", b"{}"))
+        open_envelope(key.public, "charter", key.sign_envelope("bundle", b"{}"))
     with pytest.raises(ForgedError):
-        unseal(key.public, "bundle", key.seal("bund", b"le{}"))
+        open_envelope(key.public, "bundle", key.sign_envelope("bund", b"le{}"))
 
 
 # Over a broker
@@ -253,9 +253,9 @@ class Adversary:
                 event = self._inbox.get(timeout=0.05)
             except queue.Empty:
                 continue
-            if isinstance(event, Delivery) and topics.signer(event.topic) and event.payload not in said:
+            if isinstance(event, Delivery) and topics.expected_signer(event.topic) and event.payload not in said:
                 self.seen.append(event)
-                said |= {event.payload, event.payload[HEAD:]}
+                said |= {event.payload, event.payload[ENVELOPE_HEADER:]}
                 self.attack(event)
 
     def attack(self, seen: Delivery) -> None:
@@ -266,15 +266,15 @@ class Meddler(Adversary):
     """Says everything again: as it was, without signature, changed, and in the name of others."""
 
     def attack(self, seen: Delivery) -> None:
-        if not seen.payload.startswith(SEALED):
+        if not seen.payload.startswith(ENVELOPE_MARK):
             return
         self.say(seen.topic, seen.payload, retain=seen.retain)
-        self.say(seen.topic, seen.payload[HEAD:])
+        self.say(seen.topic, seen.payload[ENVELOPE_HEADER:])
         for name in PLANTS:
             self.say(topics.up(self.federation, name), seen.payload)
             self.say(topics.down(self.federation, name), seen.payload)
-        for forged in self.lies(decode_any(seen.payload[HEAD:])):
-            for lie in (encode(forged), seen.payload[:HEAD] + encode(forged)):
+        for forged in self.lies(decode_any(seen.payload[ENVELOPE_HEADER:])):
+            for lie in (encode(forged), seen.payload[:ENVELOPE_HEADER] + encode(forged)):
                 self.say(seen.topic, lie)
 
     def lies(self, message: AnyMessage) -> list[AnyMessage]:
@@ -302,8 +302,8 @@ def test_a_meddling_broker_changes_no_byte_of_what_is_learnt(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     authority = Authority("meddled")
-    seals = authority.seals()
-    federation = Federation(broker, plants, tmp_path, "meddled", 3, Terms(), seals=seals)
+    signers = authority.signers()
+    federation = Federation(broker, plants, tmp_path, "meddled", 3, Terms(), signers=signers)
     meddler = Meddler(broker, "meddled")
     sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
     outcome = sessions[0].end()
@@ -314,12 +314,16 @@ def test_a_meddling_broker_changes_no_byte_of_what_is_learnt(
     assert isinstance(outcome, Outcome)
     assert same(outcome.broadcast, simulated.broadcast)
     assert all(same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)
-    kinds = {type(decode_any(seen.payload[HEAD:])) for seen in meddler.seen if seen.payload.startswith(SEALED)}
+    kinds = {
+        type(decode_any(seen.payload[ENVELOPE_HEADER:]))
+        for seen in meddler.seen
+        if seen.payload.startswith(ENVELOPE_MARK)
+    }
     assert {Spec, RoundState, Contribution, Welcome, Accepted, Presence} <= kinds
     for name in PLANTS:  # and each model can show what it was made from, tensor by tensor
         facts, tensors, *_ = load(source := federation.folder / name / "model")
         broadcast = Signer(authority.kit(name), days=9).check(facts, tensors, source).broadcast
-        check_broadcast(broadcast, authority.charter.coordinator.key)
+        verify_broadcast(broadcast, authority.charter.coordinator.key)
         assert (broadcast.run, broadcast.round) == (federation.spec.run, 3)
 
 
@@ -344,7 +348,7 @@ def test_a_federation_that_is_played_back_trains_nobody(
 ) -> None:
     """Spec, round and broadcast of an earlier run, all of them right: only a coordinator that answers is there now."""
     authority = Authority("past")
-    federation = Federation(broker, plants, tmp_path, "past", 500, Terms(), seals=authority.seals())
+    federation = Federation(broker, plants, tmp_path, "past", 500, Terms(), signers=authority.signers())
     listener = Adversary(broker, "past")
     coordinator = federation.coordinator()
     nodes = [federation.node(name) for name in PLANTS]
@@ -353,7 +357,7 @@ def test_a_federation_that_is_played_back_trains_nobody(
         session.stop()
     listener.close()
     played = [each.payload for each in listener.seen if each.topic == topics.round_state("past")][-1]
-    blob = decode_any(played[HEAD:]).broadcast  # type: ignore[union-attr]
+    blob = decode_any(played[ENVELOPE_HEADER:]).broadcast  # type: ignore[union-attr]
     player = BlobTransfer(
         broker, "past", topics.COORDINATOR, BlobStore(tmp_path / "coordinator" / "blobs"), queue.Queue()
     )
@@ -378,7 +382,7 @@ def test_on_topics_that_nobody_signs_or_has_asked_for_nothing_is_heard(
     strays += [topics.want("steel", name, "x") for name in ("coordinator", *PLANTS)]
     with Proxy(broker.port) as proxy:
         reached = Endpoint.parse(proxy.url)
-        federation = Federation(reached, plants, tmp_path, "steel", 2, Terms(), seals=Authority("steel").seals())
+        federation = Federation(reached, plants, tmp_path, "steel", 2, Terms(), signers=Authority("steel").signers())
         coordinator, node = federation.coordinator(), federation.node(PLANTS[0])
         coordinator.wait_for(progress.NodeJoined)
         run = federation.spec.run
@@ -398,9 +402,9 @@ def test_a_broker_cannot_have_a_member_refused_by_forging_its_chunks(
     broker: Endpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Chunks bear no signature, so bytes that do not fit prove nothing about their holder."""
-    seals, news, data = Authority("steel").seals(), queue.Queue[object](), secrets.token_bytes(5000)
+    signers, news, data = Authority("steel").signers(), queue.Queue[object](), secrets.token_bytes(5000)
     holder, asker = (
-        BlobTransfer(replace(broker, seal=seals[name]), "steel", name, BlobStore(tmp_path / name), news)
+        BlobTransfer(replace(broker, signer=signers[name]), "steel", name, BlobStore(tmp_path / name), news)
         for name in ("plant-a", "coordinator")
     )
     digest, size = holder._store.put(data)
@@ -427,7 +431,7 @@ def test_a_broker_cannot_have_a_member_refused_by_forging_its_chunks(
 def test_a_broker_cannot_have_a_member_refused_by_repeating_its_messages(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    federation = Federation(broker, plants, tmp_path, "repeated", 1, Terms(), seals=Authority("repeated").seals())
+    federation = Federation(broker, plants, tmp_path, "repeated", 1, Terms(), signers=Authority("repeated").signers())
     listener = Adversary(broker, "repeated")
     coordinator, node = federation.coordinator(), federation.node(PLANTS[0])
     coordinator.wait_for(progress.NodeJoined)
@@ -450,17 +454,17 @@ def test_with_a_kit_only_its_signed_federation_is_joined_and_without_one_none_th
     def join(endpoint: Endpoint, name: str) -> Spec | None:
         return discover(endpoint, name, 0.5, said.append, lambda: False, tmp_path)
 
-    signed = Federation(broker, plants, tmp_path / "1", "closed", 1, Terms(), seals=authority.seals())
+    signed = Federation(broker, plants, tmp_path / "1", "closed", 1, Terms(), signers=authority.signers())
     session = signed.coordinator()
-    sealed = replace(broker, seal=Seal(authority.kit(PLANTS[0])))
-    assert join(sealed, "closed") == signed.spec
+    with_kit = replace(broker, signer=MessageSigner(authority.kit(PLANTS[0])))
+    assert join(with_kit, "closed") == signed.spec
     with pytest.raises(UsageError, match=r"cannot be read \(it is signed; to read it, take part with a kit"):
         join(broker, "closed")
     session.stop()
     unsigned = Federation(broker, plants, tmp_path / "2", "closed", 1, Terms())
     session = unsigned.coordinator()
     with pytest.raises(UsageError, match="no coordinator appeared"):
-        join(sealed, "closed")
+        join(with_kit, "closed")
     session.stop()
     told = [record.getMessage() for record in caplog.records if "closed/spec" in record.getMessage()]
     assert told == [f"ignored a message on {topics.spec('closed')}: it is not signed"]
@@ -470,8 +474,8 @@ def test_a_node_written_from_the_page_takes_part_in_a_signed_federation(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     authority = Authority("default")
-    seals = {name: seal for name, seal in authority.seals().items() if name in (topics.COORDINATOR, PLANTS[0])}
-    federation = Federation(broker, plants, tmp_path, "default", 2, Terms(), "fedavg", seals=seals, epochs="1")
+    signers = {name: signer for name, signer in authority.signers().items() if name in (topics.COORDINATOR, PLANTS[0])}
+    federation = Federation(broker, plants, tmp_path, "default", 2, Terms(), "fedavg", signers=signers, epochs="1")
     coordinator, node = federation.coordinator(), federation.node(PLANTS[0])
     others = [
         ForeignNode(
@@ -496,8 +500,8 @@ def test_who_is_revoked_in_a_run_has_no_part_in_it_any_more_and_the_others_go_on
 ) -> None:
     """Its contribution to the open round does not count either; the quorum follows the members that are left."""
     authority = Authority("purged")
-    seals = authority.seals()
-    federation = Federation(broker, plants, tmp_path, "purged", 40, Terms(), seals=seals)
+    signers = authority.signers()
+    federation = Federation(broker, plants, tmp_path, "purged", 40, Terms(), signers=signers)
     coordinator = federation.coordinator()
     nodes = {name: federation.node(name) for name in PLANTS}
     coordinator.wait_for(progress.RoundClosed)
@@ -507,7 +511,7 @@ def test_who_is_revoked_in_a_run_has_no_part_in_it_any_more_and_the_others_go_on
     coordinator.stop()
     before = len(federation.contributors())
     authority.revoke(PLANTS[2])
-    seals[topics.COORDINATOR] = Seal(authority.kit(topics.COORDINATOR))
+    signers[topics.COORDINATOR] = MessageSigner(authority.kit(topics.COORDINATOR))
     coordinator = federation.coordinator()
     said = coordinator.wait_for(progress.Note)
     while "no member any more: plant-c; the others go on, 2 close a round" not in said.text:  # type: ignore[union-attr]
@@ -525,21 +529,23 @@ def test_a_run_that_has_lost_too_many_members_for_its_rule_is_not_gone_on_with(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     authority = Authority("few")
-    seals = authority.seals()
-    federation = Federation(broker, plants, tmp_path, "few", 40, Terms(), seals=seals)
+    signers = authority.signers()
+    federation = Federation(broker, plants, tmp_path, "few", 40, Terms(), signers=signers)
     federation.spec = msgspec.structs.replace(federation.spec, aggregation=Aggregation("median"))
     sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
     sessions[0].wait_for(progress.RoundClosed)
     for session in sessions:
         session.stop()
     authority.revoke(PLANTS[2])
-    seals[topics.COORDINATOR] = Seal(authority.kit(topics.COORDINATOR))
+    signers[topics.COORDINATOR] = MessageSigner(authority.kit(topics.COORDINATOR))
     with Ledger(tmp_path / "coordinator") as ledger, pytest.raises(UsageError, match="2 of 3 nodes are left"):
         coordinate(ledger, federation.spec, federation.first, federation.endpoint(topics.COORDINATOR), print)
 
 
 def test_members_cannot_guess_each_others_client_ids() -> None:
     authority = Authority("steel")
-    ids = {Seal(authority.kit(name)).secret("edge-node/steel/plant-a") for name in authority.keys}
+    ids = {MessageSigner(authority.kit(name)).derive_secret("edge-node/steel/plant-a") for name in authority.keys}
     assert len(ids) == len(authority.keys)
-    assert Seal(authority.kit("plant-a")).secret("x") == Seal(authority.kit("plant-a")).secret("x")
+    assert MessageSigner(authority.kit("plant-a")).derive_secret("x") == MessageSigner(
+        authority.kit("plant-a")
+    ).derive_secret("x")

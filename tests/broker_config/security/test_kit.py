@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker_config.security import kit as kits
-from broker_config.security.message_signing import check_broadcast
+from broker_config.security.message_signing import verify_broadcast
 from tests.support import provisioned_federation
 from tests.support.plants import CLASSES, FEDERATION, draw, here, run, start
 from tests.support.terminal import Terminal
@@ -58,7 +58,7 @@ def test_a_kit_and_images_are_all_that_a_node_needs(guarded: provisioned_federat
         next_step = f"next: edge-node export {model} --out bundles --kit {kit(guarded, name)}"
         assert next_step in (tmp_path / f"{name}.log").read_text()
         assert facts.broadcast is not None
-        check_broadcast(facts.broadcast, guarded.kits[name].members().coordinator.key)
+        verify_broadcast(facts.broadcast, guarded.kits[name].members().coordinator.key)
     shown = run("status", "--kit", kit(guarded, "monitor"), "--json", "--once",
                 **{SECRET: guarded.members.passphrase("monitor")})  # fmt: skip
     assert json.loads(shown.stdout)["status"] == "finished", shown

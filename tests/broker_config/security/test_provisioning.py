@@ -21,10 +21,10 @@ from cryptography import x509
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.security import certificate_authority as authority
-from broker_config.security import charter, kit, trust
+from broker_config.security import kit, member_list, trust
 from broker_config.security.kit import Kit
 from broker_config.security.member_registry import Wish
-from broker_config.security.message_signing import Seal
+from broker_config.security.message_signing import MessageSigner
 from broker_config.security.provisioning import provision
 from broker_config.security.signing import SigningKey
 from broker_config.storage import disk
@@ -102,7 +102,7 @@ def test_a_kit_is_its_members_and_holds_all_that_it_needs(steel: Members) -> Non
             assert its.signing == b""
         else:
             assert members.key(name) == SigningKey(its.signing).public
-        assert Seal(its).charter == members
+        assert MessageSigner(its).members == members
     assert len({its.signing for its in steel.kits.values()}) == len(ALL)
     assert len({its.key for its in steel.kits.values()}) == len(ALL)
 
@@ -244,7 +244,7 @@ def test_a_revoked_name_comes_back_with_new_keys_and_the_old_ones_stay_revoked(t
         meet(again, first.kits["plant-a"])
     old = msgspec.structs.replace(first.kits["plant-a"], charter=again.kits["plant-b"].charter)
     with pytest.raises(UsageError, match="no member of federation 'steel' any more"):
-        Seal(old)
+        MessageSigner(old)
 
 
 def test_a_coordinator_or_monitor_is_revoked_by_new_keys(tmp_path: Path) -> None:
@@ -477,20 +477,20 @@ def test_a_trust_file_names_the_node_and_whom_the_authority_vouches_for(steel: M
     path = steel.folder / "trust" / "plant-a.trust"
     believed = trust.read(path)
     assert (believed.federation, believed.node) == ("steel", "plant-a")
-    assert charter.read(believed.charter, believed.authority, "here") == steel.kits["plant-a"].members()
+    assert member_list.verify(believed.charter, believed.authority, "here") == steel.kits["plant-a"].members()
     assert not any(secret.hex() in path.read_text() for secret in (steel.kits["plant-a"].signing,))
     assert trust.encode(believed) == path.read_bytes()
 
 
 def test_a_charter_of_another_authority_or_an_old_one_is_not_believed(steel: Members) -> None:
     data, authority = steel.kits["plant-a"].charter, steel.register.key
-    with pytest.raises(charter.CharterError, match=r"does not fit: it is of another authority \(another feder"):
-        charter.read(data, SigningKey.generate().public, "here")
-    with pytest.raises(charter.CharterError, match="cannot be relied on: its signature does not fit\n"):
-        charter.read(data[:-5], authority.public, "here")
+    with pytest.raises(member_list.MemberListError, match=r"does not fit: it is of another authority \(another feder"):
+        member_list.verify(data, SigningKey.generate().public, "here")
+    with pytest.raises(member_list.MemberListError, match="cannot be relied on: its signature does not fit\n"):
+        member_list.verify(data[:-5], authority.public, "here")
     ended = msgspec.structs.replace(steel.kits["plant-a"].members(), expires=NOW - DAY)
-    with pytest.raises(charter.CharterError, match="has expired"):
-        charter.read(charter.seal(ended, authority), authority.public, "here")
+    with pytest.raises(member_list.MemberListError, match="has expired"):
+        member_list.verify(member_list.sign(ended, authority), authority.public, "here")
 
 
 def test_what_is_no_trust_file_is_refused_with_a_remedy(tmp_path: Path) -> None:

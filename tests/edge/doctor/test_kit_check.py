@@ -17,9 +17,9 @@ from broker_config.mqtt.endpoint import PORTS, Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec
-from broker_config.security import certificate_authority, charter
-from broker_config.security.charter import CharterError
+from broker_config.security import certificate_authority, member_list
 from broker_config.security.kit import Kit
+from broker_config.security.member_list import MemberListError
 from edge.doctor import access_check, connection_check, kit_check
 from edge.doctor.check_context import Trial
 from edge.doctor.result import Check, Found
@@ -32,12 +32,12 @@ MACHINE = [find.__name__ for find in LOCAL]
 
 
 def examined(kit: Kit) -> dict[str, Check]:
-    return diagnose(Endpoint.of_kit(kit, sealed=False), kit.name)
+    return diagnose(Endpoint.of_kit(kit, with_signer=False), kit.name)
 
 
 @contextmanager
 def tried_with(kit: Kit) -> Iterator[Trial]:
-    with tried(Endpoint.of_kit(kit, sealed=False), kit.name) as trial:
+    with tried(Endpoint.of_kit(kit, with_signer=False), kit.name) as trial:
         yield trial
 
 
@@ -53,7 +53,7 @@ def with_certificate(broker: Guarded, name: str, left: timedelta) -> Kit:
 def with_charter(broker: Guarded, name: str, **fields: object) -> Kit:
     """A member's kit, with a charter of its authority in which these fields differ."""
     kit, key = broker.kits[name], broker.members.register.key
-    return msgspec.structs.replace(kit, charter=charter.seal(msgspec.structs.replace(kit.members(), **fields), key))
+    return msgspec.structs.replace(kit, charter=member_list.sign(msgspec.structs.replace(kit.members(), **fields), key))
 
 
 def test_all_that_a_member_needs_is_fit_at_a_provisioned_broker_even_while_others_try_it_out(
@@ -137,7 +137,7 @@ def test_a_charter_without_us_is_a_failure_and_so_is_a_forged_one(provisioned: G
     with tried_with(left) as trial, pytest.raises(UsageError, match="plant-a is no member of federation 'steel' any"):
         kit_check.charter(trial)
     forged = msgspec.structs.replace(provisioned.kits["plant-a"], authority=secrets.token_hex(32))
-    with tried_with(forged) as trial, pytest.raises(CharterError, match="cannot be relied on"):
+    with tried_with(forged) as trial, pytest.raises(MemberListError, match="cannot be relied on"):
         kit_check.charter(trial)
 
 
@@ -156,7 +156,7 @@ def test_a_broker_that_also_admits_whoever_has_no_certificate_is_found(provision
 
 
 def protection(kit: Kit, port: int) -> Found:
-    with tried(Endpoint.of_kit(kit, f"mqtts://127.0.0.1:{port}", sealed=False), kit.name) as trial:
+    with tried(Endpoint.of_kit(kit, f"mqtts://127.0.0.1:{port}", with_signer=False), kit.name) as trial:
         return access_check.protection(trial)
 
 

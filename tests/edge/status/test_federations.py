@@ -24,7 +24,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
 from broker_config.protocol.messages import AnyMessage, NodeState, Overview, Presence, RoundState, Spec
 from broker_config.protocol.vfl_messages import SensorState, VflOverview
-from broker_config.security import charter
+from broker_config.security import member_list
 from edge.status.federations import FederationStatus, StatusMonitor, fetch, json_object, json_objects
 from edge.status.rendering import notices, render
 from tests.broker_config.protocol.test_codec import CASES, MANIFEST, RUN, SESSION
@@ -369,7 +369,7 @@ def test_with_a_kit_the_end_of_its_certificate_and_charter_and_of_the_coordinato
     lasting = msgspec.structs.replace(
         signed, expires=soon, coordinator=msgspec.structs.replace(signed.coordinator, expires=soon + timedelta(days=2))
     )
-    monitor = msgspec.structs.replace(kits["monitor"], charter=charter.seal(lasting, key))
+    monitor = msgspec.structs.replace(kits["monitor"], charter=member_list.sign(lasting, key))
     node = NodeState(node="plant-a", doing="waiting", expires=soon + timedelta(days=4))
     with closing(Coordinator(Endpoint.of_kit(kits["coordinator"]))) as coordinator:
         coordinator.publish(changed(SPEC, federation="steel"), OPEN, ONLINE, just_now(nodes=(node,)))

@@ -214,7 +214,7 @@ class ServerConnection:
         if not self._membership.is_flooding(node, time.monotonic(), cost):
             return False
         reason = f"it sends more than {MAX_MESSAGES} messages in {WINDOW:g} s"
-        if self._endpoint.seal is None:
+        if self._endpoint.signer is None:
             raise PeerError(node, reason)
         if self._membership.is_first_report("flooding", node):
             self._report(progress.Note(text=f"ignoring {node} for a while: {reason}, or the broker repeats them"))

@@ -112,9 +112,12 @@ def abort(ledger: Ledger, endpoint: Endpoint, reason: str) -> None:
 
 class _Coordinator:
     def __init__(self, ledger: Ledger, endpoint: Endpoint, report: progress.Report, chunk_size: int, linger: float):
-        self._ledger, self._seal, self._linger, self._preferred_chunk = ledger, endpoint.seal, linger, chunk_size
+        self._ledger, self._signer, self._linger, self._preferred_chunk = ledger, endpoint.signer, linger, chunk_size
         session = secrets.token_hex(8)
-        members, charter = ledger.run.members if ledger.run else {}, endpoint.seal.charter if endpoint.seal else None
+        members, charter = (
+            ledger.run.members if ledger.run else {},
+            endpoint.signer.members if endpoint.signer else None,
+        )
         gone = {node for node in members if charter and node not in charter.nodes}
         self._state = ledger.resume(session, gone)
         self._spec = spec = ledger.spec
@@ -413,8 +416,8 @@ class _Coordinator:
             size=blob.size,
             chunk_size=chunk_size,
         )
-        if self._seal:
-            manifest = msgspec.structs.replace(manifest, signature=self._seal.attest(manifest))
+        if self._signer:
+            manifest = msgspec.structs.replace(manifest, signature=self._signer.sign_broadcast(manifest))
         self._connection.publish_round(round_message(self._spec, self._state, manifest))
 
     def _publish_status(self, *, anyway: bool = False) -> None:

@@ -26,7 +26,7 @@ from trainer.progress import (
 )
 
 if TYPE_CHECKING:
-    from broker_config.security.charter import Charter
+    from broker_config.security.member_list import MemberList
 
 EVERY = 1.0  # seconds between two overviews, at least
 _ROOM = MAX_MESSAGE - 1024  # bytes for nodes; the rest of an overview needs less
@@ -70,7 +70,7 @@ class StatusTracker:
     The clock counts seconds. Where there is a charter, it tells when the nodes' certificates end.
     """
 
-    def __init__(self, spec: Spec, clock: Callable[[], float] = time.monotonic, *, charter: "Charter | None" = None):
+    def __init__(self, spec: Spec, clock: Callable[[], float] = time.monotonic, *, charter: "MemberList | None" = None):
         self._spec, self._clock = spec, clock
         self._members = charter.nodes if charter else {}
         self._nodes: dict[str, _Noted] = {}

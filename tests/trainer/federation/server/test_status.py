@@ -9,7 +9,7 @@ import pytest
 
 from broker_config.protocol.codec import MAX_MESSAGE, decode, encode
 from broker_config.protocol.messages import NodeState, Overview
-from broker_config.security.charter import Charter, Member
+from broker_config.security.member_list import Member, MemberList
 from tests.broker_config.protocol.test_codec import CASES
 from trainer import progress
 from trainer.federation.server.round_state import (
@@ -73,7 +73,7 @@ def test_where_there_is_a_charter_it_says_when_the_members_certificates_end() ->
     end = datetime(2027, 3, 1, tzinfo=UTC)
     ends = {name: end + timedelta(days=days) for days, name in enumerate("abz")}
     members = {name: Member("0" * 64, when) for name, when in ends.items()}
-    charter = Charter(
+    charter = MemberList(
         federation="steel", version=1, issued=end, expires=end, coordinator=Member("1" * 64, end), nodes=members
     )
     tracker = StatusTracker(SPEC, charter=charter)
