@@ -19,9 +19,9 @@ from edge.vfl.member_bundle import Description, EmbeddingSource, write_bundle
 from edge.vfl.sensor_rows import Scaling
 from export.bundle_signing import Signer
 from export.vfl_graph import Imputation, build_head_graph, build_sensor_graph, impute_means
+from trainer.vfl.algorithm import Head, Sensor
 from trainer.vfl.imputer import LARGEST, Imputer
 from trainer.vfl.networks import embedding_size
-from trainer.vfl.parties import Head, Sensor
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from broker_config.protocol.errors import EdgeNodeError
 from edge.vfl.member_bundle import Array
 from edge.vfl.sensor_rows import Scaling
 from export.parity import BATCHES, TOLERANCE, session
+from trainer.vfl.algorithm import Head
 from trainer.vfl.networks import ClipNorm
-from trainer.vfl.parties import Head
 
 _OPSET, _IR = 20, 10
 _REMEDY = "report it, with the network's name"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edge.vfl.sensor_service import Leaving
     from export.bundle_signing import Signer
     from trainer.vfl.client.measurements import Source
-    from trainer.vfl.client.sensor_model import Deploy as SensorDeploy
+    from trainer.vfl.client.sensor_trainer import Deploy as SensorDeploy
     from trainer.vfl.server.head_model import Deploy as HeadDeploy
 
 _DAYS = 365  # that a signed bundle may be served

@@ -27,13 +27,13 @@ from export.vfl_export import ExportSchedule, HeadBundleWriter, Rows, SensorBund
 from export.vfl_graph import VflParityError, build_head_graph, build_sensor_graph, impute_means
 from tests.support.provisioned_federation import make
 from tests.support.tiny_bundle import tiny_bundle
-from tests.support.vfl_lines import draw, left, line_spec, source
 from tests.support.vfl_models import COLUMNS, Learnt, rows
+from tests.support.vfl_runs import draw, left, line_spec, source
 from trainer.progress.events import ignore
+from trainer.vfl.algorithm import Head
 from trainer.vfl.client.session import take_part
 from trainer.vfl.imputer import Imputer
 from trainer.vfl.networks import build_feature_model, embedding_size
-from trainer.vfl.parties import Head
 from trainer.vfl.server.startup import coordinate
 
 

@@ -28,7 +28,7 @@ from broker_config.protocol.errors import BrokerError
 from broker_config.protocol.vfl_messages import VflSpec, Window
 from tests.support.mosquitto import Mosquitto
 from tests.support.sensor_streams import CLASSES, Plant, Processes, simulated
-from tests.support.vfl_witness import STARTING, STEPS, WAITING, Witness
+from tests.support.vfl_processes import STARTING, STEPS, WAITING, Witness
 from trainer.vfl.server.journal import history
 
 HEAD = "coordinator"

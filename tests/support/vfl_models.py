@@ -11,7 +11,7 @@ from broker_config.security.kit import Kit
 from edge.vfl.sensor_rows import Scaling
 from export.bundle_signing import Signer
 from export.vfl_export import HeadBundleWriter, Rows, SensorBundleWriter
-from trainer.vfl.parties import Representation
+from trainer.vfl.algorithm import Representation
 from trainer.vfl.simulation import Simulation, Stream
 
 COLUMNS = {"press": ("force", "speed"), "oven": ("heat",), "scale": ("mass", "tilt", "drift")}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from broker_config.protocol.frames import PART, Embeddings, Graded, Opened, Represented
-from trainer.vfl.parties import Representation
+from trainer.vfl.algorithm import Representation
 
 _IDS = 4000  # products in a frame
 _LARGEST = 1e6  # number that can be meant: far beyond it who computes with it ends at infinity

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
-from edge.vfl import growing_csv
+from edge.vfl import csv_tail
 from edge.vfl.sensor_rows import Samples
 from trainer.vfl.server.labels import Labels
 
@@ -67,7 +67,7 @@ def test_a_sample_is_its_products_row_and_those_before_it_of_the_same_unit(tmp_p
 
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_forgotten_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr(growing_csv, "MEMORY", 50)
+    monkeypatch.setattr(csv_tail, "MEMORY", 50)
     monkeypatch.setattr("edge.vfl.sensor_rows.MEMORY", 50)
     random = np.random.default_rng(seed)
     units = [f"once {n}" if n % 20 == 7 else f"u{random.integers(5)}" for n in range(3000)]
@@ -296,7 +296,7 @@ def test_a_products_position_hangs_on_the_file_alone_not_on_how_it_was_read(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ids come again, sooner and later; one head follows the file and forgets, another starts at its end."""
-    monkeypatch.setattr(growing_csv, "MEMORY", 20)
+    monkeypatch.setattr(csv_tail, "MEMORY", 20)
     monkeypatch.setattr("trainer.vfl.server.labels.MEMORY", 20)
     random, told = np.random.default_rng(seed), list[str]()
     path = write(tmp_path / "labels.csv", [], "product,label\n")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from broker_config.protocol.vfl_messages import Channel, Denoising, Privacy
-from tests.trainer.vfl.test_parties import line, values
+from tests.trainer.vfl.test_algorithm import line, values
 from trainer.vfl.channel import measure_extent, transmit
 from trainer.vfl.denoiser import Denoiser
 from trainer.vfl.privacy import protect

@@ -11,8 +11,8 @@ import pytest
 
 from broker_config.broker.embedded import start_broker
 from edge.cli.main import main
-from tests.support.vfl_lines import CLASSES, COLUMNS, draw, feed, left, line_spec, simulated, written
-from tests.support.vfl_witness import FORK
+from tests.support.vfl_processes import FORK
+from tests.support.vfl_runs import CLASSES, COLUMNS, draw, feed, left, line_spec, simulated, written
 from trainer.vfl.window import span
 
 SENSORS = ("press", "oven")

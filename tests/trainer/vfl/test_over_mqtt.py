@@ -25,7 +25,7 @@ from broker_config.protocol.messages import Refusal, RoundState
 from broker_config.protocol.vfl_messages import Channel, Denoising, Recipe, VflHello
 from edge.vfl.sensor_rows import Samples
 from export.vfl_export import Rows, SensorBundleWriter
-from tests.support.vfl_lines import (
+from tests.support.vfl_runs import (
     COLUMNS,
     Threads,
     draw,
@@ -40,7 +40,7 @@ from tests.support.vfl_lines import (
 from trainer import progress
 from trainer.vfl.client import session
 from trainer.vfl.client.discovery import join
-from trainer.vfl.client.sensor_model import SensorTrainer
+from trainer.vfl.client.sensor_trainer import SensorTrainer
 from trainer.vfl.client.session import take_part
 from trainer.vfl.server import response_times
 from trainer.vfl.server.connection import HeadConnection

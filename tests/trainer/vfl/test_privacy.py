@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.vfl_messages import Channel, Denoising, Privacy, VflSpec, Window
-from tests.trainer.vfl.test_parties import line
+from tests.trainer.vfl.test_algorithm import line
 from trainer.vfl import combinations
 from trainer.vfl.channel import Array
 from trainer.vfl.networks import ClipNorm

@@ -17,7 +17,7 @@ from trainer.federation.client.discovery import check_name_free
 from trainer.vfl.client.measurements import Source
 
 if TYPE_CHECKING:
-    from trainer.vfl.client.sensor_model import Deploy
+    from trainer.vfl.client.sensor_trainer import Deploy
 
 _PAUSE = 0.3  # seconds between two looks for a head
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from broker_config.protocol.frames import Graded, Represented
 from trainer.vfl import tensor_frames
-from trainer.vfl.parties import Representation, Sensor
+from trainer.vfl.algorithm import Representation, Sensor
 
 
 class LocalRound(NamedTuple):

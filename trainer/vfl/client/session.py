@@ -23,7 +23,7 @@ from trainer import progress
 from trainer.federation.client import checkpoint
 from trainer.vfl.client.local_round import LocalRound, is_skipped
 from trainer.vfl.client.measurements import Source
-from trainer.vfl.client.sensor_model import Deploy, SensorTrainer
+from trainer.vfl.client.sensor_trainer import Deploy, SensorTrainer
 from trainer.vfl.client.target_round import MissingRows, TargetRound, check_frame, is_newer, positions_to_keep
 from trainer.vfl.privacy import describe_spent
 from trainer.vfl.process_setup import EVENT_QUEUE, set_up_process

@@ -12,10 +12,10 @@ from broker_config.protocol.errors import UsageError
 from broker_config.protocol.frames import LARGEST_FRAME, PART, Graded, Represented
 from broker_config.protocol.vfl_messages import VflSpec
 from trainer.vfl import tensor_frames
+from trainer.vfl.algorithm import Head, Representation, diverged_error
 from trainer.vfl.checkpoint import Checkpoints, strip_prefix
 from trainer.vfl.denoiser import sends_pairs
 from trainer.vfl.networks import embedding_size
-from trainer.vfl.parties import Head, Representation, diverged_error
 from trainer.vfl.policies.policy import Timing
 from trainer.vfl.policies.selection import make_policy
 from trainer.vfl.server.absence import make_rule

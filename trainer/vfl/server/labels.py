@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_config.protocol.errors import nearest
-from edge.vfl.growing_csv import MEMORY, BadRowError, Cells, CsvTail, ProductIndex, Tell, log
+from edge.vfl.csv_tail import MEMORY, BadRowError, Cells, CsvTail, ProductIndex, Tell, log
 
 
 class Labels:

@@ -15,7 +15,7 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.errors import BrokerError, UsageError
 from tests.support.provisioned_federation import guarded
-from tests.support.vfl_lines import Threads, draw, in_threads, line_spec, source
+from tests.support.vfl_runs import Threads, draw, in_threads, line_spec, source
 from trainer import progress
 from trainer.vfl.client import session
 from trainer.vfl.client.discovery import find_spec, join

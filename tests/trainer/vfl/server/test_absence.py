@@ -14,10 +14,10 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.vfl_messages import VflSpec, Window
 from tests.support.mosquitto import Mosquitto
 from tests.support.sensor_streams import CLASSES, COLUMNS, Plant, Processes
-from tests.support.vfl_witness import Witness
+from tests.support.vfl_processes import Witness
+from trainer.vfl.algorithm import Sensor
 from trainer.vfl.client.measurements import Source
 from trainer.vfl.client.session import take_part
-from trainer.vfl.parties import Sensor
 from trainer.vfl.server.journal import ClosedRound, history
 from trainer.vfl.server.startup import coordinate
 from trainer.vfl.simulation import Release, release
@@ -96,7 +96,7 @@ def test_a_sensor_that_is_always_too_slow_does_not_hold_up_the_line_again_and_ag
             time.sleep(1.0)
         return release(spec, party, samples, round_)
 
-    monkeypatch.setattr("trainer.vfl.client.sensor_model.release", dawdle)
+    monkeypatch.setattr("trainer.vfl.client.sensor_trainer.release", dawdle)
     spec = VflSpec(
         federation="steel", run="0" * 16, software="", sensors=SENSORS, network="dense", classes=CLASSES,
         window=Window(start=WINDOW, chunk=CHUNK, size=WINDOW), absent="last", patience=patience, labels=labels,

@@ -17,12 +17,12 @@ from broker_config.protocol.codec import DecodeError, decode, decode_any, encode
 from broker_config.protocol.errors import PeerError
 from broker_config.protocol.frames import PART, Embeddings, Graded, Opened, Represented, decode_frame, encode_frame
 from broker_config.protocol.vfl_messages import Recipe
-from tests.support.vfl_lines import line_spec
+from tests.support.vfl_runs import line_spec
 from trainer.vfl import tensor_frames
+from trainer.vfl.algorithm import Representation, Sensor
 from trainer.vfl.checkpoint import Checkpoints
 from trainer.vfl.client.local_round import LocalRound
 from trainer.vfl.client.target_round import MissingRows, ProductPositions, check_frame
-from trainer.vfl.parties import Representation, Sensor
 from trainer.vfl.server.absence import Imputed, Last
 from trainer.vfl.server.connection import HeadConnection
 from trainer.vfl.server.journal import ClosedRound, Journal, Member, history

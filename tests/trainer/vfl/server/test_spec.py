@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from broker_config.protocol.errors import UsageError
 from edge.cli.main import app
-from tests.support.vfl_lines import line_spec
+from tests.support.vfl_runs import line_spec
 from trainer.vfl.server import spec
 
 

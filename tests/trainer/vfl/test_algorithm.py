@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.vfl_messages import Channel, Denoising, Privacy, Recipe, VflSpec, Window
+from trainer.vfl.algorithm import Head, Representation, Sensor
 from trainer.vfl.networks import HEAD, build_feature_model, embedding_size
-from trainer.vfl.parties import Head, Representation, Sensor
 from trainer.vfl.simulation import Simulation, Stream, release, simulate
 from trainer.vfl.window import span
 

@@ -13,15 +13,15 @@ from broker_config.protocol.errors import UsageError, brief
 from broker_config.protocol.frames import Opened, encode_frame
 from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.storage import disk
-from edge.vfl.growing_csv import Tell
+from edge.vfl.csv_tail import Tell
 from edge.vfl.sensor_rows import Samples, Scaling
 from trainer.vfl import tensor_frames
+from trainer.vfl.algorithm import Sensor
 from trainer.vfl.channel import Array, Extent
 from trainer.vfl.checkpoint import Checkpoints, strip_prefix
 from trainer.vfl.client.local_round import LocalRound
 from trainer.vfl.client.measurements import Source
 from trainer.vfl.client.target_round import ProductPositions
-from trainer.vfl.parties import Sensor
 from trainer.vfl.simulation import release
 from trainer.vfl.window import span
 

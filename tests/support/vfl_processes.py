@@ -21,10 +21,10 @@ WAITING = "waiting"
 STEPS = {  # what is done: by which method
     "reading rows": "edge.vfl.sensor_rows:Samples.refresh",
     "reading labels": "trainer.vfl.server.labels:Labels.refresh",
-    "embedding": "trainer.vfl.client.sensor_model:SensorTrainer.start_round",
+    "embedding": "trainer.vfl.client.sensor_trainer:SensorTrainer.start_round",
     "representing": "trainer.vfl.server.head_model:HeadModel.represent",
-    "learning": "trainer.vfl.parties:Sensor.train",
-    "learning as head": "trainer.vfl.parties:Head.train",
+    "learning": "trainer.vfl.algorithm:Sensor.train",
+    "learning as head": "trainer.vfl.algorithm:Head.train",
     "writing a checkpoint": "trainer.vfl.checkpoint:Checkpoints.save",
     "reading a checkpoint": "trainer.vfl.checkpoint:Checkpoints.load",
     "writing the journal": "trainer.vfl.server.journal:Journal.close_rounds",
@@ -34,7 +34,7 @@ STARTING = "starting"
 _SIZE = 32  # bytes of a note
 FORK: Any = multiprocessing.get_context("forkserver")  # whose children need not import all of this each for itself
 _SLOW = ("edge.cli.vfl", "export.vfl_export", "torch._dynamo", "trainer.vfl.client.discovery")
-FORK.set_forkserver_preload(["tests.support.vfl_witness", *_SLOW, "trainer.vfl.client.session"])
+FORK.set_forkserver_preload(["tests.support.vfl_processes", *_SLOW, "trainer.vfl.client.session"])
 
 
 class Witness:
