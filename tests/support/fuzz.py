@@ -224,7 +224,7 @@ class Coordinators:
         payload = random.choice((self._mutated, self._mutated, self._hello))(mutator, node)
         before = len(self._told)
         coordinator._handle(Delivery(coordinator._connection.mqtt, topic, payload, False, 1, 0))
-        coordinator._watch_clock()
+        coordinator._check_timers()
         while not coordinator._inbox.empty():
             coordinator._handle(coordinator._inbox.get())
         told = self._told[before:]
