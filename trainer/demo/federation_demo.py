@@ -82,7 +82,7 @@ def run(
         rows = [_node(share, out, spec) for share in shares]
         show(progress.Step(what=f"sending held-out images of {shares[0].node} to a daemon"))
         served = _serve(processes, shares[0], out, spec)
-    result = summary.RunReport.of(
+    result = summary.RunReport.from_spec(
         spec,
         rows,
         weights=request.weights,
@@ -186,7 +186,9 @@ def _node(share: Share, out: Path, spec: Spec) -> summary.NodeReport:
     test = class_folders.load(share.test, spec.classes, spec.preprocessing.size)
     found = Predictor(bundle_format.read_bundle(out / "bundles" / share.node)).labels(test.images)
     right = sum(label == spec.classes[number] for label, number in zip(found, test.labels, strict=True))
-    return summary.NodeReport.of(facts, local_accuracy=alone.metrics["accuracy"], onnx_accuracy=right / len(found))
+    return summary.NodeReport.from_facts(
+        facts, local_accuracy=alone.metrics["accuracy"], onnx_accuracy=right / len(found)
+    )
 
 
 def _serve(processes: Processes, share: Share, out: Path, spec: Spec) -> summary.Serving:

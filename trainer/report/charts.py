@@ -1,4 +1,4 @@
-"""The report's figures: SVG from numbers. Colours are CSS classes (`n0`.. nodes, `c0`.. classes), set by page.css.
+"""Charts of the report page: SVG from numbers. Colours are CSS classes (`n0`.. nodes, `c0`.. classes) of page.css.
 
 Every text goes through `Markup.format`, which escapes it: names come from folders and from the network.
 """
@@ -15,11 +15,11 @@ from markupsafe import Markup
 from edge.terminal.formatting import shorten
 from trainer.progress.timeline import Activity, Span
 
-COLOURS = 8  # of nodes and of classes; a ninth takes the first again, with another dash or shape
+COLOURS = 8  # of nodes and of classes; the ninth repeats the first, with another dash or marker
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
-_LABELLED = 8  # lines that bear their names; beyond that the legend must do
-_DOTTED = 12  # points of a line, up to which each is marked
-_NAME = 10  # characters of a name beside a line
+_MAX_LABELLED = 8  # lines with labels; beyond that there is only the legend
+_MAX_DOTS = 12  # lines of more points have no dots
+_LABEL_LENGTH = 10  # characters of a name beside a line
 
 
 class Series(NamedTuple):
@@ -30,20 +30,20 @@ class Series(NamedTuple):
     points: Sequence[tuple[float, float]]
 
 
-class Rule(NamedTuple):
-    """A horizontal line that means something."""
+class ReferenceLine(NamedTuple):
+    """A labelled horizontal line at a meaningful value."""
 
     value: float
     text: str
 
 
-def _join(parts: Iterable[Markup]) -> Markup:
+def _concatenate(parts: Iterable[Markup]) -> Markup:
     return Markup("").join(parts)
 
 
 def _svg(width: float, height: float, label: str, *content: Markup, attributes: str = "") -> Markup:
     return Markup('<svg viewBox="0 0 {:g} {:g}" role="img" aria-label="{}"{}>{}</svg>').format(
-        width, height, label, attributes, _join(content)
+        width, height, label, attributes, _concatenate(content)
     )
 
 
@@ -56,24 +56,24 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Round numbers within low..high, at most about `most`."""
+    """Round numbers between low and high, about `most` or fewer."""
     span = (high - low) or 1.0
     step = 10 ** math.floor(math.log10(span / most))
     step = next(step * factor for factor in (1, 2, 5, 10) if span / (step * factor) <= most)
     return [round(step * k, 10) for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-# Curves
+# Line charts
 
 
-def curves(
-    title: str, series: Sequence[Series], rounds: int, *, rule: Rule | None = None, percent: bool = False
+def line_chart(
+    title: str, series: Sequence[Series], rounds: int, *, reference: ReferenceLine | None = None, percent: bool = False
 ) -> Markup:
-    """Lines over rounds 1 to `rounds`, each with its node's name at its end where there are few."""
+    """A line for each node over rounds 1 to `rounds`, labelled at its end if there are few."""
     width, height, right, top, bottom = 300.0, 210.0, 66.0, 10.0, 30.0
     factor = 100 if percent else 1
     series = [line._replace(points=[(x, y * factor) for x, y in line.points]) for line in series]
-    ys = [y for line in series for _, y in line.points] + ([rule.value] if rule else [])
+    ys = [y for line in series for _, y in line.points] + ([reference.value] if reference else [])
     first, last = 1, max(rounds, 2)
     margin = 0.06 * ((max(ys) - min(ys)) or 1.0)
     low, high = min(ys) - margin, max(ys) + margin
@@ -94,20 +94,20 @@ def curves(
         if value == int(value) and value <= rounds:
             parts.append(_text(at_x(value), height - bottom + 14, f"{value:g}", "tick", "middle"))
     parts.append(_text((left + width - right) / 2, height - 3, "round", "tick", "middle"))
-    if rule:
-        parts.append(_line(left, at_y(rule.value), width - right, at_y(rule.value), "rule"))
+    if reference:
+        parts.append(_line(left, at_y(reference.value), width - right, at_y(reference.value), "rule"))
     for line in series:
         path = "L".join(f"{at_x(x):.1f} {at_y(y):.1f}" for x, y in line.points)
         drawn = Markup('<path class="line {}" d="M{}"><title>{}</title></path>')
         parts.append(drawn.format(node_class(line.number), path, line.name))
-        if len(line.points) <= _DOTTED:
+        if len(line.points) <= _MAX_DOTS:
             dot = Markup('<circle class="point {}" cx="{:.1f}" cy="{:.1f}" r="2"/>')
             parts += [dot.format(node_class(line.number), at_x(x), at_y(y)) for x, y in line.points]
-    if rule:
-        parts.append(_text(left + 4, at_y(rule.value) - 4, rule.text, "tick"))
-    if len(series) <= _LABELLED:
+    if reference:
+        parts.append(_text(left + 4, at_y(reference.value) - 4, reference.text, "tick"))
+    if len(series) <= _MAX_LABELLED:
         parts += _end_labels(series, at_x(last), at_y, height - bottom)
-    told = "; ".join(f"{line.name} from {line.points[0][1]:.3g} to {line.points[-1][1]:.3g}" for line in series)
+    ranges = "; ".join(f"{line.name} from {line.points[0][1]:.3g} to {line.points[-1][1]:.3g}" for line in series)
     readout = {
         "left": left, "right": width - right, "top": top, "bottom": height - bottom, "first": first, "last": last,
         "unit": " %" if percent else "",
@@ -117,69 +117,69 @@ def curves(
         ],
     }  # fmt: skip
     data = Markup(' class="curves" data-readout="{}"').format(json.dumps(readout, separators=(",", ":")))
-    return _svg(width, height, f"{title} by round: {told}", *parts, attributes=data)
+    return _svg(width, height, f"{title} by round: {ranges}", *parts, attributes=data)
 
 
 def _end_labels(series: Sequence[Series], x: float, at_y: Callable[[float], float], bottom: float) -> list[Markup]:
-    """Names at the lines' ends, moved apart until they can be read, each tied to its line."""
+    """Names at the ends of the lines, moved apart so that they do not overlap, each tied to its line."""
     wanted = sorted((at_y(line.points[-1][1]), line) for line in series)
-    places = [y for y, _ in wanted]
-    for index in range(1, len(places)):
-        places[index] = max(places[index], places[index - 1] + 11)
-    places = [y - max(0.0, places[-1] - bottom) for y in places]
+    positions = [y for y, _ in wanted]
+    for index in range(1, len(positions)):
+        positions[index] = max(positions[index], positions[index - 1] + 11)
+    positions = [y - max(0.0, positions[-1] - bottom) for y in positions]
     parts = []
-    for place, (y, line) in zip(places, wanted, strict=True):
+    for place, (y, line) in zip(positions, wanted, strict=True):
         parts.append(_line(x + 1, y, x + 9, place, f"tie {node_class(line.number)}"))
-        parts.append(_text(x + 12, place + 3.5, shorten(line.name, _NAME), f"name {node_class(line.number)}"))
+        parts.append(_text(x + 12, place + 3.5, shorten(line.name, _LABEL_LENGTH), f"name {node_class(line.number)}"))
     return parts
 
 
 def node_class(number: int) -> str:
-    """CSS classes of the node's colour and dash."""
+    """CSS classes of a node's colour and dash."""
     return f"n{number % COLOURS} d{(number + number // COLOURS) % 4}"
 
 
-def class_class(number: int) -> str:
-    """CSS class of the colour of the class at this position."""
+def label_class(number: int) -> str:
+    """CSS class of the colour of the image class at this position."""
     return f"c{number % COLOURS}"
 
 
-def shape(number: int) -> str:
-    """The id of the marker of the class at this position; page.html defines them."""
+def marker_id(number: int) -> str:
+    """Id of the marker of the image class at this position; page.html defines them."""
     return f"shape-{(number + number // COLOURS) % 7}"
 
 
-# Points and intervals
+# Scatter plots and intervals
 
 
 class Point(NamedTuple):
-    """An image among others."""
+    """One image in a scatter plot."""
 
     x: float
     y: float
     label: int  # its class
-    right: bool  # as it was judged
+    correct: bool  # its prediction
     text: str
 
 
-def scatter(label: str, points: Sequence[Point]) -> Markup:
-    """A map of images; those judged wrong bear a ring."""
+def scatter_plot(label: str, points: Sequence[Point]) -> Markup:
+    """Images as markers; those classified wrongly have a ring."""
     width, height, margin = 300.0, 230.0, 14.0
-    places = np.array([(point.x, point.y) for point in points])
-    low, span = places.min(0), np.ptp(places, 0)
+    positions = np.array([(point.x, point.y) for point in points])
+    low, span = positions.min(0), np.ptp(positions, 0)
     span[span == 0] = 1.0
-    scaled = (places - low) / span * (width - 2 * margin, height - 2 * margin) + margin
+    scaled = (positions - low) / span * (width - 2 * margin, height - 2 * margin) + margin
     parts = [Markup('<rect class="frame" x=".5" y=".5" width="{:g}" height="{:g}"/>').format(width - 1, height - 1)]
     drawn = Markup('<g class="{}"><use href="#{}" x="{:.1f}" y="{:.1f}"/>{}<title>{}</title></g>')
     ring = Markup('<circle class="ring" cx="{:.1f}" cy="{:.1f}" r="7.5"/>')
     for point, (x, y) in zip(points, scaled, strict=True):
-        circle = Markup("") if point.right else ring.format(x, y)
-        parts.append(drawn.format(class_class(point.label), shape(point.label), x, y, circle, point.text))
+        circle = Markup("") if point.correct else ring.format(x, y)
+        parts.append(drawn.format(label_class(point.label), marker_id(point.label), x, y, circle, point.text))
     return _svg(width, height, label, *parts)
 
 
-def interval(number: int, low: float, value: float, high: float, alone: float | None) -> Markup:
-    """An accuracy with its interval on a scale of 0 to 1; a hollow mark for training alone."""
+def interval_bar(number: int, low: float, value: float, high: float, alone: float | None) -> Markup:
+    """An accuracy with its interval on a scale of 0 to 1; a hollow circle for training alone."""
     width, height, margin = 170.0, 20.0, 6.0
 
     def at(share: float) -> float:
@@ -190,11 +190,11 @@ def interval(number: int, low: float, value: float, high: float, alone: float | 
     if alone is not None:
         parts.append(Markup('<circle class="alone" cx="{:.1f}" cy="10" r="4.5"/>').format(at(alone)))
     parts.append(Markup('<circle class="dot n{}" cx="{:.1f}" cy="10" r="4"/>').format(number % COLOURS, at(value)))
-    told = f"{value:.0%}, interval {low:.0%} to {high:.0%}" + (f", alone {alone:.0%}" if alone is not None else "")
-    return _svg(width, height, told, *parts)
+    label = f"{value:.0%}, interval {low:.0%} to {high:.0%}" + (f", alone {alone:.0%}" if alone is not None else "")
+    return _svg(width, height, label, *parts)
 
 
-# Time
+# Timelines
 
 
 class Lane(NamedTuple):
@@ -205,8 +205,8 @@ class Lane(NamedTuple):
     spans: Sequence[Span]
 
 
-def timeline(lanes: Sequence[Lane], begin: float, end: float, label: str) -> Markup:
-    """What each node did between two moments: computing above, the network below; what is empty is not recorded."""
+def timeline_chart(lanes: Sequence[Lane], begin: float, end: float, label: str) -> Markup:
+    """What each node did between two moments, computing above the network; gaps are times that were not recorded."""
     width, left, pitch, top, bottom = 1000.0, 112.0, 34.0, 22.0, 30.0
     height = top + pitch * len(lanes) + bottom
     scale = (width - left - 10) / ((end - begin) or 1.0)
@@ -235,7 +235,7 @@ _NETWORK = (17.0, 7.0)
 def _bars(
     spans: Sequence[Span], activity: Activity, begin: float, end: float, at: Callable[[float], float], y: float
 ) -> str:
-    """One path for all spans of an activity: a long run has thousands."""
+    """One path for all spans of an activity, since a long run has thousands."""
     offset, height = _TRACKS.get(activity, _NETWORK)
     return "".join(
         f"M{(x := at(span.begin)):.1f} {y + offset:g}h{max(at(span.end) - x, 0.3):.1f}v{height:g}H{x:.1f}z"
@@ -245,7 +245,7 @@ def _bars(
 
 
 def _round_marks(lanes: Sequence[Lane], begin: float, end: float, at: Callable[[float], float]) -> list[Markup]:
-    """Where each round's training begins, at the first node to begin it; as many as there is room for."""
+    """Labels where the first node begins to train each round; as many as there is room for."""
     begun: dict[int, float] = {}
     for span in sorted((span for lane in lanes for span in lane.spans), key=lambda span: span.begin):
         if span.activity == "training" and begin <= span.begin <= end:
@@ -258,7 +258,7 @@ def _round_marks(lanes: Sequence[Lane], begin: float, end: float, at: Callable[[
     ]
 
 
-def middle(lanes: Sequence[Lane], rounds: int = 3) -> tuple[float, float]:
+def middle_rounds(lanes: Sequence[Lane], rounds: int = 3) -> tuple[float, float]:
     """Begin and end of a few rounds in the middle of the run."""
     worked = [span for lane in lanes for span in lane.spans if span.activity != "waiting"]
     numbers = sorted({span.round for span in worked})
@@ -267,7 +267,7 @@ def middle(lanes: Sequence[Lane], rounds: int = 3) -> tuple[float, float]:
     return min(span.begin for span in chosen), max(span.end for span in chosen)
 
 
-def medians(lane: Lane) -> dict[Activity, float]:
-    """Median seconds of each activity in a round; an activity without spans is left out."""
+def median_durations(lane: Lane) -> dict[Activity, float]:
+    """Median seconds of each activity in a round; activities without spans are left out."""
     lengths = {a: [span.end - span.begin for span in lane.spans if span.activity == a] for a in ACTIVITIES}
     return {activity: median(values) for activity, values in lengths.items() if values}

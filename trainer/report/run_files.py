@@ -1,4 +1,4 @@
-"""What a run left on disk, whatever kind of run it was."""
+"""Files that a demo, a simulation, a node or a coordinator leaves, read as one run."""
 
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -17,9 +17,9 @@ Kind = Literal["run", "node", "coordinator"]
 
 
 class Node(NamedTuple):
-    """One node, as its state folder shows it."""
+    """One node, from its state folder."""
 
-    figures: NodeReport
+    report: NodeReport
     facts: Facts
     model: Path
     verdicts: tuple[Verdict, ...]
@@ -34,21 +34,21 @@ class Run(NamedTuple):
     classes: tuple[str, ...]
     nodes: list[Node]
     rounds: tuple[journal.ClosedRound, ...] = ()  # of a coordinator
-    unfinished: str | None = None  # run that a node has taken part in since, and that left no model
+    unfinished: str | None = None  # later run that the node has taken part in, and that left no model
 
 
-def gather(folder: Path) -> Run:
+def load_run(folder: Path) -> Run:
     """Read a run.
 
     Raises:
-        UsageError: `folder` is no run's, or something in it is missing or damaged.
+        UsageError: `folder` has no run, or something in it is missing or damaged.
     """
     if (folder / "report.json").is_file():
-        return _whole(folder)
+        return _load_demo(folder)
     if (folder / "model").is_dir():
-        return _single(folder)
+        return _load_node_run(folder)
     if (folder / "journal.sqlite").is_file():
-        return _coordinator(folder)
+        return _load_coordinator(folder)
     if (folder / "progress.json").is_file():
         raise UsageError(
             f"the node whose state is in {folder} has not come to the federation's end: it has no personal model yet",
@@ -61,33 +61,35 @@ def gather(folder: Path) -> Run:
     )
 
 
-def _whole(folder: Path) -> Run:
+def _load_demo(folder: Path) -> Run:
     path = folder / "report.json"
     try:
         report = msgspec.json.decode(path.read_bytes(), type=RunReport)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is damaged ({error})", "run the demo or the simulation again") from error
-    nodes = [_node(folder / figures.name, figures) for figures in report.nodes]
+    nodes = [_load_node(folder / node.name, node) for node in report.nodes]
     return Run("run", report, nodes[0].facts.classes if nodes else (), nodes)
 
 
-def _single(folder: Path) -> Run:
-    node = _node(folder, None)
+def _load_node_run(folder: Path) -> Run:
+    node = _load_node(folder, None)
     facts = node.facts
     newest = timeline.newest_run(folder)
     unfinished = newest if newest != facts.run else None
-    return Run("node", RunReport.of(facts, [node.figures]), facts.classes, [node], unfinished=unfinished)
+    return Run("node", RunReport.from_spec(facts, [node.report]), facts.classes, [node], unfinished=unfinished)
 
 
-def _node(folder: Path, figures: NodeReport | None) -> Node:
+def _load_node(folder: Path, report: NodeReport | None) -> Node:
     facts = personal_model.load_facts(folder / "model")
     verdicts = personal_model.load_verdicts(folder / "model")
-    return Node(figures or NodeReport.of(facts), facts, folder / "model", verdicts, timeline.read(folder, facts.run))
+    return Node(
+        report or NodeReport.from_facts(facts), facts, folder / "model", verdicts, timeline.read(folder, facts.run)
+    )
 
 
-def _coordinator(folder: Path) -> Run:
+def _load_coordinator(folder: Path) -> Run:
     spec, rounds = journal.newest_spec(folder), journal.history(folder)
     if not rounds:
         raise UsageError(f"the coordinator in {folder} has closed no round yet", "wait for the first round to end")
-    report = RunReport.of(spec, [], bytes_up=sum(line.bytes for line in rounds))
+    report = RunReport.from_spec(spec, [], bytes_up=sum(line.bytes for line in rounds))
     return Run("coordinator", report, spec.classes, [], tuple(rounds))

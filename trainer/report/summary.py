@@ -1,4 +1,4 @@
-"""What a run reached: a table for people, JSON for machines."""
+"""Results of a run: a table for people, JSON for machines."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from trainer.training.personal_model import Facts
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One node's figures. Accuracies are of the last round, on held-out images, in 0..1."""
+    """Results of one node. Accuracies are of the last round, on held-out images, from 0 to 1."""
 
     name: str
     classes: list[str]  # of its own images
@@ -28,8 +28,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     history: list[dict[str, float]] = []
 
     @staticmethod
-    def of(facts: Facts, **more: float) -> "NodeReport":
-        """The figures that a node left beside its personal model."""
+    def from_facts(facts: Facts, **more: float) -> "NodeReport":
+        """The results that a node left beside its personal model."""
         return NodeReport(
             name=facts.node,
             classes=list(facts.trained),
@@ -45,23 +45,23 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """What the daemon answered when it was sent held-out images over HTTP."""
+    """Answers of the daemon to held-out images over HTTP."""
 
     node: str
     images: int
-    agreeing: int  # with the same bundle called directly
+    agreeing: int  # with the same bundle, called directly
     accuracy: float
-    milliseconds_p50: float  # a request, as its sender sees it
+    milliseconds_p50: float  # of a request, as its sender measures it
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole run."""
+    """Results of a whole run."""
 
     method: str
     options: dict[str, bool | int | float | str]
     model: str
-    weights: str = ""  # as they were asked for; empty where only the coordinator knows
-    data: str = ""  # folder of the images, where one is shared among the nodes
+    weights: str = ""  # as requested; empty where only the coordinator knows
+    data: str = ""  # folder of the images, if they were partitioned among the nodes
     size: int
     training: dict[str, bool | int | float | str]
     rounds: int
@@ -71,15 +71,15 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     bytes_down: int = 0  # coordinator -> broker, which hands a copy to every node
     model_bytes: int = 0  # of one contribution
     seconds: float = 0.0
-    engine: str = "plain"  # what trained the nodes: plain or batched
+    engine: str = "plain"  # that trained the nodes: plain or batched
     device: str = "cpu"
-    aggregate: str = "mean"  # the rule, and the liars that it reckoned with
+    aggregate: str = "mean"  # the rule, and the number of liars that it allows for
     liars: int = 0
     serving: Serving | None = None
 
     @staticmethod
-    def of(source: Spec | Facts, nodes: list[NodeReport], **more: Any) -> "RunReport":
-        """The report of the run that a spec asks for, or that a personal model is of."""
+    def from_spec(source: Spec | Facts, nodes: list[NodeReport], **more: Any) -> "RunReport":
+        """The report of the run that a spec describes, or that left a personal model."""
         return RunReport(
             method=source.method,
             options=source.options,

@@ -167,9 +167,9 @@ def simulate_folder(
     }
     started = time.monotonic()
     outcome = simulate(spec, broadcast, images, show, engine)
-    result = summary.RunReport.of(
+    result = summary.RunReport.from_spec(
         spec,
-        [summary.NodeReport.of(outcome.models[share.node].facts) for share in shares],
+        [summary.NodeReport.from_facts(outcome.models[share.node].facts) for share in shares],
         weights=request.weights,
         data=named,
         seconds=time.monotonic() - started,

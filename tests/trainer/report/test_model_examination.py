@@ -7,7 +7,7 @@ import torch
 from trainer.models import backbones
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Network, to_tensors
-from trainer.report.model_examination import _pick_right, _pick_wrong, heat, occlusion
+from trainer.report.model_examination import _pick_correct, _pick_wrong, occlusion_map, overlay_heatmap
 from trainer.training.personal_model import Verdict
 
 
@@ -46,7 +46,7 @@ def test_what_a_verdict_hangs_on_is_where_hiding_hurts_it(label: int) -> None:
     image = torch.zeros(3, 48, 48)
     image[:, :8, -8:] = 1.0
     with torch.no_grad():
-        found = occlusion(Corner(), {}, image, label)  # type: ignore[arg-type]
+        found = occlusion_map(Corner(), {}, image, label)  # type: ignore[arg-type]
     assert found.shape == (6, 6)
     strongest = np.unravel_index(np.abs(found).argmax(), found.shape)
     assert strongest == (0, 5)
@@ -60,13 +60,13 @@ GRAY = np.full((40, 40, 3), 100, np.uint8)
 def test_the_heat_is_where_the_evidence_is() -> None:
     evidence = np.zeros((4, 4), np.float32)
     evidence[0, 3] = 2.0
-    changed = np.abs(heat(GRAY, evidence).astype(int) - 100).sum(2)
+    changed = np.abs(overlay_heatmap(GRAY, evidence).astype(int) - 100).sum(2)
     assert changed[5, 35] > 100
     assert changed[30, 5] == 0
 
 
 def test_evidence_against_a_class_leaves_the_image_as_it_is() -> None:
-    assert np.array_equal(heat(GRAY, np.full((4, 4), -3.0, np.float32)), GRAY)
+    assert np.array_equal(overlay_heatmap(GRAY, np.full((4, 4), -3.0, np.float32)), GRAY)
 
 
 def verdicts(*told: tuple[str, str, float]) -> list[Verdict]:
@@ -82,4 +82,4 @@ def test_the_wrong_ones_that_are_shown_are_the_surest_and_the_right_ones_are_of_
         ("a", "b", 0.6), ("b", "a", 0.99), ("b", "a", 0.5), ("a", "c", 0.7), ("a", "b", 0.3),
     )  # fmt: skip
     assert [verdict.confidence for verdict in _pick_wrong(judged)] == [0.99, 0.7, 0.6, 0.5]
-    assert [(v.label, v.confidence) for v in _pick_right(judged)] == [("a", 0.9), ("b", 0.4), ("a", 0.5), ("a", 0.7)]
+    assert [(v.label, v.confidence) for v in _pick_correct(judged)] == [("a", 0.9), ("b", 0.4), ("a", 0.5), ("a", 0.7)]

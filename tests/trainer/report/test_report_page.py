@@ -19,8 +19,8 @@ from trainer import progress
 from trainer.progress import timeline
 from trainer.progress.timeline import Span
 from trainer.report import charts, report_page
-from trainer.report.model_examination import Examined, Picture
-from trainer.report.run_files import Node, gather
+from trainer.report.model_examination import Examination, Example
+from trainer.report.run_files import Node, load_run
 from trainer.report.summary import RunReport
 from trainer.training import personal_model
 from trainer.training.personal_model import Verdict
@@ -82,7 +82,9 @@ def images_in(page: str) -> int:
 # What is told of which run
 
 
-def test_a_simulations_report_tells_of_every_node_what_its_figures_say(simulation: Path, simulated_page: Path) -> None:
+def test_a_simulations_report_tells_of_every_node_what_its_node_reportsay(
+    simulation: Path, simulated_page: Path
+) -> None:
     page = simulated_page.read_text()
     report = msgspec.json.decode((simulation / "report.json").read_bytes(), type=RunReport)
     counted = matrices(page)
@@ -115,7 +117,7 @@ def test_a_nodes_report_is_its_own_and_shows_when_it_did_what(federation: Path, 
     assert "plant-b" not in page
     assert np.array(matrices(page)["plant-a"]).sum() == 6
     assert "When each node did what" in page
-    spans = gather(federation / "plant-a").nodes[0].spans
+    spans = load_run(federation / "plant-a").nodes[0].spans
     for activity in ("receiving", "training", "sending", "refining"):
         assert {span.round for span in spans if span.activity == activity} == {1, 2}
     for round_ in (1, 2):
@@ -129,8 +131,8 @@ def test_a_nodes_report_says_of_which_run_it_is_and_of_a_later_one_that_left_no_
     federation: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(federation / "plant-b", tmp_path / "plant-b")
-    facts = gather(folder).nodes[0].facts
-    assert gather(folder).unfinished is None
+    facts = load_run(folder).nodes[0].facts
+    assert load_run(folder).unfinished is None
     (folder / timeline.FILE).write_bytes(msgspec.json.encode(Span("fe" * 8, 1, "receiving", 1.0, 2.0)))
     said: list[progress.AnyEvent] = []
     page = report_page.write(folder, tmp_path / "page.html", said.append).read_text()
@@ -138,7 +140,7 @@ def test_a_nodes_report_says_of_which_run_it_is_and_of_a_later_one_that_left_no_
     assert f"about run {facts.run} of federation {facts.federation}, finished" in first
     assert f"Federation {facts.federation}, run {facts.run}." in page
     for told in (second, page):
-        assert f"he node took part in run {'fe' * 8} later; it has left no model" in told
+        assert f"he node took part in run {'fe' * 8} later; it left no model" in told
 
 
 def test_a_node_that_was_cross_validated_shows_its_verdicts_and_says_why_it_shows_no_image(
@@ -185,10 +187,10 @@ def test_what_is_no_run_is_refused_with_what_to_pass(federation: Path, tmp_path:
     shutil.copytree(federation / "plant-a", unfinished)
     shutil.rmtree(unfinished / "model")
     with pytest.raises(UsageError, match="no personal model yet"):
-        gather(unfinished)
+        load_run(unfinished)
     (tmp_path / "report.json").write_bytes(b"{")
     with pytest.raises(UsageError, match="damaged"):
-        gather(tmp_path)
+        load_run(tmp_path)
 
 
 def test_a_row_is_what_an_image_shows_and_a_column_what_it_was_judged_to_be() -> None:
@@ -238,21 +240,21 @@ class Elements(HTMLParser):
 @pytest.fixture(scope="module")
 def hostile(federation: Path) -> str:
     """A page on which every name and setting is hostile."""
-    told = gather(federation / "plant-a")
+    told = load_run(federation / "plant-a")
     node = told.nodes[0]
     names = (HOSTILE, "b" + HOSTILE, "c" + HOSTILE)
-    figures_ = msgspec.structs.replace(node.figures, name=HOSTILE, classes=list(names))
+    node_report = msgspec.structs.replace(node.report, name=HOSTILE, classes=list(names))
     facts = msgspec.structs.replace(node.facts, node=HOSTILE, classes=names, software={"edge-node": HOSTILE})
     verdicts = tuple(
         Verdict(path=HOSTILE, digest=f"{number:064x}", label=names[number % 3], verdict=names[0], confidence=0.5)
         for number in range(6)
     )
-    bad = Node(figures_, facts, node.model, verdicts, node.spans)
+    bad = Node(node_report, facts, node.model, verdicts, node.spans)
     report = msgspec.structs.replace(
-        told.report, method=HOSTILE, model=HOSTILE, options={HOSTILE: HOSTILE}, data=HOSTILE, nodes=[figures_]
+        told.report, method=HOSTILE, model=HOSTILE, options={HOSTILE: HOSTILE}, data=HOSTILE, nodes=[node_report]
     )
-    pictures = [Picture(verdicts[0], "data:image/jpeg;base64,", "data:image/jpeg;base64,")]
-    examined = Examined(list(verdicts), np.random.default_rng(0).normal(size=(6, 2)), pictures, pictures)
+    pictures = [Example(verdicts[0], "data:image/jpeg;base64,", "data:image/jpeg;base64,")]
+    examined = Examination(list(verdicts), np.random.default_rng(0).normal(size=(6, 2)), pictures, pictures)
     return report_page.render(told._replace(report=report, classes=names, nodes=[bad]), {HOSTILE: examined})
 
 
@@ -396,15 +398,15 @@ def test_ticks_are_round_numbers_within_the_range(low: float, high: float, expec
 def test_a_ninth_node_or_class_is_told_from_the_first_by_more_than_its_colour() -> None:
     looks = [charts.node_class(number) for number in range(32)]
     assert len(set(looks)) == len(looks)
-    assert len({(charts.class_class(number), charts.shape(number)) for number in range(32)}) == 32
+    assert len({(charts.label_class(number), charts.marker_id(number)) for number in range(32)}) == 32
 
 
 def test_the_middle_of_a_run_is_whole_rounds_and_does_not_count_the_waiting() -> None:
     spans = [Span("0" * 16, round_, "training", 10.0 * round_, 10.0 * round_ + 5) for round_ in range(1, 8)]
     waiting = Span("0" * 16, 4, "waiting", 0.0, 100.0)
-    assert charts.middle([charts.Lane("a", 0, [*spans, waiting])]) == (30.0, 55.0)
+    assert charts.middle_rounds([charts.Lane("a", 0, [*spans, waiting])]) == (30.0, 55.0)
 
 
 def test_a_timeline_of_a_thousand_rounds_stays_small() -> None:
     spans = [Span("0" * 16, r, a, r + 0.1, r + 0.9) for r in range(1000) for a in charts.ACTIVITIES]
-    assert len(charts.timeline([charts.Lane("a", 0, spans)], 0, 1000, "all")) < 300_000
+    assert len(charts.timeline_chart([charts.Lane("a", 0, spans)], 0, 1000, "all")) < 300_000
