@@ -108,7 +108,7 @@ def broker(case: Case, folder: Path) -> Iterator[Broker]:
         return
     with guarded(folder / "steel", nodes=case.names) as strict:
         kits = {name: (strict.folder / "kits" / f"{name}.kit", strict.members.passphrase(name)) for name in strict.kits}
-        yield Broker(strict.url, strict.members.register.port, kits, strict.kits)
+        yield Broker(strict.url, strict.members.registry.port, kits, strict.kits)
 
 
 def put_first(case: Case) -> None:

@@ -1,6 +1,6 @@
-"""A federation's certificate authority: X.509 certificates for its broker and members, the list of revoked ones.
+"""A federation's certificate authority: X.509 certificates for its broker and members, and the revocation list.
 
-Everything stands in it that RFC 5280 asks for: from Python 3.13 on the verifying side insists.
+Certificates have every extension that RFC 5280 asks for: from Python 3.13 on the verifying side insists.
 """
 
 import ipaddress
@@ -17,19 +17,19 @@ from msgspec import Struct
 from broker_config.protocol.errors import UsageError
 
 LIFETIME = timedelta(days=3650)
-EARLY = timedelta(days=1)  # certificates hold from yesterday on: clocks of boxes are wrong by hours
+EARLY = timedelta(days=1)  # certificates are valid from yesterday on: clocks of boxes are wrong by hours
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 
 
-class Pair(Struct, frozen=True):
-    """A certificate and its private key, both PEM. Printing it tells no secret."""
+class KeyPair(Struct, frozen=True):
+    """A certificate and its private key, both PEM. Its repr shows no secret."""
 
     certificate: str
     key: str
 
     def __repr__(self) -> str:
-        return f"Pair({self.serial})"
+        return f"KeyPair({self.serial})"
 
     @property
     def serial(self) -> str:
@@ -38,12 +38,12 @@ class Pair(Struct, frozen=True):
 
     @property
     def expires(self) -> datetime:
-        """When the certificate ends."""
+        """When the certificate expires."""
         return _parse(self.certificate).not_valid_after_utc
 
 
-def found(federation: str, now: datetime) -> Pair:
-    """A new authority, for ten years."""
+def create_authority(federation: str, now: datetime) -> KeyPair:
+    """A new authority, valid for ten years."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name(federation, "authority")
     builder = (
@@ -51,11 +51,11 @@ def found(federation: str, now: datetime) -> Pair:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(authority=True), critical=True)
     )
-    return Pair(_pem(builder.sign(key, hashes.SHA256())), _pem_key(key))
+    return KeyPair(_pem(builder.sign(key, hashes.SHA256())), _pem_key(key))
 
 
-def issue(authority: Pair, federation: str, member: str, now: datetime, end: datetime) -> Pair:
-    """A certificate with which `member` connects to the broker; it ends with the authority's at the latest."""
+def issue_member(authority: KeyPair, federation: str, member: str, now: datetime, end: datetime) -> KeyPair:
+    """A certificate with which `member` connects to the broker; it expires no later than the authority's."""
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _leaf(authority, _name(federation, member), key.public_key(), now, end).add_extension(
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
@@ -64,8 +64,8 @@ def issue(authority: Pair, federation: str, member: str, now: datetime, end: dat
 
 
 def issue_broker(
-    authority: Pair, federation: str, hosts: Sequence[str], now: datetime, end: datetime, key: str = ""
-) -> Pair:
+    authority: KeyPair, federation: str, hosts: Sequence[str], now: datetime, end: datetime, key: str = ""
+) -> KeyPair:
     """A certificate with which the broker proves to be at one of `hosts`; for the private `key` (PEM), else a new one.
 
     Raises:
@@ -81,10 +81,10 @@ def issue_broker(
     return _sign(authority, builder, private)
 
 
-def revocations(authority: Pair, revoked: Mapping[str, datetime], now: datetime, number: int) -> str:
-    """The list (CRL, PEM) of revoked certificates: serial, hexadecimal -> when. `number` counts the lists from 1.
+def revocation_list(authority: KeyPair, revoked: Mapping[str, datetime], now: datetime, number: int) -> str:
+    """The revocation list (CRL, PEM) of certificates: hexadecimal serial -> when. `number` counts the lists from 1.
 
-    It does not go out of date before the authority does: a broker whose list has ended admits nobody any more.
+    It does not expire before the authority does: a broker whose list has expired admits nobody any more.
     """
     ca = _parse(authority.certificate)
     builder = (
@@ -124,7 +124,7 @@ def _alternative(host: str) -> x509.GeneralName:
 
 
 def _leaf(
-    authority: Pair, subject: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, end: datetime
+    authority: KeyPair, subject: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, end: datetime
 ) -> x509.CertificateBuilder:
     ca = _parse(authority.certificate)
     return (
@@ -169,8 +169,8 @@ def _usage(*, authority: bool) -> x509.KeyUsage:
     )
 
 
-def _sign(authority: Pair, builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> Pair:
-    return Pair(_pem(builder.sign(_load_key(authority.key), hashes.SHA256())), _pem_key(key))
+def _sign(authority: KeyPair, builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> KeyPair:
+    return KeyPair(_pem(builder.sign(_load_key(authority.key), hashes.SHA256())), _pem_key(key))
 
 
 def _load_key(pem: str) -> ec.EllipticCurvePrivateKey:

@@ -1,7 +1,8 @@
-"""All that an authority knows and has issued, as one value; what the operator asks for makes a new one of it."""
+"""A federation's registry of members and issued certificates, as one value; each change makes a new one."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -10,7 +11,7 @@ from broker_config.protocol.errors import UsageError, nearest
 from broker_config.protocol.messages import Name
 from broker_config.protocol.topics import COORDINATOR, MONITOR, check_name
 from broker_config.security import certificate_authority, member_list
-from broker_config.security.certificate_authority import Pair
+from broker_config.security.certificate_authority import KeyPair
 from broker_config.security.kit import new_passphrase
 from broker_config.security.member_list import MemberList, Moment
 from broker_config.security.signing import SigningKey
@@ -18,37 +19,37 @@ from broker_config.security.signing import SigningKey
 BROKER = "broker"
 DUE = timedelta(days=90)  # before its end, a certificate is renewed by `renew_due`
 PORT = 8883
-# A charter outlives its certificates, since lines have none: a line then needs a new trust file every two years, and
-# who never hears of a revocation believes the revoked member for that long at most.
+# A member list outlives its certificates, since lines have none: a line then needs a new trust file every two years,
+# and one that never hears of a revocation believes the revoked member for that long at most.
 _GRACE = timedelta(days=365)
 
 
-class Wish(Struct, frozen=True, kw_only=True):
-    """What the operator asks for. Empty or None: nothing new."""
+class ChangeRequest(Struct, frozen=True, kw_only=True):
+    """Changes that the operator requests. Empty or None: no change."""
 
-    nodes: Sequence[str] = ()  # that there should be
+    nodes: Sequence[str] = ()  # that should be members
     hosts: Sequence[str] = ()  # of the broker; kits name the first
     port: int | None = None
     broker_folder: str | None = None  # where the broker's files will lie on its machine
-    days: int = 365  # that new certificates hold
+    days: int = 365  # of validity of new certificates
     renew: Sequence[str] = ()
     renew_due: bool = False
     revoke: Sequence[str] = ()
 
 
-class Holder(Struct, frozen=True, kw_only=True):
-    """A member: its certificate, and what else its kit needs. Printing it tells no secret."""
+class RegisteredMember(Struct, frozen=True, kw_only=True):
+    """A member: its certificate, and what else its kit needs. Its repr shows no secret."""
 
-    pair: Pair
-    signing: bytes  # private; empty: it says nothing
+    pair: KeyPair
+    signing: bytes  # private key; empty: it signs nothing
     passphrase: str
 
     def __repr__(self) -> str:
-        return f"Holder({self.pair})"
+        return f"RegisteredMember({self.pair})"
 
 
-class Issued(Struct, frozen=True, kw_only=True):
-    """A certificate that was issued at some time."""
+class IssuedCertificate(Struct, frozen=True, kw_only=True):
+    """A certificate that was issued, in use or not."""
 
     member: str
     serial: str
@@ -56,25 +57,25 @@ class Issued(Struct, frozen=True, kw_only=True):
     revoked: Moment | None = None
 
 
-class Register(Struct, frozen=True, kw_only=True):
-    """The authority's memory: with it all other files can be written again. Printing it tells no secret."""
+class MemberRegistry(Struct, frozen=True, kw_only=True):
+    """All that an authority knows: every other file can be written again from it. Its repr shows no secret."""
 
     federation: Name
-    ca: Pair
+    ca: KeyPair
     charter_key: bytes  # private
     hosts: list[str]
     port: int
     broker_folder: str | None
-    broker: Pair
-    members: dict[Name, Holder]
-    issued: list[Issued]
-    version: int = 0  # of the charter and of the list of revoked certificates
+    broker: KeyPair
+    members: dict[Name, RegisteredMember]
+    issued: list[IssuedCertificate]
+    version: int = 0  # of the member list and of the revocation list
     charter: bytes = b""  # the signed member list
     charter_expires: Moment | None = None
     crl: str = ""  # PEM
 
     def __repr__(self) -> str:
-        return f"Register({self.federation})"
+        return f"MemberRegistry({self.federation})"
 
     @property
     def nodes(self) -> list[str]:
@@ -83,41 +84,41 @@ class Register(Struct, frozen=True, kw_only=True):
 
     @property
     def url(self) -> str:
-        """The broker's, as kits have it."""
+        """The broker's address, as in kits."""
         host = self.hosts[0]
         return f"mqtts://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
-    def pairs(self) -> dict[str, Pair]:
+    def pairs(self) -> dict[str, KeyPair]:
         """Every certificate in use, by member; the broker's too."""
-        return {BROKER: self.broker, **{name: holder.pair for name, holder in self.members.items()}}
+        return {BROKER: self.broker, **{name: member.pair for name, member in self.members.items()}}
 
     @property
     def key(self) -> SigningKey:
-        """Which signs the charter."""
+        """The key that signs the member list."""
         return SigningKey(self.charter_key)
 
 
-def found(federation: str, wish: Wish, now: datetime) -> Register:
-    """A federation's first register.
+def create_registry(federation: str, request: ChangeRequest, now: datetime) -> MemberRegistry:
+    """A new federation's registry.
 
     Raises:
-        UsageError: the wish lacks nodes or the broker's host.
+        UsageError: the request lacks nodes or the broker's host.
     """
-    if not wish.nodes:
+    if not request.nodes:
         raise UsageError("a new federation needs nodes", "name them: --nodes plant-a,plant-b")
-    if not wish.hosts:
+    if not request.hosts:
         raise UsageError(
             "the broker's host is not known yet",
             "give the name or address at which nodes reach it: --host broker.local",
         )
-    ca = certificate_authority.found(federation, now)
-    broker = certificate_authority.issue_broker(ca, federation, wish.hosts, now, now + timedelta(days=wish.days))
-    empty = Register(
+    ca = certificate_authority.create_authority(federation, now)
+    broker = certificate_authority.issue_broker(ca, federation, request.hosts, now, now + timedelta(days=request.days))
+    empty = MemberRegistry(
         federation=federation,
         ca=ca,
         charter_key=SigningKey.generate().raw,
-        hosts=list(wish.hosts),
+        hosts=list(request.hosts),
         port=PORT,
         broker_folder=None,
         broker=broker,
@@ -125,32 +126,32 @@ def found(federation: str, wish: Wish, now: datetime) -> Register:
         issued=[_record(BROKER, broker)],
     )
     for name in (COORDINATOR, MONITOR):
-        empty = _admit(empty, name, wish.days, now)
-    return change(empty, wish, now)
+        empty = _admit(empty, name, request.days, now)
+    return apply_request(empty, request, now)
 
 
-def change(register: Register, wish: Wish, now: datetime) -> Register:
-    """The register as the wish has it, with a newer charter and list of revoked certificates; else the same one.
+def apply_request(registry: MemberRegistry, request: ChangeRequest, now: datetime) -> MemberRegistry:
+    """The registry after a request, with a newer member list and revocation list; the same one if nothing changes.
 
     Raises:
-        UsageError: the authority has ended, a name does not fit or is unknown.
+        UsageError: the authority's certificate has expired, or a name is not valid or unknown.
     """
-    if register.ca.expires < now:
+    if registry.ca.expires < now:
         raise UsageError(
-            f"the authority of federation {register.federation!r} ended on {register.ca.expires:%Y-%m-%d}",
+            f"the authority of federation {registry.federation!r} ended on {registry.ca.expires:%Y-%m-%d}",
             "found the federation anew in another folder (--out), and give all members their new kits",
         )
-    new = register
-    for name in dict.fromkeys(wish.revoke):
-        new = _revoke(new, name, wish.days, now)
-    for name in dict.fromkeys(wish.nodes):
+    new = registry
+    for name in dict.fromkeys(request.revoke):
+        new = _revoke(new, name, request.days, now)
+    for name in dict.fromkeys(request.nodes):
         if name not in new.nodes:
-            new = _admit(new, _check_node(name), wish.days, now)
-    new = _move(new, wish, now)
-    due = [name for name, pair in new.pairs.items() if wish.renew_due and pair.expires < now + DUE]
-    for name in dict.fromkeys([*wish.renew, *due]):
-        new = _renew(new, name, wish.days, now)
-    return new if new == register and register.version else _sign(new, now)
+            new = _admit(new, _check_node(name), request.days, now)
+    new = _move(new, request, now)
+    due = [name for name, pair in new.pairs.items() if request.renew_due and pair.expires < now + DUE]
+    for name in dict.fromkeys([*request.renew, *due]):
+        new = _renew(new, name, request.days, now)
+    return new if new == registry and registry.version else _sign(new, now)
 
 
 def _check_node(name: str) -> str:
@@ -159,93 +160,132 @@ def _check_node(name: str) -> str:
     return check_name(name, "the node's name")
 
 
-def _admit(register: Register, name: str, days: int, now: datetime) -> Register:
-    """With a new member: new keys, new passphrase."""
-    pair = certificate_authority.issue(register.ca, register.federation, name, now, now + timedelta(days=days))
+def _admit(registry: MemberRegistry, name: str, days: int, now: datetime) -> MemberRegistry:
+    """The registry with a new member, which gets new keys and a new passphrase."""
+    pair = certificate_authority.issue_member(registry.ca, registry.federation, name, now, now + timedelta(days=days))
     signing = b"" if name == MONITOR else SigningKey.generate().raw
-    holder = Holder(pair=pair, signing=signing, passphrase=new_passphrase())
-    return _with(register, name, holder)
+    member = RegisteredMember(pair=pair, signing=signing, passphrase=new_passphrase())
+    return _with(registry, name, member)
 
 
-def _renew(register: Register, name: str, days: int, now: datetime) -> Register:
-    """With a new certificate of a member, or of the broker: all else stays, so that the old one still serves."""
+def _renew(registry: MemberRegistry, name: str, days: int, now: datetime) -> MemberRegistry:
+    """The registry with a new certificate of a member or the broker. Its keys stay, so the old kit still works."""
     end = now + timedelta(days=days)
     if name == BROKER:
         # With the key that it has: a power cut between two files leaves a certificate and a key that fit.
         pair = certificate_authority.issue_broker(
-            register.ca, register.federation, register.hosts, now, end, key=register.broker.key
+            registry.ca, registry.federation, registry.hosts, now, end, key=registry.broker.key
         )
-        return replace(register, broker=pair, issued=[*register.issued, _record(BROKER, pair)])
-    if name not in register.members:
-        raise _unknown(register, name)
-    pair = certificate_authority.issue(register.ca, register.federation, name, now, end)
-    return _with(register, name, replace(register.members[name], pair=pair))
+        return replace(registry, broker=pair, issued=[*registry.issued, _record(BROKER, pair)])
+    if name not in registry.members:
+        raise _unknown(registry, name)
+    pair = certificate_authority.issue_member(registry.ca, registry.federation, name, now, end)
+    return _with(registry, name, replace(registry.members[name], pair=pair))
 
 
-def _revoke(register: Register, name: str, days: int, now: datetime) -> Register:
-    """Without a node, and none of its certificates valid any more. Coordinator and monitor get new keys at once."""
+def _revoke(registry: MemberRegistry, name: str, days: int, now: datetime) -> MemberRegistry:
+    """The registry without a node, its certificates revoked. Coordinator and monitor get new keys at once."""
     if name == BROKER:
         raise UsageError(
             "the broker's certificate cannot be revoked: members ask for no list before they connect",
             "found the federation anew in another folder (--out)",
         )
-    if name not in register.members:
-        if any(each.member == name for each in register.issued):
-            return register  # is revoked already
-        raise _unknown(register, name)
+    if name not in registry.members:
+        if any(each.member == name for each in registry.issued):
+            return registry  # already revoked
+        raise _unknown(registry, name)
     issued = [
-        replace(each, revoked=now) if each.member == name and not each.revoked else each for each in register.issued
+        replace(each, revoked=now) if each.member == name and not each.revoked else each for each in registry.issued
     ]
-    members = {each: holder for each, holder in register.members.items() if each != name}
-    without = replace(register, members=members, issued=issued)
+    members = {each: member for each, member in registry.members.items() if each != name}
+    without = replace(registry, members=members, issued=issued)
     return _admit(without, name, days, now) if name in (COORDINATOR, MONITOR) else without
 
 
-def _move(register: Register, wish: Wish, now: datetime) -> Register:
-    """With the broker where the wish has it."""
-    if wish.port:
-        register = replace(register, port=wish.port)
-    if wish.broker_folder:
-        register = replace(register, broker_folder=wish.broker_folder)
-    if wish.hosts and list(wish.hosts) != register.hosts:
-        register = _renew(replace(register, hosts=list(wish.hosts)), BROKER, wish.days, now)
-    return register
+def _move(registry: MemberRegistry, request: ChangeRequest, now: datetime) -> MemberRegistry:
+    """The registry with the broker's requested address and folder."""
+    if request.port:
+        registry = replace(registry, port=request.port)
+    if request.broker_folder:
+        registry = replace(registry, broker_folder=request.broker_folder)
+    if request.hosts and list(request.hosts) != registry.hosts:
+        registry = _renew(replace(registry, hosts=list(request.hosts)), BROKER, request.days, now)
+    return registry
 
 
-def _with(register: Register, name: str, holder: Holder) -> Register:
-    members = {**register.members, name: holder}
-    return replace(register, members=members, issued=[*register.issued, _record(name, holder.pair)])
+def _with(registry: MemberRegistry, name: str, member: RegisteredMember) -> MemberRegistry:
+    members = {**registry.members, name: member}
+    return replace(registry, members=members, issued=[*registry.issued, _record(name, member.pair)])
 
 
-def _record(member: str, pair: Pair) -> Issued:
-    return Issued(member=member, serial=pair.serial, expires=pair.expires)
+def _record(member: str, pair: KeyPair) -> IssuedCertificate:
+    return IssuedCertificate(member=member, serial=pair.serial, expires=pair.expires)
 
 
-def _unknown(register: Register, name: str) -> UsageError:
-    return UsageError(f"federation {register.federation!r} has no member {name!r}", nearest(name, register.pairs))
+def _unknown(registry: MemberRegistry, name: str) -> UsageError:
+    return UsageError(f"federation {registry.federation!r} has no member {name!r}", nearest(name, registry.pairs))
 
 
-def _sign(register: Register, now: datetime) -> Register:
-    """With a new charter and a new list of revoked certificates."""
-    version = register.version + 1
+def _sign(registry: MemberRegistry, now: datetime) -> MemberRegistry:
+    """The registry with a new member list and a new revocation list."""
+    version = registry.version + 1
     members = {
-        name: member_list.Member(SigningKey(holder.signing).public, holder.pair.expires)
-        for name, holder in register.members.items()
-        if holder.signing
+        name: member_list.Member(SigningKey(member.signing).public, member.pair.expires)
+        for name, member in registry.members.items()
+        if member.signing
     }
-    charter = MemberList(
-        federation=register.federation,
+    listed = MemberList(
+        federation=registry.federation,
         version=version,
         issued=now,
-        expires=min(max(each.expires for each in members.values()) + _GRACE, register.ca.expires),
+        expires=min(max(each.expires for each in members.values()) + _GRACE, registry.ca.expires),
         coordinator=members.pop(COORDINATOR),
         nodes=members,
     )
-    revoked = {each.serial: each.revoked for each in register.issued if each.revoked}
+    revoked = {each.serial: each.revoked for each in registry.issued if each.revoked}
     return replace(
-        register,
+        registry,
         version=version,
-        charter=member_list.sign(charter, register.key),
-        charter_expires=charter.expires,
-        crl=certificate_authority.revocations(register.ca, revoked, now, version),
+        charter=member_list.sign(listed, registry.key),
+        charter_expires=listed.expires,
+        crl=certificate_authority.revocation_list(registry.ca, revoked, now, version),
+    )
+
+
+class RegistryChanges(NamedTuple):
+    """What distinguishes two registries: names of members, or `broker`. A member with new keys is revoked and added."""
+
+    added: list[str]
+    renewed: list[str]
+    revoked: list[str]
+    moved: bool  # the broker has another address: all kits name it
+    relocated: bool  # the broker's files lie elsewhere
+
+    @property
+    def rekeyed(self) -> list[str]:
+        """Members whose old keys are revoked and who have new ones."""
+        return [name for name in self.added if name in self.revoked]
+
+    @property
+    def nodes(self) -> list[str]:
+        """Nodes that were added, removed or have new keys: the coordinator must learn of each."""
+        return [name for name in dict.fromkeys([*self.added, *self.revoked]) if name not in (COORDINATOR, MONITOR)]
+
+
+def compare_registries(old: MemberRegistry | None, new: MemberRegistry) -> RegistryChanges:
+    """The changes from `old` to `new`; without an old one, all members are added."""
+    if old is None:
+        return RegistryChanges(list(new.members), [], [], moved=False, relocated=False)
+    # Passphrases are random and stay with the keys.
+    phrases = {name: member.passphrase for name, member in old.members.items()}
+    added = [name for name, member in new.members.items() if phrases.get(name) != member.passphrase]
+    before = {each.serial for each in old.issued if each.revoked}
+    revoked = [each.member for each in new.issued if each.revoked and each.serial not in before]
+    renewed = [name for name, pair in new.pairs.items() if name not in added and pair.serial != old.pairs[name].serial]
+    return RegistryChanges(
+        added,
+        renewed,
+        list(dict.fromkeys(revoked)),
+        moved=old.url != new.url,
+        relocated=old.broker_folder != new.broker_folder,
     )

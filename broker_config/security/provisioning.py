@@ -1,7 +1,7 @@
-"""A federation's folder: the authority's register, and all that is written from it for its broker, members and lines.
+"""A federation's folder: the authority's registry, and all files written from it for broker, members and lines.
 
-The register is the one truth and is replaced in one step. Everything else follows from it and is compared with it at
-each run: a run that was killed anywhere is made good by the next one.
+The registry is the one truth and is replaced in one step. Everything else follows from it and is compared with it in
+each run, so the next run repairs whatever a killed one left undone.
 """
 
 import hashlib
@@ -17,38 +17,43 @@ from msgspec import Struct
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.topics import check_federation
 from broker_config.security import access_list, kit, trust
-from broker_config.security import member_registry as register
-from broker_config.security.member_registry import Register, Wish
-from broker_config.security.registry_changes import Changes, compare
+from broker_config.security.member_registry import (
+    ChangeRequest,
+    MemberRegistry,
+    RegistryChanges,
+    apply_request,
+    compare_registries,
+    create_registry,
+)
 from broker_config.storage import disk
 
 _TEMPLATES = Path(__file__).parent.parent / "broker" / "mosquitto"
 _SECRET, _PUBLIC = 0o600, 0o644
 
 
-class Provisioned(NamedTuple):
-    """The register before and now, and the files that were written or removed: all kits, once anything has changed."""
+class ProvisioningResult(NamedTuple):
+    """The registry before and now, and the files that were written or removed: all kits, if anything has changed."""
 
-    before: Register | None  # None: the federation is new
-    register: Register
+    before: MemberRegistry | None  # None: the federation is new
+    registry: MemberRegistry
     changed: list[Path]
 
     @property
-    def changes(self) -> Changes:
-        """Of the members and the broker."""
-        return compare(self.before, self.register)
+    def changes(self) -> RegistryChanges:
+        """Changes of the members and the broker."""
+        return compare_registries(self.before, self.registry)
 
     @property
     def restored(self) -> list[Path]:
         """The files that had been lost or damaged, if nothing but them has changed."""
-        return self.changed if self.before == self.register else []
+        return self.changed if self.before == self.registry else []
 
 
-def provision(folder: Path, federation: str, wish: Wish, now: datetime) -> Provisioned:
-    """Bring `folder` to what the wish asks for.
+def provision(folder: Path, federation: str, request: ChangeRequest, now: datetime) -> ProvisioningResult:
+    """Apply a request to the federation in `folder`.
 
     Raises:
-        UsageError: the wish cannot be fulfilled, or the folder holds something else.
+        UsageError: the request cannot be met, or the folder holds something else.
         EdgeNodeError: the disk does not take it.
     """
     check_federation(federation)
@@ -60,46 +65,46 @@ def provision(folder: Path, federation: str, wish: Wish, now: datetime) -> Provi
             each.mkdir(mode=0o700, parents=each == folder, exist_ok=True)
     with disk.claimed(folder / "authority"):
         old = _read(path, federation) if path.exists() else None
-        new = register.change(old, wish, now) if old else register.found(federation, wish, now)
+        new = apply_request(old, request, now) if old else create_registry(federation, request, now)
         with disk.writing(folder):
             if new != old:
                 disk.replace_bytes(path, _encode(new), mode=_SECRET)
-            return Provisioned(old, new, list(_publish(folder, new, fresh=new != old)))
+            return ProvisioningResult(old, new, list(_publish(folder, new, fresh=new != old)))
 
 
 def _check_empty(folder: Path) -> None:
-    """A folder that is new, or that a first run has left when it was killed."""
+    """Raise UsageError unless the folder is new, or was left by a first run that was killed."""
     if folder.is_dir():
         strangers = [each for each in folder.rglob("*") if each.is_file() and each.parent.name != "authority"]
         if strangers:
             raise UsageError(
-                f"{folder} holds files, but no federation's register",
+                f"{folder} holds files, but no federation's registry",
                 "choose another folder (--out), or bring back its authority/register.json",
             )
 
 
 class _File(Struct, frozen=True):
-    """A register on disk: a bit of it that flips must not find its way into kits."""
+    """A registry on disk, with a checksum: a flipped bit must not find its way into kits."""
 
     sha256: str
     register: msgspec.Raw
 
 
-def _encode(register: Register) -> bytes:
-    content = msgspec.json.encode(register)
+def _encode(registry: MemberRegistry) -> bytes:
+    content = msgspec.json.encode(registry)
     return msgspec.json.encode(_File(hashlib.sha256(content).hexdigest(), msgspec.Raw(content)))
 
 
-def _read(path: Path, federation: str) -> Register:
+def _read(path: Path, federation: str) -> MemberRegistry:
     try:
         file = msgspec.json.decode(path.read_bytes(), type=_File)
         if hashlib.sha256(file.register).hexdigest() != file.sha256:
             raise ValueError("its checksum does not fit")
-        found = msgspec.json.decode(file.register, type=Register)
+        found = msgspec.json.decode(file.register, type=MemberRegistry)
     except OSError as error:
-        raise UsageError(f"the register {path} cannot be read: {error.strerror}", "make it readable") from None
+        raise UsageError(f"the registry {path} cannot be read: {error.strerror}", "make it readable") from None
     except (ValueError, msgspec.MsgspecError) as error:
-        raise UsageError(f"the register {path} is damaged: {error}", "bring it back from a backup") from None
+        raise UsageError(f"the registry {path} is damaged: {error}", "bring it back from a backup") from None
     if found.federation != federation:
         raise UsageError(
             f"{path.parent.parent} belongs to federation {found.federation!r}",
@@ -108,65 +113,65 @@ def _read(path: Path, federation: str) -> Register:
     return found
 
 
-def _publish(folder: Path, register: Register, *, fresh: bool) -> Iterator[Path]:
-    """Write what is missing or differs; of a fresh register every kit does, and none need be opened to see that.
+def _publish(folder: Path, registry: MemberRegistry, *, fresh: bool) -> Iterator[Path]:
+    """Write what is missing or differs. With a `fresh` registry every kit does, so none has to be opened to see that.
 
-    No kit before its passphrase: without one it would be of no use.
+    Passphrases come first: a kit without one would be of no use.
     """
-    phrases = "".join(f"{name} {holder.passphrase}\n" for name, holder in sorted(register.members.items()))
+    phrases = "".join(f"{name} {member.passphrase}\n" for name, member in sorted(registry.members.items()))
     yield from _write(folder / "passphrases.txt", phrases, _SECRET)
-    for member in kits(register):
-        path, passphrase = folder / "kits" / f"{member.name}.kit", register.members[member.name].passphrase
+    for member in kits(registry):
+        path, passphrase = folder / "kits" / f"{member.name}.kit", registry.members[member.name].passphrase
         if fresh or not _holds(path, member, passphrase):
             kit.write(path, member, passphrase)
             yield path
-    for name in register.nodes:
-        believed = trust.Trust(
-            federation=register.federation, node=name, authority=register.key.public, charter=register.charter
+    for name in registry.nodes:
+        trusted = trust.Trust(
+            federation=registry.federation, node=name, authority=registry.key.public, charter=registry.charter
         )
-        yield from _write(folder / "trust" / f"{name}.trust", trust.encode(believed).decode(), _PUBLIC)
-    for name, text in _broker_files(register, folder / "broker").items():
+        yield from _write(folder / "trust" / f"{name}.trust", trust.encode(trusted).decode(), _PUBLIC)
+    for name, text in _broker_files(registry, folder / "broker").items():
         yield from _write(folder / "broker" / name, text, _SECRET if name == "broker.key" else _PUBLIC)
-    for gone in {each.member for each in register.issued} - register.members.keys():
+    for gone in {each.member for each in registry.issued} - registry.members.keys():
         for path in (folder / "kits" / f"{gone}.kit", folder / "trust" / f"{gone}.trust"):
             if path.exists():
                 path.unlink()
                 yield path
 
 
-def kits(register: Register) -> Iterator[kit.Kit]:
+def kits(registry: MemberRegistry) -> Iterator[kit.Kit]:
     """Every member's kit, as it is now."""
-    for name, holder in register.members.items():
+    for name, member in registry.members.items():
         yield kit.Kit(
-            federation=register.federation,
+            federation=registry.federation,
             name=name,
-            broker=register.url,
-            authority=register.key.public,
-            charter=register.charter,
-            ca=register.ca.certificate,
-            certificate=holder.pair.certificate,
-            key=holder.pair.key,
-            signing=holder.signing,
+            broker=registry.url,
+            authority=registry.key.public,
+            charter=registry.charter,
+            ca=registry.ca.certificate,
+            certificate=member.pair.certificate,
+            key=member.pair.key,
+            signing=member.signing,
         )
 
 
-def _broker_files(register: Register, here: Path) -> dict[str, str]:
-    """What the broker needs: name -> content."""
-    nodes = len(register.members)
+def _broker_files(registry: MemberRegistry, here: Path) -> dict[str, str]:
+    """The files that the broker needs: name -> content."""
+    nodes = len(registry.members)
     conf = Template((_TEMPLATES / "provisioned.conf").read_text()).substitute(
-        federation=register.federation,
-        folder=register.broker_folder or here.resolve(),
-        port=register.port,
+        federation=registry.federation,
+        folder=registry.broker_folder or here.resolve(),
+        port=registry.port,
         queued_messages=max(10_000, 100 * nodes),
         connections=max(1000, 4 * nodes),
     )
     return {
         "mosquitto.conf": conf,
-        "acl": access_list.acl(register.federation),
-        "ca.pem": register.ca.certificate,
-        "broker.key": register.broker.key,
-        "broker.pem": register.broker.certificate,
-        "crl.pem": register.crl,
+        "acl": access_list.acl(registry.federation),
+        "ca.pem": registry.ca.certificate,
+        "broker.key": registry.broker.key,
+        "broker.pem": registry.broker.certificate,
+        "crl.pem": registry.crl,
     }
 
 

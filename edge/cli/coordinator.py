@@ -81,11 +81,11 @@ def provision(
 
     import msgspec
 
-    from broker_config.security.member_registry import Wish
+    from broker_config.security.member_registry import ChangeRequest
     from broker_config.security.provisioning import provision as run
     from edge.status.provisioning_report import facts, lines
 
-    wish = Wish(
+    request = ChangeRequest(
         nodes=[name.strip() for name in nodes.split(",") if name.strip()],
         hosts=host,
         port=port,
@@ -96,7 +96,7 @@ def provision(
         revoke=revoke,
     )
     folder = out or Path(federation)
-    done = run(folder, federation, wish, datetime.now(UTC))
+    done = run(folder, federation, request, datetime.now(UTC))
     if as_json:
         print(msgspec.json.encode(facts(folder, done)).decode())
     else:

@@ -5,19 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from broker_config.protocol.topics import COORDINATOR
-from broker_config.security.member_registry import BROKER
-from broker_config.security.provisioning import Provisioned
-from broker_config.security.registry_changes import Changes
+from broker_config.security.member_registry import BROKER, RegistryChanges
+from broker_config.security.provisioning import ProvisioningResult
 from edge.terminal.formatting import pluralize
 
 _SENSORS = "sensors that learn together: edge-node vfl coordinate, then vfl join; see docs/vfl.md"
 
 
-def facts(folder: Path, done: Provisioned) -> dict[str, Any]:
+def facts(folder: Path, done: ProvisioningResult) -> dict[str, Any]:
     """For machines. Who has got new keys is both `revoked` and `added`."""
-    register, changes = done.register, done.changes
+    registry, changes = done.registry, done.changes
     return {
-        "federation": register.federation,
+        "federation": registry.federation,
         "folder": str(folder),
         "founded": done.before is None,
         "added": changes.added,
@@ -26,28 +25,28 @@ def facts(folder: Path, done: Provisioned) -> dict[str, Any]:
         "moved": changes.moved,
         "restored": _names(folder, done.restored),
         "changed": _names(folder, done.changed),
-        "version": register.version,
-        "charter_expires": register.charter_expires,
-        "authority_expires": register.ca.expires,
-        "broker_expires": register.broker.expires,
+        "version": registry.version,
+        "charter_expires": registry.charter_expires,
+        "authority_expires": registry.ca.expires,
+        "broker_expires": registry.broker.expires,
         "members": [
-            {"name": name, "expires": holder.pair.expires, "kit": f"kits/{name}.kit"}
-            for name, holder in register.members.items()
+            {"name": name, "expires": member.pair.expires, "kit": f"kits/{name}.kit"}
+            for name, member in registry.members.items()
         ],
     }
 
 
-def lines(folder: Path, done: Provisioned) -> Iterator[str]:
+def lines(folder: Path, done: ProvisioningResult) -> Iterator[str]:
     """For people: what is new, what there is, what is next."""
-    register = done.register
-    width = max(map(len, register.pairs))
-    yield f"federation {register.federation}, version {register.version}"
-    for name, holder in register.members.items():
-        yield f"  {name:{width}}  until {holder.pair.expires:%Y-%m-%d}  {folder}/kits/{name}.kit"
-    yield f"  {BROKER:{width}}  until {register.broker.expires:%Y-%m-%d}  {folder}/broker/"
+    registry = done.registry
+    width = max(map(len, registry.pairs))
+    yield f"federation {registry.federation}, version {registry.version}"
+    for name, member in registry.members.items():
+        yield f"  {name:{width}}  until {member.pair.expires:%Y-%m-%d}  {folder}/kits/{name}.kit"
+    yield f"  {BROKER:{width}}  until {registry.broker.expires:%Y-%m-%d}  {folder}/broker/"
     yield f"passphrases: {folder}/passphrases.txt (send each by another way than its kit)"
-    yield f"lines: {folder}/trust/NODE.trust until {register.charter_expires:%Y-%m-%d} (edge-node serve --trust)"
-    yield f"offline, with a backup: {folder}/authority/ until {register.ca.expires:%Y-%m-%d}"
+    yield f"lines: {folder}/trust/NODE.trust until {registry.charter_expires:%Y-%m-%d} (edge-node serve --trust)"
+    yield f"offline, with a backup: {folder}/authority/ until {registry.ca.expires:%Y-%m-%d}"
     yield ""
     yield from _news(folder, done)
     steps = list(_founding(folder, done) if done.before is None else _steps(folder, done))
@@ -55,15 +54,15 @@ def lines(folder: Path, done: Provisioned) -> Iterator[str]:
         yield "next:"
     for number, step in enumerate(steps, start=1):
         yield f"  {number}. {step}"
-    if done.before not in (None, done.register) and not _concerns_everybody(done.changes):
+    if done.before not in (None, done.registry) and not _concerns_everybody(done.changes):
         yield "all other kits go on as they are"
 
 
-def _news(folder: Path, done: Provisioned) -> Iterator[str]:
+def _news(folder: Path, done: ProvisioningResult) -> Iterator[str]:
     """What has changed, a sentence for each kind."""
     changes, before = done.changes, done.before
     if before is None:
-        yield f"federation {done.register.federation} is founded, with {pluralize(len(done.register.nodes), 'node')}"
+        yield f"federation {done.registry.federation} is founded, with {pluralize(len(done.registry.nodes), 'node')}"
         return
     if not done.changed:
         yield "nothing has changed, nothing is to be done"
@@ -80,28 +79,28 @@ def _news(folder: Path, done: Provisioned) -> Iterator[str]:
     for name in changes.renewed:
         yield f"new certificate: {name}; the old one holds until {before.pairs[name].expires:%Y-%m-%d}"
     if changes.moved:
-        yield f"the broker's address is {done.register.url}"
-    if changes.relaid:
-        yield f"the broker's files will lie in {done.register.broker_folder}"
+        yield f"the broker's address is {done.registry.url}"
+    if changes.relocated:
+        yield f"the broker's files will lie in {done.registry.broker_folder}"
 
 
-def _founding(folder: Path, done: Provisioned) -> Iterator[str]:
-    register = done.register
-    if there := register.broker_folder:
+def _founding(folder: Path, done: ProvisioningResult) -> Iterator[str]:
+    registry = done.registry
+    if there := registry.broker_folder:
         yield f"mkdir -p {there} && cp -a {folder}/broker/. {there} && chown -R mosquitto: {there}"
         yield f"mosquitto -c {there}/mosquitto.conf"
     else:
         hint = "not as root: it becomes user mosquitto, who cannot read this folder; see --broker-folder"
         yield f"mosquitto -c {(folder / 'broker').resolve()}/mosquitto.conf  ({hint})"
     yield f"edge-node coordinate --kit {COORDINATOR}.kit --classes ...  ({_SENSORS})"
-    yield f"edge-node join --kit {register.nodes[0]}.kit --data images/"
+    yield f"edge-node join --kit {registry.nodes[0]}.kit --data images/"
 
 
-def _steps(folder: Path, done: Provisioned) -> Iterator[str]:
+def _steps(folder: Path, done: ProvisioningResult) -> Iterator[str]:
     """Who needs what after a change; the broker first, so that whoever starts again meets it as it is then."""
     changes, before, kits = done.changes, done.before, folder / "kits"
     assert before is not None
-    if changes.revoked or changes.moved or changes.relaid:
+    if changes.revoked or changes.moved or changes.relocated:
         yield f"copy {folder}/broker/ to the broker's machine, and restart mosquitto"
     elif BROKER in changes.renewed:
         yield f"copy {folder}/broker/ to the broker's machine, and reload mosquitto"
@@ -120,7 +119,7 @@ def _steps(folder: Path, done: Provisioned) -> Iterator[str]:
         yield "give all others their new kits too; their passphrases are the same"
 
 
-def _concerns_everybody(changes: Changes) -> bool:
+def _concerns_everybody(changes: RegistryChanges) -> bool:
     """Whether no old kit is of use any more: it names another broker, or another coordinator."""
     return changes.moved or COORDINATOR in changes.revoked
 

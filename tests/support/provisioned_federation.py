@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from broker_config.broker.embedded import find_mosquitto
 from broker_config.security.kit import Kit
-from broker_config.security.member_registry import Register, Wish
+from broker_config.security.member_registry import ChangeRequest, MemberRegistry
 from broker_config.security.provisioning import kits, provision
 from tests.support.ports import HOST, free_port
 
@@ -22,15 +22,15 @@ class Members(NamedTuple):
     """A federation's folder, and what its members' kits hold."""
 
     folder: Path
-    register: Register
+    registry: MemberRegistry
     kits: dict[str, Kit]
 
     def passphrase(self, name: str) -> str:
-        return self.register.members[name].passphrase
+        return self.registry.members[name].passphrase
 
-    def change(self, ago: timedelta = timedelta(), **wish: Any) -> "Members":
+    def change(self, ago: timedelta = timedelta(), **request: Any) -> "Members":
         """What a further run of provision makes of it; with the clock set back by `ago`."""
-        return _provision(self.folder, self.register.federation, Wish(**wish), ago)
+        return _provision(self.folder, self.registry.federation, ChangeRequest(**request), ago)
 
 
 def make(
@@ -44,12 +44,12 @@ def make(
     ago: timedelta = timedelta(),
 ) -> Members:
     """A new federation in `folder`, of coordinator, monitor and `nodes`; made `ago`."""
-    return _provision(folder, federation, Wish(nodes=nodes, hosts=[host], port=port, days=days), ago)
+    return _provision(folder, federation, ChangeRequest(nodes=nodes, hosts=[host], port=port, days=days), ago)
 
 
-def _provision(folder: Path, federation: str, wish: Wish, ago: timedelta) -> Members:
-    register = provision(folder, federation, wish, datetime.now(UTC) - ago).register
-    return Members(folder, register, {kit.name: kit for kit in kits(register)})
+def _provision(folder: Path, federation: str, request: ChangeRequest, ago: timedelta) -> Members:
+    registry = provision(folder, federation, request, datetime.now(UTC) - ago).registry
+    return Members(folder, registry, {kit.name: kit for kit in kits(registry)})
 
 
 class Guarded:

@@ -116,10 +116,10 @@ class Doors:
     """The ways into a broker, for everybody who has a certificate of its federation's authority."""
 
     def __init__(self, broker: Guarded):
-        self._kit, register = broker.kits["plant-a"], broker.members.register
+        self._kit, registry = broker.kits["plant-a"], broker.members.registry
         now = datetime.now(UTC)
         self._pairs = {
-            name: certificate_authority.issue(register.ca, FEDERATION, name, now, now + timedelta(days=1))
+            name: certificate_authority.issue_member(registry.ca, FEDERATION, name, now, now + timedelta(days=1))
             for name in (*USERS, JOKER, KING)
         }
         self._url, self._ca = broker.url, broker.folder / "broker" / "ca.pem"

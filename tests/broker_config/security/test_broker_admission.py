@@ -21,7 +21,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import MAX_MESSAGE
 from broker_config.protocol.errors import BrokerError, EdgeNodeError, UsageError
 from broker_config.security import certificate_authority
-from broker_config.security.certificate_authority import Pair
+from broker_config.security.certificate_authority import KeyPair
 from broker_config.security.kit import Kit
 from tests.support.provisioned_federation import Guarded, make
 
@@ -44,9 +44,9 @@ def admitted(its: Kit) -> bool:
     return True
 
 
-def with_files(broker: Guarded, pair: Pair | None, folder: Path) -> Endpoint:
+def with_files(broker: Guarded, pair: KeyPair | None, folder: Path) -> Endpoint:
     """The broker for whoever shows this certificate."""
-    (folder / "ca.pem").write_text(broker.members.register.ca.certificate)
+    (folder / "ca.pem").write_text(broker.members.registry.ca.certificate)
     if pair is None:
         return Endpoint.parse(broker.url, ca=folder / "ca.pem")
     (folder / "cert.pem").write_text(pair.certificate)
@@ -59,23 +59,23 @@ def test_the_broker_admits_every_member_with_its_kit(name: str, provisioned: Gua
     assert admitted(provisioned.kits[name])
 
 
-def issued(broker: Guarded, ends: timedelta, by: Pair | None = None) -> Pair:
-    return certificate_authority.issue(by or broker.members.register.ca, "steel", "plant-a", NOW, NOW + ends)
+def issued(broker: Guarded, ends: timedelta, by: KeyPair | None = None) -> KeyPair:
+    return certificate_authority.issue_member(by or broker.members.registry.ca, "steel", "plant-a", NOW, NOW + ends)
 
 
-STRANGERS: dict[str, tuple[Callable[[Guarded], Pair | None], str]] = {
+STRANGERS: dict[str, tuple[Callable[[Guarded], KeyPair | None], str]] = {
     "nobody": (lambda broker: None, "does not accept our certificate: there is none"),
     "who has expired": (lambda broker: issued(broker, -DAY / 24), "does not accept our certificate: it has expired"),
     "another federation": (
-        lambda broker: issued(broker, DAY, certificate_authority.found("iron", NOW)),
+        lambda broker: issued(broker, DAY, certificate_authority.create_authority("iron", NOW)),
         "does not accept our certificate: another authority has issued it",
     ),
     "another authority of the same name": (
-        lambda broker: issued(broker, DAY, certificate_authority.found("steel", NOW)),
+        lambda broker: issued(broker, DAY, certificate_authority.create_authority("steel", NOW)),
         "does not accept our certificate",
     ),
     "the broker itself": (
-        lambda broker: broker.members.register.broker,
+        lambda broker: broker.members.registry.broker,
         "does not accept our certificate: it is not one of a client",
     ),
 }
@@ -90,7 +90,7 @@ def test_the_broker_does_not_admit(who: str, provisioned: Guarded, tmp_path: Pat
 
 
 def test_nobody_speaks_to_the_broker_in_the_clear(provisioned: Guarded) -> None:
-    port = provisioned.members.register.port
+    port = provisioned.members.registry.port
     with pytest.raises(BrokerError, match="closed the connection without an answer") as caught:
         connect(Endpoint.parse(f"mqtt://127.0.0.1:{port}"))
     assert "scheme and port belong together" in caught.value.remedy
@@ -102,7 +102,7 @@ def test_the_broker_speaks_tls_from_1_2_on(version: str, accepted: bool, provisi
     context = provisioned.kits["plant-a"].tls_context()
     context.set_ciphers("ALL:@SECLEVEL=0")  # else our own side would refuse
     context.minimum_version = context.maximum_version = ssl.TLSVersion[version]
-    port = provisioned.members.register.port
+    port = provisioned.members.registry.port
     with socket.create_connection(("127.0.0.1", port)) as plain:
         if accepted:
             with context.wrap_socket(plain, server_hostname="127.0.0.1") as secure:
@@ -115,7 +115,7 @@ def test_the_broker_speaks_tls_from_1_2_on(version: str, accepted: bool, provisi
 def test_we_do_not_accept_a_broker_at_another_host_or_of_another_federation(
     provisioned: Guarded, tmp_path: Path
 ) -> None:
-    its, port = provisioned.kits["plant-a"], provisioned.members.register.port
+    its, port = provisioned.kits["plant-a"], provisioned.members.registry.port
     with pytest.raises(BrokerError, match="is not trusted: Hostname mismatch") as caught:
         admitted(msgspec.structs.replace(its, broker=f"mqtts://localhost:{port}"))
     assert "host name" in caught.value.remedy

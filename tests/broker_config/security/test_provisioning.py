@@ -23,7 +23,7 @@ from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.security import certificate_authority as authority
 from broker_config.security import kit, member_list, trust
 from broker_config.security.kit import Kit
-from broker_config.security.member_registry import Wish
+from broker_config.security.member_registry import ChangeRequest
 from broker_config.security.message_signing import MessageSigner
 from broker_config.security.provisioning import provision
 from broker_config.security.signing import SigningKey
@@ -71,7 +71,7 @@ def meet(server: Members, client: Kit, flags: ssl.VerifyFlags = ssl.VERIFY_X509_
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = [
         here.wrap_bio(up, down, server_side=True),
-        there.wrap_bio(down, up, server_hostname=server.register.hosts[0]),
+        there.wrap_bio(down, up, server_hostname=server.registry.hosts[0]),
     ]
     for _ in range(4):
         for side in sides:
@@ -119,10 +119,10 @@ def test_certificates_hold_from_yesterday_for_as_long_as_was_asked_and_end_with_
     short = make(tmp_path / "short", days=30)
     assert abs(short.kits["plant-a"].expires() - NOW - 30 * DAY) < DAY / 24
     old = make(tmp_path / "old", ago=authority.LIFETIME - 10 * DAY).change(renew=["plant-a", "broker"])
-    end = old.register.ca.expires
-    assert old.kits["plant-a"].expires() == old.register.broker.expires == old.kits["plant-a"].members().expires == end
+    end = old.registry.ca.expires
+    assert old.kits["plant-a"].expires() == old.registry.broker.expires == old.kits["plant-a"].members().expires == end
     assert end < NOW + 11 * DAY
-    crl = x509.load_pem_x509_crl(old.register.crl.encode())
+    crl = x509.load_pem_x509_crl(old.registry.crl.encode())
     assert crl.next_update_utc == end, "a broker whose list of revoked certificates is out of date admits nobody"
     assert meet(old, old.kits["plant-a"])
 
@@ -148,8 +148,8 @@ def test_secrets_are_for_their_owner_alone_whatever_the_umask(tmp_path: Path) ->
 
 
 def test_no_secret_is_printed_with_the_register(steel: Members) -> None:
-    shown = repr(steel.register) + repr(steel.register.members) + repr(steel.register.ca) + repr(steel.kits)
-    for secret in (steel.passphrase("plant-a"), "PRIVATE", steel.register.charter_key.hex()):
+    shown = repr(steel.registry) + repr(steel.registry.members) + repr(steel.registry.ca) + repr(steel.kits)
+    for secret in (steel.passphrase("plant-a"), "PRIVATE", steel.registry.charter_key.hex()):
         assert secret not in shown
 
 
@@ -166,14 +166,14 @@ def test_the_broker_is_told_where_its_folder_will_lie(tmp_path: Path) -> None:
 def test_an_ipv6_address_or_a_name_may_be_the_brokers_and_several_hosts_stand_in_its_certificate(
     tmp_path: Path,
 ) -> None:
-    register = provision(
-        tmp_path / "steel", "steel", Wish(nodes=["a"], hosts=["::1", "broker.local", "10.0.0.7"]), NOW
-    ).register
-    its = kit.read(tmp_path / "steel" / "kits" / "a.kit", register.members["a"].passphrase)
+    registry = provision(
+        tmp_path / "steel", "steel", ChangeRequest(nodes=["a"], hosts=["::1", "broker.local", "10.0.0.7"]), NOW
+    ).registry
+    its = kit.read(tmp_path / "steel" / "kits" / "a.kit", registry.members["a"].passphrase)
     assert its.broker == "mqtts://[::1]:8883"
     assert Endpoint.of_kit(its).host == "::1"
-    for host in register.hosts:
-        assert meet(Members(tmp_path / "steel", msgspec.structs.replace(register, hosts=[host]), {}), its)
+    for host in registry.hosts:
+        assert meet(Members(tmp_path / "steel", msgspec.structs.replace(registry, hosts=[host]), {}), its)
 
 
 # Running it again
@@ -181,7 +181,7 @@ def test_an_ipv6_address_or_a_name_may_be_the_brokers_and_several_hosts_stand_in
 
 def test_running_it_again_changes_nothing(steel: Members) -> None:
     before = snapshot(steel.folder)
-    done = provision(steel.folder, "steel", Wish(nodes=["plant-a"], hosts=["127.0.0.1"], renew_due=True), NOW)
+    done = provision(steel.folder, "steel", ChangeRequest(nodes=["plant-a"], hosts=["127.0.0.1"], renew_due=True), NOW)
     assert done.changed == []
     assert snapshot(steel.folder) == before
 
@@ -189,7 +189,7 @@ def test_running_it_again_changes_nothing(steel: Members) -> None:
 def test_more_nodes_are_added_and_all_hear_of_it(tmp_path: Path) -> None:
     first = make(tmp_path / "steel", nodes=["plant-a"])
     second = first.change(nodes=["plant-b", "plant-a"])
-    assert second.register.version == first.register.version + 1
+    assert second.registry.version == first.registry.version + 1
     for name, its in first.kits.items():
         now = second.kits[name]
         assert set(now.members().nodes) == {"plant-a", "plant-b"}
@@ -214,9 +214,9 @@ def test_what_ends_within_90_days_is_renewed_when_asked_the_brokers_too(tmp_path
     third = second.change(renew_due=True)
     renewed = {name for name in third.kits if third.kits[name].certificate != second.kits[name].certificate}
     assert renewed == ALL
-    assert third.register.broker.expires > NOW + 300 * DAY
-    assert third.register.broker.key == first.register.broker.key
-    assert third.change(renew_due=True).register == third.register
+    assert third.registry.broker.expires > NOW + 300 * DAY
+    assert third.registry.broker.key == first.registry.broker.key
+    assert third.change(renew_due=True).registry == third.registry
 
 
 def test_a_revoked_node_is_out_with_every_certificate_that_it_ever_had(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_revoked_node_is_out_with_every_certificate_that_it_ever_had(tmp_path:
         with pytest.raises(ssl.SSLError, match="revoked"):
             meet(third, old)
     assert meet(third, third.kits["plant-b"])
-    assert third.change(revoke=["plant-a"]).register == third.register
+    assert third.change(revoke=["plant-a"]).registry == third.registry
 
 
 def test_a_revoked_name_comes_back_with_new_keys_and_the_old_ones_stay_revoked(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_a_broker_that_moves_gets_another_certificate_and_kits_name_the_new_plac
     assert second.kits["plant-a"].broker == "mqtts://broker.local:9999"
     assert meet(second, first.kits["plant-a"])
     with pytest.raises(ssl.SSLCertVerificationError, match=r"127\.0\.0\.1"):
-        meet(Members(second.folder, first.register, {}), second.kits["plant-a"])
+        meet(Members(second.folder, first.registry, {}), second.kits["plant-a"])
 
 
 def test_lost_and_damaged_files_are_made_again_from_the_register(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_lost_and_damaged_files_are_made_again_from_the_register(tmp_path: Path)
     assert before.items() <= after.items()
 
 
-def provision_until(step: int, folder: Path, wish: Wish) -> None:
+def provision_until(step: int, folder: Path, change: ChangeRequest) -> None:
     """Like `provision`, but dies before it settles file number `step`."""
     steps, done = itertools.count(), disk.settle
 
@@ -289,7 +289,7 @@ def provision_until(step: int, folder: Path, wish: Wish) -> None:
         done(scratch, path)
 
     disk.settle = mortal
-    provision(folder, "steel", wish, NOW)
+    provision(folder, "steel", change, NOW)
 
 
 @pytest.mark.parametrize("founding", [True, False], ids=["founding", "changing"])
@@ -297,14 +297,14 @@ def test_killed_at_any_step_it_is_whole_after_the_next_run_and_no_member_was_wit
     founding: bool, tmp_path: Path
 ) -> None:
     original = None if founding else make(tmp_path / "original", nodes=["plant-a", "plant-b"])
-    wish = Wish(nodes=["plant-a", "plant-c"], hosts=["127.0.0.1"])
+    change = ChangeRequest(nodes=["plant-a", "plant-c"], hosts=["127.0.0.1"])
     if original:
-        wish = msgspec.structs.replace(wish, renew=["plant-a"], revoke=["plant-b"])
+        change = msgspec.structs.replace(change, renew=["plant-a"], revoke=["plant-b"])
     for step in itertools.count():
         folder = tmp_path / f"{step}"
         if original:
             shutil.copytree(original.folder, folder)
-        process = multiprocessing.get_context("fork").Process(target=provision_until, args=(step, folder, wish))
+        process = multiprocessing.get_context("fork").Process(target=provision_until, args=(step, folder, change))
         process.start()
         process.join(30)
         if process.exitcode == 0:
@@ -317,13 +317,13 @@ def test_killed_at_any_step_it_is_whole_after_the_next_run_and_no_member_was_wit
         assert {"coordinator", "monitor", "plant-a"} <= set(usable) or founding
         for name in usable:
             assert kit.read(folder / "kits" / f"{name}.kit", phrases[name]).name == name
-        register = provision(folder, "steel", wish, NOW).register
+        registry = provision(folder, "steel", change, NOW).registry
         names = {"coordinator", "monitor", "plant-a", "plant-c"}
-        assert set(register.members) == {path.stem for path in (folder / "kits").glob("*.kit")} == names
-        whole = Members(folder, register, {})
-        for name, holder in register.members.items():
-            its = kit.read(folder / "kits" / f"{name}.kit", holder.passphrase)
-            assert its.members().version == register.version
+        assert set(registry.members) == {path.stem for path in (folder / "kits").glob("*.kit")} == names
+        whole = Members(folder, registry, {})
+        for name, member in registry.members.items():
+            its = kit.read(folder / "kits" / f"{name}.kit", member.passphrase)
+            assert its.members().version == registry.version
             assert meet(whole, its)
     assert step == (14 if founding else 10), "register, passphrases, 4 kits, 2 trust files; all the broker's, or 2"
 
@@ -332,57 +332,62 @@ def test_killed_at_any_step_it_is_whole_after_the_next_run_and_no_member_was_wit
 
 
 @pytest.mark.parametrize(
-    ("wish", "words"),
+    ("change", "words"),
     [
-        (Wish(hosts=["127.0.0.1"]), "--nodes plant-a,plant-b"),
-        (Wish(nodes=["plant-a"]), "--host broker.local"),
-        (Wish(nodes=["plant a"], hosts=["h"]), "'plant a' cannot be used"),
-        (Wish(nodes=["coordinator"], hosts=["h"]), "a node cannot be called coordinator"),
-        (Wish(nodes=["broker"], hosts=["h"]), "a node cannot be called broker"),
-        (Wish(nodes=["plant-a"], hosts=["broker:8883"]), "'broker:8883' is neither a host name nor an address"),
-        (Wish(nodes=["plant-a"], hosts=["-x"]), "neither a host name nor an address"),
-        (Wish(nodes=["plant-a"], hosts=["x" * 64]), "neither a host name nor an address"),
-        (Wish(nodes=["plant-a"], hosts=["h"], renew=["plant-b"]), "did you mean 'plant-a'?"),
+        (ChangeRequest(hosts=["127.0.0.1"]), "--nodes plant-a,plant-b"),
+        (ChangeRequest(nodes=["plant-a"]), "--host broker.local"),
+        (ChangeRequest(nodes=["plant a"], hosts=["h"]), "'plant a' cannot be used"),
+        (ChangeRequest(nodes=["coordinator"], hosts=["h"]), "a node cannot be called coordinator"),
+        (ChangeRequest(nodes=["broker"], hosts=["h"]), "a node cannot be called broker"),
+        (
+            ChangeRequest(nodes=["plant-a"], hosts=["broker:8883"]),
+            "'broker:8883' is neither a host name nor an address",
+        ),
+        (ChangeRequest(nodes=["plant-a"], hosts=["-x"]), "neither a host name nor an address"),
+        (ChangeRequest(nodes=["plant-a"], hosts=["x" * 64]), "neither a host name nor an address"),
+        (ChangeRequest(nodes=["plant-a"], hosts=["h"], renew=["plant-b"]), "did you mean 'plant-a'?"),
     ],
 )
-def test_a_first_wish_that_cannot_be_leaves_nothing_behind(wish: Wish, words: str, tmp_path: Path) -> None:
+def test_a_first_request_that_cannot_be_met_leaves_nothing_behind(
+    change: ChangeRequest, words: str, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError) as caught:
-        provision(tmp_path / "steel", "steel", wish, NOW)
+        provision(tmp_path / "steel", "steel", change, NOW)
     assert words in str(caught.value)
     assert caught.value.remedy
     assert not [path for path in (tmp_path / "steel").rglob("*") if path.is_file() and path.name != "lock"]
 
 
 def test_unknown_names_are_answered_with_those_that_there_are(steel: Members) -> None:
-    for wish in (Wish(revoke=["plant-c"]), Wish(renew=["plant-c"])):
+    for change in (ChangeRequest(revoke=["plant-c"]), ChangeRequest(renew=["plant-c"])):
         with pytest.raises(UsageError, match="no member 'plant-c'") as caught:
-            provision(steel.folder, "steel", wish, NOW)
+            provision(steel.folder, "steel", change, NOW)
         assert "did you mean 'plant-" in caught.value.remedy
     with pytest.raises(UsageError, match="broker's certificate cannot be revoked"):
-        provision(steel.folder, "steel", Wish(revoke=["broker"]), NOW)
+        provision(steel.folder, "steel", ChangeRequest(revoke=["broker"]), NOW)
 
 
 def test_a_folder_of_something_else_is_not_touched(steel: Members, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="belongs to federation 'steel'"):
-        provision(steel.folder, "iron", Wish(nodes=["plant-c"]), NOW)
+        provision(steel.folder, "iron", ChangeRequest(nodes=["plant-c"]), NOW)
     (tmp_path / "holiday.jpg").touch()
-    with pytest.raises(UsageError, match="holds files, but no federation's register"):
-        provision(tmp_path, "steel", Wish(nodes=["plant-a"], hosts=["h"]), NOW)
+    with pytest.raises(UsageError, match="holds files, but no federation's registry"):
+        provision(tmp_path, "steel", ChangeRequest(nodes=["plant-a"], hosts=["h"]), NOW)
     assert [path.name for path in tmp_path.iterdir()] == ["holiday.jpg"]
 
 
-def test_a_register_that_is_lost_or_damaged_is_not_replaced_by_another_authority(tmp_path: Path) -> None:
+def test_a_registry_that_is_lost_or_damaged_is_not_replaced_by_another_authority(tmp_path: Path) -> None:
     made = make(tmp_path / "steel")
-    register = made.folder / "authority" / "register.json"
-    whole, rng = register.read_bytes(), random.Random(5)
+    registry = made.folder / "authority" / "register.json"
+    whole, rng = registry.read_bytes(), random.Random(5)
     for _ in range(20):
         where = rng.randrange(len(whole))
-        register.write_bytes(whole[:where] + bytes([whole[where] ^ 1 << rng.randrange(8)]) + whole[where + 1 :])
+        registry.write_bytes(whole[:where] + bytes([whole[where] ^ 1 << rng.randrange(8)]) + whole[where + 1 :])
         with pytest.raises(UsageError, match=r"register\.json is damaged") as caught:
             made.change(nodes=["plant-c"])
         assert "backup" in caught.value.remedy
-    register.unlink()
-    with pytest.raises(UsageError, match="no federation's register"):
+    registry.unlink()
+    with pytest.raises(UsageError, match="no federation's registry"):
         made.change(nodes=["plant-c"])
     assert kit.read(made.folder / "kits" / "plant-a.kit", made.passphrase("plant-a")) == made.kits["plant-a"]
 
@@ -402,7 +407,7 @@ def test_two_at_a_time_do_not_mix(tmp_path: Path) -> None:
 def test_a_disk_that_takes_nothing_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EdgeNodeError, match="cannot write to"):
-        provision(tmp_path / "file" / "steel", "steel", Wish(nodes=["plant-a"], hosts=["h"]), NOW)
+        provision(tmp_path / "file" / "steel", "steel", ChangeRequest(nodes=["plant-a"], hosts=["h"]), NOW)
 
 
 # Kits and trust files on their way
@@ -483,7 +488,7 @@ def test_a_trust_file_names_the_node_and_whom_the_authority_vouches_for(steel: M
 
 
 def test_a_charter_of_another_authority_or_an_old_one_is_not_believed(steel: Members) -> None:
-    data, authority = steel.kits["plant-a"].charter, steel.register.key
+    data, authority = steel.kits["plant-a"].charter, steel.registry.key
     with pytest.raises(member_list.MemberListError, match=r"does not fit: it is of another authority \(another feder"):
         member_list.verify(data, SigningKey.generate().public, "here")
     with pytest.raises(member_list.MemberListError, match="cannot be relied on: its signature does not fit\n"):
@@ -533,16 +538,20 @@ OTHERS_GO_ON = "all other kits go on as they are"
 
 
 @pytest.mark.parametrize(
-    ("wish", "said", "unsaid"),
+    ("change", "said", "unsaid"),
     [
-        (Wish(nodes=["c"]), {"new: c", COORDINATOR_STEP, "give c steel/kits/c.kit and", OTHERS_GO_ON}, {BROKER_STEP}),
         (
-            Wish(revoke=["plant-b"]),
+            ChangeRequest(nodes=["c"]),
+            {"new: c", COORDINATOR_STEP, "give c steel/kits/c.kit and", OTHERS_GO_ON},
+            {BROKER_STEP},
+        ),
+        (
+            ChangeRequest(revoke=["plant-b"]),
             {"revoked: plant-b; until mosquitto is restarted", f"1. {BROKER_STEP}", f"2. {COORDINATOR_STEP}"},
             {"passphrase,", "give plant-b"},
         ),
         (
-            Wish(revoke=["plant-b"], nodes=["plant-b"]),
+            ChangeRequest(revoke=["plant-b"], nodes=["plant-b"]),
             {
                 "new keys and a new passphrase: plant-b",
                 BROKER_STEP,
@@ -552,39 +561,52 @@ OTHERS_GO_ON = "all other kits go on as they are"
             {"revoked: plant-b", "new: plant-b"},
         ),
         (
-            Wish(renew=["plant-b"]),
+            ChangeRequest(renew=["plant-b"]),
             {"new certificate: plant-b; the old one holds until", "its passphrase is the same", OTHERS_GO_ON},
             {BROKER_STEP, COORDINATOR_STEP},
         ),
-        (Wish(renew=["broker"]), {BROKER_STEP, "reload mosquitto", OTHERS_GO_ON}, {COORDINATOR_STEP, "restart"}),
         (
-            Wish(revoke=["coordinator"]),
+            ChangeRequest(renew=["broker"]),
+            {BROKER_STEP, "reload mosquitto", OTHERS_GO_ON},
+            {COORDINATOR_STEP, "restart"},
+        ),
+        (
+            ChangeRequest(revoke=["coordinator"]),
             {BROKER_STEP, "coordinator.kit and, by another way, its new passphrase, and start", "give all others"},
             {OTHERS_GO_ON},
         ),
-        (Wish(revoke=["monitor"]), {BROKER_STEP, "give monitor", OTHERS_GO_ON}, {COORDINATOR_STEP}),
-        (Wish(port=9999), {"address is mqtts://127.0.0.1:9999", BROKER_STEP, "give all others"}, {OTHERS_GO_ON}),
-        (Wish(broker_folder="/etc/x"), {"will lie in /etc/x", BROKER_STEP, OTHERS_GO_ON}, {COORDINATOR_STEP}),
-        (Wish(), {"nothing has changed, nothing is to be done"}, {"next:", OTHERS_GO_ON}),
+        (ChangeRequest(revoke=["monitor"]), {BROKER_STEP, "give monitor", OTHERS_GO_ON}, {COORDINATOR_STEP}),
+        (
+            ChangeRequest(port=9999),
+            {"address is mqtts://127.0.0.1:9999", BROKER_STEP, "give all others"},
+            {OTHERS_GO_ON},
+        ),
+        (ChangeRequest(broker_folder="/etc/x"), {"will lie in /etc/x", BROKER_STEP, OTHERS_GO_ON}, {COORDINATOR_STEP}),
+        (ChangeRequest(), {"nothing has changed, nothing is to be done"}, {"next:", OTHERS_GO_ON}),
     ],
 )
 def test_a_run_says_what_it_has_changed_and_what_is_next_and_no_more(
-    wish: Wish, said: set[str], unsaid: set[str], steel: Members, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: ChangeRequest,
+    said: set[str],
+    unsaid: set[str],
+    steel: Members,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shutil.copytree(steel.folder, folder := tmp_path / "steel")
-    provision(folder, "steel", Wish(), NOW)  # mosquitto.conf names the folder
+    provision(folder, "steel", ChangeRequest(), NOW)  # mosquitto.conf names the folder
     monkeypatch.chdir(tmp_path)
-    text = "\n".join(lines(Path("steel"), provision(Path("steel"), "steel", wish, NOW)))
+    text = "\n".join(lines(Path("steel"), provision(Path("steel"), "steel", change, NOW)))
     assert {words for words in said if words not in text} == set(), text
     assert {words for words in unsaid if words in text} == set(), text
 
 
 def test_files_that_were_lost_are_named_and_nothing_else_is_asked_for(steel: Members, tmp_path: Path) -> None:
     shutil.copytree(steel.folder, folder := tmp_path / "steel")
-    provision(folder, "steel", Wish(), NOW)
+    provision(folder, "steel", ChangeRequest(), NOW)
     (folder / "kits" / "plant-a.kit").unlink()
     (folder / "passphrases.txt").write_text("")
-    done = provision(folder, "steel", Wish(), NOW)
+    done = provision(folder, "steel", ChangeRequest(), NOW)
     text = "\n".join(lines(folder, done))
     assert "written again: passphrases.txt, kits/plant-a.kit" in text
     assert "next:" not in text

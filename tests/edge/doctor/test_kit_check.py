@@ -44,15 +44,15 @@ def tried_with(kit: Kit) -> Iterator[Trial]:
 def with_certificate(broker: Guarded, name: str, left: timedelta) -> Kit:
     """A member's kit, with a certificate that ends so soon."""
     now = datetime.now(UTC)
-    pair = certificate_authority.issue(
-        broker.members.register.ca, "steel", name, now + min(left, timedelta()), now + left
+    pair = certificate_authority.issue_member(
+        broker.members.registry.ca, "steel", name, now + min(left, timedelta()), now + left
     )
     return msgspec.structs.replace(broker.kits[name], certificate=pair.certificate, key=pair.key)
 
 
 def with_charter(broker: Guarded, name: str, **fields: object) -> Kit:
     """A member's kit, with a charter of its authority in which these fields differ."""
-    kit, key = broker.kits[name], broker.members.register.key
+    kit, key = broker.kits[name], broker.members.registry.key
     return msgspec.structs.replace(kit, charter=member_list.sign(msgspec.structs.replace(kit.members(), **fields), key))
 
 

@@ -363,7 +363,7 @@ def test_with_a_kit_the_end_of_its_certificate_and_charter_and_of_the_coordinato
     provisioned: Guarded,
 ) -> None:
     """Each of another day, by a clock shortly before the first of them."""
-    kits, key = provisioned.kits, provisioned.members.register.key
+    kits, key = provisioned.kits, provisioned.members.registry.key
     signed = kits["monitor"].members()
     soon = datetime.now(UTC) + timedelta(days=20)
     lasting = msgspec.structs.replace(
