@@ -16,7 +16,7 @@ ROOMS = ("broker_config", "edge", "export", "trainer", "research")
 
 # Which argument of a call is the message; errors that derive from these are found by themselves.
 _POSITIONS = {"EdgeNodeError": 0, "DecodeError": 0, "PeerError": 1, "refusal": 0}
-_POSITIONS |= dict.fromkeys(("say", "_say", "say_once", "_warn", "_wait_for"), 0)  # what a party says on its way
+_POSITIONS |= dict.fromkeys(("say", "_say", "say_once", "_note", "_note_waiting", "_warn"), 0)  # what a party reports
 _POSITIONS |= {"Finding": 2}  # what a look at a plant's images finds
 _LOGGED = ("warning", "error", "exception")  # what logging prints on standard error
 _REFUSALS = ("trainer/federation/server", "trainer/methods")  # whose ValueErrors a coordinator passes on to the node
@@ -24,7 +24,7 @@ _TOLD = {  # functions that make messages
     "edge/bundle/expiry.py": "_warning",
     "edge/status/rendering.py": "notices",
     "trainer/data/checks/image_checks.py": "brief",
-    "trainer/progress/events.py": "describe",
+    "trainer/progress/events.py": "format_event",
     "trainer/vfl/privacy.py": "describe_spent",
 }
 
@@ -99,8 +99,8 @@ def _message_of(call: ast.Call, positions: dict[str, int], path: str) -> list[as
     owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
     if name in positions:
         return call.args[positions[name] : positions[name] + 1]
-    if name == "Note":
-        return [keyword.value for keyword in call.keywords]
+    if name in ("Note", "Refusal"):
+        return [keyword.value for keyword in call.keywords if keyword.arg in ("text", "reason")]
     logged = name in _LOGGED and owner in ("log", "_log")
     warned = (name, owner) == ("append", "warnings")
     refused = name == "ValueError" and path.startswith(_REFUSALS)
