@@ -4,9 +4,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -25,8 +24,7 @@ from edge.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from research.runner.cells import Cells
-    from trainer import progress
+    from research.runner.paper import C, F, O, Paper
 
 RESULTS = Path("research/results")
 
@@ -89,12 +87,23 @@ def afedcl(
     as_json: Events = False,
 ) -> None:
     """AFedCL (Cui et al., 2024): federations of classifiers."""
-    from research.afedcl.experiment import Experiment, Order
+    from research.afedcl.experiment import AFEDCL, AFedCLOrder
 
-    order = Order(
-        name, preset, _paths(data, "neu={}"), model, weights, size, rounds, seeds, store, workers, ray, device
+    order = AFedCLOrder(
+        name=name,
+        preset=preset,
+        data=_paths(data, "neu={}"),
+        model=model,
+        weights=weights,
+        size=size,
+        rounds=rounds,
+        seeds=seeds,
+        store=store,
+        workers=workers,
+        ray=ray,
+        device=device,
     )
-    _run(partial(Experiment, order), dry_run=dry_run, quiet=quiet, as_json=as_json)
+    _run(AFEDCL, order, dry_run=dry_run, quiet=quiet, as_json=as_json)
 
 
 @app.command(epilog="Example: python -m research fedtfi table2 --preset quick --data kth=KTH-TIPS2-a/")
@@ -123,16 +132,28 @@ def fedtfi(
     seeds: Seeds = 0,
     store: Store = RESULTS / "fedtfi",
     workers: Workers = 0,
+    ray: Ray = "",
     device: Device = "cpu",
     dry_run: DryRun = False,
     quiet: Quiet = False,
     as_json: Events = False,
 ) -> None:
     """FedTFI (Peng et al., 2022): federations of texture networks."""
-    from research.fedtfi.experiment import Experiment, Order
+    from research.fedtfi.experiment import FEDTFI, FedTFIOrder
 
-    order = Order(name, preset, _paths(data, "kth={}"), weights, rounds, seeds, store, workers, device)
-    _run(partial(Experiment, order), dry_run=dry_run, quiet=quiet, as_json=as_json)
+    order = FedTFIOrder(
+        name=name,
+        preset=preset,
+        data=_paths(data, "kth={}"),
+        weights=weights,
+        rounds=rounds,
+        seeds=seeds,
+        store=store,
+        workers=workers,
+        ray=ray,
+        device=device,
+    )
+    _run(FEDTFI, order, dry_run=dry_run, quiet=quiet, as_json=as_json)
 
 
 @app.command(
@@ -159,15 +180,26 @@ def dao_vfl(
     seeds: Seeds = 0,
     store: Store = RESULTS / "dao_vfl",
     workers: Workers = 0,
+    ray: Ray = "",
     dry_run: DryRun = False,
     quiet: Quiet = False,
     as_json: Events = False,
 ) -> None:
     """DAO-VFL (Wang et al., 2025): vertical federations of sensors."""
-    from research.dao_vfl.experiment import Experiment, Order
+    from research.dao_vfl.experiment import DAO_VFL, DAOVFLOrder
 
-    order = Order(name, preset, _paths(data, "cmapss={}"), rounds, seeds, store, workers, tuple(agents))
-    _run(partial(Experiment, order), dry_run=dry_run, quiet=quiet, as_json=as_json)
+    order = DAOVFLOrder(
+        name=name,
+        preset=preset,
+        data=_paths(data, "cmapss={}"),
+        agents=agents,
+        rounds=rounds,
+        seeds=seeds,
+        store=store,
+        workers=workers,
+        ray=ray,
+    )
+    _run(DAO_VFL, order, dry_run=dry_run, quiet=quiet, as_json=as_json)
 
 
 @app.command(epilog="Example: python -m research agent --sensors 2 --iterations 5 --out agent.onnx --seed 0")
@@ -228,23 +260,24 @@ def _paths(given: list[str], example: str) -> dict[str, Path]:
     return {name: Path(path) for name, path in pairs(given, "--data", example).items()}
 
 
-def _run(make: "Callable[[progress.Report], Cells[Any, Any]]", *, dry_run: bool, quiet: bool, as_json: bool) -> None:
-    """Run what is missing of a grid, then report it; EdgeNodeError if a cell failed."""
+def _run(paper: "Paper[O, C, F]", order: "O", *, dry_run: bool, quiet: bool, as_json: bool) -> None:
+    """Run what is missing of an experiment, then report it; EdgeNodeError if a cell failed."""
     import msgspec
     from rich.console import Console
 
+    from research.runner.experiment import Experiment
     from trainer import progress
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     with progress.reporter(as_json=as_json, quiet=quiet) as show:
-        grid = make(show)
-        failed = [] if dry_run else grid.run(show)
-        state = grid.state()
-        files = [] if dry_run else grid.tell(Console(quiet=as_json))
+        experiment = Experiment(paper, order, show)
+        failed = [] if dry_run else experiment.run(show)
+        state = experiment.state()
+        files = [] if dry_run else experiment.report(Console(quiet=as_json))
         outcome = {**msgspec.to_builtins(state), "failed": len(failed), "files": [str(file) for file in files]}
         show(progress.Result(result=outcome))
     if not as_json:
-        print(grid.describe(state), *files, sep="\n")
+        print(experiment.describe(state), *files, sep="\n")
     if failed:
         none_stored = state.missing == state.cells
         raise EdgeNodeError(
@@ -256,4 +289,4 @@ def _run(make: "Callable[[progress.Report], Cells[Any, Any]]", *, dry_run: bool,
 
 
 if __name__ == "__main__":
-    run(app)
+    run(app, "research")

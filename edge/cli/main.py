@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+from collections.abc import Callable
 from importlib.metadata import version as version_of
 from typing import Annotated
 
@@ -51,13 +52,13 @@ def main() -> None:
     run(app)
 
 
-def run(app: typer.Typer) -> None:
+def run(commands: Callable[[], None], name: str = "edge-node") -> None:
     """Run a command line; errors are shown without a traceback, unless --debug asks for it."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 shows escapes, as in stderr
     try:
         try:
-            app()
+            commands()
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # whoever read the output has seen enough
@@ -67,7 +68,7 @@ def run(app: typer.Typer) -> None:
         if "--debug" in sys.argv:
             raise
         explained = explain(error)
-        print(printable(f"{app.info.name}: {explained}"), file=sys.stderr)
+        print(printable(f"{name}: {explained}"), file=sys.stderr)
         sys.exit(explained.exit_code)
 
 

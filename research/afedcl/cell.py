@@ -1,15 +1,12 @@
-"""A cell of a grid: one federation to simulate, and what it reached. Its key is the hash of all that it depends on."""
+"""A cell of a grid: one federation to simulate, and what it reached."""
 
-import hashlib
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from broker_config.protocol.messages import Option, Training
-from trainer.training.simulation import Device
-
-Pool = Literal["report", "tuning"]
+from research.runner.cell import FederationCell
+from research.runner.tuning import Pool
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,30 +22,10 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     pool: Pool = "report"
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One federation. With the same torch on the same machine, the same cell gives the same tensors."""
+class Cell(FederationCell[Setting], frozen=True, kw_only=True):
+    """One federation; `weights` is the SHA-256 of the first broadcast's encoder."""
 
-    setting: Setting
-    method: str
-    options: dict[str, Option]  # complete
-    model: str
-    weights: str  # SHA-256 of the first broadcast's encoder
-    size: int  # pixels
-    training: Training  # complete
-    rounds: int
-    seed: int
-    torch: str  # version
-    cuda: Literal[True] | UnsetType = UNSET  # trained on a GPU; unset, as in all results from before there was a choice
-
-    @property
-    def device(self) -> Device:
-        """What trains its nodes."""
-        return "cuda" if self.cuda else "cpu"
-
-    @property
-    def key(self) -> str:
-        """What the result is found by."""
-        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
+    embed: Literal[True] | UnsetType = UNSET  # whether features of held-out images are projected to two dimensions
 
 
 class NodeResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,15 +39,24 @@ class NodeResult(msgspec.Struct, frozen=True, kw_only=True):
     history: dict[str, list[float | None]]  # of each metric: a value a round, None where it was not measured
 
 
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+    """Features of a node's held-out images in two dimensions, and their classes."""
+
+    node: str
+    labels: list[str]
+    points: list[tuple[float, float]]
+
+
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """A finished cell: a line of the store."""
 
     key: str
     cell: Cell
     nodes: list[NodeResult]
+    embeddings: list[Embedding] | UnsetType = UNSET  # where the cell asks for them
     seconds: float
     machine: str  # processor or accelerator: times compare within one machine only
 
-    def mean(self, figure: Literal["accuracy", "f1"]) -> float:
+    def mean(self, metric: Literal["accuracy", "f1"]) -> float:
         """Mean over the nodes."""
-        return sum(float(getattr(node, figure)) for node in self.nodes) / len(self.nodes)
+        return sum(float(getattr(node, metric)) for node in self.nodes) / len(self.nodes)

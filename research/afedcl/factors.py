@@ -1,4 +1,4 @@
-"""What decides: AFedCL with one choice changed at a time, beside local training and FedPer with the same change."""
+"""Changes of one choice at a time, of AFedCL, local training and FedPer."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,63 +10,43 @@ from research.afedcl import labels, paper
 from research.afedcl.cell import Finished
 from research.afedcl.panels import Panel, Series, X, arrange, gaps, last_pairs
 from research.runner import statistics, style
-from research.runner.store import Embedding
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_CLASSES = (style.COLOURS[0], style.REFERENCE, *style.COLOURS[1:])
-_MARKERS = "osD^vP*X"  # tell apart what has the same colour
+_T_SNE = "t-SNE of features of held-out images: distances between clusters mean nothing."
 _ACROSS = {"images": "training images a node", "lambda": "lambda", "network": "network", "nodes": "nodes"}
 
 
-def draw(name: str, finished: Sequence[Finished], folder: Path, embeddings: Sequence[Embedding] = ()) -> list[Path]:
-    """Draw an experiment to FOLDER/NAME.svg; Fig. 7 shows embeddings. Returns what was written."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.svg"
+def draw(name: str, finished: Sequence[Finished]) -> tuple["Figure", str]:
+    """An experiment's figure, and its caption."""
+    conditions = labels.conditions(each.cell for each in finished)
     if name == "fig7":
-        conditions = labels.conditions(each.cell for each in finished) if finished else ""
-        _draw_fig7(embeddings, path, conditions)
-        return [path]
-    if name not in _DRAWN:
-        return []
+        return _features(finished), f"{_T_SNE} {conditions}"
     panels = arrange(name, finished)
-    if not panels:
-        return [style.nothing(path)]
-    with style.look():
-        figure, kind = _DRAWN[name](panels)
-        style.save(figure, " ".join((kind, labels.conditions(each.cell for each in finished), gaps(panels))), path)
-    return [path]
+    figure, words = _COMPARISONS[name](panels)
+    return figure, " ".join((words, conditions, gaps(panels)))
 
 
-def _draw_fig7(embeddings: Sequence[Embedding], path: Path, conditions: str) -> None:
-    """Nodes below one another, methods side by side, a colour for each class; `conditions` go into the caption."""
-    if not embeddings:
-        style.nothing(path)
-        return
-    methods = sorted({each.method for each in embeddings}, key=labels.rank)
-    nodes = sorted({each.node for each in embeddings})
-    kinds = sorted({kind for each in embeddings for kind in each.labels}, key=str)
-    with style.look():
-        figure, grid = style.grid(len(nodes), len(methods), 1.9, 1.7)
-        for each in embeddings:
-            axes = grid[nodes.index(each.node), methods.index(each.method)]
-            for number, kind in enumerate(kinds):
-                points = [point for point, its in zip(each.points, each.labels, strict=True) if its == kind]
-                if points:
-                    look = {"color": _CLASSES[number % 8], "marker": _MARKERS[number % 8], "label": str(kind)}
-                    axes.scatter(*np.array(points).T, s=9, **look)
-        for axes in grid.flat:
-            axes.set(xticks=[], yticks=[])
-        for axes, method in zip(grid[0], methods, strict=True):
-            axes.set_title(labels.METHODS.get(method, method))
-        for axes, node in zip(grid[:, 0], nodes, strict=True):
-            axes.set_ylabel(node)
-        style.legend(figure, grid)
-        style.save(
-            figure, f"t-SNE of features of held-out images: distances between clusters mean nothing. {conditions}", path
-        )
+def _features(finished: Sequence[Finished]) -> "Figure":
+    """Fig. 7: nodes below one another, methods side by side, a colour for each class."""
+    found = [(each.cell.method, embedding) for each in finished for embedding in each.embeddings or ()]
+    methods = sorted({method for method, _ in found}, key=labels.rank)
+    nodes = sorted({embedding.node for _, embedding in found})
+    classes = sorted({name for _, embedding in found for name in embedding.labels})
+    figure, grid = style.grid(len(nodes), len(methods), 1.9, 1.7)
+    for method, embedding in found:
+        axes = grid[nodes.index(embedding.node), methods.index(method)]
+        style.scatter(axes, embedding.points, embedding.labels, classes, size=9)
+    for axes in grid.flat:
+        axes.set(xticks=[], yticks=[])
+    for axes, method in zip(grid[0], methods, strict=True):
+        axes.set_title(labels.METHODS.get(method, method))
+    for axes, node in zip(grid[:, 0], nodes, strict=True):
+        axes.set_ylabel(node)
+    style.legend(figure, grid)
+    return figure
 
 
 def _curves(panels: Sequence[Panel]) -> tuple["Figure", str]:
@@ -97,27 +76,32 @@ def _regression(panels: Sequence[Panel]) -> tuple["Figure", str]:
         variant = {panel.title: series for panel in panels for series in panel.series if series.name == name}
         for number, (title, series) in enumerate(variant.items()):
             x, y = last_pairs(series.results)
-            axes.scatter(x, y, s=22, color=style.COLOURS[number % 7], marker=_MARKERS[number % 8], label=title)
+            axes.scatter(x, y, s=22, color=style.COLOURS[number % 7], marker=style.MARKERS[number % 8], label=title)
         x, y = last_pairs(result for series in variant.values() for result in series.results)
         told = name
-        if line := statistics.line(x, y):
+        if fit := statistics.regress(x, y):
             ends = np.array([min(x), max(x)])
-            axes.plot(ends, line.intercept + line.slope * ends, color=style.REFERENCE, label="regression line")
-            told = f"{name}\nslope {line.slope:.3f} ± {line.half:.3f}, {len(x)} points"
+            axes.plot(ends, fit.intercept + fit.slope * ends, color=style.REFERENCE, label="regression line")
+            told = f"{name}\nslope {fit.slope:.3f} ± {fit.half:.3f}, {len(x)} points"
         axes.set(title=told, xlabel="discrimination loss L_D", ylabel="fusion weight A_k of the global features")
     style.legend(figure, grid)
     return figure, "A point is a node after the last round; the slope's 95 % interval takes points as independent."
 
 
-def _lines(panels: Sequence[Panel]) -> tuple["Figure", str]:
+def _lambdas(panels: Sequence[Panel]) -> tuple["Figure", str]:
     """Fig. 8: accuracy over lambda."""
     figure, grid = _row(panels, 4.2)
     for axes, panel in zip(grid[0], panels, strict=True):
         for number, series in enumerate(panel.series):
             xs = [x for x in panel.xs if x in series.entries]
             means, deviations = _spreads(series, xs)
-            look = {"color": _colour(number, panel), "marker": _MARKERS[number % 8], "capsize": 3, "label": series.name}
-            axes.errorbar(xs, means, deviations, **look)
+            options = {
+                "color": _colour(number, panel),
+                "marker": style.MARKERS[number % 8],
+                "capsize": 3,
+                "label": series.name,
+            }
+            axes.errorbar(xs, means, deviations, **options)
         axes.set_xscale("log")
         axes.set_xticks(panel.xs, [f"{x:g}" for x in panel.xs])
         axes.minorticks_off()
@@ -144,8 +128,8 @@ def _bars(panels: Sequence[Panel]) -> tuple["Figure", str]:
     return figure, "Mean over seeds; bars are a standard deviation over seeds."
 
 
-def _overview(panels: Sequence[Panel]) -> tuple["Figure", str]:
-    """Table II at a glance: a panel for each setting that was run, a line for each method."""
+def _table2(panels: Sequence[Panel]) -> tuple["Figure", str]:
+    """Table II: a panel for each setting that was run, a line for each method."""
     settings = [(panel, x) for panel in panels for x in panel.xs]
     across = min(3, len(settings))
     rows = max(len(panel.series) for panel in panels)
@@ -155,14 +139,14 @@ def _overview(panels: Sequence[Panel]) -> tuple["Figure", str]:
     for axes, (panel, x) in zip(grid.flat, settings, strict=False):
         for number, series in enumerate(panel.series):
             height = len(panel.series) - number
-            look = {
+            options = {
                 "color": style.REFERENCE if number == len(panel.series) - 1 else style.COLOURS[0],
                 "capsize": 3,
                 "ms": 6,
             }
             if x in series.entries:
                 means, deviations = _spreads(series, [x])
-                axes.errorbar(means, [height], xerr=deviations, fmt="o", **look)
+                axes.errorbar(means, [height], xerr=deviations, fmt="o", **options)
             if printed := paper.TABLE_II.get((panel.dataset, panel.partition, int(x), series.method)):
                 axes.plot(printed.accuracy, height, "D", mfc="none", mec="#777777", ms=5)
         axes.set_yticks(range(len(panel.series), 0, -1), [series.name for series in panel.series])
@@ -173,9 +157,10 @@ def _overview(panels: Sequence[Panel]) -> tuple["Figure", str]:
 
 
 _Drawer = Callable[[Sequence[Panel]], tuple["Figure", str]]  # and what it shows, in words
-_DRAWN: dict[str, _Drawer] = {
-    "table2": _overview, "fig4": _curves, "fig5": _regression, "fig8": _lines, "fig9": _bars, "fig10": _bars
+_COMPARISONS: dict[str, _Drawer] = {
+    "table2": _table2, "fig4": _curves, "fig5": _regression, "fig8": _lambdas, "fig9": _bars, "fig10": _bars
 }  # fmt: skip
+DRAWN = {*_COMPARISONS, "fig7"}
 
 
 def _band(axes: "Axes", results: Iterable[Finished], metric: str, scale: float, colour: str, label: str) -> None:

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import msgspec
 from msgspec import UNSET
 
 from broker_config.protocol.messages import Option, Training
-from research.afedcl.cell import Cell, Pool, Setting
+from research.afedcl.cell import Cell, Setting
 from research.afedcl.factors import COMMON, OWN, vary
-from research.afedcl.tuning import Trial, plain, trials
+from research.afedcl.tuning import plain, trials
+from research.runner.paper import distinct
+from research.runner.tuning import Pool, Trial
 from trainer.methods import complete_options
 from trainer.training.simulation import Device
 
@@ -151,7 +154,7 @@ def fig5(plan: Plan) -> list[Cell]:
 def fig7(plan: Plan) -> list[Cell]:
     """Fig. 7: features of four methods, of the first data set."""
     variants: list[tuple[str, dict[str, Option]]] = [(name, {}) for name in ("fedavg", "fedrep", "fedala", "afedcl")]
-    return plan.cells(plan.disjoint()[:1], variants, seeds=1)
+    return [msgspec.structs.replace(cell, embed=True) for cell in plan.cells(plan.disjoint()[:1], variants, seeds=1)]
 
 
 def fig8(plan: Plan) -> list[Cell]:
@@ -170,7 +173,7 @@ def fig9(plan: Plan) -> list[Cell]:
         for nodes in (2, 5, 10)
     ]
     cells = plan.cells(plan.disjoint(), variants, plan.backbones) + plan.cells(shared, variants)
-    return list({cell.key: cell for cell in cells}.values())
+    return distinct(cells)
 
 
 def fig10(plan: Plan) -> list[Cell]:
@@ -180,7 +183,7 @@ def fig10(plan: Plan) -> list[Cell]:
 
 
 def factors(plan: Plan) -> list[Cell]:
-    """What decides: one choice changed at a time, on images of the tuning pool, so that defaults may follow from it."""
+    """One choice changed at a time, on images of the tuning pool, so that defaults may follow from it."""
     settings = [plan.setting(dataset, "disjoint", pool="tuning") for dataset in plan.images]
     changes = {"afedcl": COMMON + OWN, "fedper": COMMON, "local": COMMON}
     return [

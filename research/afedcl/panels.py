@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeVar
 
 from research.afedcl import labels, paper
 from research.afedcl.cell import Cell, Finished
+from research.runner.tables import list_fewer
 
 X = str | int | float
 _COLUMNS = {"images": "{} images a node", "lambda": "lambda {:g}", "network": "{}", "nodes": "{} nodes"}
@@ -66,9 +67,9 @@ def last_pairs(finished: Iterable[Finished]) -> tuple[list[float], list[float]]:
 
 def gaps(panels: Sequence[Panel]) -> str:
     """A sentence on what has fewer seeds than the rest, empty if nothing has."""
-    asked = max((panel.seeds for panel in panels), default=0)
-    return fewer(
-        asked,
+    planned = max((panel.seeds for panel in panels), default=0)
+    return list_fewer(
+        planned,
         {
             f"{series.name} in {panel.title}, {panel.column(x)}": len(series.entries.get(x, ()))
             for panel in panels
@@ -76,13 +77,6 @@ def gaps(panels: Sequence[Panel]) -> str:
             for x in panel.xs
         },
     )
-
-
-def fewer(asked: int, seeds: Mapping[str, int]) -> str:
-    """A sentence on what has fewer seeds (numbers by name) than `asked`, empty if nothing has."""
-    short = [f"{name} ({count})" for name, count in seeds.items() if count < asked]
-    more = f" and {len(short) - 3} more" if len(short) > 3 else ""
-    return f"Fewer than {asked} seeds: {'; '.join(short[:3])}{more}." if short else ""
 
 
 def _views(name: str, finished: Sequence[Finished]) -> list[tuple[_View, Sequence[Finished]]]:

@@ -1,17 +1,16 @@
-"""Running a cell."""
+"""The run of a cell."""
 
 import math
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 import torch
+from msgspec import UNSET
 
-from research.afedcl.bench import Material
-from research.afedcl.cell import Cell, Finished, NodeResult
+from research.afedcl.cell import Cell, Embedding, Finished, NodeResult
+from research.afedcl.data import Inputs
 from research.runner.machine import check_torch, machine
-from research.runner.store import Embedding
 from trainer.data.class_folders import Images, LabelledImages
 from trainer.data.partition import Scheme
 from trainer.federation.server.spec import Request, draft
@@ -22,17 +21,10 @@ from trainer.training.personal_model import Personal
 from trainer.training.simulation import Engine, simulate
 from trainer.training.training_set import TrainingSet
 
-_LOOKS = 5  # at the held-out images, in the course of a federation
+_EVALUATIONS = 5  # on the held-out images, in the course of a federation
 
 
-class Done(NamedTuple):
-    """What a cell gave."""
-
-    finished: Finished
-    embeddings: list[Embedding]
-
-
-def run_cell(cell: Cell, material: Material) -> Done:
+def run_cell(cell: Cell, inputs: Inputs) -> Finished:
     """Simulate the federation.
 
     Raises:
@@ -40,7 +32,7 @@ def run_cell(cell: Cell, material: Material) -> Done:
     """
     check_torch(cell.torch)
     setting = cell.setting
-    catalogue = material.catalogues[setting.images]
+    catalogue = inputs.catalogues[setting.images]
     scheme = Scheme(
         setting.partition,
         setting.nodes,
@@ -59,31 +51,30 @@ def run_cell(cell: Cell, material: Material) -> Done:
         training=msgspec.to_builtins(cell.training),
         rounds=cell.rounds,
         seed=cell.seed,
-        evaluate_every=max(1, cell.rounds // _LOOKS),
+        evaluate_every=max(1, cell.rounds // _EVALUATIONS),
     )
     spec, broadcast = draft(
         request,
         federation="experiment",
         classes=catalogue.classes,
         nodes=setting.nodes,
-        encoder=material.encoders[cell.weights],
+        encoder=inputs.encoders[cell.weights],
     )
-    pictures = material.pictures[setting.images, cell.size]
+    labelled = inputs.images[setting.images, cell.size]
     images = {
-        share.node: Images(pictures.among(share.train), pictures.among(share.test))
+        share.node: Images(labelled.among(share.train), labelled.among(share.test))
         for share in scheme.shares(catalogue)
     }
     started = time.monotonic()
     models = simulate(spec, broadcast, images, engine=Engine(device=cell.device)).models
-    finished = Finished(
+    return Finished(
         key=cell.key,
         cell=cell,
         nodes=[_result(name, model) for name, model in models.items()],
+        embeddings=[_embedding(model, images[name].test) for name, model in models.items()] if cell.embed else UNSET,
         seconds=round(time.monotonic() - started, 1),
         machine=machine(cell.device),
     )
-    embedded = models if material.embed else []
-    return Done(finished, [_embedding(cell, models[name], images[name].test) for name in embedded])
 
 
 def _result(name: str, model: Personal) -> NodeResult:
@@ -104,11 +95,11 @@ def _columns(history: Sequence[Metrics]) -> dict[str, list[float | None]]:
     return {name: [_rounded(metrics.get(name, math.nan)) for metrics in history] for name in names}
 
 
-def _rounded(figure: float) -> float | None:
-    return round(figure, 4) if math.isfinite(figure) else None
+def _rounded(value: float) -> float | None:
+    return round(value, 4) if math.isfinite(value) else None
 
 
-def _embedding(cell: Cell, model: Personal, images: LabelledImages | None) -> Embedding:
+def _embedding(model: Personal, images: LabelledImages | None) -> Embedding:
     assert images is not None
     facts = model.facts
     network = Network(facts.model, len(facts.classes))
@@ -116,8 +107,6 @@ def _embedding(cell: Cell, model: Personal, images: LabelledImages | None) -> Em
         inputs = TrainingSet.of(images, facts.preprocessing).network_input(slice(None))
         points = project(network.features(model.tensors, inputs).numpy())
     return Embedding(
-        key=cell.key,
-        method=cell.method,
         node=facts.node,
         labels=[facts.classes[label] for label in images.labels[: len(points)]],
         points=[(round(float(x), 2), round(float(y), 2)) for x, y in points],

@@ -1,33 +1,18 @@
-"""An experiment's tables: printed, and written as Markdown."""
+"""An experiment's tables."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import msgspec
-import rich.table
-from rich.console import Console
-from rich.text import Text
 
 from research.afedcl import labels, paper
 from research.afedcl.cell import Finished
 from research.afedcl.factors import difference
 from research.afedcl.panels import Panel, Series, X, arrange, gaps
 from research.runner import statistics
+from research.runner.tables import Table, format_difference, format_spread, mark_fewer
 
-TITLES = {
-    "table2": "Table II: methods on three data sets",
-    "fig4": "Fig. 4: with and without the adversarial update",
-    "fig5": "Fig. 5: discrimination loss and fusion weight",
-    "fig7": "Fig. 7: features",
-    "fig8": "Fig. 8: lambda",
-    "fig9": "Fig. 9: networks and numbers of nodes",
-    "fig10": "Fig. 10: what each part is worth",
-    "tune": "Tuning",
-    "factors": "What decides: one choice changed at a time",
-}
 NOT_RUN = "not run"
 _FACTORS = (
     "Entries: accuracy % on held-out images of the tuning pool, mean ± standard deviation over seeds of the mean over "
@@ -40,43 +25,9 @@ _LEGEND = (
 _FEWER = "[n] marks an entry of n seeds where others have more; a comparison uses the seeds that both sides have."
 
 
-@dataclass(frozen=True)
-class Table:
-    """What is printed and written; a line break in an entry is one in the table."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def markdown(self) -> str:
-        """As Markdown, without the title."""
-
-        def row(entries: Iterable[str]) -> str:
-            return f"| {' | '.join(entry.replace('|', chr(92) + '|').replace(chr(10), '<br>') for entry in entries)} |"
-
-        return "\n".join([row(self.columns), row(["---"] * len(self.columns)), *map(row, self.rows)])
-
-    def rich(self) -> rich.table.Table:
-        """For a terminal."""
-        grid = rich.table.Table(title=Text(self.title), title_justify="left", show_lines=True)
-        for column in self.columns:
-            grid.add_column(Text(column))
-        for row in self.rows:
-            grid.add_row(*map(Text, row))
-        return grid
-
-
-def show(name: str, finished: Sequence[Finished], folder: Path, console: Console) -> None:
-    """Print an experiment's tables and write them to FOLDER/NAME.md."""
-    words, made = {"tune": _tuning, "factors": _factors}.get(name, partial(_comparison, name))(finished)
-    words = [labels.conditions(each.cell for each in finished) if finished else "No cell is finished yet.", *words]
-    parts = [f"# {TITLES.get(name, name)}", " ".join(words)]
-    parts += [f"## {table.title}\n\n{table.markdown()}" for table in made]
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.md").write_text("\n\n".join(parts) + "\n")
-    for table in made:
-        console.print(table.rich())
-    console.print(" ".join(words), markup=False, highlight=False)
+def make(name: str, finished: Sequence[Finished]) -> tuple[list[str], list[Table]]:
+    """What is to be known about an experiment's tables, and the tables."""
+    return {"tune": _tuning, "factors": _factors}.get(name, partial(_comparison, name))(finished)
 
 
 def _comparison(name: str, finished: Sequence[Finished]) -> tuple[list[str], list[Table]]:
@@ -121,13 +72,13 @@ def _changes(title: str, rows: Mapping[str, Mapping[str, Mapping[int, Finished]]
         if not seeds:
             return ""
         text = _entry(seeds.values(), len(base))
-        worth = statistics.paired(
-            {seed: each.mean("accuracy") for seed, each in seeds.items()},
-            {seed: each.mean("accuracy") for seed, each in base.items()},
+        worth = statistics.paired_difference(
+            {seed: 100 * each.mean("accuracy") for seed, each in seeds.items()},
+            {seed: 100 * each.mean("accuracy") for seed, each in base.items()},
         )
         if change == "base" or worth is None or worth.pairs < 2:
             return text
-        return f"{text}\n{100 * worth.mean:+.1f} ± {100 * worth.half:.1f}"
+        return f"{text}\n{format_difference(worth)}"
 
     return Table(title, ["change", *methods], [[change, *(entry(change, each) for each in methods)] for change in rows])
 
@@ -162,12 +113,10 @@ def _differences(panel: Panel) -> Table:
     *others, reference = panel.series
 
     def entry(series: Series, x: X) -> str:
-        difference = statistics.paired(_by_seed(reference, x), _by_seed(series, x))
+        difference = statistics.paired_difference(_by_seed(reference, x), _by_seed(series, x))
         if difference is None:
             return "no pair"
-        half = f" ± {100 * difference.half:.1f}" if difference.pairs > 1 else ""
-        mean = round(100 * difference.mean, 1) + 0.0  # never -0.0
-        return f"{mean:+.1f}{half}{_fewer(difference.pairs, panel.seeds)}"
+        return format_difference(difference) + mark_fewer(difference.pairs, panel.seeds)
 
     title = f"{panel.title}: {reference.name} minus each other, percentage points, paired by seed, 95 % interval"
     return _table(title, panel, others, entry)
@@ -204,11 +153,13 @@ def _tuning(finished: Sequence[Finished]) -> tuple[list[str], list[Table]]:
     rows = []
     for method, trials in methods.items():
         most = max(map(len, trials.values()))  # settings and seeds: a trial that is not finished cannot be the best
-        complete = {trial: statistics.spread(_accuracy(each)) for trial, each in trials.items() if len(each) == most}
+        complete = {
+            trial: statistics.spread(_accuracies_of(each)) for trial, each in trials.items() if len(each) == most
+        }
         best = max(complete, key=lambda trial: complete[trial].mean)
         varied = [pair for pair in best if len({dict(trial).get(pair[0]) for trial in trials}) > 1]
         told = ", ".join(f"{name} {value}" for name, value in varied) or "nothing varied"
-        rows.append([labels.METHODS.get(method, method), str(len(trials)), told, f"{100 * complete[best].mean:.1f}"])
+        rows.append([labels.METHODS.get(method, method), str(len(trials)), told, f"{complete[best].mean:.1f}"])
     words = ["Accuracy %, mean over settings, seeds and nodes of the tuning pool; a trial is a choice of settings."]
     if len({row[1] for row in rows}) > 1:
         words.append("The methods had different numbers of trials: not yet equal chances.")
@@ -217,21 +168,15 @@ def _tuning(finished: Sequence[Finished]) -> tuple[list[str], list[Table]]:
     return words, [Table("Best trials", ["", "trials", "best trial", "accuracy"], rows)]
 
 
-def _entry(results: Iterable[Finished], asked: int) -> str:
+def _entry(results: Iterable[Finished], planned: int) -> str:
     results = list(results)
-    accuracy = statistics.spread(_accuracy(results))
-    f1 = statistics.spread(each.mean("f1") for each in results)
-    deviation = f" ± {100 * accuracy.deviation:.1f}" if accuracy.size > 1 else ""
-    return f"{100 * accuracy.mean:.1f}{deviation} ({100 * f1.mean:.1f}){_fewer(accuracy.size, asked)}"
-
-
-def _fewer(count: int, asked: int) -> str:
-    return f" [{count}]" if count < asked else ""
+    f1 = statistics.spread(100 * each.mean("f1") for each in results)
+    return f"{format_spread(_accuracies_of(results))} ({f1.mean:.1f}){mark_fewer(f1.size, planned)}"
 
 
 def _by_seed(series: Series, x: X) -> Mapping[int, float]:
-    return {seed: each.mean("accuracy") for seed, each in series.entries.get(x, {}).items()}
+    return {seed: 100 * each.mean("accuracy") for seed, each in series.entries.get(x, {}).items()}
 
 
-def _accuracy(results: Iterable[Finished]) -> list[float]:
-    return [each.mean("accuracy") for each in results]
+def _accuracies_of(results: Iterable[Finished]) -> list[float]:
+    return [100 * each.mean("accuracy") for each in results]

@@ -1,37 +1,32 @@
-"""A cell: one line, or what it is compared with, to play, and what it reached. Its key hashes all it depends on."""
+"""A cell: one vertical federation, or its reference, and what it reached."""
 
-import hashlib
 from typing import Literal
 
 import msgspec
 
 from broker_config.protocol.vfl_messages import Channel, Denoising, Recipe, Window
 from research.dao_vfl.data import Split
+from research.runner import cell
 
 Kind = Literal["line", "central", "offline"]
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """What is played. With the same torch on the same machine, the same cell gives the same numbers."""
+class Cell(cell.Cell, frozen=True, kw_only=True):
+    """One vertical federation, or what it is compared with."""
 
-    kind: Kind = "line"  # central: one graph, the same steps; offline: the proxy of the best fixed model
+    kind: Kind = "line"  # central: one graph, the same steps; offline: a proxy of the best fixed model
     split: Split
     network: str
     window: Window
     recipe: Recipe
     channel: Channel = Channel()
     denoising: Denoising = Denoising()
-    iterations: tuple[int, ...]  # E_k of each sensor in every round; of a policy: the most
-    policy: str = ""  # who decides within that, with simulated timings: a rule, or `agent DIGEST`
+    iterations: tuple[int, ...]  # E_k of each sensor in every round; with a policy the most
+    policy: str = ""  # decides within that, from simulated timings: a rule, or `agent DIGEST`
     rounds: int
     every: int  # rounds from one measurement to the next
     seed: int
     torch: str  # version
-
-    @property
-    def key(self) -> str:
-        """What the result is found by."""
-        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,9 +46,9 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     cell: Cell
     curve: list[Point]
     losses: list[float | None]  # F_t at Theta^{t,0} of every round, as the head sees it
-    diverged: int = 0  # the round in which numbers ceased to be finite; nothing was played after it
+    diverged: int = 0  # the round in which numbers ceased to be finite; it was the last one
     latency: list[float] = []  # seconds of every round, where a policy decides
-    disparity: list[float] = []  # likewise, of its local iterations
+    disparity: list[float] = []  # of its local iterations, likewise
     seconds: float
     machine: str  # processor: times compare within one machine only
 

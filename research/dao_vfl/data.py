@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from broker_config.protocol.errors import UsageError
+from research.runner.tuning import Pool
 from trainer.data import cmapss
 from trainer.data.cmapss import Engines
 from trainer.training.seeding import generator
@@ -23,7 +24,6 @@ from trainer.vfl.simulation import Stream
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
-Pool = Literal["report", "tuning"]
 
 _SETTINGS = 3  # columns before the readings
 _SPREAD = 5.0  # scaled readings end there
@@ -66,8 +66,8 @@ class Parts(NamedTuple):
 Source = Turbofans | Pictures
 
 
-class Material(NamedTuple):
-    """All that some cells need, free of paths."""
+class Inputs(NamedTuple):
+    """What some cells need, free of paths."""
 
     sources: Mapping[str, Source]  # by `Split.digest`
     agents: Mapping[str, bytes] = {}  # trained policies by digest

@@ -1,45 +1,41 @@
 """The figures as SVG: a column for each data set, a curve for each variant, its band a deviation over seeds."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from research.dao_vfl import paper, views
-from research.dao_vfl.views import Measure, Panel
+from research.dao_vfl import measures, paper
+from research.dao_vfl.cell import Finished
+from research.dao_vfl.measures import Measure
 from research.runner import style
+from research.runner.panels import Panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
-def draw(name: str, panels: Sequence[Panel], folder: Path) -> Path:
-    """Draw an experiment to FOLDER/NAME.svg; ModuleNotFoundError if matplotlib is not installed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.svg"
-    if not panels:
-        return style.nothing(path)
-    with style.look():
-        rows = max(len(views.measures(name, panel.data)) for panel in panels)
-        figure, grid = style.grid(rows, len(panels), 4.6, 2.7, sharex="col")
-        for panel, column in zip(panels, grid.T, strict=True):
-            for axes, measure in zip(column, views.measures(name, panel.data), strict=True):
-                _curves(axes, panel, measure)
-                if measure.key == "regret":
-                    _guides(axes, panel, measure)
-            column[0].set_title(panel.title)
-            column[-1].set_xlabel("round")
-        style.legend(figure, grid)
-        cells = [each.cell for panel in panels for each in panel.results]
-        words = "Of products held out of training, mean over seeds; the band is a standard deviation."
-        style.save(figure, f"{words} The paper: {paper.CLAIMS[name]} {views.conditions(cells)}", path)
-    return path
+def draw(name: str, panels: Sequence[Panel[Finished]]) -> tuple["Figure", str]:
+    """An experiment's figure, and its caption."""
+    rows = max(len(measures.shown(name, panel.data)) for panel in panels)
+    figure, grid = style.grid(rows, len(panels), 4.6, 2.7, sharex="col")
+    for panel, column in zip(panels, grid.T, strict=True):
+        for axes, measure in zip(column, measures.shown(name, panel.data), strict=True):
+            _curves(axes, panel, measure)
+            if measure.key == "regret":
+                _guides(axes, panel, measure)
+        column[0].set_title(paper.DATASETS[panel.data])
+        column[-1].set_xlabel("round")
+    style.legend(figure, grid)
+    conditions = measures.conditions(each.cell for panel in panels for each in panel.results)
+    words = "Of products held out of training, mean over seeds; the band is a standard deviation."
+    return figure, f"{words} The paper: {paper.CLAIMS[name]} {conditions}"
 
 
-def _curves(axes: "Axes", panel: Panel, measure: Measure) -> None:
+def _curves(axes: "Axes", panel: Panel[Finished], measure: Measure) -> None:
     for number, variant in enumerate(panel.variants):
-        rounds, values = views.common(views.curves(panel, measure, variant).values())
+        rounds, values = measures.common(measures.curves(panel, measure, variant).values())
         if not rounds:
             continue
         colour = style.COLOURS[number - 1] if number else style.REFERENCE
@@ -47,9 +43,9 @@ def _curves(axes: "Axes", panel: Panel, measure: Measure) -> None:
     axes.set_ylabel(measure.name)
 
 
-def _guides(axes: "Axes", panel: Panel, measure: Measure) -> None:
+def _guides(axes: "Axes", panel: Panel[Finished], measure: Measure) -> None:
     """sqrt(T) and T through the end of the first curve."""
-    rounds, values = views.common(views.curves(panel, measure, next(iter(panel.variants))).values())
+    rounds, values = measures.common(measures.curves(panel, measure, next(iter(panel.variants))).values())
     if not rounds:
         return
     at, end = np.array(rounds), values.mean(axis=0)[-1]

@@ -1,15 +1,17 @@
 """The grids: which lines each figure of the paper (Wang et al., 2025) takes."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from broker_config.protocol.vfl_messages import Channel, Denoising
 from research.dao_vfl.cell import Cell
-from research.dao_vfl.data import Pool, Split
+from research.dao_vfl.data import Split
 from research.dao_vfl.presets import WORTH, Study
 from research.dao_vfl.run import AGENT
+from research.runner.panels import Entry
+from research.runner.tuning import Pool
 
 _SILENT = Denoising()
 _CLEAN = {"channel": Channel(), "denoising": _SILENT}
@@ -17,13 +19,6 @@ NE, NI, DENOISED = "noise excluded (NE)", "noise included (NI)", "denoised"
 CENTRAL, FIXED = "centralised", "best fixed model (proxy)"
 _RULES = {"all": "HO (all take the most)", "one": "HE (one takes the most)"}
 _RULES |= {"deadline": "deadline rule", "proportional": "proportional rule"}
-
-
-class Entry(NamedTuple):
-    """A cell by the name that a figure has for it."""
-
-    variant: str
-    cell: Cell
 
 
 class Plan(NamedTuple):
@@ -36,10 +31,10 @@ class Plan(NamedTuple):
 
     def entries(
         self, variants: Callable[[Study], Mapping[str, Mapping[str, Any]]], pool: Pool = "report"
-    ) -> list[Entry]:
+    ) -> list[Entry[Cell]]:
         """Every variant (what it changes in the base, by name) on every data set, seed by seed."""
         return [
-            Entry(name, msgspec.structs.replace(self.base(data, seed, pool), **changes))
+            Entry(name, data, "", msgspec.structs.replace(self.base(data, seed, pool), **changes))
             for seed in range(max((study.seeds for study in self.studies.values()), default=0))
             for data, study in self.studies.items()
             if seed < study.seeds
@@ -64,7 +59,7 @@ class Plan(NamedTuple):
         )
 
 
-def fig4(plan: Plan) -> list[Entry]:
+def fig4(plan: Plan) -> list[Entry[Cell]]:
     """Fig. 4: equal and unequal numbers of local iterations whose sum is the same."""
 
     def variants(study: Study) -> dict[str, Mapping[str, Any]]:
@@ -74,7 +69,7 @@ def fig4(plan: Plan) -> list[Entry]:
     return plan.entries(variants)
 
 
-def fig6(plan: Plan) -> list[Entry]:
+def fig6(plan: Plan) -> list[Entry[Cell]]:
     """Fig. 6: without noise, with noise, and denoised in three ways.
 
     Two copies that are rounded to the nearest level are the same: Noise2Noise is for a channel with dither.
@@ -96,7 +91,7 @@ def fig6(plan: Plan) -> list[Entry]:
     return plan.entries(variants)
 
 
-def fig7(plan: Plan) -> list[Entry]:
+def fig7(plan: Plan) -> list[Entry[Cell]]:
     """Fig. 7: rounds in which the denoiser learns."""
 
     def variants(study: Study) -> dict[str, Mapping[str, Any]]:
@@ -109,17 +104,17 @@ def fig7(plan: Plan) -> list[Entry]:
     return plan.entries(variants)
 
 
-def fig8(plan: Plan) -> list[Entry]:
+def fig8(plan: Plan) -> list[Entry[Cell]]:
     """Fig. 8: who decides local iterations; timings are simulated."""
     return plan.entries(_policies(plan))
 
 
-def fig9(plan: Plan) -> list[Entry]:
+def fig9(plan: Plan) -> list[Entry[Cell]]:
     """Fig. 9: latency of the rounds of Fig. 8."""
     return fig8(plan)
 
 
-def fig10(plan: Plan) -> list[Entry]:
+def fig10(plan: Plan) -> list[Entry[Cell]]:
     """Fig. 10: reward, whose accuracy is measured after each round on products held out of the training file.
 
     Only of data sets for which it is known what accuracy is worth.
@@ -131,13 +126,13 @@ def fig10(plan: Plan) -> list[Entry]:
     ]
 
 
-def regret(plan: Plan) -> list[Entry]:
+def regret(plan: Plan) -> list[Entry[Cell]]:
     """Cumulative loss beyond that of a model which knew all products beforehand."""
     fixed = {"kind": "offline", **_CLEAN}
     return plan.entries(lambda _: {NE: _CLEAN, NI: {"denoising": _SILENT}, DENOISED: {}, FIXED: fixed})
 
 
-def central(plan: Plan) -> list[Entry]:
+def central(plan: Plan) -> list[Entry[Cell]]:
     """A line beside one model that has all data at one place: the same network, sets and number of steps."""
     return plan.entries(lambda _: {CENTRAL: {"kind": "central", **_CLEAN}, NE: _CLEAN, DENOISED: {}})
 
@@ -158,11 +153,6 @@ def _policies(plan: Plan) -> Callable[[Study], dict[str, Mapping[str, Any]]]:
     return variants
 
 
-GRIDS: dict[str, Callable[[Plan], list[Entry]]] = {
+GRIDS: dict[str, Callable[[Plan], list[Entry[Cell]]]] = {
     each.__name__: each for each in (fig4, fig6, fig7, fig8, fig9, fig10, regret, central)
 }
-
-
-def distinct(entries: Iterable[Entry]) -> list[Cell]:
-    """The cells, each once."""
-    return list({entry.cell.key: entry.cell for entry in entries}.values())

@@ -1,4 +1,4 @@
-"""What the paper (Wang et al., 2025) claims of each figure; it has curves, no table of numbers."""
+"""Claims of the paper (Wang et al., 2025) about each figure; it has curves, no table of numbers."""
 
 CLAIMS = {
     "fig4": "Equal numbers of local iterations learn better than unequal ones of the same sum, on both data sets.",

@@ -1,4 +1,4 @@
-"""How much is played, and with which settings: the one place for the choices that the paper leaves open."""
+"""Presets: rounds, seeds, settings, and the choices that the paper leaves open."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple

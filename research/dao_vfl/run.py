@@ -1,4 +1,4 @@
-"""Playing a cell."""
+"""The run of a cell."""
 
 import math
 import time
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.vfl_messages import VflSpec
 from research.dao_vfl.cell import Cell, Finished, Point
-from research.dao_vfl.data import Material, Parts, split
+from research.dao_vfl.data import Inputs, Parts, split
 from research.dao_vfl.reference import Central, Fixed
 from research.runner.machine import check_torch, machine
 from trainer.vfl.policies.iteration_rules import RULES
@@ -26,7 +26,7 @@ Player = Simulation | Central | Fixed
 AGENT = "agent "  # before the digest of a trained policy
 
 
-def run_cell(cell: Cell, material: Material) -> Finished:
+def run_cell(cell: Cell, inputs: Inputs) -> Finished:
     """Play all rounds, measuring now and then.
 
     Raises:
@@ -34,9 +34,9 @@ def run_cell(cell: Cell, material: Material) -> Finished:
     """
     check_torch(cell.torch)
     started = time.monotonic()
-    parts = split(cell.split, material.sources[cell.split.digest], cell.seed, cell.window.start)
+    parts = split(cell.split, inputs.sources[cell.split.digest], cell.seed, cell.window.start)
     timings = SimulatedTimings(len(cell.iterations)).sample(cell.rounds, cell.seed, 0)
-    decided = _decisions(cell, material, timings)
+    decided = _decisions(cell, inputs, timings)
     curve, losses, diverged = _play(cell, _player(cell, spec(cell, parts), parts.stream), parts.held_out, decided)
     return Finished(
         key=cell.key,
@@ -51,21 +51,21 @@ def run_cell(cell: Cell, material: Material) -> Finished:
     )
 
 
-def _decisions(cell: Cell, material: Material, timings: Floats) -> Ints:
+def _decisions(cell: Cell, inputs: Inputs, timings: Floats) -> Ints:
     """E_{t,k} [T, K]: policies know the timings of their round, not what is learnt."""
     most = np.array(cell.iterations)
     if not cell.policy:
         return np.tile(most, (cell.rounds, 1))
-    policy = _policy(cell.policy, int(most.max()), material)
+    policy = _policy(cell.policy, int(most.max()), inputs)
     return np.array([policy(Timing(*each), round_) for round_, each in enumerate(timings, 1)])
 
 
-def _policy(name: str, most: int, material: Material) -> Policy:
+def _policy(name: str, most: int, inputs: Inputs) -> Policy:
     if not name.startswith(AGENT):
         return RULES[name](most)
     with TemporaryDirectory() as folder:
         file = Path(folder) / "agent.onnx"
-        file.write_bytes(material.agents[name.removeprefix(AGENT)])
+        file.write_bytes(inputs.agents[name.removeprefix(AGENT)])
         return OnnxAgent(file)
 
 

@@ -1,15 +1,9 @@
-"""A cell: one federation of texture networks, and what its shared model reached. Its key hashes all it depends on."""
-
-import hashlib
-from typing import Literal
+"""A cell: one federation of texture networks, and what its shared model reached."""
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
-from broker_config.protocol.messages import Option, Training
-from trainer.training.simulation import Device
-
-Pool = Literal["report", "tuning"]
+from research.runner.cell import FederationCell
+from research.runner.tuning import Pool
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,31 +20,10 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     pool: Pool = "report"
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One federation. With the same torch on the same machine, the same cell gives the same numbers."""
+class Cell(FederationCell[Setting], frozen=True, kw_only=True):
+    """One federation; `weights` is none, imagenet, or the SHA-256 of the file that the encoder is made from."""
 
-    setting: Setting
-    method: str
-    options: dict[str, Option]  # complete
-    model: str
-    weights: str  # SHA-256 of the file that the first encoder is made from, or none, or imagenet
-    size: int  # pixels
-    training: Training  # complete
-    rounds: int
-    seed: int
-    torch: str  # version
-    cuda: Literal[True] | UnsetType = UNSET  # trained on a GPU; unset, as in all results from before there was a choice
-    embed: bool = False  # whether features are looked at in two dimensions
-
-    @property
-    def device(self) -> Device:
-        """What trains its nodes."""
-        return "cuda" if self.cuda else "cpu"
-
-    @property
-    def key(self) -> str:
-        """What the result is found by."""
-        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
+    embed: bool = False  # whether features are projected to two dimensions
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +37,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model that one node serves reached after the last round, on its own held-out images."""
+    """The model that one node serves, after the last round, on its own held-out images."""
 
     name: str
     trained: dict[str, int]  # training images of each of its classes
@@ -88,7 +61,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     cell: Cell
     classes: list[str]
     curve: list[Point]  # every round; empty where no classifier is shared
-    confusion: list[list[int]]  # after the last round: held-out images by class (row) and verdict; empty likewise
+    confusion: list[list[int]]  # after the last round: held-out images by class (row) and prediction; empty likewise
     nodes: list[Node]
     embedding: Embedding | None = None  # where the cell asks for it
     seconds: float
@@ -96,7 +69,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def accuracy(self) -> float:
-        """Of the last shared model on all held-out images; where no classifier is shared, `personal`."""
+        """The last shared model's, on all held-out images; where no classifier is shared, `personal`."""
         return self.curve[-1].accuracy if self.curve else self.personal
 
     @property

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from broker_config.protocol.errors import UsageError, nearest
+from broker_config.protocol.errors import UsageError
 from trainer.data.class_folders import Catalogue, LabelledImages, scan_sources, union
 
-FOLDERS = {"kth": ("kth",), "steel": ("neu", "xsdd")}  # what `--data` names, by data set
+FOLDERS = {"kth": ("kth",), "steel": ("neu", "xsdd")}  # of each data set
+NAMES = tuple(name for names in FOLDERS.values() for name in names)  # for `--data`
 SOURCES = {"kth": ("pieces a, b", "pieces c, d"), "steel": ("NEU-CLS", "X-SDD")}
 _PIECES = (("sample_a", "sample_b"), ("sample_c", "sample_d"))  # KTH-TIPS2-a: folders of each source
 _DEFECTS = {  # X-SDD's names of what NEU-CLS has too
@@ -19,11 +20,11 @@ _DEFECTS = {  # X-SDD's names of what NEU-CLS has too
 }
 
 
-class Material(NamedTuple):
-    """All that some cells need: it can be sent to other processes."""
+class Inputs(NamedTuple):
+    """What some cells need; a weights file must have the same path on other machines."""
 
     sources: Mapping[str, Sequence[Catalogue]]  # by `Setting.images`
-    pictures: Mapping[tuple[str, int], LabelledImages]  # of all sources, by that and the size
+    images: Mapping[tuple[str, int], LabelledImages]  # of all sources, by that and the size
     weights: Mapping[str, str]  # `none`, `imagenet` or a file, by `Cell.weights`
 
 
@@ -31,16 +32,8 @@ def read(folders: Mapping[str, Path]) -> dict[str, tuple[Catalogue, ...]]:
     """The sources of each data set of which all folders are there.
 
     Raises:
-        UsageError: there is no such data set, one of its folders is not given, or something is wrong with it.
+        UsageError: one of a data set's folders is not given, or something is wrong with it.
     """
-    known = [name for names in FOLDERS.values() for name in names]
-    if not folders:
-        raise UsageError(
-            "an experiment with textures needs images", f"pass --data NAME=FOLDER, NAME of {', '.join(known)}"
-        )
-    for name in folders:
-        if name not in known:
-            raise UsageError(f"there is no data set {name!r}", nearest(name, known))
     wanted = {data: names for data, names in FOLDERS.items() if any(name in folders for name in names)}
     lacking = [name for names in wanted.values() for name in names if name not in folders]
     if lacking:
@@ -51,7 +44,7 @@ def read(folders: Mapping[str, Path]) -> dict[str, tuple[Catalogue, ...]]:
 
 
 def digest(sources: Sequence[Catalogue]) -> str:
-    """Of which images they have, and of what class each is."""
+    """A digest of the images of sources, and of their classes."""
     lines = (
         f"{number} {entry.digest} {entry.class_name}\n"
         for number, source in enumerate(sources)

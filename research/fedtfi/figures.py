@@ -1,23 +1,22 @@
 """The figures as SVG: FedTFI (Peng et al., 2022), Figs. 6 to 10."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from research.afedcl.panels import fewer
 from research.fedtfi import paper, tables
 from research.fedtfi.cell import Embedding, Finished, Point
-from research.fedtfi.contenders import FRAMEWORKS
-from research.fedtfi.views import Panel, shown
+from research.fedtfi.variants import FRAMEWORKS
 from research.runner import statistics, style
+from research.runner.panels import Panel, shown_variants
+from research.runner.tables import list_fewer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_OWN = ("FedTFI", "MusTEN")  # what the others are compared with
+_OWN = ("FedTFI", "MusTEN")  # with which the others are compared
 _SPREAD = "Mean over seeds; {} a standard deviation over seeds."
 Measure = Callable[[Point], float]
 _LOSS: Mapping[str, Measure] = {"training loss": lambda point: point.loss}
@@ -25,26 +24,14 @@ _ACCURACY: Mapping[str, Measure] = {"accuracy %": lambda point: 100 * point.accu
 _RANKS: Mapping[str, Measure] = {"F1 %": lambda point: 100 * point.f1, "AUC %": lambda point: 100 * point.auc}
 
 
-def draw(name: str, panels: Sequence[Panel], folder: Path) -> list[Path]:
-    """Draw an experiment to FOLDER/NAME.svg, where it has a figure; the files that were written.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
-    """
-    if name not in _DRAWN:
-        return []
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.svg"
-    if not panels:
-        return [style.nothing(path)]
-    with style.look():
-        figure, words = _DRAWN[name](panels)
-        conditions = tables.conditions([each.cell for panel in panels for each in panel.results])
-        style.save(figure, " ".join([words, conditions, _gaps(panels)]), path)
-    return [path]
+def draw(name: str, panels: Sequence[Panel[Finished]]) -> tuple["Figure", str]:
+    """An experiment's figure, and its caption."""
+    figure, words = DRAWN[name](panels)
+    conditions = tables.conditions([each.cell for panel in panels for each in panel.results])
+    return figure, " ".join([words, conditions, _gaps(panels)])
 
 
-def _learning(panels: Sequence[Panel]) -> tuple["Figure", str]:
+def _learning(panels: Sequence[Panel[Finished]]) -> tuple["Figure", str]:
     """Fig. 6: accuracy and training loss over rounds, a column for each data set, a curve for each framework."""
     figure, grid = style.grid(2, len(panels), 4.6, 2.7, sharex="col")
     colours = _colours(panels)
@@ -59,9 +46,9 @@ def _learning(panels: Sequence[Panel]) -> tuple["Figure", str]:
     return figure, f"Shared model on all nodes' held-out images. {_SPREAD.format('the band is')}"
 
 
-def _ranking(panels: Sequence[Panel]) -> tuple["Figure", str]:
+def _ranking(panels: Sequence[Panel[Finished]]) -> tuple["Figure", str]:
     """Fig. 7: F1 and AUC, below them training loss, over rounds; a column for each framework, the same axes for all."""
-    names = shown(panels)
+    names = shown_variants(panels)
     figure, grid = style.grid(2 * len(panels), len(names), 2.3, 2.2, sharex="col", sharey="row")
     for panel, (upper, lower) in zip(panels, zip(grid[::2], grid[1::2], strict=True), strict=True):
         for place, variant in enumerate(names):
@@ -80,9 +67,9 @@ def _ranking(panels: Sequence[Panel]) -> tuple["Figure", str]:
     return figure, f"Shared model on all nodes' held-out images, macro means. {_SPREAD.format('the band is')}"
 
 
-def _mistakes(panels: Sequence[Panel]) -> tuple["Figure", str]:
-    """Fig. 8: verdicts by class, a column for each framework."""
-    names = shown(panels)
+def _confusions(panels: Sequence[Panel[Finished]]) -> tuple["Figure", str]:
+    """Fig. 8: predictions by class, a column for each framework."""
+    names = shown_variants(panels)
     figure, grid = style.grid(len(panels), len(names), 2.3, 2.6)
     for panel, row in zip(panels, grid, strict=True):
         for axes, variant in zip(row, names, strict=True):
@@ -94,7 +81,7 @@ def _mistakes(panels: Sequence[Panel]) -> tuple["Figure", str]:
             if axes is not row[0]:
                 axes.set_yticklabels([])
             if panel is panels[-1]:
-                axes.set_xlabel("verdict")
+                axes.set_xlabel("predicted")
         row[0].set_ylabel(f"{paper.DATASETS[panel.data]}\nclass")
     words = "Of each class's held-out images the percentage that is taken for each class, those of all seeds together."
     return figure, f"{words} Above: accuracy, mean over seeds."
@@ -112,7 +99,7 @@ def _confusion(axes: "Axes", variant: str, found: Sequence[Finished]) -> None:
     axes.set_title(f"{variant}\n{_spread(found).mean:.1f} %")
 
 
-def _places(panels: Sequence[Panel]) -> tuple["Figure", str]:
+def _features(panels: Sequence[Panel[Finished]]) -> tuple["Figure", str]:
     """Fig. 9: features by source, and below by class; a column for each data set and variant."""
     shown = [
         (panel, variant, found.embedding)
@@ -135,15 +122,12 @@ def _places(panels: Sequence[Panel]) -> tuple["Figure", str]:
 
 
 def _scatter(axes: "Axes", embedding: Embedding, kinds: Sequence[str]) -> None:
-    points, its = np.array(embedding.points), np.array(kinds)
-    for kind, colour, marker in zip(sorted(set(kinds)), _KINDS, _MARKERS, strict=False):
-        x, y = points[its == kind].T
-        axes.scatter(x, y, s=10, alpha=0.7, lw=0, color=colour, marker=marker, label=kind)
+    style.scatter(axes, embedding.points, kinds, sorted(set(kinds)), size=10)
     axes.set(xticks=[], yticks=[])
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), ncols=2, fontsize=8, handletextpad=0.1, columnspacing=0.8)
 
 
-def _bars(panels: Sequence[Panel]) -> tuple["Figure", str]:
+def _bars(panels: Sequence[Panel[Finished]]) -> tuple["Figure", str]:
     """Fig. 10: FedTFI without MusTEN beside the other frameworks; heads behind PFI and TEL. A row for each data set."""
     figure, grid = style.grid(len(panels), 2, 4.2, 3.0, sharey=True)
     for panel, row in zip(panels, grid, strict=True):
@@ -164,17 +148,15 @@ def _bars(panels: Sequence[Panel]) -> tuple["Figure", str]:
     return figure, f"Shared model on all nodes' held-out images. {_SPREAD.format('bars are')}"
 
 
-_DRAWN: Mapping[str, Callable[[Sequence[Panel]], tuple["Figure", str]]] = {
+DRAWN: Mapping[str, Callable[[Sequence[Panel[Finished]]], tuple["Figure", str]]] = {
     "fig6": _learning,
     "fig7": _ranking,
-    "fig8": _mistakes,
-    "fig9": _places,
+    "fig8": _confusions,
+    "fig9": _features,
     "fig10": _bars,
 }
 """A figure, and what it shows, in words."""
 _LINES = (style.COLOURS[0], style.COLOURS[1], style.REFERENCE)  # F1, AUC, loss
-_KINDS = (style.COLOURS[0], style.REFERENCE, *style.COLOURS[1:])
-_MARKERS = "o^sDvP*X"
 
 
 def _curve(axes: "Axes", found: Iterable[Finished], measure: Measure, colour: str, label: str) -> None:
@@ -188,18 +170,20 @@ def _spread(found: Iterable[Finished]) -> statistics.Spread:
     return statistics.spread(100 * each.accuracy for each in found)
 
 
-def _gaps(panels: Sequence[Panel]) -> str:
+def _gaps(panels: Sequence[Panel[Finished]]) -> str:
     seeds = {
-        f"{name} in {_title(panel)}": len(panel.variants.get(name, ())) for panel in panels for name in shown(panels)
+        f"{name} in {_title(panel)}": len(panel.variants.get(name, ()))
+        for panel in panels
+        for name in shown_variants(panels)
     }
-    return fewer(max(seeds.values()), seeds)
+    return list_fewer(max(seeds.values()), seeds)
 
 
-def _title(panel: Panel) -> str:
+def _title(panel: Panel[Finished]) -> str:
     return f"{paper.DATASETS[panel.data]}, {panel.scenario}"
 
 
-def _colours(panels: Sequence[Panel]) -> dict[str, Any]:
+def _colours(panels: Sequence[Panel[Finished]]) -> dict[str, Any]:
     """The same for a variant in all panels."""
-    others = [name for name in shown(panels) if name not in _OWN]
+    others = [name for name in shown_variants(panels) if name not in _OWN]
     return dict(zip(others, style.COLOURS, strict=False)) | dict.fromkeys(_OWN, style.REFERENCE)

@@ -1,16 +1,17 @@
 """The grids: which federations each table and figure of the paper (Peng et al., 2022) takes."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import UNSET
 
-from research.afedcl.tuning import Trial
-from research.fedtfi import contenders
-from research.fedtfi.cell import Cell, Finished, Pool, Setting
-from research.fedtfi.contenders import FRAMEWORKS, Contender
+from research.fedtfi import variants
+from research.fedtfi.cell import Cell, Finished, Setting
 from research.fedtfi.presets import BOTH_1, BOTH_2, FEATURE, LABEL, Preset
 from research.fedtfi.tuning import choose, plain, trials
+from research.fedtfi.variants import FRAMEWORKS, Variant
+from research.runner.panels import Entry
+from research.runner.tuning import Pool, Trial
 from trainer.models.catalogue import SIZES
 from trainer.training.simulation import Device
 
@@ -19,7 +20,7 @@ class Scenario(NamedTuple):
     """How nodes differ."""
 
     partition: str
-    classes: int  # #C; 0 where nodes have all classes
+    classes_per_node: int  # #C; 0 where nodes have all classes
 
 
 SCENARIOS = {
@@ -32,14 +33,6 @@ SCENARIOS = {
 _TUNED_IN = {LABEL: BOTH_1, FEATURE: FEATURE, BOTH_1: BOTH_1, BOTH_2: BOTH_1}  # whose trials count for a scenario
 
 
-class Entry(NamedTuple):
-    """A cell by the names that tables and figures have for it."""
-
-    variant: str
-    scenario: str
-    cell: Cell
-
-
 class Plan(NamedTuple):
     """What the cells of a grid have in common."""
 
@@ -48,19 +41,19 @@ class Plan(NamedTuple):
     weights: Mapping[str, str]  # digests by network
     torch: str  # version
     device: Device = "cpu"
-    tuned: Mapping[str, Mapping[Contender, Trial]] = {}  # by scenario
+    tuned: Mapping[str, Mapping[Variant, Trial]] = {}  # by scenario
 
-    def trial(self, who: Contender, scenario: str) -> Trial:
-        """What it is run with: as tuned, or else with defaults."""
-        own = who._replace(options=())
+    def trial(self, variant: Variant, scenario: str) -> Trial:
+        """A variant's trial: as tuned, or else with defaults."""
+        own = variant._replace(options=())
         options, training = self.tuned.get(_TUNED_IN[scenario], {}).get(own) or plain(own, self.preset.training)
-        return Trial({**options, **dict(who.options)}, training)
+        return Trial({**options, **dict(variant.options)}, training)
 
     def cell(
         self,
         data: str,
         scenario: str,
-        who: Contender,
+        variant: Variant,
         trial: Trial,
         seed: int,
         *,
@@ -69,7 +62,7 @@ class Plan(NamedTuple):
     ) -> Cell:
         """One federation."""
         study, (partition, classes) = self.preset.studies[data], SCENARIOS[scenario]
-        framework = FRAMEWORKS[who.framework]
+        framework = FRAMEWORKS[variant.framework]
         return Cell(
             setting=Setting(
                 data=data,
@@ -84,9 +77,9 @@ class Plan(NamedTuple):
             ),
             method=framework.method,
             options=trial.options,
-            model=who.model,
-            weights=self.weights[who.model],
-            size=SIZES[who.model],
+            model=variant.model,
+            weights=self.weights[variant.model],
+            size=SIZES[variant.model],
             training=trial.training,
             rounds=self.preset.rounds,
             seed=seed,
@@ -97,71 +90,76 @@ class Plan(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Who is compared, and where."""
+    """Variants that are compared, and scenarios."""
 
-    who: Callable[[Preset], dict[str, Contender]]
+    variants: Callable[[Preset], dict[str, Variant]]
     scenarios: tuple[str, ...] = ()  # of a figure; empty = the preset's
     embed: bool = False  # features of one seed, in two dimensions
 
 
 COMPARISONS = {
-    "table2": Comparison(contenders.table2),
-    "table4": Comparison(contenders.table4),
-    "fig6": Comparison(contenders.frameworks, (FEATURE,)),
-    "fig7": Comparison(contenders.frameworks, (LABEL,)),
-    "fig8": Comparison(contenders.frameworks, (FEATURE,)),
-    "fig9": Comparison(contenders.embedded, (FEATURE,), embed=True),
-    "fig10": Comparison(contenders.fig10, (FEATURE,)),
-    "fuse": Comparison(contenders.personal),
-    "leak": Comparison(contenders.protected, (BOTH_1,)),
+    "table2": Comparison(variants.table2),
+    "table4": Comparison(variants.table4),
+    "fig6": Comparison(variants.frameworks, (FEATURE,)),
+    "fig7": Comparison(variants.frameworks, (LABEL,)),
+    "fig8": Comparison(variants.frameworks, (FEATURE,)),
+    "fig9": Comparison(variants.embedded, (FEATURE,), embed=True),
+    "fig10": Comparison(variants.fig10, (FEATURE,)),
+    "fuse": Comparison(variants.personal),
+    "leak": Comparison(variants.protected, (BOTH_1,)),
 }
 TUNE = "tune"
 EXPERIMENTS = (TUNE, *COMPARISONS)
 
 
-def grid(name: str, plan: Plan) -> list[Entry]:
+def grid(name: str, plan: Plan) -> list[Entry[Cell]]:
     """The cells of an experiment."""
     return tune(plan) if name == TUNE else compare(COMPARISONS[name], plan)
 
 
-def tuned(name: str, plan: Plan, finished: Sequence[Finished]) -> dict[str, dict[Contender, Trial]]:
-    """The best trials by scenario of those whom an experiment compares; empty where not all have some."""
-    compared = [who._replace(options=()) for who in COMPARISONS[name].who(plan.preset).values()]
+def tuned(name: str, plan: Plan, finished: Sequence[Finished]) -> dict[str, dict[Variant, Trial]]:
+    """The best trials by scenario of those that an experiment compares; empty where not all have some."""
+    compared = [variant._replace(options=()) for variant in COMPARISONS[name].variants(plan.preset).values()]
 
-    def chosen(scenario: str) -> dict[Contender, Trial]:
-        def suits(cell: Cell) -> bool:
+    def chosen(scenario: str) -> dict[Variant, Trial]:
+        def is_comparable(cell: Cell) -> bool:
             place = Scenario(cell.setting.partition, cell.setting.classes_per_node)
             return place == SCENARIOS[scenario] and cell.weights == plan.weights.get(cell.model)
 
-        return choose(compared, plan.preset.training, finished, suits)
+        return choose(compared, plan.preset.training, finished, is_comparable)
 
     return {scenario: chosen(scenario) for scenario in dict.fromkeys(_TUNED_IN.values())}
 
 
-def tune(plan: Plan) -> list[Entry]:
-    """The trials of all contenders, on the tuning pool, with one seed."""
+def tune(plan: Plan) -> list[Entry[Cell]]:
+    """The trials of all variants, on the tuning pool, with one seed."""
     return [
-        Entry(f"{who.framework}, {who.model}", scenario, plan.cell(data, scenario, who, trial, 0, pool="tuning"))
+        Entry(
+            f"{variant.framework}, {variant.model}",
+            data,
+            scenario,
+            plan.cell(data, scenario, variant, trial, 0, pool="tuning"),
+        )
         for data in plan.preset.studies
         if data == plan.preset.tuned_on
         for scenario in dict.fromkeys(_TUNED_IN.values())
-        for who in contenders.everyone(plan.preset)
-        for trial in trials(who, plan.preset.training)
+        for variant in variants.tuned(plan.preset)
+        for trial in trials(variant, plan.preset.training)
     ]
 
 
-def compare(comparison: Comparison, plan: Plan) -> list[Entry]:
-    """Contenders in scenarios, where a data set has them, on the report pool, seed by seed."""
+def compare(comparison: Comparison, plan: Plan) -> list[Entry[Cell]]:
+    """Variants in scenarios, where a data set has them, on the report pool, seed by seed."""
     return [
-        Entry(name, scenario, plan.cell(data, scenario, who, plan.trial(who, scenario), seed, embed=comparison.embed))
+        Entry(
+            name,
+            data,
+            scenario,
+            plan.cell(data, scenario, variant, plan.trial(variant, scenario), seed, embed=comparison.embed),
+        )
         for seed in range(1 if comparison.embed else plan.preset.seeds)
         for data, study in plan.preset.studies.items()
         for scenario in study.scenarios
         if scenario in (comparison.scenarios or plan.preset.scenarios)
-        for name, who in comparison.who(plan.preset).items()
+        for name, variant in comparison.variants(plan.preset).items()
     ]
-
-
-def distinct(entries: Iterable[Entry]) -> list[Cell]:
-    """The cells, each once."""
-    return list({entry.cell.key: entry.cell for entry in entries}.values())

@@ -54,7 +54,7 @@ PRINTED: dict[str, dict[tuple[str, str], str]] = {
 """By experiment: by variant and scenario."""
 
 TITLES = {
-    "tune": "Tuning: trials of every contender",
+    "tune": "Tuning: trials of every variant",
     "table2": "Table 2: frameworks and texture networks",
     "table4": "Table 4: what PFI, TEL and MusTEN are worth",
     "fig6": "Fig. 6: accuracy and training loss in the feature skew",

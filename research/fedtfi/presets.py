@@ -1,4 +1,4 @@
-"""How much is trained, and with which networks: the one place for the choices that the paper leaves open."""
+"""Presets: networks, amounts of training, and the choices that the paper leaves open."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

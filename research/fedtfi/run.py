@@ -1,4 +1,4 @@
-"""Running a cell."""
+"""The run of a cell."""
 
 import hashlib
 import time
@@ -13,7 +13,7 @@ from sklearn.metrics import confusion_matrix
 
 from broker_config.protocol.messages import Spec
 from research.fedtfi.cell import Cell, Embedding, Finished, Node, Point
-from research.fedtfi.data import SOURCES, Material
+from research.fedtfi.data import SOURCES, Inputs
 from research.runner.machine import check_torch, machine
 from trainer.data.class_folders import Catalogue, Images, LabelledImages, union
 from trainer.data.partition import Scheme
@@ -28,21 +28,21 @@ from trainer.training.simulation import Device, Engine, simulate
 from trainer.training.training_set import TrainingSet
 
 
-def run_cell(cell: Cell, material: Material) -> Finished:
-    """Simulate the federation, judging the shared model after every round.
+def run_cell(cell: Cell, inputs: Inputs) -> Finished:
+    """Simulate the federation, evaluating the shared model after every round.
 
     Raises:
         EdgeNodeError: the images do not suffice, the training has diverged, or another torch is installed here.
     """
     check_torch(cell.torch)
     started = time.monotonic()
-    sources = material.sources[cell.setting.images]
+    sources = inputs.sources[cell.setting.images]
     shares = _scheme(cell).shares(*sources)
     request = Request(
         method=cell.method,
         options=cell.options,
         model=cell.model,
-        weights=material.weights[cell.weights],
+        weights=inputs.weights[cell.weights],
         size=cell.size,
         training=msgspec.to_builtins(cell.training),
         rounds=cell.rounds,
@@ -50,50 +50,49 @@ def run_cell(cell: Cell, material: Material) -> Finished:
         evaluate_every=cell.rounds,
     )
     spec, broadcast = draft(request, federation="experiment", classes=union(sources).classes, nodes=cell.setting.nodes)
-    pictures = _seen(cell, material, spec, broadcast)
+    pictures = _with_stem_output(cell, inputs, spec, broadcast)
     images = {share.node: Images(pictures.among(share.train), pictures.among(share.test)) for share in shares}
-    watcher = Judge(spec, pictures.among(union([share.test for share in shares])), broadcast, cell.device)
-    outcome = simulate(spec, broadcast, images, engine=Engine(device=cell.device), closed=watcher)
+    evaluator = Evaluator(spec, pictures.among(union([share.test for share in shares])), broadcast, cell.device)
+    outcome = simulate(spec, broadcast, images, engine=Engine(device=cell.device), closed=evaluator)
     return Finished(
         key=cell.key,
         cell=cell,
         classes=list(spec.classes),
-        curve=_curve(watcher.seen, _losses(outcome.models)),
-        confusion=watcher.seen[-1].confusion if watcher.seen else [],
+        curve=_curve(evaluator.evaluations, _losses(outcome.models)),
+        confusion=evaluator.evaluations[-1].confusion if evaluator.evaluations else [],
         nodes=[_node(name, model) for name, model in outcome.models.items()],
-        embedding=_embedding(watcher, outcome.broadcast, sources, cell) if cell.embed else None,
+        embedding=_embedding(evaluator, outcome.broadcast, sources, cell) if cell.embed else None,
         seconds=round(time.monotonic() - started, 1),
         machine=machine(cell.device),
     )
 
 
-_kept: dict[tuple[str, int, str], LabelledImages] = {}
+_stem_outputs: dict[tuple[str, int, str], LabelledImages] = {}
 
 
-def _seen(cell: Cell, material: Material, spec: Spec, broadcast: Arrays) -> LabelledImages:
+def _with_stem_output(cell: Cell, inputs: Inputs, spec: Spec, broadcast: Arrays) -> LabelledImages:
     """All images of the data set, with what the network's frozen stem makes of them, if it has one.
 
     Computed once in a process for all cells with this stem: it is a third of a small cell's work.
     """
-    pictures = material.pictures[cell.setting.images, cell.size]
+    pictures = inputs.images[cell.setting.images, cell.size]
     stem = hashlib.sha256()
     for name in sorted(filter(is_frozen, broadcast)):
         stem.update(broadcast[name].tobytes())
     key = (cell.setting.images, cell.size, stem.hexdigest())
-    if key not in _kept:
+    if key not in _stem_outputs:
         torch.set_num_threads(spec.threads)
         with torch.no_grad():
             data = TrainingSet.of(pictures, spec.preprocessing, cell.device)
-            kept = data.with_stem_output(
-                Network(spec.model, len(spec.classes)), to_tensors(broadcast, cell.device)
-            ).stem_output
-        _kept.clear()  # the next cells have the same images, mostly
-        _kept[key] = pictures._replace(stem_output=None if kept is None else kept.cpu().numpy())
-    return _kept[key]
+            tensors = to_tensors(broadcast, cell.device)
+            output = data.with_stem_output(Network(spec.model, len(spec.classes)), tensors).stem_output
+        _stem_outputs.clear()  # the next cells have the same images, mostly
+        _stem_outputs[key] = pictures._replace(stem_output=None if output is None else output.cpu().numpy())
+    return _stem_outputs[key]
 
 
-class Seen(NamedTuple):
-    """What a shared model made of the held-out images."""
+class Evaluation(NamedTuple):
+    """A shared model on the held-out images."""
 
     accuracy: float
     f1: float
@@ -101,12 +100,12 @@ class Seen(NamedTuple):
     confusion: list[list[int]]
 
 
-class Judge:
-    """Judges each round's shared model on the same images, where there is a classifier in it."""
+class Evaluator:
+    """Evaluates each round's shared model on the same images, where there is a classifier in it."""
 
     def __init__(self, spec: Spec, images: LabelledImages, broadcast: Arrays, device: Device):
         """What nothing of a network's training changes is computed once, with the first broadcast."""
-        self.images, self.seen, self._device = images, list[Seen](), device
+        self.images, self.evaluations, self._device = images, list[Evaluation](), device
         self._network, tensors = Network(spec.model, len(spec.classes)), to_tensors(broadcast, device)
         torch.set_num_threads(spec.threads)
         with torch.no_grad():
@@ -119,8 +118,8 @@ class Judge:
         labels = self.images.labels
         shares = softmax(predict(self._network, to_tensors(broadcast, self._device), self._data), axis=1)
         predicted = shares.argmax(1)
-        self.seen.append(
-            Seen(
+        self.evaluations.append(
+            Evaluation(
                 accuracy(predicted, labels),
                 macro_f1(predicted, labels),
                 macro_auc(shares, labels),
@@ -159,7 +158,7 @@ def _losses(models: dict[str, Personal]) -> list[float]:
     return [float(np.mean([metrics["L_C"] for metrics in nodes])) for nodes in rounds]
 
 
-def _curve(seen: list[Seen], losses: list[float]) -> list[Point]:
+def _curve(seen: list[Evaluation], losses: list[float]) -> list[Point]:
     return [
         Point(
             round=round_,
@@ -183,7 +182,7 @@ def _node(name: str, model: Personal) -> Node:
     )
 
 
-def _embedding(watcher: Judge, broadcast: Arrays, sources: Sequence[Catalogue], cell: Cell) -> Embedding:
+def _embedding(evaluator: Evaluator, broadcast: Arrays, sources: Sequence[Catalogue], cell: Cell) -> Embedding:
     names = {
         entry.digest: name
         for name, source in zip(SOURCES[cell.setting.data], sources, strict=True)
@@ -191,7 +190,7 @@ def _embedding(watcher: Judge, broadcast: Arrays, sources: Sequence[Catalogue], 
     }
     classes = union(sources).classes
     return Embedding(
-        sources=[names[digest] for digest in watcher.images.digests],
-        labels=[classes[label] for label in watcher.images.labels],
-        points=[(round(float(x), 2), round(float(y), 2)) for x, y in project(watcher.features(broadcast))],
+        sources=[names[digest] for digest in evaluator.images.digests],
+        labels=[classes[label] for label in evaluator.images.labels],
+        points=[(round(float(x), 2), round(float(y), 2)) for x, y in project(evaluator.features(broadcast))],
     )

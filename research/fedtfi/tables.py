@@ -1,18 +1,15 @@
-"""An experiment's tables: printed, and written as Markdown beside what the paper prints."""
+"""An experiment's tables, beside what the paper prints."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-
-from rich.console import Console
 
 from edge.terminal.formatting import pluralize
-from research.afedcl.tables import Table
-from research.fedtfi import paper, views
+from research.fedtfi import paper
 from research.fedtfi.cell import Cell, Finished
-from research.fedtfi.grids import TUNE, Entry
-from research.fedtfi.views import Panel, shown
+from research.fedtfi.grids import TUNE
 from research.runner import statistics
+from research.runner.panels import Entry, Panel, shown_variants
+from research.runner.tables import Table, format_difference, format_spread, mark_fewer
 
 Measure = Callable[[Finished], float]
 _CURVES = ("fig6", "fig7", "fig8", "fig9", "fig10")
@@ -40,21 +37,6 @@ _PRINTED = "Below it what the paper prints, of its own cloth and larger networks
 _PAIRED = "Differences are paired by seed, with a 95 % interval."
 
 
-def show(name: str, entries: Sequence[Entry], finished: Mapping[str, Finished], folder: Path, console: Console) -> Path:
-    """Print an experiment's tables and write them to FOLDER/NAME.md, which is returned."""
-    panels = views.panels(entries, finished)
-    made, words = _made(name, entries, finished, panels)
-    told = " ".join([words, conditions([each.cell for panel in panels for each in panel.results])])
-    parts = [f"# {paper.TITLES[name]}", told if panels else "No cell is finished yet."]
-    parts += [f"## {table.title}\n\n{table.markdown()}" for table in made]
-    folder.mkdir(parents=True, exist_ok=True)
-    (path := folder / f"{name}.md").write_text("\n\n".join(parts) + "\n")
-    for table in made:
-        console.print(table.rich())
-    console.print(parts[1], markup=False, highlight=False)
-    return path
-
-
 def conditions(cells: Sequence[Cell]) -> str:
     """What cells have in common, in a line."""
     told = []
@@ -70,10 +52,10 @@ def conditions(cells: Sequence[Cell]) -> str:
     return " ".join([*told, f"torch {', '.join(sorted({cell.torch for cell in cells}))}."])
 
 
-def _made(
-    name: str, entries: Sequence[Entry], finished: Mapping[str, Finished], panels: Sequence[Panel]
+def make(
+    name: str, entries: Sequence[Entry[Cell]], finished: Mapping[str, Finished], panels: Sequence[Panel[Finished]]
 ) -> tuple[list[Table], str]:
-    """Tables, and what is to be known about them."""
+    """An experiment's tables, and what is to be known about them."""
     if name == TUNE:
         return _tuning(entries, finished), _TRIALS
     if name in _CURVES:
@@ -89,7 +71,7 @@ def _made(
     return made + [_differences(each, measure) for each in by_data.values()], f"{_LEGEND} {_PRINTED} {_PAIRED}"
 
 
-def _scenarios(name: str, panels: Sequence[Panel], measure: Measure) -> Table:
+def _scenarios(name: str, panels: Sequence[Panel[Finished]], measure: Measure) -> Table:
     """A data set: a row for each variant, a column for each scenario."""
     printed = paper.PRINTED.get(name, {})
     rows = [
@@ -105,15 +87,15 @@ def _scenarios(name: str, panels: Sequence[Panel], measure: Measure) -> Table:
                 for panel in panels
             ),
         ]
-        for variant in shown(panels)
+        for variant in shown_variants(panels)
     ]
     return Table(paper.DATASETS[panels[0].data], ["", *(panel.scenario for panel in panels)], rows)
 
 
-def _differences(panels: Sequence[Panel], measure: Measure) -> Table:
+def _differences(panels: Sequence[Panel[Finished]], measure: Measure) -> Table:
     """The grid's last variant minus each of the others."""
     own = panels[0].names[-1]
-    others = [name for name in shown(panels) if name != own]
+    others = [name for name in shown_variants(panels) if name != own]
     rows = [
         [
             variant,
@@ -125,7 +107,7 @@ def _differences(panels: Sequence[Panel], measure: Measure) -> Table:
     return Table(title, ["", *(panel.scenario for panel in panels)], rows)
 
 
-def _figures(panel: Panel) -> Table:
+def _figures(panel: Panel[Finished]) -> Table:
     rows = [
         [
             variant,
@@ -136,43 +118,39 @@ def _figures(panel: Panel) -> Table:
     return Table(f"{paper.DATASETS[panel.data]}, {panel.scenario}", ["", *_SHARED], rows)
 
 
-def _values(panel: Panel, variant: str, measure: Measure) -> dict[int, float]:
+def _values(panel: Panel[Finished], variant: str, measure: Measure) -> dict[int, float]:
     """By seed."""
     return {seed: measure(found) for seed, found in panel.variants.get(variant, {}).items()}
 
 
-def _entry(values: Mapping[int, float], panel: Panel, digits: int = 1) -> str:
+def _entry(values: Mapping[int, float], panel: Panel[Finished], digits: int = 1) -> str:
     if not values:
         return "-"
-    middle, deviation, count = statistics.spread(values.values())
-    most = max(map(len, panel.variants.values()))
-    spread = f" ± {deviation:.{digits}f}" if count > 1 else ""
-    return f"{middle:.{digits}f}" + spread + (f" [{count}]" if count < most else "")
+    planned = max(map(len, panel.variants.values()))
+    return format_spread(values.values(), digits) + mark_fewer(len(values), planned)
 
 
 def _difference(own: Mapping[int, float], other: Mapping[int, float]) -> str:
-    found = statistics.paired(own, other)
-    if found is None:
-        return "-"
-    return f"{found.mean:+.1f}" + (f" ± {found.half:.1f}" if found.pairs > 1 else "")
+    difference = statistics.paired_difference(own, other)
+    return format_difference(difference) if difference else "-"
 
 
-def _tuning(entries: Sequence[Entry], finished: Mapping[str, Finished]) -> list[Table]:
-    """A row for each trial of each contender; a column for each data set and scenario."""
-    contenders = defaultdict(list)
+def _tuning(entries: Sequence[Entry[Cell]], finished: Mapping[str, Finished]) -> list[Table]:
+    """A row for each trial of each variant; a column for each data set and scenario."""
+    variants = defaultdict(list)
     for entry in entries:
         if entry.cell.key in finished:
-            contenders[entry.variant].append(entry)
-    places = list(dict.fromkeys(_place(entry) for each in contenders.values() for entry in each))
+            variants[entry.variant].append(entry)
+    places = list(dict.fromkeys(_place(entry) for each in variants.values() for entry in each))
     rows = []
-    for name, each in contenders.items():
+    for name, each in variants.items():
         reached: dict[str, dict[str, float]] = defaultdict(dict)
         for entry, trial in zip(each, _trials([entry.cell for entry in each]), strict=True):
             reached[trial][_place(entry)] = 100 * finished[entry.cell.key].accuracy
         best = {place: max(found.get(place, 0.0) for found in reached.values()) for place in places}
         for trial, found in reached.items():
             rows.append([name, trial, *(_tried(found.get(place), best[place]) for place in places)])
-    return [Table("Trials", ["contender", "trial", *places], rows)] if rows else []
+    return [Table("Trials", ["variant", "trial", *places], rows)] if rows else []
 
 
 def _tried(reached: float | None, best: float) -> str:
@@ -181,12 +159,12 @@ def _tried(reached: float | None, best: float) -> str:
     return f"{reached:.1f}" + (" best" if reached == best else "")
 
 
-def _place(entry: Entry) -> str:
-    return f"{paper.DATASETS[entry.cell.setting.data]}, {entry.scenario}"
+def _place(entry: Entry[Cell]) -> str:
+    return f"{paper.DATASETS[entry.data]}, {entry.scenario}"
 
 
 def _trials(cells: Sequence[Cell]) -> list[str]:
-    """What differs between these, of each."""
+    """Of each cell, the settings in which these cells differ."""
     settings = [{"learning_rate": cell.training.learning_rate, **cell.options} for cell in cells]
     varied = [name for name in settings[0] if len({str(each[name]) for each in settings}) > 1]
     return [", ".join(f"{name} {each[name]}" for name in varied) for each in settings]

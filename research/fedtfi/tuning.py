@@ -1,4 +1,4 @@
-"""Tuning: the same number of trials for every contender, on images that no report uses."""
+"""Tuning: the same number of trials for every variant, on images that no report uses."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from broker_config.protocol.messages import Option, Training
-from research.afedcl.tuning import Place, Trial, best, written
 from research.fedtfi.cell import Cell, Finished
-from research.fedtfi.contenders import FRAMEWORKS, Contender
+from research.fedtfi.variants import FRAMEWORKS, Variant
+from research.runner.tuning import Place, Trial, choose_best
 from trainer.methods import complete_options
 
 _RATES = (1e-3, 3e-4, 1e-4)  # Adam's; with one class a node the small ones converge
@@ -32,50 +32,52 @@ _TRIED: Mapping[str, Sequence[Mapping[str, Option]]] = {
 }
 
 
-def plain(who: Contender, training: Training) -> Trial:
+def plain(variant: Variant, training: Training) -> Trial:
     """With the method's defaults."""
-    return _trial(who, training, {})
+    return _trial(variant, training, {})
 
 
-def trials(who: Contender, training: Training) -> list[Trial]:
-    """What is tried: learning rates, and what the method has of its own."""
-    tried = _TRIED.get(who.framework) or [{"learning_rate": rate} for rate in _RATES]
-    return [_trial(who, training, own) for own in tried]
+def trials(variant: Variant, training: Training) -> list[Trial]:
+    """A variant's trials: learning rates, and options of its method."""
+    tried = _TRIED.get(variant.framework) or [{"learning_rate": rate} for rate in _RATES]
+    return [_trial(variant, training, own) for own in tried]
 
 
 def choose(
-    contenders: Iterable[Contender],
+    variants: Iterable[Variant],
     training: Training,
     finished: Iterable[Finished],
-    suits: Callable[[Cell], bool],
-) -> dict[Contender, Trial]:
+    is_comparable: Callable[[Cell], bool],
+) -> dict[Variant, Trial]:
     """The best trial of each, by accuracy of the last shared model; of nodes' own models where none is shared.
 
-    Empty unless there is one for all; compared as `research.afedcl.tuning.best` does.
+    Empty unless there is one for all; compared as `choose_best` does.
 
     Args:
-        contenders: that are compared.
+        variants: that are compared.
         training: that the trials vary.
         finished: cells.
-        suits: whether a tuning cell's weights are those of the comparison.
+        is_comparable: whether a tuning cell's weights are those of the comparison.
     """
     reached: dict[tuple[str, str, bool, str], dict[Place, float]] = defaultdict(dict)
     for each in finished:
         cell = each.cell
-        if cell.setting.pool == "tuning" and suits(cell):
+        if cell.setting.pool == "tuning" and is_comparable(cell):
             setting = msgspec.structs.replace(cell.setting, shared=0)
-            key = (cell.method, cell.model, cell.setting.shared > 0, written(cell.options, cell.training))
+            key = (cell.method, cell.model, cell.setting.shared > 0, Trial(cell.options, cell.training).key)
             reached[key][setting, cell.rounds, cell.seed] = each.accuracy
 
-    def found(who: Contender, trial: Trial) -> dict[Place, float]:
-        framework = FRAMEWORKS[who.framework]
-        return reached[framework.method, who.model, framework.shares, written(*trial)]
+    def accuracies(variant: Variant, trial: Trial) -> dict[Place, float]:
+        framework = FRAMEWORKS[variant.framework]
+        return reached[framework.method, variant.model, framework.shares, trial.key]
 
-    return best({who: [(each, found(who, each)) for each in trials(who, training)] for who in contenders})
+    return choose_best(
+        {variant: [(each, accuracies(variant, each)) for each in trials(variant, training)] for variant in variants}
+    )
 
 
-def _trial(who: Contender, training: Training, own: Mapping[str, Option]) -> Trial:
-    framework = FRAMEWORKS[who.framework]
+def _trial(variant: Variant, training: Training, own: Mapping[str, Option]) -> Trial:
+    framework = FRAMEWORKS[variant.framework]
     own = {**msgspec.to_builtins(training), **framework.options, **own}
     fields = {name: own.pop(name) for name in training.__struct_fields__}
     fields["local_epochs"] = max(1, training.local_epochs // framework.stages)

@@ -1,1 +1,1 @@
-"""What the experiments of all papers share: cells, their store, processes, Ray, statistics."""
+"""The runner of all papers' experiments: cells, their store, processes, Ray, statistics, tables."""

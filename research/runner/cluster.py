@@ -1,4 +1,4 @@
-"""Spreading a grid over an existing Ray cluster."""
+"""A Ray cluster that exists already, whose machines share the cells of a grid."""
 
 import contextlib
 import socket
@@ -9,26 +9,27 @@ import torch
 
 import broker_config
 import edge
+import research
 import trainer
 from broker_config.protocol.errors import UsageError
-from research.runner.tally import Failed
+from research.runner.processes import Failed
 
 C = TypeVar("C")  # cell
-M = TypeVar("M")  # material
+M = TypeVar("M")  # inputs
 R = TypeVar("R")  # result
 
 
-def over_cluster(address: str, work: Callable[[C, M], R], cells: Sequence[C], material: M) -> Iterator[R | Failed[C]]:
-    """What `work` (picklable) gives for each cell, on the Ray cluster at `address` (host:port; auto: this machine's).
+def over_cluster(address: str, work: Callable[[C, M], R], cells: Sequence[C], inputs: M) -> Iterator[R | Failed[C]]:
+    """The results of `work` (picklable), as they come, from the cluster at `address` (host:port; auto: this machine's).
 
-    Images, encoders and our code travel there; its machines need Python and the packages of edge-node[train].
+    Inputs and our code travel there; its machines need Python and the packages of edge-node[train,research].
     """
     import ray  # noqa: PLC0415  (an extra, and slow)
 
     _connect(ray, address)
     waiting: dict[Any, C] = {}
     try:
-        task, shared = ray.remote(num_cpus=1)(_call), ray.put(material)
+        task, shared = ray.remote(num_cpus=1)(_call), ray.put(inputs)
         waiting = {task.remote(work, cell, shared): cell for cell in cells}
         while waiting:
             (done,), _ = ray.wait([*waiting])
@@ -43,8 +44,8 @@ def over_cluster(address: str, work: Callable[[C, M], R], cells: Sequence[C], ma
 def _connect(ray: Any, address: str) -> None:
     try:
         if address != "auto":
-            _knock(address)
-        code = {"py_modules": [broker_config, edge, trainer]}
+            _check_listening(address)
+        code = {"py_modules": [broker_config, edge, research, trainer]}
         ray.init(address=address, runtime_env=code, log_to_driver=False, logging_level="ERROR")
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise UsageError(
@@ -53,7 +54,7 @@ def _connect(ray: Any, address: str) -> None:
         ) from error
 
 
-def _knock(address: str) -> None:
+def _check_listening(address: str) -> None:
     """Raise OSError or ValueError if nobody listens there: Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=5):
@@ -67,6 +68,6 @@ def _outcome(ray: Any, done: Any, cell: C) -> Any:
         return Failed(cell, f"a machine of the cluster was lost: {str(error).splitlines()[0]}")
 
 
-def _call(work: Callable[[C, M], R], cell: C, material: M) -> R:
+def _call(work: Callable[[C, M], R], cell: C, inputs: M) -> R:
     torch.set_num_threads(1)
-    return work(cell, material)
+    return work(cell, inputs)

@@ -1,4 +1,4 @@
-"""What results hang on besides their cell: torch, and the processor or accelerator."""
+"""Properties of a machine that results depend on besides their cell: torch, and the processor or accelerator."""
 
 import os
 from functools import cache
@@ -26,7 +26,7 @@ def machine(device: Device = "cpu") -> str:
 
 
 def suited_workers(device: Device) -> int:
-    """How many processes run cells there: one on each core, or one on a GPU."""
+    """The number of processes that run cells there: one for each core, or one for a GPU."""
     return 1 if device == "cuda" else len(os.sched_getaffinity(0))
 
 

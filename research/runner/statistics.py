@@ -1,4 +1,4 @@
-"""Statistics over seeds: means, paired differences, ranks, a slope. Comparisons use the seeds that all sides have."""
+"""Statistics over seeds: means, paired differences, ranks, a regression; comparisons use the seeds that all have."""
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ class Ranks(NamedTuple):
     left_out: int  # blocks that some name lacks
 
 
-class Line(NamedTuple):
+class Regression(NamedTuple):
     """Least-squares line y = intercept + slope * x; the slope's 95 % interval is slope ± half."""
 
     slope: float
@@ -47,13 +47,13 @@ def spread(values: Iterable[float]) -> Spread:
     return Spread(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else math.nan, len(values))
 
 
-def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
+def paired_difference(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
     """`first` minus `second`, seed by seed (Student's t); None if they have no seed in common."""
     common = sorted(first.keys() & second.keys())
     if not common:
         return None
     mean, deviation, count = spread(first[seed] - second[seed] for seed in common)
-    half = _quantile(count - 1) * deviation / math.sqrt(count) if count > 1 else math.nan
+    half = _t_quantile(count - 1) * deviation / math.sqrt(count) if count > 1 else math.nan
     return Difference(mean, half, count, len(first.keys() ^ second.keys()))
 
 
@@ -67,14 +67,14 @@ def mean_ranks(values: Mapping[str, Mapping[Hashable, float]]) -> Ranks:
     return Ranks(dict(zip(values, map(float, ranks), strict=True)), len(common), left_out)
 
 
-def line(x: Sequence[float], y: Sequence[float]) -> Line | None:
+def regress(x: Sequence[float], y: Sequence[float]) -> Regression | None:
     """Through points that are taken as independent; None if there are fewer than three, or x does not vary."""
     if len(x) < 3 or min(x) == max(x):
         return None
     fit = stats.linregress(x, y)
-    return Line(float(fit.slope), float(fit.intercept), _quantile(len(x) - 2) * float(fit.stderr))
+    return Regression(float(fit.slope), float(fit.intercept), _t_quantile(len(x) - 2) * float(fit.stderr))
 
 
-def _quantile(freedom: int) -> float:
+def _t_quantile(freedom: int) -> float:
     """Half width of Student's 95 % interval, in standard errors."""
     return float(stats.t.ppf(0.975, freedom))

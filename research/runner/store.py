@@ -2,37 +2,37 @@
 
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 from broker_config.protocol.errors import UsageError
 from broker_config.storage.disk import writing
-from research.afedcl.cell import Finished
 
 _ATTRIBUTES = "*.jsonl merge=union\n"  # git keeps the lines of both sides
-T = TypeVar("T", bound=msgspec.Struct)
 
 
-class Embedding(msgspec.Struct, frozen=True, kw_only=True):
-    """Features of a node's held-out images in two dimensions, and their classes."""
+class Keyed(Protocol):
+    """A record of a run that a key identifies."""
 
-    key: str  # of the cell
-    method: str
-    node: str
-    labels: list[str]
-    points: list[tuple[float, float]]
+    @property
+    def key(self) -> str:
+        """What the run depends on, hashed."""
+        ...
 
 
-class Records(Generic[T]):
+R = TypeVar("R", bound=Keyed)
+
+
+class Records(Generic[R]):
     """A file with a record a line. Several processes may add to it at once."""
 
-    def __init__(self, path: Path, kind: type[T]):
+    def __init__(self, path: Path, kind: type[R]):
         self._path, self._kind = path, kind
 
-    def __iter__(self) -> Iterator[T]:
+    def __iter__(self) -> Iterator[R]:
         """All of them; UsageError if a line is damaged."""
         if not self._path.exists():
             return
@@ -43,46 +43,21 @@ class Records(Generic[T]):
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise UsageError(f"{self._path} is damaged in line {number}: {error}", "remove that line") from error
 
-    def add(self, records: Sequence[T]) -> None:
-        """Append records; they are on the disk when this returns. EdgeNodeError if it does not take them."""
+    def by_key(self) -> dict[str, R]:
+        """All of them by key, of equal keys the first; UsageError if a line is damaged."""
+        found: dict[str, R] = {}
+        for each in self:
+            found.setdefault(each.key, each)
+        return found
+
+    def add(self, record: R) -> None:
+        """Append a record; it is on the disk when this returns. EdgeNodeError if the disk does not take it."""
         folder = self._path.parent
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             if not (attributes := folder / ".gitattributes").exists():
                 attributes.write_text(_ATTRIBUTES)
-            _append(self._path, msgspec.json.Encoder().encode_lines(records))
-
-
-class Store:
-    """A folder of results. Of equal keys the first counts."""
-
-    def __init__(self, folder: Path):
-        self.cells = Records(folder / "cells.jsonl", Finished)
-        self._embeddings = Records(folder / "embeddings.jsonl", Embedding)
-
-    def finished(self) -> dict[str, Finished]:
-        """All finished cells, by key.
-
-        Raises:
-            UsageError: a line is damaged.
-        """
-        found: dict[str, Finished] = {}
-        for each in self.cells:
-            found.setdefault(each.key, each)
-        return found
-
-    def embeddings(self) -> dict[str, list[Embedding]]:
-        """Of each cell that has any, by key and in the order of nodes. Raises UsageError as `finished` does."""
-        found: dict[str, dict[str, Embedding]] = {}
-        for each in self._embeddings:
-            found.setdefault(each.key, {}).setdefault(each.node, each)
-        return {key: list(nodes.values()) for key, nodes in found.items()}
-
-    def add(self, finished: Finished, embeddings: list[Embedding]) -> None:
-        """Append a cell's results; they are on the disk when this returns. EdgeNodeError if it does not take them."""
-        if embeddings:
-            self._embeddings.add(embeddings)
-        self.cells.add([finished])
+            _append(self._path, msgspec.json.Encoder().encode_lines([record]))
 
 
 def _append(path: Path, lines: bytes) -> None:

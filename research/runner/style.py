@@ -1,7 +1,7 @@
-"""How figures look: light background, text as text, colours after Okabe and Ito; SVG, for documents."""
+"""Style of figures: light background, text as text, colours after Okabe and Ito; SVG, for documents."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-REFERENCE = "#D55E00"  # of what the others are compared with
+REFERENCE = "#D55E00"  # for what the others are compared with
 COLOURS = ("#0072B2", "#009E73", "#56B4E9", "#CC79A7", "#E69F00", "#000000", "#F0E442")
-_DARK = ("#0072B2", "#000000", "#009E73", REFERENCE)  # what white text is read on
+MARKERS = "osD^vP*X"  # tell apart what has the same colour
+_DARK = ("#0072B2", "#000000", "#009E73", REFERENCE)  # on which text is white
 _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "edge-node",  # the same cells give the same file
@@ -26,13 +27,6 @@ _STYLE = {
     "axes.axisbelow": True,
     "legend.frameon": False,
 }
-
-
-def look() -> Any:
-    """The look, for a `with` block. ModuleNotFoundError: matplotlib is not installed."""
-    import matplotlib as mpl  # noqa: PLC0415  (tables need none)
-
-    return mpl.rc_context(_STYLE)
 
 
 def grid(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple["Figure", Any]:
@@ -63,11 +57,31 @@ def bars(
     label: str | None = None,
 ) -> None:
     """Bars that bear their numbers, standard deviations on top."""
-    look: dict[str, Any] = {"color": colour, "edgecolor": "white", "label": label}
-    axes.bar(xs, means, width, yerr=deviations, error_kw={"lw": 0.9, "capsize": 2}, **look)
+    axes.bar(
+        xs,
+        means,
+        width,
+        yerr=deviations,
+        error_kw={"lw": 0.9, "capsize": 2},
+        color=colour,
+        edgecolor="white",
+        label=label,
+    )
     ink = "white" if colour in _DARK else "black"
     for x, mean in zip(xs, means, strict=True):
         axes.text(x, 2, f"{mean:.1f}", rotation=90, ha="center", va="bottom", size=8, color=ink)
+
+
+def scatter(
+    axes: "Axes", points: Sequence[tuple[float, float]], labels: Sequence[str], classes: Sequence[str], size: float
+) -> None:
+    """Points in two dimensions, a colour and a marker for each class."""
+    places, its = np.array(points), np.array(labels)
+    colours = (COLOURS[0], REFERENCE, *COLOURS[1:])
+    for number, name in enumerate(classes):
+        if (own := its == name).any():
+            options: dict[str, Any] = {"color": colours[number % 8], "marker": MARKERS[number % 8], "label": name}
+            axes.scatter(places[own, 0], places[own, 1], s=size, alpha=0.8, lw=0, **options)
 
 
 def legend(figure: "Figure", panels: Any) -> None:
@@ -80,17 +94,12 @@ def legend(figure: "Figure", panels: Any) -> None:
     figure.legend(shown.values(), shown.keys(), loc="outside upper center", ncols=columns)
 
 
-def save(figure: "Figure", caption: str, path: Path) -> None:
-    """With its caption below, as wide as the figure."""
-    width = int(figure.get_figwidth() * 16)
-    figure.supxlabel("\n".join(textwrap.wrap(caption, width)), fontsize=8, color="#444444", x=0.01, ha="left")
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=150)
+def write(draw: Callable[[], tuple["Figure", str]], path: Path) -> None:
+    """Draw a figure in this style, and write it with its caption below. ModuleNotFoundError: no matplotlib."""
+    import matplotlib as mpl  # noqa: PLC0415  (tables need none)
 
-
-def nothing(path: Path) -> Path:
-    """A figure that says that there is nothing to show; returns the path."""
-    with look():
-        figure, axes = grid(1, 1, 5.5, 0.5)
-        axes[0, 0].set_axis_off()
-        save(figure, "No cell is finished yet.", path)
-    return path
+    with mpl.rc_context(_STYLE):
+        figure, caption = draw()
+        width = int(figure.get_figwidth() * 16)
+        figure.supxlabel("\n".join(textwrap.wrap(caption, width)), fontsize=8, color="#444444", x=0.01, ha="left")
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=150)

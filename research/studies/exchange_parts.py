@@ -11,26 +11,26 @@ exchange_parts.jsonl there; what is in it is not run again.
 
 import argparse
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from research.fedtfi.cell import Cell
-from research.fedtfi.data import Material
-from research.fedtfi.experiment import Experiment, Order
-from research.fedtfi.presets import BOTH_1
+from research.fedtfi.cell import Cell, Finished
+from research.fedtfi.data import Inputs
+from research.fedtfi.experiment import FEDTFI, FedTFIOrder
+from research.fedtfi.grids import SCENARIOS
+from research.fedtfi.presets import BOTH_1, SMALL
 from research.fedtfi.run import run_cell
+from research.runner.experiment import Experiment
 from research.runner.processes import over_processes
-from research.runner.statistics import paired, spread
+from research.runner.statistics import paired_difference, spread
 from research.runner.store import Records
 from trainer import progress
 from trainer.methods.fedtfi import patch_bank
 from trainer.models.named_tensors import Arrays
-
-WHOLE, WITHOUT = "PFI, TEL, MusTEN", "TEL, MusTEN (no exchange)"
 
 
 class Reached(msgspec.Struct, frozen=True):
@@ -79,23 +79,24 @@ def spoil(name: str, received: Arrays) -> Arrays:
     return {**received, "bank.patches": SPOILT[name](patches, filled, np.random.default_rng(seed))}
 
 
-def run(job: Job, material: Material) -> Reached:
+def run(job: Job, inputs: Inputs) -> Reached:
     """One federation, in a process whose methods have no other bank meanwhile."""
     honest = patch_bank.without_own
     patch_bank.without_own = lambda broadcast, node: honest(spoil(job.spoilt, broadcast), node)
     try:
-        finished = run_cell(job.cell, material)
+        finished = run_cell(job.cell, inputs)
     finally:
         patch_bank.without_own = honest
     return Reached(job.cell.key, job.spoilt, job.cell.seed, finished.accuracy)
 
 
-def rows(grid: Experiment, reached: list[Reached]) -> Iterator[tuple[str, dict[int, float]]]:
+def rows(
+    finished: Mapping[str, Finished], cells: Sequence[Cell], reached: Sequence[Reached]
+) -> Iterator[tuple[str, dict[int, float]]]:
     """Names, and percent by seed."""
-    there = grid.finished()
-    for name, variant in (("as they are", WHOLE), ("no exchange", WITHOUT)):
-        cells = [entry.cell for entry in grid.entries if (entry.variant, entry.scenario) == (variant, BOTH_1)]
-        yield name, {cell.seed: 100 * there[cell.key].accuracy for cell in cells if cell.key in there}
+    for name, method in (("as they are", "fedtfi"), ("no exchange", "fedavg")):
+        there = [finished[cell.key] for cell in cells if cell.method == method and cell.key in finished]
+        yield name, {each.cell.seed: 100 * each.accuracy for each in there}
     for name in SPOILT:
         yield name, {each.seed: 100 * each.accuracy for each in reached if each.spoilt == name}
 
@@ -109,20 +110,30 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
     asked = parser.parse_args()
-    order = Order("table4", "quick", {"kth": asked.kth}, [asked.weights], 0, asked.seeds, asked.store, asked.workers)
-    grid = Experiment(order, lambda event: print(progress.format_event(event), flush=True))
+    order = FedTFIOrder(
+        name="table4",
+        preset="quick",
+        data={"kth": asked.kth},
+        weights=[asked.weights],
+        seeds=asked.seeds,
+        store=asked.store,
+        workers=asked.workers,
+    )
+    experiment = Experiment(FEDTFI, order, lambda event: print(progress.format_event(event), flush=True))
     records = Records(asked.store / "exchange_parts.jsonl", Reached)
-    cells = [entry.cell for entry in grid.entries if (entry.variant, entry.scenario) == (WHOLE, BOTH_1)]
+    whole = (SMALL.whole, SCENARIOS[BOTH_1].partition)
+    cells = [cell for cell in experiment.cells if (cell.model, cell.setting.partition) == whole]
+    exchanging = [cell for cell in cells if cell.method == "fedtfi"]
     known = {(each.key, each.spoilt) for each in records}
-    jobs = [Job(cell, name) for cell in cells for name in SPOILT if (cell.key, name) not in known]
+    jobs = [Job(cell, name) for cell in exchanging for name in SPOILT if (cell.key, name) not in known]
     if jobs:
-        for each in over_processes(asked.workers, run, jobs, grid.material(cells)):
-            records.add([each])
+        for each in over_processes(asked.workers, run, jobs, experiment.inputs(exchanging)):
+            records.add(each)
             print(f"{each.spoilt}, seed {each.seed}: {100 * each.accuracy:.1f} %", flush=True)
-    keys = {cell.key for cell in cells}
-    found = dict(rows(grid, [each for each in records if each.key in keys]))
+    keys = {cell.key for cell in exchanging}
+    found = dict(rows(experiment.finished(), cells, [each for each in records if each.key in keys]))
     for name, values in found.items():
-        over = paired(values, found["no exchange"])
+        over = paired_difference(values, found["no exchange"])
         more = f"; over no exchange {over.mean:+.1f} ± {over.half:.1f}" if over and name != "no exchange" else ""
         print(f"{name}: {spread(values.values()).mean:.1f} ± {spread(values.values()).deviation:.1f} %{more}")
 

@@ -7,6 +7,7 @@ python -m research.studies.patch_figure --out research/results/studies/patch_lea
 import argparse
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +19,7 @@ from trainer.methods.fedtfi.patch_protection import Protection
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 class Measure(NamedTuple):
@@ -55,6 +57,7 @@ def draw(leaks: Iterable[Leak], path: Path) -> Path:
     A line begins at patches as they are, and goes on to ever stronger protection of one kind.
 
     Raises:
+        ValueError: there is nothing to draw.
         ModuleNotFoundError: matplotlib is not installed.
     """
     rows: dict[str, list[Leak]] = defaultdict(list)
@@ -62,18 +65,21 @@ def draw(leaks: Iterable[Leak], path: Path) -> Path:
         if each.accuracy is not None and (each.asked.view, each.asked.knows) == ("sent", "same"):
             rows[f"{each.asked.data}, {each.asked.rounds} rounds"].append(each)
     if not rows:
-        return style.nothing(path)
-    with style.look():
-        figure, grid = style.grid(len(rows), len(MEASURES), 2.9, 2.7, sharey="row", sharex="col")
-        for (place, own), row in zip(rows.items(), grid, strict=True):
-            for axes, measure in zip(row, MEASURES, strict=True):
-                _panel(axes, own, measure)
-            row[0].set_ylabel(f"{place}\naccuracy %")
-        for axes, measure in zip(grid[-1], MEASURES, strict=True):
-            axes.set_xlabel(measure.name)
-        style.legend(figure, grid)
-        style.save(figure, WORDS, path)
+        raise ValueError("there are no accuracies: run patch_leak with --accuracy")
+    style.write(partial(_draw, rows), path)
     return path
+
+
+def _draw(rows: Mapping[str, Sequence[Leak]]) -> tuple["Figure", str]:
+    figure, grid = style.grid(len(rows), len(MEASURES), 2.9, 2.7, sharey="row", sharex="col")
+    for (place, own), row in zip(rows.items(), grid, strict=True):
+        for axes, measure in zip(row, MEASURES, strict=True):
+            _panel(axes, own, measure)
+        row[0].set_ylabel(f"{place}\naccuracy %")
+    for axes, measure in zip(grid[-1], MEASURES, strict=True):
+        axes.set_xlabel(measure.name)
+    style.legend(figure, grid)
+    return figure, WORDS
 
 
 def _panel(axes: "Axes", leaks: Sequence[Leak], measure: Measure) -> None:

@@ -5,14 +5,18 @@ python -m research.studies.patch_picture docs/patch_leak.webp --weights VGG.safe
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from research.runner import style
 from research.studies.patch_leak import SIZE, Asked, View, attack, drawn, federation, seen
 from trainer.methods.fedtfi.patch_protection import Floats, Protection
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SHOWN, SEED = 6, 0
 CAPTION = (
@@ -39,14 +43,17 @@ class Column(NamedTuple):
 
 def save(columns: Sequence[Column], path: Path) -> None:
     """Columns of images, in gray."""
-    with style.look():
-        figure, panels = style.grid(SHOWN, len(columns), 0.9, 0.9, gridspec_kw={"wspace": 0.05, "hspace": 0.05})
-        for shown, column in zip(panels.T, columns, strict=True):
-            shown[0].set_title(column.title, fontsize=8)
-            for axes, image in zip(shown, column.images.mean(1), strict=False):
-                axes.imshow(image, cmap="gray", vmin=column.truth.min(), vmax=column.truth.max())
-                axes.set_axis_off()
-        style.save(figure, CAPTION, path)
+    style.write(partial(_draw, columns), path)
+
+
+def _draw(columns: Sequence[Column]) -> tuple["Figure", str]:
+    figure, panels = style.grid(SHOWN, len(columns), 0.9, 0.9, gridspec_kw={"wspace": 0.05, "hspace": 0.05})
+    for shown, column in zip(panels.T, columns, strict=True):
+        shown[0].set_title(column.title, fontsize=8)
+        for axes, image in zip(shown, column.images.mean(1), strict=False):
+            axes.imshow(image, cmap="gray", vmin=column.truth.min(), vmax=column.truth.max())
+            axes.set_axis_off()
+    return figure, CAPTION
 
 
 def main() -> None:

@@ -10,17 +10,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import psutil
 import pytest
+from rich.console import Console
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
-from research.afedcl.experiment import Experiment, Order
+from research.afedcl.cell import Finished
+from research.afedcl.experiment import AFEDCL, AFedCLOrder
 from research.afedcl.run import run_cell
+from research.runner.experiment import Experiment
 from research.runner.processes import over_processes
-from research.runner.store import Store
+from research.runner.store import Records
 from tests.support.plants import CLASSES, draw
 from tests.support.research_command import research
 from trainer import progress
@@ -35,24 +39,27 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def order(images: Path, tmp_path: Path) -> Order:
-    return Order("fig4", "quick", {"neu": images}, "small", ["none"], 32, 2, 1, tmp_path / "store", 1)
+def order(images: Path, tmp_path: Path) -> AFedCLOrder:
+    return AFedCLOrder(
+        name="fig4", preset="quick", data={"neu": images}, model="small", weights=["none"], size=32, rounds=2, seeds=1,
+        store=tmp_path / "store", workers=1,
+    )  # fmt: skip
 
 
 def everything(store: Path) -> dict[str, object]:
     """What a store holds, but how long it took."""
-    return {key: found.nodes for key, found in Store(store).finished().items()}
+    return {key: found.nodes for key, found in Records(store / "cells.jsonl", Finished).by_key().items()}
 
 
-def test_a_cell_reaches_what_simulate_does(order: Order, images: Path, tmp_path: Path) -> None:
-    grid = Experiment(order, progress.ignore)
+def test_a_cell_reaches_what_simulate_does(order: AFedCLOrder, images: Path, tmp_path: Path) -> None:
+    grid = Experiment(AFEDCL, order, progress.ignore)
     cell = grid.cells[0]
-    done = run_cell(cell, grid.material([cell]))
+    finished = run_cell(cell, grid.inputs([cell]))
     request = Request(cell.method, cell.options, "small", "none", 32, rounds=2, seed=cell.seed, evaluate_every=1)
     scheme = Scheme("disjoint", 5, 10, cell.seed)
     report = simulate_folder(request, [images], {}, scheme, None, progress.ignore)
-    assert [node.accuracy for node in done.finished.nodes] == [round(node.accuracy, 4) for node in report.nodes]
-    assert [node.history["L_D"][1] for node in done.finished.nodes] == [
+    assert [node.accuracy for node in finished.nodes] == [round(node.accuracy, 4) for node in report.nodes]
+    assert [node.history["L_D"][1] for node in finished.nodes] == [
         round(node.history[1]["L_D"], 4) for node in report.nodes
     ]
 
@@ -60,7 +67,7 @@ def test_a_cell_reaches_what_simulate_does(order: Order, images: Path, tmp_path:
 class Running:
     """An experiment in a process of its own, which leads a process group."""
 
-    def __init__(self, order: Order, log: Path):
+    def __init__(self, order: AFedCLOrder, log: Path):
         self.log = log
         arguments = (
             "afedcl", order.name, "--data", f"neu={order.data['neu']}", "--model", "small", "--weights", "none",
@@ -85,10 +92,10 @@ class Running:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[Order], Running]]:
+def start(tmp_path: Path) -> Iterator[Callable[[AFedCLOrder], Running]]:
     running: list[Running] = []
 
-    def begin(order: Order) -> Running:
+    def begin(order: AFedCLOrder) -> Running:
         running.append(Running(order, tmp_path / f"log-{len(running)}"))
         return running[-1]
 
@@ -101,9 +108,9 @@ def start(tmp_path: Path) -> Iterator[Callable[[Order], Running]]:
 
 @pytest.mark.slow
 def test_a_grid_that_was_killed_goes_on_and_ends_as_if_nothing_had_happened(
-    order: Order, start: Callable[[Order], Running]
+    order: AFedCLOrder, start: Callable[[AFedCLOrder], Running]
 ) -> None:
-    order = order._replace(rounds=3)
+    order = replace(order, rounds=3)
     running = start(order)
     running.wait_for("CellFinished")
     workers = running.others()
@@ -112,7 +119,7 @@ def test_a_grid_that_was_killed_goes_on_and_ends_as_if_nothing_had_happened(
     psutil.wait_procs(workers, 10)
     assert [each for each in workers if each.is_running()] == []
     before = everything(order.store)
-    grid = Experiment(order, progress.ignore)
+    grid = Experiment(AFEDCL, order, progress.ignore)
     assert 0 < len(before) < len(grid.cells)
 
     again = start(order)
@@ -120,17 +127,17 @@ def test_a_grid_that_was_killed_goes_on_and_ends_as_if_nothing_had_happened(
     assert f"{len(grid.cells) - len(before)} of {len(grid.cells)} cells to run" in again.log.read_text()
     assert json.loads(again.log.read_text().splitlines()[-1])["result"]["missing"] == 0
 
-    whole = order._replace(store=order.store.parent / "whole", workers=2)
-    assert Experiment(whole, progress.ignore).run(progress.ignore) == []
+    whole = replace(order, store=order.store.parent / "whole", workers=2)
+    assert Experiment(AFEDCL, whole, progress.ignore).run(progress.ignore) == []
     assert everything(order.store) == everything(whole.store)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to_all", [True, False], ids=["as Ctrl-C does", "to the command alone"])
 def test_an_interrupt_leaves_what_is_finished_and_no_process(
-    to_all: bool, order: Order, start: Callable[[Order], Running]
+    to_all: bool, order: AFedCLOrder, start: Callable[[AFedCLOrder], Running]
 ) -> None:
-    order = order._replace(name="fig8", rounds=1000)
+    order = replace(order, name="fig8", rounds=1000)
     running = start(order)
     while not [each for each in running.others() if "spawn_main" in " ".join(each.cmdline())]:
         assert running.process.poll() is None, running.log.read_text()
@@ -145,13 +152,13 @@ def test_an_interrupt_leaves_what_is_finished_and_no_process(
     assert "Traceback" not in running.log.read_text()
 
 
-def test_a_cell_that_fails_stops_no_other_and_is_tried_again(order: Order, images: Path, tmp_path: Path) -> None:
+def test_a_cell_that_fails_stops_no_other_and_is_tried_again(order: AFedCLOrder, images: Path, tmp_path: Path) -> None:
     few = tmp_path / "few"
     shutil.copytree(images, few)
     for path in sorted((few / "patches").iterdir())[2:]:
         path.unlink()
-    order = order._replace(data={"neu": few, "xsdd": images})
-    grid = Experiment(order, progress.ignore)
+    order = replace(order, data={"neu": few, "xsdd": images})
+    grid = Experiment(AFEDCL, order, progress.ignore)
     events: list[progress.AnyEvent] = []
     failed = grid.run(events.append)
     assert {each.cell.setting.dataset for each in failed} == {"NEU-CLS"}
@@ -161,9 +168,9 @@ def test_a_cell_that_fails_stops_no_other_and_is_tried_again(order: Order, image
     assert grid.state().missing == len(failed)
 
 
-def test_a_worker_that_is_killed_is_told_of(order: Order) -> None:
-    grid = Experiment(order._replace(rounds=1000), progress.ignore)
-    outcomes = over_processes(1, run_cell, grid.missing(), grid.material(grid.cells))
+def test_a_worker_that_is_killed_is_told_of(order: AFedCLOrder) -> None:
+    grid = Experiment(AFEDCL, replace(order, rounds=1000), progress.ignore)
+    outcomes = over_processes(1, run_cell, grid.missing(), grid.inputs(grid.cells))
     this = psutil.Process()
 
     def kill_soon() -> None:
@@ -176,8 +183,8 @@ def test_a_worker_that_is_killed_is_told_of(order: Order) -> None:
         next(outcomes)
 
 
-def test_the_events_count_and_estimate(order: Order) -> None:
-    grid = Experiment(order, progress.ignore)
+def test_the_events_count_and_estimate(order: AFedCLOrder) -> None:
+    grid = Experiment(AFEDCL, order, progress.ignore)
     events: list[progress.AnyEvent] = []
     grid.run(events.append)
     cells = [event for event in events if isinstance(event, progress.CellFinished)]
@@ -187,7 +194,12 @@ def test_the_events_count_and_estimate(order: Order) -> None:
     assert len([event for event in events if isinstance(event, progress.CellFinished)]) == 2
 
 
-def test_a_dry_run_says_what_is_left_and_runs_nothing(order: Order, images: Path) -> None:
+def test_of_what_is_not_finished_there_is_no_report(order: AFedCLOrder) -> None:
+    assert Experiment(AFEDCL, order, progress.ignore).report(Console(quiet=True)) == []
+    assert not order.store.exists()
+
+
+def test_a_dry_run_says_what_is_left_and_runs_nothing(order: AFedCLOrder, images: Path) -> None:
     result = research(
         "afedcl", "table2", "--data", f"neu={images}", "--model", "small", "--store", order.store, "--dry-run"
     )
@@ -198,7 +210,7 @@ def test_a_dry_run_says_what_is_left_and_runs_nothing(order: Order, images: Path
 
 @pytest.mark.slow
 def test_a_grid_of_which_nothing_is_stored_sends_to_the_cause_and_not_to_the_others(
-    order: Order, images: Path, tmp_path: Path
+    order: AFedCLOrder, images: Path, tmp_path: Path
 ) -> None:
     few = shutil.copytree(images, tmp_path / "few")
     for path in sorted((few / "patches").iterdir())[2:]:
@@ -225,14 +237,13 @@ def test_less_than_none_is_refused_before_a_dry_run_reckons_with_it(paper: str, 
 
 
 @pytest.mark.slow
-def test_features_of_held_out_images_are_kept_in_two_dimensions(order: Order) -> None:
-    order = order._replace(name="fig7")
-    grid = Experiment(order, progress.ignore)
+def test_features_of_held_out_images_are_kept_in_two_dimensions(order: AFedCLOrder) -> None:
+    order = replace(order, name="fig7")
+    grid = Experiment(AFEDCL, order, progress.ignore)
     grid.run(progress.ignore)
-    embeddings = Store(order.store).embeddings()
-    assert embeddings.keys() == {cell.key for cell in grid.cells}
+    assert grid.finished().keys() == {cell.key for cell in grid.cells}
     for finished in grid.finished().values():
-        for node, each in zip(finished.nodes, embeddings[finished.key], strict=True):
+        for node, each in zip(finished.nodes, finished.embeddings, strict=True):
             assert each.node == node.name
             assert len(each.points) == len(each.labels) == node.tested
             assert set(each.labels) == node.trained.keys()
@@ -245,13 +256,13 @@ def test_features_of_held_out_images_are_kept_in_two_dimensions(order: Order) ->
         ({"name": "fig"}, "take one of fig4, fig5"),
         ({"data": {"kth": Path("images")}}, "take one of neu, xsdd, gc10"),
         ({"data": {"nue": Path("images")}}, "did you mean 'neu'?"),
-        ({"data": {}}, "--data NAME=FOLDER"),
+        ({"data": {}}, "--data NAME=PATH"),
         ({"model": "smal"}, "did you mean 'small'?"),
         ({"weights": ["smal=none"]}, "did you mean 'small'?"),
         ({"ray": "auto", "device": "cuda"}, "leave out --device"),
     ],
 )
-def test_a_wrong_value_is_answered_with_the_remedy(change: dict[str, object], hint: str, order: Order) -> None:
+def test_a_wrong_value_is_answered_with_the_remedy(change: dict[str, object], hint: str, order: AFedCLOrder) -> None:
     with pytest.raises(UsageError) as error:
-        Experiment(order._replace(**change), progress.ignore)
+        Experiment(AFEDCL, replace(order, **change), progress.ignore)
     assert hint in error.value.remedy

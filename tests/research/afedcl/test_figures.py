@@ -1,25 +1,25 @@
 """Figures of experiments: they are written, and hold what they are about as text."""
 
 import re
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-import pytest
 from msgspec.structs import replace
 
 from research.afedcl import figures
-from research.afedcl.cell import Finished
-from research.runner.store import Embedding
+from research.afedcl.cell import Embedding, Finished
+from research.afedcl.experiment import report
+from research.runner import style
 from tests.support.finished_cells import NEU, curves, finished, scattered
 
 DIRICHLET = replace(NEU, partition="dirichlet")
 CONDITIONS = "Seeds 0, 1; 4 rounds; 96 px; mobilenet_v2;"
 
 
-def words(name: str, cells: list[Finished], folder: Path, embeddings: Sequence[Embedding] = ()) -> str:
+def words(name: str, cells: list[Finished], folder: Path) -> str:
     """All text of the figure, a space between lines."""
-    (path,) = figures.draw(name, cells, folder, embeddings)
-    assert path == folder / f"{name}.svg"
+    path = folder / f"{name}.svg"
+    style.write(partial(figures.draw, name, cells), path)
     return " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text()))
 
 
@@ -67,12 +67,9 @@ def test_fig5_of_methods_without_fusion_has_no_line(tmp_path: Path) -> None:
 
 def test_fig7_has_a_panel_for_each_node_and_method(tmp_path: Path) -> None:
     kinds, points = ["inclusion", "patches", "patches"], [(0.0, 1.0), (2.0, 3.0), (4.0, 5.0)]
-    embeddings = [
-        Embedding(key=method, method=method, node=node, labels=kinds, points=points)
-        for method in ("afedcl", "fedavg")
-        for node in ("plant-1", "plant-2")
-    ]
-    text = words("fig7", scattered(["afedcl"], 2), tmp_path, embeddings)
+    embeddings = [Embedding(node=node, labels=kinds, points=points) for node in ("plant-1", "plant-2")]
+    cells = [replace(each, embeddings=embeddings) for each in scattered(["afedcl", "fedavg"], 2)]
+    text = words("fig7", cells, tmp_path)
     assert text.index("FedAvg") < text.index("AFedCL")
     assert all(told in text for told in ("plant-1", "plant-2", "inclusion", "patches", CONDITIONS))
 
@@ -109,15 +106,12 @@ def test_a_figure_says_what_has_fewer_seeds(tmp_path: Path) -> None:
     assert "Fewer than 3 seeds: AFedCL in NEU-CLS, disjoint, 10 images a node (1)." in text
 
 
-@pytest.mark.parametrize("name", ["table2", "fig4", "fig5", "fig7", "fig8", "fig9", "fig10"])
-def test_a_figure_of_nothing_says_so(name: str, tmp_path: Path) -> None:
-    assert "No cell is finished yet." in words(name, [], tmp_path)
-
-
-def test_tuning_has_no_figure(tmp_path: Path) -> None:
-    assert figures.draw("tune", scattered(["local"], 2), tmp_path) == []
+def test_tuning_has_no_figure() -> None:
+    cells = scattered(["local"], 2)
+    assert report("tune", [each.cell for each in cells], {each.key: each for each in cells}).draw is None
 
 
 def test_the_same_cells_give_the_same_file(tmp_path: Path) -> None:
-    first, again = (figures.draw("fig4", with_curves(2), tmp_path / name)[0].read_bytes() for name in ("a", "b"))
-    assert first == again
+    for name in ("a.svg", "b.svg"):
+        style.write(partial(figures.draw, "fig4", with_curves(2)), tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()

@@ -7,7 +7,8 @@ import pytest
 from broker_config.protocol.messages import Training
 from research.afedcl.cell import Cell, Finished, NodeResult
 from research.afedcl.grids import GRIDS, METHODS, PRESETS, RELATIVES, Plan
-from research.afedcl.tuning import TRIALS, Trial, choose, trials
+from research.afedcl.tuning import TRIALS, choose, trials
+from research.runner.tuning import Trial
 from trainer.methods import make
 
 TRAINING = Training(learning_rate=2e-4, batch_norm="eval")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -18,17 +19,19 @@ from rich.console import Console
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.vfl_messages import Channel, Recipe, VflSpec, Window
-from research.dao_vfl import data, views
+from research.dao_vfl import data, measures
 from research.dao_vfl.cell import Cell, Finished
-from research.dao_vfl.data import Material, Split
-from research.dao_vfl.experiment import Experiment, Order
+from research.dao_vfl.data import Inputs, Split
+from research.dao_vfl.experiment import DAO_VFL, DAOVFLOrder
 from research.dao_vfl.grids import FIXED, GRIDS, Plan, valued
 from research.dao_vfl.presets import PRESETS, Study
 from research.dao_vfl.reference import Central, Fixed
 from research.dao_vfl.run import run_cell
+from research.runner.experiment import Experiment
 from research.runner.machine import TORCH
+from research.runner.panels import arrange
+from research.runner.processes import attempt
 from research.runner.store import Records
-from research.runner.tally import attempt
 from tests.support.research_command import research
 from trainer import progress
 from trainer.training.seeding import generator
@@ -66,13 +69,15 @@ def source(folder: Path) -> tuple[str, data.Source]:
 
 
 @pytest.fixture(scope="module")
-def material(source: tuple[str, data.Source]) -> Material:
-    return Material(dict([source]))
+def inputs(source: tuple[str, data.Source]) -> Inputs:
+    return Inputs(dict([source]))
 
 
 @pytest.fixture
-def order(folder: Path, tmp_path: Path) -> Order:
-    return Order("fig6", "quick", {"cmapss": folder}, 2, 1, tmp_path / "store", 1)
+def order(folder: Path, tmp_path: Path) -> DAOVFLOrder:
+    return DAOVFLOrder(
+        name="fig6", preset="quick", data={"cmapss": folder}, rounds=2, seeds=1, store=tmp_path / "store", workers=1
+    )
 
 
 @pytest.fixture
@@ -209,8 +214,8 @@ def test_the_fixed_models_loss_of_a_round_is_the_mean_over_its_set(monkeypatch: 
 
 
 def test_regret_is_the_sum_of_what_each_round_lost_beyond_the_fixed_model() -> None:
-    assert views.regret([3.0, 2.5, 2.0], [1.0, 1.0, 0.5]) == [2.0, 3.5, 5.0]
-    assert views.regret([3.0, None, 2.0], [1.0, 1.0, 0.5]) == [2.0]
+    assert measures.regret([3.0, 2.5, 2.0], [1.0, 1.0, 0.5]) == [2.0, 3.5, 5.0]
+    assert measures.regret([3.0, None, 2.0], [1.0, 1.0, 0.5]) == [2.0]
 
 
 # Cells and grids
@@ -229,8 +234,8 @@ def test_a_cells_key_hangs_on_all_that_it_depends_on_and_on_nothing_else(source:
 
 
 @pytest.mark.usefixtures("small_study")
-def test_a_line_that_diverges_is_a_result(source: tuple[str, data.Source], material: Material) -> None:
-    found = attempt(run_cell, cell(source, recipe=Recipe(eta=1e6), rounds=3), material)
+def test_a_line_that_diverges_is_a_result(source: tuple[str, data.Source], inputs: Inputs) -> None:
+    found = attempt(run_cell, cell(source, recipe=Recipe(eta=1e6), rounds=3), inputs)
     assert isinstance(found, Finished)
     assert 0 < found.diverged <= 3
     assert found.last is None
@@ -239,10 +244,10 @@ def test_a_line_that_diverges_is_a_result(source: tuple[str, data.Source], mater
 @pytest.mark.usefixtures("small_study")
 @pytest.mark.parametrize("policy", ["all", "one"])
 def test_a_policys_rounds_are_those_of_its_decisions(
-    policy: str, source: tuple[str, data.Source], material: Material
+    policy: str, source: tuple[str, data.Source], inputs: Inputs
 ) -> None:
-    decided = attempt(run_cell, cell(source, policy=policy, iterations=(3, 3)), material)
-    fixed = attempt(run_cell, cell(source, iterations=(3, 3) if policy == "all" else (1, 3)), material)
+    decided = attempt(run_cell, cell(source, policy=policy, iterations=(3, 3)), inputs)
+    fixed = attempt(run_cell, cell(source, iterations=(3, 3) if policy == "all" else (1, 3)), inputs)
     assert isinstance(decided, Finished)
     assert isinstance(fixed, Finished)
     assert decided.curve == fixed.curve
@@ -257,15 +262,15 @@ def test_every_grid_has_each_variant_with_each_seed_on_each_data_set(name: str) 
     entries = GRIDS[name](Plan(studies, dict.fromkeys(studies, "d"), TORCH))
     for set_, study in (valued(studies) if name == "fig10" else studies).items():
         seeds: dict[str, set[int]] = {}
-        for variant, each in entries:
-            if each.split.data == set_:
-                seeds.setdefault(variant, set()).add(each.seed)
+        for entry in entries:
+            if entry.data == set_:
+                seeds.setdefault(entry.variant, set()).add(entry.cell.seed)
         assert len(seeds) >= 3
         assert all(found == set(range(study.seeds)) for found in seeds.values())
 
 
 @pytest.mark.slow
-def test_a_killed_grid_goes_on_and_ends_as_if_nothing_had_happened(order: Order, material: Material) -> None:
+def test_a_killed_grid_goes_on_and_ends_as_if_nothing_had_happened(order: DAOVFLOrder, inputs: Inputs) -> None:
     words = [
         "dao-vfl", order.name, "--data", f"cmapss={order.data['cmapss']}", "--rounds", order.rounds,
         "--seeds", order.seeds, "--store", order.store, "--workers", order.workers, "--json",
@@ -285,7 +290,7 @@ def test_a_killed_grid_goes_on_and_ends_as_if_nothing_had_happened(order: Order,
     finally:
         os.killpg(running.pid, signal.SIGKILL)
         running.wait(10)
-    grid = Experiment(order, progress.ignore)
+    grid = Experiment(DAO_VFL, order, progress.ignore)
     before = grid.finished()
     assert 0 < len(before) < len(grid.cells) == 5
 
@@ -299,7 +304,7 @@ def test_a_killed_grid_goes_on_and_ends_as_if_nothing_had_happened(order: Order,
     assert len((order.store / "cells.jsonl").read_text().splitlines()) == 5
     assert all(same(after[key], found) for key, found in before.items())
     again_alone = [each for each in grid.cells if each.key not in before][:2]
-    assert all(same(after[each.key], attempt(run_cell, each, material)) for each in again_alone)
+    assert all(same(after[each.key], attempt(run_cell, each, inputs)) for each in again_alone)
     assert sorted(path.name for path in order.store.iterdir()) == [
         ".gitattributes", "cells.jsonl", "fig6.md", "fig6.svg"
     ]  # fmt: skip
@@ -314,38 +319,46 @@ def played() -> dict[str, Finished]:
 @pytest.mark.usefixtures("small_study")
 @pytest.mark.parametrize("name", GRIDS)
 def test_every_figure_has_a_curve_and_every_table_a_row_for_each_variant(
-    name: str, order: Order, material: Material, played: dict[str, Finished], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    order: DAOVFLOrder,
+    source: tuple[str, data.Source],
+    inputs: Inputs,
+    played: dict[str, Finished],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("research.dao_vfl.reference._STEPS", 20)
-    grid = Experiment(order._replace(name=name), progress.ignore)
+    grid = Experiment(DAO_VFL, replace(order, name=name), progress.ignore)
     for each in grid.cells:
         if each.key not in played:
-            found = attempt(run_cell, each, material)
+            found = attempt(run_cell, each, inputs)
             assert isinstance(found, Finished), found
             played[each.key] = found
-    Records(order.store / "cells.jsonl", Finished).add([played[each.key] for each in grid.cells])
-    table, figure = grid.tell(Console(quiet=True))
-    variants = {variant for variant, _ in grid.entries} - {FIXED}
+        Records(order.store / "cells.jsonl", Finished).add(played[each.key])
+    table, figure = grid.report(Console(quiet=True))
+    study = PRESETS["quick"]["cmapss"]._replace(rounds=order.rounds, seeds=order.seeds)
+    entries = GRIDS[name](Plan({"cmapss": study}, {"cmapss": source[0]}, TORCH))
+    assert {entry.cell.key for entry in entries} == {each.key for each in grid.cells}
+    variants = {entry.variant for entry in entries} - {FIXED}
     assert len(variants) >= 3
     rows = {line.split("|")[1].strip() for line in table.read_text().splitlines() if line.startswith("| ")}
     assert variants <= rows
     drawn = figure.read_text()
     assert all(f">{variant}<" in drawn for variant in variants)
     assert (">of order sqrt(T)<" in drawn) == (name == "regret")
-    (panel,) = views.panels(grid.entries, played)
-    for measure in views.measures(name, "cmapss"):
-        assert all(2 in views.curves(panel, measure, variant)[0] for variant in variants)
+    (panel,) = arrange(entries, played)
+    for measure in measures.shown(name, "cmapss"):
+        assert all(2 in measures.curves(panel, measure, variant)[0] for variant in variants)
 
 
-def test_what_is_not_there_is_refused_with_a_remedy(order: Order) -> None:
+def test_what_is_not_there_is_refused_with_a_remedy(order: DAOVFLOrder) -> None:
     with pytest.raises(UsageError, match="no experiment 'fig66'"):
-        Experiment(order._replace(name="fig66"), progress.ignore)
+        Experiment(DAO_VFL, replace(order, name="fig66"), progress.ignore)
     with pytest.raises(UsageError, match="no data set 'mnist'"):
-        Experiment(order._replace(data={"mnist": Path()}), progress.ignore)
+        Experiment(DAO_VFL, replace(order, data={"mnist": Path()}), progress.ignore)
 
 
 @pytest.mark.parametrize(("sensors", "iterations"), [(2, 4), (4, 5)])
-def test_an_agent_of_another_line_is_refused(sensors: int, iterations: int, order: Order, tmp_path: Path) -> None:
+def test_an_agent_of_another_line_is_refused(sensors: int, iterations: int, order: DAOVFLOrder, tmp_path: Path) -> None:
     ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.INT64, [1]) for name in ("round", "decision")]
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Identity", ["round"], ["decision"])], "agent", ends[:1], ends[1:]
@@ -353,5 +366,5 @@ def test_an_agent_of_another_line_is_refused(sensors: int, iterations: int, orde
     model = onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)])
     onnx.helper.set_model_props(model, {"sensors": str(sensors), "iterations": str(iterations)})
     onnx.save(model, tmp_path / "agent.onnx")
-    with pytest.raises(UsageError, match=f"for {sensors} sensors and up to {iterations} iterations, as no line here"):
-        Experiment(order._replace(name="fig8", agents=(tmp_path / "agent.onnx",)), progress.ignore)
+    with pytest.raises(UsageError, match=f"for {sensors} sensors and up to {iterations} iterations, as no cell here"):
+        Experiment(DAO_VFL, replace(order, name="fig8", agents=(tmp_path / "agent.onnx",)), progress.ignore)

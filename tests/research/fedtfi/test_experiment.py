@@ -1,5 +1,6 @@
 """`python -m research fedtfi`: data as sources, cells that say what a shared model reached, tuning, tables."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,16 +12,18 @@ from rich.console import Console
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Training
-from research.fedtfi import contenders, data, tables, tuning
+from research.fedtfi import data, tuning, variants
 from research.fedtfi.cell import Cell, Finished, Point
-from research.fedtfi.contenders import Contender
-from research.fedtfi.experiment import Experiment, Order
-from research.fedtfi.grids import COMPARISONS, EXPERIMENTS, TUNE, Plan, distinct, grid, tuned
+from research.fedtfi.experiment import FEDTFI, FedTFIOrder, report
+from research.fedtfi.grids import COMPARISONS, EXPERIMENTS, TUNE, Plan, grid, tuned
 from research.fedtfi.presets import BOTH_1, BOTH_2, FEATURE, LABEL, PRESETS, Study
+from research.fedtfi.run import run_cell
+from research.fedtfi.variants import Variant
 from research.pretraining.texture_patterns import texture
+from research.runner.experiment import Experiment
 from research.runner.machine import TORCH
+from research.runner.processes import attempt
 from research.runner.store import Records
-from research.runner.tally import attempt
 from tests.support.research_command import research
 from trainer import progress
 from trainer.data.class_folders import union
@@ -63,13 +66,15 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def order(kth: Path, tmp_path: Path, small: None) -> Order:
-    return Order("fig9", "quick", {"kth": kth}, ["none"], 0, 0, tmp_path / "store", 1)
+def order(kth: Path, tmp_path: Path, small: None) -> FedTFIOrder:
+    return FedTFIOrder(
+        name="fig9", preset="quick", data={"kth": kth}, weights=["none"], store=tmp_path / "store", workers=1
+    )
 
 
 def plan(preset: str = "cpu") -> Plan:
     """Of both data sets, whatever images they have."""
-    models = {who.model for who in contenders.everyone(PRESETS[preset])}
+    models = {variant.model for variant in variants.tuned(PRESETS[preset])}
     return Plan(PRESETS[preset], {"kth": "k" * 64, "steel": "s" * 64}, dict.fromkeys(models, "none"), TORCH)
 
 
@@ -109,9 +114,11 @@ def test_of_two_plants_steel_only_defects_that_both_have_count_under_one_name(kt
 @pytest.mark.parametrize(
     ("folders", "hint"), [({}, "--data NAME"), ({"neu": Path()}, "--data xsdd="), ({"kht": Path()}, "kth")]
 )
-def test_data_that_is_lacking_or_unknown_is_refused_with_a_remedy(folders: dict[str, Path], hint: str) -> None:
+def test_data_that_is_lacking_or_unknown_is_refused_with_a_remedy(
+    folders: dict[str, Path], hint: str, order: FedTFIOrder
+) -> None:
     with pytest.raises(UsageError) as refused:
-        data.read(folders)
+        Experiment(FEDTFI, replace(order, data=folders), progress.ignore)
     assert hint in refused.value.remedy
 
 
@@ -154,7 +161,7 @@ def test_all_whom_an_experiment_compares_have_the_same_images_rounds_and_epochs(
     for seed in {entry.cell.seed for entry in entries}:
         for place in {(entry.cell.setting.data, entry.scenario) for entry in entries}:
             cells = [e.cell for e in entries if (e.cell.setting.data, e.scenario, e.cell.seed) == (*place, seed)]
-            assert len(cells) == len(COMPARISONS[name].who(plan().preset))
+            assert len(cells) == len(COMPARISONS[name].variants(plan().preset))
             assert len({msgspec.structs.replace(cell.setting, shared=0) for cell in cells}) == 1
             budgets = {(cell.rounds, cell.training.local_epochs * (1 + (cell.method == "afedcl"))) for cell in cells}
             assert len(budgets) == 1
@@ -175,7 +182,7 @@ def test_three_defects_are_not_dealt_by_twos() -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_has_cells_for_every_experiment(preset: str) -> None:
     for name in EXPERIMENTS:
-        assert distinct(grid(name, plan(preset)))
+        assert grid(name, plan(preset))
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -187,9 +194,9 @@ def test_what_a_part_is_worth_is_told_by_networks_of_one_scale(name: str, preset
 # Tuning
 
 
-@pytest.mark.parametrize("who", contenders.everyone(PRESETS["cpu"]), ids=str)
-def test_every_contender_has_the_same_number_of_different_trials(who: Contender) -> None:
-    trials = tuning.trials(who, PRESETS["cpu"].training)
+@pytest.mark.parametrize("variant", variants.tuned(PRESETS["cpu"]), ids=str)
+def test_every_variant_has_the_same_number_of_different_trials(variant: Variant) -> None:
+    trials = tuning.trials(variant, PRESETS["cpu"].training)
     assert len({str(trial) for trial in trials}) == 3
 
 
@@ -205,11 +212,11 @@ def test_the_best_trial_of_each_scenario_is_taken_for_scenarios_like_it() -> Non
         for number, cell in enumerate(each)
     ]
     whole = whole._replace(tuned=tuned("table2", whole, results))
-    who = contenders.table2(whole.preset)["FedTFI"]
-    expected = tuning.trials(who, whole.preset.training)
-    assert whole.trial(who, FEATURE) == expected[1]
+    fedtfi = variants.table2(whole.preset)["FedTFI"]
+    expected = tuning.trials(fedtfi, whole.preset.training)
+    assert whole.trial(fedtfi, FEATURE) == expected[1]
     for scenario in (LABEL, BOTH_1, BOTH_2):
-        assert whole.trial(who, scenario) == expected[2]
+        assert whole.trial(fedtfi, scenario) == expected[2]
 
 
 def test_as_long_as_one_is_not_tuned_all_have_their_defaults() -> None:
@@ -229,16 +236,16 @@ def test_tuning_looks_at_no_image_of_a_report(sources: tuple[data.Catalogue, ...
 
 
 @pytest.mark.slow
-def test_an_experiment_runs_goes_on_where_it_was_and_tells(order: Order) -> None:
-    first = Experiment(order, progress.ignore)
+def test_an_experiment_runs_goes_on_where_it_was_and_tells(order: FedTFIOrder) -> None:
+    first = Experiment(FEDTFI, order, progress.ignore)
     assert len(first.cells) == 2
-    run, material = first._task()  # as worker processes have it
-    left, right = (run(cell, material) for cell in first.cells)
+    inputs = first.inputs(first.cells)
+    left, right = (run_cell(cell, inputs) for cell in first.cells)
     records = Records(order.store / "cells.jsonl", Finished)
-    records.add([left])
-    again = Experiment(order, progress.ignore)
+    records.add(left)
+    again = Experiment(FEDTFI, order, progress.ignore)
     assert again.missing() == [right.cell]
-    records.add([right])
+    records.add(right)
     assert again.state().missing == 0
     for found in (left, right):
         assert [point.round for point in found.curve] == [1, 2]
@@ -246,51 +253,49 @@ def test_an_experiment_runs_goes_on_where_it_was_and_tells(order: Order) -> None
         assert found.curve[-1].accuracy == round(np.trace(found.confusion) / 32, 4)
         assert found.embedding is not None
         assert sorted(set(found.embedding.sources)) == sorted(data.SOURCES["kth"])
-    assert msgspec.structs.replace(run(left.cell, material), seconds=0) == msgspec.structs.replace(left, seconds=0)
-    table, figure = again.tell(Console(quiet=True))
+    assert msgspec.structs.replace(run_cell(left.cell, inputs), seconds=0) == msgspec.structs.replace(left, seconds=0)
+    table, figure = again.report(Console(quiet=True))
     assert f"| {left.curve[-1].loss:.3f} |" in table.read_text()
     assert figure.suffix == ".svg"
 
 
-def test_where_no_classifier_is_shared_the_nodes_own_models_count(order: Order) -> None:
-    made = Experiment(order._replace(name="fuse", rounds=1), progress.ignore)
+def test_where_no_classifier_is_shared_the_nodes_own_models_count(order: FedTFIOrder) -> None:
+    made = Experiment(FEDTFI, replace(order, name="fuse", rounds=1), progress.ignore)
     cell = next(cell for cell in made.cells if cell.method == "fedper")
-    run, material = made._task()
-    found = run(cell, material)
+    found = run_cell(cell, made.inputs([cell]))
     assert not found.curve
     assert found.accuracy == found.personal == pytest.approx(np.mean([node.accuracy for node in found.nodes]))
 
 
-def test_what_goes_wrong_with_a_cell_is_told_and_not_stored(order: Order) -> None:
-    made = Experiment(order, progress.ignore)
+def test_what_goes_wrong_with_a_cell_is_told_and_not_stored(order: FedTFIOrder) -> None:
+    made = Experiment(FEDTFI, order, progress.ignore)
     cell = msgspec.structs.replace(made.cells[0], torch="0.1")
-    run, material = made._task()
-    failed = attempt(run, cell, material)
+    failed = attempt(run_cell, cell, made.inputs([cell]))
     assert "torch 0.1" in failed.error
 
 
 # Tables
 
 
-def test_a_table_has_ours_beside_the_papers_and_the_differences(tmp_path: Path) -> None:
+def test_a_table_has_ours_beside_the_papers_and_the_differences() -> None:
     entries = grid("table2", plan())
     found = {
         entry.cell.key: finished(entry.cell, (0.8 if entry.variant == "FedTFI" else 0.7) + 0.01 * entry.cell.seed)
         for entry in entries
     }
-    written = tables.show("table2", entries, found, tmp_path, Console(quiet=True)).read_text()
+    written = report("table2", entries, found).markdown("")
     assert "| FedTFI | 81.0 ± 1.0<br>paper 75.5 | 81.0 ± 1.0<br>paper 92.4 |" in written
     assert "| FedAvg, DEPNet | 71.0 ± 1.0<br>paper 58.4 / 62.3 |" in written
     assert "| FedNova, CU-NET | +10.0 ± 0.0 |" in written
 
 
-def test_a_grid_of_which_little_is_finished_is_compared_with_fedtfi_all_the_same(tmp_path: Path) -> None:
+def test_a_grid_of_which_little_is_finished_is_compared_with_fedtfi_all_the_same() -> None:
     """Its first scenario had FedTFI and one other only: who came first in the next was taken for the last."""
     entries = grid("table2", plan())
     first = entries[0].scenario
     some = [each for each in entries if each.scenario != first or each.variant in ("FedAvg, Deep-TEN", "FedTFI")]
     found = {each.cell.key: finished(each.cell, 0.8 if each.variant == "FedTFI" else 0.7) for each in some}
-    written = tables.show("table2", entries, found, tmp_path, Console(quiet=True)).read_text()
+    written = report("table2", entries, found).markdown("")
     assert ": FedTFI minus each of the others, points" in written
     assert "| FedNova, CU-NET | - | +10.0" in written
     assert "| FedAvg, Deep-TEN | +10.0" in written
@@ -306,15 +311,17 @@ def test_areas_under_curves_are_averaged_over_the_classes_that_occur() -> None:
 # The command
 
 
-def test_weights_out_of_reach_are_told_before_any_cell_starts(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_out_of_reach_are_told_before_any_cell_starts(
+    order: FedTFIOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
     monkeypatch.setattr(backbones, "within_reach", asked.append)
     with pytest.raises(UsageError, match=r"ImageNet weights for '.*' are out of reach") as refused:
-        Experiment(order._replace(name="table2", weights=["imagenet"]), progress.ignore)
+        Experiment(FEDTFI, replace(order, name="table2", weights=["imagenet"]), progress.ignore)
     assert "--weights none or a FILE.safetensors of VGG19's first layers" in refused.value.remedy
     monkeypatch.setattr(backbones, "within_reach", lambda model: asked.append(model) or True)
     asked.clear()
-    Experiment(order._replace(name="table2", weights=["imagenet"]), progress.ignore)
+    Experiment(FEDTFI, replace(order, name="table2", weights=["imagenet"]), progress.ignore)
     assert len(asked) == 1  # all begin with the same file
 
 

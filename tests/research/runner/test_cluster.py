@@ -6,14 +6,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from broker_config.protocol.errors import UsageError
-from research.afedcl.experiment import Experiment, Order
-from research.runner.store import Store
+from research.afedcl.cell import Finished
+from research.afedcl.experiment import AFEDCL, AFedCLOrder
+from research.runner.experiment import Experiment
+from research.runner.store import Records
 from tests.support.plants import CLASSES, draw
 from tests.support.ports import free_port
 from trainer import progress
@@ -39,32 +42,35 @@ def cluster() -> Iterator[str]:
 
 
 @pytest.fixture
-def order(tmp_path: Path) -> Order:
+def order(tmp_path: Path) -> AFedCLOrder:
     images = draw(tmp_path / "images", 60, 0, (*CLASSES, "crazing"))
-    return Order("fig4", "quick", {"neu": images}, "small", ["none"], 32, 1, 1, tmp_path / "here", 1)
+    return AFedCLOrder(
+        name="fig4", preset="quick", data={"neu": images}, model="small", weights=["none"], size=32, rounds=1, seeds=1,
+        store=tmp_path / "here", workers=1,
+    )  # fmt: skip
 
 
-def test_a_cluster_reaches_what_this_machine_does(order: Order, tmp_path: Path, cluster: str) -> None:
-    assert Experiment(order, progress.ignore).run(progress.ignore) == []
-    there = Experiment(order._replace(store=tmp_path / "there", ray=cluster), progress.ignore)
-    material = there.material(there.missing())
+def test_a_cluster_reaches_what_this_machine_does(order: AFedCLOrder, tmp_path: Path, cluster: str) -> None:
+    assert Experiment(AFEDCL, order, progress.ignore).run(progress.ignore) == []
+    there = Experiment(AFEDCL, replace(order, store=tmp_path / "there", ray=cluster), progress.ignore)
+    inputs = there.inputs(there.missing())
     shutil.rmtree(order.data["neu"])
-    there.material = lambda cells: material  # type: ignore[method-assign]  (decoded while the folder was there)
+    there.inputs = lambda cells: inputs  # type: ignore[method-assign]  (decoded while the folder was there)
     assert there.run(progress.ignore) == []
-    here, found = (Store(tmp_path / name).finished() for name in ("here", "there"))
+    here, found = (Records(tmp_path / name / "cells.jsonl", Finished).by_key() for name in ("here", "there"))
     assert len(here) == 2
     assert {key: each.nodes for key, each in here.items()} == {key: each.nodes for key, each in found.items()}
 
 
-def test_a_cell_that_fails_there_is_named_and_not_stored(order: Order, tmp_path: Path, cluster: str) -> None:
-    grid = Experiment(order._replace(ray=cluster), progress.ignore)
+def test_a_cell_that_fails_there_is_named_and_not_stored(order: AFedCLOrder, tmp_path: Path, cluster: str) -> None:
+    grid = Experiment(AFEDCL, replace(order, ray=cluster), progress.ignore)
     grid.cells = [msgspec.structs.replace(cell, torch="0.1") for cell in grid.cells]
     failed = grid.run(progress.ignore)
     assert [each.error.split(",")[0] for each in failed] == ["the cell asks for torch 0.1"] * 2
-    assert Store(order.store).finished() == {}
+    assert grid.finished() == {}
 
 
-def test_an_address_without_a_cluster_is_an_error_that_says_how_to_start_one(order: Order) -> None:
+def test_an_address_without_a_cluster_is_an_error_that_says_how_to_start_one(order: AFedCLOrder) -> None:
     pytest.importorskip("ray")
     with pytest.raises(UsageError, match="ray start --head"):
-        Experiment(order._replace(ray="127.0.0.1:1"), progress.ignore).run(progress.ignore)
+        Experiment(AFEDCL, replace(order, ray="127.0.0.1:1"), progress.ignore).run(progress.ignore)

@@ -8,7 +8,7 @@ import pytest
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import Training
 from research.afedcl.cell import Cell, Finished, NodeResult, Setting
-from research.runner.store import Embedding, Store
+from research.runner.store import Records
 from tests.support.forked_commands import CONTEXT
 
 
@@ -29,17 +29,15 @@ def finished(seed: int, seconds: float = 1.0) -> Finished:
     return Finished(key=cell.key, cell=cell, nodes=[node], seconds=seconds, machine="here")
 
 
-def embedding(key: str, node: str) -> Embedding:
-    return Embedding(key=key, method="fedavg", node=node, labels=["x"], points=[(0.0, 1.0)])
+def store(folder: Path) -> Records[Finished]:
+    return Records(folder / "cells.jsonl", Finished)
 
 
 def test_what_is_added_is_found_by_anybody_who_looks(tmp_path: Path) -> None:
     first, second = finished(0), finished(1)
-    Store(tmp_path / "s").add(first, [embedding(first.key, "a"), embedding(first.key, "b")])
-    Store(tmp_path / "s").add(second, [])
-    store = Store(tmp_path / "s")
-    assert store.finished() == {first.key: first, second.key: second}
-    assert store.embeddings() == {first.key: [embedding(first.key, "a"), embedding(first.key, "b")]}
+    store(tmp_path / "s").add(first)
+    store(tmp_path / "s").add(second)
+    assert store(tmp_path / "s").by_key() == {first.key: first, second.key: second}
 
 
 def test_a_key_is_that_of_the_cell_alone() -> None:
@@ -47,32 +45,32 @@ def test_a_key_is_that_of_the_cell_alone() -> None:
 
 
 def test_nothing_is_found_where_nothing_was_added(tmp_path: Path) -> None:
-    assert Store(tmp_path / "nowhere").finished() == {}
+    assert store(tmp_path / "nowhere").by_key() == {}
 
 
 def test_of_results_with_one_key_the_first_counts(tmp_path: Path) -> None:
     for seconds in (1.0, 2.0):
-        Store(tmp_path).add(finished(0, seconds), [])
-    (only,) = Store(tmp_path).finished().values()
+        store(tmp_path).add(finished(0, seconds))
+    (only,) = store(tmp_path).by_key().values()
     assert only.seconds == 1.0
 
 
 @pytest.mark.parametrize("lost", [1, 20, 200])
 def test_a_line_that_a_kill_has_torn_is_as_if_it_had_never_been(lost: int, tmp_path: Path) -> None:
-    store, path = Store(tmp_path), tmp_path / "cells.jsonl"
+    records, path = store(tmp_path), tmp_path / "cells.jsonl"
     for seed in (0, 1):
-        store.add(finished(seed), [])
+        records.add(finished(seed))
     path.write_bytes(path.read_bytes()[:-lost])
-    assert store.finished().keys() == {finished(0).key}
-    store.add(finished(2), [])
-    assert store.finished().keys() == {finished(0).key, finished(2).key}
+    assert records.by_key().keys() == {finished(0).key}
+    records.add(finished(2))
+    assert records.by_key().keys() == {finished(0).key, finished(2).key}
     assert path.read_bytes().count(b"\n") == 2
 
 
 def add(folder: Path, first: int) -> None:
     """A hundred cells, one by one."""
     for seed in range(first, first + 100):
-        Store(folder).add(finished(seed), [])
+        store(folder).add(finished(seed))
 
 
 def test_several_processes_may_add_at_once(tmp_path: Path) -> None:
@@ -82,15 +80,15 @@ def test_several_processes_may_add_at_once(tmp_path: Path) -> None:
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0, 0]
-    assert Store(tmp_path).finished().keys() == {finished(seed).key for seed in range(300)}
+    assert store(tmp_path).by_key().keys() == {finished(seed).key for seed in range(300)}
 
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
-    Store(tmp_path).add(finished(0), [])
+    store(tmp_path).add(finished(0))
     with (tmp_path / "cells.jsonl").open("ab") as file:
         file.write(b"<<<<<<< HEAD\n")
     with pytest.raises(UsageError, match=r"cells\.jsonl is damaged in line 2"):
-        Store(tmp_path).finished()
+        store(tmp_path).by_key()
 
 
 def test_git_merges_what_two_machines_have_added(tmp_path: Path) -> None:
@@ -99,20 +97,20 @@ def test_git_merges_what_two_machines_have_added(tmp_path: Path) -> None:
         subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
 
     git("init", "-b", "main")
-    Store(tmp_path).add(finished(0), [])
+    store(tmp_path).add(finished(0))
     git("add", ".")
     git("commit", "-m", "one")
     git("checkout", "-b", "other")
-    Store(tmp_path).add(finished(1), [])
+    store(tmp_path).add(finished(1))
     git("commit", "-am", "two")
     git("checkout", "main")
-    Store(tmp_path).add(finished(2), [])
+    store(tmp_path).add(finished(2))
     git("commit", "-am", "three")
     git("merge", "other")
-    assert Store(tmp_path).finished().keys() == {finished(seed).key for seed in range(3)}
+    assert store(tmp_path).by_key().keys() == {finished(seed).key for seed in range(3)}
 
 
 def test_a_disk_that_takes_nothing_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EdgeNodeError, match="cannot write to"):
-        Store(tmp_path / "file").add(finished(0), [])
+        store(tmp_path / "file").add(finished(0))

@@ -1,6 +1,6 @@
-"""Finished cells as tables and figures show them: for each data set its variants, for each of them its seeds."""
+"""Measures that tables and figures show of finished cells, and their curves over rounds."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from edge.terminal.formatting import pluralize
 from research.dao_vfl import paper
 from research.dao_vfl.cell import Cell, Finished
-from research.dao_vfl.grids import FIXED, Entry
+from research.dao_vfl.grids import FIXED
 from research.dao_vfl.policies.problem import balanced
 from research.dao_vfl.presets import WORTH
+from research.runner.panels import Panel
 from trainer.vfl.policies.latency import SimulatedTimings
 
 Curve = dict[int, float]  # a value by round
@@ -20,40 +21,14 @@ _CLASSES = 131  # of C-MAPSS
 
 
 class Measure(NamedTuple):
-    """Something that is drawn over rounds."""
+    """A quantity over rounds."""
 
     name: str  # as an axis has it
     key: str
     scale: float = 1.0
 
 
-class Panel(NamedTuple):
-    """A data set: by variant, in the order of the grid, its seeds."""
-
-    data: str
-    variants: Mapping[str, Mapping[int, Finished]]
-
-    @property
-    def title(self) -> str:
-        """The data set's name."""
-        return paper.DATASETS[self.data]
-
-    @property
-    def results(self) -> Iterator[Finished]:
-        """All of it."""
-        return (each for seeds in self.variants.values() for each in seeds.values())
-
-
-def panels(entries: Sequence[Entry], finished: Mapping[str, Finished]) -> list[Panel]:
-    """What is finished of a grid."""
-    found: dict[str, dict[str, dict[int, Finished]]] = {}
-    for name, cell in entries:
-        if there := finished.get(cell.key):
-            found.setdefault(cell.split.data, {}).setdefault(name, {})[cell.seed] = there
-    return [Panel(data, variants) for data, variants in found.items()]
-
-
-def measures(name: str, data: str) -> list[Measure]:
+def shown(name: str, data: str) -> list[Measure]:
     """What a figure shows of a data set, from top to bottom; the last is what its table is about."""
     if name == "fig9":
         return [Measure("latency of a round, s", "latency"), Measure("mean latency so far, s", "mean latency")]
@@ -66,7 +41,7 @@ def measures(name: str, data: str) -> list[Measure]:
     return [Measure("loss", "loss"), numbers if data == "cmapss" else right]
 
 
-def curves(panel: Panel, measure: Measure, variant: str) -> dict[int, Curve]:
+def curves(panel: Panel[Finished], measure: Measure, variant: str) -> dict[int, Curve]:
     """A measure of a variant by seed, then by round; without what is not finite, or cannot be had."""
     fixed = panel.variants.get(FIXED, {})
     found = {seed: _curve(each, measure.key, fixed.get(seed)) for seed, each in panel.variants[variant].items()}

@@ -1,7 +1,7 @@
-"""What cells refer to by digest and cannot hold: images and first encoders."""
+"""Images and first encoders, which cells name by digest."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,17 +12,16 @@ from trainer.models.initial_weights import hang_on_seed, initial_encoder
 from trainer.models.named_tensors import Arrays
 
 
-class Material(NamedTuple):
-    """All that some cells need, free of paths: it can be sent to other processes and machines."""
+class Inputs(NamedTuple):
+    """What some cells need, free of paths: it can be sent to other processes and machines."""
 
     catalogues: Mapping[str, Catalogue]  # by `Setting.images`
-    pictures: Mapping[tuple[str, int], LabelledImages]  # by that and the size, in the catalogue's order
+    images: Mapping[tuple[str, int], LabelledImages]  # by that and the size, in the catalogue's order
     encoders: Mapping[str, Arrays]  # by `Cell.weights`
-    embed: bool = False  # whether features are wanted in two dimensions
 
 
-class Bench:
-    """Reads images and encoders once, when they are first asked for, and knows them by digest."""
+class Sources:
+    """Data sets and initial weights. Images and encoders are read once, when they are first needed."""
 
     def __init__(self, folders: Mapping[str, Path], weights: Mapping[str, str]):
         """`folders` by the data set's name; `weights` (a name or a file) by model."""
@@ -31,22 +30,21 @@ class Bench:
         self.images = {name: _digest_images(catalogue) for name, catalogue in catalogues.items()}
         self._catalogues = {self.images[name]: catalogue for name, catalogue in catalogues.items()}
         self._encoders: dict[str, Arrays] = {}
-        self._known: dict[tuple[str, int], str] = {}
+        self._digests: dict[tuple[str, int], str] = {}
 
     def encoder(self, model: str, seed: int) -> str:
         """The digest of a model's first encoder. Raises UsageError if its weights cannot be had."""
         weights = self._weights[model]
         place = (model, seed if hang_on_seed(model, weights) else 0)
-        if place not in self._known:
+        if place not in self._digests:
             encoder = initial_encoder(model, weights, seed)
-            self._known[place] = _digest_encoder(encoder)
-            self._encoders[self._known[place]] = encoder
-        return self._known[place]
+            self._digests[place] = _digest_encoder(encoder)
+            self._encoders[self._digests[place]] = encoder
+        return self._digests[place]
 
-    def material(self, cells: Iterable[Cell]) -> Material:
+    def inputs(self, cells: Collection[Cell]) -> Inputs:
         """What these cells need; their images are decoded now."""
-        cells = list(cells)
-        return Material(
+        return Inputs(
             {cell.setting.images: self._catalogues[cell.setting.images] for cell in cells},
             {
                 (images, size): class_folders.load(self._catalogues[images], self._catalogues[images].classes, size)
@@ -62,7 +60,7 @@ def _digest_images(catalogue: Catalogue) -> str:
 
 
 def _digest_encoder(encoder: Arrays) -> str:
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, array in sorted(encoder.items()):
-        whole.update(f"{name} {array.shape}\n".encode() + array.tobytes())
-    return whole.hexdigest()
+        digest.update(f"{name} {array.shape}\n".encode() + array.tobytes())
+    return digest.hexdigest()
