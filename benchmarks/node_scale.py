@@ -109,9 +109,9 @@ class Broker(NamedTuple):
     written: int
 
     @classmethod
-    def look(cls, keeper: int) -> "Broker":
+    def look(cls, supervisor: int) -> "Broker":
         """Of the child of the process that keeps it."""
-        (child,) = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+        (child,) = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
         proc = Path(f"/proc/{child}")
         counts = dict(line.split(": ") for line in (proc / "io").read_text().splitlines())
         return cls(peak_memory(proc), int(counts["rchar"]), int(counts["wchar"]))

@@ -1,1 +1,1 @@
-"""Brokers that we start: mosquitto, or amqtt where there is none."""
+"""Brokers that edge-node starts: mosquitto, or amqtt where there is none."""

@@ -1,4 +1,4 @@
-"""A broker without configuration: mosquitto when it is installed, else the pure-Python amqtt; for this machine only."""
+"""Broker that needs no configuration: mosquitto where it is installed, else the pure-Python amqtt."""
 
 import importlib.util
 import os
@@ -20,13 +20,13 @@ from broker_config.security.secret_environment import without_secrets
 
 START_TIMEOUT = 20.0  # seconds; amqtt needs two to import
 STOP_TIMEOUT = 5.0  # seconds
-_PORTS_TRIED = 2  # before the error of a third is shown
+_PORTS_TRIED = 2  # before the error of a third attempt is shown
 MAX_PACKET = 268_435_455  # bytes: what MQTT allows
 Kind = Literal["mosquitto", "amqtt"]
 
 
 class EmbeddedBroker:
-    """A running broker: `url`, `kind`, `port` and its keeper's `process`. Leaving the context stops it."""
+    """A running broker: `url`, `kind`, `port` and its supervisor's `process`. Leaving the context stops it."""
 
     def __init__(self, process: subprocess.Popen[bytes], kind: Kind, host: str, port: int, log: Path):
         self.process = process
@@ -56,7 +56,7 @@ class EmbeddedBroker:
         )
 
     def stop(self) -> None:
-        """End the broker and wait for it."""
+        """Stop the broker and wait for its end."""
         if self.process.stdin:
             self.process.stdin.close()
         try:
@@ -87,7 +87,7 @@ def start_broker(
     folder.mkdir(parents=True, exist_ok=True)
     found = _available(kind)
     for _ in range(_PORTS_TRIED if port == 0 else 0):
-        with suppress(EdgeNodeError):  # somebody else took the port that was free a moment ago
+        with suppress(EdgeNodeError):  # another process took the port, which was free a moment ago
             return _start(folder, _usable_port(host, 0), host, found, max_packet)
     return _start(folder, _usable_port(host, port), host, found, max_packet)
 
@@ -108,7 +108,7 @@ def _start(folder: Path, port: int, host: str, kind: Kind, max_packet: int | Non
             stdout=output,
             stderr=output,
             env=without_secrets(),
-            start_new_session=True,  # Ctrl-C is for the parent, which orders the shutdown
+            start_new_session=True,  # Ctrl-C is for the parent, which then stops us
         )
     broker = EmbeddedBroker(process, kind, host, port, log)
     broker.wait_ready()
@@ -138,7 +138,7 @@ def address_for_others(host: str) -> str | None:
         return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
         try:
-            trial.connect(("192.0.2.1", 9))  # nothing is sent: it only asks which way packets would leave
+            trial.connect(("192.0.2.1", 9))  # nothing is sent: this only selects the interface that packets would take
         except OSError:
             return socket.gethostname()
         address: str = trial.getsockname()[0]

@@ -1,6 +1,6 @@
-"""Runs a command until standard input closes: on purpose, or because the parent died, however it died.
+"""Supervisor of a child process: runs a command until standard input closes, which also happens if the parent dies.
 
-`python -m broker_config.broker.supervisor COMMAND...`; should the keeper itself be killed, Linux kills the command.
+`python -m broker_config.broker.supervisor COMMAND...`; if the supervisor itself is killed, Linux kills the command.
 """
 
 import ctypes
@@ -11,18 +11,18 @@ import sys
 import threading
 from collections.abc import Callable
 
-PATIENCE = 3.0  # seconds between asking the command to end and killing it
+PATIENCE = 3.0  # seconds between asking the command to terminate and killing it
 PR_SET_PDEATHSIG = 1
 
 
-def keep(command: list[str]) -> int:
+def supervise(command: list[str]) -> int:
     """Run `command`; return its exit status."""
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_keeper())  # noqa: PLW1509 (no threads yet)
-    threading.Thread(target=_end_with_input, args=(child,), daemon=True).start()
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_supervisor())  # noqa: PLW1509 (no threads yet)
+    threading.Thread(target=_terminate_when_input_closes, args=(child,), daemon=True).start()
     return child.wait()
 
 
-def _end_with_input(child: subprocess.Popen[bytes]) -> None:
+def _terminate_when_input_closes(child: subprocess.Popen[bytes]) -> None:
     while os.read(0, 4096):  # not sys.stdin, whose lock must be free when the interpreter ends
         pass
     child.terminate()
@@ -32,7 +32,7 @@ def _end_with_input(child: subprocess.Popen[bytes]) -> None:
         child.kill()
 
 
-def _die_with_keeper() -> Callable[[], object] | None:
+def _die_with_supervisor() -> Callable[[], object] | None:
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)
@@ -40,4 +40,4 @@ def _die_with_keeper() -> Callable[[], object] | None:
 
 
 if __name__ == "__main__":
-    sys.exit(keep(sys.argv[1:]))
+    sys.exit(supervise(sys.argv[1:]))

@@ -63,7 +63,7 @@ def provision(folder: Path, federation: str, request: ChangeRequest, now: dateti
     with disk.writing(folder):
         for each in (folder, *(folder / name for name in ("authority", "broker", "broker/data", "kits", "trust"))):
             each.mkdir(mode=0o700, parents=each == folder, exist_ok=True)
-    with disk.claimed(folder / "authority"):
+    with disk.lock_folder(folder / "authority"):
         old = _read(path, federation) if path.exists() else None
         new = apply_request(old, request, now) if old else create_registry(federation, request, now)
         with disk.writing(folder):

@@ -1,1 +1,1 @@
-"""Files and databases that a power cut leaves old or new, never half written."""
+"""Durable storage: files and databases that a power cut never leaves half written."""

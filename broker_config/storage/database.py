@@ -1,4 +1,4 @@
-"""A SQLite file of facts in a state folder: each change is one transaction, on disk when it returns."""
+"""SQLite database in a state folder: each change is one transaction, on disk when the method returns."""
 
 import contextlib
 import sqlite3
@@ -9,20 +9,20 @@ from typing import ClassVar
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 
 Statement = tuple[str, tuple[object, ...]]
-"""SQL, and the values of its question marks."""
+"""SQL and its parameters."""
 
 
-class Facts:
-    """The base of journals, which say what they hold in FILE, VERSION and TABLES. EdgeNodeError if the disk fails."""
+class Database:
+    """Base of journals, which define FILE, VERSION and TABLES. EdgeNodeError if the disk fails."""
 
     FILE: ClassVar[str]
     VERSION: ClassVar[int]
     TABLES: ClassVar[str]  # SQL that makes them
 
     def __init__(self, folder: Path):
-        """UsageError: the file has another version's tables."""
+        """Raise UsageError if the file has tables of another version."""
         self._folder = folder
-        with self._using():
+        with self._disk_errors():
             self._db = sqlite3.connect(folder / self.FILE, isolation_level=None)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
@@ -39,12 +39,12 @@ class Facts:
             )
 
     def close(self) -> None:
-        """Release the file."""
+        """Close the file."""
         self._db.close()
 
     def _write(self, *statements: Statement) -> None:
-        """All of it, or nothing."""
-        with self._using():
+        """Execute all statements in one transaction."""
+        with self._disk_errors():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 for statement, values in statements:
@@ -56,7 +56,7 @@ class Facts:
                 raise
 
     @contextlib.contextmanager
-    def _using(self) -> Iterator[None]:
+    def _disk_errors(self) -> Iterator[None]:
         try:
             yield
         except (OSError, sqlite3.Error) as error:

@@ -1,4 +1,4 @@
-"""Writing to a disk that may be full or closed to us: a power cut leaves the old or the new, never half of it."""
+"""Durable writes to a disk that may be full or read-only: after a power cut a file has its old or its new content."""
 
 import fcntl
 import os
@@ -13,7 +13,7 @@ from broker_config.protocol.errors import EdgeNodeError, UsageError
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn what the disk complains about into an EdgeNodeError that names the folder."""
+    """Turn errors of the disk into an EdgeNodeError that names the folder."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -24,32 +24,32 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make a new file beside `path`, and put that in its place once it is safe on the disk."""
+    """Let `write` make a new file beside `path`, and move that to `path` once it is safe on the disk."""
     scratch = path.with_name(f"{path.name}.tmp")
     write(scratch)
-    settle(scratch, path)
+    move_durably(scratch, path)
 
 
 def replace_bytes(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Let `path` hold `data`. With `mode` 0o600 nobody else can read it, at no moment."""
+    """Replace the content of `path` by `data`. With `mode` 0o600 nobody else can read it at any moment."""
 
     def write(scratch: Path) -> None:
-        scratch.unlink(missing_ok=True)  # what is left of a kill may have another mode
+        scratch.unlink(missing_ok=True)  # one that a killed process left may have another mode
         with open(scratch, "wb", opener=lambda name, flags: os.open(name, flags | os.O_EXCL, mode)) as file:
             file.write(data)
 
     replace(path, write)
 
 
-def settle(scratch: Path, path: Path) -> None:
-    """Move a complete file to `path`, its content and then its name safe on the disk."""
+def move_durably(scratch: Path, path: Path) -> None:
+    """Move a complete file to `path`: its content is synced to the disk first, then its name."""
     sync(scratch)
     scratch.replace(path)
     sync(path.parent)
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's names, are on the disk."""
+    """Wait until a file's content, or a folder's entries, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -58,8 +58,8 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def claimed(folder: Path, remedy: str = "stop that process, or choose another --state folder") -> Iterator[None]:
-    """A state folder, made for its owner alone if need be, that no other process uses meanwhile.
+def lock_folder(folder: Path, remedy: str = "stop that process, or choose another --state folder") -> Iterator[None]:
+    """Keep other processes from using a state folder, which is made for its owner alone if it does not exist.
 
     Raises:
         UsageError: another process uses it.

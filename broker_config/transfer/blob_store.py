@@ -7,7 +7,7 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from broker_config.storage.disk import settle, writing
+from broker_config.storage.disk import move_durably, writing
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -37,7 +37,7 @@ class BlobStore:
     def adopt(self, partial: Path, digest: str) -> Path:
         """Make a complete file of `incoming` durable, and the blob `digest`; return its path."""
         with self.writing():
-            settle(partial, self.path(digest))
+            move_durably(partial, self.path(digest))
         return self.path(digest)
 
     def path(self, digest: str) -> Path:

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from broker_config.storage.disk import claimed, writing
+from broker_config.storage.disk import lock_folder, writing
 from edge.inference.verdict import Notice, Outcome, current_time, encode_outcome, new_id
 from edge.outbox.limits import Limits
 from edge.outbox.outbox_file import connect, open_error, set_aside
@@ -348,7 +348,7 @@ def open_outbox(folder: Path, limits: Limits) -> Iterator[Outbox]:
     UsageError when another daemon uses it, EdgeNodeError when the disk does not allow it.
     """
     with (
-        claimed(folder, "give each daemon of this machine a --line name of its own, or stop that process"),
+        lock_folder(folder, "give each daemon of this machine a --line name of its own, or stop that process"),
         contextlib.closing(Outbox(folder, limits)) as outbox,
     ):
         yield outbox

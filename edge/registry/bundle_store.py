@@ -233,7 +233,7 @@ class Store:
         with disk.writing(self.folder):
             if target.exists():  # damaged
                 target.rename(scratch.with_name(f"{scratch.name}.old"))
-            disk.settle(scratch, target)
+            disk.move_durably(scratch, target)
 
     def _prune(self, added: str) -> None:
         """Forget the oldest bundles, and what a kill has left half copied."""

@@ -281,14 +281,14 @@ def test_lost_and_damaged_files_are_made_again_from_the_register(tmp_path: Path)
 
 def provision_until(step: int, folder: Path, change: ChangeRequest) -> None:
     """Like `provision`, but dies before it settles file number `step`."""
-    steps, done = itertools.count(), disk.settle
+    steps, done = itertools.count(), disk.move_durably
 
     def mortal(scratch: Path, path: Path) -> None:
         if next(steps) == step:
             os.kill(os.getpid(), signal.SIGKILL)
         done(scratch, path)
 
-    disk.settle = mortal
+    disk.move_durably = mortal
     provision(folder, "steel", change, NOW)
 
 
@@ -400,7 +400,7 @@ def test_an_authority_that_has_ended_issues_nothing(tmp_path: Path) -> None:
 
 def test_two_at_a_time_do_not_mix(tmp_path: Path) -> None:
     made = make(tmp_path / "steel")
-    with disk.claimed(made.folder / "authority"), pytest.raises(UsageError, match=f"process {os.getpid()}"):
+    with disk.lock_folder(made.folder / "authority"), pytest.raises(UsageError, match=f"process {os.getpid()}"):
         made.change(nodes=["plant-c"])
 
 

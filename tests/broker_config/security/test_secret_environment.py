@@ -118,7 +118,7 @@ def test_a_broker_that_we_start_gets_no_secret_of_ours(tmp_path: Path):
     )
     ours, deadline = psutil.Process(process.pid), time.monotonic() + 60
     try:
-        while len(children := ours.children(recursive=True)) < 2:  # the keeper and mosquitto
+        while len(children := ours.children(recursive=True)) < 2:  # the supervisor and mosquitto
             assert time.monotonic() < deadline
             time.sleep(0.02)
         assert {PASSWORD, PASSPHRASE} <= ours.environ().keys()

@@ -153,14 +153,14 @@ def test_a_slow_disk_costs_images_not_time_and_their_verdicts_do_not_say_that_th
 def test_a_full_disk_is_logged_and_the_line_goes_on(judged, tmp_path, caplog, monkeypatch):
     with keeping(judged, tmp_path, what="all") as (line, keep):
         with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
-            settle = disk.settle
+            settle = disk.move_durably
 
             def full(scratch: Path, path: Path) -> None:
                 if path.suffix == ".json":  # room for the image, not for its verdict
                     raise OSError(28, os.strerror(28))
                 settle(scratch, path)
 
-            patch.setattr(disk, "settle", full)
+            patch.setattr(disk, "move_durably", full)
             shown(line, [UNSURE])
             drained(keep)
         assert list(tmp_path.iterdir()) == []

@@ -34,7 +34,7 @@ from broker_config.protocol.messages import (
     Telemetry,
     Welcome,
 )
-from broker_config.storage.disk import claimed
+from broker_config.storage.disk import lock_folder
 from broker_config.transfer.blob_transfer import BlobTransfer, Fetched, FetchFailed
 from trainer import progress as events
 from trainer.data.class_folders import Images
@@ -71,7 +71,7 @@ def take_part(
         EdgeNodeError: with what to do about it.
     """
     new = not folder.exists()
-    with claimed(folder):
+    with lock_folder(folder):
         node = _Node(spec, name, images, endpoint, folder, telemetry, report)
         try:
             return node.run(stop)

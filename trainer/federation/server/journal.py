@@ -14,7 +14,7 @@ import msgspec
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Manifest, Spec
-from broker_config.storage.database import Facts, Statement
+from broker_config.storage.database import Database, Statement
 
 TRANSITIONS = ("begun", "resumed", "admitted", "opened", "contributed", "concluded", "finished", "aborted")
 """The kinds of fact, in the order in which a run meets them first."""
@@ -88,7 +88,7 @@ class ClosedRound(msgspec.Struct, frozen=True):
     closed: str
 
 
-class Journal(Facts):
+class Journal(Database):
     """Facts, every one a transaction that is on disk when the method returns. EdgeNodeError if the disk fails."""
 
     FILE, VERSION, TABLES = "journal.sqlite", 2, _TABLES
@@ -162,7 +162,7 @@ class Journal(Facts):
 
     def has_contributed(self, run: str, round_: int, node: str) -> bool:
         """Whether a node's contribution to a round is a fact."""
-        with self._using():
+        with self._disk_errors():
             found = self._db.execute(
                 "SELECT 1 FROM contributions WHERE run = ? AND round = ? AND node = ?", (run, round_, node)
             ).fetchone()
@@ -170,7 +170,7 @@ class Journal(Facts):
 
     def contribution_totals(self, run: str) -> list[ContributionTotal]:
         """What each node has contributed to a run."""
-        with self._using():
+        with self._disk_errors():
             rows = self._db.execute(
                 "SELECT node, max(round), weight, sum(bytes) FROM contributions WHERE run = ? GROUP BY node", (run,)
             )  # beside max(), SQLite takes the other columns from the row that has it
@@ -178,7 +178,7 @@ class Journal(Facts):
 
     def latest(self) -> Run | None:
         """Where the newest run stands; None if there is none."""
-        with self._using():
+        with self._disk_errors():
             return _latest(self._db)
 
     def _commit(self, kind: str, *statements: Statement) -> None:

@@ -34,7 +34,7 @@ class Ledger:
 
     def __init__(self, folder: Path):
         self._stack = ExitStack()
-        self._stack.enter_context(disk.claimed(folder))
+        self._stack.enter_context(disk.lock_folder(folder))
         try:
             self._journal = Journal(folder)
             self._stack.callback(self._journal.close)

@@ -61,7 +61,7 @@ def take_part(
         EdgeNodeError: with what to do about it.
     """
     set_up_process(spec.threads)
-    with disk.claimed(folder):
+    with disk.lock_folder(folder):
         sensor = _Sensor(spec, name, source, endpoint, folder, report, deploying())
         try:
             return sensor.run(stop)

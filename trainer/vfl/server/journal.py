@@ -9,7 +9,7 @@ import msgspec
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.vfl_messages import VflSpec
-from broker_config.storage.database import Facts
+from broker_config.storage.database import Database
 
 _TABLES = """
 CREATE TABLE runs (run TEXT PRIMARY KEY, spec BLOB NOT NULL, attempt INTEGER NOT NULL);
@@ -44,14 +44,14 @@ class ClosedRound(msgspec.Struct, frozen=True, kw_only=True):
     iteration: dict[str, float]
 
 
-class Journal(Facts):
+class Journal(Database):
     """The facts of a head's runs. EdgeNodeError if the disk fails."""
 
     FILE, VERSION, TABLES = "vfl.sqlite", 1, _TABLES
 
     def newest(self) -> VflSpec | None:
         """The spec of the newest run; None if there is none."""
-        with self._using():
+        with self._disk_errors():
             row = self._db.execute(_NEWEST).fetchone()
         return msgspec.json.decode(row[1], type=VflSpec) if row else None
 
@@ -61,12 +61,12 @@ class Journal(Facts):
 
     def has_rounds(self, run: str) -> bool:
         """Whether anything of a run is written down."""
-        with self._using():
+        with self._disk_errors():
             return self._db.execute("SELECT 1 FROM rounds WHERE run = ? LIMIT 1", (run,)).fetchone() is not None
 
     def attempt(self, run: str) -> int:
         """The number of the next attempt: it is higher than any before it, whatever is killed."""
-        with self._using():
+        with self._disk_errors():
             (attempt,) = self._db.execute("SELECT attempt FROM runs WHERE run = ?", (run,)).fetchone()
         self._write(("UPDATE runs SET attempt = ? WHERE run = ?", (attempt + 1, run)))
         return int(attempt) + 1
@@ -79,7 +79,7 @@ class Journal(Facts):
 
     def members(self, run: str) -> dict[str, Member]:
         """Who was let in."""
-        with self._using():
+        with self._disk_errors():
             rows = self._db.execute("SELECT sensor, identity, columns FROM sensors WHERE run = ?", (run,))
             return {sensor: Member(identity, columns) for sensor, identity, columns in rows}
 

@@ -43,7 +43,7 @@ def coordinate(
     known = Labels(labels, spec.classes)
     known.refresh()
     check_no_server(endpoint, spec.federation)
-    with disk.claimed(folder), contextlib.closing(Journal(folder)) as journal:
+    with disk.lock_folder(folder), contextlib.closing(Journal(folder)) as journal:
         spec = resume_or_begin(journal, spec, new=new)
         if 0 < rounds <= (played := _ended(folder / spec.run)):
             more = "--rounds for more, or --new for another run"
