@@ -21,8 +21,8 @@ import httpx
 import numpy as np
 
 from edge.bundle.bundle_format import MANIFEST
-from edge.registry.bundle_store import Store, of_line
-from edge.registry.control_requests import Request, ask
+from edge.registry.bundle_store import BundleStore, line_store
+from edge.registry.control_requests import Request, send_request
 
 PERIOD = 0.05  # seconds
 PEACE = 20.0  # seconds
@@ -49,14 +49,14 @@ class Load(threading.Thread):
                 time.sleep(max(0.0, PERIOD - taken))
 
 
-def stored(folder: Path, source: Path) -> tuple[Store, list[str]]:
+def stored(folder: Path, source: Path) -> tuple[BundleStore, list[str]]:
     """A store with the bundle and a copy of another round; the bundle is served."""
     copy = shutil.copytree(source, folder / "copy")
     content = json.loads((copy / MANIFEST).read_bytes())
     (copy / MANIFEST).write_text(json.dumps(content | {"round": content["round"] + 1}))
-    store = of_line(folder, "line-1")
+    store = line_store(folder, "line-1")
     digests = [store.add(each, "benchmark") for each in (source, copy)]
-    store.activated(digests[0], "benchmark", trial=False)
+    store.record_activation(digests[0], "benchmark", trial=False)
     return store, digests
 
 
@@ -93,7 +93,7 @@ def main() -> None:
             for swap in range(1, SWAPS + 1):
                 request = Request(action="activate", by="benchmark", bundle=digests[swap % 2], force=True)
                 start = time.perf_counter()
-                assert ask(store.folder, request, 60, store.served).done
+                assert send_request(store.folder, request, 60, store.is_locked).done
                 spans.append((start, time.perf_counter()))
                 time.sleep(1)
             after = memory(daemon.pid)

@@ -60,4 +60,4 @@ def reference(content: bytes, held_out: LabelledImages) -> bytes:
     """How the graph that is served sees the images, for the bundle."""
     seen = look(content, held_out.images)
     taken = seen.probabilities.argmax(1)
-    return Reference.of(seen.features, taken, seen.probabilities.shape[1], seen.opinions).encode()
+    return Reference.from_features(seen.features, taken, seen.probabilities.shape[1], seen.opinions).encode()

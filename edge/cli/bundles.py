@@ -10,7 +10,7 @@ from edge.cli.line import Memory, TrustFile, make_verifier, state_folder
 from edge.cli.options import Ca, Cert, Json, Key
 
 if TYPE_CHECKING:
-    from edge.registry.bundle_store import Store
+    from edge.registry.bundle_store import BundleStore
     from edge.registry.control_requests import Answer, Request
 
 app = typer.Typer()
@@ -33,13 +33,13 @@ def list_(line: Line = "line-1", memory: Memory = None, as_json: Json = False) -
     """Show what a line has, what it serves, and what it would go back to."""
     import msgspec
 
-    from edge.registry.bundle_listing import facts, lines
+    from edge.registry.bundle_listing import format_bundles, list_bundles
 
     store = _store(memory, line)
     if as_json:
-        print(msgspec.json.encode(facts(store)).decode())
+        print(msgspec.json.encode(list_bundles(store)).decode())
     else:
-        print(*lines(store), sep="\n")
+        print(*format_bundles(store), sep="\n")
 
 
 @group.command(epilog="Example: edge-node bundle add bundles/plant-a")
@@ -74,7 +74,7 @@ def activate(
     from edge.registry.control_requests import Request
 
     store = _store(memory, line)
-    request = Request(action="activate", by=_me(), bundle=store.find(digest), force=force, accept_older=accept_older)
+    request = Request(action="activate", by=_me(), bundle=store.resolve(digest), force=force, accept_older=accept_older)
     _tell(_done(store, request, trust, memory), as_json=as_json)
 
 
@@ -104,31 +104,31 @@ def send(
     def show(text: str) -> None:
         print(text, file=sys.stderr)
 
-    said = bundle_sender.send(bundle, Endpoint.parse(broker, ca=ca, cert=cert, key=key), line, show)
+    said = bundle_sender.send_bundle(bundle, Endpoint.parse(broker, ca=ca, cert=cert, key=key), line, show)
     done = said.state in ("active", "stored")
     _tell(Answer(done=done, text=said.text, remedy=said.remedy, findings=said.findings), as_json=as_json)
 
 
-def _store(memory: Path | None, line: str) -> "Store":
-    from edge.registry.bundle_store import of_line
+def _store(memory: Path | None, line: str) -> "BundleStore":
+    from edge.registry.bundle_store import line_store
 
-    store = of_line(memory or state_folder(), line)
+    store = line_store(memory or state_folder(), line)
     store.check_owner()
     return store
 
 
-def _done(store: "Store", request: "Request", trust: Path | None, memory: Path | None) -> "Answer":
+def _done(store: "BundleStore", request: "Request", trust: Path | None, memory: Path | None) -> "Answer":
     """What becomes of a request: the daemon's answer, or ours while there is none."""
-    from edge.registry import control_requests, offline_control
+    from edge.registry import control_requests
     from edge.registry.bundle_store import StoreInUseError
 
     try:
-        with store.claimed():
-            return offline_control.do(
+        with store.lock():
+            return control_requests.apply_offline(
                 store, request, make_verifier(trust, memory, request.accept_older, remembers=True)
             )
     except StoreInUseError:
-        return control_requests.ask(store.folder, request, _PATIENCE, store.served)
+        return control_requests.send_request(store.folder, request, _PATIENCE, store.is_locked)
 
 
 def _tell(answer: "Answer", *, as_json: bool) -> None:

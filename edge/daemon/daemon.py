@@ -29,7 +29,7 @@ from edge.http.app import App
 from edge.http.server import Server
 from edge.inference import native_memory
 from edge.inference.pipeline import Pipeline
-from edge.registry.bundle_store import of_line
+from edge.registry.bundle_store import line_store
 from edge.registry.rollout import Rollout
 
 if TYPE_CHECKING:
@@ -65,19 +65,21 @@ def serve(
     with contextlib.ExitStack() as closing:
         log = closing.enter_context(contextlib.closing(Log(settings.log)))
         listener = closing.enter_context(_listen(host, port))
-        store = of_line(instance.state, instance.line)
-        closing.enter_context(store.claimed(_STORE_TIMEOUT))
+        store = line_store(instance.state, instance.line)
+        closing.enter_context(store.lock(_STORE_TIMEOUT))
         rollout = Rollout(store, settings.gate, verifier, threads)
-        model = rollout.begin(bundle_folder)
+        model = rollout.load_first(bundle_folder)
         metrics = Metrics()
         dispatcher = closing.enter_context(contextlib.closing(Dispatcher(instance, settings.spool)))
         metrics.register(dispatcher.readings)
         outbox = CountingOutbox(metrics, dispatcher)
         pipeline = Pipeline(model, outbox, settings.view, [metrics.observe, rollout])
         closing.enter_context(contextlib.closing(pipeline))
-        closing.enter_context(rollout.of(pipeline))
+        closing.enter_context(rollout.manage(pipeline))
         if settings.arrival:
-            closing.enter_context(assembly.open_bundle_receiver(settings.arrival, instance, rollout, verifier).taking())
+            closing.enter_context(
+                assembly.open_bundle_receiver(settings.arrival, instance, rollout, verifier).run_in_background()
+            )
         monitors = closing.enter_context(contextlib.closing(Monitors(pipeline)))
         metrics.register(monitors.readings)
         reloader = Reloader(pipeline, dispatcher, monitors, instance, log)

@@ -9,7 +9,7 @@ from edge.daemon.prometheus_metrics import Reading
 from edge.inference.pipeline import Monitor, Pipeline
 from edge.uncertainty.drift import Drift
 from edge.uncertainty.image_retention import ImageRetention
-from edge.uncertainty.uncertainty_check import Doubts
+from edge.uncertainty.uncertainty_check import UncertaintyCheck
 
 
 class Monitors:
@@ -38,10 +38,12 @@ class Monitors:
         current, old, drift = self._current, self._keep, self._drift
         if current is None or (current.doubt, current.drift) != (wanted.doubt, wanted.drift):
             self._drift = (
-                Drift(wanted.drift, Doubts(wanted.doubt), self._pipeline.outbox) if wanted.drift.window else None
+                Drift(wanted.drift, UncertaintyCheck(wanted.doubt), self._pipeline.outbox)
+                if wanted.drift.window
+                else None
             )
         self._keep, self._current = keep, wanted
-        before: list[Monitor] = [Doubts(wanted.doubt)]
+        before: list[Monitor] = [UncertaintyCheck(wanted.doubt)]
         if self._drift:
             before.append(self._drift)
         self._pipeline.monitors = (*before, *self._others, *([keep] if keep else []))
@@ -50,7 +52,7 @@ class Monitors:
         if old and old is not keep:
             old.close()
         if drift and drift is not self._drift:
-            drift.end("the settings have changed: drift is measured anew")
+            drift.end_alarm("the settings have changed: drift is measured anew")
 
     def close(self) -> None:
         """Write the images that are still to be kept."""

@@ -18,8 +18,8 @@ from edge.inference.served_model import Model
 from edge.inference.tiling import View
 from edge.inference.verdict import Failure, Verdict
 from edge.terminal.formatting import natural_key
-from edge.uncertainty.uncertainty_check import Doubts
 from edge.uncertainty.uncertainty_check import Settings as Doubting
+from edge.uncertainty.uncertainty_check import UncertaintyCheck
 
 COLUMNS = ("image", "label", "confidence", "defect", "doubts", "bundle", "model", "view", "time", "error")
 _READABLE = 200  # bytes of an image's name that its picture's name keeps
@@ -64,7 +64,7 @@ def _display_name(path: Path) -> str:
 
 def classify_images(model: Model, images: Sequence[Image], view: View | None = None) -> Iterator[Inspection | Failure]:
     """Inspect images one after another; UsageError when the view does not fit the model."""
-    pipeline = Pipeline(model, NullOutbox(), view, [Doubts(Doubting())])
+    pipeline = Pipeline(model, NullOutbox(), view, [UncertaintyCheck(Doubting())])
     for name, path in images:
         yield pipeline.inspect_sync(Frame(name, path))
 

@@ -1,4 +1,4 @@
-"""A line's bundles for people and machines."""
+"""Listing of a line's bundles, as JSON and as text."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,18 +6,18 @@ from typing import Any
 import msgspec
 
 from broker_config.protocol.errors import EdgeNodeError, printable
-from edge.registry.bundle_store import Store
+from edge.registry.bundle_store import BundleStore
 
-_EVENTS = 10  # that people are shown
+_EVENTS = 10  # at most in the text
 
 
-def facts(store: Store) -> dict[str, Any]:
-    """All that is known: the state, and what each bundle says about itself."""
+def list_bundles(store: BundleStore) -> dict[str, Any]:
+    """The store's state and the main facts of each bundle."""
     found: dict[str, Any] = msgspec.to_builtins(store.state())
-    return {"store": str(store.folder), **found, "bundles": [_about(store, each) for each in store.digests()]}
+    return {"store": str(store.folder), **found, "bundles": [_facts(store, each) for each in store.digests()]}
 
 
-def _about(store: Store, digest: str) -> dict[str, Any]:
+def _facts(store: BundleStore, digest: str) -> dict[str, Any]:
     try:
         manifest = store.manifest(digest)
     except EdgeNodeError as error:
@@ -32,10 +32,10 @@ def _about(store: Store, digest: str) -> dict[str, Any]:
     }
 
 
-def lines(store: Store) -> Iterator[str]:
+def format_bundles(store: BundleStore) -> Iterator[str]:
     """A table of the bundles, and the last events."""
     state = store.state()
-    for each in facts(store)["bundles"]:
+    for each in list_bundles(store)["bundles"]:
         digest = each["bundle"]
         role = {state.active: "active", state.previous: "previous"}.get(digest, "")
         if role == "active" and state.trial:

@@ -1,4 +1,4 @@
-"""What is said about a bundle on its way to a line: JSON, on the topics of `broker_config.protocol.topics`."""
+"""Messages of the delivery of a bundle to a line: JSON, on the topics of `broker_config.protocol.topics`."""
 
 from collections.abc import Iterable
 from typing import Annotated, Literal
@@ -9,8 +9,8 @@ from msgspec import Meta, Struct
 from broker_config.protocol.messages import Digest, Manifest
 from broker_config.transfer.blob_transfer import CHUNK
 
-LARGEST = 512 << 20  # bytes of a bundle
-FILES = 16  # of a bundle, at most
+MAX_BYTES = 512 << 20  # of a bundle
+MAX_FILES = 16  # of a bundle
 Sender = Annotated[str, Meta(pattern=r"^sender-[0-9a-f]{16}\Z")]
 
 
@@ -21,7 +21,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
-    activate: bool = True  # what the gate lets pass; else it is only stored
+    activate: bool = True  # if the gate lets it pass; else it is only stored
 
 
 class File(Struct, frozen=True):
@@ -29,25 +29,25 @@ class File(Struct, frozen=True):
 
     name: str
     digest: Digest
-    size: Annotated[int, Meta(ge=1, le=LARGEST)]  # bytes
+    size: Annotated[int, Meta(ge=1, le=MAX_BYTES)]  # bytes
 
 
 class Offer(Struct, frozen=True, kw_only=True):
-    """Whoever has a bundle -> the line: it can be fetched from `sender`, file by file."""
+    """Sender -> line: a bundle that can be fetched from `sender`, file by file."""
 
     sender: Sender
     chunk_size: Annotated[int, Meta(ge=1024, le=CHUNK)]  # bytes
-    files: Annotated[tuple[File, ...], Meta(min_length=1, max_length=FILES)]
+    files: Annotated[tuple[File, ...], Meta(min_length=1, max_length=MAX_FILES)]
 
 
-class Addressed(Struct, frozen=True):
-    """Of an offer that cannot be read, whom to tell."""
+class Addressee(Struct, frozen=True):
+    """The recipient of a refusal, taken from an offer that cannot be read otherwise."""
 
     sender: Sender
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """The line -> a sender: how it goes. After anything but `fetching` the line is done with the offer."""
+    """Line -> sender: progress or result. Any state but `fetching` is final for the offer."""
 
     sender: str
     state: Literal["fetching", "busy", "active", "stored", "refused"]
@@ -56,7 +56,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     findings: tuple[str, ...] = ()
 
 
-def blobs(offer: Offer, names: Iterable[str]) -> list[Manifest]:
+def blob_manifests(offer: Offer, names: Iterable[str]) -> list[Manifest]:
     """Some of the offered files, as a blob transfer fetches them."""
     return [
         Manifest(
@@ -69,5 +69,5 @@ def blobs(offer: Offer, names: Iterable[str]) -> list[Manifest]:
 
 
 def encode(message: Offer | Answer) -> bytes:
-    """As it travels."""
+    """The payload of a message."""
     return msgspec.json.encode(message)

@@ -1,7 +1,7 @@
-"""Bundles that come to a line over MQTT, from the plant's own trainer on the plant's own broker.
+"""Receiver of bundles for a line, over MQTT from the plant's own trainer on the plant's own broker.
 
-Nobody is believed: what is offered is fetched only after manifest and signature have shown that the line's own node has
-made it, and then exactly the files whose hashes the manifest lists. One offer is looked at at a time.
+No sender is trusted: a bundle is fetched only after manifest and signature have shown that the line's own node has made
+it, and then exactly the files whose hashes the manifest lists. Offers are processed one at a time.
 """
 
 import logging
@@ -26,31 +26,31 @@ from broker_config.transfer.blob_store import BlobStore
 from broker_config.transfer.blob_transfer import BlobTransfer, Fetched, FetchFailed
 from edge.bundle import bundle_format
 from edge.bundle.bundle_format import Manifest
-from edge.registry.bundle_messages import LARGEST, Addressed, Answer, Offer, Settings, blobs, encode
+from edge.registry.bundle_messages import MAX_BYTES, Addressee, Answer, Offer, Settings, blob_manifests, encode
 from edge.registry.rollout import RefusedError, Rollout
 
 if TYPE_CHECKING:
     from edge.bundle.verification import Verifier
 
-_WAITING = 64  # events, of a message each
+_QUEUED = 64  # events at most, each with a message
 _RETRY = 5.0  # seconds between two attempts to reach the broker
-_TELL = 2.0  # seconds between two words to a sender that is being fetched from
-_SILENCE = 10.0  # seconds without a byte after which a sender is given up
-_COMPLAINTS = 100  # offers that are told in the log
+_REPORT = 2.0  # seconds between two progress messages to a sender
+_SILENCE = 10.0  # seconds without a byte after which a transfer is abandoned
+_MAX_LOGGED = 100  # refusals
 _SIGNED = (bundle_format.MANIFEST, bundle_format.SIGNATURE, bundle_format.CHARTER)
 
 _log = logging.getLogger(__name__)
 
 
 class OfferError(UsageError):
-    """An offer that the line does not take."""
+    """An offer that the line does not accept."""
 
 
 class BundleReceiver:
-    """Takes bundles for a line, in a thread of its own; connects by itself, again and again."""
+    """Receives bundles for a line in its own thread; reconnects by itself."""
 
     def __init__(self, settings: Settings, line: str, rollout: Rollout, verifier: "Verifier | None") -> None:
-        """UsageError when the settings do not go together, or there is no verifier to check signatures."""
+        """UsageError when the settings are inconsistent, or there is no verifier to check signatures."""
         if verifier is None:
             raise UsageError(
                 "[arrival] takes bundles from a broker, and nothing says whose signature they must bear",
@@ -59,15 +59,15 @@ class BundleReceiver:
         self._endpoint = Endpoint.parse(settings.url, ca=settings.ca, cert=settings.cert, key=settings.key)
         self._line = topics.check_name(line, "the line's name")
         self._rollout, self._verifier, self._activate = rollout, verifier, settings.activate
-        self._events: queue.Queue[Any] = queue.Queue(_WAITING)
+        self._events: queue.Queue[Any] = queue.Queue(_QUEUED)
         self._folder = rollout.store.folder / "arriving"
-        self._complaints = 0
+        self._refusals = 0
         self._stop = threading.Event()
 
     @contextmanager
-    def taking(self) -> Iterator[None]:
-        """Take bundles meanwhile."""
-        thread = threading.Thread(target=self._run, name="arrival", daemon=True)
+    def run_in_background(self) -> Iterator[None]:
+        """Receive bundles until the block ends."""
+        thread = threading.Thread(target=self._run, name="bundle receiver", daemon=True)
         thread.start()
         try:
             yield
@@ -76,30 +76,30 @@ class BundleReceiver:
             thread.join()
 
     def _run(self) -> None:
-        said = ""
+        last_error = ""
         while not self._stop.is_set():
             try:
                 me = f"edge-node-arrival-{uuid.uuid4().hex}"
                 with MqttClient(self._endpoint, me, inbox=self._events, persistent=False) as mqtt:
-                    said = ""
+                    last_error = ""
                     mqtt.subscribe(topics.bundle_offers(self._line))
                     self._listen(mqtt)
             except EdgeNodeError as error:
-                if error.what != said:
+                if error.what != last_error:
                     _log.warning("no bundle can arrive: %s; trying again", error.what)
-                said = error.what
+                last_error = error.what
             except Exception:
                 _log.exception("an error while bundles were waited for; going on")
             self._stop.wait(_RETRY)
 
     def _listen(self, mqtt: MqttClient) -> None:
         while not self._stop.is_set():
-            event = self._next(0.2)
-            if isinstance(event, Delivery) and (offer := self._offered(event)):
-                self._answer(mqtt, self._judged(mqtt, offer))
+            event = self._next_event(0.2)
+            if isinstance(event, Delivery) and (offer := self._parse_offer(event)):
+                self._answer(mqtt, self._process(mqtt, offer))
 
-    def _next(self, seconds: float) -> Any:
-        """What happens next, if anything does; offers are acknowledged, whatever becomes of them."""
+    def _next_event(self, seconds: float) -> Any:
+        """The next event, if one comes in time; messages are acknowledged, whatever becomes of them."""
         try:
             event = self._events.get(timeout=seconds)
         except queue.Empty:
@@ -108,49 +108,51 @@ class BundleReceiver:
             event.client.ack(event)
         return event
 
-    def _offered(self, message: Delivery) -> Offer | None:
-        """The offer in a message; one that is none is refused, if it says by whom it is."""
+    def _parse_offer(self, message: Delivery) -> Offer | None:
+        """The offer in a message; a malformed one is refused, if it names its sender."""
         try:
             return msgspec.json.decode(message.payload, type=Offer)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             why = brief(str(error))
         try:
-            sender = msgspec.json.decode(message.payload, type=Addressed).sender
+            sender = msgspec.json.decode(message.payload, type=Addressee).sender
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             sender = ""
-        self._complain(sender, f"what was offered cannot be read: {why}")
+        self._log_refusal(sender, f"what was offered cannot be read: {why}")
         if sender:
             self._answer(
                 message.client, Answer(sender=sender, state="refused", text=f"the offer cannot be read: {why}")
             )
         return None
 
-    def _judged(self, mqtt: MqttClient, offer: Offer) -> Answer:
+    def _process(self, mqtt: MqttClient, offer: Offer) -> Answer:
         try:
-            return self._taken(mqtt, offer)
+            return self._accept(mqtt, offer)
         except Exception as error:
             explained = explain(error)
-            self._complain(offer.sender, explained.what)
+            self._log_refusal(offer.sender, explained.what)
             found = explained.findings if isinstance(explained, RefusedError) else ()
             return Answer(
                 sender=offer.sender, state="refused", text=explained.what, remedy=explained.remedy, findings=found
             )
 
-    def _taken(self, mqtt: MqttClient, offer: Offer) -> Answer:
-        """Fetch, verify, store and serve what is offered; EdgeNodeError when one of these cannot be."""
-        if sum(each.size for each in offer.files) > LARGEST:
-            raise OfferError(f"the bundle has more than {LARGEST >> 20} MiB", "send a smaller one")
+    def _accept(self, mqtt: MqttClient, offer: Offer) -> Answer:
+        """Fetch, verify, store and serve an offered bundle; EdgeNodeError when one of these fails."""
+        if sum(each.size for each in offer.files) > MAX_BYTES:
+            raise OfferError(f"the bundle has more than {MAX_BYTES >> 20} MiB", "send a smaller one")
         blobs_ = BlobStore(self._folder)
-        blobs_.purge({each.digest for each in offer.files})  # what came of this bundle before is of use
+        blobs_.purge(
+            {each.digest for each in offer.files}
+        )  # keeps what an interrupted transfer has left of this bundle
         me = f"line-{uuid.uuid4().hex[:16]}"
         transfer = BlobTransfer(self._endpoint, topics.line_namespace(self._line), me, blobs_, self._events)
         transfer.start()
         try:
-            manifest = self._vouched(mqtt, transfer, offer, blobs_)
-            self._fetch(mqtt, transfer, offer, self._wanted(offer, manifest))
+            manifest = self._fetch_manifest(mqtt, transfer, offer, blobs_)
+            self._fetch(mqtt, transfer, offer, self._listed_files(offer, manifest))
         finally:
             transfer.close()
-        with self._assembled(offer, blobs_, [*_SIGNED, *self._wanted(offer, manifest)]) as folder:
+        with self._assemble(offer, blobs_, [*_SIGNED, *self._listed_files(offer, manifest)]) as folder:
             digest = self._rollout.store.add(folder, f"{offer.sender}, over MQTT")
         blobs_.purge(())
         if not self._activate:
@@ -160,60 +162,60 @@ class BundleReceiver:
         text = f"{manifest.id} ({digest}) is served"
         return Answer(sender=offer.sender, state="active", text=text, findings=tuple(findings))
 
-    def _vouched(self, mqtt: MqttClient, transfer: BlobTransfer, offer: Offer, blobs_: BlobStore) -> Manifest:
-        """The manifest, once it is sure that the line's own node has signed it, and that it may be served."""
+    def _fetch_manifest(self, mqtt: MqttClient, transfer: BlobTransfer, offer: Offer, blobs_: BlobStore) -> Manifest:
+        """The manifest, once it is verified that the line's own node has signed it and that it may be served."""
         for name in _SIGNED:
             sizes = [each.size for each in offer.files if each.name == name]
             if len(sizes) != 1 or sizes[0] > bundle_format.LARGEST[name]:
                 raise OfferError(f"the bundle has no {name}, or one that is too large", "export it with a kit")
         self._fetch(mqtt, transfer, offer, _SIGNED)
-        with self._assembled(offer, blobs_, _SIGNED) as folder:
+        with self._assemble(offer, blobs_, _SIGNED) as folder:
             manifest = self._verifier._replace(accept_older=False).check_manifest(folder)
         [digest] = [each.digest for each in offer.files if each.name == bundle_format.MANIFEST]
         self._rollout.check_bad(digest[:12])
         return manifest
 
-    def _wanted(self, offer: Offer, manifest: Manifest) -> list[str]:
-        """The names of the files that the manifest lists; each is offered as it is listed, and nothing else is."""
+    def _listed_files(self, offer: Offer, manifest: Manifest) -> list[str]:
+        """The names of the files that the manifest lists; OfferError unless exactly these are offered."""
         listed = {part.file: part.sha256 for part in bundle_format.parts(manifest)}
         offered = {each.name: each.digest for each in offer.files if each.name not in _SIGNED}
         if listed != offered or len(offer.files) != len(listed) + len(_SIGNED):
-            odd = sorted(offered.items() ^ listed.items())
+            differing = sorted(offered.items() ^ listed.items())
             raise OfferError(
-                f"what is offered is not what the manifest lists: {brief(repr(odd[0][0] if odd else ''))}",
+                f"what is offered is not what the manifest lists: {brief(repr(differing[0][0] if differing else ''))}",
                 "send the bundle folder as it was exported",
             )
         return list(listed)
 
     def _fetch(self, mqtt: MqttClient, transfer: BlobTransfer, offer: Offer, names: Sequence[str]) -> None:
-        missing = {each.digest: each for each in blobs(offer, names)}
+        missing = {each.digest: each for each in blob_manifests(offer, names)}
         total = sum(each.size for each in missing.values())
         for each in missing.values():
             transfer.fetch(each)
-        moved = told = time.monotonic()
+        progressed = reported = time.monotonic()
         received = transfer.bytes_received
         while missing:
-            match self._next(0.2):
+            match self._next_event(0.2):
                 case Fetched(manifest) if manifest.node == offer.sender:
                     missing.pop(manifest.digest, None)
                 case FetchFailed(manifest, reason) if manifest.node == offer.sender:
                     raise OfferError(f"the bundle could not be fetched: {reason}", "send it again")
-                case Delivery() as message if (other := self._offered(message)) and other.sender != offer.sender:
+                case Delivery() as message if (other := self._parse_offer(message)) and other.sender != offer.sender:
                     self._answer(mqtt, Answer(sender=other.sender, state="busy", text="another bundle is arriving"))
                 case Disconnected():
-                    moved = time.monotonic()
+                    progressed = time.monotonic()
             now = time.monotonic()
             if transfer.bytes_received != received:
-                moved, received = now, transfer.bytes_received
-            if now - moved > _SILENCE or self._stop.is_set():
+                progressed, received = now, transfer.bytes_received
+            if now - progressed > _SILENCE or self._stop.is_set():
                 raise OfferError("the bundle did not arrive: nothing came any more", "send it again; it goes on there")
-            if now - told > _TELL:
-                told = now
+            if now - reported > _REPORT:
+                reported = now
                 self._answer(mqtt, Answer(sender=offer.sender, state="fetching", text=f"{received} of {total} bytes"))
 
     @contextmanager
-    def _assembled(self, offer: Offer, blobs_: BlobStore, names: Sequence[str]) -> Iterator[Path]:
-        """These files under their names, in a folder; they are plain names: the manifest's, or ours."""
+    def _assemble(self, offer: Offer, blobs_: BlobStore, names: Sequence[str]) -> Iterator[Path]:
+        """A folder with these files under their names, which are plain: the manifest's, or ours."""
         folder = self._folder.with_name("assembling")
         shutil.rmtree(folder, ignore_errors=True)
         try:
@@ -229,10 +231,10 @@ class BundleReceiver:
     def _answer(self, mqtt: MqttClient, answer: Answer) -> None:
         try:
             mqtt.publish(topics.bundle_answers(self._line), encode(answer))
-        except EdgeNodeError as error:  # too many wait for the broker
-            self._complain(answer.sender, error.what)
+        except EdgeNodeError as error:  # too many messages wait for the broker
+            self._log_refusal(answer.sender, error.what)
 
-    def _complain(self, sender: str, what: str) -> None:
-        self._complaints += 1
-        if self._complaints <= _COMPLAINTS:
+    def _log_refusal(self, sender: str, what: str) -> None:
+        self._refusals += 1
+        if self._refusals <= _MAX_LOGGED:
             _log.warning("a bundle from %s is not taken: %s", sender or "somebody", what)

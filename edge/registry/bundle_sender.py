@@ -1,4 +1,4 @@
-"""A bundle on its way to a line, from whoever has exported it, over the plant's own broker."""
+"""Sender of a bundle to a line, over the plant's own broker."""
 
 import queue
 import secrets
@@ -19,13 +19,13 @@ from broker_config.transfer.blob_transfer import BlobTransfer
 from edge.bundle import bundle_format
 from edge.registry.bundle_messages import Answer, File, Offer, encode
 
-_AGAIN = 2.0  # seconds between two offers while nobody has answered, or the line is busy
-_NOBODY = 15.0  # seconds after which there is no such line
-_SILENCE = 120.0  # seconds without a word from a line that had answered: it may be trying the model out
+_AGAIN = 2.0  # seconds between two offers while there is no answer, or the line is busy
+_NOBODY = 15.0  # seconds without an answer after which there is no such line
+_SILENCE = 120.0  # seconds without a message from a line that has answered: it may be testing the model
 
 
-def send(folder: Path, endpoint: Endpoint, line: str, tell: Callable[[str], None]) -> Answer:
-    """Offer a bundle to a line until that has taken or refused it; `tell` hears how it goes.
+def send_bundle(folder: Path, endpoint: Endpoint, line: str, report: Callable[[str], None]) -> Answer:
+    """Offer a bundle to a line until it has accepted or refused it; `report` is called with each state of progress.
 
     Raises:
         UsageError: the bundle is damaged or not signed, or this is the broker of a federation.
@@ -46,11 +46,11 @@ def send(folder: Path, endpoint: Endpoint, line: str, tell: Callable[[str], None
             "send it over the plant's own broker, or copy the folder",
         )
     with tempfile.TemporaryDirectory() as scratch:
-        return _offered(found, BlobStore(Path(scratch)), endpoint, line, tell)
+        return _offer(found, BlobStore(Path(scratch)), endpoint, line, report)
 
 
-def _offered(
-    found: bundle_format.Bundle, blobs: BlobStore, endpoint: Endpoint, line: str, tell: Callable[[str], None]
+def _offer(
+    found: bundle_format.Bundle, blobs: BlobStore, endpoint: Endpoint, line: str, report: Callable[[str], None]
 ) -> Answer:
     sender, events = f"sender-{secrets.token_hex(8)}", queue.Queue[Any]()
     names = sorted(name for name in bundle_format.file_names(found.manifest) if (found.folder / name).exists())
@@ -63,21 +63,21 @@ def _offered(
             transfer.offer(each.digest, offer.chunk_size)
         with MqttClient(endpoint, f"edge-node-{sender}", inbox=events, persistent=False) as mqtt:
             mqtt.subscribe(topics.bundle_answers(line))
-            return _answered(mqtt, events, offer, line, tell)
+            return _await_answer(mqtt, events, offer, line, report)
     finally:
         transfer.close()
 
 
-def _answered(
-    mqtt: MqttClient, events: "queue.Queue[Any]", offer: Offer, line: str, tell: Callable[[str], None]
+def _await_answer(
+    mqtt: MqttClient, events: "queue.Queue[Any]", offer: Offer, line: str, report: Callable[[str], None]
 ) -> Answer:
-    """The line's last word on the offer, which is repeated until it is heard."""
+    """The line's final answer to the offer, which is repeated until the line answers."""
     heard, offered, patience, text = time.monotonic(), 0.0, _NOBODY, ""
     while (now := time.monotonic()) - heard < patience:
         if patience == _NOBODY and now - offered > _AGAIN:
             offered = now
             mqtt.publish(topics.bundle_offers(line), encode(offer))
-        answer = _next(events, offer.sender)
+        answer = _next_answer(events, offer.sender)
         if answer is None:
             continue
         heard = time.monotonic()
@@ -85,15 +85,15 @@ def _answered(
             return answer
         patience = _SILENCE if answer.state == "fetching" else _NOBODY
         if answer.text != text:
-            tell(text := answer.text)
+            report(text := answer.text)
     raise EdgeNodeError(
         f"line {line!r} does not answer at {mqtt.endpoint}",
         "start it with a table [arrival] that names this broker, and --trust; see its log",
     )
 
 
-def _next(events: "queue.Queue[Any]", sender: str) -> Answer | None:
-    """What the line says to us within a moment, if anything."""
+def _next_answer(events: "queue.Queue[Any]", sender: str) -> Answer | None:
+    """The line's next answer to us, if one comes within a moment."""
     try:
         event = events.get(timeout=0.1)
     except queue.Empty:

@@ -1,10 +1,10 @@
-"""The bundles that a line has, which of them it serves, and what has become of each: a folder.
+"""Store of a line's bundles: a folder with the bundles, which of them is served, and their history.
 
-    BUNDLE/       a bundle, by the first 12 digits of its digest
-    state.json    which one is served and which one before; who did what, when and why
-    requests/     what `edge-node bundle` asks of a running daemon (`desk`)
+    BUNDLE/       a bundle, named by the first 12 digits of its digest
+    state.json    the active bundle and the previous one; who did what, when and why
+    requests/     requests of `edge-node bundle` to a running daemon (`control_requests`)
 
-Every change is one rename of something that is safe on the disk: a kill at any moment leaves the old or the new.
+Every change is one atomic rename of data that is already on the disk, so a kill leaves either the old or the new state.
 """
 
 import fcntl
@@ -28,11 +28,11 @@ from edge.bundle import bundle_format as bundle
 from edge.bundle.bundle_format import BundleError, Manifest
 from edge.inference.verdict import current_time
 
-KEPT = 8  # bundles; those that are served, or were before, besides
+KEPT = 8  # bundles besides the active and the previous one
 _HISTORY = 200  # events
-_BAD = 100  # bundles that are known to be bad, also when they are not kept any more
+_BAD = 100  # bundles known to have failed, including deleted ones
 _DIGITS = 12
-_PAUSE = 0.05  # seconds between two looks at a lock
+_PAUSE = 0.05  # seconds between two attempts to lock
 
 
 class Event(Struct, frozen=True, kw_only=True):
@@ -41,33 +41,33 @@ class Event(Struct, frozen=True, kw_only=True):
     what: Literal["added", "activated", "refused", "confirmed", "rolled back", "kept"]
     bundle: str
     time: str  # ISO 8601, UTC
-    by: str  # who wanted it
+    by: str  # on whose behalf
     why: str = ""
 
 
 class State(Struct, frozen=True, kw_only=True):
-    """What a line serves, and how it came to that."""
+    """What a line serves, and its history."""
 
     active: str = ""  # a bundle's digits; empty: none yet
-    previous: str = ""  # to which the line goes back
+    previous: str = ""  # the bundle for a rollback
     trial: int = 0  # starts of the daemon since `active` is on probation; 0: it is not
-    doubts: float | None = None  # share of the verdicts before `active` that were doubted; probation compares
+    doubts: float | None = None  # share of doubted verdicts before `active`, for its probation to compare
     bad: dict[str, str] = {}  # bundles that failed in service, and how
     history: tuple[Event, ...] = ()  # the newest last
 
 
 class StoreInUseError(UsageError):
-    """A daemon serves from this store."""
+    """A store that a daemon serves from."""
 
 
-class Store:
-    """A line's bundles. Several processes may use it; each change is made by one at a time."""
+class BundleStore:
+    """A line's bundles. Several processes may use it; changes are made one at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def state(self) -> State:
-        """What is served; EdgeNodeError when that cannot be read."""
+        """The current state; EdgeNodeError when it cannot be read."""
         path = self.folder / "state.json"
         try:
             return msgspec.json.decode(path.read_bytes(), type=State)
@@ -80,21 +80,21 @@ class Store:
             ) from None
 
     def path(self, digest: str) -> Path:
-        """Where a bundle lies, or would."""
+        """The folder of a bundle, existing or not."""
         return self.folder / digest[:_DIGITS]
 
     def digests(self) -> list[str]:
-        """The bundles that are kept, the one that was added last first."""
+        """The stored bundles, the newest first."""
         found = [path for path in self.folder.glob("[0-9a-f]" * _DIGITS) if path.is_dir()]
         return [path.name for path in sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)]
 
     def manifest(self, digest: str) -> Manifest:
-        """What a bundle says about itself; BundleError when it is damaged."""
+        """A bundle's manifest; BundleError when it is damaged."""
         folder = self.path(digest)
         return bundle.parse_manifest(folder, bundle.load_manifest(folder))
 
-    def find(self, digits: str) -> str:
-        """The one bundle whose digest begins so; UsageError when there is none, or several."""
+    def resolve(self, digits: str) -> str:
+        """The one bundle whose digest begins with `digits`; UsageError when there is none, or several."""
         found = [each for each in self.digests() if digits and each.startswith(digits)]
         if len(found) != 1:
             raise UsageError(
@@ -104,26 +104,26 @@ class Store:
         return found[0]
 
     def add(self, folder: Path, by: str, digest: str = "") -> str:
-        """Copy a bundle into the store, unless it is there; return its digest's first digits.
+        """Copy a bundle into the store unless it is there; return the first digits of its digest.
 
-        BundleError when it is damaged, or not the one of `digest`; EdgeNodeError when the disk does not take it.
+        BundleError when it is damaged, or its digest is not `digest`; EdgeNodeError when it cannot be written.
         """
         found = bundle.read_bundle(folder).digest[:_DIGITS]
         if digest and found != digest:
             raise BundleError(f"{folder} has become another bundle meanwhile", "start again")
-        with self._changing() as change:
-            if not self._intact(found):
+        with self._locked() as apply:
+            if not self._is_intact(found):
                 self._copy(folder, found)
-                change(lambda state: _with(state, "added", found, by))
+                apply(lambda state: _with_event(state, "added", found, by))
             self._prune(found)
         return found
 
-    def activated(
+    def record_activation(
         self, digest: str, by: str, why: str = "", *, trial: bool = True, doubts: float | None = None
     ) -> State:
-        """Serve a bundle from now on. What was served before, and has passed its probation, is the way back.
+        """Make a bundle the active one. The last one that has passed its probation becomes the previous one.
 
-        `doubts` is the share of its verdicts that were doubted, if it is known.
+        `doubts` is the share of doubted verdicts so far, if it is known.
         """
 
         def change(state: State) -> State:
@@ -133,49 +133,49 @@ class Store:
             elif digest != state.active:
                 state = replace(state, active=digest, previous=proven, trial=int(trial), doubts=doubts)
             bad = {each: how for each, how in state.bad.items() if each != digest}
-            return _with(replace(state, bad=bad), "activated", digest, by, why)
+            return _with_event(replace(state, bad=bad), "activated", digest, by, why)
 
         return self._change(change)
 
-    def refused(self, digest: str, by: str, why: str) -> None:
-        """Write down that a bundle was not taken."""
-        self._change(lambda state: _with(state, "refused", digest, by, why))
+    def record_refusal(self, digest: str, by: str, why: str) -> None:
+        """Record that a bundle was not accepted."""
+        self._change(lambda state: _with_event(state, "refused", digest, by, why))
 
-    def confirmed(self, by: str) -> None:
-        """The bundle that is served has passed its probation."""
-        self._change(lambda state: _with(replace(state, trial=0), "confirmed", state.active, by))
+    def record_confirmation(self, by: str) -> None:
+        """Record that the active bundle has passed its probation."""
+        self._change(lambda state: _with_event(replace(state, trial=0), "confirmed", state.active, by))
 
-    def kept(self, by: str, why: str) -> None:
-        """The bundle that is served has failed and stays, since there is no way back from it any more."""
-        self._change(lambda state: _with(replace(state, previous="", trial=0), "kept", state.active, by, why))
+    def record_kept(self, by: str, why: str) -> None:
+        """Record that the active bundle has failed and stays, since there is no other to go back to."""
+        self._change(lambda state: _with_event(replace(state, previous="", trial=0), "kept", state.active, by, why))
 
-    def started(self, trial: int) -> None:
-        """Write down how often a daemon has started with the bundle that is on probation."""
+    def record_start(self, trial: int) -> None:
+        """Record how often a daemon has started with the bundle that is on probation."""
         self._change(lambda state: replace(state, trial=trial))
 
-    def rolled_back(self, by: str, why: str, *, failed: bool) -> State:
-        """Serve the bundle before again. One that `failed` is not taken again, unless somebody insists."""
+    def record_rollback(self, by: str, why: str, *, failed: bool) -> State:
+        """Make the previous bundle the active one. A bundle that `failed` is not accepted again without --force."""
 
         def change(state: State) -> State:
             left = state.active
             bad = dict(list(({**state.bad, left: why} if failed else state.bad).items())[-_BAD:])
             state = replace(state, active=state.previous, previous="" if failed else left, trial=0, bad=bad)
-            return _with(state, "rolled back", left, by, why)
+            return _with_event(state, "rolled back", left, by, why)
 
         return self._change(change)
 
     @contextmanager
-    def claimed(self, patience: float = 0) -> Iterator[None]:
-        """Be the one who serves from this store; waits `patience` seconds for who is, it may be a command.
+    def lock(self, patience: float = 0) -> Iterator[None]:
+        """Hold the lock of the process that serves from this store; waits `patience` seconds for it.
 
         Raises:
-            StoreInUseError: somebody else still is.
+            StoreInUseError: another process holds it.
             EdgeNodeError: the folder cannot be written.
         """
-        self.make()
+        self.create_folder()
         with (self.folder / "daemon").open("a+") as file:
             deadline = time.monotonic() + patience
-            while not _lock(file.fileno()):
+            while not _try_lock(file.fileno()):
                 if time.monotonic() >= deadline:
                     file.seek(0)
                     raise StoreInUseError(
@@ -189,29 +189,29 @@ class Store:
                 file.flush()
             yield
 
-    def served(self) -> bool:
-        """Whether somebody serves from this store."""
+    def is_locked(self) -> bool:
+        """Whether a process serves from this store."""
         try:
-            with self.claimed():
+            with self.lock():
                 return False
         except StoreInUseError:
             return True
 
-    def make(self) -> None:
-        """Make the folder, for its owner alone; UsageError when it is another user's."""
+    def create_folder(self) -> None:
+        """Create the folder, accessible to its owner alone; UsageError when it is another user's."""
         with disk.writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.check_owner()
 
     def check_owner(self) -> None:
-        """UsageError when the store is another user's: what we would write there, its line could not change."""
+        """UsageError when the store is another user's: its line could not change what we would write there."""
         if self.folder.exists() and (owner := self.folder.stat().st_uid) != os.geteuid():
             raise UsageError(
                 f"{self.folder} is of user {owner}, not yours", "run the command as the line's user: sudo -u USER ..."
             )
 
-    def _intact(self, digest: str) -> bool:
-        """Whether a bundle is there and whole; it counts as added now."""
+    def _is_intact(self, digest: str) -> bool:
+        """Whether a bundle is there and complete; if so, it becomes the newest."""
         try:
             bundle.read_bundle(self.path(digest))
         except BundleError:
@@ -228,7 +228,7 @@ class Store:
                 if (folder / name).exists():
                     shutil.copyfile(folder / name, scratch / name)
                     disk.sync(scratch / name)
-        if not bundle.read_bundle(scratch).digest.startswith(digest):  # what was copied, not what was there
+        if not bundle.read_bundle(scratch).digest.startswith(digest):  # the copy is what counts
             raise BundleError(f"{folder} has become another bundle meanwhile", "start again")
         with disk.writing(self.folder):
             if target.exists():  # damaged
@@ -236,20 +236,20 @@ class Store:
             disk.move_durably(scratch, target)
 
     def _prune(self, added: str) -> None:
-        """Forget the oldest bundles, and what a kill has left half copied."""
+        """Delete the oldest bundles, and partial copies that a kill has left."""
         state = self.state()
         others = [each for each in self.digests() if each not in (state.active, state.previous, added)]
         for path in [*(self.path(each) for each in others[KEPT - 1 :]), *self.folder.glob(".*-*")]:
             shutil.rmtree(path, ignore_errors=True)
 
     def _change(self, change: Callable[[State], State]) -> State:
-        with self._changing() as apply:
+        with self._locked() as apply:
             return apply(change)
 
     @contextmanager
-    def _changing(self) -> Iterator[Callable[[Callable[[State], State]], State]]:
-        """Nobody else changes the store meanwhile; yields what replaces the state."""
-        self.make()
+    def _locked(self) -> Iterator[Callable[[Callable[[State], State]], State]]:
+        """Lock the store against other changes; yields a function that replaces the state."""
+        self.create_folder()
 
         def apply(change: Callable[[State], State]) -> State:
             state = change(self.state())
@@ -267,12 +267,12 @@ class Store:
             os.close(descriptor)
 
 
-def of_line(state: Path, line: str) -> Store:
-    """The store of a line, in its state folder; UsageError for a name that no line can have."""
-    return Store(state / "bundles" / check_name(line, "the line's name"))
+def line_store(state: Path, line: str) -> BundleStore:
+    """The store of a line in its state folder; UsageError for an invalid name."""
+    return BundleStore(state / "bundles" / check_name(line, "the line's name"))
 
 
-def _lock(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -280,7 +280,7 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
-def _with(
+def _with_event(
     state: State,
     what: Literal["added", "activated", "refused", "confirmed", "rolled back", "kept"],
     digest: str,

@@ -1,38 +1,43 @@
-"""How a command asks the running daemon: files in the store's folder, whose owner alone can write there.
+"""Requests to change what a line serves: to its running daemon, or carried out directly while none runs.
 
-`requests/ID.json` is a request, `requests/ID.answer` what became of it.
+A command and the daemon exchange files in the folder of the line's bundle store, where only its owner can write:
+`requests/ID.json` is a request, `requests/ID.answer` its result.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from msgspec import Struct
 
-from broker_config.protocol.errors import EdgeNodeError
+from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.storage import disk
 from edge.inference.verdict import new_id
+from edge.registry.bundle_store import BundleStore
 
-_PAUSE = 0.05  # seconds between two looks for an answer
+if TYPE_CHECKING:
+    from edge.bundle.verification import Verifier
+
+_PAUSE = 0.05  # seconds between two checks for an answer
 
 _log = logging.getLogger(__name__)
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """What somebody wants of the daemon."""
+    """A change of what the line serves."""
 
     action: Literal["activate", "rollback"]
     by: str
     bundle: str = ""  # digits
-    force: bool = False  # whatever the gate says
+    force: bool = False  # whatever the gate finds
     accept_older: bool = False
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """What became of it."""
+    """The result of a request."""
 
     done: bool
     text: str
@@ -40,8 +45,8 @@ class Answer(Struct, frozen=True, kw_only=True):
     findings: tuple[str, ...] = ()
 
 
-def ask(store: Path, request: Request, patience: float, alive: Callable[[], bool]) -> Answer:
-    """Ask the daemon of this store; EdgeNodeError when it ends, or does not answer within `patience` seconds."""
+def send_request(store: Path, request: Request, patience: float, is_alive: Callable[[], bool]) -> Answer:
+    """The daemon's answer; EdgeNodeError when the daemon ends, or does not answer within `patience` seconds."""
     folder = store / "requests"
     name = new_id()
     asked, answered = folder / f"{name}.json", folder / f"{name}.answer"
@@ -51,7 +56,7 @@ def ask(store: Path, request: Request, patience: float, alive: Callable[[], bool
     deadline = time.monotonic() + patience
     try:
         while not answered.exists():
-            if time.monotonic() >= deadline or not alive():
+            if time.monotonic() >= deadline or not is_alive():
                 raise EdgeNodeError(
                     "the line's daemon has not answered",
                     "look into its log; edge-node bundle list shows what it serves",
@@ -64,7 +69,7 @@ def ask(store: Path, request: Request, patience: float, alive: Callable[[], bool
 
 
 class RequestQueue:
-    """Where the daemon finds requests. Those that were left before it began are void."""
+    """The daemon's end of the exchange. Requests from before it was created are discarded."""
 
     def __init__(self, store: Path) -> None:
         self._folder = store / "requests"
@@ -73,12 +78,12 @@ class RequestQueue:
             for path in self._folder.iterdir():
                 path.unlink()
 
-    def requests(self) -> Iterator[tuple[Path, Request]]:
-        """Those that are there, each once; one that cannot be read is logged."""
+    def pending(self) -> Iterator[tuple[Path, Request]]:
+        """Each new request once; an unreadable one is logged."""
         for path in sorted(self._folder.glob("*.json")):
             try:
                 request = msgspec.json.decode(path.read_bytes(), type=Request)
-            except FileNotFoundError:  # whoever asked has given up
+            except FileNotFoundError:  # the command has given up
                 continue
             except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
                 _log.error("a request in %s cannot be read: %s", path, error)
@@ -87,7 +92,48 @@ class RequestQueue:
             path.unlink(missing_ok=True)
             yield path, request
 
-    def answer(self, path: Path, answer: Answer) -> None:
-        """Tell whoever asked; EdgeNodeError when the disk does not take it."""
+    def respond(self, path: Path, answer: Answer) -> None:
+        """Write the answer to a request; EdgeNodeError when that fails."""
         with disk.writing(self._folder):
             disk.replace_bytes(path.with_suffix(".answer"), msgspec.json.encode(answer), mode=0o600)
+
+
+def apply_offline(store: BundleStore, request: Request, verifier: "Verifier | None") -> Answer:
+    """Change what the next daemon serves first, after all checks that need no running model.
+
+    EdgeNodeError when a bundle must not or cannot be served.
+    """
+    from edge.inference.served_model import load_model  # noqa: PLC0415  (loads onnxruntime)
+
+    state = store.state()
+    is_rollback = request.action == "rollback"
+    digest = state.previous if is_rollback else request.bundle
+    if not digest:
+        raise UsageError("there is no bundle to go back to", "edge-node bundle list shows what there is")
+    if not request.force and not is_rollback:
+        _check_candidate(store, digest)
+    if verifier and is_rollback:
+        verifier = verifier._replace(accept_older=True)
+    model = load_model(store.path(digest), verifier)
+    if is_rollback:
+        store.record_rollback(request.by, "on purpose", failed=False)
+    else:
+        store.record_activation(digest, request.by)
+    checked = "its signature is right" if verifier else "its signature is looked at when the line starts"
+    return Answer(
+        done=True,
+        text=f"{model.manifest.id} ({digest}) is served when the line starts: edge-node serve",
+        findings=(f"{checked}, and its golden image comes out as promised",),
+    )
+
+
+def _check_candidate(store: BundleStore, digest: str) -> None:
+    """UsageError for a bundle that has failed in service, or has other classes than the active one."""
+    state = store.state()
+    remedy = f"to serve it all the same: edge-node bundle activate {digest} --force"
+    if how := state.bad.get(digest):
+        raise UsageError(f"the bundle {digest} has failed in service: {how}", remedy)
+    if state.active:
+        others = set(store.manifest(digest).classes) ^ set(store.manifest(state.active).classes)
+        if others:
+            raise UsageError(f"it has not the active bundle's classes: {', '.join(sorted(others))}", remedy)

@@ -1,4 +1,4 @@
-"""What a new model must show before it is served: beside the running one, on what the line has just seen."""
+"""Gate: admission tests of a new model before its rollout, against the running model on the line's latest images."""
 
 import statistics
 import time
@@ -15,31 +15,31 @@ from edge.inference.pipeline import Inspection
 from edge.inference.predictor import Predictor
 from edge.inference.served_model import Model
 
-SAMPLE = 64  # of the network's inputs
-ENOUGH = 16  # of them, to compare two models by
-OF_A_CLASS = 8  # of them that the running model calls the same, to compare by that class alone
-_OF_A_FRAME = 4  # tiles that a frame adds besides the one that decided, so that the sample spans several
-_RUNS = 15  # at least, whose median is a model's latency
-_REST = 4.0  # times as long as it has computed the gate leaves the processor to the line
+SAMPLE = 64  # inputs of the network
+ENOUGH = 16  # of them, to compare two models
+OF_A_CLASS = 8  # of them with the same class by the running model, to compare that class alone
+_OF_A_FRAME = 4  # tiles that a frame adds besides the deciding one, so that the sample spans several frames
+_RUNS = 15  # at least, for the median latency of a model
+_REST = 4.0  # pause after each run, in times of its duration: the line needs the processor
 
 
 class Gate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Table `[gate]` of a line's settings: what a new bundle must show, before it is served and for a while after."""
+    """Table `[gate]` of a line's settings: limits for a new bundle, before it is served and during its probation."""
 
     latency: Annotated[float, Meta(gt=0)] | None = (
         None  # seconds for an image: median before, 95th percentile in service
     )
-    slower: Annotated[float, Meta(ge=1)] = 3.0  # times the running model's median latency that it may take
+    slower: Annotated[float, Meta(ge=1)] = 3.0  # limit of its median latency, in times of the running model's
     agreement: Annotated[float, Meta(ge=0, le=1)] = (
-        0.8  # share of the last images, and of each class, that both must call the same
+        0.8  # share of the last images, and of each class, on which both must agree
     )
-    doubts: Annotated[float, Meta(gt=0, le=1)] = 0.25  # by which the share of doubted verdicts may rise in service
-    minutes: Annotated[float, Meta(ge=0)] = 10.0  # that probation lasts at least
-    frames: Annotated[int, Meta(ge=0)] = 100  # likewise; a line that has seen fewer within a day is believed
+    doubts: Annotated[float, Meta(gt=0, le=1)] = 0.25  # limit of the rise in the share of doubted verdicts in service
+    minutes: Annotated[float, Meta(ge=0)] = 10.0  # of probation at least
+    frames: Annotated[int, Meta(ge=0)] = 100  # likewise; after a day, fewer are enough
 
 
-class Shadow(NamedTuple):
-    """One of the network's inputs, and what the running model made of it."""
+class SampledInput(NamedTuple):
+    """An input of the network with the running model's result."""
 
     pixels: NDArray[np.uint8]  # [size, size, 3]
     label: str
@@ -47,55 +47,58 @@ class Shadow(NamedTuple):
 
 
 class Sample:
-    """The last of what the running model has judged, so that rare classes stay. Fed and read in different threads."""
+    """The running model's latest inputs, of which rare classes stay longest. Written and read in different threads."""
 
     def __init__(self) -> None:
-        self._shadows: list[Shadow] = []  # the oldest first
-        self._of = ""  # the model's digest
+        self._inputs: list[SampledInput] = []  # the oldest first
+        self._digest = ""  # of the model
 
-    def see(self, inspection: Inspection) -> None:
-        """Keep some of a frame's tiles, and the one that decided; those of another model are forgotten."""
-        if inspection.model.digest != self._of:
-            self._shadows, self._of = [], inspection.model.digest
+    def add(self, inspection: Inspection) -> None:
+        """Keep some of a frame's tiles and the deciding one; inputs of another model are discarded."""
+        if inspection.model.digest != self._digest:
+            self._inputs, self._digest = [], inspection.model.digest
         pixels, classes = inspection.tiled.pixels, inspection.model.manifest.classes
         labels = inspection.outputs.probabilities.argmax(1)
         some = np.linspace(0, len(pixels) - 1, min(len(pixels), _OF_A_FRAME)).astype(int).tolist()
+        seconds = inspection.inference_seconds / len(pixels)
         for tile in sorted({*some, inspection.tile}):
-            self._add(Shadow(pixels[tile].copy(), classes[labels[tile]], inspection.inference_seconds / len(pixels)))
+            self._append(SampledInput(pixels[tile].copy(), classes[labels[tile]], seconds))
 
-    def _add(self, shadow: Shadow) -> None:
-        """The oldest of the class that has most makes room."""
-        self._shadows.append(shadow)
-        if len(self._shadows) > SAMPLE:
-            labels = [each.label for each in self._shadows]
+    def _append(self, sampled: SampledInput) -> None:
+        """Append an input; the oldest of the commonest class makes room."""
+        self._inputs.append(sampled)
+        if len(self._inputs) > SAMPLE:
+            labels = [each.label for each in self._inputs]
             [(commonest, _)] = Counter(labels).most_common(1)
-            del self._shadows[labels.index(commonest)]
+            del self._inputs[labels.index(commonest)]
 
-    def of(self, model: Model) -> list[Shadow]:
-        """What this model has judged last."""
-        shadows = self._shadows
-        return shadows.copy() if self._of == model.digest else []
+    def inputs_of(self, model: Model) -> list[SampledInput]:
+        """The latest inputs of this model."""
+        inputs = self._inputs
+        return inputs.copy() if self._digest == model.digest else []
 
 
 class Finding(NamedTuple):
-    """What the gate says about one thing."""
+    """The result of one admission test."""
 
     good: bool
     text: str
 
 
-def examine(candidate: Model, running: Model | None, sample: Sequence[Shadow], gate: Gate) -> list[Finding]:
-    """What speaks for and against serving `candidate`, whose signature and self-test are right."""
-    images = [_fitted(each.pixels, candidate.manifest.input.size) for each in sample]
-    labels, seconds = _judged(candidate.predictor, images)
+def assess_candidate(
+    candidate: Model, running: Model | None, sample: Sequence[SampledInput], gate: Gate
+) -> list[Finding]:
+    """Admission tests of `candidate`, whose signature and self-test are right."""
+    images = [_resize(each.pixels, candidate.manifest.input.size) for each in sample]
+    labels, seconds = _predict(candidate.predictor, images)
     findings = [*_classes(candidate, running), *_latency(seconds, sample, gate)]
     if running:
         findings.append(_agreement(labels, [each.label for each in sample], gate))
     return findings
 
 
-def _judged(predictor: Predictor, images: Sequence[NDArray[np.uint8]]) -> tuple[list[str], float]:
-    """The label of each image, and the median seconds for one. Slowly: the line goes on meanwhile."""
+def _predict(predictor: Predictor, images: Sequence[NDArray[np.uint8]]) -> tuple[list[str], float]:
+    """The label of each image and the median seconds for one, with pauses in which the line can work."""
     size = predictor.manifest.input.size
     blank = np.zeros((size, size, 3), np.uint8)
     labels, taken = [], []
@@ -107,7 +110,7 @@ def _judged(predictor: Predictor, images: Sequence[NDArray[np.uint8]]) -> tuple[
     return labels[: len(images)], statistics.median(taken)
 
 
-def _fitted(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+def _resize(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     if pixels.shape[0] == size:
         return pixels
     return np.asarray(Image.fromarray(pixels).resize((size, size), Image.Resampling.BILINEAR))
@@ -121,7 +124,7 @@ def _classes(candidate: Model, running: Model | None) -> list[Finding]:
     return [Finding(False, f"it has not the running model's classes: {others}")]
 
 
-def _latency(seconds: float, sample: Sequence[Shadow], gate: Gate) -> list[Finding]:
+def _latency(seconds: float, sample: Sequence[SampledInput], gate: Gate) -> list[Finding]:
     found = f"an image takes it {1000 * seconds:.1f} ms"
     if gate.latency is not None and seconds > gate.latency:
         return [Finding(False, f"{found}; [gate] latency allows {1000 * gate.latency:g} ms")]
@@ -135,7 +138,7 @@ def _latency(seconds: float, sample: Sequence[Shadow], gate: Gate) -> list[Findi
 
 
 def _agreement(new: Sequence[str], old: Sequence[str], gate: Gate) -> Finding:
-    """On all images, and on those of each class: where most parts are good, saying so always agrees on nearly all."""
+    """Agreement on all images and on each class: where most parts are good, always saying so agrees on nearly all."""
     agreed = Counter(a for a, b in zip(new, old, strict=True) if a == b)
     found = f"it agrees with the running one on {agreed.total()} of the last {len(old)} images"
     if len(old) < ENOUGH:

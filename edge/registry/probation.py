@@ -1,4 +1,4 @@
-"""A new model's first time in service, in which it may not do worse than the one before it."""
+"""Probation: a new model's first time in service, during which it may do no worse than its predecessor."""
 
 import time
 from collections import deque
@@ -10,53 +10,53 @@ from edge.inference.pipeline import Inspection
 from edge.registry.gate import Gate
 
 _WINDOW = 500  # of the last verdicts
-_ENOUGH = 30  # verdicts, to speak of a share
+_ENOUGH = 30  # verdicts for a meaningful share
 _DAY = 24 * 3600.0  # seconds
 
 
-class Doubts:
-    """How many of the last verdicts were doubted."""
+class DoubtfulShare:
+    """The share of the last verdicts that were doubted."""
 
     def __init__(self) -> None:
         self._last: deque[bool] = deque(maxlen=_WINDOW)
 
-    def see(self, inspection: Inspection) -> None:
+    def count(self, inspection: Inspection) -> None:
         """Count a verdict."""
         self._last.append(bool(inspection.verdict.doubts))
 
     @property
-    def share(self) -> float | None:
-        """Of doubted verdicts, 0..1; None while there are too few."""
+    def value(self) -> float | None:
+        """0..1; None while there are too few verdicts."""
         return sum(self._last) / len(self._last) if len(self._last) >= _ENOUGH else None
 
 
 class Probation:
-    """Watches a model that was just activated."""
+    """Observes a model that was just activated: the limits of `Gate` that apply in service, and for how long."""
 
     def __init__(self, gate: Gate, before: float | None, clock: Callable[[], float] = time.monotonic) -> None:
-        """`before` is the share of doubted verdicts of the model before, if it is known."""
-        self.doubts = Doubts()
+        """`before` is the predecessor's share of doubted verdicts, if it is known."""
+        self.doubtful = DoubtfulShare()
         self._gate = gate
         self.before = before
         self._clock = clock
         self._begun = clock()
         self._frames = 0
-        self._seconds: deque[float] = deque(maxlen=_WINDOW)  # an image, of the last frames
+        self._seconds: deque[float] = deque(maxlen=_WINDOW)  # for one image, of the last frames
 
-    def see(self, inspection: Inspection) -> str:
-        """Count a verdict; why the model must go, or an empty text."""
+    def count(self, inspection: Inspection) -> str:
+        """Count a verdict; the reason why the model must be replaced, or an empty string."""
         self._frames += 1
-        self.doubts.see(inspection)
+        self.doubtful.count(inspection)
         self._seconds.append(inspection.inference_seconds / len(inspection.tiled.pixels))
-        return self._slow() or self._doubtful()
+        return self._too_slow() or self._too_doubtful()
 
     @property
-    def passed(self) -> bool:
+    def is_passed(self) -> bool:
         """Whether it has lasted long enough."""
         lasted = self._clock() - self._begun
         return lasted >= _DAY or (lasted >= 60 * self._gate.minutes and self._frames >= self._gate.frames)
 
-    def _slow(self) -> str:
+    def _too_slow(self) -> str:
         if self._gate.latency is None or len(self._seconds) < _ENOUGH:
             return ""
         if (found := float(np.percentile(self._seconds, 95))) <= self._gate.latency:
@@ -64,8 +64,8 @@ class Probation:
         allowed = f"[gate] latency allows {1000 * self._gate.latency:g} ms"
         return f"one of 20 images takes it {1000 * found:.1f} ms or more; {allowed}"
 
-    def _doubtful(self) -> str:
-        found = self.doubts.share
+    def _too_doubtful(self) -> str:
+        found = self.doubtful.value
         if found is None or self.before is None or found - self.before <= self._gate.doubts:
             return ""
         return f"{found:.0%} of its verdicts are in doubt, of the model before {self.before:.0%}"

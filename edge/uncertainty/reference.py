@@ -1,8 +1,8 @@
-"""How a model saw its held-out images: what novelty, disagreement and drift are measured against. numpy alone.
+"""Reference statistics of a model's held-out images, against which novelty, disagreement and drift are measured.
 
-Novelty is the distance from the nearest held-out image in the classifier's features (Sun et al. 2022), the best of the
-scores that `research/studies/novelty.py` compares. For drift an image is compared with those that the model took for
-the same class, so that a line whose classes come in other shares than the held-out images has not drifted for that.
+Novelty is the distance to the nearest held-out image in the classifier's features (Sun et al. 2022), the best of the
+scores that `research/studies/novelty.py` compares. For drift an image is compared with those of the same predicted
+class, so that other shares of the classes than among the held-out images are no drift. Needs numpy alone.
 """
 
 from typing import NamedTuple
@@ -17,8 +17,8 @@ from edge.bundle.bundle_format import Bundle, BundleError, copied_to_memory
 
 Floats = NDArray[np.float32]
 
-LEAST = 5  # images of a class that have a mean of their own; the others share that of all images
-MOST = 128  # images whose features are kept: novelty takes 20 microseconds
+LEAST = 5  # images of a class to have a mean of its own; smaller classes share that of all images
+MOST = 128  # images whose features are kept: measuring novelty takes 20 microseconds
 _FLOOR = 0.1  # least deviation of a feature, in root mean squares of all: many are zero on a few dozen images
 
 
@@ -26,17 +26,19 @@ class Reference(NamedTuple):
     """Statistics of the held-out images."""
 
     features: Floats  # [images, features], of length 1; at most MOST of them
-    novelty: Floats  # [images], sorted: each one's among the others
+    novelty: Floats  # [images], sorted: of each among the others
     disagreement: Floats  # [images], sorted; none for a model with one encoder
-    means: Floats  # [classes, features], of the images taken for each class
-    counts: NDArray[np.int64]  # [classes]: how many that were; the mean of all stands where they were fewer than LEAST
+    means: Floats  # [classes, features], by predicted class
+    counts: NDArray[np.int64]  # [classes]: images of that; with fewer than LEAST the mean of all stands in `means`
     deviation: Floats  # [features], standard, of images of one class
-    spread: Floats  # [classes]: mean square of the standardised features of images that were not in the reference
-    freedom: float  # independent directions that the features amount to (Satterthwaite)
+    spread: Floats  # [classes]: mean square of standardised features, of images left out of the statistics
+    freedom: float  # effective degrees of freedom of the features (Satterthwaite)
 
     @staticmethod
-    def of(features: Floats, labels: NDArray[np.int64], classes: int, opinions: Floats | None = None) -> "Reference":
-        """From features [N, F], the classes that the model took them for and its encoders' opinions [N, E, C].
+    def from_features(
+        features: Floats, labels: NDArray[np.int64], classes: int, opinions: Floats | None = None
+    ) -> "Reference":
+        """From features [N, F], predicted classes [N] and the encoders' probabilities [N, E, C].
 
         ValueError for fewer than two images.
         """
@@ -51,7 +53,7 @@ class Reference(NamedTuple):
         of_mean = np.where(own, counts, len(features))[labels][:, None]
         squares = residuals**2 * (of_mean / (of_mean - 1))
         variance = squares.mean(0)
-        others = (variance * len(features) - squares) / (len(features) - 1)  # what each image's own is measured with
+        others = (variance * len(features) - squares) / (len(features) - 1)  # with which each image itself is measured
         strayed = (squares / _floored(others)).mean(1)
         deviation = np.sqrt(_floored(variance))
         spread = [strayed[labels == label if own[label] else slice(None)].mean() for label in range(classes)]
@@ -67,7 +69,7 @@ class Reference(NamedTuple):
             freedom=_freedom(residuals / deviation),
         )
 
-    def novel(self, features: Floats) -> Floats:
+    def nearest_distance(self, features: Floats) -> Floats:
         """[..., F] -> [...]: 1 - cosine to the nearest held-out image: 0, the same direction, to 2."""
         return np.asarray(1 - (_unit(features) @ self.features.T).max(-1))
 
@@ -75,11 +77,11 @@ class Reference(NamedTuple):
         """[..., F]: how far features are from the mean of their class, in standard deviations."""
         return np.asarray((features - self.means[label]) / self.deviation)
 
-    def expected(self, shares: Floats, variance: float) -> float:
-        """The mean square of averages of standardised features, of ordinary images of the classes in these shares [C].
+    def expected_square(self, shares: Floats, variance: float) -> float:
+        """Expected mean square of averaged standardised features, for ordinary images with these shares of classes [C].
 
-        `variance`: of an average of independent values of variance 1. What is left comes from the means themselves,
-        which were taken from few images.
+        `variance`: of an average of independent values of variance 1. The remaining terms are the errors of the means
+        themselves, which few images determine.
         """
         own, spread = self.counts >= LEAST, shares * self.spread
         of_means = (shares * spread)[own] / self.counts[own]
@@ -87,12 +89,12 @@ class Reference(NamedTuple):
         return float(variance * spread.sum() + of_means.sum() + of_all)
 
     def encode(self) -> bytes:
-        """As a bundle's file holds them."""
+        """The content of a bundle's reference file."""
         return bytes(save({name: np.ascontiguousarray(value) for name, value in self._asdict().items()}))
 
 
 def load_reference(found: Bundle) -> Reference | None:
-    """The reference of a bundle that has one; BundleError when its file is not what the manifest says."""
+    """The reference of a bundle, if it has one; BundleError when its file does not match the manifest."""
     part, manifest = found.manifest.reference, found.manifest
     if part is None or "features" not in manifest.extras:
         return None
@@ -112,7 +114,7 @@ def load_reference(found: Bundle) -> Reference | None:
 
 
 def disagreement(opinions: Floats) -> Floats:
-    """Jensen-Shannon divergence of E encoders' probabilities [N, E, C]: [N], 0, all the same, to 1, each its class."""
+    """Jensen-Shannon divergence of encoders' probabilities [N, E, C]: [N], from 0 (same) to 1 (each its own class)."""
     encoders = opinions.shape[1]
     if encoders == 1:
         return np.zeros(len(opinions), np.float32)
@@ -121,16 +123,16 @@ def disagreement(opinions: Floats) -> Floats:
 
 
 def quantile(ordered: Floats, share: float) -> float:
-    """What at most 1 - `share` of images like these exceed, on average over such sets (split conformal prediction).
+    """The limit that at most 1 - `share` of similar images exceed on average (split conformal prediction).
 
-    The largest of `ordered`, when they are too few to say so.
+    The largest of `ordered` when they are too few for that.
     """
     rank = int(np.ceil((len(ordered) + 1) * share))
     return float(ordered[min(rank, len(ordered)) - 1])
 
 
 def _floored(variance: Floats) -> Floats:
-    """[..., F], none much less than their mean."""
+    """[..., F], each raised to a fraction of their mean at least."""
     return np.asarray(np.maximum(variance, _FLOOR**2 * variance.mean(-1, keepdims=True)) + 1e-12)
 
 

@@ -119,7 +119,7 @@ def served(held_out: Seen, labels: np.ndarray, classes: Sequence[str]) -> Model:
     """What of a line's model its watchers use."""
     confidence = calibrate(held_out.logits, labels, classes)
     opinions = softmax(held_out.opinions / confidence.temperature)
-    reference = Reference.of(held_out.features, held_out.logits.argmax(1), len(classes), opinions)
+    reference = Reference.from_features(held_out.features, held_out.logits.argmax(1), len(classes), opinions)
     manifest = SimpleNamespace(classes=tuple(classes), confidence=confidence)
     return cast(Model, SimpleNamespace(manifest=manifest, predictor=SimpleNamespace(reference=reference)))
 
@@ -132,7 +132,7 @@ def outputs(seen: Seen, divisor: float) -> Outputs:
 def stream(node: Node, kinds: Sequence[str], window: int, seed: int) -> tuple[Told, int]:
     """Show images of these kinds, drawn at random, until there is an alarm or they end; and how many were shown."""
     told, settings = Told(), uncertainty_check.Settings()
-    doubting = uncertainty_check.Doubts(settings)
+    doubting = uncertainty_check.UncertaintyCheck(settings)
     watchers = doubting, drift.Drift(drift.Settings(window=window), doubting, told)
     random = generator(seed, "frames")
     for count, kind in enumerate(kinds):

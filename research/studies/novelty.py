@@ -224,7 +224,7 @@ def _figures(ordinary: np.ndarray, unknown: np.ndarray) -> Figures:
 def score(known: Seen, labels: np.ndarray, judged: Sequence[Seen]) -> list[Scores]:
     """The scores of sets of images, measured against images that the node knows."""
     divisor = temperature(known.logits, labels)
-    reference = Reference.of(known.features, known.logits.argmax(1), known.logits.shape[1])
+    reference = Reference.from_features(known.features, known.logits.argmax(1), known.logits.shape[1])
     whitening = _whitening(known, reference)
     alone = {"novelty": reference.novelty, "difference": _difference(known, known, itself=True)}
     baseline = _scores(known, known, divisor, reference, whitening) | alone
@@ -254,7 +254,7 @@ def _scores(seen: Seen, known: Seen, divisor: float, reference: Reference, white
         "difference": _difference(seen, known),
         "class distance": np.square(distances).mean(1),
         "Mahalanobis": full.min(1),
-        "novelty": reference.novel(seen.features),
+        "novelty": reference.nearest_distance(seen.features),
     }
 
 

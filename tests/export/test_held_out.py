@@ -13,7 +13,7 @@ from edge.bundle import bundle_format
 from edge.bundle.bundle_format import Manifest
 from edge.inference.image_decoding import decode_image
 from edge.inference.predictor import Predictor
-from edge.uncertainty.uncertainty_check import Doubts, Settings
+from edge.uncertainty.uncertainty_check import Settings, UncertaintyCheck
 from export import held_out
 from export.bundle_export import export
 from export.calibration import softmax, temperature
@@ -95,7 +95,7 @@ def test_the_bundle_holds_how_the_graph_saw_the_images_and_a_line_measures_with_
     assert len(reference.features) == len(reference.novelty) == len(reference.disagreement) == IMAGES
     known = decode_image(Path(written.model.verdicts[3].path), 32)
     strange = np.zeros((32, 32, 3), np.uint8)
-    seen, unseen = shown(a_line(written.folder, Told(), Doubts(Settings())), [known, strange])
+    seen, unseen = shown(a_line(written.folder, Told(), UncertaintyCheck(Settings())), [known, strange])
     assert seen.novelty == pytest.approx(0, abs=1e-4)
     assert unseen.novelty is not None
     assert unseen.novelty > 1e-3

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge.bundle import bundle_format
-from edge.registry.bundle_store import Store
+from edge.registry.bundle_store import BundleStore
 from tests.support.tiny_bundle import CLASSES, tiny_bundle
 
 OTHERS = ("green", "blue", "red")  # the same classes: what one bundle calls red the other calls green
@@ -19,9 +19,9 @@ def tiny(folder: Path, round_: int = 1, classes: Sequence[str] = CLASSES) -> Pat
     return folder
 
 
-def stored(folder: Path, *bundles: Path) -> tuple[Store, list[str]]:
+def stored(folder: Path, *bundles: Path) -> tuple[BundleStore, list[str]]:
     """A store with these bundles, of which the first is served."""
-    store = Store(folder)
+    store = BundleStore(folder)
     digests = [store.add(each, "test") for each in bundles]
-    store.activated(digests[0], "test", trial=False)
+    store.record_activation(digests[0], "test", trial=False)
     return store, digests

@@ -38,7 +38,9 @@ def judged_bundle(
     """A bundle with a reference from so many images."""
     outputs = Predictor(tiny_bundle(folder, extras=True)).run(pictures(images, 0), ("opinions", "features"))
     assert outputs.features is not None
-    reference = Reference.of(outputs.features, outputs.probabilities.argmax(1), len(CLASSES), outputs.opinions)
+    reference = Reference.from_features(
+        outputs.features, outputs.probabilities.argmax(1), len(CLASSES), outputs.opinions
+    )
     tiny_bundle(folder, extras=True, confidence=confidence, reference=reference.encode(), node=node)
     return folder
 

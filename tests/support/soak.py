@@ -36,7 +36,7 @@ from PIL import Image as Picture
 
 from broker_config.protocol import topics
 from edge.registry import control_requests
-from edge.registry.bundle_store import of_line
+from edge.registry.bundle_store import line_store
 from tests.edge.daemon.test_daemon import Daemon
 from tests.support.fuzz_http import Battle
 from tests.support.mosquitto import Mosquitto
@@ -140,7 +140,7 @@ class Line:
         for name in ("camera", "state"):
             (folder / name).mkdir()
         self.log = folder / "log"
-        self.store = of_line(folder / "state", "line-1")
+        self.store = line_store(folder / "state", "line-1")
         tiny_bundle(folder / "one")
         tiny_bundle(folder / "two", round_=2, classes=(ROTATED[0], ROTATED[1], ROTATED[2]))
         self.names: list[str] = []
@@ -187,7 +187,7 @@ class Line:
         active = self.store.state().active
         other = next(each for each in self.digests if each != active)
         wanted = control_requests.Request(action="activate", by="soak", bundle=other, force=True)
-        answer = control_requests.ask(self.store.folder, wanted, PATIENCE, self.store.served)
+        answer = control_requests.send_request(self.store.folder, wanted, PATIENCE, self.store.is_locked)
         assert answer.done, answer
         return "swaps"
 

@@ -68,7 +68,7 @@ def test_the_self_test_finds_a_graph_with_other_names_than_the_manifest(tiny, ch
 def reference(features: int) -> bytes:
     """Of a model that has so many features."""
     random = np.random.default_rng(2)
-    return Reference.of(random.normal(size=(60, features)).astype("f4"), np.arange(60) % 3, 3).encode()
+    return Reference.from_features(random.normal(size=(60, features)).astype("f4"), np.arange(60) % 3, 3).encode()
 
 
 def test_the_self_test_finds_a_reference_of_another_graph(tmp_path):

@@ -28,7 +28,7 @@ from edge.daemon.daemon import serve
 from edge.registry import bundle_messages, bundle_receiver, bundle_sender
 from edge.registry.bundle_messages import Answer, File, Offer
 from edge.registry.bundle_receiver import BundleReceiver
-from edge.registry.bundle_store import of_line
+from edge.registry.bundle_store import line_store
 from edge.registry.gate import Gate
 from tests.edge.daemon.test_daemon import subscriber
 from tests.edge.registry.test_gate import Running, running
@@ -58,7 +58,7 @@ class Receiving(Running):
     url = ""
 
     def send(self, folder: Path) -> Answer:
-        return bundle_sender.send(folder, Endpoint.parse(self.url), self.name, lambda _: None)
+        return bundle_sender.send_bundle(folder, Endpoint.parse(self.url), self.name, lambda _: None)
 
 
 DEFAULT = Gate()
@@ -73,7 +73,7 @@ def receiving(
     name = f"line-{secrets.token_hex(4)}"
     with running(store, digests, gate, verifier) as line:
         taking = BundleReceiver(bundle_messages.Settings(url=url, activate=activate), name, line.rollout, verifier)
-        with taking.taking():
+        with taking.run_in_background():
             found = Receiving(line.rollout, line.line, line.outbox, digests)
             found.name, found.url = name, url
             yield found
@@ -154,7 +154,7 @@ def test_what_is_not_of_this_lines_node_or_older_is_refused_before_its_graph_is_
 def test_a_bundle_that_has_failed_in_service_does_not_come_again(line, ours, tmp_path):
     folder = ours.bundle(tmp_path / "next", version=8)
     line.send(folder)
-    line.rollout._broken(line.line.model, RuntimeError("no memory"))
+    line.rollout._count_error(line.line.model, RuntimeError("no memory"))
     line.until(line.digests[0])
     answer = line.send(folder)
     assert (answer.state, "has failed in service: it cannot compute" in answer.text) == ("refused", True)
@@ -176,7 +176,7 @@ def test_an_unsigned_bundle_is_not_even_offered(line, tmp_path):
 def test_a_line_that_is_not_there_is_told(plant, ours, tmp_path, monkeypatch):
     monkeypatch.setattr(bundle_sender, "_NOBODY", 0.5)
     with pytest.raises(EdgeNodeError, match="line 'nowhere' does not answer"):
-        bundle_sender.send(ours.bundle(tmp_path / "next"), Endpoint.parse(plant), "nowhere", print)
+        bundle_sender.send_bundle(ours.bundle(tmp_path / "next"), Endpoint.parse(plant), "nowhere", print)
 
 
 # ---------------------------------------------------------------- who must not
@@ -202,16 +202,16 @@ def test_over_a_federations_broker_nothing_is_sent(provisioned, ours, tmp_path, 
         client.publish(spec, b"{}", 1, retain=True).wait_for_publish(10)
         with subscriber(plant, "edge-node/v1/lines/#") as messages:
             with pytest.raises(UsageError, match="does not leave the plant"):
-                bundle_sender.send(folder, broker, "line-1", print)
+                bundle_sender.send_bundle(folder, broker, "line-1", print)
             assert messages.empty()
     finally:
         client.publish(spec, b"", 1, retain=True).wait_for_publish(10)
         client.disconnect()
     with pytest.raises(EdgeNodeError):
-        bundle_sender.send(folder, Endpoint.parse(provisioned.url), "line-1", print)
+        bundle_sender.send_bundle(folder, Endpoint.parse(provisioned.url), "line-1", print)
     member = Endpoint.of_kit(provisioned.kits["plant-a"], with_signer=False)
     with pytest.raises(EdgeNodeError):
-        bundle_sender.send(folder, member, "line-1", print)
+        bundle_sender.send_bundle(folder, member, "line-1", print)
 
 
 def test_no_member_of_any_federation_may_speak_or_listen_where_bundles_travel():
@@ -390,7 +390,7 @@ def test_send_reaches_a_daemon_and_its_exit_code_says_what_became_of_it(ours, pl
         sent = here("bundle", "send", next_, plant, "--line", "press-3")
         assert sent.returncode == 0, sent.stderr
         assert "plant-a@30" in sent.stdout
-        assert running_.classify(RED).json()["model"] == of_line(tmp_path / "memory", "press-3").state().active
+        assert running_.classify(RED).json()["model"] == line_store(tmp_path / "memory", "press-3").state().active
         refused = here("bundle", "send", first, plant, "--line", "press-3", "--json")
         assert refused.returncode == 1
         assert "is older" in json.loads(refused.stdout)["text"]

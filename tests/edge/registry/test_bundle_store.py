@@ -12,16 +12,16 @@ import pytest
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.bundle.bundle_format import BundleError
-from edge.registry.bundle_store import KEPT, Store, StoreInUseError
+from edge.registry.bundle_store import KEPT, BundleStore, StoreInUseError
 from tests.support.bundle_stores import stored, tiny
 
 
 @pytest.fixture
-def store(tmp_path) -> Store:
-    return Store(tmp_path / "bundles")
+def store(tmp_path) -> BundleStore:
+    return BundleStore(tmp_path / "bundles")
 
 
-def events(store: Store) -> list[tuple[str, str]]:
+def events(store: BundleStore) -> list[tuple[str, str]]:
     return [(each.what, each.bundle) for each in store.state().history]
 
 
@@ -52,31 +52,31 @@ def test_a_damaged_bundle_is_not_taken_and_a_damaged_copy_is_replaced(store, tmp
 
 def test_what_was_served_before_is_the_way_back(tmp_path):
     store, (one, two) = stored(tmp_path / "bundles", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
-    state = store.activated(two, "me")
+    state = store.record_activation(two, "me")
     assert (state.active, state.previous, state.trial) == (two, one, 1)
-    state = store.rolled_back("the line", "too slow", failed=True)
+    state = store.record_rollback("the line", "too slow", failed=True)
     assert (state.active, state.previous, state.trial, state.bad) == (one, "", 0, {two: "too slow"})
     last = state.history[-1]
     assert (last.what, last.bundle, last.by, last.why) == ("rolled back", two, "the line", "too slow")
-    state = store.activated(two, "me", "on purpose")
+    state = store.record_activation(two, "me", "on purpose")
     assert (state.bad, state.previous) == ({}, one)
-    store.confirmed("the line")
-    state = store.rolled_back("me", "on purpose", failed=False)
+    store.record_confirmation("the line")
+    state = store.record_rollback("me", "on purpose", failed=False)
     assert (state.active, state.previous, state.bad) == (one, two, {})
 
 
 def test_a_bundle_that_replaces_one_on_probation_goes_back_to_the_last_that_has_passed(tmp_path):
     folders = [tiny(tmp_path / str(number), number) for number in range(3)]
     store, (one, two, three) = stored(tmp_path / "bundles", *folders)
-    store.activated(two, "me")
-    assert store.activated(three, "me").previous == one
-    state = store.activated(one, "me")
+    store.record_activation(two, "me")
+    assert store.record_activation(three, "me").previous == one
+    state = store.record_activation(one, "me")
     assert (state.active, state.previous, state.trial) == (one, three, 0)
 
 
 def test_old_bundles_are_forgotten_but_never_the_two_that_matter(tmp_path):
     store, (first, second) = stored(tmp_path / "bundles", tiny(tmp_path / "a"), tiny(tmp_path / "b", 2))
-    store.activated(second, "me")
+    store.record_activation(second, "me")
     for number in range(KEPT + 4):
         store.add(tiny(tmp_path / str(number), 10 + number), "me")
     assert len(store.digests()) == KEPT + 2
@@ -85,18 +85,18 @@ def test_old_bundles_are_forgotten_but_never_the_two_that_matter(tmp_path):
 
 def test_a_bundle_is_found_by_its_first_digits(tmp_path):
     store, (digest,) = stored(tmp_path / "bundles", tiny(tmp_path / "a"))
-    assert store.find(digest[:3]) == digest
+    assert store.resolve(digest[:3]) == digest
     for digits in ("", "x", "../", digest + "0"):
         with pytest.raises(UsageError, match="begin with"):
-            store.find(digits)
+            store.resolve(digits)
 
 
 def test_one_process_serves_from_a_store(store):
-    with store.claimed():
-        assert store.served()
-        with pytest.raises(StoreInUseError, match=str(os.getpid())), store.claimed(0.1):
+    with store.lock():
+        assert store.is_locked()
+        with pytest.raises(StoreInUseError, match=str(os.getpid())), store.lock(0.1):
             pass
-    assert not store.served()
+    assert not store.is_locked()
 
 
 def test_a_state_that_cannot_be_read_is_said_and_not_overwritten(tmp_path):
@@ -105,7 +105,7 @@ def test_a_state_that_cannot_be_read_is_said_and_not_overwritten(tmp_path):
     for content in (b"", b"{", b"\xff", b'{"active": 3}'):
         path.write_bytes(content)
         with pytest.raises(UsageError, match=r"state\.json"):
-            store.activated(digest, "me")
+            store.record_activation(digest, "me")
         assert path.read_bytes() == content
 
 
@@ -122,7 +122,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from broker_config.storage import disk
-from edge.registry.bundle_store import Store
+from edge.registry.bundle_store import BundleStore
 
 left = int(sys.argv[1])
 def step(function):
@@ -138,10 +138,10 @@ def step(function):
         return done
     return run
 disk.sync, Path.replace, Path.rename, Path.mkdir = map(step, (disk.sync, Path.replace, Path.rename, Path.mkdir))
-store = Store(Path(sys.argv[2]))
+store = BundleStore(Path(sys.argv[2]))
 digest = store.add(Path(sys.argv[3]), "me")
-store.activated(digest, "me")
-store.rolled_back("the line", "too slow", failed=True)
+store.record_activation(digest, "me")
+store.record_rollback("the line", "too slow", failed=True)
 """
 
 
@@ -158,7 +158,7 @@ def test_a_kill_before_or_after_any_durable_step_leaves_a_store_that_can_be_used
         assert not list(store.folder.glob(".*-*"))
         assert (state.active, state.previous) in [(one, ""), (two, one)]
         seen.add((state.active == two, bool(state.bad)))
-        assert store.activated(two, "again").active == two
+        assert store.record_activation(two, "again").active == two
         json.loads((store.folder / "state.json").read_bytes())
         step += 3
     assert code == 0

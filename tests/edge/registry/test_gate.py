@@ -19,8 +19,8 @@ from edge.inference.predictor import Outputs, Predictor
 from edge.inference.served_model import Model, load_model
 from edge.inference.tiling import View
 from edge.inference.verdict import Failure, Notice, Outcome, Verdict
-from edge.registry.bundle_store import Store
-from edge.registry.gate import ENOUGH, OF_A_CLASS, SAMPLE, Gate, Sample, examine
+from edge.registry.bundle_store import BundleStore
+from edge.registry.gate import ENOUGH, OF_A_CLASS, SAMPLE, Gate, Sample, assess_candidate
 from edge.registry.rollout import RefusedError, Rollout
 from tests.support.bundle_stores import OTHERS, stored, tiny
 from tests.support.signers import Signers
@@ -60,11 +60,14 @@ class Running:
 
 @contextlib.contextmanager
 def running(
-    store: Store, digests: list[str], gate: Gate, verifier: Verifier | None = None, doubter: Any = None
+    store: BundleStore, digests: list[str], gate: Gate, verifier: Verifier | None = None, doubter: Any = None
 ) -> Iterator[Running]:
     rollout, outbox = Rollout(store, gate, verifier), Kept()
     monitors = [each for each in (doubter, rollout) if each]
-    with contextlib.closing(Pipeline(rollout.begin(None), outbox, monitors=monitors)) as line, rollout.of(line):
+    with (
+        contextlib.closing(Pipeline(rollout.load_first(None), outbox, monitors=monitors)) as line,
+        rollout.manage(line),
+    ):
         yield Running(rollout, line, outbox, digests)
 
 
@@ -128,9 +131,9 @@ def test_a_bundle_that_misses_a_rare_class_is_refused_however_seldom_that_comes(
         seen: Any = SimpleNamespace(
             model=old, tiled=pixels, outputs=Outputs(probabilities), inference_seconds=16.0, tile=tile
         )
-        sample.see(seen)
-    assert len(sample.of(old)) == SAMPLE
-    finding = examine(new, old, sample.of(old), Gate())[-1]
+        sample.add(seen)
+    assert len(sample.inputs_of(old)) == SAMPLE
+    finding = assess_candidate(new, old, sample.inputs_of(old), Gate())[-1]
     assert not finding.good
     assert (
         f"on {SAMPLE - OF_A_CLASS} of the last {SAMPLE} images, on 0 of {OF_A_CLASS} that are scratch" in finding.text
@@ -222,7 +225,7 @@ def test_going_back_is_for_the_bundle_before_alone_and_outlasts_a_restart(trusti
     trusting.rollout.roll_back("me")
     assert trusting.line.model.digest == middle
     assert "is older" in refused(trusting, older)
-    assert Rollout(trusting.store, Gate(), trusting.rollout._verifier).begin(None).digest == middle
+    assert Rollout(trusting.store, Gate(), trusting.rollout._verifier).load_first(None).digest == middle
 
 
 def test_a_bundle_that_the_gate_refuses_does_not_count_as_served(trusting):
@@ -230,7 +233,7 @@ def test_a_bundle_that_the_gate_refuses_does_not_count_as_served(trusting):
     middle, _, newer, _ = trusting.digests
     trusting.rollout._gate = Gate(latency=1e-9)
     refused(trusting, newer)
-    assert Rollout(trusting.store, Gate(), trusting.rollout._verifier).begin(None).digest == middle
+    assert Rollout(trusting.store, Gate(), trusting.rollout._verifier).load_first(None).digest == middle
 
 
 # ---------------------------------------------------------------- in service
@@ -349,7 +352,7 @@ def test_a_model_that_has_passed_its_probation_is_forgiven_two_errors_but_not_th
 
 def test_single_errors_among_the_right_answers_to_programs_are_no_row_of_errors(tmp_path, monkeypatch):
     store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
-    store.activated(two, "me", trial=False)
+    store.record_activation(two, "me", trial=False)
     image = np.zeros((1, 16, 16, 3), np.uint8)
 
     def ask(line: Running, model: Model, *, wrong: bool) -> None:
@@ -387,7 +390,7 @@ def test_a_model_that_fails_and_is_the_only_one_stays_and_that_is_said(tmp_path,
 
 def test_a_model_that_fails_while_the_one_before_is_damaged_stays_and_that_is_said_once(tmp_path):
     store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
-    store.activated(two, "me")
+    store.record_activation(two, "me")
     Path(store.path(one) / "model.onnx").write_bytes(b"damaged")
     with running(store, [one, two], Gate(latency=1e-9)) as line:
         line.judge(30)
@@ -405,20 +408,20 @@ def test_a_model_that_fails_while_the_one_before_is_damaged_stays_and_that_is_sa
 
 def test_a_model_under_which_the_daemon_dies_three_times_is_taken_back(tmp_path):
     store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
-    store.activated(two, "me")
+    store.record_activation(two, "me")
     for _ in range(2):
-        assert Rollout(store, Gate()).begin(None).digest == two  # and is killed
-    assert Rollout(store, Gate()).begin(None).digest == one
+        assert Rollout(store, Gate()).load_first(None).digest == two  # and is killed
+    assert Rollout(store, Gate()).load_first(None).digest == one
     assert "died" in store.state().bad[two]
 
 
 def test_a_bundle_on_probation_that_a_restart_names_goes_on_with_it_and_is_confirmed(tmp_path):
     store, (_, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
-    store.activated(two, "me")
+    store.record_activation(two, "me")
     rollout = Rollout(store, Gate(minutes=0, frames=0))
     with (
-        contextlib.closing(Pipeline(rollout.begin(tmp_path / "2"), Kept(), monitors=[rollout])) as line,
-        rollout.of(line),
+        contextlib.closing(Pipeline(rollout.load_first(tmp_path / "2"), Kept(), monitors=[rollout])) as line,
+        rollout.manage(line),
     ):
         deadline = time.monotonic() + 10
         while store.state().trial:
@@ -429,16 +432,16 @@ def test_a_bundle_on_probation_that_a_restart_names_goes_on_with_it_and_is_confi
 
 def test_a_served_bundle_that_is_damaged_gives_way_to_the_one_before(tmp_path, caplog):
     store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
-    store.activated(two, "me")
+    store.record_activation(two, "me")
     Path(store.path(two) / "model.onnx").write_bytes(b"damaged")
-    assert Rollout(store, Gate()).begin(None).digest == one
+    assert Rollout(store, Gate()).load_first(None).digest == one
     assert store.state().active == one
     assert "the one before it is tried" in caplog.text
 
 
 def test_a_line_without_any_bundle_says_how_to_get_one(tmp_path):
     with pytest.raises(EdgeNodeError, match="no bundle") as caught:
-        Rollout(Store(tmp_path / "store"), Gate()).begin(None)
+        Rollout(BundleStore(tmp_path / "store"), Gate()).load_first(None)
     assert "edge-node serve BUNDLE" in caught.value.remedy
 
 

@@ -18,8 +18,8 @@ import pytest
 
 from broker_config.security import trust
 from edge.bundle.verification import Verifier
-from edge.registry.bundle_store import Store, of_line
-from edge.registry.control_requests import Answer, Request, ask
+from edge.registry.bundle_store import BundleStore, line_store
+from edge.registry.control_requests import Answer, Request, send_request
 from edge.registry.gate import Gate
 from edge.registry.rollout import Rollout
 from tests.edge.daemon.test_daemon import Daemon
@@ -63,8 +63,8 @@ def daemon(memory: Path, *arguments: object) -> Iterator[Daemon]:
             process.kill()
 
 
-def wanted(store: Store, digest: str) -> Answer:
-    return ask(store.folder, Request(action="activate", by="test", bundle=digest), 30, store.served)
+def wanted(store: BundleStore, digest: str) -> Answer:
+    return send_request(store.folder, Request(action="activate", by="test", bundle=digest), 30, store.is_locked)
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_the_command_lists_adds_activates_and_goes_back_with_and_without_a_daemo
         return {"active": found["active"], "previous": found["previous"]}
 
     with daemon(tmp_path, one) as line:
-        first = of_line(tmp_path, "line-1").state().active
+        first = line_store(tmp_path, "line-1").state().active
         second = bundle("add", two).split()[0]
         assert "tiny@2 is served" in bundle("activate", second[:6])
         assert listed() == {"active": second, "previous": first}
@@ -154,7 +154,7 @@ def test_a_request_that_nobody_answers_or_can_read_does_no_harm(tmp_path):
     with daemon(tmp_path) as line:
         for number, content in enumerate((b"", b"\xff", b'{"action": "destroy", "by": "x"}', b"[" * 100_000)):
             (requests / f"{number}.json").write_bytes(content)
-        answer = ask(store.folder, Request(action="activate", by="x", bundle="../../etc"), 30, store.served)
+        answer = send_request(store.folder, Request(action="activate", by="x", bundle="../../etc"), 30, store.is_locked)
         assert not answer.done
         assert "begin with" in answer.text
         assert line.classify(RED).json()["model"] == digests[0]
@@ -171,7 +171,7 @@ from broker_config.storage import disk
 from edge.inference.pipeline import Pipeline
 from edge.registry.gate import Gate
 from edge.registry.rollout import Rollout
-from edge.registry.bundle_store import Store, of_line
+from edge.registry.bundle_store import BundleStore
 from edge.bundle.verification import Verifier
 
 memory, file, left, newer = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
@@ -190,11 +190,11 @@ def step(function):
         return done
     return run
 disk.replace_bytes, Path.replace = map(step, (disk.replace_bytes, Path.replace))
-rollout = Rollout(Store(memory / "bundles"), Gate(), Verifier(trust.read(file), memory))
-line = Pipeline(rollout.begin(None), Outbox(), monitors=[rollout])
-with rollout.of(line):
+rollout = Rollout(BundleStore(memory / "bundles"), Gate(), Verifier(trust.read(file), memory))
+line = Pipeline(rollout.load_first(None), Outbox(), monitors=[rollout])
+with rollout.manage(line):
     rollout.activate(newer, "me")
-    rollout._broken(line.model, RuntimeError("no memory"))
+    rollout._count_error(line.model, RuntimeError("no memory"))
     while rollout.store.state().active == newer:
         pass
     rollout.activate(newer, "me", force=True)
@@ -214,10 +214,10 @@ def test_a_kill_at_any_durable_step_of_a_change_leaves_a_line_that_starts(tmp_pa
         memory, step = tmp_path / f"memory-{number}", 1 + number * 9 + random.randrange(9)
         store, (one, two) = stored(memory / "bundles", old, new)
         verifier = Verifier(trust.read(file), memory)
-        Rollout(store, Gate(), verifier).begin(None)
+        Rollout(store, Gate(), verifier).load_first(None)
         command = [sys.executable, "-c", KILLED, str(memory), str(file), str(step), two]
         code = subprocess.run(command, check=False, timeout=60, stderr=subprocess.DEVNULL).returncode
-        model = Rollout(store, Gate(), verifier).begin(None)
+        model = Rollout(store, Gate(), verifier).load_first(None)
         assert model.digest in (one, two)
         assert store.state().active == model.digest
         seen[model.digest == one] += 1

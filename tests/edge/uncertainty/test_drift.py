@@ -16,7 +16,7 @@ from edge.inference.verdict import Verdict
 from edge.uncertainty.drift import Drift
 from edge.uncertainty.drift import Settings as DriftSettings
 from edge.uncertainty.reference import Reference
-from edge.uncertainty.uncertainty_check import Doubts, Settings
+from edge.uncertainty.uncertainty_check import Settings, UncertaintyCheck
 from tests.support.judged_images import SIZE, Told, a_line, judged_bundle, picture, pictures, shown
 from tests.support.tiny_bundle import CLASSES, tiny_bundle
 
@@ -30,7 +30,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def watched(folder: Path, **settings: float) -> tuple[Pipeline, Drift, Told]:
     told = Told()
-    doubts = Doubts(Settings())
+    doubts = UncertaintyCheck(Settings())
     drift = Drift(DriftSettings(**{"window": WINDOW, **settings}), doubts, told)  # type: ignore[arg-type]
     return a_line(folder, told, doubts, drift), drift, told
 
@@ -96,9 +96,9 @@ class Watch:
     def __init__(self, seed: int, window: int, held_out: int = 60) -> None:
         self.random, self.told = np.random.default_rng(seed), Told()
         self.means = self.random.normal(0, 3, (3, 40))
-        self.drift = Drift(DriftSettings(window=window), Doubts(Settings()), self.told)
+        self.drift = Drift(DriftSettings(window=window), UncertaintyCheck(Settings()), self.told)
         taken = np.arange(held_out) % 3
-        reference = Reference.of(np.stack([self.features(each) for each in taken]), taken, 3)
+        reference = Reference.from_features(np.stack([self.features(each) for each in taken]), taken, 3)
         manifest = SimpleNamespace(classes=CLASSES, confidence=None)
         self.model: Any = SimpleNamespace(manifest=manifest, predictor=SimpleNamespace(reference=reference))
 

@@ -20,8 +20,8 @@ from edge.inference.pipeline import Frame, Pipeline
 from edge.inference.tiling import View
 from edge.inference.verdict import Failure
 from edge.uncertainty.image_retention import ImageRetention, Settings
-from edge.uncertainty.uncertainty_check import Doubts
 from edge.uncertainty.uncertainty_check import Settings as DoubtSettings
+from edge.uncertainty.uncertainty_check import UncertaintyCheck
 from tests.support.judged_images import CONFIDENCE, Told, a_line, judge, judged_bundle, picture, shown
 from tests.support.tiny_bundle import BLUE, RED
 
@@ -39,7 +39,7 @@ def keeping(judged: Path, folder: Path, **settings: Any) -> Iterator[tuple[Pipel
     """A line that keeps images; afterwards the disk has them."""
     keep = ImageRetention(Settings(path=str(folder), **settings))
     with contextlib.closing(keep):
-        yield a_line(judged, Told(), Doubts(DoubtSettings(novelty=0)), keep), keep
+        yield a_line(judged, Told(), UncertaintyCheck(DoubtSettings(novelty=0)), keep), keep
 
 
 def kept(folder: Path) -> list[str]:

@@ -13,7 +13,7 @@ from edge.bundle.bundle_format import BundleError
 from edge.config.line_settings import parse
 from edge.inference.served_model import load_model
 from edge.uncertainty.reference import Reference, disagreement, load_reference, quantile
-from edge.uncertainty.uncertainty_check import Doubts, Settings
+from edge.uncertainty.uncertainty_check import Settings, UncertaintyCheck
 from tests.support.judged_images import SIZE, Told, a_line, judged_bundle, picture, pictures, shown
 from tests.support.tiny_bundle import tiny_bundle
 
@@ -30,7 +30,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def doubts(folder: Path, *images: np.ndarray, **settings: Any) -> list[tuple[str, ...]]:
-    line = a_line(folder, Told(), Doubts(Settings(**settings)))
+    line = a_line(folder, Told(), UncertaintyCheck(Settings(**settings)))
     return [verdict.doubts for verdict in shown(line, images)]
 
 
@@ -65,7 +65,7 @@ def test_each_image_is_doubted_for_what_is_wrong_with_it(judged):
 
 
 def test_the_encoders_disagreement_is_told_but_no_reason_to_doubt_unless_asked_for(judged):
-    [verdict] = shown(a_line(judged, Told(), Doubts(Settings())), [TORN])
+    [verdict] = shown(a_line(judged, Told(), UncertaintyCheck(Settings())), [TORN])
     assert verdict.disagreement is not None
     assert verdict.disagreement > 0.3
     assert "disagreement" not in verdict.doubts
@@ -80,7 +80,7 @@ def test_settings_overrule_the_bundle(judged):
 def test_a_bundle_without_extras_gives_only_its_thresholds(tmp_path):
     confidence = bundle_format.Confidence(images=9, thresholds={"red": 0.9})
     tiny_bundle(tmp_path / "old", confidence=confidence)
-    [verdict] = shown(a_line(tmp_path / "old", Told(), Doubts(Settings(disagreement=0.1))), [UNSURE])
+    [verdict] = shown(a_line(tmp_path / "old", Told(), UncertaintyCheck(Settings(disagreement=0.1))), [UNSURE])
     assert (verdict.doubts, verdict.disagreement, verdict.novelty) == (("confidence",), None, None)
 
 
@@ -90,7 +90,7 @@ def test_an_old_bundle_without_confidence_is_served_and_never_doubted(tmp_path):
 
 
 def test_the_next_model_is_measured_with_its_own_limits(judged, tmp_path):
-    line = a_line(judged, Told(), Doubts(Settings()))
+    line = a_line(judged, Told(), UncertaintyCheck(Settings()))
     assert "confidence" in shown(line, [UNSURE])[0].doubts
     tiny_bundle(tmp_path / "b")
     line.model = load_model(tmp_path / "b")
@@ -102,7 +102,7 @@ def test_a_tiled_frame_is_doubted_for_the_tile_that_decided(judged):
     line = a_line(judged, Told(), lambda each: seen.append(each) or each.verdict)
     shown(line, [SURE])
     outputs = line.model.predictor.run(np.stack([SURE, STRANGE]), ("opinions", "features"))
-    judge = Doubts(Settings())
+    judge = UncertaintyCheck(Settings())
     assert judge(seen[0]._replace(outputs=outputs, tile=0)).doubts == ()
     assert judge(seen[0]._replace(outputs=outputs, tile=1)).doubts == ("novelty",)
 
@@ -115,7 +115,9 @@ def test_a_reference_that_is_not_the_bundles_is_refused(judged, tmp_path):
         load_model(folder)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff" * 100, Reference.of(np.eye(4, 3), np.arange(4) % 2, 2).encode()])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 100, Reference.from_features(np.eye(4, 3), np.arange(4) % 2, 2).encode()]
+)
 def test_a_reference_that_cannot_be_used_is_said_to_be_damaged(tmp_path, content):
     tiny_bundle(tmp_path / "b", extras=True, reference=content)
     with pytest.raises(BundleError, match=r"reference\.safetensors is (damaged|of another model)"):
@@ -125,7 +127,7 @@ def test_a_reference_that_cannot_be_used_is_said_to_be_damaged(tmp_path, content
 def test_a_reference_survives_its_file(judged):
     found = load_reference(bundle_format.read_bundle(judged))
     assert found is not None
-    fresh = Reference.of(*(np.random.default_rng(1).normal(size=(20, 4)), np.arange(20) % 2), 2)
+    fresh = Reference.from_features(*(np.random.default_rng(1).normal(size=(20, 4)), np.arange(20) % 2), 2)
     assert found.counts.sum() == 60
     assert found.freedom > 1
     assert len(fresh.encode()) > 0
@@ -134,7 +136,7 @@ def test_a_reference_survives_its_file(judged):
 def test_doubting_a_real_models_verdict_takes_a_fraction_of_a_millisecond(judged, tmp_path):
     random = np.random.default_rng(0)
     features = random.normal(size=(128, 1280)).astype(np.float32) ** 2
-    reference = Reference.of(features, np.arange(128) % 3, 3, np.full((128, 2, 3), 1 / 3, np.float32))
+    reference = Reference.from_features(features, np.arange(128) % 3, 3, np.full((128, 2, 3), 1 / 3, np.float32))
     model = load_model(judged)
     model.predictor.reference = reference
     line = a_line(judged, Told())
@@ -143,7 +145,7 @@ def test_doubting_a_real_models_verdict_takes_a_fraction_of_a_millisecond(judged
     line.monitors = (lambda seen: caught.append(seen) or seen.verdict,)
     shown(line, [SURE])
     seen = caught[0]._replace(outputs=caught[0].outputs._replace(features=features[:1]))
-    judge = Doubts(Settings(disagreement=0.05))
+    judge = UncertaintyCheck(Settings(disagreement=0.05))
     took = []
     for _ in range(300):
         start = time.perf_counter()
