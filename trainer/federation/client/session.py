@@ -4,7 +4,6 @@ The main thread handles messages and never trains; a worker thread trains and ne
 """
 
 import contextlib
-import importlib.metadata
 import queue
 import shutil
 import time
@@ -14,16 +13,14 @@ from typing import get_args
 
 import msgspec
 
-from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint, MqttClient, probe
-from broker_config.mqtt.collision import CollisionDetector
+from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint, probe
 from broker_config.protocol import topics
-from broker_config.protocol.codec import DecodeError, decode, decode_any, encode, encoded_size
+from broker_config.protocol.codec import DecodeError, decode, decode_any, encoded_size
 from broker_config.protocol.errors import BrokerError, EdgeNodeError
 from broker_config.protocol.messages import (
     Accepted,
     AnyMessage,
     Contribution,
-    Finished,
     Hello,
     Manifest,
     Presence,
@@ -40,6 +37,7 @@ from trainer import progress as events
 from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint
 from trainer.federation.client.checkpoint import Progress
+from trainer.federation.client.connection import ClientConnection
 from trainer.federation.client.training_thread import Contributed, Deployed, Failed, Refined, Worker
 from trainer.progress.timeline import Timeline
 from trainer.training.exchange_notice import Exchange
@@ -93,8 +91,8 @@ class _Node:
         report: events.Report,
     ):
         self._spec, self._name, self._endpoint = spec, name, endpoint
-        self._me = checkpoint.begin_session(folder)
-        self._session = self._me.session  # of this process: what was meant for an earlier one is told apart
+        identity = checkpoint.begin_session(folder)
+        self._session = identity.session  # of this process: what was meant for an earlier one is told apart
         self._telemetry, self._report = telemetry, report
         self._activities, self._exchange = events.ActivityReporter(report), Exchange(report)
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
@@ -112,29 +110,18 @@ class _Node:
         self._fetching: Manifest | None = None
         self._offered = 0  # the newest round whose contribution was offered, and bytes sent before that
         self._sent_before = 0
-        self._collision = CollisionDetector(name, remedy="stop one of them, or choose another --name")
-        self._presence_topic = topics.presence(spec.federation, name)
-        self._mqtt = MqttClient(
-            endpoint,
-            f"edge-node/{spec.federation}/{name}",
-            inbox=self._inbox,
-            persistent=True,
-            will=(self._presence_topic, self._presence(online=False)),
-        )
+        self._connection = ClientConnection(
+            endpoint, spec, name, identity, self._inbox, report,
+            server="coordinator", persistent=True, remedy="stop one of them, or choose another --name",
+        )  # fmt: skip
         self._transfer = BlobTransfer(endpoint, spec.federation, name, self._worker.store, self._inbox)
         self._rounds = events.RoundReporter(report, lambda: (self._transfer.bytes_sent, self._transfer.bytes_received))
 
     def run(self, stop: Callable[[], bool]) -> Path | None:
         started, spec = time.monotonic(), self._spec
-        federation = spec.federation
-        self._mqtt.subscribe(
-            topics.down(federation, self._name),
-            topics.round_state(federation),
-            topics.presence(federation, topics.COORDINATOR),
-        )
-        self._mqtt.open()
+        self._connection.mqtt.open()
         self._transfer.start()
-        self._report(events.Gathering(federation=federation, run=spec.run, nodes=spec.nodes, rounds=spec.rounds))
+        self._report(events.Gathering(federation=spec.federation, run=spec.run, nodes=spec.nodes, rounds=spec.rounds))
         self._timeline.begin("waiting", self._rounds_done() + 1)
         while self._model is None:
             if stop():
@@ -145,8 +132,7 @@ class _Node:
             if self._called and time.monotonic() - self._announced > _CALM:
                 self._announce()
             self._activities.report(self._activity())
-        self._send(Finished(session=self._session, run=self._spec.run))
-        self._mqtt.flush(_FAREWELL)  # also if the connection has to come back first
+        self._connection.finish(_FAREWELL)
         up, down = self._transfer.bytes_sent, self._transfer.bytes_received
         seconds = time.monotonic() - started
         self._report(events.FederationFinished(rounds=spec.rounds, bytes_up=up, bytes_down=down, seconds=seconds))
@@ -154,11 +140,8 @@ class _Node:
 
     def close(self) -> None:
         self._worker.close()
-        if self._mqtt.is_connected:
-            self._mqtt.publish(self._presence_topic, self._presence(online=False), retain=True)
-            self._mqtt.flush(5)
         self._transfer.close()
-        self._mqtt.close()
+        self._connection.close()
 
     # What arrives
 
@@ -166,7 +149,7 @@ class _Node:
         match event:
             case Delivery():
                 self._receive(event)
-                self._mqtt.ack(event)
+                self._connection.mqtt.ack(event)
             case Contributed(progress):
                 self._forget_blobs(progress)
                 self._progress = progress
@@ -196,28 +179,16 @@ class _Node:
                     f"the broadcast of round {manifest.round} did not arrive: {reason}",
                     "check the coordinator's log and the broker's packet limits, then join again",
                 )
-            case Connected():
-                self._collision.observe(event)
-                self._announce()
-            case Disconnected(_, reason):
-                self._collision.observe(event)
-                self._say(f"connection lost ({reason}); trying again")
+            case Connected() | Disconnected():
+                self._connection.observe(event)
+                if isinstance(event, Connected):
+                    self._announce()
 
     def _announce(self) -> None:
         """Say that we are here, and what may have been lost."""
         self._called, self._announced = False, time.monotonic()
-        software = importlib.metadata.version("edge-node")
-        identity, incarnation = self._me.identity, self._me.incarnation
-        self._mqtt.publish(self._presence_topic, self._presence(online=True), retain=True)
-        self._send(
-            Hello(
-                session=self._session,
-                run=self._spec.run,
-                software=software,
-                identity=identity,
-                incarnation=incarnation,
-            )
-        )
+        self._connection.announce()
+        self._connection.send(Hello(**self._connection.hello))
         self._offer()
 
     def _complain(self, waited: float) -> None:
@@ -225,9 +196,6 @@ class _Node:
         if not (self.welcome or self._complained) and waited > _SILENCE:
             self._complained = True
             self._say("the coordinator has not let us in so far; waiting for it")
-
-    def _presence(self, *, online: bool) -> bytes:
-        return encode(Presence(session=self._session, online=online, identity=self._me.identity))
 
     def _receive(self, delivery: Delivery) -> None:
         if not delivery.payload:
@@ -241,8 +209,8 @@ class _Node:
 
     def _take(self, message: AnyMessage, topic: str) -> None:
         match message:
-            case Refusal(session=session) if session == self._session:
-                raise EdgeNodeError(f"the coordinator refused {self._name}: {message.reason}", message.remedy)
+            case Refusal():
+                self._connection.raise_refusal(message)
             case Accepted(session=session, run=run) if (session, run) == (self._session, self._spec.run):
                 self._accept(message)
             case RoundState(run=run) if run != self._spec.run:
@@ -257,7 +225,7 @@ class _Node:
             case Welcome(session=session) if session == self._session:
                 self.welcome = True
                 self._pursue()
-            case Welcome() | Refusal() | Accepted():
+            case Welcome() | Accepted():
                 pass  # nothing to do, or meant for an earlier process of this node
             case _:
                 self._say(f"ignored an unexpected {type(message).__name__} on {topic}")
@@ -378,7 +346,7 @@ class _Node:
             self._transfer.offer(blob.digest, blob.chunk_size)
             self._timeline.begin("sending", blob.round)
             self._sent_before = self._transfer.bytes_sent
-        self._send(
+        self._connection.send(
             Contribution(
                 session=self._session,
                 run=progress.run,
@@ -394,7 +362,9 @@ class _Node:
         self._report(events.Measured(node=self._name, round=progress.round, metrics=metrics))
         self._exchange.take(progress.round, {self._name: metrics})
         if self._telemetry:
-            self._send(Telemetry(session=self._session, run=progress.run, round=progress.round, metrics=metrics))
+            self._connection.send(
+                Telemetry(session=self._session, run=progress.run, round=progress.round, metrics=metrics)
+            )
 
     def _finish(self, final: Manifest) -> None:
         if self._progress is None:
@@ -407,9 +377,6 @@ class _Node:
             self._say("the federation has finished; judging the personal model")
             self._busy = True
             self._worker.deploy(final)
-
-    def _send(self, message: AnyMessage) -> None:
-        self._mqtt.publish(topics.up(self._spec.federation, self._name), encode(message))
 
     # What is told about it
 

@@ -1,18 +1,16 @@
 """One sensor's session in a line: it embeds what it measures, and learns from what the head sends back."""
 
 import contextlib
-import importlib.metadata
 import queue
 import time
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 
-from broker_config.mqtt.client import Connected, Delivery, Disconnected, MqttClient
-from broker_config.mqtt.collision import CollisionDetector
+from broker_config.mqtt.client import Connected, Delivery, Disconnected
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.mqtt.event_queue import EventQueue
 from broker_config.protocol import topics
-from broker_config.protocol.codec import DecodeError, decode, encode
+from broker_config.protocol.codec import DecodeError, decode
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.frames import LARGEST_FRAME, Graded, Opened, Represented, decode_frame
 from broker_config.protocol.messages import Finished, Message, Presence, Refusal, RoundState, Welcome
@@ -21,6 +19,7 @@ from broker_config.storage import disk
 from edge.terminal.formatting import pluralize
 from trainer import progress
 from trainer.federation.client import checkpoint
+from trainer.federation.client.connection import ClientConnection
 from trainer.vfl.client.local_round import LocalRound, is_skipped
 from trainer.vfl.client.measurements import Source
 from trainer.vfl.client.sensor_trainer import Deploy, SensorTrainer
@@ -98,16 +97,10 @@ class _Sensor:
         self._called, self._told, self._told_round = -_CALM, time.monotonic(), self.round
 
         self._inbox = EventQueue(EVENT_QUEUE)
-        federation = spec.federation
-        self._collision = CollisionDetector(name)
-        self._presence_topic = topics.presence(federation, name)
-        self._mqtt = MqttClient(
-            endpoint,
-            f"edge-node/{federation}/{name}",
-            inbox=self._inbox,
-            persistent=False,
-            will=(self._presence_topic, self._presence(online=False)),
+        self._connection = ClientConnection(
+            endpoint, spec, name, self._me, self._inbox, report, server="head", persistent=False
         )
+        self._mqtt = self._connection.mqtt
         self._mqtt.longest = LARGEST_FRAME
 
     @property
@@ -117,12 +110,7 @@ class _Sensor:
 
     def run(self, stop: Callable[[], bool]) -> tuple[int, bool]:
         federation, name = self._spec.federation, self._name
-        self._mqtt.subscribe(
-            topics.down(federation, name),
-            topics.round_state(federation),
-            topics.spec(federation),
-            topics.presence(federation, topics.COORDINATOR),
-        )
+        self._mqtt.subscribe(topics.spec(federation))
         frames = (topics.opened(federation), topics.representation(federation), topics.gradients(federation, name))
         self._mqtt.subscribe(*frames, qos=0)
         samples = self._learner.samples
@@ -140,17 +128,13 @@ class _Sensor:
             if self._inbox.empty():
                 self._pursue()
         self._learner.commit(last=True)
-        self._mqtt.publish(topics.up(federation, name), encode(Finished(session=self._me.session, run=self._spec.run)))
-        self._mqtt.flush(_FAREWELL)
+        self._connection.finish(_FAREWELL)
         self._say(f"finished: {pluralize(self.round, 'round')}")
         return self.round, True
 
     def close(self) -> None:
         self._tell_protection()
-        if self._mqtt.is_connected:
-            self._mqtt.publish(self._presence_topic, self._presence(online=False), retain=True)
-            self._mqtt.flush(5)
-        self._mqtt.close()
+        self._connection.close()
 
     def _nap(self) -> float:
         return _LOOK if self._call or (self._goal and self._open is None) else _TICK
@@ -168,12 +152,11 @@ class _Sensor:
                         self._ignored.add(topic)
                         self._say(f"ignored a message on {topic}, and will others like it: {error}")
             case Connected():
-                self._collision.observe(event)
-                self._mqtt.publish(self._presence_topic, self._presence(online=True), retain=True)
+                self._connection.observe(event)
+                self._connection.announce()
                 self._call = True
-            case Disconnected(_, reason):
-                self._collision.observe(event)
-                self._say(f"connection lost ({reason}); trying again")
+            case Disconnected():
+                self._connection.observe(event)
 
     def _receive(self, topic: str, payload: bytes) -> None:
         if not payload:
@@ -187,8 +170,8 @@ class _Sensor:
                 self._take(frame)
             return
         match message := decode(payload, Message):
-            case Refusal(session=session) as refusal if session == self._me.session:
-                raise EdgeNodeError(f"the head refused {self._name}: {refusal.reason}", refusal.remedy)
+            case Refusal():
+                self._connection.raise_refusal(message)
             case Welcome(session=session) if session == self._me.session:
                 self._welcome = True
                 if self._alone:
@@ -273,17 +256,13 @@ class _Sensor:
     def _hello(self) -> None:
         self._call, self._called = False, time.monotonic()
         hello = VflHello(
-            session=self._me.session,
-            run=self._spec.run,
-            software=importlib.metadata.version("edge-node"),
-            identity=self._me.identity,
-            incarnation=self._me.incarnation,
+            **self._connection.hello,
             columns=self._learner.samples.columns,
             round=self.round,
             kept=self._learner.kept,
             lacks=self._lacks,
         )
-        self._mqtt.publish(topics.up(self._spec.federation, self._name), encode(hello))
+        self._connection.send(hello)
 
     def _embed(self, goal: TargetRound) -> None:
         """Send the embeddings of a round, once its samples are there, or cannot be waited for any longer."""
@@ -347,9 +326,6 @@ class _Sensor:
     def _tell_protection(self) -> None:
         if text := describe_spent(self._spec, self.round):
             self._say(text)
-
-    def _presence(self, *, online: bool) -> bytes:
-        return encode(Presence(session=self._me.session, online=online, identity=self._me.identity))
 
     def _say(self, text: str) -> None:
         self._report(progress.Note(text=text))

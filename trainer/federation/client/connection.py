@@ -1,0 +1,111 @@
+"""Control connection of a federation's member, a node or a sensor: presence, hello, and what its server answers."""
+
+import importlib.metadata
+import queue
+from typing import Any
+
+from broker_config.mqtt.client import Connected, Disconnected, Endpoint, MqttClient
+from broker_config.mqtt.collision import CollisionDetector
+from broker_config.protocol import topics
+from broker_config.protocol.codec import encode
+from broker_config.protocol.errors import EdgeNodeError
+from broker_config.protocol.messages import AnyMessage, Finished, Presence, Refusal, Spec
+from broker_config.protocol.vfl_messages import VflHello, VflSpec
+from trainer import progress
+from trainer.federation.client.checkpoint import Identity
+
+_FAREWELL = 5.0  # seconds for the last presence to reach the broker
+
+
+class ClientConnection:
+    """The control connection of one member's process; what arrives goes to `inbox`.
+
+    Args:
+        endpoint: the broker.
+        spec: of the federation.
+        name: of the member.
+        identity: of its state folder and of this process.
+        inbox: receives what happens on the connection.
+        report: shows progress.
+        server: what the federation's server is to its members: the coordinator, or the head.
+        persistent: whether the broker keeps messages while this process is away.
+        remedy: for two processes of one name.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        spec: Spec | VflSpec,
+        name: str,
+        identity: Identity,
+        inbox: queue.Queue[Any],
+        report: progress.Report,
+        *,
+        server: str,
+        persistent: bool,
+        remedy: str = "stop one of them",
+    ):
+        self._name, self._identity, self._server, self._report = name, identity, server, report
+        self._run = spec.run
+        self._presence, self._up = topics.presence(spec.federation, name), topics.up(spec.federation, name)
+        self._collision = CollisionDetector(name, remedy=remedy)
+        self.mqtt = MqttClient(
+            endpoint,
+            f"edge-node/{spec.federation}/{name}",
+            inbox=inbox,
+            persistent=persistent,
+            will=(self._presence, self._encode_presence(online=False)),
+        )
+        self.mqtt.subscribe(
+            topics.down(spec.federation, name),
+            topics.round_state(spec.federation),
+            topics.presence(spec.federation, topics.COORDINATOR),
+        )
+
+    def close(self) -> None:
+        """Publish that we have gone, if the broker can be reached, and disconnect."""
+        if self.mqtt.is_connected:
+            self._publish_presence(online=False)
+            self.mqtt.flush(_FAREWELL)
+        self.mqtt.close()
+
+    @property
+    def hello(self) -> dict[str, Any]:
+        """The fields of a Hello."""
+        return {
+            "session": self._identity.session,
+            "run": self._run,
+            "software": importlib.metadata.version("edge-node"),
+            "identity": self._identity.identity,
+            "incarnation": self._identity.incarnation,
+        }
+
+    def announce(self) -> None:
+        """Publish that we are connected."""
+        self._publish_presence(online=True)
+
+    def send(self, message: AnyMessage | VflHello) -> None:
+        """Send to the server."""
+        self.mqtt.publish(self._up, encode(message))
+
+    def finish(self, timeout: float) -> None:
+        """Tell the server that nothing more is needed; wait until the broker has that, even if it is away at first."""
+        self.send(Finished(session=self._identity.session, run=self._run))
+        self.mqtt.flush(timeout)
+
+    def observe(self, event: Connected | Disconnected) -> None:
+        """Report that the connection was lost. EdgeNodeError if another process has taken it."""
+        self._collision.observe(event)
+        if isinstance(event, Disconnected):
+            self._report(progress.Note(text=f"connection lost ({event.reason}); trying again"))
+
+    def raise_refusal(self, refusal: Refusal) -> None:
+        """Raise EdgeNodeError for a refusal that is meant for this process, and not for an earlier one."""
+        if refusal.session == self._identity.session:
+            raise EdgeNodeError(f"the {self._server} refused {self._name}: {refusal.reason}", refusal.remedy)
+
+    def _publish_presence(self, *, online: bool) -> None:
+        self.mqtt.publish(self._presence, self._encode_presence(online=online), retain=True)
+
+    def _encode_presence(self, *, online: bool) -> bytes:
+        return encode(Presence(session=self._identity.session, online=online, identity=self._identity.identity))
