@@ -1,0 +1,279 @@
+"""One HTTP connection within bounds: uvicorn's protocol, behind a guard against slow, greedy and talkative clients.
+
+uvicorn bounds neither the number of connections, nor a request's head in size or time, nor the time of a client that
+does not read its response. The guard sees what asyncio and ASGI show of a connection, and nothing of uvicorn's state.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from http import HTTPStatus
+from typing import Any, Literal
+
+import httptools
+import msgspec
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_CONNECTIONS = 256
+MAX_HEAD = 1 << 16  # bytes of a request besides its body
+MAX_PIPELINED = 8  # requests that wait for the response to one before them
+KEEP_ALIVE = 300  # seconds between the images of a slow line, on one connection
+HEAD_TIME = 10.0  # seconds in which a request's head must arrive, from its first byte on
+LINGER = 5.0  # seconds for the rest of a body that was refused
+SEND_TIME = 30.0  # seconds in which a client must read something
+_CHUNK_FRAME = 16  # bytes around a chunk of a body, at most
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Mapping[str, Any], Receive, Send], Awaitable[None]]
+Phase = Literal["idle", "head", "busy", "refused body"]
+
+
+class Connections:
+    """All open connections; an ASGI application that reports to each of them how far its requests are."""
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+        self._open: dict[tuple[str, int], Connection] = {}  # by the client's address
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if connection := self._open.get(tuple(scope["client"])):
+            await connection.serve(self._app, scope, receive, send)
+        else:  # it has ended since the request came
+            await self._app(scope, receive, send)
+
+    def admit(self, client: tuple[str, int], connection: "Connection") -> bool:
+        """Add a connection, if need be in place of the one that has been idle the longest; False if none is idle."""
+        if len(self._open) >= MAX_CONNECTIONS and not self._displace():
+            return False
+        self._open[client] = connection
+        return True
+
+    def remove(self, client: tuple[str, int], connection: "Connection") -> None:
+        """Remove a connection that has ended."""
+        if self._open.get(client) is connection:
+            del self._open[client]
+
+    def _displace(self) -> bool:
+        idle = [each for each in self._open.items() if each[1].phase == "idle"]
+        if not idle:
+            return False
+        client, longest = min(idle, key=lambda each: each[1].phase_began)
+        del self._open[client]
+        longest.close()
+        return True
+
+
+class Connection(asyncio.Protocol):
+    """A connection: it passes everything on to uvicorn's protocol, unless that exceeds a bound."""
+
+    def __init__(self, *, config: uvicorn.Config, **arguments: Any) -> None:
+        self.phase: Phase = "idle"
+        self.phase_began = 0.0  # by the event loop's clock
+        self._http = HttpToolsProtocol(config=config, **arguments)
+        self._connections: Connections = config.app  # type: ignore[assignment]  # any application, for uvicorn
+        self._progress = _Progress()
+        self._answered = 0  # requests
+        self._has_left = False  # the client sends nothing more, which is how hanging up looks too
+        self._is_admitted = False
+        self._requests: set[asyncio.Event] = set()  # each set when nobody waits for its response
+        self._timer: asyncio.TimerHandle | None = None  # of the phase
+        self._send_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection, if there is room for it."""
+        self._transport, self._loop = transport, asyncio.get_running_loop()
+        host, port = transport.get_extra_info("peername")[:2]
+        self._client = (str(host), int(port))
+        self._is_admitted = self._connections.admit(self._client, self)
+        if self._is_admitted:
+            self._http.connection_made(transport)
+            self._enter("idle")
+        else:
+            self._refuse(503, "too many connections", "close some, or keep one for all images")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel all timers, and let the requests in hand know that nobody waits for their responses."""
+        self._cancel_timer()
+        self._cancel_send_timer()
+        self._leave()
+        if self._is_admitted:
+            self._connections.remove(self._client, self)
+            self._http.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on what is HTTP and within bounds."""
+        if self._transport.is_closing():
+            return
+        progress = self._progress
+        try:
+            progress.feed(data)
+        except httptools.HttpParserError:
+            self._refuse(400, "this is not a whole HTTP request", "see /openapi.json for what the line understands")
+            return
+        if progress.excess > MAX_HEAD:
+            self._refuse(431, f"the request has more than {MAX_HEAD >> 10} KiB besides its body", "send less")
+        elif progress.asked - self._answered > MAX_PIPELINED + 1:
+            self._transport.close()
+        else:
+            self._http.data_received(data)
+            self._update_phase()
+
+    def eof_received(self) -> bool:
+        """Answer what a client that sends nothing more has asked; True while there is something to answer."""
+        if self._progress.is_in_body or self._progress.asked == self._answered:
+            return False
+        self._leave()  # most have hung up: what takes long need not go on
+        return True
+
+    def pause_writing(self) -> None:
+        """Give a client that does not read a limited time."""
+        self._http.pause_writing()
+        self._send_timer = self._loop.call_later(SEND_TIME, self._transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on with a client that reads again."""
+        self._http.resume_writing()
+        self._cancel_send_timer()
+
+    def close(self) -> None:
+        """Close the connection, after what has been written."""
+        self._transport.close()
+
+    async def serve(self, app: Application, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        """Run the application for one request of this connection."""
+        is_whole, ended = False, asyncio.Event()
+        if self._has_left:
+            ended.set()
+
+        async def receive_or_end() -> Message:
+            nonlocal is_whole
+            if not is_whole:
+                message = await receive()
+                is_whole = not message.get("more_body", False)
+                return message
+            await ended.wait()
+            return {"type": "http.disconnect"}
+
+        async def send_and_count(message: Message) -> None:
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                self._end_request(ended)
+
+        self._requests.add(ended)
+        try:
+            await app(scope, receive_or_end, send_and_count)
+        finally:
+            self._end_request(ended)
+
+    def _end_request(self, ended: asyncio.Event) -> None:
+        if ended in self._requests:
+            self._requests.remove(ended)
+            self._answered += 1
+            ended.set()
+            self._update_phase()
+
+    def _leave(self) -> None:
+        self._has_left = True
+        for ended in self._requests:
+            ended.set()
+
+    def _update_phase(self) -> None:
+        """Start or stop timers according to what the client and the application have done."""
+        if self._transport.is_closing():
+            return
+        if self._progress.asked > self._answered:
+            self._enter("busy")
+        elif self._has_left:
+            self._transport.close()
+        elif self._progress.is_in_body:
+            self._enter("refused body")
+        elif self._progress.is_in_head:
+            self._enter("head")
+        else:
+            self._enter("idle", anew=True)
+
+    def _enter(self, phase: Phase, *, anew: bool = False) -> None:
+        if phase == self.phase and self._timer and not anew:
+            return
+        self._cancel_timer()
+        self.phase, self.phase_began = phase, self._loop.time()
+        if phase == "idle":
+            self._timer = self._loop.call_later(KEEP_ALIVE, self._transport.close)
+        elif phase != "busy":
+            seconds = HEAD_TIME if phase == "head" else LINGER
+            error = (408, "the request did not arrive in time", "check the network, or send less")
+            self._timer = self._loop.call_later(seconds, self._refuse, *error)
+
+    def _cancel_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+
+    def _cancel_send_timer(self) -> None:
+        if self._send_timer:
+            self._send_timer.cancel()
+            self._send_timer = None
+
+    def _refuse(self, status: int, what: str, remedy: str) -> None:
+        """End the connection, with a response unless one is under way or was given."""
+        if self._transport.is_closing():
+            return
+        if self._answered >= self._progress.asked and not self._progress.is_in_body:
+            body = msgspec.json.encode({"error": what, "remedy": remedy})
+            head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nconnection: close\r\n"
+            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            self._transport.write(head.encode() + body)
+        self._transport.close()
+
+
+class _Progress:
+    """What a client has sent: the requests so far, and the part of the present one that has arrived."""
+
+    def __init__(self) -> None:
+        self.begun = 0  # requests
+        self.asked = 0  # requests whose head is complete
+        self.excess = 0  # bytes of the present request that are not its body
+        self.is_in_body = False
+        self._url = b""
+        self._parser = httptools.HttpRequestParser(self)
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+
+    @property
+    def is_in_head(self) -> bool:
+        """Whether a head has begun to arrive, or what may be one."""
+        return self.begun > self.asked or self.excess > 0
+
+    def feed(self, data: bytes) -> None:
+        """Count what has arrived; HttpParserError when it is not HTTP."""
+        self.excess += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            return  # not supported: uvicorn answers as if it had not been asked for
+
+    def on_message_begin(self) -> None:
+        """Count a request, as the parser reads its first byte."""
+        self.begun += 1
+        self._url = b""
+
+    def on_url(self, url: bytes) -> None:
+        """Collect the target."""
+        self._url += url
+
+    def on_headers_complete(self) -> None:
+        """Count a head; an exception in here refuses the request."""
+        httptools.parse_url(self._url).path.decode("ascii")
+        self.asked += 1
+        self.is_in_body = True
+
+    def on_body(self, body: bytes) -> None:
+        """Discount a piece of the body, which may come as a chunk with its length."""
+        self.excess -= len(body) + _CHUNK_FRAME
+
+    def on_message_complete(self) -> None:
+        """Begin to count for the next request."""
+        self.is_in_body = False
+        self.excess = 0

@@ -1,0 +1,163 @@
+"""Bounds of a connection: clients that are slow, many, or send too much are refused, in JSON where they can be told."""
+
+import base64
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.edge.daemon.test_daemon import Daemon, daemon
+from tests.support.tiny_bundle import RED, tiny_bundle
+
+IMAGES = 1000  # of a request that takes long
+FILES = {"name": "image", "datatype": "BYTES", "shape": [IMAGES], "data": [base64.b64encode(RED).decode()] * IMAGES}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return tiny_bundle(tmp_path_factory.mktemp("http") / "bundle").folder
+
+
+BOUNDS = """
+import edge.http.connection as bounds
+bounds.MAX_CONNECTIONS, bounds.HEAD_TIME, bounds.LINGER, bounds.SEND_TIME = 20, 0.3, 0.3, 0.3
+"""
+
+
+@pytest.fixture(scope="module")
+def bounded(bundle: Path) -> Iterator[Daemon]:
+    """A daemon with little patience."""
+    with daemon(bundle, before=BOUNDS) as line:
+        yield line
+
+
+def connect(line: Daemon) -> socket.socket:
+    return socket.create_connection((line.url.host, line.url.port), timeout=5)
+
+
+def to_the_end(connection: socket.socket) -> bytes:
+    """All that is said until the connection ends, however it ends."""
+    found = b""
+    with connection, contextlib.suppress(ConnectionError):
+        while piece := connection.recv(1 << 16):
+            found += piece
+    return found
+
+
+def until(connection: socket.socket, end: bytes, status: int = 200) -> None:
+    """Read up to what an answer ends with."""
+    found = b""
+    while not found.endswith(end):
+        found += connection.recv(1 << 16)
+    assert found.startswith(b"HTTP/1.1 %d " % status), found
+
+
+def test_a_client_that_closes_its_connection_is_not_computed_for_any_more(bounded: Daemon) -> None:
+    body = json.dumps({"inputs": [FILES]}).encode()
+    head = f"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with connect(bounded) as closing:
+        closing.sendall(head + body)
+        closing.shutdown(socket.SHUT_WR)  # as `close` does, but that its answer can be read
+        assert b"the connection ended before" in to_the_end(closing)
+
+
+@pytest.mark.parametrize("begun", [b"GET / HT", b"POST /classify HTTP/1.1\r\nHost: x\r\nX: "])
+def test_a_request_whose_head_does_not_end_ends_its_connection(bounded: Daemon, begun: bytes) -> None:
+    slow = connect(bounded)
+    slow.sendall(begun)
+    assert to_the_end(slow).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_client_that_drips_does_not_hold_its_connection(bounded: Daemon) -> None:
+    slow = connect(bounded)
+    slow.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+    assert slow.recv(1000).startswith(b"HTTP/1.1 405 ")
+    with slow, contextlib.suppress(ConnectionError):
+        for _ in range(500):
+            slow.sendall(b"x")
+            time.sleep(0.01)
+        pytest.fail("it drips for five seconds")
+
+
+def test_a_client_that_does_not_read_does_not_hold_its_connection(bounded: Daemon) -> None:
+    with connect(bounded) as deaf, contextlib.suppress(ConnectionError):
+        for _ in range(100_000):
+            deaf.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+        pytest.fail("it took all requests")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"X: " + b"x" * 500_000, b"X: x\r\n" * 100_000, b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: " + b"x" * 500_000],
+)
+def test_a_head_or_a_trailer_without_end_is_refused(bounded: Daemon, head: bytes) -> None:
+    endless = connect(bounded)
+    with contextlib.suppress(ConnectionError):
+        endless.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n" + head)
+    assert to_the_end(endless)[:13] in (b"HTTP/1.1 431 ", b"HTTP/1.1 200 ", b"")
+
+
+def test_a_client_that_has_said_all_is_answered(bounded: Daemon) -> None:
+    two = connect(bounded)
+    two.sendall(b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(RED), RED) * 2 + b"GET")
+    two.shutdown(socket.SHUT_WR)
+    assert to_the_end(two).count(b'"label":"red"') == 2
+
+
+def test_what_is_no_http_is_told_so_in_json(bounded: Daemon) -> None:
+    stranger = connect(bounded)
+    stranger.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+    answer = to_the_end(stranger)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b'"remedy"' in answer
+
+
+def test_chunks_of_one_byte_are_a_body_like_any_other(bounded: Daemon) -> None:
+    answer = bounded.client.post("/classify", content=(RED[at : at + 1] for at in range(len(RED))))
+    assert answer.json()["label"] == "red"
+
+
+def test_new_connections_take_the_place_of_idle_ones_and_there_are_never_more(bounded: Daemon) -> None:
+    with contextlib.ExitStack() as closing:
+        idle = []
+        for number in range(19):
+            idle.append(closing.enter_context(connect(bounded)))
+            if number % 2:  # the others have not said anything yet
+                idle[-1].sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+                until(idle[-1], b"}")
+        busy = []
+        for _ in range(20):
+            busy.append(closing.enter_context(connect(bounded)))
+            busy[-1].sendall(b"GET / HT")
+        refused = connect(bounded)
+        assert to_the_end(refused).startswith(b"HTTP/1.1 503 ")
+        assert [each.recv(1) for each in idle] == [b""] * 19
+        assert all(each.recv(13) == b"HTTP/1.1 408 " for each in busy)
+    assert bounded.classify(RED).json()["label"] == "red"
+
+
+def test_requests_that_are_sent_at_once_are_answered_in_order_up_to_a_limit(bounded: Daemon) -> None:
+    paths = [b"/v2", b"/v2/health/live", b"/v2/health/ready"] * 3
+    several = connect(bounded)
+    several.sendall(b"".join(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % path for path in paths))
+    several.shutdown(socket.SHUT_WR)
+    answers = to_the_end(several).split(b"HTTP/1.1 200 OK")[1:]
+    assert [b'"live"' in each for each in answers] == [path.endswith(b"live") for path in paths]
+    many = connect(bounded)
+    many.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
+    assert to_the_end(many) == b""
+
+
+def test_a_request_that_was_refused_early_may_end_and_the_connection_serves_the_next(bounded: Daemon) -> None:
+    with connect(bounded) as client:
+        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n12")
+        until(client, b"}", 405)
+        client.sendall(b"345GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+        until(client, b"}")
+        time.sleep(0.5)  # longer than a refused body may take
+        client.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+        until(client, b"}")
