@@ -75,7 +75,7 @@ def measured(folder: Path, products: int) -> Iterator[tuple[str, list[float]]]:
             arguments = ("vfl", "serve", str(folder / name / "bundle"), broker.url, "--data", data)
             services.append(processes.start(f"{name}-service", *arguments))
         for service in services:
-            processes.ready(service)
+            processes.wait_until_ready(service)
         inbox: queue.Queue[Any] = queue.Queue()
         federation = "default"
         with MqttClient(Endpoint.parse(broker.url), "measure", inbox=inbox, persistent=False) as mqtt:

@@ -83,7 +83,7 @@ def provision(
 
     from broker_config.security.member_registry import ChangeRequest
     from broker_config.security.provisioning import provision as run
-    from edge.status.provisioning_report import facts, lines
+    from edge.status.provisioning_report import json_object, text_lines
 
     request = ChangeRequest(
         nodes=[name.strip() for name in nodes.split(",") if name.strip()],
@@ -98,9 +98,9 @@ def provision(
     folder = out or Path(federation)
     done = run(folder, federation, request, datetime.now(UTC))
     if as_json:
-        print(msgspec.json.encode(facts(folder, done)).decode())
+        print(msgspec.json.encode(json_object(folder, done)).decode())
     else:
-        print(*lines(folder, done), sep="\n")
+        print(*text_lines(folder, done), sep="\n")
 
 
 @app.command(epilog="Example: edge-node broker --port 1883")

@@ -1,4 +1,4 @@
-"""What a run of `provision` has changed, and what has to happen next: for people, and for machines."""
+"""Report of a run of `provision`: what it changed and which steps follow, for people and for machines."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,8 +12,8 @@ from edge.terminal.formatting import pluralize
 _SENSORS = "sensors that learn together: edge-node vfl coordinate, then vfl join; see docs/vfl.md"
 
 
-def facts(folder: Path, done: ProvisioningResult) -> dict[str, Any]:
-    """For machines. Who has got new keys is both `revoked` and `added`."""
+def json_object(folder: Path, done: ProvisioningResult) -> dict[str, Any]:
+    """The report for machines. A member with new keys is both in `revoked` and in `added`."""
     registry, changes = done.registry, done.changes
     return {
         "federation": registry.federation,
@@ -23,8 +23,8 @@ def facts(folder: Path, done: ProvisioningResult) -> dict[str, Any]:
         "renewed": changes.renewed,
         "revoked": changes.revoked,
         "moved": changes.moved,
-        "restored": _names(folder, done.restored),
-        "changed": _names(folder, done.changed),
+        "restored": _relative(folder, done.restored),
+        "changed": _relative(folder, done.changed),
         "version": registry.version,
         "charter_expires": registry.charter_expires,
         "authority_expires": registry.ca.expires,
@@ -36,41 +36,41 @@ def facts(folder: Path, done: ProvisioningResult) -> dict[str, Any]:
     }
 
 
-def lines(folder: Path, done: ProvisioningResult) -> Iterator[str]:
-    """For people: what is new, what there is, what is next."""
+def text_lines(folder: Path, done: ProvisioningResult) -> Iterator[str]:
+    """The report for people: all members, the changes, and the next steps."""
     registry = done.registry
     width = max(map(len, registry.pairs))
     yield f"federation {registry.federation}, version {registry.version}"
     for name, member in registry.members.items():
         yield f"  {name:{width}}  until {member.pair.expires:%Y-%m-%d}  {folder}/kits/{name}.kit"
     yield f"  {BROKER:{width}}  until {registry.broker.expires:%Y-%m-%d}  {folder}/broker/"
-    yield f"passphrases: {folder}/passphrases.txt (send each by another way than its kit)"
+    yield f"passphrases: {folder}/passphrases.txt (send each one separately from its kit)"
     yield f"lines: {folder}/trust/NODE.trust until {registry.charter_expires:%Y-%m-%d} (edge-node serve --trust)"
     yield f"offline, with a backup: {folder}/authority/ until {registry.ca.expires:%Y-%m-%d}"
     yield ""
-    yield from _news(folder, done)
-    steps = list(_founding(folder, done) if done.before is None else _steps(folder, done))
+    yield from _changes(folder, done)
+    steps = list(_first_steps(folder, done) if done.before is None else _steps(folder, done))
     if steps:
         yield "next:"
     for number, step in enumerate(steps, start=1):
         yield f"  {number}. {step}"
-    if done.before not in (None, done.registry) and not _concerns_everybody(done.changes):
-        yield "all other kits go on as they are"
+    if done.before not in (None, done.registry) and not _invalidates_all_kits(done.changes):
+        yield "all other kits stay valid"
 
 
-def _news(folder: Path, done: ProvisioningResult) -> Iterator[str]:
-    """What has changed, a sentence for each kind."""
+def _changes(folder: Path, done: ProvisioningResult) -> Iterator[str]:
+    """A sentence for each kind of change."""
     changes, before = done.changes, done.before
     if before is None:
         yield f"federation {done.registry.federation} is founded, with {pluralize(len(done.registry.nodes), 'node')}"
         return
     if not done.changed:
-        yield "nothing has changed, nothing is to be done"
+        yield "nothing has changed, nothing needs to be done"
     if done.restored:
-        yield f"written again: {', '.join(_names(folder, done.restored))}"
-        yield "nothing else is needed, unless an interrupted run had left them out: then hand them out as it would have"
+        yield f"written again: {', '.join(_relative(folder, done.restored))}"
+        yield "nothing else is needed, unless an interrupted run left them out: then hand them out as it would have"
     if gone := [name for name in changes.revoked if name not in changes.added]:
-        yield f"revoked: {', '.join(gone)}; until mosquitto is restarted it reads and writes as before"
+        yield f"revoked: {', '.join(gone)}; until mosquitto is restarted it can read and write as before"
     if changes.rekeyed:
         names = ", ".join(changes.rekeyed)
         yield f"new keys and a new passphrase: {names}; the old kit works until mosquitto is restarted"
@@ -81,10 +81,10 @@ def _news(folder: Path, done: ProvisioningResult) -> Iterator[str]:
     if changes.moved:
         yield f"the broker's address is {done.registry.url}"
     if changes.relocated:
-        yield f"the broker's files will lie in {done.registry.broker_folder}"
+        yield f"the broker's files belong in {done.registry.broker_folder}"
 
 
-def _founding(folder: Path, done: ProvisioningResult) -> Iterator[str]:
+def _first_steps(folder: Path, done: ProvisioningResult) -> Iterator[str]:
     registry = done.registry
     if there := registry.broker_folder:
         yield f"mkdir -p {there} && cp -a {folder}/broker/. {there} && chown -R mosquitto: {there}"
@@ -97,36 +97,36 @@ def _founding(folder: Path, done: ProvisioningResult) -> Iterator[str]:
 
 
 def _steps(folder: Path, done: ProvisioningResult) -> Iterator[str]:
-    """Who needs what after a change; the broker first, so that whoever starts again meets it as it is then."""
+    """Next steps after a change; the broker comes first, so that whoever restarts meets the new one."""
     changes, before, kits = done.changes, done.before, folder / "kits"
     assert before is not None
     if changes.revoked or changes.moved or changes.relocated:
         yield f"copy {folder}/broker/ to the broker's machine, and restart mosquitto"
     elif BROKER in changes.renewed:
         yield f"copy {folder}/broker/ to the broker's machine, and reload mosquitto"
-    everybody = _concerns_everybody(changes)
-    if everybody or changes.nodes:
-        phrase = _phrase(new=COORDINATOR in changes.added)
+    all_kits = _invalidates_all_kits(changes)
+    if all_kits or changes.nodes:
+        phrase = _passphrase(new=COORDINATOR in changes.added)
         yield f"give the coordinator {kits}/{COORDINATOR}.kit{phrase}, and start it again"
     for name in changes.added:
         if name != COORDINATOR:
-            yield f"give {name} {kits}/{name}.kit{_phrase(new=True)}"
+            yield f"give {name} {kits}/{name}.kit{_passphrase(new=True)}"
     for name in changes.renewed:
-        if name != BROKER and not everybody:
+        if name != BROKER and not all_kits:
             end = f"{before.pairs[name].expires:%Y-%m-%d}"
             yield f"give {name} {kits}/{name}.kit before {end}; its passphrase is the same"
-    if everybody:
+    if all_kits:
         yield "give all others their new kits too; their passphrases are the same"
 
 
-def _concerns_everybody(changes: RegistryChanges) -> bool:
-    """Whether no old kit is of use any more: it names another broker, or another coordinator."""
+def _invalidates_all_kits(changes: RegistryChanges) -> bool:
+    """Whether no old kit is valid any more: they name another broker, or another coordinator."""
     return changes.moved or COORDINATOR in changes.revoked
 
 
-def _phrase(*, new: bool) -> str:
-    return " and, by another way, its new passphrase" if new else ""
+def _passphrase(*, new: bool) -> str:
+    return " and, separately, its new passphrase" if new else ""
 
 
-def _names(folder: Path, paths: Sequence[Path]) -> list[str]:
+def _relative(folder: Path, paths: Sequence[Path]) -> list[str]:
     return [str(path.relative_to(folder)) for path in paths]

@@ -132,7 +132,7 @@ def _progress(status: FederationStatus) -> str:
 
 
 def notices(status: FederationStatus, now: datetime) -> Iterator[str]:
-    """Sentences about what deserves attention."""
+    """Sentences for what deserves attention."""
     running = status.status in ("gathering", "open")
     if running and not status.online:
         yield "the coordinator is offline: nodes wait for it, and go on when it is back"
@@ -147,7 +147,7 @@ def notices(status: FederationStatus, now: datetime) -> Iterator[str]:
         topic = topics.status(status.federation)
         yield f"nothing is known of the nodes: this user may not read {topic}, or the coordinator is an older one"
     if status.more:
-        yield f"{pluralize(status.more, 'node')} more had no room in the coordinator's message"
+        yield f"{pluralize(status.more, 'more node')} did not fit into the coordinator's message"
     soon = sorted((end.date(), name) for name, end in status.certificates.items() if end - now < EXPIRY_WARNING)
     for _, same in groupby(soon, lambda each: each[0]):
         members = [name for _, name in same]
@@ -179,7 +179,7 @@ def _errors(nodes: Sequence[NodeState], console: Console) -> Iterator[Text]:
     for node in failed[:_MAX_ERRORS]:
         yield one_line(f"{node.node}: {node.error}", console, "red")
     if len(failed) > _MAX_ERRORS:
-        yield Text(f"and {pluralize(len(failed) - _MAX_ERRORS, 'error')} more", "red")
+        yield Text(f"and {pluralize(len(failed) - _MAX_ERRORS, 'more error')}", "red")
 
 
 def _age(status: FederationStatus) -> Iterator[Text]:

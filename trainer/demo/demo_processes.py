@@ -1,4 +1,4 @@
-"""Commands as processes of their own, for a demo that tells the whole story, and the folder that it leaves."""
+"""Child processes of a demo: `edge-node` commands with their logs, and the folder that they leave."""
 
 import contextlib
 import queue
@@ -17,13 +17,13 @@ from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.security.secret_environment import without_secrets
 from trainer import progress
 
-_GRACE = 10.0  # seconds for a process to end by itself
-_READY = 60.0  # seconds for a daemon to be ready
+_TERMINATION_TIMEOUT = 10.0  # seconds
+_READY_TIMEOUT = 60.0  # seconds
 _MARK = ".edge-node-demo"
 
 
-def fresh(out: Path) -> None:
-    """Make `out` a fresh folder; only one that an earlier demo made is emptied."""
+def clear_folder(out: Path) -> None:
+    """Make `out` an empty folder; only the folder of an earlier demo is cleared."""
     if out.exists() and any(out.iterdir()):
         if not (out / _MARK).exists():
             raise UsageError(f"{out} is not empty and not of an earlier demo", "name another folder")
@@ -33,7 +33,7 @@ def fresh(out: Path) -> None:
 
 
 class Process:
-    """A running `edge-node` command. What it says goes to its log; its events, if they are read, beside it as JSON."""
+    """A running `edge-node` command with its log; its events, if they are read, go to a JSON file beside that."""
 
     def __init__(self, name: str, log: Path, arguments: Sequence[str], events: bool):
         self.name, self.log = name, log
@@ -44,11 +44,11 @@ class Process:
                 stdout=subprocess.PIPE if events else file,
                 stderr=file,
                 env={**without_secrets(), "PYTHONUNBUFFERED": "1"},
-                start_new_session=True,  # the terminal's Ctrl-C reaches only us; we end the others in order
+                start_new_session=True,  # Ctrl-C in the terminal reaches only us; we stop the others in order
             )
 
     def failure(self) -> EdgeNodeError:
-        """What to tell about a process that ended badly."""
+        """The error of a process that failed, with the end of its log."""
         code = self.popen.returncode
         what = f"{self.name} was killed by signal {-code}" if code < 0 else f"{self.name} ended with exit code {code}"
         tail = self.log.read_text(errors="replace").strip().splitlines()[-8:]
@@ -56,7 +56,7 @@ class Process:
 
 
 class Processes:
-    """The demo's child processes. However the block is left, none of them is left behind."""
+    """The demo's child processes. However the block ends, none of them is left running."""
 
     def __init__(self, logs: Path):
         logs.mkdir()
@@ -70,29 +70,29 @@ class Processes:
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.terminate()
-        for child in psutil.wait_procs(children, _GRACE)[1]:
+        for child in psutil.wait_procs(children, _TERMINATION_TIMEOUT)[1]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
 
     def start(self, name: str, *arguments: str, events: bool = False) -> Process:
-        """Run a command; its events are read by `events`, if they are asked for."""
+        """Start a command; with `events`, `read_events` can read its events."""
         return Process(name, self._logs / f"{name}.log", arguments, events)
 
     def wait(self, process: Process) -> None:
-        """Until it ends; raises if it failed."""
+        """Wait until it ends; raises if it failed."""
         if process.popen.wait() != 0:
             raise process.failure()
 
-    def end(self, process: Process) -> None:
-        """Ask it to end, and wait; raises if it failed."""
+    def stop(self, process: Process) -> None:
+        """Terminate it and wait; raises if it failed."""
         process.popen.terminate()
         self.wait(process)
 
-    def events(self, *processes: Process) -> Iterator[tuple[Process, progress.AnyEvent]]:
-        """The events that processes print, as they come, until all have ended; raises when one fails."""
+    def read_events(self, *processes: Process) -> Iterator[tuple[Process, progress.AnyEvent]]:
+        """Events of the processes as they come, until all have ended; raises if one fails."""
         lines: queue.Queue[tuple[Process, bytes]] = queue.Queue()
         for process in processes:
-            threading.Thread(target=_pump, args=(process, lines), daemon=True).start()
+            threading.Thread(target=_forward_events, args=(process, lines), daemon=True).start()
         running = set(processes)
         while running:
             process, line = lines.get()
@@ -102,9 +102,9 @@ class Processes:
                 self.wait(process)
                 running.remove(process)
 
-    def ready(self, daemon: Process) -> str:
-        """The URL of a daemon, once it answers."""
-        deadline = time.monotonic() + _READY
+    def wait_until_ready(self, daemon: Process) -> str:
+        """Wait until a daemon answers; returns its URL."""
+        deadline = time.monotonic() + _READY_TIMEOUT
         while time.monotonic() < deadline and daemon.popen.poll() is None:
             for line in daemon.log.read_text().splitlines():
                 if line.startswith("ready "):
@@ -118,8 +118,8 @@ class Processes:
         )
 
 
-def _pump(process: Process, lines: "queue.Queue[tuple[Process, bytes]]") -> None:
-    """Its events into the queue and into `NAME.jsonl`; an empty one when it has ended."""
+def _forward_events(process: Process, lines: "queue.Queue[tuple[Process, bytes]]") -> None:
+    """Write its events to the queue and to `NAME.jsonl`; an empty line in the queue marks its end."""
     assert process.popen.stdout is not None
     with process.log.with_suffix(".jsonl").open("wb") as file:
         for line in process.popen.stdout:

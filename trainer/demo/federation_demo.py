@@ -1,6 +1,6 @@
-"""The whole story on one machine: a broker, a coordinator and trainer processes, then bundles and a daemon.
+"""Demo of a federation on one machine: broker, coordinator and trainers, then exported bundles and a daemon.
 
-Everything runs as the commands that a plant would type, in processes of their own.
+Everything runs as separate processes of the commands that a plant would type.
 """
 
 import http.client
@@ -21,44 +21,44 @@ from edge.inference.predictor import Predictor
 from trainer import progress
 from trainer.data import class_folders, drawn_surfaces, partition
 from trainer.data.partition import Share
-from trainer.demo.demo_processes import Processes, fresh
+from trainer.demo.demo_processes import Processes, clear_folder
 from trainer.federation.server.spec import Request, draft
 from trainer.methods import make
 from trainer.report import report_page, summary
 from trainer.training import personal_model
 
 _PER_CLASS = 120  # drawn images
-_SENT = 60  # images that the daemon is asked about
-_PATIENCE = 10.0  # seconds for an answer
+_REQUESTS = 60  # images sent to the daemon
+_TIMEOUT = 10.0  # seconds for an answer
 
 
 def run(
     request: Request,
     folder: Path | None,
     out: Path,
-    show: progress.Report,
+    report: progress.Report,
     *,
     nodes: int,
     classes_per_node: int,
     samples: int,
 ) -> summary.RunReport:
-    """Run the story and leave report.json, report.html, bundles and logs in `out`.
+    """Run the demo and leave report.json, report.html, bundles and logs in `out`.
 
     Args:
         request: the federation.
         folder: class folders, or None to draw images.
-        out: is emptied first, if it is an earlier run's.
-        show: shows progress.
-        nodes: trainer processes.
+        out: cleared first if it is of an earlier demo.
+        report: receives the progress.
+        nodes: number of trainer processes.
         classes_per_node: of the disjoint partition.
-        samples: training images a node.
+        samples: training images per node.
 
     Raises:
         EdgeNodeError: what failed, with the log of the process that did.
     """
-    fresh(out)
+    clear_folder(out)
     if folder is None:
-        show(progress.Step(what=f"drawing {_PER_CLASS} images of each of {len(drawn_surfaces.CLASSES)} classes"))
+        report(progress.Step(what=f"drawing {_PER_CLASS} images of each of {len(drawn_surfaces.CLASSES)} classes"))
         folder = out / "images"
         for plant in range(nodes):
             drawn_surfaces.write(folder, -(-_PER_CLASS // nodes), 64, request.seed, plant)
@@ -66,21 +66,23 @@ def run(
     scheme = partition.Scheme("disjoint", nodes, samples, request.seed, classes_per_node=classes_per_node)
     shares = scheme.shares(catalogue)
     partition.write(shares, out / "data")
-    spec, _ = draft(request, federation="demo", classes=catalogue.classes, nodes=nodes)  # fails early, if it must
+    spec, _ = draft(
+        request, federation="demo", classes=catalogue.classes, nodes=nodes
+    )  # fails early if the request is invalid
 
     started = time.monotonic()
     with Processes(out / "logs") as processes:
         with start_broker(out / "broker") as broker:
-            show(progress.Note(text=f"broker: {broker.kind} at {broker.url}"))
-            show(progress.Step(what=f"starting a coordinator and {nodes} trainers"))
+            report(progress.Note(text=f"broker: {broker.kind} at {broker.url}"))
+            report(progress.Step(what=f"starting a coordinator and {nodes} trainers"))
             baseline = processes.start("local-only", *_baseline(request, folder, scheme, _epochs(spec), out))
-            finished, model_bytes = _federate(processes, broker.url, request, spec, shares, out, show)
-        show(progress.Step(what="training alone, for comparison"))
+            finished, model_bytes = _federate(processes, broker.url, request, spec, shares, out, report)
+        report(progress.Step(what="training alone, for comparison"))
         processes.wait(baseline)
-        show(progress.Step(what=f"exporting {nodes} models to ONNX"))
+        report(progress.Step(what=f"exporting {nodes} models to ONNX"))
         processes.wait(processes.start("export", "export", *_models(shares, out), "--out", str(out / "bundles")))
         rows = [_node(share, out, spec) for share in shares]
-        show(progress.Step(what=f"sending held-out images of {shares[0].node} to a daemon"))
+        report(progress.Step(what=f"sending held-out images of {shares[0].node} to a daemon"))
         served = _serve(processes, shares[0], out, spec)
     result = summary.RunReport.from_spec(
         spec,
@@ -94,9 +96,9 @@ def run(
         seconds=time.monotonic() - started,
     )
     (out / "report.json").write_bytes(result.encode())
-    right = f"{100 * served.accuracy:.1f} % right, {served.milliseconds_p50:.1f} ms each"
-    show(progress.Note(text=f"{served.images} held-out images of {served.node} over HTTP: {right}"))
-    report_page.write(out, out / "report.html", show)
+    right = f"{100 * served.accuracy:.1f} % correct, {served.milliseconds_p50:.1f} ms each"
+    report(progress.Note(text=f"{served.images} held-out images of {served.node} over HTTP: {right}"))
+    report_page.write(out, out / "report.html", report)
     return result
 
 
@@ -110,11 +112,11 @@ def _federate(
     spec: Spec,
     shares: Sequence[Share],
     out: Path,
-    show: progress.Report,
+    report: progress.Report,
 ) -> tuple[progress.FederationFinished, int]:
-    """Coordinator and trainers until every node has its model; also the bytes of one contribution.
+    """Run coordinator and trainers until every node has its model; also returns the bytes of one contribution.
 
-    Shows what the coordinator tells, but what a node does as the node itself tells it. A process that fails is named.
+    Reports the coordinator's events, except for activities and broadcasts, which the nodes report more precisely.
     """
     classes = ",".join(spec.classes)
     coordinator = processes.start(
@@ -130,10 +132,10 @@ def _federate(
         for share in shares
     ]  # fmt: skip
     finished, contribution = None, 0
-    for process, event in processes.events(coordinator, *trainers):
+    for process, event in processes.read_events(coordinator, *trainers):
         from_node = process is not coordinator
         if from_node == isinstance(event, progress.Activity | progress.Received):
-            show(event)
+            report(event)
         if from_node:
             continue
         if isinstance(event, progress.Contribution):
@@ -146,7 +148,7 @@ def _federate(
 
 
 def _flags(request: Request) -> list[str]:
-    """The request as the command line of coordinate and simulate."""
+    """The request as command line options of coordinate and simulate."""
     flags = ["--method", request.method, "--model", request.model, "--rounds", str(request.rounds)]
     flags += ["--seed", str(request.seed), "--threads", str(request.threads), "--size", str(request.size)]
     flags += ["--evaluate-every", str(request.evaluate_every)]
@@ -164,7 +166,7 @@ def _epochs(spec: Spec) -> int:
 
 
 def _baseline(request: Request, folder: Path, scheme: partition.Scheme, epochs: int, out: Path) -> list[str]:
-    """Every node alone, with as many epochs as the method has."""
+    """Arguments that train every node alone, for as many epochs as the method has."""
     alone = request._replace(method="local", options={"epochs": epochs}, evaluate_every=request.rounds)
     return [
         "simulate", "--data", str(folder), "--out", str(out / "local"), "--nodes", str(scheme.nodes), "--samples",
@@ -180,7 +182,7 @@ def _models(shares: Sequence[Share], out: Path) -> list[str]:
 
 
 def _node(share: Share, out: Path, spec: Spec) -> summary.NodeReport:
-    """A node's figures: as it measured them, alone, and by its bundle in onnxruntime."""
+    """A node's results: as it measured them, trained alone, and with its bundle in onnxruntime."""
     facts = personal_model.load_facts(out / share.node / "model")
     alone = personal_model.load_facts(out / "local" / share.node / "model")
     test = class_folders.load(share.test, spec.classes, spec.preprocessing.size)
@@ -195,10 +197,10 @@ def _serve(processes: Processes, share: Share, out: Path, spec: Spec) -> summary
     """Start the daemon on one bundle and send it held-out images over HTTP."""
     folder = out / "bundles" / share.node
     daemon = processes.start("daemon", "serve", str(folder), "--port", "0", "--memory", str(out / "line"))
-    address = urlsplit(processes.ready(daemon))
+    address = urlsplit(processes.wait_until_ready(daemon))
     predictor = Predictor(bundle_format.read_bundle(folder))
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=_PATIENCE)
-    entries = share.test.entries[:_SENT]
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=_TIMEOUT)
+    entries = share.test.entries[:_REQUESTS]
     agreeing, right, times = 0, 0, []
     for entry in entries:
         started = time.perf_counter()
@@ -209,7 +211,7 @@ def _serve(processes: Processes, share: Share, out: Path, spec: Spec) -> summary
         agreeing += answer["label"] == directly
         right += answer["label"] == entry.class_name
     connection.close()
-    processes.end(daemon)
+    processes.stop(daemon)
     return summary.Serving(
         node=share.node,
         images=len(entries),

@@ -19,7 +19,7 @@ from broker_config.broker.embedded import start_broker
 from broker_config.protocol.errors import EdgeNodeError
 from trainer import progress
 from trainer.data.drawn_products import CLASSES, LABELS, DrawnStations, Products, append_products, append_rows
-from trainer.demo.demo_processes import Process, Processes, fresh
+from trainer.demo.demo_processes import Process, Processes, clear_folder
 from trainer.vfl.server.journal import history
 
 _START, _CHUNK, _WINDOW = 1000, 20, 1500  # products
@@ -60,7 +60,7 @@ def run_demo(out: Path, show: progress.Report, *, stations: int, rounds: int, se
         EdgeNodeError: what failed, with the log of the process that did.
     """
     started = time.monotonic()
-    fresh(out)
+    clear_folder(out)
     line, learnt = DrawnStations(stations, seed), _START + _CHUNK * (rounds - 1)
     show(progress.Step(what=f"drawing {learnt} products of {stations} stations"))
     append_products(line, out, 0, learnt)
@@ -119,7 +119,7 @@ def _learn(
         )
         for name, columns in line.stations.items()
     ]  # fmt: skip
-    for process, event in processes.events(head, *sensors):
+    for process, event in processes.read_events(head, *sensors):
         if process is head and not isinstance(event, progress.Result):
             show(event)
 
@@ -149,7 +149,7 @@ def _serve(
             processes.start(f"{name}-service", "vfl", "serve", str(out / name / "bundle"), url, "--data", rows)
         )
     for service in services:
-        processes.ready(service)
+        processes.wait_until_ready(service)
     for case in cases:
         for name in line.stations:
             if name != case.absent:
@@ -157,7 +157,7 @@ def _serve(
     wanted = {name for case in cases for name in case.products.names}
     said = _awaited(predictions, wanted, services)
     for service in services:
-        processes.end(service)
+        processes.stop(service)
     return said
 
 

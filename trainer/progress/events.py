@@ -1,4 +1,4 @@
-"""What happens in a long command, as events: one vocabulary for all commands, for people and for machines."""
+"""Events of long commands: one vocabulary for all commands, shown to people and written as JSON for machines."""
 
 from collections.abc import Callable
 from typing import Any, Literal, TextIO
@@ -13,13 +13,13 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_d
 
 
 class Step(Event, frozen=True, kw_only=True):
-    """A stretch of work has begun that is no round."""
+    """A step of work outside the rounds has begun."""
 
     what: str
 
 
 class Note(Event, frozen=True, kw_only=True):
-    """Something worth knowing, in words."""
+    """A message worth reading."""
 
     text: str
 
@@ -30,18 +30,18 @@ class Gathering(Event, frozen=True, kw_only=True):
     federation: str
     run: str
     nodes: int
-    rounds: int  # 0: without end
+    rounds: int  # 0: unlimited
     what: Literal["node", "sensor"] = "node"
 
 
 class NodeJoined(Event, frozen=True, kw_only=True):
-    """A node takes part, for the first time or again."""
+    """A node has joined, for the first time or again."""
 
     node: str
 
 
 class NodeLost(Event, frozen=True, kw_only=True):
-    """A node's connection ended before its work did."""
+    """A node's connection ended before its work was done."""
 
     node: str
     round: int
@@ -72,20 +72,20 @@ Doing = Literal["waiting", "receiving", "training", "sending", "judging"]
 
 
 class Activity(Event, frozen=True, kw_only=True):
-    """What a node does from now on. The coordinator knows a node to train until its contribution is offered.
+    """What a node does from now on. The coordinator takes a node to be training until it offers its contribution.
 
-    While bytes travel the event comes again, at most once a second, with how many of them are there.
+    During a transfer the event is repeated, at most once a second, with the bytes transferred so far.
     """
 
     node: str
     round: int
     what: Doing
     done: int = 0  # bytes
-    total: int = 0  # bytes; 0 when nothing travels
+    total: int = 0  # bytes; 0 when there is no transfer
 
 
 class Received(Event, frozen=True, kw_only=True):
-    """A node has the round's broadcast."""
+    """A node has received the round's broadcast."""
 
     node: str
     round: int
@@ -93,7 +93,7 @@ class Received(Event, frozen=True, kw_only=True):
 
 
 class Contribution(Event, frozen=True, kw_only=True):
-    """A node's contribution is summed."""
+    """A node's contribution has been added to the sum."""
 
     node: str
     round: int
@@ -102,14 +102,14 @@ class Contribution(Event, frozen=True, kw_only=True):
 
 
 class Late(Event, frozen=True, kw_only=True):
-    """A node's contribution came after its round was closed; it is not counted."""
+    """A node's contribution came after its round was closed, and is not counted."""
 
     node: str
     round: int
 
 
 class Measured(Event, frozen=True, kw_only=True):
-    """What a node tells of its round: always of itself and in simulation, to the coordinator if it opted in."""
+    """Metrics of a node's round, from the node itself or a simulation, or from a coordinator if the node opted in."""
 
     node: str
     round: int
@@ -117,58 +117,58 @@ class Measured(Event, frozen=True, kw_only=True):
 
 
 class RoundClosed(Event, frozen=True, kw_only=True):
-    """The contributions are averaged; for a node: its part of the round is done and the next has begun."""
+    """The contributions are averaged. For a node: its part of the round is done, and the next round has begun."""
 
     round: int
     contributors: list[str]
     seconds: float
     missing: list[str] = []  # members that might have contributed
-    bytes_up: int = 0  # as FederationFinished, since the last round was closed
+    bytes_up: int = 0  # as in FederationFinished, since the previous round was closed
     bytes_down: int = 0
 
 
 class Learning(Event, frozen=True, kw_only=True):
-    """How far a party of a line is, once a second at most: its rounds may be many."""
+    """Progress of a party of a vertical federation, at most once a second, since there may be many rounds."""
 
     node: str
     round: int  # the last one that it has learnt from
-    rounds: int = 0  # in all; 0: not known, or without end
-    rate: float  # rounds a second, lately
-    loss: float | None = None  # of that round, which the head knows
+    rounds: int = 0  # in all; 0: unknown or unlimited
+    rate: float  # recent rounds per second
+    loss: float | None = None  # of that round; only the head knows it
 
 
 class FederationFinished(Event, frozen=True, kw_only=True):
-    """The last round is closed and every node has its model. A node tells its own bytes."""
+    """The last round is closed and every node has its model. A node reports its own bytes."""
 
     rounds: int
     bytes_up: int  # nodes -> coordinator
-    bytes_down: int  # coordinator -> broker, which hands a copy to every node
+    bytes_down: int  # coordinator -> broker, which sends a copy to every node
     seconds: float
 
 
 class Exported(Event, frozen=True, kw_only=True):
-    """A node's bundle is written and agrees with torch."""
+    """A node's bundle has been written, and agrees with torch."""
 
     node: str
     folder: str
     bytes: int  # of its graph
-    difference: float  # the largest of an output
+    difference: float  # maximum over the outputs
 
 
 class CellFinished(Event, frozen=True, kw_only=True):
-    """A simulated federation, or line, of an experiment's grid is finished."""
+    """One cell of an experiment's grid, a simulated federation, is finished."""
 
-    done: int  # of those to do
+    done: int  # cells
     total: int
-    cell: str  # which, in words
+    cell: str  # its description
     seconds: float
     accuracy: float | None = None  # mean of the nodes
-    rmse: float | None = None  # of classes that are numbers
-    left: float | None = None  # seconds for the rest, where that can be judged
+    rmse: float | None = None  # if the classes are numbers
+    left: float | None = None  # estimated seconds for the remaining cells
 
 
 class Result(Event, frozen=True, kw_only=True):
-    """What the command reached; always the last event. One that fails has none, but an exit code and a message."""
+    """Result of the command, always the last event. A command that fails has none, but an exit code and a message."""
 
     result: dict[str, Any]
 
@@ -222,7 +222,7 @@ def format_event(event: AnyEvent) -> str:
         case Step(what=text) | Note(text=text):
             return text
         case Gathering():
-            rounds = pluralize(event.rounds, "round") if event.rounds else "rounds without end"
+            rounds = pluralize(event.rounds, "round") if event.rounds else "an unlimited number of rounds"
             return f"federation {event.federation}: waiting for {pluralize(event.nodes, event.what)}, {rounds}"
         case NodeJoined():
             return f"{event.node} joined"
@@ -259,7 +259,7 @@ def _format_progress(event: AnyEvent) -> str:
         case Learning():
             of = f" of {event.rounds}" if event.rounds else ""
             loss = "" if event.loss is None else f"loss {event.loss:.3f}, "
-            return f"round {event.round}{of}: {loss}{event.rate:.1f} rounds a second"
+            return f"round {event.round}{of}: {loss}{event.rate:.1f} rounds per second"
         case FederationFinished():
             up, down = event.bytes_up, event.bytes_down
             moved = f", {format_bytes(up)} up, {format_bytes(down)} down" if up or down else ""

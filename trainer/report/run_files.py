@@ -83,7 +83,11 @@ def _load_node(folder: Path, report: NodeReport | None) -> Node:
     facts = personal_model.load_facts(folder / "model")
     verdicts = personal_model.load_verdicts(folder / "model")
     return Node(
-        report or NodeReport.from_facts(facts), facts, folder / "model", verdicts, timeline.read(folder, facts.run)
+        report or NodeReport.from_facts(facts),
+        facts,
+        folder / "model",
+        verdicts,
+        timeline.read_spans(folder, facts.run),
     )
 
 

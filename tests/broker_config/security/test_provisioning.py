@@ -28,7 +28,7 @@ from broker_config.security.message_signing import MessageSigner
 from broker_config.security.provisioning import provision
 from broker_config.security.signing import SigningKey
 from broker_config.storage import disk
-from edge.status.provisioning_report import facts, lines
+from edge.status.provisioning_report import json_object, text_lines
 from tests.support.plants import run
 from tests.support.provisioned_federation import Members, make
 
@@ -534,7 +534,7 @@ def test_the_command_says_what_goes_to_whom_and_tells_machines_the_same(tmp_path
 
 
 BROKER_STEP, COORDINATOR_STEP = "copy steel/broker/", "give the coordinator steel/kits/coordinator.kit"
-OTHERS_GO_ON = "all other kits go on as they are"
+OTHERS_GO_ON = "all other kits stay valid"
 
 
 @pytest.mark.parametrize(
@@ -556,7 +556,7 @@ OTHERS_GO_ON = "all other kits go on as they are"
                 "new keys and a new passphrase: plant-b",
                 BROKER_STEP,
                 COORDINATOR_STEP,
-                "plant-b.kit and, by another way",
+                "plant-b.kit and, separately",
             },
             {"revoked: plant-b", "new: plant-b"},
         ),
@@ -572,7 +572,7 @@ OTHERS_GO_ON = "all other kits go on as they are"
         ),
         (
             ChangeRequest(revoke=["coordinator"]),
-            {BROKER_STEP, "coordinator.kit and, by another way, its new passphrase, and start", "give all others"},
+            {BROKER_STEP, "coordinator.kit and, separately, its new passphrase, and start", "give all others"},
             {OTHERS_GO_ON},
         ),
         (ChangeRequest(revoke=["monitor"]), {BROKER_STEP, "give monitor", OTHERS_GO_ON}, {COORDINATOR_STEP}),
@@ -581,8 +581,8 @@ OTHERS_GO_ON = "all other kits go on as they are"
             {"address is mqtts://127.0.0.1:9999", BROKER_STEP, "give all others"},
             {OTHERS_GO_ON},
         ),
-        (ChangeRequest(broker_folder="/etc/x"), {"will lie in /etc/x", BROKER_STEP, OTHERS_GO_ON}, {COORDINATOR_STEP}),
-        (ChangeRequest(), {"nothing has changed, nothing is to be done"}, {"next:", OTHERS_GO_ON}),
+        (ChangeRequest(broker_folder="/etc/x"), {"belong in /etc/x", BROKER_STEP, OTHERS_GO_ON}, {COORDINATOR_STEP}),
+        (ChangeRequest(), {"nothing has changed, nothing needs to be done"}, {"next:", OTHERS_GO_ON}),
     ],
 )
 def test_a_run_says_what_it_has_changed_and_what_is_next_and_no_more(
@@ -596,7 +596,7 @@ def test_a_run_says_what_it_has_changed_and_what_is_next_and_no_more(
     shutil.copytree(steel.folder, folder := tmp_path / "steel")
     provision(folder, "steel", ChangeRequest(), NOW)  # mosquitto.conf names the folder
     monkeypatch.chdir(tmp_path)
-    text = "\n".join(lines(Path("steel"), provision(Path("steel"), "steel", change, NOW)))
+    text = "\n".join(text_lines(Path("steel"), provision(Path("steel"), "steel", change, NOW)))
     assert {words for words in said if words not in text} == set(), text
     assert {words for words in unsaid if words in text} == set(), text
 
@@ -607,7 +607,7 @@ def test_files_that_were_lost_are_named_and_nothing_else_is_asked_for(steel: Mem
     (folder / "kits" / "plant-a.kit").unlink()
     (folder / "passphrases.txt").write_text("")
     done = provision(folder, "steel", ChangeRequest(), NOW)
-    text = "\n".join(lines(folder, done))
+    text = "\n".join(text_lines(folder, done))
     assert "written again: passphrases.txt, kits/plant-a.kit" in text
     assert "next:" not in text
-    assert facts(folder, done)["restored"] == ["passphrases.txt", "kits/plant-a.kit"]
+    assert json_object(folder, done)["restored"] == ["passphrases.txt", "kits/plant-a.kit"]

@@ -189,7 +189,7 @@ def test_a_federation_has_ended_when_nothing_more_will_come(state: RoundState, p
         ),
         (
             (OPEN, ONLINE, changed(OVERVIEW, nodes=(), more=7)),
-            ["7 nodes more had no room in the coordinator's message"],
+            ["7 more nodes did not fit into the coordinator's message"],
         ),
         (
             (OPEN, ONLINE),
@@ -269,7 +269,7 @@ def test_of_two_hundred_nodes_those_beyond_the_screen_are_counted(width: int) ->
     assert len(drawn) <= 23
     assert "waits for plant-151, plant-152, plant-153, plant-154, plant-155 and 44 more" in " ".join(drawn)
     assert re.search(r"^and \d+ more: \d+ training$", "\n".join(drawn), re.MULTILINE)
-    assert "and 195 errors more" in drawn
+    assert "and 195 more errors" in drawn
     assert len(shown_lines(found, width)) > 200  # where nothing scrolls away there is room for all
 
 

@@ -88,7 +88,7 @@ def _repeated(folder: Path, node: str, journalled: dict[tuple[str, int], str]) -
     for round_, found in digests.items():
         if found != {journalled.get((node, round_))}:
             said.append(f"{node} contributed {found} to round {round_}, the journal says otherwise")
-    spans = timeline.read(folder / node, load_facts(folder / node / "model").run)
+    spans = timeline.read_spans(folder / node, load_facts(folder / node / "model").run)
     trained = Counter(span.round for span in spans if span.activity == "training")
     return said + [f"{node} trained round {each} {count} times" for each, count in trained.items() if count > 1]
 

@@ -241,7 +241,7 @@ def test_a_killed_node_is_named_and_the_federation_goes_on_when_it_is_back(
             )  # fmt: skip
             assert [process.wait(40) for process in (coordinator, *nodes.values())] == [0, 0, 0]
             run_ = load_facts(tmp_path / "plant-b" / "model").run
-            spans = timeline.read(tmp_path / "plant-b", run_)
+            spans = timeline.read_spans(tmp_path / "plant-b", run_)
             assert {span.round for span in spans if span.activity == "refining"} >= {1, 6}
             assert not [span for span in spans if span.begin < killed < span.end]
         finally:

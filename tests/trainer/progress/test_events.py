@@ -125,7 +125,7 @@ def test_a_line_that_learns_has_a_line_now_and_then_and_one_at_its_end() -> None
         show(Learning(node="coordinator", round=round_, rounds=30, rate=1, loss=0.5))
         show(Learning(node="coordinator", round=round_, rounds=30, rate=1, loss=0.5))
     said = [line[9:] for line in stream.getvalue().splitlines()]
-    assert said == [f"round {each} of 30: loss 0.500, 1.0 rounds a second" for each in (1, 11, 21, 30)]
+    assert said == [f"round {each} of 30: loss 0.500, 1.0 rounds per second" for each in (1, 11, 21, 30)]
 
 
 # For machines

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trainer.progress import timeline
-from trainer.progress.timeline import FILE, Timeline, read
+from trainer.progress.timeline import FILE, Timeline, read_spans
 
 RUN, EARLIER = "0123456789abcdef", "fedcba9876543210"
 
@@ -33,7 +33,7 @@ def found(folder: Path, run: str = RUN) -> list[tuple[int, str, float, float]]:
     """Round, activity, begin and end; times since the clock's start."""
     return [
         (span.round, span.activity, round(span.begin - 1_700_000_000, 3), round(span.end - 1_700_000_000, 3))
-        for span in read(folder, run)
+        for span in read_spans(folder, run)
     ]
 
 
@@ -128,7 +128,7 @@ def test_a_new_run_forgets_the_earlier_one(clock: Clock, tmp_path: Path) -> None
 def test_the_file_stays_small_and_keeps_the_newest(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timeline, "_MOST", 10)
+    monkeypatch.setattr(timeline, "_MAX_SPANS", 10)
     record = Timeline(tmp_path, RUN)
     for round_ in range(1, 101):
         record.begin("training", round_)
@@ -141,4 +141,4 @@ def test_the_file_stays_small_and_keeps_the_newest(
 
 
 def test_a_node_without_a_record_has_no_spans(tmp_path: Path) -> None:
-    assert read(tmp_path, RUN) == []
+    assert read_spans(tmp_path, RUN) == []
