@@ -40,7 +40,6 @@ from tests.support.sensor_streams import CLASSES, Plant, Processes, simulated
 from trainer.vfl.server.journal import history
 from trainer.vfl.simulation import Simulation, release
 from trainer.vfl.tensor_frames import embedding_frames, opening_frames, representation_frames
-from trainer.vfl.window import span
 
 WARM = 0.2  # of the rounds, which do not count
 PATIENCE = 120.0  # seconds for a run
@@ -180,7 +179,7 @@ def compute(case: Case, plant: Plant, rounds: int) -> Took:
 
 def _step(line: Simulation, case: Case, round_: int) -> tuple[list[float], float, list[float]]:
     """What `Line.step` does, with a clock: each sensor's way up, the head's representation, what each party learns."""
-    rows = slice(*span(case.spec.window, round_))
+    rows = slice(*case.spec.window.span(round_))
     samples, labels = [each[rows] for each in line.stream.samples], line.stream.labels[rows]
     clock = _Clock()
     sent, up = [], []
@@ -214,7 +213,7 @@ class _Clock:
 def sizes(case: Case, plant: Plant) -> tuple[int, int, int]:
     """Bytes that a round moves: the head's opening, its answer, a sensor's embeddings."""
     line, at = simulated(case.spec, plant), {"run": "0" * 16, "attempt": 1, "round": 99}
-    rows = slice(*span(case.spec.window, 1))
+    rows = slice(*case.spec.window.span(1))
     sent = [release(case.spec, sensor, part[rows], 1).received
             for sensor, part in zip(line.sensors, line.stream.samples, strict=True)]  # fmt: skip
     phi, ids = line.head.represent(sent), ["p12345"] * case.chunk

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.topics import COORDINATOR
 from broker_config.protocol.vfl_messages import VflSpec
 from edge.vfl.member_bundle import Description, EmbeddingSource, write_bundle
-from edge.vfl.sensor_rows import Scaling
+from edge.vfl.sensor_rows import RowFile, Scaling
 from export.bundle_signing import Signer
 from export.vfl_graph import Imputation, build_head_graph, build_sensor_graph, impute_means
 from trainer.vfl.algorithm import Head, Sensor
@@ -26,14 +26,6 @@ from trainer.vfl.networks import embedding_size
 log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN = 30.0  # seconds between two bundles
-
-
-class Rows(NamedTuple):
-    """What a sensor's bundle says about the rows that its samples are made of."""
-
-    columns: tuple[str, ...]
-    product: str
-    unit: str | None
 
 
 class ExportSchedule:
@@ -66,7 +58,7 @@ class ExportSchedule:
 class SensorBundleWriter:
     """Writes a sensor's bundles into `folder`, signed if there is a `signer`: to be called at each commit."""
 
-    def __init__(self, folder: Path, rows: Rows, signer: Signer | None = None, seconds: float = SECONDS_BETWEEN):
+    def __init__(self, folder: Path, rows: RowFile, signer: Signer | None = None, seconds: float = SECONDS_BETWEEN):
         self._folder, self._rows, self._signer, self._pace = folder, rows, signer, ExportSchedule(seconds)
 
     def __call__(self, spec: VflSpec, round_: int, sensor: Sensor, scaling: Scaling, *, last: bool) -> None:

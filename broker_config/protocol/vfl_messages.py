@@ -18,6 +18,11 @@ class Window(Struct, frozen=True, kw_only=True):
     chunk: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
     size: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # the newest that count; 0: the set grows
 
+    def span(self, round_: int) -> tuple[int, int]:
+        """First and past-the-end position of the products of round 1, 2, ..., as the head counts them."""
+        end = self.start + (round_ - 1) * self.chunk
+        return (max(0, end - self.size) if self.size else 0), end
+
 
 class Channel(Struct, frozen=True, kw_only=True):
     """Noise between sensor and head, in the order in which it strikes. All zero: a clean channel."""

@@ -1,6 +1,7 @@
-"""The sensors of one line learn together: `vfl coordinate`, `vfl join`, `vfl forget`; predict: `vfl serve`."""
+"""Commands of vertical federated learning: `vfl coordinate`, `join`, `forget`, `serve`, `draw` and `demo`."""
 
 import shlex
+import signal
 import sys
 from functools import partial
 from importlib.metadata import version
@@ -13,7 +14,7 @@ import typer
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.topics import COORDINATOR, MONITOR
-from edge.cli import vfl_inference, vfl_trial
+from edge.cli import vfl_inference
 from edge.cli.line import Memory, state_folder
 from edge.cli.options import (
     Broker,
@@ -39,7 +40,6 @@ BUNDLE = "bundle"  # in a state folder: what `serve` serves
 
 app = typer.Typer()
 group = typer.Typer(no_args_is_help=True)
-group.add_typer(vfl_trial.app)
 app.add_typer(
     group,
     name="vfl",
@@ -62,7 +62,7 @@ def coordinate(
     ],
     broker: Broker = None,
     sensors: Annotated[
-        str | None, typer.Option(help="Names, separated by commas.", show_default="all nodes of the kit's charter")
+        str | None, typer.Option(help="Names, separated by commas.", show_default="all nodes that the kit names")
     ] = None,
     federation: Annotated[
         str | None, typer.Option(help="Name of the federation.", show_default="the kit's, or default")
@@ -117,7 +117,7 @@ def coordinate(
     as_json: Events = False,
     config: PlainConfig = None,
 ) -> None:
-    """Run a line's head: it has the labels, opens rounds, and learns the last layer.
+    """Run the head of a vertical federation: it has the labels, opens rounds, and trains the last layer.
 
     Stopped or killed, it goes on where it was when it is started again with the same --state.
     """
@@ -161,7 +161,7 @@ def coordinate(
         deploy = vfl_inference.head_bundles(state / BUNDLE, endpoint.kit)
         reached = run(spec, labels, endpoint, state, rounds=rounds, new=new, report=report, stop=stop, deploy=deploy)
         if rounds and reached >= rounds:
-            report(progress.Note(text=_next(state, broker, kit)))
+            report(progress.Note(text=_next_step(state, broker, kit)))
         report(progress.Result(result={"rounds": reached}))
     if rounds and reached < rounds:
         print("stopped; the same command goes on", file=sys.stderr)
@@ -196,7 +196,7 @@ def join(
     as_json: Events = False,
     config: PlainConfig = None,
 ) -> None:
-    """Take part in a line's learning with what one sensor measures. The measurements stay here; embeddings leave.
+    """Take part in a vertical federation with one sensor's measurements. They stay here; embeddings leave.
 
     Stopped or killed, it goes on where it was when it is started again with the same --state.
     """
@@ -209,10 +209,10 @@ def join(
     if name is None:
         raise UsageError("this sensor's name is missing", "write --sensor NAME, or pass a kit: --kit FILE")
     with progress.reporter(as_json=as_json, quiet=quiet) as report:
+        from edge.vfl.sensor_rows import RowFile
         from trainer.vfl.client.discovery import join as run
-        from trainer.vfl.client.measurements import Source
 
-        source, state = Source(data, _names(columns), product, unit), state or Path(f"vfl-{name}")
+        source, state = RowFile(data, _names(columns), product, unit), state or Path(f"vfl-{name}")
         reached, finished = run(
             endpoint,
             name,
@@ -225,7 +225,7 @@ def join(
             deploying=partial(vfl_inference.sensor_bundles, state / BUNDLE, source, endpoint.kit),
         )
         if finished:
-            report(progress.Note(text=_next(state, broker, kit, data)))
+            report(progress.Note(text=_next_step(state, broker, kit, data)))
         report(progress.Result(result={"rounds": reached}))
     if not finished:
         print("stopped; the same command goes on", file=sys.stderr)
@@ -236,20 +236,20 @@ def join(
 def forget(
     broker: Broker = None,
     federation: Annotated[
-        str | None, typer.Option(help="Name of the line.", show_default="the kit's, or default")
+        str | None, typer.Option(help="Name of the federation.", show_default="the kit's, or default")
     ] = None,
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
     kit: KitFile = None,
 ) -> None:
-    """Remove what the broker keeps of a line that nobody runs any more. State folders stay as they are."""
+    """Remove what the broker keeps of a vertical federation that nobody runs any more. State folders stay."""
     from trainer.vfl.server.retained_cleanup import remove_retained as run
 
     endpoint = make_endpoint(broker, ca, cert, key, kit)
     _check_head(endpoint)
     name = agreed(federation, endpoint, "federation") or "default"
-    print(f"{pluralize(run(endpoint, name), 'message')} of line {name!r} removed from {endpoint}")
+    print(f"{pluralize(run(endpoint, name), 'message')} of federation {name!r} removed from {endpoint}")
 
 
 @group.command(epilog="Example: edge-node vfl serve vfl-head/bundle mqtt://broker.local --output predictions.jsonl")
@@ -273,9 +273,9 @@ def serve(
     kit: KitFile = None,
     config: PlainConfig = None,
 ) -> None:
-    """Embed new products at a sensor, or predict them at the head: what it is, the bundle says.
+    """Embed new products at a sensor, or predict them at the head: the bundle says which of the two it is.
 
-    Runs beside coordinate and join, whose newer bundles are taken up as they come. With --kit, bundles must be signed.
+    Runs beside coordinate and join, and loads their newer bundles as they come. With --kit, bundles must be signed.
     """
     if not isfinite(deadline):
         raise UsageError(f"a deadline of {deadline} seconds never comes, or always", "write for example --deadline 1")
@@ -283,7 +283,56 @@ def serve(
     vfl_inference.serve(bundle, endpoint, memory or state_folder(), data, output, deadline, threads, stop)
 
 
-def _next(state: Path, broker: str | None, kit: Path | None, data: Path | None = None) -> str:
+@group.command(epilog="Example: edge-node vfl draw drawn --stations 3 --products 2000 --rate 50")
+def draw(
+    out: Annotated[Path, typer.Argument(help="Folder for STATION.csv and labels.csv, which are appended to.")],
+    stations: Annotated[int, typer.Option(min=2, max=6, help="Stations: press, oven, spindle, ...")] = 3,
+    products: Annotated[int, typer.Option(min=1, help="How many products to append.")] = 2000,
+    rate: Annotated[float, typer.Option(min=0, help="Products a second.", show_default="all at once")] = 0.0,
+    seed: Seed = 0,
+) -> None:
+    """Draw products as several stations would measure them, for trials: all at once, or at a rate."""
+    from trainer.data.drawn_products import LABELS, DrawnStations, append_at_rate, append_products, count_labelled
+
+    drawn, first, stop = DrawnStations(stations, seed), count_labelled(out), stop_on_signals()
+    if rate:
+        products = append_at_rate(drawn, out, range(first, first + products), rate, stop)
+    else:
+        append_products(drawn, out, first, first + products)
+    print(f"{products} products, classes {','.join(drawn.classes)}: {out / LABELS}")
+    print("to let sensors learn from them, with a broker and a head on this machine:")
+    for name, columns in drawn.stations.items():
+        features = ",".join(each.name for each in columns)
+        print(f"  edge-node vfl join mqtt://127.0.0.1 --sensor {name} --columns {features} --data {out / name}.csv")
+
+
+@group.command(epilog="Example: edge-node vfl demo --keep runs/vfl")
+def demo(
+    stations: Annotated[int, typer.Option(min=2, max=6, help="Stations, each with a sensor.")] = 3,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds in all.")] = 60,
+    seed: Seed = 0,
+    keep: Annotated[Path | None, typer.Option(help="Folder for everything that the run leaves.")] = None,
+    quiet: Quiet = False,
+    as_json: Events = False,
+) -> None:
+    """See it all: a broker, a head and sensors learn together on drawn products, then predict new ones."""
+    import tempfile
+
+    import msgspec
+    from rich.console import Console
+
+    from trainer import progress
+    from trainer.demo.vfl_demo import print_table, run_demo
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, the child processes included
+    with tempfile.TemporaryDirectory() as scratch, progress.reporter(as_json=as_json, quiet=quiet) as show:
+        outcome = run_demo(keep or Path(scratch) / "vfl", show, stations=stations, rounds=rounds, seed=seed)
+        show(progress.Result(result=msgspec.to_builtins(outcome)))
+    if not as_json:
+        print_table(outcome, Console())
+
+
+def _next_step(state: Path, broker: str | None, kit: Path | None, data: Path | None = None) -> str:
     """How what was learnt is put to use."""
     options = [("--data", data), ("--kit", kit)]
     words = [state / BUNDLE, *([broker] if broker else []), *chain.from_iterable(each for each in options if each[1])]

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from broker_config.security.kit import Kit
     from edge.bundle.verification import Verifier
     from edge.vfl.member_bundle import Array, Manifest
+    from edge.vfl.sensor_rows import RowFile
     from edge.vfl.sensor_service import Leaving
     from export.bundle_signing import Signer
-    from trainer.vfl.client.measurements import Source
     from trainer.vfl.client.sensor_trainer import Deploy as SensorDeploy
     from trainer.vfl.server.head_model import Deploy as HeadDeploy
 
@@ -67,11 +67,11 @@ def head_bundles(folder: Path, kit: "Kit | None") -> "HeadDeploy":
     return HeadBundleWriter(folder, _signer(kit))
 
 
-def sensor_bundles(folder: Path, source: "Source", kit: "Kit | None") -> "SensorDeploy":
+def sensor_bundles(folder: Path, rows: "RowFile", kit: "Kit | None") -> "SensorDeploy":
     """What lets a sensor be served from `folder`."""
-    from export.vfl_export import Rows, SensorBundleWriter
+    from export.vfl_export import SensorBundleWriter
 
-    return SensorBundleWriter(folder, Rows(source.columns, source.product, source.unit), _signer(kit))
+    return SensorBundleWriter(folder, rows, _signer(kit))
 
 
 def _signer(kit: "Kit | None") -> "Signer | None":

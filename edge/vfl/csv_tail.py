@@ -21,7 +21,7 @@ _BLOCK = 1 << 20  # bytes read at once; no line is longer
 _TAIL = 64  # bytes that are compared to notice another file of the same name
 
 log = logging.getLogger(__name__)
-Tell = Callable[[str], object]
+Warn = Callable[[str], object]
 """Told about rows that are left out."""
 Cells = Sequence[Sequence[str]]
 """Rows of a file, each with the chosen columns."""
@@ -39,12 +39,12 @@ class CsvTail:
     """Reads each row of a CSV file once."""
 
     def __init__(
-        self, path: Path, columns: Sequence[str], tell: Tell = log.warning, options: Mapping[str, str] | None = None
+        self, path: Path, columns: Sequence[str], warn: Warn = log.warning, options: Mapping[str, str] | None = None
     ):
         self.path = path
         self._options = options or {}  # column -> what names it on the command line
         self.left_out = 0  # rows
-        self._columns, self._say = tuple(columns), tell
+        self._columns, self._warn = tuple(columns), warn
         self._chosen: list[int] = []
         self._width = 0  # cells of a row; 0: the header has not been read
         self._good = False  # some row could be used
@@ -186,7 +186,7 @@ class CsvTail:
             raise UsageError(f"{where} cannot be used: {error.why}", error.remedy)
         self.left_out += 1
         if self.left_out == 1:
-            self._say(f"{where} is left out, and so will be others like it: {error.why}")
+            self._warn(f"{where} is left out, and so will be others like it: {error.why}")
 
 
 def _marks(status: os.stat_result) -> tuple[int, ...]:

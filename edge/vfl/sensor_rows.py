@@ -1,4 +1,4 @@
-"""A sensor's own data: rows in a CSV file that grows, and the samples that are made of them."""
+"""A sensor's measurements: rows of a CSV file that grows, and the samples that are made of them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_config.protocol.errors import UsageError
-from edge.vfl.csv_tail import MEMORY, BadRowError, Cells, CsvTail, ProductIndex, Tell, log
+from edge.vfl.csv_tail import MEMORY, BadRowError, Cells, CsvTail, ProductIndex, Warn, log
 
 Array = NDArray[np.float32]
 Index = NDArray[np.int64]
@@ -22,28 +22,34 @@ class Scaling(NamedTuple):
     deviation: Array  # [columns]; 1 for a column that never changes
 
 
+class RowFile(NamedTuple):
+    """Where a sensor's measurements are, and how to read them."""
+
+    path: Path  # CSV file with a row for each product; it may grow
+    columns: tuple[str, ...]
+    product: str = "product"  # column with the product's id
+    unit: str | None = None  # column that says which rows follow one another
+
+    def check(self) -> None:
+        """Raise UsageError if the file is not there, lacks a column, or has a first row that cannot be used."""
+        Samples(self, 1, lambda _: None).check_start()
+
+
 class Samples:
     """Samples float32 [columns, cycles]: a product's own row and the cycles - 1 before it of the same unit.
 
     A unit (a machine, an engine) that was silent for MEMORY rows starts anew. Rows come in any order of products.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        columns: Sequence[str],
-        cycles: int,
-        unit: str | None = None,
-        product: str = "product",
-        tell: Tell = log.warning,
-    ):
+    def __init__(self, file: RowFile, cycles: int, warn: Warn = log.warning):
+        path, columns, product, unit = file
         names = [product, *([unit] if unit else []), *columns]
         if not columns or len(set(names)) < len(names):
             raise UsageError("a sensor's columns are none, or one is there twice", "name each column once")
         self.columns, self.cycles = len(columns), cycles
-        self.scaling: Scaling | None = None  # applied by `take` once it is there; see `settle`
+        self.scaling: Scaling | None = None  # applied by `get` once it is there; see `fit_scaling`
         self._names, self._unit = tuple(columns), unit
-        self._file = CsvTail(path, names, tell, {product: "--product"} | ({unit: "--unit"} if unit else {}))
+        self._file = CsvTail(path, names, warn, {product: "--product"} | ({unit: "--unit"} if unit else {}))
         self._products = ProductIndex()
         self._last: dict[str, int] = {}  # number of each unit's last row
         self._number = np.empty(0, np.int64)  # of each row that is kept: its number in the file

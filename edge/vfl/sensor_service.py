@@ -16,7 +16,7 @@ from edge.terminal.formatting import pluralize
 from edge.vfl.bundle_reload import BundleReloader, NewModel
 from edge.vfl.member_bundle import Array, Manifest
 from edge.vfl.member_model import SensorModel
-from edge.vfl.sensor_rows import Samples
+from edge.vfl.sensor_rows import RowFile, Samples
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def serve_sensor(
     reloader = BundleReloader(bundle, load, inbox)
     model = reloader.load_first()
     manifest = model.manifest
-    samples = Samples(rows, manifest.columns, manifest.cycles, manifest.unit, manifest.product)
+    samples = Samples(RowFile(rows, manifest.columns, manifest.product, manifest.unit), manifest.cycles)
     samples.refresh()
     done = samples.count
     for newest in samples.since(done - 1):

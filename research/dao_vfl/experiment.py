@@ -18,7 +18,6 @@ from research.runner.panels import Entry, arrange
 from research.runner.paper import Grid, Order, Paper, Report, Work, distinct
 from trainer import progress
 from trainer.vfl.policies.selection import OnnxAgent
-from trainer.vfl.window import span
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +71,7 @@ def _metrics(finished: Finished) -> dict[str, float | None]:
 
 def _work(cell: Cell) -> Work:
     """Passes over samples."""
-    samples = sum(last - first for first, last in (span(cell.window, each) for each in range(1, cell.rounds + 1)))
+    samples = sum(last - first for first, last in (cell.window.span(each) for each in range(1, cell.rounds + 1)))
     kind = (cell.kind, cell.split.data, cell.network, cell.recipe.batches)
     return kind, 1.0 if cell.kind == "offline" else float(samples * (sum(cell.iterations) + max(cell.iterations)))
 

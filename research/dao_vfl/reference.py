@@ -10,7 +10,6 @@ from trainer.training.seeding import key_to_seed
 from trainer.vfl.algorithm import split_batches
 from trainer.vfl.networks import build_feature_model, build_head_model, embedding_size
 from trainer.vfl.simulation import SimulatedRound, Stream
-from trainer.vfl.window import span
 
 _PART = 4096  # samples at once where nothing is learnt
 _STEPS, _BATCH, _RATE = 3000, 256, 1e-3  # of the fixed model, with Adam
@@ -53,7 +52,7 @@ class Central:
     def step(self, iterations: Sequence[int]) -> SimulatedRound:
         """Play the next round, with as many passes over its set as the busiest sensor takes."""
         self.round += 1
-        first, end = span(self.spec.window, self.round)
+        first, end = self.spec.window.span(self.round)
         rows, samples = torch.arange(first, end), [each[first:end] for each in self.stream.samples]
         loss = nn.functional.cross_entropy(self.predict(samples), self.stream.labels[rows]).item()
         random = torch.Generator().manual_seed(key_to_seed(self.spec.seed, "central", self.round, "batches"))
@@ -83,7 +82,7 @@ class Fixed:
     def step(self, iterations: Sequence[int]) -> SimulatedRound:
         """The loss over the next round's set."""
         self.round += 1
-        losses = self._losses[slice(*span(self._window, self.round))]
+        losses = self._losses[slice(*self._window.span(self.round))]
         return SimulatedRound(self.round, len(losses), tuple(iterations), losses.mean().item())
 
     def predict(self, samples: Sequence[Tensor]) -> Tensor:
@@ -100,9 +99,9 @@ class Fixed:
 
 def _shares(window: Window, rounds: int) -> Tensor:
     """How much each product up to the last round counts, in all."""
-    shares = torch.zeros(span(window, rounds)[1], dtype=torch.float64)
+    shares = torch.zeros(window.span(rounds)[1], dtype=torch.float64)
     for round_ in range(1, rounds + 1):
-        first, end = span(window, round_)
+        first, end = window.span(round_)
         shares[first:end] += 1 / (end - first)
     return shares
 

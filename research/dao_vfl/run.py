@@ -20,7 +20,6 @@ from trainer.vfl.policies.latency import Floats, Ints, SimulatedTimings, dispari
 from trainer.vfl.policies.policy import Policy, Timing
 from trainer.vfl.policies.selection import OnnxAgent
 from trainer.vfl.simulation import Simulation, Stream
-from trainer.vfl.window import span
 
 Player = Simulation | Central | Fixed
 AGENT = "agent "  # before the digest of a trained policy
@@ -95,7 +94,7 @@ def spec(cell: Cell, parts: Parts) -> VflSpec:
     Raises:
         EdgeNodeError: there are too few products for its rounds.
     """
-    needed, there = span(cell.window, cell.rounds)[1], len(parts.stream.labels)
+    needed, there = cell.window.span(cell.rounds)[1], len(parts.stream.labels)
     if needed > there:
         raise EdgeNodeError(
             f"{cell.rounds} rounds need {needed} products, of which {there} are there", "play fewer rounds"

@@ -34,7 +34,6 @@ from trainer.data.drawn_products import DrawnStations
 from trainer.vfl.channel import parse_channel
 from trainer.vfl.privacy import count_releases, spent_epsilon
 from trainer.vfl.simulation import Simulation, Stream, release
-from trainer.vfl.window import span
 
 ROUNDS, DELTA = 60, 1e-5
 WINDOW = Window(start=1000, chunk=200, size=1000)
@@ -139,12 +138,12 @@ def made(pool: Pool, setting: Setting, labels: Literal["shared", "server"], seed
 def learnt(name: str, pool: Pool, setting: Setting, seed: int) -> Leak:
     """Play a line whose sensors have the labels, and reconstruct their samples."""
     line = made(pool, setting, "shared", seed)
-    sensors, rows = range(len(line.sensors)), slice(*span(WINDOW, ROUNDS))
+    sensors, rows = range(len(line.sensors)), slice(*WINDOW.span(ROUNDS))
     sums = [torch.zeros(ROUNDS * WINDOW.chunk + WINDOW.start, size) for size in sizes(line)]
     last: list[Tensor] = []
     for round_ in range(1, ROUNDS + 1):
         if round_ > ROUNDS - WINDOW.size // WINDOW.chunk:
-            seen = slice(*span(WINDOW, round_))
+            seen = slice(*WINDOW.span(round_))
             last = [release(line.spec, line.sensors[k], pool.stream.samples[k][seen], round_).received for k in sensors]
             for total, each in zip(sums, last, strict=True):
                 total[seen] += each
@@ -174,7 +173,7 @@ def graded(name: str, pool: Pool, seed: int) -> list[Labels]:
     line, found = made(pool, Setting("clean", Privacy(), Denoising()), "server", seed), []
     for round_ in range(1, ROUNDS + 1):
         if round_ in (1, 10, ROUNDS):
-            rows = slice(*span(WINDOW, round_))
+            rows = slice(*WINDOW.span(round_))
             sent = [
                 release(line.spec, sensor, each[rows], round_).received
                 for sensor, each in zip(line.sensors, pool.stream.samples, strict=True)

@@ -23,7 +23,7 @@ from edge.bundle.verification import Verifier
 from edge.vfl.member_bundle import MANIFEST, read_bundle
 from edge.vfl.member_model import load_head, load_sensor
 from edge.vfl.sensor_rows import Scaling
-from export.vfl_export import ExportSchedule, HeadBundleWriter, Rows, SensorBundleWriter
+from export.vfl_export import ExportSchedule, HeadBundleWriter, SensorBundleWriter
 from export.vfl_graph import VflParityError, build_head_graph, build_sensor_graph, impute_means
 from tests.support.provisioned_federation import make
 from tests.support.tiny_bundle import tiny_bundle
@@ -208,7 +208,7 @@ def test_a_line_that_trains_leaves_the_models_that_are_on_its_disks(tmp_path: Pa
         ]  # fmt: skip
         for name in spec.sensors:
             about = source(tmp_path, name)
-            deploying = partial(SensorBundleWriter, folders[name] / "bundle", Rows(about.columns, "product", None))
+            deploying = partial(SensorBundleWriter, folders[name] / "bundle", about)
             party = partial(take_part, report=ignore, stop=stop.is_set, deploying=deploying)
             parties.append(threads.submit(party, spec, name, about, endpoint, folders[name]))
         try:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from broker_config.protocol.vfl_messages import VflSpec
-from edge.vfl.sensor_rows import Samples
+from edge.vfl.sensor_rows import RowFile, Samples
 from tests.support.plants import Process, start
 from trainer.vfl.server.labels import Labels
 from trainer.vfl.simulation import Simulation, Stream
@@ -119,7 +119,7 @@ def simulated(spec: VflSpec, plant: Plant) -> Simulation:
     products = labels.products(0, labels.count)
     streams = []
     for name in spec.sensors:
-        samples = Samples(plant.rows(name), COLUMNS, spec.cycles)
+        samples = Samples(RowFile(plant.rows(name), COLUMNS), spec.cycles)
         samples.refresh()
         samples.fit_scaling(products[: spec.window.start])
         streams.append(torch.from_numpy(samples.get(products)[0]))

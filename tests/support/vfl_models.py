@@ -8,9 +8,9 @@ from torch import Tensor
 
 from broker_config.protocol.vfl_messages import Channel, Denoising, Recipe, VflSpec, Window
 from broker_config.security.kit import Kit
-from edge.vfl.sensor_rows import Scaling
+from edge.vfl.sensor_rows import RowFile, Scaling
 from export.bundle_signing import Signer
-from export.vfl_export import HeadBundleWriter, Rows, SensorBundleWriter
+from export.vfl_export import HeadBundleWriter, SensorBundleWriter
 from trainer.vfl.algorithm import Representation
 from trainer.vfl.simulation import Simulation, Stream
 
@@ -69,7 +69,7 @@ class Learnt:
         signers = {name: Signer(kits[name], 90) if kits else None for name in members}
         round_ = round_ or self.line.round
         for sensor in self.line.sensors:
-            about = Rows(COLUMNS[sensor.name], "product", None)
+            about = RowFile(Path(), COLUMNS[sensor.name])
             made = SensorBundleWriter(folder / sensor.name, about, signers[sensor.name])
             made(self.spec, round_, sensor, self.scaling[sensor.name], last=True)
         head = HeadBundleWriter(folder / "coordinator", signers["coordinator"])

@@ -13,9 +13,8 @@ from safetensors.torch import load_file
 
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.vfl_messages import VflSpec, Window
-from edge.vfl.sensor_rows import Samples
+from edge.vfl.sensor_rows import RowFile, Samples
 from trainer import progress
-from trainer.vfl.client.measurements import Source
 from trainer.vfl.client.session import take_part
 from trainer.vfl.server.labels import Labels
 from trainer.vfl.server.spec import new_run_id
@@ -66,9 +65,9 @@ def feed(whole: Path, folder: Path, products: int) -> None:
             file.write(rows[len(there) :])
 
 
-def source(data: Path, sensor: str) -> Source:
+def source(data: Path, sensor: str) -> RowFile:
     """What `draw` has written for a sensor."""
-    return Source(data / f"{sensor}.csv", COLUMNS[sensor])
+    return RowFile(data / f"{sensor}.csv", COLUMNS[sensor])
 
 
 def simulated(spec: VflSpec, data: Path, rounds: int) -> dict[str, dict[str, bytes]]:
@@ -79,7 +78,7 @@ def simulated(spec: VflSpec, data: Path, rounds: int) -> dict[str, dict[str, byt
     everything = labels.products(0, labels.count)
     streams = []
     for name in spec.sensors:
-        samples = Samples(data / f"{name}.csv", COLUMNS[name], spec.cycles)
+        samples = Samples(source(data, name), spec.cycles)
         samples.refresh()
         samples.fit_scaling(first)
         streams.append(torch.from_numpy(samples.get(everything)[0].copy()))

@@ -13,7 +13,6 @@ from trainer.vfl.channel import measure_extent, transmit
 from trainer.vfl.denoiser import sends_pairs
 from trainer.vfl.networks import embedding_size
 from trainer.vfl.privacy import protect
-from trainer.vfl.window import span
 
 Decide = Callable[[int], Sequence[int]]  # round -> E_{t,k} of each sensor
 
@@ -54,7 +53,7 @@ class Simulation:
         """Play the next round; the head takes as many local iterations as the busiest sensor."""
         self.round += 1
         spec, round_ = self.spec, self.round
-        rows = slice(*span(spec.window, round_))
+        rows = slice(*spec.window.span(round_))
         samples, labels = [each[rows] for each in self.stream.samples], self.stream.labels[rows]
         sent = [release(spec, sensor, part, round_) for sensor, part in zip(self.sensors, samples, strict=True)]
         second = [each.second for each in sent if each.second is not None]

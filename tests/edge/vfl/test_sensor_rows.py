@@ -9,7 +9,7 @@ import pytest
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.vfl import csv_tail
-from edge.vfl.sensor_rows import Samples
+from edge.vfl.sensor_rows import RowFile, Samples
 from trainer.vfl.server.labels import Labels
 
 HEADER = "product,unit,heat,force\n"
@@ -29,7 +29,7 @@ def append(path: Path, text: str | bytes) -> None:
 
 def opened(path: Path, cycles: int = 1, unit: str | None = "unit") -> tuple[Samples, list[str]]:
     said: list[str] = []
-    return Samples(path, ["heat", "force"], cycles, unit, tell=said.append), said
+    return Samples(RowFile(path, ("heat", "force"), unit=unit), cycles, said.append), said
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_a_file_that_cannot_be_read_is_named_with_its_line_and_a_remedy(
 def test_columns_that_are_none_or_twice_are_refused(file: Path) -> None:
     for columns in ([], ["heat", "heat"], ["heat", "product"]):
         with pytest.raises(UsageError, match="columns"):
-            Samples(file, columns, 1)
+            Samples(RowFile(file, tuple(columns)), 1)
 
 
 def test_bad_rows_of_a_live_file_are_left_out_with_one_note(file: Path) -> None:
@@ -252,7 +252,7 @@ def test_columns_are_scaled_by_the_set_that_they_settled_on(tmp_path: Path) -> N
 
 def labels_of(path: Path) -> tuple[Labels, list[str]]:
     said: list[str] = []
-    return Labels(path, ["ok", "burr"], tell=said.append), said
+    return Labels(path, ["ok", "burr"], warn=said.append), said
 
 
 def test_labels_number_the_products_in_the_order_of_their_arrival(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_a_products_position_hangs_on_the_file_alone_not_on_how_it_was_read(
     monkeypatch.setattr("trainer.vfl.server.labels.MEMORY", 20)
     random, told = np.random.default_rng(seed), list[str]()
     path = write(tmp_path / "labels.csv", [], "product,label\n")
-    running = Labels(path, ["good", "bad"], tell=told.append)
+    running = Labels(path, ["good", "bad"], warn=told.append)
     positions: list[str] = []
     for _ in range(30):
         ids = random.integers(0, 60, random.integers(1, 40))
@@ -308,7 +308,7 @@ def test_a_products_position_hangs_on_the_file_alone_not_on_how_it_was_read(
         running.refresh()
         positions += running.products(len(positions), running.count)
         running.drop_before(running.count - 3)
-    again = Labels(path, ["good", "bad"], tell=told.append)
+    again = Labels(path, ["good", "bad"], warn=told.append)
     again.refresh()
     assert list(again.products(0, again.count)) == positions
     assert len(positions) > 100

@@ -36,7 +36,6 @@ from tests.support.research_command import research
 from trainer import progress
 from trainer.training.seeding import generator
 from trainer.vfl.simulation import Simulation, Stream
-from trainer.vfl.window import span
 
 ENGINES, CYCLES, TESTED, REMAIN = 40, 50, 6, 20  # 36 samples of each engine
 SETTINGS = ((0, 0, 100), (10, 0.25, 100), (20, 0.7, 100), (25, 0.62, 60), (35, 0.84, 100), (42, 0.84, 100))
@@ -208,7 +207,7 @@ def test_the_fixed_models_loss_of_a_round_is_the_mean_over_its_set(monkeypatch: 
     fixed = Fixed(line.spec, line.stream, 3)
     logits = fixed.predict(line.stream.samples)
     for round_ in (1, 2, 3):
-        rows = slice(*span(line.spec.window, round_))
+        rows = slice(*line.spec.window.span(round_))
         mean = torch.nn.functional.cross_entropy(logits[rows], line.stream.labels[rows]).item()
         assert fixed.step((1, 1)).loss == pytest.approx(mean, abs=1e-6)
 

@@ -16,7 +16,6 @@ from broker_config.protocol.vfl_messages import Channel, Denoising, Privacy, Rec
 from trainer.vfl.algorithm import Head, Representation, Sensor
 from trainer.vfl.networks import HEAD, build_feature_model, embedding_size
 from trainer.vfl.simulation import Simulation, Stream, release, simulate
-from trainer.vfl.window import span
 
 CLASSES = 5
 SHAPES = {"conv": (6, 15), "dense": (4, 1), "vgg_small": (3, 8, 8)}
@@ -109,7 +108,7 @@ def test_the_others_are_constants_as_received_and_denoised_and_a_sensors_own_emb
     ours, theirs = (line(network, sensors, 3, channel=channel, denoising=denoising) for _ in range(2))
     for each in (ours, theirs):
         list(simulate(each, 3, lambda _: iterations))
-    first, last = span(ours.spec.window, 4)
+    first, last = ours.spec.window.span(4)
     samples, labels = [x[first:last] for x in theirs.stream.samples], theirs.stream.labels[first:last]
     noisy = [release(theirs.spec, sensor, x, 4).received for sensor, x in zip(theirs.sensors, samples, strict=True)]
     held = theirs.head.denoiser(noisy)
@@ -316,5 +315,5 @@ def test_the_window_holds_the_newest_products_of_all_that_have_come(
     arrived = list(range(start))
     for _ in range(1, round_):
         arrived += range(len(arrived), len(arrived) + chunk)
-    first, last = span(Window(start=start, chunk=chunk, size=size), round_)
+    first, last = Window(start=start, chunk=chunk, size=size).span(round_)
     assert list(range(first, last)) == (arrived[-size:] if size else arrived)

@@ -13,7 +13,6 @@ from broker_config.broker.embedded import start_broker
 from edge.cli.main import main
 from tests.support.vfl_processes import FORK
 from tests.support.vfl_runs import CLASSES, COLUMNS, draw, feed, left, line_spec, simulated, written
-from trainer.vfl.window import span
 
 SENSORS = ("press", "oven")
 
@@ -98,18 +97,18 @@ def test_a_sensor_and_the_head_that_are_killed_change_no_byte(broker: str, tmp_p
     """With products that arrive while the line runs; each kill costs rounds that are replayed."""
     whole, data, seed = tmp_path / "whole", tmp_path / "data", 5
     spec = line_spec(SENSORS, seed=seed)
-    draw(whole, span(spec.window, 20)[1], seed)
-    feed(whole, data, span(spec.window, 8)[1])
+    draw(whole, spec.window.span(20)[1], seed)
+    feed(whole, data, spec.window.span(8)[1])
     line = Processes(broker, tmp_path, data, seed, "--rounds", 20)
     try:
         line.start("head", *SENSORS)
         line.reach(6)
         line.kill("oven")
         line.start("oven")
-        feed(whole, data, span(spec.window, 14)[1])
+        feed(whole, data, spec.window.span(14)[1])
         line.reach(12)
         line.kill("head")
-        feed(whole, data, span(spec.window, 20)[1])
+        feed(whole, data, spec.window.span(20)[1])
         line.start("head")
         line.end()
     finally:

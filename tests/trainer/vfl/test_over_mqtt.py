@@ -24,9 +24,8 @@ from broker_config.protocol.frames import Embeddings, encode_frame
 from broker_config.protocol.messages import Refusal, RoundState
 from broker_config.protocol.vfl_messages import Channel, Denoising, Recipe, VflHello
 from edge.vfl.sensor_rows import Samples
-from export.vfl_export import Rows, SensorBundleWriter
+from export.vfl_export import SensorBundleWriter
 from tests.support.vfl_runs import (
-    COLUMNS,
     Threads,
     draw,
     feed,
@@ -46,7 +45,6 @@ from trainer.vfl.server import response_times
 from trainer.vfl.server.connection import HeadConnection
 from trainer.vfl.server.journal import history
 from trainer.vfl.server.startup import coordinate
-from trainer.vfl.window import span
 
 
 @pytest.fixture(scope="module")
@@ -98,17 +96,17 @@ def test_a_line_that_need_not_wait_goes_on_without_a_sensor_and_takes_it_back(
 ) -> None:
     spec = line_spec(("press", "oven", "lamp"), absent=rule, patience=0.3)
     whole, data = tmp_path / "whole", tmp_path / "data"
-    draw(whole, span(spec.window, 18)[1], 6)
-    feed(whole, data, span(spec.window, 6)[1])
+    draw(whole, spec.window.span(18)[1], 6)
+    feed(whole, data, spec.window.span(6)[1])
     with Threads(spec, broker, data, tmp_path, 18) as line:
         line.start("head", *spec.sensors)
         line.reach(6)
         line.stop("lamp")
-        feed(whole, data, span(spec.window, 12)[1])
+        feed(whole, data, spec.window.span(12)[1])
         line.reach(12)
         line.start("lamp")
         line.until(lambda: line.events["head"].count(progress.NodeJoined(node="lamp")) == 2)
-        feed(whole, data, span(spec.window, 18)[1])
+        feed(whole, data, spec.window.span(18)[1])
         line.end()
     taken = [each.iterations[2] for each in history(tmp_path / "head")]
     assert taken == [2] * 6 + [0] * 6 + [2] * 6
@@ -193,7 +191,7 @@ def test_a_sensor_that_joins_a_line_that_is_over_serves_its_model_and_waits_for_
         report=told.append, stop=lambda: progress.Note(text="the head is not connected; waiting for it") in told,
     )  # fmt: skip
     assert ended == (4, False), "what is retained may be older than a head that asks for more rounds"
-    bundles = SensorBundleWriter(tmp_path / "bundle", Rows(COLUMNS["press"], "product", None))
+    bundles = SensorBundleWriter(tmp_path / "bundle", source(tmp_path / "data", "press"))
     press = source(tmp_path / "data", "press")
     SensorTrainer(spec, "press", press, tmp_path / "press", print, bundles).commit(last=True)
     assert (tmp_path / "bundle" / "manifest.json").is_file()
@@ -240,15 +238,15 @@ def test_a_sensor_that_says_the_same_again_and_again_is_not_waited_for(broker: s
 def test_an_older_spec_that_is_said_again_ends_no_sensor(broker: str, tmp_path: Path) -> None:
     """A broker has kept what the head has signed."""
     spec = line_spec()
-    draw(tmp_path / "data", span(spec.window, 9)[1], 11)
-    feed(tmp_path / "data", tmp_path / "grown", span(spec.window, 3)[1])
+    draw(tmp_path / "data", spec.window.span(9)[1], 11)
+    feed(tmp_path / "data", tmp_path / "grown", spec.window.span(3)[1])
     mqtt = MqttClient(Endpoint.parse(broker), "echo", inbox=queue.Queue(), persistent=False)
     with Threads(spec, broker, tmp_path / "grown", tmp_path, 9) as line, mqtt:
         line.start("head", *spec.sensors)
         line.reach(3)
         older = msgspec.structs.replace(spec, run="a" * 16)
         mqtt.publish(topics.spec(spec.federation), encode(older), retain=True)
-        feed(tmp_path / "data", tmp_path / "grown", span(spec.window, 9)[1])
+        feed(tmp_path / "data", tmp_path / "grown", spec.window.span(9)[1])
         line.end()
     assert left(spec, tmp_path, 9) == simulated(spec, tmp_path / "data", 9)
 
@@ -256,15 +254,15 @@ def test_an_older_spec_that_is_said_again_ends_no_sensor(broker: str, tmp_path: 
 def test_an_old_end_of_the_line_that_is_said_again_ends_no_sensor(broker: str, tmp_path: Path) -> None:
     """As above: once the line had three rounds only."""
     spec = line_spec(absent="last", patience=5.0)
-    draw(tmp_path / "data", span(spec.window, 9)[1], 13)
-    feed(tmp_path / "data", tmp_path / "grown", span(spec.window, 6)[1])
+    draw(tmp_path / "data", spec.window.span(9)[1], 13)
+    feed(tmp_path / "data", tmp_path / "grown", spec.window.span(6)[1])
     mqtt = MqttClient(Endpoint.parse(broker), "echo", inbox=queue.Queue(), persistent=False)
     with Threads(spec, broker, tmp_path / "grown", tmp_path, 9) as line, mqtt:
         line.start("head", *spec.sensors)
         line.reach(3)
         mqtt.publish(topics.round_state(spec.federation), encode(RoundState(run=spec.run, round=3, status="finished")))
         line.reach(6)
-        feed(tmp_path / "data", tmp_path / "grown", span(spec.window, 9)[1])
+        feed(tmp_path / "data", tmp_path / "grown", spec.window.span(9)[1])
         line.end()
 
 
@@ -274,7 +272,7 @@ def test_while_a_product_is_late_a_sensor_only_looks_for_news(
     spec = line_spec(patience=0.1)
     draw(tmp_path / "data", 60, 14)
     oven = tmp_path / "data" / "oven.csv"
-    *rows, last = oven.read_text().splitlines(keepends=True)[: span(spec.window, 2)[1] + 1]
+    *rows, last = oven.read_text().splitlines(keepends=True)[: spec.window.span(2)[1] + 1]
     oven.write_text("".join(rows))
     take, taken = Samples.get, list[int]()
 

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.vfl_messages import Channel, Denoising, Privacy, VflSpec, Window
 from tests.trainer.vfl.test_algorithm import line
-from trainer.vfl import combinations
 from trainer.vfl.channel import Array
 from trainer.vfl.networks import ClipNorm
 from trainer.vfl.privacy import count_releases, describe_spent, gaussian_delta, protect, spent_epsilon
+from trainer.vfl.server.spec import check_combinations
 from trainer.vfl.simulation import release, simulate
-from trainer.vfl.window import span
 
 SECRET = b"0123456789abcdef"
 PRIVACY = Privacy(clip=2, multiplier=1.5)
@@ -197,7 +196,7 @@ def test_releases_are_counted_for_the_product_that_weighs_longest(
     made = made_spec(window=window, denoising=denoising)
     said: dict[int, int] = {}
     for round_ in range(1, rounds + 1):
-        for position in range(*span(window, round_)):
+        for position in range(*window.span(round_)):
             said[position] = said.get(position, 0) + (2 if noisy and round_ <= learning else 1)
     assert max(said.values()) <= count_releases(made, rounds)
     if rounds * chunk > size + chunk and (size % chunk == 0 or not size) and start >= chunk:
@@ -244,7 +243,7 @@ NOISY = Denoising(rounds=3, target="noisy")
 )
 def test_settings_that_contradict_one_another_are_refused_with_the_reason(made: VflSpec, why: str) -> None:
     with pytest.raises(UsageError, match=why) as refused:
-        combinations.check(made)
+        check_combinations(made)
     assert refused.value.remedy
 
 
@@ -259,7 +258,7 @@ def test_settings_that_contradict_one_another_are_refused_with_the_reason(made: 
     ],
 )
 def test_the_rest_may_be(made: VflSpec) -> None:
-    combinations.check(made)
+    check_combinations(made)
 
 
 def test_what_a_product_has_spent_is_told_where_it_is_protected() -> None:

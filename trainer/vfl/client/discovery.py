@@ -12,9 +12,9 @@ from broker_config.protocol.codec import DecodeError, decode
 from broker_config.protocol.errors import BrokerError, UsageError
 from broker_config.protocol.messages import Presence
 from broker_config.protocol.vfl_messages import VflSpec
+from edge.vfl.sensor_rows import RowFile
 from trainer import progress
 from trainer.federation.client.discovery import check_name_free
-from trainer.vfl.client.measurements import Source
 
 if TYPE_CHECKING:
     from trainer.vfl.client.sensor_trainer import Deploy
@@ -25,7 +25,7 @@ _PAUSE = 0.3  # seconds between two looks for a head
 def join(
     endpoint: Endpoint,
     name: str,
-    source: Source,
+    rows: RowFile,
     state: Path,
     *,
     federation: str | None,
@@ -44,7 +44,7 @@ def join(
         EdgeNodeError: with what to do about it.
     """
     topics.check_node(name)
-    source.check()
+    rows.check()
     report(progress.Step(what=f"looking for a line on {endpoint}"))
     while True:
         spec = find_spec(endpoint, federation, wait, stop, state=state, report=report)
@@ -58,7 +58,7 @@ def join(
         from trainer.vfl.client.session import NewRunError, take_part  # noqa: PLC0415  (torch takes seconds)
 
         try:
-            return take_part(spec, name, source, endpoint, state, report=report, stop=stop, deploying=deploying)
+            return take_part(spec, name, rows, endpoint, state, report=report, stop=stop, deploying=deploying)
         except NewRunError as begun:
             report(progress.Note(text=f"the head has begun run {begun.run}: taking part in it"))
 

@@ -13,17 +13,15 @@ from broker_config.protocol.errors import UsageError, brief
 from broker_config.protocol.frames import Opened, encode_frame
 from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.storage import disk
-from edge.vfl.csv_tail import Tell
-from edge.vfl.sensor_rows import Samples, Scaling
+from edge.vfl.csv_tail import Warn
+from edge.vfl.sensor_rows import RowFile, Samples, Scaling
 from trainer.vfl import tensor_frames
 from trainer.vfl.algorithm import Sensor
 from trainer.vfl.channel import Array, Extent
 from trainer.vfl.checkpoint import Checkpoints, strip_prefix
 from trainer.vfl.client.local_round import LocalRound
-from trainer.vfl.client.measurements import Source
 from trainer.vfl.client.target_round import ProductPositions
 from trainer.vfl.simulation import release
-from trainer.vfl.window import span
 
 _SOURCE = "source"  # name in a checkpoint
 Taken = tuple[Array, tuple[int, ...]]
@@ -40,9 +38,9 @@ class Deploy(Protocol):
 class SensorTrainer:
     """The sensor as it learns. `round` is the last one that it has learnt from."""
 
-    def __init__(self, spec: VflSpec, name: str, source: Source, folder: Path, tell: Tell, deploy: Deploy):
-        self.spec, self.name, self.source = spec, name, source
-        self.samples = Samples(source.path, source.columns, spec.cycles, source.unit, source.product, tell)
+    def __init__(self, spec: VflSpec, name: str, rows: RowFile, folder: Path, warn: Warn, deploy: Deploy):
+        self.spec, self.name, self.rows = spec, name, rows
+        self.samples = Samples(rows, spec.cycles, warn)
         self.positions = ProductPositions()
         self.iteration = 0.0  # seconds, as measured in the last round
         self._secret, self._deploy = _secret(folder), deploy
@@ -144,12 +142,12 @@ class SensorTrainer:
         scaling, extent = self.samples.scaling, self.sensor.extent
         if self.round not in self.kept:
             state = {f"model.{name}": value for name, value in self.sensor.model.state_dict().items()}
-            state[_SOURCE] = torch.frombuffer(bytearray(_read_as(self.source)), dtype=torch.uint8)
+            state[_SOURCE] = torch.frombuffer(bytearray(_read_as(self.rows)), dtype=torch.uint8)
             if scaling and extent:
                 state |= {f"scaling.{name}": torch.from_numpy(each) for name, each in scaling._asdict().items()}
                 state |= {f"extent.{name}": torch.as_tensor(each) for name, each in extent._asdict().items()}
             self._checkpoints.save(self.round, state)
-        first = span(self.spec.window, min(self.kept) + 1)[0]
+        first = self.spec.window.span(min(self.kept) + 1)[0]
         self.positions.forget(first)
         if products := self.positions.take(first, first + 1):
             self.samples.drop_before(products[0])
@@ -158,16 +156,16 @@ class SensorTrainer:
 
     def _check_source(self, before: bytes) -> None:
         """A model knows its columns by their order."""
-        if before != (now := _read_as(self.source)):
+        if before != (now := _read_as(self.rows)):
             raise UsageError(
                 f"{self.name} has learnt from other columns: {before.decode()}; they are now {now.decode()}",
                 "pass the same --columns, --product and --unit as before, or choose another --state folder",
             )
 
 
-def _read_as(source: Source) -> bytes:
+def _read_as(rows: RowFile) -> bytes:
     """What a sensor's samples are made of."""
-    return msgspec.json.encode({"columns": source.columns, "product": source.product, "unit": source.unit})
+    return msgspec.json.encode({"columns": rows.columns, "product": rows.product, "unit": rows.unit})
 
 
 def _secret(folder: Path) -> bytes:

@@ -17,11 +17,11 @@ from broker_config.protocol.messages import Finished, Message, Presence, Refusal
 from broker_config.protocol.vfl_messages import VflHello, VflSpec
 from broker_config.storage import disk
 from edge.terminal.formatting import pluralize
+from edge.vfl.sensor_rows import RowFile
 from trainer import progress
 from trainer.federation.client import checkpoint
 from trainer.federation.client.connection import ClientConnection
 from trainer.vfl.client.local_round import LocalRound, is_skipped
-from trainer.vfl.client.measurements import Source
 from trainer.vfl.client.sensor_trainer import Deploy, SensorTrainer
 from trainer.vfl.client.target_round import MissingRows, TargetRound, check_frame, is_newer, positions_to_keep
 from trainer.vfl.privacy import describe_spent
@@ -45,7 +45,7 @@ class NewRunError(EdgeNodeError):
 def take_part(
     spec: VflSpec,
     name: str,
-    source: Source,
+    rows: RowFile,
     endpoint: Endpoint,
     folder: Path,
     *,
@@ -61,7 +61,7 @@ def take_part(
     """
     set_up_process(spec.threads)
     with disk.lock_folder(folder):
-        sensor = _Sensor(spec, name, source, endpoint, folder, report, deploying())
+        sensor = _Sensor(spec, name, rows, endpoint, folder, report, deploying())
         try:
             return sensor.run(stop)
         finally:
@@ -73,7 +73,7 @@ class _Sensor:
         self,
         spec: VflSpec,
         name: str,
-        source: Source,
+        rows: RowFile,
         endpoint: Endpoint,
         folder: Path,
         report: progress.Report,
@@ -81,7 +81,7 @@ class _Sensor:
     ):
         self._spec, self._name, self._report = spec, name, report
         self._me = checkpoint.begin_session(folder)
-        self._learner = SensorTrainer(spec, name, source, folder, self._say, deploy)
+        self._learner = SensorTrainer(spec, name, rows, folder, self._say, deploy)
         self._attempt = -1
         self._goal: TargetRound | None = None
         self._open: LocalRound | None = None
@@ -116,7 +116,7 @@ class _Sensor:
         samples = self._learner.samples
         samples.refresh()
         if not samples.count:
-            self._say(f"waiting for rows in {self._learner.source.path}")
+            self._say(f"waiting for rows in {self._learner.rows.path}")
         self._mqtt.open()
         self._say(f"taking part in line {federation!r} as {name}, from round {self.round + 1} on")
         self._tell_protection()

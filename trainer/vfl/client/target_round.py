@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from broker_config.protocol.frames import Graded, Opened, Represented
 from broker_config.protocol.vfl_messages import VflSpec
-from trainer.vfl.window import span
 
 _REMEMBERED = 3  # groups of rounds whose products are known beside those of the newest round
 
@@ -50,7 +49,7 @@ def check_frame(frame: Opened | Represented | Graded, spec: VflSpec) -> None:
     """ValueError says what the head cannot ask of a sensor: other products than the spec's, or more iterations."""
     match frame:
         case Opened(first=first, last=last, since=since, products=products):
-            if frame.round < 1 or (first, last) != span(spec.window, frame.round):
+            if frame.round < 1 or (first, last) != spec.window.span(frame.round):
                 raise ValueError(f"positions {first} to {last} are not those of round {frame.round}")
             if not min(first, last - spec.window.chunk) <= since <= last - len(products):
                 raise ValueError(
@@ -67,7 +66,7 @@ def check_frame(frame: Opened | Represented | Graded, spec: VflSpec) -> None:
 
 def positions_to_keep(spec: VflSpec, round_: int) -> int:
     """How many products a sensor has to know in a round, at most: those of its checkpoints' rounds, too."""
-    first, last = span(spec.window, round_)
+    first, last = spec.window.span(round_)
     return last - first + _REMEMBERED * spec.commit * spec.window.chunk
 
 

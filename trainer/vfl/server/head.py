@@ -29,7 +29,6 @@ from trainer.vfl.server.labels import Labels
 from trainer.vfl.server.response_times import ResponseTimes
 from trainer.vfl.server.round_state import OpenRound, PartyProgress, find_common_round
 from trainer.vfl.server.status import StatusTracker
-from trainer.vfl.window import span
 
 _TICK = 0.2  # seconds
 _POLL = 0.02  # seconds between two readings of the labels' file while products are awaited
@@ -184,7 +183,7 @@ class Head:
     def _open_round(self, round_: int) -> None:
         """Open a round, unless its products are not there yet."""
         assert self._model
-        first, last = self._span = span(self._spec.window, round_)
+        first, last = self._span = self._spec.window.span(round_)
         if self._labels.count < last:
             self._labels.refresh()
             if self._labels.count < last:
@@ -197,7 +196,7 @@ class Head:
         spec, sizes, gaps = self._spec, self._model.sizes, self._spec.absent != "wait"
         self._open = OpenRound(spec.run, self._attempt, round_, last - first, sizes, pairs=pairs, gaps=gaps)
         self._times.open_round(round_, time.monotonic())
-        self._labels.drop_before(span(spec.window, min(self._model.progress.kept) + 1)[0])
+        self._labels.drop_before(spec.window.span(min(self._model.progress.kept) + 1)[0])
         self._connection.send_opening(self._open, self._span, since, self._labels.products(since, last))
 
     def _receive_embeddings(self, sensor: str, frame: Embeddings) -> None:

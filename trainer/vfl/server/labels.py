@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_config.protocol.errors import nearest
-from edge.vfl.csv_tail import MEMORY, BadRowError, Cells, CsvTail, ProductIndex, Tell, log
+from edge.vfl.csv_tail import MEMORY, BadRowError, Cells, CsvTail, ProductIndex, Warn, log
 
 
 class Labels:
@@ -22,10 +22,10 @@ class Labels:
         classes: Sequence[str],
         product: str = "product",
         label: str = "label",
-        tell: Tell = log.warning,
+        warn: Warn = log.warning,
     ):
         self.path = path
-        self._file = CsvTail(path, [product, label], tell, dict.fromkeys((product, label), ""))
+        self._file = CsvTail(path, [product, label], warn, dict.fromkeys((product, label), ""))
         self._classes = {name: number for number, name in enumerate(classes)}
         self._known = ProductIndex()
         self._first = 0  # position of the oldest that is kept

@@ -9,7 +9,6 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
 from broker_config.protocol.errors import UsageError, nearest
 from broker_config.protocol.vfl_messages import VflSpec
-from trainer.vfl import combinations as contradictions
 from trainer.vfl.policies.selection import make_policy
 
 _HEAD = "head"  # trainer.vfl.networks.HEAD, which needs torch
@@ -56,7 +55,7 @@ def validate(spec: VflSpec) -> None:
         raise UsageError(f"the sensors cannot have the network {spec.network!r}", nearest(spec.network, _NETWORKS))
     if spec.reading == "expectation":
         _check_numbers(spec.classes)
-    contradictions.check(spec)
+    check_combinations(spec)
     make_policy(spec.policy, spec.iterations, len(spec.sensors), lambda _: None)
     try:
         msgspec.json.decode(encode(spec), type=VflSpec)
@@ -73,3 +72,34 @@ def _check_numbers(classes: tuple[str, ...]) -> None:
             f"the classes are to be numbers, whose mean is the result: {error}",
             "leave out --reading expectation, or write for example --classes 0..130",
         ) from error
+
+
+def check_combinations(spec: VflSpec) -> None:
+    """Raise UsageError, with the reason, where protection and denoising contradict one another."""
+    privacy, denoising = spec.privacy, spec.denoising
+    if bool(privacy.clip) != bool(privacy.multiplier):
+        raise UsageError(
+            "embeddings are protected by a clip and noise together, and one of them is 0",
+            "give both --clip and --protect, or neither",
+        )
+    if privacy.clip and denoising.rounds and denoising.target == "clean":
+        raise UsageError(
+            "the embeddings are to be protected, but the denoiser asks for them as they are",
+            "add --denoise-with noisy, or leave out --denoise",
+        )
+    if denoising.rounds and denoising.target == "noisy":
+        _check_noisy_copies(spec)
+
+
+def _check_noisy_copies(spec: VflSpec) -> None:
+    """Raise UsageError unless the two copies that a denoiser learns from differ, with errors of mean zero."""
+    channel = spec.channel
+    if channel.levels and not channel.dither:
+        raise UsageError(
+            "the denoiser cannot learn from two copies of what a quantiser rounds: it rounds both alike",
+            "have the quantiser dither (--noise levels=3,dither), or leave out --denoise-with noisy",
+        )
+    if not (channel.levels or channel.sigma or spec.privacy.clip):
+        raise UsageError(
+            "the denoiser cannot learn from two copies on this channel: both are the same", "leave out --denoise"
+        )

@@ -14,12 +14,12 @@ from broker_config.mqtt.client import probe
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.errors import BrokerError, UsageError
+from edge.vfl.sensor_rows import RowFile
 from tests.support.provisioned_federation import guarded
 from tests.support.vfl_runs import Threads, draw, in_threads, line_spec, source
 from trainer import progress
 from trainer.vfl.client import session
 from trainer.vfl.client.discovery import find_spec, join
-from trainer.vfl.client.measurements import Source
 from trainer.vfl.server import head
 from trainer.vfl.server.retained_cleanup import remove_retained
 
@@ -114,7 +114,7 @@ def test_a_file_that_cannot_be_used_is_found_before_anybody_is_waited_for(tmp_pa
     rows.write_text("Product ID,force\np1,2\n")
     with pytest.raises(UsageError) as caught:
         join(
-            Endpoint.parse("mqtt://127.0.0.1:1"), "press", Source(rows, ("force",)), tmp_path, federation=None, wait=0,
+            Endpoint.parse("mqtt://127.0.0.1:1"), "press", RowFile(rows, ("force",)), tmp_path, federation=None, wait=0,
             report=progress.ignore,
         )  # fmt: skip
     assert caught.value.remedy == "if it is 'Product ID', write --product 'Product ID'"

@@ -12,11 +12,11 @@ from torch import Tensor
 from broker_config.broker.embedded import EmbeddedBroker
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.vfl_messages import VflSpec, Window
+from edge.vfl.sensor_rows import RowFile
 from tests.support.mosquitto import Mosquitto
 from tests.support.sensor_streams import CLASSES, COLUMNS, Plant, Processes
 from tests.support.vfl_processes import Witness
 from trainer.vfl.algorithm import Sensor
-from trainer.vfl.client.measurements import Source
 from trainer.vfl.client.session import take_part
 from trainer.vfl.server.journal import ClosedRound, history
 from trainer.vfl.server.startup import coordinate
@@ -107,7 +107,7 @@ def test_a_sensor_that_is_always_too_slow_does_not_hold_up_the_line_again_and_ag
     endpoint = Endpoint.parse(mosquitto.url)
 
     def join(name: str) -> None:
-        source = Source(plant.rows(name), COLUMNS, "product", None)
+        source = RowFile(plant.rows(name), COLUMNS, "product", None)
         take_part(spec, name, source, endpoint, tmp_path / name, report=lambda _: None, stop=ended.is_set)
 
     ended = threading.Event()
