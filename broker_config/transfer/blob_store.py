@@ -1,4 +1,4 @@
-"""Blobs as files named by their SHA-256."""
+"""Store of blobs: files named by their SHA-256."""
 
 import hashlib
 import re
@@ -13,7 +13,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class BlobStore:
-    """A folder of blobs. What stands under a digest is complete; what is under way stands in `incoming`."""
+    """A folder of blobs. A file named by a digest is complete; partial ones are in `incoming`."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -41,7 +41,7 @@ class BlobStore:
         return self.path(digest)
 
     def path(self, digest: str) -> Path:
-        """Return where the blob stands, or would."""
+        """Return the path of a blob, which need not exist."""
         if not _DIGEST.fullmatch(digest):
             raise ValueError(f"{digest!r} is not a SHA-256 digest")
         return self.folder / digest
@@ -50,7 +50,7 @@ class BlobStore:
         return self.path(digest).exists()
 
     def digests(self) -> set[str]:
-        """Return what is there, complete."""
+        """Return the digests of all complete blobs."""
         return {path.name for path in self.folder.iterdir() if _DIGEST.fullmatch(path.name)}
 
     def read(self, digest: str, offset: int, length: int) -> bytes:
@@ -60,18 +60,18 @@ class BlobStore:
             return file.read(length)
 
     def remove(self, digest: str) -> None:
-        """Forget a blob; it need not exist."""
+        """Delete a blob; it need not exist."""
         self.path(digest).unlink(missing_ok=True)
 
-    def intact(self, digest: str) -> bool:
-        """Whether a blob is there and its bytes are what its digest says."""
+    def is_intact(self, digest: str) -> bool:
+        """Whether a blob exists and its bytes match its digest."""
         if digest not in self:
             return False
         with self.path(digest).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == digest
 
     def purge(self, keep: Collection[str], *, arriving: bool = False) -> None:
-        """Forget all blobs but those of `keep`, and what has arrived of others unless they are still `arriving`."""
+        """Delete all blobs but those of `keep`, and partial files too unless blobs are still `arriving`."""
         with self.writing():
             incoming = [] if arriving else self.incoming.iterdir()
             for path in [*self.folder.iterdir(), *incoming]:
@@ -79,5 +79,5 @@ class BlobStore:
                     path.unlink(missing_ok=True)
 
     def writing(self) -> AbstractContextManager[None]:
-        """Turn what the disk complains about into an EdgeNodeError that names the folder."""
+        """Turn errors of the disk into an EdgeNodeError that names the folder."""
         return writing(self.folder)

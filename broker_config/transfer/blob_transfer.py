@@ -1,6 +1,6 @@
-"""Blobs on their way: what one process serves to others and fetches from them, over a connection of its own.
+"""Transfer of blobs: one process serves them to others and fetches them from others, over a connection of its own.
 
-A holder sends a chunk to all who fetch the blob at the moment; an asker asks for what it still misses, until it has it.
+A holder sends a chunk to all that fetch the blob at the moment; an asker requests missing chunks until it has them all.
 """
 
 import logging
@@ -31,13 +31,13 @@ __all__ = ["BlobStore", "BlobTransfer", "Download", "FetchFailed", "Fetched"]
 log = logging.getLogger(__name__)
 
 CHUNK = 256 * 1024  # bytes
-CHUNK_ROOM = 1024  # bytes of a packet that are not a chunk's data, at most
+CHUNK_OVERHEAD = 1024  # bytes of a packet that are not a chunk's data, at most
 BACKLOG = 1 << 20  # bytes handed to the client and not yet written, at most one chunk more
-EVENTS = 8 * WINDOW  # bytes of chunks and requests that wait for the worker, at most one more
-AT_ONCE = 8  # blobs that are fetched at a time; the window is theirs
-SILENT = 2  # requests without an answer after which a holder gives way to another
-COMPLAINTS = 100  # peers that are named in the log for what they sent
-KEEPALIVE = 60  # seconds: a slow line may be busy with chunks for long
+EVENT_QUEUE = 8 * WINDOW  # bytes of chunks and requests that wait for the worker, at most one more
+MAX_DOWNLOADS = 8  # blobs that are fetched at a time; they share the window
+MAX_UNANSWERED = 2  # requests in a row after which a silent holder gives way to another
+MAX_COMPLAINTS = 100  # peers of which an unreadable message is logged
+KEEPALIVE = 60  # seconds: a slow connection may be busy with chunks for long
 
 
 class Fetched(NamedTuple):
@@ -47,7 +47,7 @@ class Fetched(NamedTuple):
 
 
 class FetchFailed(NamedTuple):
-    """The blob of `manifest` cannot be had, and why; the holder's fault, or ours (a full disk, say)."""
+    """The blob of `manifest` could not be fetched; the holder's fault, or ours (a full disk, say)."""
 
     manifest: Manifest
     reason: str
@@ -55,25 +55,25 @@ class FetchFailed(NamedTuple):
 
 
 class _Job:
-    """A blob that is fetched or waits for that, and all manifests that promise it in the same way."""
+    """A blob to fetch, and all manifests that describe it in the same way."""
 
     def __init__(self, manifest: Manifest, topic: str):
         self.blob = manifest
         self.manifests = [manifest]
         self.topic = topic
-        self.fetch: Download | None = None  # from its first turn on
+        self.download: Download | None = None  # once it was active
 
-    def is_promised_by(self, manifest: Manifest) -> bool:
-        """Whether it is this blob, from this holder, in such chunks."""
+    def matches(self, manifest: Manifest) -> bool:
+        """Whether a manifest describes this blob, from this holder, in chunks of this size."""
         fields = ("node", "digest", "size", "chunk_size")
         return all(getattr(manifest, field) == getattr(self.blob, field) for field in fields)
 
 
 class BlobTransfer:
-    """Serves the blobs that it is told to offer and fetches those that it is told to, in a thread of its own.
+    """Serves the blobs that it is told to offer and fetches those that it is told to fetch, in a thread of its own.
 
-    Puts Fetched and FetchFailed into `inbox`. A few blobs are fetched at a time, others wait for their turn. A holder
-    that is away is no failure: it gives way to others, and is asked again until it answers or the blob is cancelled.
+    Puts Fetched and FetchFailed into `inbox`. A few blobs are fetched at a time, others wait. An absent holder is no
+    failure: it gives way to others, and is asked again until it answers or the blob is cancelled.
     All methods may be called from any thread; only `start` and `close` wait for the network.
     """
 
@@ -84,7 +84,7 @@ class BlobTransfer:
         self._me = me
         self._store = store
         self._inbox = inbox
-        self._events = EventQueue(EVENTS)
+        self._events = EventQueue(EVENT_QUEUE)
         self._commands: deque[Callable[[], None]] = deque()
         self._mqtt = MqttClient(
             endpoint, f"edge-node/{federation}/{me}/data", inbox=self._events, persistent=False, keepalive=KEEPALIVE
@@ -94,8 +94,8 @@ class BlobTransfer:
         self._offered: dict[tuple[str, int], int] = {}  # bytes by digest and chunk size
         self._sends = SendQueue()
         self._jobs: dict[str, list[_Job]] = {}  # by digest
-        self._turns: TransferScheduler[_Job] = TransferScheduler(AT_ONCE)
-        self._named: set[str] = set()  # peers that sent what cannot be read
+        self._scheduler: TransferScheduler[_Job] = TransferScheduler(MAX_DOWNLOADS)
+        self._complained_of: set[str] = set()  # peers that sent what cannot be read
         self._closing = threading.Event()
         self._worker = threading.Thread(target=self._run, name=f"blobs of {me}", daemon=True)
 
@@ -117,36 +117,36 @@ class BlobTransfer:
         """Return the bytes of a chunk: `preferred`, or what fits into the broker's packets."""
         if self._mqtt.max_packet is None:
             return preferred
-        return min(preferred, self._mqtt.max_packet - CHUNK_ROOM)
+        return min(preferred, self._mqtt.max_packet - CHUNK_OVERHEAD)
 
     def offer(self, digest: str, chunk_size: int) -> None:
-        """Serve a blob of the store to whoever asks, in chunks of this size, and of others that it was offered in.
+        """Serve a blob of the store to whoever asks, in chunks of this size, and of sizes offered before.
 
-        Of no other size: what one asks for serves all, and nobody can have the same bytes sent in a thousand ways.
+        In no other size: a chunk that one asker wants serves all, and nobody can have the same bytes sent in many ways.
         """
         size = self._store.path(digest).stat().st_size
         self._offered = {**self._offered, (digest, chunk_size): size}
 
     def withdraw(self, digest: str) -> None:
-        """Serve a blob no longer."""
+        """Stop serving a blob."""
         self._offered = {key: size for key, size in self._offered.items() if key[0] != digest}
 
     def fetch(self, manifest: Manifest) -> None:
         """Get a blob from its holder, `manifest.node`; Fetched follows at once if the store has it already.
 
-        Said again of a blob that waits because its holder was silent, it waits no longer than others.
+        Called again for a blob that waits because its holder was silent, it ends that disadvantage.
         """
-        self._order(partial(self._accept, manifest))
+        self._submit(partial(self._add, manifest))
 
     def received(self, digest: str) -> int:
-        """Return how many bytes there are of a blob that is being fetched."""
-        return max((job.fetch.received for job in list(self._jobs.get(digest, ())) if job.fetch), default=0)
+        """Return how many bytes have arrived of a blob that is being fetched."""
+        return max((job.download.received for job in list(self._jobs.get(digest, ())) if job.download), default=0)
 
     def cancel(self, manifest: Manifest) -> None:
-        """Fetch a blob no longer from this holder, and forget what has arrived of it."""
-        self._order(partial(self._abandon, manifest))
+        """Stop fetching a blob from this holder, and delete what has arrived of it."""
+        self._submit(partial(self._cancel, manifest))
 
-    def _order(self, command: Callable[[], None]) -> None:
+    def _submit(self, command: Callable[[], None]) -> None:
         self._commands.append(command)
         self._wake()
 
@@ -157,25 +157,25 @@ class BlobTransfer:
     def _run(self) -> None:
         while not self._closing.is_set():
             try:
-                self._turn()
+                self._step()
             except Exception:
                 log.exception("the blob transfer of %s goes on after an error", self._me)
 
-    def _turn(self) -> None:
+    def _step(self) -> None:
         timeout = 0.002 if self._sends else 0.05 if self._jobs else 0.5
         with suppress(queue.Empty):
-            self._take(self._events.get(timeout=timeout))
+            self._handle(self._events.get(timeout=timeout))
         while self._commands:
             self._commands.popleft()()
         if self._mqtt.is_connected:
             self._send()
-            self._ask()
+            self._request_chunks()
 
-    def _take(self, event: Delivery | Connected | Disconnected | None) -> None:
+    def _handle(self, event: Delivery | Connected | Disconnected | None) -> None:
         match event:
             case Connected():
-                for fetch in self._under_way():
-                    fetch.restart()
+                for download in self._active_downloads():
+                    download.restart()
             case Disconnected():
                 self._sends.clear()
             case Delivery() if topic_matches_sub(self._requests, event.topic):
@@ -190,7 +190,7 @@ class BlobTransfer:
         try:
             want = decode(request.payload, Want)
         except DecodeError as error:
-            if self._is_first(asker):
+            if self._is_first_complaint(asker):
                 log.warning("%r asks for chunks in a way that cannot be read: %s", asker, error)
             return
         size = self._offered.get((want.digest, want.chunk_size), 0)
@@ -199,139 +199,141 @@ class BlobTransfer:
         else:
             self._sends.add(want, time.monotonic())
 
-    def _is_first(self, peer: str) -> bool:
+    def _is_first_complaint(self, peer: str) -> bool:
         """Whether a complaint about this peer is the first one; the others would fill the log."""
-        new = peer not in self._named and len(self._named) < COMPLAINTS
-        self._named |= {peer} if new else set()
+        new = peer not in self._complained_of and len(self._complained_of) < MAX_COMPLAINTS
+        self._complained_of |= {peer} if new else set()
         return new
 
     def _send(self) -> None:
         while self._sends and self._mqtt.backlog < BACKLOG:
-            piece = self._sends.pop(time.monotonic())
-            if (piece.digest, piece.chunk_size) not in self._offered:
+            chunk = self._sends.pop(time.monotonic())
+            if (chunk.digest, chunk.chunk_size) not in self._offered:
                 continue
             try:
-                data = self._store.read(piece.digest, piece.number * piece.chunk_size, piece.chunk_size)
+                data = self._store.read(chunk.digest, chunk.number * chunk.chunk_size, chunk.chunk_size)
             except FileNotFoundError:  # withdrawn and removed at this moment
                 continue
-            topic = topics.chunks(self._federation, self._me, piece.digest, piece.chunk_size)
-            self._mqtt.publish(topic, encode_chunk(piece.number, data), qos=0)
+            topic = topics.chunks(self._federation, self._me, chunk.digest, chunk.chunk_size)
+            self._mqtt.publish(topic, encode_chunk(chunk.number, data), qos=0)
             self.bytes_sent += len(data)
 
-    def _ask(self) -> None:
-        self._take_turns()
+    def _request_chunks(self) -> None:
+        self._schedule()
         now = time.monotonic()
-        for fetch in self._under_way():
-            if chunks := fetch.wants(now):
-                blob = fetch.manifest
-                want = Want(digest=blob.digest, chunk_size=blob.chunk_size, chunks=chunks, newest=fetch.newest)
+        for download in self._active_downloads():
+            if chunks := download.chunks_to_request(now):
+                blob = download.manifest
+                want = Want(digest=blob.digest, chunk_size=blob.chunk_size, chunks=chunks, newest=download.newest)
                 self._mqtt.publish(topics.want(self._federation, blob.node, self._me), encode(want), qos=0)
 
-    def _take_turns(self) -> None:
-        for job in list(self._turns.served):
-            if job.fetch and job.fetch.unanswered >= SILENT:
-                self._turns.give_way(job)
-        while next_one := self._turns.next():
+    def _schedule(self) -> None:
+        for job in list(self._scheduler.active):
+            if job.download and job.download.unanswered >= MAX_UNANSWERED:
+                self._scheduler.demote(job)
+        while started := self._scheduler.start_next():
             try:
-                self._begin(next_one)
+                self._start_job(started)
             except EdgeNodeError as error:
-                self._end(next_one, error)
-        under_way = self._under_way()
-        for fetch in under_way:
-            fetch.window = WINDOW // len(under_way)
+                self._remove(started, error)
+        active = self._active_downloads()
+        for download in active:
+            download.window = WINDOW // len(active)
 
-    def _under_way(self) -> list[Download]:
-        return [job.fetch for job in self._turns.served if job.fetch]
+    def _active_downloads(self) -> list[Download]:
+        return [job.download for job in self._scheduler.active if job.download]
 
-    def _begin(self, job: _Job) -> None:
-        """It is the job's turn, for the first time or again."""
-        if job.fetch:
-            job.fetch.restart()
+    def _start_job(self, job: _Job) -> None:
+        """Begin or resume a job."""
+        if job.download:
+            job.download.restart()
             return
-        job.fetch = Download(job.blob, self._store)
+        job.download = Download(job.blob, self._store)
         self._mqtt.subscribe(job.topic, qos=0)
-        if job.fetch.complete:  # an earlier process received it all
-            self._finish(job, job.fetch)
+        if job.download.complete:  # an earlier process received it all
+            self._finish(job, job.download)
 
     def _receive(self, job: _Job, payload: bytes) -> None:
-        if job.fetch is None:
+        if job.download is None:
             return
         try:
             index, data = decode_chunk(payload)
-            job.fetch.receive(index, data, time.monotonic())
+            job.download.receive(index, data, time.monotonic())
         except DecodeError as error:
-            if self._is_first(job.blob.node):
+            if self._is_first_complaint(job.blob.node):
                 log.warning("a chunk from %s cannot be read: %s", job.blob.node, error)
         except EdgeNodeError as error:
-            self._end(job, error)
+            self._remove(job, error)
         else:
-            self._turns.join(job)  # if it was silent
-            if job.fetch.complete:
-                self._finish(job, job.fetch)
+            self._scheduler.add(job)  # again, if it was demoted
+            if job.download.complete:
+                self._finish(job, job.download)
 
-    def _finish(self, job: _Job, fetch: Download) -> None:
+    def _finish(self, job: _Job, download: Download) -> None:
         try:
-            fetch.finish()
+            download.finish()
         except PeerError as error:
-            if self._may_be_innocent(job, fetch):  # all over again
-                job.fetch = None
-                self._turns.leave(job)
-                self._turns.join(job)
+            if self._may_retry(job, download):
+                job.download = None
+                self._scheduler.remove(job)
+                self._scheduler.add(job)
             else:
-                self._end(job, error)
+                self._remove(job, error)
         except EdgeNodeError as error:
-            self._end(job, error)
+            self._remove(job, error)
         else:
             for each in list(self._jobs[job.blob.digest]):
-                self._end(each)
+                self._remove(each)
 
-    def _may_be_innocent(self, job: _Job, fetch: Download) -> bool:
-        """Whether others than the holder may have given a blob the wrong bytes.
+    def _may_retry(self, job: _Job, download: Download) -> bool:
+        """Whether the wrong bytes of a blob may not be its holder's fault.
 
-        A power cut may have torn what an earlier process left. And where members sign what they say, chunks are what a
-        broker can forge: it must not have their holder refused for that.
+        A power cut may have torn the file of an earlier process. And where members sign their messages, a broker can
+        still forge chunks: the holder must not be refused for that.
         """
-        if fetch.resumed:
+        if download.resumed:
             return True
-        if self._mqtt.endpoint.signer and self._is_first(job.blob.node):
+        if self._mqtt.endpoint.signer and self._is_first_complaint(job.blob.node):
             log.warning("what arrives from %s is not the blob that it has signed; asking for it again", job.blob.node)
         return self._mqtt.endpoint.signer is not None
 
-    def _accept(self, manifest: Manifest) -> None:
+    def _add(self, manifest: Manifest) -> None:
         if manifest.digest in self._store:
-            self._tell(Fetched(manifest))
+            self._notify(Fetched(manifest))
             return
         jobs = self._jobs.setdefault(manifest.digest, [])
-        job = next((job for job in jobs if job.is_promised_by(manifest)), None)
+        job = next((job for job in jobs if job.matches(manifest)), None)
         if job is None:
             topic = topics.chunks(self._federation, manifest.node, manifest.digest, manifest.chunk_size)
             jobs.append(job := _Job(manifest, topic))
         elif manifest not in job.manifests:
             job.manifests.append(manifest)
-        self._turns.join(job)
+        self._scheduler.add(job)
 
-    def _abandon(self, manifest: Manifest) -> None:
+    def _cancel(self, manifest: Manifest) -> None:
         for job in [job for job in self._jobs.get(manifest.digest, ()) if job.blob.node == manifest.node]:
             job.manifests.clear()
-            self._end(job)
+            self._remove(job)
 
-    def _end(self, job: _Job, error: Exception | None = None) -> None:
-        """Fetch a blob no longer, and tell those who wait for it."""
+    def _remove(self, job: _Job, error: Exception | None = None) -> None:
+        """End a job, and notify those who wait for its blob."""
         jobs = self._jobs[job.blob.digest]
         jobs.remove(job)
         if not jobs:
             del self._jobs[job.blob.digest]
-        self._turns.leave(job)
-        if job.fetch:
-            job.fetch.discard()
-            job.fetch = None
+        self._scheduler.remove(job)
+        if job.download:
+            job.download.discard()
+            job.download = None
             if all(each.topic != job.topic for each in jobs):
                 self._mqtt.unsubscribe(job.topic)
         for manifest in job.manifests:
-            self._tell(FetchFailed(manifest, str(error), isinstance(error, PeerError)) if error else Fetched(manifest))
+            self._notify(
+                FetchFailed(manifest, str(error), isinstance(error, PeerError)) if error else Fetched(manifest)
+            )
 
-    def _tell(self, news: Fetched | FetchFailed) -> None:
+    def _notify(self, outcome: Fetched | FetchFailed) -> None:
         while not self._closing.is_set():
             with suppress(queue.Full):
-                self._inbox.put(news, timeout=0.2)
+                self._inbox.put(outcome, timeout=0.2)
                 break

@@ -1,4 +1,4 @@
-"""Who of many is served now, and who waits. No threads, no clock."""
+"""Scheduling of transfers: which few of many run now, and which wait. No threads, no clock."""
 
 from collections.abc import Hashable
 from typing import Generic, TypeVar
@@ -7,39 +7,39 @@ T = TypeVar("T", bound=Hashable)
 
 
 class TransferScheduler(Generic[T]):
-    """A few places and a queue for them. Those that were found silent wait behind all others."""
+    """A limited number of active transfers and a queue for the others; unresponsive ones wait behind all others."""
 
-    def __init__(self, places: int):
-        self.served: list[T] = []
-        self._places = places
+    def __init__(self, capacity: int):
+        self.active: list[T] = []
+        self._capacity = capacity
         self._waiting: dict[T, None] = {}  # in order
-        self._silent: dict[T, None] = {}  # likewise
+        self._unresponsive: dict[T, None] = {}  # likewise
 
-    def join(self, one: T) -> None:
-        """Wait for a place, if it has none; as one that was silent and is heard of: with the others again."""
-        if one not in self.served:
-            self._silent.pop(one, None)
-            self._waiting.setdefault(one)
+    def add(self, transfer: T) -> None:
+        """Queue a transfer unless it is active; one that was unresponsive is queued with the others again."""
+        if transfer not in self.active:
+            self._unresponsive.pop(transfer, None)
+            self._waiting.setdefault(transfer)
 
-    def give_way(self, one: T) -> None:
-        """A silent one leaves its place if another waits for it, and waits itself."""
-        if self._waiting or self._silent:
-            self.served.remove(one)
-            self._silent[one] = None
+    def demote(self, transfer: T) -> None:
+        """Let an active but unresponsive transfer wait, if another one waits for its place."""
+        if self._waiting or self._unresponsive:
+            self.active.remove(transfer)
+            self._unresponsive[transfer] = None
 
-    def leave(self, one: T) -> None:
-        """Be gone, from wherever it is."""
-        if one in self.served:
-            self.served.remove(one)
-        self._waiting.pop(one, None)
-        self._silent.pop(one, None)
+    def remove(self, transfer: T) -> None:
+        """Forget a transfer, active or not."""
+        if transfer in self.active:
+            self.active.remove(transfer)
+        self._waiting.pop(transfer, None)
+        self._unresponsive.pop(transfer, None)
 
-    def next(self) -> T | None:
-        """Return who is served from now on; None if all places are taken or nobody waits."""
-        queue = self._waiting or self._silent
-        if len(self.served) >= self._places or not queue:
+    def start_next(self) -> T | None:
+        """Return a transfer that is active from now on; None if there is no free place or none waits."""
+        queue = self._waiting or self._unresponsive
+        if len(self.active) >= self._capacity or not queue:
             return None
-        one = next(iter(queue))
-        del queue[one]
-        self.served.append(one)
-        return one
+        transfer = next(iter(queue))
+        del queue[transfer]
+        self.active.append(transfer)
+        return transfer

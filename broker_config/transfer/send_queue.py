@@ -1,16 +1,16 @@
-"""Which chunks a holder sends next. No threads, no clock: times are seconds of any monotonic clock."""
+"""Queue of the chunks that a holder sends. No threads, no clock: times are seconds of any monotonic clock."""
 
 from collections import OrderedDict
 from typing import NamedTuple
 
 from broker_config.protocol.messages import Want
 
-SERVED_AT_ONCE = 16_384  # chunks that wait to be sent; whoever asks for more asks again later
-REMEMBERED = 4096  # chunks that were sent last
-HOLD_OFF = 0.5  # seconds: who says nothing of what it received and wants a chunk so soon again has it under way
+MAX_QUEUED = 16_384  # chunks; an asker whose request does not fit repeats it later
+MAX_REMEMBERED = 4096  # chunks that were sent last
+HOLD_OFF = 0.5  # seconds: a chunk is in flight to an asker that wants it again so soon and names no newest chunk
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """One chunk of a blob."""
 
     digest: str
@@ -18,46 +18,46 @@ class Piece(NamedTuple):
     number: int
 
 
-class _Sending(NamedTuple):
+class _Sent(NamedTuple):
     order: int  # of all chunks sent until then
     time: float
 
 
 class SendQueue:
-    """Chunks to send, in the order in which they were asked for. All who fetch a blob hear each of them.
+    """Chunks to send, in the order in which they were requested. All askers of a blob receive each of them.
 
-    Asked for by several, a chunk is sent once; nor is it sent again to an asker to whom it is under way. The broker
+    A chunk that several askers want is sent once; nor is it sent again to an asker while it is in flight. The broker
     keeps the order: what was sent after the chunk that an asker received last is still to come.
     """
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[Piece, None] = OrderedDict()
-        self._sent: OrderedDict[Piece, _Sending] = OrderedDict()
+        self._waiting: OrderedDict[Chunk, None] = OrderedDict()
+        self._sent: OrderedDict[Chunk, _Sent] = OrderedDict()
         self._count = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, want: Want, now: float) -> None:
-        """Note what was asked for."""
-        newest = self._sent.get(Piece(want.digest, want.chunk_size, want.newest))
-        for index in want.chunks[: SERVED_AT_ONCE - len(self)]:
-            piece = Piece(want.digest, want.chunk_size, index)
-            sent = self._sent.get(piece)
+        """Queue the requested chunks, but those in flight."""
+        newest = self._sent.get(Chunk(want.digest, want.chunk_size, want.newest))
+        for index in want.chunks[: MAX_QUEUED - len(self)]:
+            chunk = Chunk(want.digest, want.chunk_size, index)
+            sent = self._sent.get(chunk)
             if not (sent and (sent.order > newest.order if newest else now - sent.time < HOLD_OFF)):
-                self._waiting.setdefault(piece)
+                self._waiting.setdefault(chunk)
 
-    def pop(self, now: float) -> Piece:
+    def pop(self, now: float) -> Chunk:
         """Return the chunk to send now; KeyError if there is none."""
-        piece, _ = self._waiting.popitem(last=False)
+        chunk, _ = self._waiting.popitem(last=False)
         self._count += 1
-        self._sent[piece] = _Sending(self._count, now)
-        self._sent.move_to_end(piece)
-        if len(self._sent) > REMEMBERED:
+        self._sent[chunk] = _Sent(self._count, now)
+        self._sent.move_to_end(chunk)
+        if len(self._sent) > MAX_REMEMBERED:
             self._sent.popitem(last=False)
-        return piece
+        return chunk
 
     def clear(self) -> None:
-        """Send nothing of what was asked for so far, and take nothing for under way: the connection was lost."""
+        """Drop all requests, and take no chunk for in flight: the connection was lost."""
         self._waiting.clear()
         self._sent.clear()

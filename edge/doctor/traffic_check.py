@@ -5,7 +5,7 @@ import time
 from typing import Literal
 
 from broker_config.protocol.codec import MAX_MESSAGE
-from broker_config.transfer.blob_transfer import CHUNK, CHUNK_ROOM
+from broker_config.transfer.blob_transfer import CHUNK, CHUNK_OVERHEAD
 from edge.doctor.check_context import Trial
 from edge.doctor.probe_connection import LostError, Wire
 from edge.doctor.result import Found
@@ -27,7 +27,7 @@ def packets(trial: Trial) -> Found:
     """Whether messages as large as ours pass: control messages, and chunks of models."""
     with trial.wire("packets") as wire:
         limit = wire.offered("MaximumPacketSize")
-    trial.chunk = min(CHUNK, limit - CHUNK_ROOM) if limit else CHUNK
+    trial.chunk = min(CHUNK, limit - CHUNK_OVERHEAD) if limit else CHUNK
     control, chunk = (_fate(trial, size) for size in (MAX_MESSAGE, trial.chunk + INDEX))
     told = f"a packet may have {limit:,} bytes; " if limit else "no limit is told; "
     told += f"a message of {MAX_MESSAGE:,} bytes {control}, a chunk of {trial.chunk:,} {chunk}"
@@ -49,7 +49,7 @@ def _fate(trial: Trial, size: int) -> Fate:
     last = b"last"
     try:
         with trial.wire("packets") as wire:
-            if size + CHUNK_ROOM > (wire.offered("MaximumPacketSize") or size + CHUNK_ROOM) + INDEX:
+            if size + CHUNK_OVERHEAD > (wire.offered("MaximumPacketSize") or size + CHUNK_OVERHEAD) + INDEX:
                 return "is dropped"
             wire.subscribe(trial.topic)
             wire.send(trial.topic, bytes(size))

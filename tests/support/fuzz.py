@@ -36,7 +36,7 @@ from broker_config.protocol.errors import PeerError
 from broker_config.protocol.messages import AnyMessage, Contribution, Hello, Manifest, RoundState, Want
 from broker_config.transfer.blob_store import BlobStore
 from broker_config.transfer.blob_transfer import BlobTransfer, Download, Fetched, FetchFailed
-from broker_config.transfer.send_queue import SERVED_AT_ONCE, SendQueue
+from broker_config.transfer.send_queue import MAX_QUEUED, SendQueue
 from tests.support.siege import besiege, check
 from tests.support.traffic import SENT, Frame, Mutator, is_message, record, small_encoder
 from trainer.federation.server.coordinator import _Coordinator
@@ -116,22 +116,22 @@ class Receiver:
         manifest = self._manifests[0]
         if (other := manifest_in(understood(mutator.message().payload))) and other.size <= LARGEST:
             manifest = other
-        fetch = Download(manifest, self._store)
+        download = Download(manifest, self._store)
         try:
-            for index in (*fetch.wants(0), *fetch.wants(1e9), None):
-                taken = fetch.received
+            for index in (*download.chunks_to_request(0), *download.chunks_to_request(1e9), None):
+                taken = download.received
                 number, data = index, bytes(random.choice((0, 1, manifest.chunk_size, manifest.size)))
                 if number is None:
                     number, data = decode_chunk(mutator.chunk().payload)
-                fetch.receive(number, data, random.choice((-1.0, 0.0, 1e9)))
-                assert taken <= fetch.received <= manifest.size
-            if fetch.complete:
-                fetch.finish()
+                download.receive(number, data, random.choice((-1.0, 0.0, 1e9)))
+                assert taken <= download.received <= manifest.size
+            if download.complete:
+                download.finish()
         except (DecodeError, PeerError):
             return False
         finally:
             assert sum(file.stat().st_size for file in self._store.incoming.iterdir()) <= LARGEST * 2
-            fetch.discard()
+            download.discard()
         return True
 
 
@@ -147,7 +147,7 @@ class Holder:
             return False
         self._now += mutator.random.random()
         self._queue.add(want, self._now)
-        assert len(self._queue) <= SERVED_AT_ONCE
+        assert len(self._queue) <= MAX_QUEUED
         if mutator.random.random() < 0.1:
             self._queue.pop(self._now)
         return True
@@ -175,7 +175,7 @@ class BlobTransfers:
         topic = frame.topic if "/chunks/" in frame.topic else topics.want("default", topics.COORDINATOR, "ü")
         transfer._events.put(Delivery(transfer._mqtt, topic, frame.payload, False, 1, 0))
         while not transfer._events.empty() or transfer._commands:
-            transfer._turn()
+            transfer._step()
         while not self._inbox.empty():
             assert isinstance(self._inbox.get(), Fetched | FetchFailed)
         assert sum(file.stat().st_size for file in self._folder.rglob("*") if file.is_file()) < 30 * LARGEST

@@ -9,7 +9,7 @@ import pytest
 from broker_config.mqtt.client import Connected, Delivery
 from broker_config.mqtt.event_queue import EVENT_OVERHEAD, EventQueue
 from broker_config.protocol.frames import LARGEST_FRAME
-from broker_config.transfer.blob_transfer import EVENTS
+from broker_config.transfer.blob_transfer import EVENT_QUEUE
 
 CLIENT = cast(Any, None)
 
@@ -46,12 +46,12 @@ def test_it_fills_with_small_things_too_and_gives_them_back_in_order() -> None:
 
 
 def test_chunks_that_wait_for_a_blob_transfer_are_bounded_by_bytes() -> None:
-    events, held = EventQueue(EVENTS), 0
+    events, held = EventQueue(EVENT_QUEUE), 0
     for size in (100, 1 << 24):
         while not events.full():
             events.put_nowait(delivery(size))
             held += size + EVENT_OVERHEAD
-        assert EVENTS / 2 < held <= EVENTS + size + EVENT_OVERHEAD
+        assert EVENT_QUEUE / 2 < held <= EVENT_QUEUE + size + EVENT_OVERHEAD
     while held:
         held -= len(events.get_nowait().payload) + EVENT_OVERHEAD
     with pytest.raises(queue.Empty):

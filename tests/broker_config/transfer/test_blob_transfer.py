@@ -103,13 +103,13 @@ def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
 
 def test_a_fetch_asks_for_every_chunk_once_and_then_has_the_blob(store: BlobStore) -> None:
     data = os.urandom(50 * KIB + 1)
-    fetch, asked = Download(manifest_of(data), store), []
-    while not fetch.complete:
-        for index in (chunks := fetch.wants(0.0)):
-            fetch.receive(index, chunk_of(data, index), 0.0)
+    download, asked = Download(manifest_of(data), store), []
+    while not download.complete:
+        for index in (chunks := download.chunks_to_request(0.0)):
+            download.receive(index, chunk_of(data, index), 0.0)
         asked += chunks
     assert sorted(asked) == list(range(51))
-    assert fetch.finish().read_bytes() == data
+    assert download.finish().read_bytes() == data
     assert digest_of(data) in store
     assert list(store.incoming.iterdir()) == []
 
@@ -119,30 +119,30 @@ def test_askers_of_one_blob_want_the_same_chunk_until_they_hear_something_and_th
 ) -> None:
     data = bytes(1000 * KIB)
     fetches = [Download(manifest_of(data, node=f"holder-{number}"), store) for number in range(5)]
-    assert {fetch.wants(0.0) for fetch in fetches} == {(0,)}
-    assert {fetch.wants(60.0) for fetch in fetches} == {(1,)}  # in vain; it may only be late
-    for fetch in fetches:
-        fetch.receive(0, chunk_of(data, 0), 60.0)
-    assert len({fetch.wants(60.0) for fetch in fetches}) > 1
+    assert {download.chunks_to_request(0.0) for download in fetches} == {(0,)}
+    assert {download.chunks_to_request(60.0) for download in fetches} == {(1,)}  # in vain; it may only be late
+    for download in fetches:
+        download.receive(0, chunk_of(data, 0), 60.0)
+    assert len({download.chunks_to_request(60.0) for download in fetches}) > 1
 
 
 @pytest.mark.parametrize(("window", "most"), [(8 * KIB, 8), (1, 1)])
 def test_no_more_than_a_window_is_outstanding(store: BlobStore, window: int, most: int) -> None:
     data = bytes(100 * KIB)
-    fetch, outstanding, largest = Download(manifest_of(data), store, window=window), set(), 0
-    assert len(fetch.wants(0.0)) <= 2
-    fetch.restart()
-    while not fetch.complete:
-        outstanding |= set(fetch.wants(0.0))
+    download, outstanding, largest = Download(manifest_of(data), store, window=window), set(), 0
+    assert len(download.chunks_to_request(0.0)) <= 2
+    download.restart()
+    while not download.complete:
+        outstanding |= set(download.chunks_to_request(0.0))
         largest = max(largest, len(outstanding))
         index = outstanding.pop()
-        fetch.receive(index, chunk_of(data, index), 0.0)
+        download.receive(index, chunk_of(data, index), 0.0)
     assert largest == most
 
 
 def test_a_silent_holder_is_asked_again_more_and_more_rarely_but_at_least_every_five_seconds(store: BlobStore) -> None:
-    fetch = Download(manifest_of(bytes(100 * KIB)), store)
-    asked_at = [tenth / 10 for tenth in range(600) if fetch.wants(tenth / 10)]
+    download = Download(manifest_of(bytes(100 * KIB)), store)
+    asked_at = [tenth / 10 for tenth in range(600) if download.chunks_to_request(tenth / 10)]
     pauses = [round(later - earlier, 1) for earlier, later in pairwise(asked_at)]
     assert pauses[0] <= 1.2
     assert pauses == sorted(pauses)
@@ -151,54 +151,54 @@ def test_a_silent_holder_is_asked_again_more_and_more_rarely_but_at_least_every_
 
 def test_a_fetch_has_patience_with_a_way_that_has_shown_to_be_slow(store: BlobStore) -> None:
     data = bytes(100 * KIB)
-    fetch, asked, pipe, delivered = Download(manifest_of(data), store), 0, [], 0
+    download, asked, pipe, delivered = Download(manifest_of(data), store), 0, [], 0
     for second in range(100 * 8 + 100):  # the pipe takes 8 seconds for a chunk
-        pipe += (chunks := fetch.wants(float(second)))
+        pipe += (chunks := download.chunks_to_request(float(second)))
         asked += len(chunks)
         if second % 8 == 7 and pipe:
             delivered += 1
-            fetch.receive(index := pipe.pop(0), chunk_of(data, index), float(second))
-    assert fetch.complete
+            download.receive(index := pipe.pop(0), chunk_of(data, index), float(second))
+    assert download.complete
     assert asked < 120
 
 
 def test_after_a_reconnection_a_fetch_asks_at_once(store: BlobStore) -> None:
-    fetch = Download(manifest_of(bytes(100 * KIB)), store)
-    assert fetch.wants(0.0)
-    assert not fetch.wants(0.1)
-    fetch.restart()
-    assert fetch.wants(0.1)
+    download = Download(manifest_of(bytes(100 * KIB)), store)
+    assert download.chunks_to_request(0.0)
+    assert not download.chunks_to_request(0.1)
+    download.restart()
+    assert download.chunks_to_request(0.1)
 
 
 def test_chunks_that_another_asked_for_are_welcome(store: BlobStore) -> None:
     data = os.urandom(3 * KIB)
-    fetch = Download(manifest_of(data), store)
+    download = Download(manifest_of(data), store)
     for index in range(3):
-        fetch.receive(index, chunk_of(data, index), 0.0)
-    assert fetch.complete
-    assert fetch.wants(0.0) == ()
-    assert fetch.finish().read_bytes() == data
+        download.receive(index, chunk_of(data, index), 0.0)
+    assert download.complete
+    assert download.chunks_to_request(0.0) == ()
+    assert download.finish().read_bytes() == data
 
 
 def test_impossible_chunks_are_ignored_and_counted(store: BlobStore) -> None:
     data = os.urandom(2 * KIB + 10)
-    fetch = Download(manifest_of(data), store)
+    download = Download(manifest_of(data), store)
     for index, chunk in [(0, b""), (0, bytes(KIB - 1)), (0, bytes(KIB + 1)), (2, bytes(KIB)), (3, b""), (2**32, b"x")]:
-        fetch.receive(index, chunk, 0.0)
-    assert fetch.refused == 6
+        download.receive(index, chunk, 0.0)
+    assert download.refused == 6
     for index in (0, 1, 2):
-        fetch.receive(index, chunk_of(data, index), 0.0)
-        fetch.receive(index, bytes(len(chunk_of(data, index))), 0.0)  # a duplicate does not overwrite
-    assert fetch.finish().read_bytes() == data
+        download.receive(index, chunk_of(data, index), 0.0)
+        download.receive(index, bytes(len(chunk_of(data, index))), 0.0)  # a duplicate does not overwrite
+    assert download.finish().read_bytes() == data
 
 
 def test_a_blob_that_does_not_match_its_digest_is_the_holder_s_fault_and_forgotten(store: BlobStore) -> None:
     data = os.urandom(2 * KIB)
-    fetch = Download(manifest_of(data), store)
-    fetch.receive(0, bytes(KIB), 0.0)
-    fetch.receive(1, chunk_of(data, 1), 0.0)
+    download = Download(manifest_of(data), store)
+    download.receive(0, bytes(KIB), 0.0)
+    download.receive(1, chunk_of(data, 1), 0.0)
     with pytest.raises(PeerError, match="holder in round 4") as caught:
-        fetch.finish()
+        download.finish()
     assert caught.value.peer == "holder"
     assert digest_of(data) not in store
     assert list(store.incoming.iterdir()) == []
@@ -217,19 +217,19 @@ def test_a_channel_that_loses_reorders_and_repeats_still_delivers(
     rng = random.Random(seed)
     store = BlobStore(tmp_path_factory.mktemp("blobs"))
     data = rng.randbytes(chunks * KIB - rng.randrange(KIB - 1))
-    fetch, under_way, now = Download(manifest_of(data), store, window), [], 0.0
-    while not fetch.complete:
-        for index in fetch.wants(now):
+    download, under_way, now = Download(manifest_of(data), store, window), [], 0.0
+    while not download.complete:
+        for index in download.chunks_to_request(now):
             under_way += [
                 (now + rng.expovariate(5), index) for _ in range(rng.choice((1, 1, 2))) if rng.random() > loss
             ]
         due = [entry for entry in under_way if entry[0] <= now]
         under_way = [entry for entry in under_way if entry[0] > now]
         for _, index in due:
-            fetch.receive(index, chunk_of(data, index), now)
+            download.receive(index, chunk_of(data, index), now)
         now += 0.05
         assert now < 10_000
-    assert fetch.finish().read_bytes() == data
+    assert download.finish().read_bytes() == data
 
 
 KILLED = """
@@ -237,9 +237,9 @@ import os, signal, sys
 from pathlib import Path
 from tests.broker_config.transfer.test_blob_transfer import BlobStore, Download, chunk_of, manifest_of
 data = Path(sys.argv[2]).read_bytes()
-fetch = Download(manifest_of(data), BlobStore(Path(sys.argv[1])))
+download = Download(manifest_of(data), BlobStore(Path(sys.argv[1])))
 for index in range(0, 60, 2):
-    fetch.receive(index, chunk_of(data, index), 0.0)
+    download.receive(index, chunk_of(data, index), 0.0)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -249,20 +249,20 @@ def test_after_the_death_of_the_process_only_missing_chunks_are_asked_for(store:
     (tmp_path / "data").write_bytes(data)
     died = subprocess.run([sys.executable, "-c", KILLED, store.folder, tmp_path / "data"], check=False)
     assert died.returncode == -signal.SIGKILL
-    fetch, asked = Download(manifest_of(data), store), []
-    assert fetch.resumed
-    while not fetch.complete:
-        for index in (chunks := fetch.wants(0.0)):
-            fetch.receive(index, chunk_of(data, index), 0.0)
+    download, asked = Download(manifest_of(data), store), []
+    assert download.resumed
+    while not download.complete:
+        for index in (chunks := download.chunks_to_request(0.0)):
+            download.receive(index, chunk_of(data, index), 0.0)
         asked += chunks
     assert sorted(asked) == list(range(1, 60, 2))
-    assert fetch.finish().read_bytes() == data
+    assert download.finish().read_bytes() == data
 
 
 def test_a_fetch_in_other_chunks_starts_over(store: BlobStore) -> None:
     data = os.urandom(8 * KIB)
-    fetch = Download(manifest_of(data), store)
-    fetch.receive(0, chunk_of(data, 0), 0.0)
+    download = Download(manifest_of(data), store)
+    download.receive(0, chunk_of(data, 0), 0.0)
     assert Download(manifest_of(data), store).resumed
     assert not Download(manifest_of(data, 2 * KIB), store).resumed
 

@@ -1,4 +1,4 @@
-"""Many blobs, many holders, many askers: each gets its turn, and memory and bytes do not grow with their number."""
+"""Many blobs, many holders, many askers: each is scheduled, and memory and bytes do not grow with their number."""
 
 import heapq
 import logging
@@ -17,7 +17,7 @@ from broker_config.broker.embedded import EmbeddedBroker
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.messages import Manifest, Want
 from broker_config.transfer.blob_transfer import (
-    AT_ONCE,
+    MAX_DOWNLOADS,
     BlobStore,
     BlobTransfer,
     Download,
@@ -25,7 +25,7 @@ from broker_config.transfer.blob_transfer import (
     FetchFailed,
 )
 from broker_config.transfer.scheduler import TransferScheduler
-from broker_config.transfer.send_queue import HOLD_OFF, Piece, SendQueue
+from broker_config.transfer.send_queue import HOLD_OFF, Chunk, SendQueue
 from tests.broker_config.transfer.test_blob_transfer import KIB, chunk_of, digest_of, manifest_of
 
 DIGEST = "a" * 64
@@ -36,95 +36,95 @@ def store(tmp_path: Path) -> BlobStore:
     return BlobStore(tmp_path / "blobs")
 
 
-# Turns
+# The scheduler
 
 
 def waiting(places: int, *names: str) -> TransferScheduler[str]:
-    turns: TransferScheduler[str] = TransferScheduler(places)
+    scheduler: TransferScheduler[str] = TransferScheduler(places)
     for name in names:
-        turns.join(name)
-    return turns
+        scheduler.add(name)
+    return scheduler
 
 
-def served(turns: TransferScheduler[str]) -> list[str]:
-    while turns.next():
+def served(scheduler: TransferScheduler[str]) -> list[str]:
+    while scheduler.start_next():
         pass
-    return turns.served
+    return scheduler.active
 
 
 def test_no_more_are_served_than_there_are_places_and_the_first_come_first() -> None:
-    turns = waiting(2, "a", "b", "c", "d")
-    assert served(turns) == ["a", "b"]
-    turns.leave("a")
-    assert served(turns) == ["b", "c"]
+    scheduler = waiting(2, "a", "b", "c", "d")
+    assert served(scheduler) == ["a", "b"]
+    scheduler.remove("a")
+    assert served(scheduler) == ["b", "c"]
 
 
 def test_who_is_served_or_waits_does_not_queue_twice() -> None:
-    turns = waiting(2, "a", "b", "c", "c", "a")
-    assert served(turns) == ["a", "b"]
+    scheduler = waiting(2, "a", "b", "c", "c", "a")
+    assert served(scheduler) == ["a", "b"]
     for name in ("a", "b", "c"):
-        turns.leave(name)
-    assert served(turns) == []
+        scheduler.remove(name)
+    assert served(scheduler) == []
 
 
 def test_a_silent_one_gives_way_and_waits_behind_all_who_have_not_been_silent() -> None:
-    turns = waiting(1, "silent", "a")
-    served(turns)
-    turns.give_way("silent")
-    turns.join("b")
+    scheduler = waiting(1, "silent", "a")
+    served(scheduler)
+    scheduler.demote("silent")
+    scheduler.add("b")
     order = []
-    while one := turns.next():
+    while one := scheduler.start_next():
         order.append(one)
-        turns.leave(one)
+        scheduler.remove(one)
     assert order == ["a", "b", "silent"]
 
 
 def test_a_silent_one_keeps_its_place_while_nobody_waits_for_it() -> None:
-    turns = waiting(2, "silent", "a")
-    served(turns)
-    turns.give_way("silent")
-    assert turns.served == ["silent", "a"]
+    scheduler = waiting(2, "silent", "a")
+    served(scheduler)
+    scheduler.demote("silent")
+    assert scheduler.active == ["silent", "a"]
 
 
 def test_a_silent_one_that_is_heard_of_waits_like_the_others() -> None:
-    turns = waiting(1, "dead", "alive", "a")
-    served(turns)
-    turns.give_way("dead")
-    served(turns)
-    turns.give_way("alive")
-    turns.join("alive")
-    turns.leave("a")
-    assert served(turns) == ["alive"]
-    turns.leave("dead")
-    turns.give_way("alive")
-    assert turns.served == ["alive"]  # nobody waits, not even itself
+    scheduler = waiting(1, "dead", "alive", "a")
+    served(scheduler)
+    scheduler.demote("dead")
+    served(scheduler)
+    scheduler.demote("alive")
+    scheduler.add("alive")
+    scheduler.remove("a")
+    assert served(scheduler) == ["alive"]
+    scheduler.remove("dead")
+    scheduler.demote("alive")
+    assert scheduler.active == ["alive"]  # nobody waits, not even itself
 
 
 def test_who_leaves_while_it_waits_is_not_served() -> None:
-    turns = waiting(1, "a", "b", "c")
-    served(turns)
-    turns.leave("b")
-    turns.give_way("a")
-    turns.leave("a")
-    assert served(turns) == ["c"]
-    turns.leave("c")
-    assert served(turns) == []
+    scheduler = waiting(1, "a", "b", "c")
+    served(scheduler)
+    scheduler.remove("b")
+    scheduler.demote("a")
+    scheduler.remove("a")
+    assert served(scheduler) == ["c"]
+    scheduler.remove("c")
+    assert served(scheduler) == []
 
 
 @given(st.integers(1, 4), st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)))
 def test_all_but_the_dead_are_served_however_many_are_dead(places: int, everyone: set[int], dead: set[int]) -> None:
-    turns: TransferScheduler[str] = TransferScheduler(places)
+    scheduler: TransferScheduler[str] = TransferScheduler(places)
     for one in everyone:
-        turns.join(str(one))
+        scheduler.add(str(one))
     done: set[int] = set()
     for _ in range(2 * len(everyone) + 1):
-        served(turns)
-        assert len(turns.served) <= places
-        for name in list(turns.served):
+        served(scheduler)
+        assert len(scheduler.active) <= places
+        for name in list(scheduler.active):
             if int(name) in dead:
-                turns.give_way(name)
+                scheduler.demote(name)
             else:
-                turns.leave(name)
+                scheduler.remove(name)
                 done.add(int(name))
     assert done == everyone - dead
 
@@ -141,7 +141,7 @@ def after(*sent: int) -> SendQueue:
     sends = SendQueue()
     for millisecond, number in enumerate(sent):
         sends.add(want(number), 100.0)  # so late that it is not held back
-        assert sends.pop(millisecond / 1000) == Piece(DIGEST, KIB, number)
+        assert sends.pop(millisecond / 1000) == Chunk(DIGEST, KIB, number)
     return sends
 
 
@@ -185,20 +185,20 @@ def test_a_fleet_that_fetches_one_blob_over_a_congested_way_does_not_have_it_sen
     sends, sent, under_way = SendQueue(), [], []
     for step in range(10_000):
         now = step / 20
-        for number, fetch in enumerate(fetches):
-            if joined[number] <= now and (chunks := fetch.wants(now)):
-                sends.add(Want(digest=manifest.digest, chunk_size=KIB, chunks=chunks, newest=fetch.newest), now)
+        for number, download in enumerate(fetches):
+            if joined[number] <= now and (chunks := download.chunks_to_request(now)):
+                sends.add(Want(digest=manifest.digest, chunk_size=KIB, chunks=chunks, newest=download.newest), now)
         if sends:  # 20 chunks a second
             heapq.heappush(under_way, (now + latency, len(sent), sends.pop(now).number))
             sent.append(now)
         while under_way and under_way[0][0] <= now:
             _, order, index = heapq.heappop(under_way)
-            for number, fetch in enumerate(fetches):
+            for number, download in enumerate(fetches):
                 if joined[number] <= sent[order]:
-                    fetch.receive(index, chunk_of(data, index), now)
-        if all(fetch.complete for fetch in fetches):
+                    download.receive(index, chunk_of(data, index), now)
+        if all(download.complete for download in fetches):
             break
-    assert all(fetch.finish().read_bytes() == data for fetch in fetches)
+    assert all(download.finish().read_bytes() == data for download in fetches)
     assert len(sent) < 2 * count
 
 
@@ -213,25 +213,25 @@ def test_a_fetch_holds_no_file_open_while_it_waits(store: BlobStore) -> None:
     data = bytes(4 * KIB)
     before = open_files()
     fetches = [Download(manifest_of(data, node=f"holder-{number}"), store) for number in range(50)]
-    for fetch in fetches:
-        fetch.receive(0, chunk_of(data, 0), 0.0)
+    for download in fetches:
+        download.receive(0, chunk_of(data, 0), 0.0)
     assert open_files() == before
 
 
 def test_a_fetch_tells_the_newest_chunk_until_it_has_to_ask_again(store: BlobStore) -> None:
     data = os.urandom(9 * KIB)
-    fetch = Download(manifest_of(data), store)
-    assert fetch.wants(0.0)
-    assert fetch.newest == -1
+    download = Download(manifest_of(data), store)
+    assert download.chunks_to_request(0.0)
+    assert download.newest == -1
     for index in (7, 3, 7):  # a repeated one tells as much
-        fetch.receive(index, chunk_of(data, index), 0.0)
-        assert fetch.newest == index
-    assert fetch.wants(0.0)
-    assert fetch.newest == 7
-    assert fetch.wants(100.0)
-    assert (fetch.newest, fetch.unanswered) == (-1, 1)
-    fetch.receive(1, chunk_of(data, 1), 100.0)
-    assert (fetch.newest, fetch.unanswered) == (1, 0)
+        download.receive(index, chunk_of(data, index), 0.0)
+        assert download.newest == index
+    assert download.chunks_to_request(0.0)
+    assert download.newest == 7
+    assert download.chunks_to_request(100.0)
+    assert (download.newest, download.unanswered) == (-1, 1)
+    download.receive(1, chunk_of(data, 1), 100.0)
+    assert (download.newest, download.unanswered) == (1, 0)
 
 
 # Through a broker
@@ -300,16 +300,16 @@ def test_a_few_blobs_are_fetched_at_a_time_and_all_arrive(meet: Meet) -> None:
         except queue.Empty:
             assert len(arrived) < len(manifests)
     assert arrived == set(map(Fetched, manifests))
-    assert 1 < most <= AT_ONCE
+    assert 1 < most <= MAX_DOWNLOADS
     assert list(asker.store.incoming.iterdir()) == []
 
 
 def test_a_dead_holder_does_not_keep_its_place_from_others_and_is_heard_when_it_comes_back(meet: Meet) -> None:
     asker, late = meet("asker"), os.urandom(100 * KIB)
     forgotten = manifest_of(late, 256 * KIB, node="late")
-    for manifest in [forgotten, *never_answered(AT_ONCE - 1)]:
+    for manifest in [forgotten, *never_answered(MAX_DOWNLOADS - 1)]:
         asker.transfer.fetch(manifest)
-    wait_until(lambda: len(list(asker.store.incoming.iterdir())) == AT_ONCE)
+    wait_until(lambda: len(list(asker.store.incoming.iterdir())) == MAX_DOWNLOADS)
     alive = meet("alive").offer(os.urandom(300 * KIB))
     started = time.monotonic()
     asker.transfer.fetch(alive)
@@ -322,7 +322,7 @@ def test_a_dead_holder_does_not_keep_its_place_from_others_and_is_heard_when_it_
 
 def test_a_blob_that_is_cancelled_while_it_waits_is_never_asked_for(meet: Meet) -> None:
     asker, holder = meet("asker"), meet("holder")
-    dead = never_answered(AT_ONCE)
+    dead = never_answered(MAX_DOWNLOADS)
     for manifest in dead:
         asker.transfer.fetch(manifest)
     cancelled, wanted = holder.offer(os.urandom(100 * KIB)), holder.offer(os.urandom(50 * KIB))

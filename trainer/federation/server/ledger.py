@@ -221,7 +221,7 @@ class Ledger:
         return dict(read_tensors(self.store.path(digest), self.spec.tensors))
 
     def _verify(self, digest: str) -> None:
-        if not self.store.intact(digest):
+        if not self.store.is_intact(digest):
             raise EdgeNodeError(
                 f"the state folder {self.folder} is damaged: {self.store.path(digest)} is missing or was changed",
                 "restore the folder from a copy, or begin another run in another --state folder",
