@@ -9,10 +9,10 @@ from rich.console import Console
 from trainer.progress.board import live
 from trainer.progress.events import (
     Activity,
+    ActivityKind,
     AnyEvent,
     CellFinished,
     Contribution,
-    Doing,
     Exported,
     FederationFinished,
     Gathering,
@@ -40,11 +40,11 @@ from trainer.progress.reporters import ActivityReporter, RoundReporter
 
 __all__ = [
     "Activity",
+    "ActivityKind",
     "ActivityReporter",
     "AnyEvent",
     "CellFinished",
     "Contribution",
-    "Doing",
     "Exported",
     "FederationFinished",
     "Gathering",
@@ -76,7 +76,7 @@ __all__ = [
 def reporter(*, as_json: bool, quiet: bool = False) -> Iterator[Report]:
     """JSON lines on request, a live view in a terminal, log lines elsewhere.
 
-    With `quiet` nothing is shown, but as JSON the result.
+    With `quiet` nothing is shown, or as JSON only the result.
     """
     if as_json:
         report = json_lines(sys.stdout)

@@ -68,7 +68,7 @@ class RoundOpened(Event, frozen=True, kw_only=True):
     round: int
 
 
-Doing = Literal["waiting", "receiving", "training", "sending", "judging"]
+ActivityKind = Literal["waiting", "receiving", "training", "sending", "judging"]
 
 
 class Activity(Event, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ class Activity(Event, frozen=True, kw_only=True):
 
     node: str
     round: int
-    what: Doing
+    what: ActivityKind
     done: int = 0  # bytes
     total: int = 0  # bytes; 0 when there is no transfer
 

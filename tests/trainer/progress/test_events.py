@@ -9,7 +9,6 @@ from typing import get_args
 
 import pytest
 
-from edge.terminal.formatting import format_elapsed, format_remaining
 from tests.support.plants import draw
 from tests.support.terminal import Terminal, console, text_lines
 from trainer import progress
@@ -249,13 +248,6 @@ def test_of_long_rounds_the_first_already_tells_something() -> None:
     remaining = RemainingTime(3, Clock())
     remaining.close_round(1, 600)
     assert remaining.seconds == 1200
-
-
-def test_durations_are_said_as_finely_as_they_can_be_known() -> None:
-    assert [format_elapsed(each) for each in (26.9, 250, 3723)] == ["0:26", "4:10", "1:02:03"]
-    assert [format_remaining(each) for each in (26.4, 60, 254, 1500, 3600, 4200)] == [
-        "26 s", "1 min", "4 min 10 s", "25 min", "1 h", "1 h 10 min"
-    ]  # fmt: skip
 
 
 def test_the_bytes_of_all_rounds_add_up_to_what_has_travelled() -> None:

@@ -387,7 +387,7 @@ class _Node:
         """What the node does now. While it uploads it trains stage 2, too: sending is what others wait for."""
         goal, progress = self._goal, self._progress
         done = total = 0
-        what: events.Doing = "waiting"
+        what: events.ActivityKind = "waiting"
         if goal is None or goal.broadcast is None:
             pass
         elif progress and self._offered > self._accepted:

@@ -425,7 +425,7 @@ class _Coordinator:
         if overview:
             self._connection.publish_status(overview)
 
-    def _report_activity(self, node: str, what: progress.Doing, blob: Manifest | None = None) -> None:
+    def _report_activity(self, node: str, what: progress.ActivityKind, blob: Manifest | None = None) -> None:
         """Report what a node does, as far as the coordinator can know."""
         done, total = (self._transfer.received(blob.digest), blob.size) if blob else (0, 0)
         self._activities.report(
