@@ -2,13 +2,14 @@
 
 import importlib.metadata
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from broker_config.mqtt.client import Endpoint, probe
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
-from broker_config.protocol.errors import UsageError
+from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import RoundState, Spec
 from trainer import progress
 from trainer.data import class_folders
@@ -19,6 +20,8 @@ from trainer.methods import METHODS, make
 from trainer.models.catalogue import FEATURES
 
 Say = Callable[[str], None]
+T = TypeVar("T")
+_PAUSE = 0.3  # seconds between two looks at the broker
 
 
 def join(
@@ -104,7 +107,6 @@ def discover(
     Raises:
         UsageError: there is none within `wait` seconds, there are several, or it speaks another version.
     """
-    deadline = time.monotonic() + wait
     said = set[str]()
 
     def say_once(text: str) -> None:
@@ -112,16 +114,37 @@ def discover(
             said.add(text)
             say(text)
 
+    def select(retained: Mapping[str, bytes]) -> Mapping[str, Spec]:
+        specs = _select_joinable(retained, say_once, state)
+        if not specs:
+            check_version(retained)
+            name = f"federation {federation}" if federation else "federation"
+            say_once(f"no {name} on {endpoint} yet; waiting for its coordinator")
+        return specs
+
+    absent = UsageError(
+        f"no coordinator appeared on {endpoint} within {wait:.0f} s",
+        "start edge-node coordinate first, and check that both use the same broker and --federation",
+    )
+    filters = [topics.any_version(topics.spec(federation or "+")), topics.round_state(federation or "+")]
+    return wait_for_spec(endpoint, filters, select, wait, absent, stop)
+
+
+def wait_for_spec(
+    endpoint: Endpoint,
+    filters: Sequence[str],
+    select: Callable[[Mapping[str, bytes]], Mapping[str, T]],
+    wait: float,
+    absent: EdgeNodeError,
+    stop: Callable[[], bool],
+) -> T | None:
+    """The one spec that `select` finds, by its federation, in the retained messages under `filters`.
+
+    None when `stop` said so; after `wait` seconds without a spec, `absent` is raised. UsageError if there are several.
+    """
+    deadline = time.monotonic() + wait
     while not stop():
-        specs = _joinable(
-            probe(
-                endpoint,
-                [topics.any_version(topics.spec(federation or "+")), topics.round_state(federation or "+")],
-                wait=1.0,
-            ),
-            say_once,
-            state,
-        )
+        specs = select(probe(endpoint, filters, wait=1.0))
         if len(specs) == 1:
             return next(iter(specs.values()))
         if specs:
@@ -129,25 +152,27 @@ def discover(
                 f"there are several federations on {endpoint}: {', '.join(sorted(specs))}",
                 "choose one with --federation",
             )
-        name = f"federation {federation}" if federation else "federation"
-        say_once(f"no {name} on {endpoint} yet; waiting for its coordinator")
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.5)
-    if stop():
-        return None
-    raise UsageError(
-        f"no coordinator appeared on {endpoint} within {wait:.0f} s",
-        "start edge-node coordinate first, and check that both use the same broker and --federation",
-    )
+        if time.monotonic() > deadline and not stop():
+            raise absent
+        time.sleep(_PAUSE)
+    return None
 
 
-def _joinable(retained: dict[str, bytes], say: Say, folder: Path) -> dict[str, Spec]:
+def check_version(retained: Mapping[str, bytes]) -> None:
+    """Raise UsageError if there is a federation of another version of the protocol."""
+    for topic in retained:
+        if not topic.startswith(topics.ROOT + "/"):
+            raise UsageError(
+                f"the federation speaks protocol {'/'.join(topic.split('/')[:2])}, this node {topics.ROOT}",
+                "install the version of edge-node here that its server has",
+            )
+
+
+def _select_joinable(retained: Mapping[str, bytes], say: Say, folder: Path) -> dict[str, Spec]:
     """The specs among retained messages whose federation has not ended, as far as its round can be read."""
     specs: dict[str, Spec] = {}
-    foreign = [topic for topic in retained if not topic.startswith(topics.ROOT + "/")]
     for topic, payload in retained.items():
-        if topic in foreign or topic != topics.spec(topics.federation_of(topic)):
+        if topic != topics.spec(topics.federation_of(topic)):
             continue
         spec = _read_spec(topic, payload)
         round_topic = topics.round_state(spec.federation)
@@ -162,11 +187,6 @@ def _joinable(retained: dict[str, bytes], say: Say, folder: Path) -> dict[str, S
                 under_way or (state.status == "finished" and checkpoint.load_progress(folder, spec.run))
             ):
                 specs[spec.federation] = spec
-    if foreign and not specs:
-        raise UsageError(
-            f"the federation speaks protocol {'/'.join(foreign[0].split('/')[:2])}, this node {topics.ROOT}",
-            "install the coordinator's version of edge-node here",
-        )
     return specs
 
 

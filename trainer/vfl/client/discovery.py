@@ -1,25 +1,21 @@
 """Joining a line: find it, check what it asks for, take part. Itself without torch."""
 
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from broker_config.mqtt.client import probe
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
 from broker_config.protocol.errors import BrokerError, UsageError
-from broker_config.protocol.messages import Presence
 from broker_config.protocol.vfl_messages import VflSpec
 from edge.vfl.sensor_rows import RowFile
 from trainer import progress
-from trainer.federation.client.discovery import check_name_free
+from trainer.federation.client.discovery import check_name_free, check_version, wait_for_spec
+from trainer.federation.presence import decode_presence
 
 if TYPE_CHECKING:
     from trainer.vfl.client.sensor_trainer import Deploy
-
-_PAUSE = 0.3  # seconds between two looks for a head
 
 
 def join(
@@ -80,46 +76,37 @@ def find_spec(
         UsageError: there are several, or it speaks another version.
         BrokerError: there is none within `wait` seconds.
     """
-    deadline, told = time.monotonic() + wait, ""
-    asked = [topics.any_version(topics.spec(federation or "+")), topics.presence(federation or "+", topics.COORDINATOR)]
-    while not stop():
-        retained = probe(endpoint, asked, wait=1.0)
-        lines = {spec.federation: spec for topic, payload in retained.items() if (spec := _read(topic, payload))}
-        counted = {
+    told = ""
+
+    def select(retained: Mapping[str, bytes]) -> Mapping[str, VflSpec]:
+        nonlocal told
+        specs = {spec.federation: spec for topic, payload in retained.items() if (spec := _read(topic, payload))}
+        joinable = {
             name: spec
-            for name, spec in lines.items()
-            if federation or _attended(retained, name) or (state / spec.run).exists()
+            for name, spec in specs.items()
+            if federation or _has_head(retained, name) or (state / spec.run).exists()
         }
-        if len(counted) == 1:
-            return next(iter(counted.values()))
-        if counted:
-            names = ", ".join(sorted(counted))
-            raise UsageError(f"there are several lines on {endpoint}: {names}", "choose one with --federation")
-        foreign = [topic for topic in retained if topic.endswith("/spec") and not topic.startswith(topics.ROOT + "/")]
-        if foreign:
-            raise UsageError(
-                f"the line speaks protocol {'/'.join(foreign[0].split('/')[:2])}, this sensor {topics.ROOT}",
-                "install the head's version of edge-node here",
-            )
-        names = ", ".join(sorted(lines))
-        if names and names != told:
-            report(progress.Note(text=f"no head is connected for {names}; waiting for one"))
-        told = names
-        if time.monotonic() > deadline:
-            raise BrokerError(
-                f"no head of a line appeared on {endpoint} within {wait:.0f} s",
-                "start edge-node vfl coordinate first, and check that both use the same broker and --federation",
-            )
-        time.sleep(_PAUSE)
-    return None
+        if not joinable:
+            check_version(retained)
+            names = ", ".join(sorted(specs))
+            if names and names != told:
+                report(progress.Note(text=f"no head is connected for {names}; waiting for one"))
+            told = names
+        return joinable
+
+    absent = BrokerError(
+        f"no head of a line appeared on {endpoint} within {wait:.0f} s",
+        "start edge-node vfl coordinate first, and check that both use the same broker and --federation",
+    )
+    name = federation or "+"
+    filters = [topics.any_version(topics.spec(name)), topics.presence(name, topics.COORDINATOR)]
+    return wait_for_spec(endpoint, filters, select, wait, absent, stop)
 
 
-def _attended(retained: Mapping[str, bytes], federation: str) -> bool:
-    """Whether a line's head is connected."""
-    try:
-        return decode(retained.get(topics.presence(federation, topics.COORDINATOR), b""), Presence).online
-    except DecodeError:
-        return False
+def _has_head(retained: Mapping[str, bytes], federation: str) -> bool:
+    """Whether the head of a federation is connected."""
+    presence = decode_presence(retained.get(topics.presence(federation, topics.COORDINATOR), b""))
+    return presence is not None and presence.online
 
 
 def _read(topic: str, payload: bytes) -> VflSpec | None:
