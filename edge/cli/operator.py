@@ -66,7 +66,7 @@ def doctor(
 
     from broker_config.protocol.topics import check_name
     from edge.doctor import output
-    from edge.doctor.check_context import Trial
+    from edge.doctor.check_context import CheckContext
     from edge.doctor.run import exit_code
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: the broker is left clean
@@ -75,13 +75,13 @@ def doctor(
     )  # whether its charter holds is one of the checks
     anybody = f"node-{secrets.token_hex(4)}"  # two doctors under one name would get in each other's way
     me = check_name(agreed(name, endpoint, "name") or endpoint.username or anybody, "the node's name (--as)")
-    with Trial(endpoint, me, state, timeout) as trial:
+    with CheckContext(endpoint, me, state, timeout) as context:
         if as_json:
-            diagnosis = output.diagnose(trial)
+            diagnosis = output.diagnose(context)
             checks = diagnosis.checks
             print(msgspec.json.encode(diagnosis).decode())
         else:
-            checks = output.live(trial, Console())
+            checks = output.print_live(context, Console())
     raise typer.Exit(exit_code(checks))
 
 

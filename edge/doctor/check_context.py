@@ -1,4 +1,4 @@
-"""The trial that all checks share: in a federation that is for nothing else, and in which nothing is left."""
+"""Context that all checks share: the broker, a federation used for nothing else, and what earlier checks found."""
 
 import secrets
 from contextlib import suppress
@@ -16,17 +16,17 @@ from broker_config.protocol.errors import BrokerError
 from broker_config.protocol.messages import Spec
 from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.transfer.blob_transfer import CHUNK
-from edge.doctor.probe_connection import LostError, Wire
+from edge.doctor.probe_connection import LostError, ProbeConnection
 
 SESSION = 120  # seconds: should we be killed, an MQTT 5 broker forgets a session by itself
 
 
 @dataclass
-class Trial:
-    """Who we are, to which broker, and what the checks have found out for those that follow.
+class CheckContext:
+    """Our name, the broker, and what the checks have found out for those that follow.
 
-    `name` is the node's that we act for, or `coordinator`; `timeout` (seconds) is for each answer. Leaving the context
-    ends our sessions and clears what the broker retains for us.
+    `name` is that of the node that we act for, or `coordinator`; `timeout` (seconds) is for each answer. Leaving the
+    context ends our sessions and clears what the broker retains for us.
     """
 
     endpoint: Endpoint
@@ -35,10 +35,10 @@ class Trial:
     timeout: float
     version: MQTTProtocolVersion = MQTT311
     echoes: bool = False  # whether what we publish on `topic` comes back to us
-    chunk: int = CHUNK  # bytes of a chunk that pass
+    chunk: int = CHUNK  # bytes of the largest chunk that passes
     round_trip: float = 0.0  # seconds
     specs: list[Spec] = field(default_factory=list)  # of the federations on this broker
-    lines: list[VflSpec] = field(default_factory=list)  # that learn on this broker
+    vfl_specs: list[VflSpec] = field(default_factory=list)  # of the vertical federations on this broker
     _token: str = field(default_factory=lambda: secrets.token_hex(8))  # nobody else has our client ids
     _sessions: set[str] = field(default_factory=set)
     _retains: bool = False
@@ -57,25 +57,25 @@ class Trial:
 
     @property
     def speaks_5(self) -> bool:
-        """Whether MQTT 5 is spoken, in which a broker gives reasons."""
+        """Whether the connection uses MQTT 5, in which a broker gives reasons."""
         return self.version == MQTT5
 
     @property
     def model_bytes(self) -> int:
-        """Bytes of the largest model that is learnt on this broker; 0 if none is known."""
+        """Bytes of the largest model of a federation on this broker; 0 if none is known."""
         return max((encoded_size(spec.tensors) for spec in self.specs), default=0)
 
-    def wire(self, part: str, *, endpoint: Endpoint | None = None, **options: Any) -> Wire:
-        """Return a connection for a `part` of the trial, to be opened; `options` are those of Wire."""
+    def connection(self, part: str, *, endpoint: Endpoint | None = None, **options: Any) -> ProbeConnection:
+        """Return a connection for a `part` of the checks, to be opened; `options` are those of ProbeConnection."""
         client_id = f"edge-node/{self.federation}/{self.name}/{self._token}/{part}"
         if options.get("session"):
             self._sessions.add(part)
-        return Wire(endpoint or self.endpoint, client_id, self.version, self.timeout, **options)
+        return ProbeConnection(endpoint or self.endpoint, client_id, self.version, self.timeout, **options)
 
-    def retain(self, wire: Wire, payload: bytes) -> str:
+    def retain(self, connection: ProbeConnection, payload: bytes) -> str:
         """Have the broker retain `payload` on our topic; return "" or its reason for not doing so."""
         self._retains = True
-        return wire.publish(self.topic, payload, retain=True)
+        return connection.publish(self.topic, payload, retain=True)
 
     def __enter__(self) -> Self:
         return self
@@ -83,7 +83,7 @@ class Trial:
     def __exit__(self, *_: object) -> None:
         with suppress(BrokerError, LostError):  # then the broker is gone, or forgets us by itself
             for part in self._sessions:
-                self.wire(part).open().close()
+                self.connection(part).open().close()
             if self._retains:
-                with self.wire("end") as wire:
-                    wire.publish(self.topic, b"", retain=True)
+                with self.connection("end") as connection:
+                    connection.publish(self.topic, b"", retain=True)

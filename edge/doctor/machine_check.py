@@ -1,4 +1,4 @@
-"""This machine: its clock, its disk, its Python."""
+"""Checks of this machine: its clock, its disk, its Python."""
 
 import importlib.metadata
 import importlib.util
@@ -13,33 +13,33 @@ import time
 from pathlib import Path
 
 from broker_config.protocol import topics
-from edge.doctor.check_context import Trial
-from edge.doctor.result import Found
+from edge.doctor.check_context import CheckContext
+from edge.doctor.result import Result
 
-ROOMS = ("broker_config", "edge", "export", "trainer")
-HOUSE = Path(__file__).parent.parent.parent
+PACKAGES = ("broker_config", "edge", "export", "trainer")
+ROOT = Path(__file__).parent.parent.parent
 ROOM_LEFT = 1 << 30  # bytes that should be free where nothing is known of the models
 COPIES = 20  # of the model at most in a node's folder: its own, the received one, optimisers' moments, what is exported
 SYNCS = 10
 SLOW_SYNC = 0.1  # seconds
 
 
-def clock(trial: Trial) -> Found:  # noqa: ARG001  (all checks have it)
+def clock(context: CheckContext) -> Result:  # noqa: ARG001  (all checks have it)
     """Whether this machine's clock can be right."""
     now, installed = time.time(), Path(__file__).stat().st_mtime
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if now < installed:
-        return Found(
+        return Result(
             "warning", f"it shows {shown}, which is before edge-node was installed", "set it: timedatectl set-ntp true"
         )
     match _synchronised():
         case "yes":
-            return Found("ok", f"{shown}, kept right by a time service")
+            return Result("ok", f"{shown}, kept right by a time service")
         case "no":
-            return Found(
+            return Result(
                 "warning", f"{shown}, which no time service keeps right", "switch one on: timedatectl set-ntp true"
             )
-    return Found("unknown", f"{shown}; whether that is right cannot be known here, and MQTT carries no time")
+    return Result("unknown", f"{shown}; whether that is right cannot be known here, and MQTT carries no time")
 
 
 def _synchronised() -> str:
@@ -51,15 +51,15 @@ def _synchronised() -> str:
         return ""
 
 
-def disk(trial: Trial) -> Found:
+def disk(context: CheckContext) -> Result:
     """Whether the state folder can be written, durably, and has room for the federations on this broker."""
-    folder = next(each for each in (trial.state.absolute(), *trial.state.absolute().parents) if each.is_dir())
+    folder = next(each for each in (context.state.absolute(), *context.state.absolute().parents) if each.is_dir())
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix="edge-node-doctor-") as scratch:
             times = [_sync(Path(scratch)) for _ in range(SYNCS)]
             journals = _journals(Path(scratch))
     except OSError as error:
-        return Found(
+        return Result(
             "failure",
             f"{folder} cannot be written: {error.strerror}",
             "make it writable for this user, or name another with --state",
@@ -68,16 +68,16 @@ def disk(trial: Trial) -> Found:
     figures: dict[str, float] = {"free_bytes": free, "sync_milliseconds": round(sync * 1e3, 2)}
     told = f"{folder}: {free / 1e9:.1f} GB free, a write is safe after {sync * 1e3:.1f} ms"
     if not journals:
-        return Found("failure", f"{told}; SQLite cannot keep its journal there", "take a local disk", figures)
-    needed = _needed(trial)
+        return Result("failure", f"{told}; SQLite cannot keep its journal there", "take a local disk", figures)
+    needed = _needed(context)
     if needed:
         figures["needed_bytes"] = needed
     if free < (needed or ROOM_LEFT):
         told += f"; the federation here needs {needed / 1e9:.2f} GB" if needed else "; a federation may need more"
-        return Found("failure" if needed else "warning", told, "free some space, or move --state", figures)
+        return Result("failure" if needed else "warning", told, "free some space, or move --state", figures)
     if sync > SLOW_SYNC:
-        return Found("warning", told, "expect slow rounds: prefer an SSD to an SD card", figures)
-    return Found("ok", told, figures=figures)
+        return Result("warning", told, "expect slow rounds: prefer an SSD to an SD card", figures)
+    return Result("ok", told, figures=figures)
 
 
 def _sync(folder: Path) -> float:
@@ -103,36 +103,36 @@ def _journals(folder: Path) -> bool:
     return bool(mode == "wal")
 
 
-def _needed(trial: Trial) -> int:
+def _needed(context: CheckContext) -> int:
     """Bytes that a federation on this broker needs at most; 0 if none is known."""
-    if not trial.specs:
+    if not context.specs:
         return 0
-    nodes = max(spec.nodes for spec in trial.specs)
-    copies = nodes + 2 if trial.name == topics.COORDINATOR else COPIES  # contributions, this broadcast and the next
-    return copies * trial.model_bytes
+    nodes = max(spec.nodes for spec in context.specs)
+    copies = nodes + 2 if context.name == topics.COORDINATOR else COPIES  # contributions, this broadcast and the next
+    return copies * context.model_bytes
 
 
-def python(trial: Trial) -> Found:  # noqa: ARG001
+def python(context: CheckContext) -> Result:  # noqa: ARG001
     """Whether Python finds our packages under their names, and which kind of install this is."""
-    strangers = {room: where for room in ROOMS if (where := _found_at(room)) != HOUSE / room}
+    strangers = {room: where for room in PACKAGES if (where := _location_of(room)) != ROOT / room}
     version = ".".join(map(str, sys.version_info[:3]))
     told = f"Python {version}, edge-node {importlib.metadata.version('edge-node')}, {_torch()}"
     if strangers:
         which = "; ".join(f"{room} is {where or 'missing'}" for room, where in strangers.items())
-        return Found(
+        return Result(
             "failure",
             f"{told}; {which}, not edge-node's",
             "another package has the same import name: give edge-node an environment of its own (python3 -m venv)",
         )
     owners = importlib.metadata.packages_distributions()
-    others = {f"{each} ({room})" for room in ROOMS for each in owners.get(room, []) if each != "edge-node"}
+    others = {f"{each} ({room})" for room in PACKAGES for each in owners.get(room, []) if each != "edge-node"}
     if others:
-        return Found(
+        return Result(
             "warning",
             f"{told}; these packages have import names of edge-node's too: {', '.join(sorted(others))}",
             "uninstall them, then install edge-node again: their files may have replaced some of ours",
         )
-    return Found("ok", told)
+    return Result("ok", told)
 
 
 def _torch() -> str:
@@ -143,6 +143,6 @@ def _torch() -> str:
         return "no torch: a line or a coordinator, but no node"
 
 
-def _found_at(room: str) -> Path | None:
+def _location_of(room: str) -> Path | None:
     found = importlib.util.find_spec(room)
     return Path(found.origin).parent if found and found.origin else None

@@ -1,4 +1,4 @@
-"""What the checks find, as people and machines see it."""
+"""Output of the checks, for people and for machines."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,40 +9,40 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from broker_config.protocol.errors import printable
-from edge.doctor.check_context import Trial
-from edge.doctor.result import Check, Outcome
-from edge.doctor.run import examine
+from edge.doctor.check_context import CheckContext
+from edge.doctor.result import CheckResult, Outcome
+from edge.doctor.run import run_checks
 
 _STYLES: dict[Outcome, str] = {"failure": "bold red", "warning": "yellow", "unknown": "cyan", "ok": "green"}
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """All that was found, for machines."""
+    """All results, for machines."""
 
     broker: str
-    name: str  # whose topics were tried
-    federation: str  # below which; nothing is left there
-    checks: list[Check]
+    name: str  # whose topics were tested
+    federation: str  # in which; nothing is left there
+    checks: list[CheckResult]
 
 
-def diagnose(trial: Trial) -> Diagnosis:
-    """Examine, and return all that was found."""
-    return Diagnosis(str(trial.endpoint), trial.name, trial.federation, list(examine(trial)))
+def diagnose(context: CheckContext) -> Diagnosis:
+    """Run all checks, and return their results."""
+    return Diagnosis(str(context.endpoint), context.name, context.federation, list(run_checks(context)))
 
 
-def live(trial: Trial, console: Console) -> list[Check]:
-    """Examine, and print a line of the table as each check ends."""
+def print_live(context: CheckContext, console: Console) -> list[CheckResult]:
+    """Run all checks, and print a row for each as it ends."""
     checks = []
-    console.print(f"{trial.endpoint}, as {trial.name}", markup=False, highlight=False)
+    console.print(f"{context.endpoint}, as {context.name}", markup=False, highlight=False)
     with console.status("") as status:
-        for check in examine(trial, lambda name: status.update(f"{name} ...")):
-            console.print(_line(check))
+        for check in run_checks(context, lambda name: status.update(f"{name} ...")):
+            console.print(_row(check))
             checks.append(check)
     console.print(summarise(checks), highlight=False)
     return checks
 
 
-def _line(check: Check) -> Table:
+def _row(check: CheckResult) -> Table:
     line = Table.grid(Column(width=8), Column(width=12), Column(overflow="fold"), padding=(0, 1))
     told = Text(printable(check.found))
     if check.remedy:
@@ -51,7 +51,7 @@ def _line(check: Check) -> Table:
     return line
 
 
-def summarise(checks: Sequence[Check]) -> str:
+def summarise(checks: Sequence[CheckResult]) -> str:
     """How many checks ended how, the worst first."""
     counts = Counter(check.outcome for check in checks)
     return ", ".join(

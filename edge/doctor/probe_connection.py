@@ -1,4 +1,4 @@
-"""One MQTT connection under examination: it acknowledges, breaks and comes back only as it is told to."""
+"""MQTT connection for checks: it acknowledges, breaks and reconnects only when told to."""
 
 import os
 import socket
@@ -22,8 +22,8 @@ class LostError(Exception):
     """The broker, or somebody between, ended the connection; the text says how."""
 
 
-class Arrival(NamedTuple):
-    """A message that arrived, `at` seconds of `time.perf_counter`."""
+class ReceivedMessage(NamedTuple):
+    """A message, received `at` seconds of `time.perf_counter`."""
 
     topic: str
     payload: bytes
@@ -32,7 +32,7 @@ class Arrival(NamedTuple):
     at: float
 
 
-class Wire:
+class ProbeConnection:
     """A connection of `client_id`; with a `session` it is one that the broker keeps for so many seconds.
 
     What arrives is acknowledged at once, unless `holds`. Calls wait for the broker `timeout` seconds at most and raise
@@ -55,7 +55,7 @@ class Wire:
         self.answer: Properties | None = None  # what the broker said of itself (MQTT 5)
         self._endpoint, self._timeout, self._keepalive = endpoint, timeout, keepalive
         self._version, self._session, self._holds = version, session, holds
-        self._arrivals: list[Arrival] = []
+        self._received: list[ReceivedMessage] = []
         self._acknowledged: dict[int, ReasonCode] = {}
         self._granted: dict[int, list[ReasonCode]] = {}
         self._lost = ""
@@ -112,34 +112,36 @@ class Wire:
         reason = self._acknowledged[mid]
         return str(reason) if reason.is_failure else ""
 
-    def await_acknowledged(self, mid: int) -> bool:
+    def wait_for_acknowledgement(self, mid: int) -> bool:
         """Whether the broker acknowledges the message of this number."""
         return self._wait(lambda: mid in self._acknowledged)
 
-    def find(self, meant: Callable[[Arrival], bool], timeout: float | None = None) -> Arrival | None:
-        """Return the first message that is `meant`, as soon as it is there; None if it does not come."""
+    def wait_for(
+        self, is_meant: Callable[[ReceivedMessage], bool], timeout: float | None = None
+    ) -> ReceivedMessage | None:
+        """Return the first message that `is_meant`, as soon as it is there; None if it does not come."""
 
-        def first() -> Arrival | None:
-            return next((each for each in self._arrivals if meant(each)), None)
+        def first() -> ReceivedMessage | None:
+            return next((each for each in self._received if is_meant(each)), None)
 
         return first() if self._wait(lambda: first() is not None, timeout) else None
 
-    def await_arrivals(self, count: int, timeout: float) -> bool:
+    def wait_for_count(self, count: int, timeout: float) -> bool:
         """Whether so many messages have arrived within `timeout` seconds."""
-        return self._wait(lambda: len(self._arrivals) >= count, timeout)
+        return self._wait(lambda: len(self._received) >= count, timeout)
 
     @property
-    def arrivals(self) -> list[Arrival]:
-        """What has arrived so far."""
+    def received(self) -> list[ReceivedMessage]:
+        """The messages received so far."""
         with self._news:
-            return list(self._arrivals)
+            return list(self._received)
 
-    def forget(self) -> None:
-        """Forget what has arrived."""
+    def clear(self) -> None:
+        """Discard the messages received so far."""
         with self._news:
-            self._arrivals.clear()
+            self._received.clear()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Break the connection, as a power cut would: without a word to the broker."""
         sock = self._client.socket()
         if sock is not None:
@@ -152,7 +154,7 @@ class Wire:
         self._client.disconnect()
         with self._news:
             self._news.wait_for(lambda: self._lost, self._timeout)
-        self.cut()
+        self.abort()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -192,8 +194,8 @@ class Wire:
         if not self._holds:
             client.ack(message.mid, message.qos)
         with self._news:
-            self._arrivals.append(
-                Arrival(message.topic, bytes(message.payload), message.retain, message.dup, time.perf_counter())
+            self._received.append(
+                ReceivedMessage(message.topic, bytes(message.payload), message.retain, message.dup, time.perf_counter())
             )
             self._news.notify_all()
 

@@ -1,4 +1,4 @@
-"""What a check finds."""
+"""Result of a check."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -8,8 +8,8 @@ import msgspec
 Outcome = Literal["ok", "warning", "failure", "unknown"]
 
 
-class Found(msgspec.Struct, frozen=True):
-    """What a check found, with the remedy if that is no good. `figures` are for machines: unit in the name."""
+class Result(msgspec.Struct, frozen=True):
+    """What a check found, and the remedy if it is a problem. `figures` are for machines, with the unit in the name."""
 
     outcome: Outcome
     found: str
@@ -17,8 +17,8 @@ class Found(msgspec.Struct, frozen=True):
     figures: Mapping[str, float] = {}
 
 
-class Check(msgspec.Struct, frozen=True):
-    """A check by its name, and what it found."""
+class CheckResult(msgspec.Struct, frozen=True):
+    """A result with the name of its check."""
 
     name: str
     outcome: Outcome

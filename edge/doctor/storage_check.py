@@ -1,10 +1,10 @@
-"""What the broker keeps for those who are away: retained messages, sessions, queues, wills."""
+"""Checks of what the broker keeps for absent clients: retained messages, sessions, queues, wills."""
 
 import time
 
 from broker_config.mqtt.client import SESSION_EXPIRY
-from edge.doctor.check_context import SESSION, Trial
-from edge.doctor.result import Found
+from edge.doctor.check_context import SESSION, CheckContext
+from edge.doctor.result import Result
 
 QUEUED = 1000  # messages sent to a session that is away
 NEEDED = 100  # of them that must be kept for a federation of up to 10 nodes
@@ -14,113 +14,119 @@ KEEPALIVE = 5  # seconds; a broker gives up a silent client after one and a half
 _LOG = "look into the broker's log"
 
 
-def retained(trial: Trial) -> Found:
+def retained(context: CheckContext) -> Result:
     """Whether the broker keeps the last message on a topic for whoever comes later."""
-    with trial.wire("retained") as wire:
-        allowed = wire.offered("RetainAvailable") != 0
-        denied = trial.retain(wire, b"kept") if allowed else "not offered"
-    with trial.wire("retained") as wire:
-        wire.subscribe(trial.topic)
-        kept = wire.find(lambda each: each.retain and each.payload == b"kept", None if allowed else 0)
-        cleared = allowed and not trial.retain(wire, b"")
+    with context.connection("retained") as connection:
+        allowed = connection.offered("RetainAvailable") != 0
+        denied = context.retain(connection, b"kept") if allowed else "not offered"
+    with context.connection("retained") as connection:
+        connection.subscribe(context.topic)
+        kept = connection.wait_for(lambda each: each.retain and each.payload == b"kept", None if allowed else 0)
+        cleared = allowed and not context.retain(connection, b"")
     if not kept:
-        return Found(
+        return Result(
             "failure",
             f"a retained message is not kept{f': {denied}' if denied else ''}",
             "have the broker retain messages (mosquitto: retain_available true)",
         )
     if not cleared:
-        return Found("failure", "a retained message cannot be cleared", _LOG)
+        return Result("failure", "a retained message cannot be cleared", _LOG)
     told = "a message is there for whoever comes later"
-    return Found("ok", f"{told}; whether it survives the broker's restart cannot be seen (mosquitto: persistence true)")
+    return Result(
+        "ok", f"{told}; whether it survives the broker's restart cannot be seen (mosquitto: persistence true)"
+    )
 
 
-def session(trial: Trial) -> Found:
+def session(context: CheckContext) -> Result:
     """Whether the broker keeps a session over a reconnection, and for how long."""
-    with trial.wire("session", session=SESSION_EXPIRY) as wire:
-        wire.subscribe(trial.topic)
-        granted = wire.offered("SessionExpiryInterval")
-    with trial.wire("session", session=SESSION) as wire:
-        resumed = wire.resumed
-    trial.wire("session").open().close()
+    with context.connection("session", session=SESSION_EXPIRY) as connection:
+        connection.subscribe(context.topic)
+        granted = connection.offered("SessionExpiryInterval")
+    with context.connection("session", session=SESSION) as connection:
+        resumed = connection.resumed
+    context.connection("session").open().close()
     if not resumed:
-        return Found(
+        return Result(
             "failure",
             "the session is gone after a reconnection: messages to those who are away are lost",
             "allow persistent sessions for this user",
         )
     if granted is not None and granted < SESSION_EXPIRY:
-        return Found(
+        return Result(
             "warning",
             f"kept for {granted:,} s only",
             f"keep sessions for {SESSION_EXPIRY:,} s (mosquitto: persistent_client_expiration 1d)",
             {"seconds": granted},
         )
-    return Found("ok", f"resumed after a reconnection; asked to be kept for {SESSION_EXPIRY:,} s")
+    return Result("ok", f"resumed after a reconnection; asked to be kept for {SESSION_EXPIRY:,} s")
 
 
-def queue(trial: Trial) -> Found:
+def queue(context: CheckContext) -> Result:
     """How many messages the broker keeps for a session that is away."""
-    with trial.wire("queue", session=SESSION) as wire:
-        wire.subscribe(trial.topic)
+    with context.connection("queue", session=SESSION) as connection:
+        connection.subscribe(context.topic)
     started = time.perf_counter()
-    with trial.wire("sender") as sender:
-        mids = [sender.send(trial.topic, f"q{number}".encode()) for number in range(QUEUED)]
-        taken = all(sender.await_acknowledged(mid) for mid in mids)
+    with context.connection("sender") as sender:
+        mids = [sender.send(context.topic, f"q{number}".encode()) for number in range(QUEUED)]
+        taken = all(sender.wait_for_acknowledgement(mid) for mid in mids)
         took = time.perf_counter() - started
-        with trial.wire("queue", session=SESSION) as wire:
-            wire.find(lambda each: each.payload == f"q{QUEUED - 1}".encode(), SOON)
-            deadline = time.monotonic() + trial.timeout
+        with context.connection("queue", session=SESSION) as connection:
+            connection.wait_for(lambda each: each.payload == f"q{QUEUED - 1}".encode(), SOON)
+            deadline = time.monotonic() + context.timeout
             while time.monotonic() < deadline:  # a message after the queue's comes once that is empty
-                sender.publish(trial.topic, b"after")
-                if wire.find(lambda each: each.payload == b"after", SOON):
+                sender.publish(context.topic, b"after")
+                if connection.wait_for(lambda each: each.payload == b"after", SOON):
                     break
-            kept = sorted({int(each.payload[1:]) for each in wire.arrivals if each.payload.startswith(b"q")})
-    needed = max([NEEDED, *(PER_NODE * spec.nodes for spec in trial.specs)])
+            kept = sorted({int(each.payload[1:]) for each in connection.received if each.payload.startswith(b"q")})
+    needed = max([NEEDED, *(PER_NODE * spec.nodes for spec in context.specs)])
     figures = {"sent": QUEUED, "kept": len(kept), "needed": needed, "messages_per_second": round(QUEUED / took)}
     if not taken:
-        return Found("unknown", f"the broker did not take {QUEUED} messages in time", "try a longer --timeout", figures)
+        return Result(
+            "unknown", f"the broker did not take {QUEUED} messages in time", "try a longer --timeout", figures
+        )
     told = f"{len(kept)} of {QUEUED} messages are kept for whoever is away"
     if len(kept) >= min(needed, QUEUED):
-        return Found("ok", f"{told}; {needed} are needed", figures=figures)
+        return Result("ok", f"{told}; {needed} are needed", figures=figures)
     told += "" if not kept else ", the oldest" if kept[0] == 0 else ", the newest"
     remedy = f"keep more (mosquitto: max_queued_messages {max(QUEUED, needed)}, max_queued_bytes 0)"
-    return Found("warning" if kept else "failure", f"{told}; {needed} are needed", remedy, figures)
+    return Result("warning" if kept else "failure", f"{told}; {needed} are needed", remedy, figures)
 
 
-def redelivery(trial: Trial) -> Found:
+def redelivery(context: CheckContext) -> Result:
     """Whether a message whose acknowledgement was lost with the connection comes again, marked as a duplicate."""
-    first = trial.wire("redelivery", session=SESSION, holds=True).open()
-    first.subscribe(trial.topic)
-    with trial.wire("sender") as sender:
-        sender.publish(trial.topic, b"again")
-    arrived = first.find(lambda each: each.payload == b"again")
-    first.cut()
+    first = context.connection("redelivery", session=SESSION, holds=True).open()
+    first.subscribe(context.topic)
+    with context.connection("sender") as sender:
+        sender.publish(context.topic, b"again")
+    arrived = first.wait_for(lambda each: each.payload == b"again")
+    first.abort()
     if not arrived:
-        return Found("failure", "a message with QoS 1 did not arrive", _LOG)
-    with trial.wire("redelivery", session=SESSION) as second:
-        again = second.find(lambda each: each.payload == b"again", min(trial.timeout, 2 + 10 * trial.round_trip))
+        return Result("failure", "a message with QoS 1 did not arrive", _LOG)
+    with context.connection("redelivery", session=SESSION) as second:
+        again = second.wait_for(
+            lambda each: each.payload == b"again", min(context.timeout, 2 + 10 * context.round_trip)
+        )
     if not again:
-        return Found(
+        return Result(
             "warning",
             "a message that arrived while the connection broke is not delivered again",
             "federations recover when the other side connects anew, later; mosquitto delivers it again",
         )
     if not again.duplicate:
-        return Found("ok", "an unacknowledged message comes again, though not marked as a duplicate")
-    return Found("ok", "an unacknowledged message comes again after a broken connection, marked as a duplicate")
+        return Result("ok", "an unacknowledged message comes again, though not marked as a duplicate")
+    return Result("ok", "an unacknowledged message comes again after a broken connection, marked as a duplicate")
 
 
-def will(trial: Trial) -> Found:
+def will(context: CheckContext) -> Result:
     """Whether the others hear of it when a connection breaks."""
-    with trial.wire("watch") as watch:
-        watch.subscribe(trial.topic)
-        dying = trial.wire("will", will=(trial.topic, b"will"), keepalive=KEEPALIVE).open()
+    with context.connection("watch") as watch:
+        watch.subscribe(context.topic)
+        dying = context.connection("will", will=(context.topic, b"will"), keepalive=KEEPALIVE).open()
         cut = time.perf_counter()
-        dying.cut()
-        heard = watch.find(lambda each: each.payload == b"will", max(trial.timeout, 2 * KEEPALIVE))
+        dying.abort()
+        heard = watch.wait_for(lambda each: each.payload == b"will", max(context.timeout, 2 * KEEPALIVE))
     if not heard:
-        return Found(
+        return Result(
             "failure",
             "the last will is not published when a connection breaks",
             "allow wills: without them nobody notices that a node is gone",
@@ -128,8 +134,8 @@ def will(trial: Trial) -> Found:
     figures = {"milliseconds": round((heard.at - cut) * 1e3, 1)}
     told = f"published {heard.at - cut:.3f} s after a connection broke"
     if heard.at - cut < KEEPALIVE:
-        return Found("ok", told, figures=figures)
-    return Found(
+        return Result("ok", told, figures=figures)
+    return Result(
         "warning",
         f"{told}, when the keepalive ran out: something on the way hides it",
         "expect that a node's crash is noticed after half a minute, or connect without proxy or address translation",

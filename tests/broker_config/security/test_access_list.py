@@ -17,7 +17,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.errors import BrokerError
 from broker_config.protocol.topics import COORDINATOR, MONITOR, TRIAL
 from broker_config.security import certificate_authority
-from edge.doctor.probe_connection import Wire
+from edge.doctor.probe_connection import ProbeConnection
 from tests.support.provisioned_federation import Guarded
 
 FEDERATION, FOREIGN = "steel", "wood"
@@ -125,14 +125,14 @@ class Doors:
         self._url, self._ca = broker.url, broker.folder / "broker" / "ca.pem"
         self._opened = itertools.count()
 
-    def wire(self, name: str, **options: Any) -> Wire:
+    def connection(self, name: str, **options: Any) -> ProbeConnection:
         """A connection that is to be opened; nobody (`""`) has no certificate."""
         endpoint = Endpoint.parse(self._url, ca=self._ca)
         if name:
             pair = self._pairs[name]
             own = msgspec.structs.replace(self._kit, name=name, certificate=pair.certificate, key=pair.key)
             endpoint = Endpoint.of_kit(own, with_signer=False)
-        return Wire(endpoint, f"client-{next(self._opened)}", MQTT5, 10, **options)
+        return ProbeConnection(endpoint, f"client-{next(self._opened)}", MQTT5, 10, **options)
 
 
 @pytest.fixture(scope="module")
@@ -144,9 +144,9 @@ def doors(provisioned: Guarded) -> Doors:
     return Doors(provisioned)
 
 
-def heard(wire: Wire, payload: bytes) -> set[str]:
+def heard(connection: ProbeConnection, payload: bytes) -> set[str]:
     """The topics on which this arrived."""
-    return {each.topic for each in wire.arrivals if each.payload == payload}
+    return {each.topic for each in connection.received if each.payload == payload}
 
 
 # What is tried
@@ -166,40 +166,45 @@ def test_everybody_reads_what_they_must_and_nothing_else_however_they_subscribe(
     assert CASES > 3000
     end = topics.spec(FEDERATION)
     with ExitStack() as stack:
-        king = stack.enter_context(doors.wire(KING))
+        king = stack.enter_context(doors.connection(KING))
         king.subscribe("#")
         for topic in TABLE:
             king.send(topic, b"kept", retain=True)
         king.publish(end, b"begin")
         found = {}
         for user, (way, filters) in itertools.product((*USERS, JOKER), FILTERS.items()):
-            found[user, way] = wire = stack.enter_context(doors.wire(user))
-            wire.subscribe(*(each.format(user=user) for each in filters))
+            found[user, way] = connection = stack.enter_context(doors.connection(user))
+            connection.subscribe(*(each.format(user=user) for each in filters))
         for topic in TABLE:
             king.send(topic, b"live")
         assert not king.publish(end, b"end")
-        assert king.find(lambda each: each.payload == b"end")
+        assert king.wait_for(lambda each: each.payload == b"end")
         assert heard(king, b"live") == {topic for topic in TABLE if not topic.startswith("$")}
-        for (user, _), wire in found.items():
+        for (user, _), connection in found.items():
             must = {topic for topic, (_, readers) in TABLE.items() if user in readers}
             if user != JOKER:
-                assert wire.find(lambda each: each.payload == b"end")
-            wire.subscribe("done")
-            assert heard(wire, b"live") == heard(wire, b"kept") == {each.topic for each in wire.arrivals} == must
+                assert connection.wait_for(lambda each: each.payload == b"end")
+            connection.subscribe("done")
+            assert (
+                heard(connection, b"live")
+                == heard(connection, b"kept")
+                == {each.topic for each in connection.received}
+                == must
+            )
 
 
 @pytest.mark.parametrize("qos", [0, 1])
 def test_everybody_writes_what_they_must_and_nothing_else(doors: Doors, qos: int) -> None:
-    with doors.wire(KING) as king:
+    with doors.connection(KING) as king:
         king.subscribe("#")
         for user in (*USERS, JOKER):
             mine = f"{user} {qos}".encode()
-            with doors.wire(user) as wire:
+            with doors.connection(user) as connection:
                 for topic in TABLE:
-                    wire.send(topic, mine, qos=qos, retain=True)
-                wire.publish("done", b"")
+                    connection.send(topic, mine, qos=qos, retain=True)
+                connection.publish("done", b"")
             king.publish("anything", mine + b" ends")
-            assert king.find(lambda each, last=mine + b" ends": each.payload == last)  # type: ignore[misc]
+            assert king.wait_for(lambda each, last=mine + b" ends": each.payload == last)  # type: ignore[misc]
             assert heard(king, mine) == {topic for topic, (writers, _) in TABLE.items() if user in writers}, user
 
 
@@ -210,18 +215,18 @@ def test_a_last_will_says_nothing_where_its_owner_may_not_write(doors: Doors) ->
     }
 
     def die(user: str, topic: str) -> None:
-        doors.wire(user, will=(topic, f"will of {user}".encode())).open().cut()
+        doors.connection(user, will=(topic, f"will of {user}".encode())).open().abort()
 
-    with doors.wire(KING) as king:
+    with doors.connection(KING) as king:
         king.subscribe("#")
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda each: die(*each), tried))
         die(KING, "anything")
-        assert king.find(lambda each: each.payload == b"will of king")
+        assert king.wait_for(lambda each: each.payload == b"will of king")
         said = {(user, topic) for user in USERS for topic in heard(king, f"will of {user}".encode())}
     assert said == {(user, topic) for user, topic in tried if user in TABLE[topic][0]}
 
 
 def test_whoever_has_no_certificate_does_not_get_in(doors: Doors) -> None:
     with pytest.raises(BrokerError):
-        doors.wire("").open()
+        doors.connection("").open()

@@ -21,8 +21,8 @@ from broker_config.security import certificate_authority, member_list
 from broker_config.security.kit import Kit
 from broker_config.security.member_list import MemberListError
 from edge.doctor import access_check, connection_check, kit_check
-from edge.doctor.check_context import Trial
-from edge.doctor.result import Check, Found
+from edge.doctor.check_context import CheckContext
+from edge.doctor.result import CheckResult, Result
 from edge.doctor.run import LOCAL, exit_code
 from tests.edge.doctor.test_run import EVERY, HOUSE, configured, diagnose, tried
 from tests.support.plants import run
@@ -31,14 +31,14 @@ from tests.support.provisioned_federation import Guarded
 MACHINE = [find.__name__ for find in LOCAL]
 
 
-def examined(kit: Kit) -> dict[str, Check]:
+def examined(kit: Kit) -> dict[str, CheckResult]:
     return diagnose(Endpoint.of_kit(kit, with_signer=False), kit.name)
 
 
 @contextmanager
-def tried_with(kit: Kit) -> Iterator[Trial]:
-    with tried(Endpoint.of_kit(kit, with_signer=False), kit.name) as trial:
-        yield trial
+def tried_with(kit: Kit) -> Iterator[CheckContext]:
+    with tried(Endpoint.of_kit(kit, with_signer=False), kit.name) as context:
+        yield context
 
 
 def with_certificate(broker: Guarded, name: str, left: timedelta) -> Kit:
@@ -90,18 +90,18 @@ def test_the_signed_spec_of_the_own_federation_is_read(provisioned: Guarded) -> 
     ) as mqtt:
         mqtt.publish(topic, msgspec.json.encode(spec), retain=True)
         assert mqtt.flush(10)
-        with tried_with(provisioned.kits["plant-a"]) as trial:
-            assert connection_check.federations(trial).outcome == "unknown"
-            assert kit_check.charter(trial).outcome == "ok"
-            assert "steel" in connection_check.federations(trial).found
+        with tried_with(provisioned.kits["plant-a"]) as context:
+            assert connection_check.federations(context).outcome == "unknown"
+            assert kit_check.charter(context).outcome == "ok"
+            assert "steel" in connection_check.federations(context).found
         mqtt.publish(topic, b"", retain=True)
         assert mqtt.flush(10)
 
 
 @pytest.mark.parametrize(("days", "outcome"), [(400, "ok"), (31, "ok"), (29, "warning"), (1, "warning")])
 def test_a_certificate_that_ends_within_30_days_is_a_warning(days: int, outcome: str, provisioned: Guarded) -> None:
-    with tried_with(with_certificate(provisioned, "plant-a", timedelta(days=days, minutes=1))) as trial:
-        found = kit_check.certificate(trial)
+    with tried_with(with_certificate(provisioned, "plant-a", timedelta(days=days, minutes=1))) as context:
+        found = kit_check.certificate(context)
     assert found.outcome == outcome
     assert f"in {days} day" in found.found
     assert ("--renew" in found.remedy) == (outcome == "warning")
@@ -118,8 +118,8 @@ def test_with_a_certificate_that_has_ended_the_broker_is_not_even_asked(provisio
 
 @pytest.mark.parametrize(("days", "outcome"), [(31, "ok"), (29, "warning")])
 def test_a_charter_that_ends_within_30_days_is_a_warning(days: int, outcome: str, provisioned: Guarded) -> None:
-    with tried_with(with_charter(provisioned, "plant-a", expires=datetime.now(UTC) + timedelta(days=days))) as trial:
-        assert kit_check.charter(trial).outcome == outcome
+    with tried_with(with_charter(provisioned, "plant-a", expires=datetime.now(UTC) + timedelta(days=days))) as context:
+        assert kit_check.charter(context).outcome == outcome
 
 
 def test_with_a_charter_that_has_ended_the_broker_is_examined_all_the_same(provisioned: Guarded) -> None:
@@ -134,11 +134,11 @@ def test_a_charter_without_us_is_a_failure_and_so_is_a_forged_one(provisioned: G
     everybody = provisioned.kits["plant-a"].members().nodes
     others = {name: member for name, member in everybody.items() if name != "plant-a"}
     left = with_charter(provisioned, "plant-a", nodes=others)
-    with tried_with(left) as trial, pytest.raises(UsageError, match="plant-a is no member of federation 'steel' any"):
-        kit_check.charter(trial)
+    with tried_with(left) as context, pytest.raises(UsageError, match="plant-a is no member of federation 'steel' any"):
+        kit_check.charter(context)
     forged = msgspec.structs.replace(provisioned.kits["plant-a"], authority=secrets.token_hex(32))
-    with tried_with(forged) as trial, pytest.raises(MemberListError, match="cannot be relied on"):
-        kit_check.charter(trial)
+    with tried_with(forged) as context, pytest.raises(MemberListError, match="cannot be relied on"):
+        kit_check.charter(context)
 
 
 # What a broker lets others do
@@ -155,18 +155,18 @@ def test_a_broker_that_also_admits_whoever_has_no_certificate_is_found(provision
     assert "require_certificate true" in found.remedy
 
 
-def protection(kit: Kit, port: int) -> Found:
-    with tried(Endpoint.of_kit(kit, f"mqtts://127.0.0.1:{port}", with_signer=False), kit.name) as trial:
-        return access_check.protection(trial)
+def protection(kit: Kit, port: int) -> Result:
+    with tried(Endpoint.of_kit(kit, f"mqtts://127.0.0.1:{port}", with_signer=False), kit.name) as context:
+        return access_check.protection(context)
 
 
 @pytest.mark.parametrize("admits", ["true", "false"])
 def test_a_port_without_tls_beside_that_with_tls_is_found_whether_it_admits_us_or_not(
     admits: str, provisioned: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with configured(tmp_path, f"allow_anonymous {admits}") as port, tried_with(provisioned.kits["plant-a"]) as trial:
-        assert access_check.protection(trial).outcome == "ok"
+    with configured(tmp_path, f"allow_anonymous {admits}") as port, tried_with(provisioned.kits["plant-a"]) as context:
+        assert access_check.protection(context).outcome == "ok"
         monkeypatch.setitem(PORTS, "mqtt", port)
-        found = access_check.protection(trial)
+        found = access_check.protection(context)
     assert (found.outcome, found.remedy) == ("warning", f"close it (mosquitto: no listener {port})")
     assert f"port {port} speaks MQTT without TLS" in found.found

@@ -32,10 +32,10 @@ from broker_config.protocol.messages import Spec
 from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.security.access_list import acl
 from edge.doctor import access_check, connection_check, machine_check, storage_check, traffic_check
-from edge.doctor.check_context import Trial
-from edge.doctor.probe_connection import Wire
-from edge.doctor.result import Check
-from edge.doctor.run import BROKER, ECHOES, KIT, LOCAL, REACH, examine, exit_code
+from edge.doctor.check_context import CheckContext
+from edge.doctor.probe_connection import ProbeConnection
+from edge.doctor.result import CheckResult
+from edge.doctor.run import BROKER, KIT, LOCAL, LOOPBACK, REACH, exit_code, run_checks
 from tests.conftest import Secured
 from tests.edge.daemon.test_daemon import BLOCK_TORCH
 from tests.support.certificates import Authority
@@ -44,26 +44,26 @@ from tests.support.ports import free_port
 from tests.support.proxy import Proxy
 
 HOUSE = Path(__file__).parents[3]
-EVERY = [find.__name__ for find in (*REACH, *BROKER, *ECHOES, *LOCAL)]
+EVERY = [find.__name__ for find in (*REACH, *BROKER, *LOOPBACK, *LOCAL)]
 NAMES = [name for name in EVERY if name not in {find.__name__ for find in KIT}]  # without a kit
 UNREACHABLE = 69
 
 
-def diagnose(endpoint: Endpoint | str, name: str = "plant-a", *, timeout: float = 10) -> dict[str, Check]:
+def diagnose(endpoint: Endpoint | str, name: str = "plant-a", *, timeout: float = 10) -> dict[str, CheckResult]:
     """Every check by its name."""
     if isinstance(endpoint, str):
         endpoint = Endpoint.parse(endpoint)
-    with Trial(endpoint, name, Path(), timeout) as trial:
-        return {check.name: check for check in examine(trial)}
+    with CheckContext(endpoint, name, Path(), timeout) as context:
+        return {check.name: check for check in run_checks(context)}
 
 
 @contextmanager
-def tried(endpoint: Endpoint | str, name: str = "plant-a", **known: object) -> Iterator[Trial]:
-    """A trial for single checks, with MQTT 5."""
+def tried(endpoint: Endpoint | str, name: str = "plant-a", **known: object) -> Iterator[CheckContext]:
+    """A context for single checks, with MQTT 5."""
     if isinstance(endpoint, str):
         endpoint = Endpoint.parse(endpoint)
-    with Trial(endpoint, name, Path(), **{"timeout": 10, "version": MQTT5, **known}) as trial:  # type: ignore[arg-type]
-        yield trial
+    with CheckContext(endpoint, name, Path(), **{"timeout": 10, "version": MQTT5, **known}) as context:  # type: ignore[arg-type]
+        yield context
 
 
 @contextmanager
@@ -141,18 +141,18 @@ def kept_sessions(port: int, log: str) -> list[str]:
     endpoint = Endpoint.parse(f"mqtt://127.0.0.1:{port}")
     kept = []
     for client_id in sorted(persistent):
-        with Wire(endpoint, client_id, MQTT5, 10, session=1) as wire:
-            kept += [client_id] * wire.resumed
-        Wire(endpoint, client_id, MQTT5, 10).open().close()
+        with ProbeConnection(endpoint, client_id, MQTT5, 10, session=1) as connection:
+            kept += [client_id] * connection.resumed
+        ProbeConnection(endpoint, client_id, MQTT5, 10).open().close()
     return kept
 
 
 def retained_topics(port: int) -> list[str]:
-    with Wire(Endpoint.parse(f"mqtt://127.0.0.1:{port}"), "reader", MQTT5, 10) as wire:
-        wire.subscribe("#")
-        wire.publish("end", b"")
-        wire.find(lambda each: each.topic == "end")
-        return [each.topic for each in wire.arrivals if each.retain]
+    with ProbeConnection(Endpoint.parse(f"mqtt://127.0.0.1:{port}"), "reader", MQTT5, 10) as connection:
+        connection.subscribe("#")
+        connection.publish("end", b"")
+        connection.wait_for(lambda each: each.topic == "end")
+        return [each.topic for each in connection.received if each.retain]
 
 
 # What a fit broker gives
@@ -196,16 +196,16 @@ def test_with_tls_the_certificate_s_end_is_told_in_time(secured: Secured) -> Non
 def test_where_certificates_are_demanded_nobody_comes_without(secured: Secured) -> None:
     cert, key = secured.authority.issue("plant-a")
     url = f"mqtts://127.0.0.1:{secured.mutual}"
-    with tried(Endpoint.parse(url, ca=secured.authority.ca, cert=cert, key=key)) as trial:
-        assert connection_check.login(trial).found == "admitted with a certificate"
-        assert "anybody" not in access_check.protection(trial).found
+    with tried(Endpoint.parse(url, ca=secured.authority.ca, cert=cert, key=key)) as context:
+        assert connection_check.login(context).found == "admitted with a certificate"
+        assert "anybody" not in access_check.protection(context).found
     checks = diagnose(Endpoint.parse(url, ca=secured.authority.ca))
     assert checks["login"].outcome == "failure"
     assert "--cert" in checks["login"].remedy
 
 
 def test_over_websockets_the_same_is_tried(secured: Secured) -> None:
-    with tried(f"ws://127.0.0.1:{secured.ws}") as trial:
+    with tried(f"ws://127.0.0.1:{secured.ws}") as context:
         finds = (
             connection_check.login,
             access_check.access,
@@ -214,7 +214,7 @@ def test_over_websockets_the_same_is_tried(secured: Secured) -> None:
             storage_check.redelivery,
             storage_check.will,
         )
-        assert [find(trial).outcome for find in finds] == ["ok"] * 6
+        assert [find(context).outcome for find in finds] == ["ok"] * 6
 
 
 # Out of reach
@@ -277,7 +277,7 @@ def test_a_certificate_that_has_expired_is_to_be_renewed(tmp_path: Path) -> None
 def test_behind_the_protocol_s_access_list_a_node_and_a_coordinator_have_what_they_need(
     guarded: Guarded, name: str
 ) -> None:
-    with tried(guarded.endpoint(name), name) as trial:
+    with tried(guarded.endpoint(name), name) as context:
         finds = (
             access_check.access,
             access_check.protection,
@@ -287,9 +287,9 @@ def test_behind_the_protocol_s_access_list_a_node_and_a_coordinator_have_what_th
             storage_check.will,
         )
         for find in finds:
-            found = find(trial)
+            found = find(context)
             assert found.outcome == "ok", found
-    assert trial.echoes
+    assert context.echoes
 
 
 def test_a_user_that_acts_for_another_node_may_not_write_its_topics(guarded: Guarded) -> None:
@@ -297,12 +297,12 @@ def test_a_user_that_acts_for_another_node_may_not_write_its_topics(guarded: Gua
     assert checks["access"].outcome == "failure"
     assert checks["access"].found == "plant-b may not write up, presence, want, chunks"
     assert "--as" in checks["access"].remedy
-    assert not set(checks) & {find.__name__ for find in ECHOES}
+    assert not set(checks) & {find.__name__ for find in LOOPBACK}
 
 
 def test_a_node_that_may_write_the_coordinator_s_topics_is_a_warning(guarded: Guarded) -> None:
-    with tried(guarded.endpoint("king")) as trial:
-        found = access_check.protection(trial)
+    with tried(guarded.endpoint("king")) as context:
+        found = access_check.protection(context)
     assert found.outcome == "warning"
     assert "what only the coordinator should: spec, round, status, down, presence, want, chunks" in found.found
     assert "anybody" not in found.found
@@ -312,19 +312,19 @@ def test_a_node_that_may_write_the_coordinator_s_topics_is_a_warning(guarded: Gu
 def test_the_topics_of_lines_are_tried_once_a_line_is_announced(tmp_path: Path) -> None:
     (tmp_path / "acl").write_text("topic readwrite edge-node/#\ntopic deny edge-node/v1/+/vfl/#\n")
     line = VflSpec(federation="press", run="0" * 16, software="", sensors=("a",), network="linear", classes=("x", "y"))
-    with configured(tmp_path, f"acl_file {tmp_path / 'acl'}") as port, tried(f"mqtt://127.0.0.1:{port}") as trial:
-        assert connection_check.federations(trial).found == "none is announced here yet"
-        assert access_check.access(trial).outcome == "ok"
-        with trial.wire("head") as head:
+    with configured(tmp_path, f"acl_file {tmp_path / 'acl'}") as port, tried(f"mqtt://127.0.0.1:{port}") as context:
+        assert connection_check.federations(context).found == "none is announced here yet"
+        assert access_check.access(context).outcome == "ok"
+        with context.connection("head") as head:
             assert not head.publish(topics.spec("press"), encode(line), retain=True)
-        assert connection_check.federations(trial).found == "press (a line of 1 sensor)"
-        found = access_check.access(trial)
+        assert connection_check.federations(context).found == "press (a line of 1 sensor)"
+        found = access_check.access(context)
     assert (found.outcome, found.found) == ("failure", "plant-a may not write embeddings, products")
 
 
 def test_mqtt_3_1_1_does_not_say_what_is_denied(guarded: Guarded) -> None:
-    with tried(guarded.endpoint("plant-a"), version=MQTT311) as trial:
-        needed, protected = access_check.access(trial), access_check.protection(trial)
+    with tried(guarded.endpoint("plant-a"), version=MQTT311) as context:
+        needed, protected = access_check.access(context), access_check.protection(context)
     assert (needed.outcome, protected.outcome) == ("ok", "unknown")
     assert "as to up, want, chunks, MQTT 3.1.1 does not say" in needed.found
 
@@ -344,8 +344,8 @@ def test_mqtt_3_1_1_does_not_say_what_is_denied(guarded: Guarded) -> None:
 def test_a_limit_of_messages_is_found_whether_it_is_told_or_not(
     limit: str, version: MQTTProtocolVersion, control: str, chunk: str, advice: str, tmp_path: Path
 ) -> None:
-    with configured(tmp_path, limit) as port, tried(f"mqtt://127.0.0.1:{port}", version=version) as trial:
-        found = traffic_check.packets(trial)
+    with configured(tmp_path, limit) as port, tried(f"mqtt://127.0.0.1:{port}", version=version) as context:
+        found = traffic_check.packets(context)
     assert f"a message of 102,400 bytes {control}, a chunk of {chunk}" in found.found
     assert found.outcome == ("failure" if advice else "ok")
     assert advice in found.remedy
@@ -353,8 +353,8 @@ def test_a_limit_of_messages_is_found_whether_it_is_told_or_not(
 
 def test_a_broker_that_keeps_few_messages_for_whoever_is_away(tmp_path: Path) -> None:
     few = secrets.randbelow(50) + 30  # mosquitto counts those that are under way apart
-    with configured(tmp_path, f"max_queued_messages {few}") as port, tried(f"mqtt://127.0.0.1:{port}") as trial:
-        found = storage_check.queue(trial)
+    with configured(tmp_path, f"max_queued_messages {few}") as port, tried(f"mqtt://127.0.0.1:{port}") as context:
+        found = storage_check.queue(context)
     assert found.outcome == "warning"
     assert few <= found.figures["kept"] <= few + 20
     assert "the oldest" in found.found
@@ -362,15 +362,15 @@ def test_a_broker_that_keeps_few_messages_for_whoever_is_away(tmp_path: Path) ->
 
 
 def test_a_broker_without_qos_1_does_not_do(tmp_path: Path) -> None:
-    with configured(tmp_path, "max_qos 0") as port, tried(f"mqtt://127.0.0.1:{port}") as trial:
-        found = connection_check.version(trial)
+    with configured(tmp_path, "max_qos 0") as port, tried(f"mqtt://127.0.0.1:{port}") as context:
+        found = connection_check.version(context)
     assert found.outcome == "failure"
     assert "without QoS 1" in found.found
 
 
 def test_a_broker_that_retains_nothing(tmp_path: Path) -> None:
-    with configured(tmp_path, "retain_available false") as port, tried(f"mqtt://127.0.0.1:{port}") as trial:
-        found = storage_check.retained(trial)
+    with configured(tmp_path, "retain_available false") as port, tried(f"mqtt://127.0.0.1:{port}") as context:
+        found = storage_check.retained(context)
     assert (found.outcome, found.remedy) == (
         "failure",
         "have the broker retain messages (mosquitto: retain_available true)",
@@ -378,15 +378,15 @@ def test_a_broker_that_retains_nothing(tmp_path: Path) -> None:
 
 
 def test_a_broker_that_holds_small_messages_back(tmp_path: Path) -> None:
-    with configured(tmp_path, "set_tcp_nodelay false") as port, tried(f"mqtt://127.0.0.1:{port}") as trial:
+    with configured(tmp_path, "set_tcp_nodelay false") as port, tried(f"mqtt://127.0.0.1:{port}") as context:
         assert any(
-            "set_tcp_nodelay true" in traffic_check.latency(trial).remedy for _ in range(5)
+            "set_tcp_nodelay true" in traffic_check.latency(context).remedy for _ in range(5)
         )  # not on a busy machine
 
 
 def test_a_slow_way_is_told_from_a_limit(mosquitto: EmbeddedBroker) -> None:
-    with Proxy(mosquitto.port, rate=100_000) as proxy, tried(proxy.url, timeout=0.3) as trial:
-        found = traffic_check.packets(trial)
+    with Proxy(mosquitto.port, rate=100_000) as proxy, tried(proxy.url, timeout=0.3) as context:
+        found = traffic_check.packets(context)
     assert (found.outcome, found.remedy) == ("unknown", "the connection is slow: try again with a longer --timeout")
 
 
@@ -397,16 +397,16 @@ def announce(port: int, nodes: int) -> Spec:
     """Retain the spec of a federation of `nodes`."""
     example = json.loads((HOUSE / "tests" / "wire_v1.json").read_text())["Spec"]
     spec = msgspec.structs.replace(msgspec.convert(example, Spec), nodes=nodes)
-    with Wire(Endpoint.parse(f"mqtt://127.0.0.1:{port}"), "coordinator", MQTT5, 10) as wire:
-        wire.publish(f"edge-node/v1/{spec.federation}/spec", msgspec.json.encode(spec), retain=True)
+    with ProbeConnection(Endpoint.parse(f"mqtt://127.0.0.1:{port}"), "coordinator", MQTT5, 10) as connection:
+        connection.publish(f"edge-node/v1/{spec.federation}/spec", msgspec.json.encode(spec), retain=True)
     return spec
 
 
 def test_a_spec_that_cannot_be_read_is_a_warning(mosquitto: EmbeddedBroker) -> None:
-    with tried(mosquitto.url) as trial:
-        with trial.wire("coordinator") as wire:
-            wire.publish("edge-node/v1/steel/spec", b'{"type": "Spec"}', retain=True)
-        found = connection_check.federations(trial)
+    with tried(mosquitto.url) as context:
+        with context.connection("coordinator") as connection:
+            connection.publish("edge-node/v1/steel/spec", b'{"type": "Spec"}', retain=True)
+        found = connection_check.federations(context)
     assert (found.outcome, found.found) == ("warning", "the spec of steel cannot be read")
 
 
@@ -423,10 +423,10 @@ def test_other_federations_are_not_disturbed_and_the_broker_is_left_as_it_was(tm
 
 
 def test_what_a_check_leaves_when_it_is_interrupted_is_cleared(mosquitto: EmbeddedBroker) -> None:
-    with tried(mosquitto.url) as trial:
-        with trial.wire("retained") as wire:
-            trial.retain(wire, b"kept")
-        assert retained_topics(mosquitto.port) == [trial.topic]
+    with tried(mosquitto.url) as context:
+        with context.connection("retained") as connection:
+            context.retain(connection, b"kept")
+        assert retained_topics(mosquitto.port) == [context.topic]
     assert retained_topics(mosquitto.port) == []
 
 
@@ -442,41 +442,45 @@ def test_ctrl_c_leaves_the_broker_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_connection_that_breaks_meanwhile_is_a_finding_and_the_rest_is_tried(mosquitto: EmbeddedBroker) -> None:
-    with Proxy(mosquitto.port, rate=2_000_000) as proxy, tried(proxy.url, echoes=True) as trial:
+    with Proxy(mosquitto.port, rate=2_000_000) as proxy, tried(proxy.url, echoes=True) as context:
         observer = Observer(mosquitto.port)
         third = bytes(3) + b"\x02" + bytes(262_144)  # chunk of the throughput
         threading.Thread(target=lambda: (observer.wait_for(third), proxy.cut())).start()
-        checks = {check.name: check for check in itertools.islice(examine(trial), NAMES.index("session") + 1)}
+        checks = {check.name: check for check in itertools.islice(run_checks(context), NAMES.index("session") + 1)}
     assert checks["throughput"].found == "the broker ended the connection: without a word"
     assert checks["session"].outcome == "ok"
 
 
 def test_two_doctors_of_one_name_do_not_push_each_other_out(mosquitto: EmbeddedBroker) -> None:
-    with tried(mosquitto.url) as one, tried(mosquitto.url) as other, one.wire("session", session=60) as wire:
-        with other.wire("session", session=60) as second:
+    with (
+        tried(mosquitto.url) as one,
+        tried(mosquitto.url) as other,
+        one.connection("session", session=60) as connection,
+    ):
+        with other.connection("session", session=60) as second:
             assert not second.resumed
-        assert wire.subscribe(one.topic) == []
+        assert connection.subscribe(one.topic) == []
 
 
 # This machine
 
 
 def test_a_state_folder_that_cannot_be_written_is_a_failure(mosquitto: EmbeddedBroker) -> None:
-    with tried(mosquitto.url, "plant-a") as trial:
-        trial.state = Path("/proc/edge-node")
-        found = machine_check.disk(trial)
+    with tried(mosquitto.url, "plant-a") as context:
+        context.state = Path("/proc/edge-node")
+        found = machine_check.disk(context)
     assert found.outcome == "failure"
     assert "/proc cannot be written" in found.found
     assert "--state" in found.remedy
 
 
 def test_the_disk_is_compared_with_what_the_federation_needs(tmp_path: Path) -> None:
-    with tried("mqtt://127.0.0.1") as trial:
+    with tried("mqtt://127.0.0.1") as context:
         example = json.loads((HOUSE / "tests" / "wire_v1.json").read_text())["Spec"]
         tensor = {"encoder.weight": {"shape": [1 << 40], "scale": 50}}  # 4 TB
-        trial.specs = [msgspec.convert({**example, "tensors": tensor}, Spec)]
-        trial.state = tmp_path / "not" / "there" / "yet"
-        found = machine_check.disk(trial)
+        context.specs = [msgspec.convert({**example, "tensors": tensor}, Spec)]
+        context.state = tmp_path / "not" / "there" / "yet"
+        found = machine_check.disk(context)
     assert found.outcome == "failure"
     assert found.figures["needed_bytes"] > 20 * 4 * (1 << 40)
     assert list(tmp_path.iterdir()) == []
@@ -484,8 +488,8 @@ def test_the_disk_is_compared_with_what_the_federation_needs(tmp_path: Path) -> 
 
 def test_a_clock_from_before_the_installation_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_check.time, "time", lambda: 0.0)
-    with tried("mqtt://127.0.0.1") as trial:
-        found = machine_check.clock(trial)
+    with tried("mqtt://127.0.0.1") as context:
+        found = machine_check.clock(context)
     assert found.outcome == "warning"
     assert "1970-01-01" in found.found
 
@@ -497,8 +501,8 @@ def test_whether_a_time_service_keeps_the_clock_right_is_asked_of_systemd(
     (tmp_path / "timedatectl").write_text(f"#!/bin/sh\necho {said}\n")
     (tmp_path / "timedatectl").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with tried("mqtt://127.0.0.1") as trial:
-        assert machine_check.clock(trial).outcome == outcome
+    with tried("mqtt://127.0.0.1") as context:
+        assert machine_check.clock(context).outcome == outcome
 
 
 SHADOWED = """
