@@ -13,6 +13,7 @@ from packaging.utils import canonicalize_name
 
 HOUSE = Path(__file__).parent.parent
 ROOMS = ("broker_config", "edge", "export", "trainer")
+CHECKOUT_ONLY = ("benchmarks", "research", "tests")
 PROJECT = tomllib.loads((HOUSE / "pyproject.toml").read_text())["project"]
 
 
@@ -24,6 +25,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(HOUSE / name, folder)
     for room in ROOMS:
         shutil.copytree(HOUSE / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for room in CHECKOUT_ONLY:
+        shutil.copytree(HOUSE / room, folder / room, ignore=shutil.ignore_patterns("__pycache__", "results"))
     for path in ("trainer/planted/a.safetensors", "edge/planted/deep/page.html", "trainer/__pycache__/old.pyc"):
         (folder / path).parent.mkdir(parents=True)
         (folder / path).touch()
@@ -48,6 +51,7 @@ def test_an_editable_install_is_a_plain_path_and_warns_of_nothing(source: Path, 
 def test_the_wheel_holds_every_file_of_the_packages_and_no_leftovers(source: Path, tmp_path: Path) -> None:
     files = {str(path.relative_to(source)) for room in ROOMS for path in (source / room).rglob("*") if path.is_file()}
     names = set(build(source, "wheel", tmp_path).namelist())
+    assert not [name for name in names if name.split("/")[0] in CHECKOUT_ONLY]
     assert {name for name in names if ".dist-info/" not in name} == files - {"trainer/__pycache__/old.pyc"}
 
 

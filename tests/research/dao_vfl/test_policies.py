@@ -394,7 +394,7 @@ def test_sensors_that_take_no_time_at_all_are_no_trouble() -> None:
 
 def test_a_live_head_needs_neither_gymnasium_nor_torch_for_its_policy() -> None:
     code = (
-        "import sys; from trainer.vfl.policies import selection; selection.make('deadline', 5, 2, print)\n"
+        "import sys; from trainer.vfl.policies import selection; selection.make_policy('deadline', 5, 2, print)\n"
         "print([name for name in ('gymnasium', 'stable_baselines3', 'torch') if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
