@@ -24,7 +24,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from safetensors.numpy import save_file
 
 from broker_config.broker.embedded import EmbeddedBroker, start_broker
-from broker_config.mqtt.client import Delivery, MqttClient, probe
+from broker_config.mqtt.client import Delivery, MqttClient, read_retained
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import decode_any, encode
@@ -106,7 +106,7 @@ def federation_round(broker: EmbeddedBroker, folder: Path, nodes: int, rounds: i
     )  # fmt: skip
     spec = None
     while spec is None:
-        found = probe(Endpoint.parse(broker.url), [topics.spec("default")], wait=1.0)
+        found = read_retained(Endpoint.parse(broker.url), [topics.spec("default")], wait=1.0)
         spec = decode_any(found[topics.spec("default")]) if found else None
     assert isinstance(spec, Spec)
     threads = [EmptyNode(broker.url, f"node-{k}", spec, folder / f"node-{k}") for k in range(nodes)]

@@ -27,7 +27,7 @@ from safetensors.numpy import load_file
 
 from benchmarks.synthetic_nodes import BLOBS, Facts, draw, last_tensor, own_number, own_weight, take_part
 from broker_config.broker.embedded import start_broker
-from broker_config.mqtt.client import probe
+from broker_config.mqtt.client import read_retained
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import decode, encode_tensors
@@ -177,7 +177,7 @@ def measure(nodes: int, rounds: int, folder: Path) -> Figures:
 def find_spec(url: str, coordinator: subprocess.Popen[bytes]) -> Spec:
     """The spec that the coordinator has published."""
     topic = topics.spec("default")
-    while topic not in (found := probe(Endpoint.parse(url), [topic], wait=1.0)):
+    while topic not in (found := read_retained(Endpoint.parse(url), [topic], wait=1.0)):
         assert coordinator.poll() is None, "the coordinator has ended"
     return decode(found[topic], Spec)
 

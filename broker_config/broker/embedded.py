@@ -16,7 +16,7 @@ from typing import Literal, Self
 from broker_config.mqtt.client import MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import BrokerError, EdgeNodeError
-from broker_config.security.secret_environment import without_secrets
+from broker_config.security.secret_environment import environment_without_secrets
 
 START_TIMEOUT = 20.0  # seconds; amqtt needs two to import
 STOP_TIMEOUT = 5.0  # seconds
@@ -107,7 +107,7 @@ def _start(folder: Path, port: int, host: str, kind: Kind, max_packet: int | Non
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
-            env=without_secrets(),
+            env=environment_without_secrets(),
             start_new_session=True,  # Ctrl-C is for the parent, which then stops us
         )
     broker = EmbeddedBroker(process, kind, host, port, log)

@@ -26,12 +26,12 @@ from broker_config.mqtt.handshake import (
     certificate_fault,
     handshake,
     newest_version,
-    refused,
+    refused_error,
 )
 from broker_config.protocol.codec import ENVELOPE_HEADER, MAX_MESSAGE
-from broker_config.protocol.errors import BrokerError, EdgeNodeError, brief
+from broker_config.protocol.errors import BrokerError, EdgeNodeError, abbreviate
 
-__all__ = ["Connected", "Delivery", "Disconnected", "Endpoint", "MqttClient", "probe"]
+__all__ = ["Connected", "Delivery", "Disconnected", "Endpoint", "MqttClient", "read_retained"]
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ LARGEST_PACKET = (1 << 24) + (1 << 16)  # bytes that we accept (MQTT 5): the lar
 PACKET_OVERHEAD = 16  # bytes of a PUBLISH besides topic and payload, at most
 QUEUED_PUBLISHES = 1000  # QoS 1 messages that wait for the broker
 TAKEN_OVER = "Session taken over"  # Disconnected's reason (MQTT 5): another process has connected under our client id
-QUIET = 0.2  # seconds without a retained message after which a probe is done
+QUIET = 0.2  # seconds without a retained message after which no more are expected
 
 
 class Delivery(NamedTuple):
@@ -74,7 +74,7 @@ class MqttClient:
     """One MQTT connection; what happens on it is put into `inbox` as Delivery, Connected and Disconnected.
 
     A persistent client keeps its session at the broker for a day and acknowledges QoS 1 only when told to by `ack`.
-    When the inbox is full, QoS 0 is dropped; QoS 1 waits, and the broker with it. A payload of more than `longest`
+    When the inbox is full, QoS 0 is dropped; QoS 1 waits, and the broker with it. A payload of more than `max_payload`
     bytes is cut to one byte more: enough to be refused for it, and too little to fill the memory while it waits.
 
     Nothing is heard on a topic that was not subscribed to, whatever the broker sends: what a process does with a
@@ -96,8 +96,8 @@ class MqttClient:
     ):
         self.endpoint = endpoint
         self.max_packet: int | None = None  # bytes, as far as the broker tells (MQTT 5)
-        self.longest = MAX_MESSAGE
-        self.window: int | None = None  # QoS 1 messages that may wait for our acknowledgement (MQTT 5)
+        self.max_payload = MAX_MESSAGE
+        self.receive_maximum: int | None = None  # QoS 1 messages that may wait for our acknowledgement (MQTT 5)
         self.version: Literal[5, 4] = 4  # of MQTT; 4 is 3.1.1
         signer = endpoint.signer
         # Whoever connects under our client id cuts us off: members cannot guess each other's.
@@ -126,15 +126,15 @@ class MqttClient:
             self.version = 5
             options["clean_start"] = not self._persistent
             options["properties"] = properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-            properties.MaximumPacketSize = max(LARGEST_PACKET, self.longest + MAX_MESSAGE)
-            if self.window:
-                properties.ReceiveMaximum = self.window
+            properties.MaximumPacketSize = max(LARGEST_PACKET, self.max_payload + MAX_MESSAGE)
+            if self.receive_maximum:
+                properties.ReceiveMaximum = self.receive_maximum
             if self._persistent:
                 properties.SessionExpiryInterval = SESSION_EXPIRY
         self._paho = self._make_paho(version)
         answer = handshake(self._paho, self.endpoint, timeout, self._keepalive, **options)
         if answer != "Success":
-            raise refused(self.endpoint, answer)
+            raise refused_error(self.endpoint, answer)
         self._paho.loop_start()
         return self
 
@@ -295,7 +295,7 @@ class MqttClient:
         self._put(Disconnected(self, str(reason) if flags.is_disconnect_packet_from_server else "connection lost"))
 
     def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
-        payload = bytes(message.payload[: self.longest + (ENVELOPE_HEADER if self.endpoint.signer else 0) + 1])
+        payload = bytes(message.payload[: self.max_payload + (ENVELOPE_HEADER if self.endpoint.signer else 0) + 1])
         user = tuple(getattr(message.properties, "UserProperty", ()))
         delivery = Delivery(
             self, message.topic, payload, message.retain, message.mid, message.qos, self._connection, message.dup, user
@@ -324,7 +324,7 @@ class MqttClient:
         """Leave out a message that somebody else has written, as if it had never come."""
         self.ack(delivery)
         if self.endpoint.signer and self.endpoint.signer.is_first_forgery(delivery.topic):
-            log.warning("ignored a message on %s: %s", brief(delivery.topic), why)
+            log.warning("ignored a message on %s: %s", abbreviate(delivery.topic), why)
 
     def _on_subscribe(
         self, _client: paho.Client, _data: object, _mid: int, reasons: list[ReasonCode], _: object
@@ -345,7 +345,7 @@ def _is_over(info: paho.MQTTMessageInfo) -> bool:
     return info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS or info.is_published()
 
 
-def probe(endpoint: Endpoint, filters: Sequence[str], wait: float) -> dict[str, bytes]:
+def read_retained(endpoint: Endpoint, filters: Sequence[str], wait: float) -> dict[str, bytes]:
     """Return the retained messages (topic -> payload) under `filters`, after `wait` seconds at the latest.
 
     BrokerError if the broker cannot be reached or lets us not read them.
@@ -365,5 +365,5 @@ def probe(endpoint: Endpoint, filters: Sequence[str], wait: float) -> dict[str, 
             if isinstance(event, Delivery) and event.retain:
                 found[event.topic] = event.payload
         if client._subscription_refused:
-            raise refused(endpoint, client._subscription_refused)
+            raise refused_error(endpoint, client._subscription_refused)
     return found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self, cast
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from broker_config.protocol.errors import UsageError
-from broker_config.security.secret_environment import PASSWORD, secret
+from broker_config.security.secret_environment import PASSWORD, read_secret
 
 if TYPE_CHECKING:
     from broker_config.security.kit import Kit
@@ -68,14 +68,14 @@ class Endpoint:
             port=parts.port or PORTS[scheme],
             path=parts.path if parts.path not in ("", "/") else "/mqtt",
             username=username,
-            password=password or (secret(PASSWORD) if username else None),
+            password=password or (read_secret(PASSWORD) if username else None),
             ca=Path(ca) if ca else None,
             cert=Path(cert) if cert else None,
             key=Path(key) if key else None,
         )
 
     @classmethod
-    def of_kit(cls, kit: "Kit", url: str | None = None, *, with_signer: bool = True) -> Self:
+    def from_kit(cls, kit: "Kit", url: str | None = None, *, with_signer: bool = True) -> Self:
         """The broker of a kit, or the one at `url`, and its member's identity there.
 
         Raises:

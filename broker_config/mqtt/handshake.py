@@ -150,13 +150,13 @@ def handshake(client: PahoClient, endpoint: Endpoint, timeout: float, keepalive:
     except ConnectionResetError:
         return CLOSED
     except OSError as error:
-        raise unreachable(endpoint, error, timeout) from None
+        raise unreachable_error(endpoint, error, timeout) from None
     while not client.answer:
         if time.monotonic() > deadline:
-            raise unreachable(endpoint, TimeoutError(), timeout)
+            raise unreachable_error(endpoint, TimeoutError(), timeout)
         if client.loop(0.1) != MQTTErrorCode.MQTT_ERR_SUCCESS:
             if client.alert:
-                raise unreachable(endpoint, client.alert, timeout)
+                raise unreachable_error(endpoint, client.alert, timeout)
             return client.answer or CLOSED
     return client.answer
 
@@ -173,7 +173,7 @@ def newest_version(endpoint: Endpoint, timeout: float) -> MQTTProtocolVersion:
     return MQTT311 if answer in ("Unsupported protocol version", CLOSED) else MQTT5
 
 
-def unreachable(endpoint: Endpoint, error: OSError, timeout: float) -> BrokerError:
+def unreachable_error(endpoint: Endpoint, error: OSError, timeout: float) -> BrokerError:
     """Say why no connection to the broker came about within `timeout` seconds."""
     place = f"{endpoint.host}:{endpoint.port}"
     match error:
@@ -208,7 +208,7 @@ def certificate_fault(alert: ssl.SSLError) -> tuple[str, str] | None:
     return next((said for end, said in _ALERTS.items() if (alert.reason or "").endswith(end)), None)
 
 
-def refused(endpoint: Endpoint, answer: str) -> BrokerError:
+def refused_error(endpoint: Endpoint, answer: str) -> BrokerError:
     """Say what to do about a broker that answered with other than success."""
     match answer:
         case "Bad user name or password" | "Not authorized":

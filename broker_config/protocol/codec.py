@@ -11,7 +11,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from broker_config.protocol.errors import EdgeNodeError, brief
+from broker_config.protocol.errors import EdgeNodeError, abbreviate
 from broker_config.protocol.messages import AnyMessage, Message, TensorSpec
 from broker_config.protocol.vfl_messages import VflMessage
 
@@ -27,7 +27,7 @@ class DecodeError(ValueError):
     """Bytes that are not what they should be; the text says briefly what is wrong with them."""
 
     def __init__(self, why: str):
-        super().__init__(brief(why))
+        super().__init__(abbreviate(why))
 
 
 def encode(message: AnyMessage | VflMessage) -> bytes:

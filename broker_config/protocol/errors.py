@@ -1,4 +1,4 @@
-"""Errors that say whose fault it is and what to do about it."""
+"""Errors with a remedy, ours or a peer's, and text that is safe to show."""
 
 import difflib
 import errno
@@ -44,7 +44,7 @@ class PeerError(Exception):
     """A peer broke the protocol: it is named, logged and left out; the round goes on without it."""
 
     def __init__(self, peer: str, why: str, round_: int | None = None):
-        why = brief(why)
+        why = abbreviate(why)
         super().__init__(f"{peer}{'' if round_ is None else f' in round {round_}'}: {why}")
         self.peer = peer
         self.why = why
@@ -57,23 +57,23 @@ class BugError(EdgeNodeError):
     exit_code = 70  # EX_SOFTWARE
 
 
-def brief(text: str, most: int = 300) -> str:
-    """What a peer wrote, or what is wrong with it, as it may stand in a log, a terminal and a Refusal.
+def abbreviate(text: str, most: int = 300) -> str:
+    """Make a text of a peer, or about one, fit for a log, a terminal and a Refusal.
 
     No control characters; at most about `most` characters, without the middle of a longer text.
     """
     if len(text) > most:
         text = f"{text[: most // 2]} ... {text[-most // 2 :]}"
-    return printable(text, keep="")
+    return replace_unprintable(text, keep="")
 
 
-def printable(text: str, keep: str = "\n") -> str:
-    """A text that others may have written, as a terminal can show it: what it holds moves no cursor."""
+def replace_unprintable(text: str, keep: str = "\n") -> str:
+    """Make a text that others may have written safe for a terminal: it cannot move the cursor."""
     return "".join(each if each.isprintable() or each in keep else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
 def explain(error: Exception) -> EdgeNodeError:
-    """Any error as the user should see it; one that nobody expected is a bug of ours."""
+    """Turn any error into one for the user; an unexpected one is a bug of ours."""
     match error:
         case EdgeNodeError():
             return error
@@ -105,8 +105,8 @@ def explain(error: Exception) -> EdgeNodeError:
     )
 
 
-def nearest(wrong: str, known: Iterable[str]) -> str:
-    """A remedy that names the known words that begin with a wrong one, else the nearest, else all of them."""
+def suggest(wrong: str, known: Iterable[str]) -> str:
+    """A remedy that names the known words that start with a wrong one, else the nearest, else all of them."""
     known = list(known)
     begun = [each for each in known if each.startswith(wrong)]
     close = begun or difflib.get_close_matches(wrong, known, n=1)

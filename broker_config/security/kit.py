@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Name
 from broker_config.security import member_list
-from broker_config.security.secret_environment import PASSPHRASE, secret
+from broker_config.security.secret_environment import PASSPHRASE, read_secret
 from broker_config.storage import disk
 
 _FORMAT = 1
@@ -136,14 +136,14 @@ def _read(path: Path) -> _Envelope:
     return envelope
 
 
-def ask(path: Path) -> str:
+def ask_passphrase(path: Path) -> str:
     """The passphrase of a kit: from the environment, else from whoever sits at the terminal.
 
     Raises:
         UsageError: there is neither; or it is no kit, and no passphrase would open it.
     """
     _read(path)
-    if found := secret(PASSPHRASE):
+    if found := read_secret(PASSPHRASE):
         return found
     if not sys.stdin.isatty():
         raise UsageError(f"the kit {path} needs its passphrase", f"set {PASSPHRASE}, or start in a terminal")

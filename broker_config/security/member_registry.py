@@ -7,7 +7,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from broker_config.protocol.errors import UsageError, nearest
+from broker_config.protocol.errors import UsageError, suggest
 from broker_config.protocol.messages import Name
 from broker_config.protocol.topics import COORDINATOR, MONITOR, check_name
 from broker_config.security import certificate_authority, member_list
@@ -223,7 +223,7 @@ def _record(member: str, pair: KeyPair) -> IssuedCertificate:
 
 
 def _unknown(registry: MemberRegistry, name: str) -> UsageError:
-    return UsageError(f"federation {registry.federation!r} has no member {name!r}", nearest(name, registry.pairs))
+    return UsageError(f"federation {registry.federation!r} has no member {name!r}", suggest(name, registry.pairs))
 
 
 def _sign(registry: MemberRegistry, now: datetime) -> MemberRegistry:

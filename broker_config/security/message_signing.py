@@ -6,7 +6,7 @@ manifest's hash says what they must add up to.
 """
 
 from broker_config.protocol import topics
-from broker_config.protocol.errors import UsageError, brief
+from broker_config.protocol.errors import UsageError, abbreviate
 from broker_config.protocol.messages import Manifest
 from broker_config.security.kit import Kit
 from broker_config.security.signing import ForgedError, SigningKey, open_envelope, verify
@@ -44,7 +44,7 @@ class MessageSigner:
             raise ForgedError(f"it is not of federation {self.federation}")
         key = self.members.key(expected)
         if key is None:
-            raise ForgedError(f"{brief(expected, 64)} is no member")
+            raise ForgedError(f"{abbreviate(expected, 64)} is no member")
         return open_envelope(key, topic, data)
 
     def is_first_forgery(self, topic: str) -> bool:

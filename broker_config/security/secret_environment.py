@@ -7,7 +7,7 @@ PASSWORD = "EDGE_NODE_PASSWORD"  # noqa: S105  (its name)
 PASSPHRASE = "EDGE_NODE_PASSPHRASE"  # noqa: S105
 
 
-def secret(name: str) -> str | None:
+def read_secret(name: str) -> str | None:
     """A secret by its variable's name; systemd (LoadCredential=NAME:FILE) keeps it from other processes' eyes."""
     if found := os.environ.get(name):
         return found
@@ -17,6 +17,6 @@ def secret(name: str) -> str | None:
         return None
 
 
-def without_secrets() -> dict[str, str]:
+def environment_without_secrets() -> dict[str, str]:
     """Our environment for processes that we start and that need no secret of ours: what they show, they cannot tell."""
     return {name: value for name, value in os.environ.items() if name not in (PASSWORD, PASSPHRASE)}

@@ -89,7 +89,7 @@ class BlobTransfer:
         self._mqtt = MqttClient(
             endpoint, f"edge-node/{federation}/{me}/data", inbox=self._events, persistent=False, keepalive=KEEPALIVE
         )
-        self._mqtt.longest = LARGEST_PACKET
+        self._mqtt.max_payload = LARGEST_PACKET
         self._requests = topics.want(federation, me, "+")
         self._offered: dict[tuple[str, int], int] = {}  # bytes by digest and chunk size
         self._sends = SendQueue()

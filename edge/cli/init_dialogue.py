@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import typer
 
 from broker_config.protocol import topics
-from broker_config.protocol.errors import UsageError, nearest
+from broker_config.protocol.errors import UsageError, suggest
 from edge.config import options_file
 from edge.config.options_file import Setting
 from edge.inference.image_decoding import SUFFIXES
@@ -212,7 +212,7 @@ def _given(known: Mapping[str, Setting], given: Sequence[str], context: typer.Co
         if not equals:
             raise UsageError(f"--set {pair!r} is not KEY=VALUE", f"write for example --set {pair}=1")
         if key not in known:
-            raise UsageError(f"there is no option {key!r} to set", nearest(key, known))
+            raise UsageError(f"there is no option {key!r} to set", suggest(key, known))
         value = _parse(known, context, key, text)
         earlier = answers.get(key)
         answers[key] = [*earlier, *value] if isinstance(earlier, list) and isinstance(value, list) else value
@@ -235,7 +235,7 @@ def _parse(known: Mapping[str, Setting], context: typer.Context, key: str, text:
 
 def _check_role(name: str) -> None:
     if name not in ROLES:
-        raise UsageError(f"{name!r} is no role", nearest(name, ROLES))
+        raise UsageError(f"{name!r} is no role", suggest(name, ROLES))
 
 
 _ROLE = Question("role", f"What is this machine: {', '.join(ROLES)}", lambda: "node", _check_role)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from broker_config.protocol.errors import EdgeNodeError, explain, printable
+from broker_config.protocol.errors import EdgeNodeError, explain, replace_unprintable
 from edge.cli import bundles, coordinator, line, node, operator, trial, vfl
 from edge.config.options_file import from_environment
 
@@ -68,7 +68,7 @@ def run(commands: Callable[[], None], name: str = "edge-node") -> None:
         if "--debug" in sys.argv:
             raise
         explained = explain(error)
-        print(printable(f"{name}: {explained}"), file=sys.stderr)
+        print(replace_unprintable(f"{name}: {explained}"), file=sys.stderr)
         sys.exit(explained.exit_code)
 
 

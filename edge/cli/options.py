@@ -208,16 +208,16 @@ def pairs(given: list[str], flag: str, like: str = "{}=1") -> dict[str, str]:
 def open_kit(file: Path) -> "Kit":
     """A kit, by its passphrase, which is asked for up to three times. Raises UsageError as `kit.read` does."""
     from broker_config.security import kit
-    from broker_config.security.secret_environment import PASSPHRASE, secret
+    from broker_config.security.secret_environment import PASSPHRASE, read_secret
 
     if file.exists() and file.stat().st_mode & 0o077:
         print(f"{file} can be read by others: chmod 600 {shlex.quote(str(file))}", file=sys.stderr)
-    for _ in range(0 if secret(PASSPHRASE) else _TRIES - 1):
+    for _ in range(0 if read_secret(PASSPHRASE) else _TRIES - 1):
         try:
-            return kit.read(file, kit.ask(file))
+            return kit.read(file, kit.ask_passphrase(file))
         except kit.PassphraseError as error:
             print(f"{error.what}; try again", file=sys.stderr)
-    return kit.read(file, kit.ask(file))
+    return kit.read(file, kit.ask_passphrase(file))
 
 
 def make_endpoint(
@@ -229,17 +229,17 @@ def make_endpoint(
     *,
     with_signer: bool = True,
 ) -> "Endpoint":
-    """The broker that the options name, and who we are there; `with_signer` as in `Endpoint.of_kit`.
+    """The broker that the options name, and who we are there; `with_signer` as in `Endpoint.from_kit`.
 
     Raises:
-        UsageError: they do not go together, or as `Endpoint.parse` and `Endpoint.of_kit` say.
+        UsageError: they do not go together, or as `Endpoint.parse` and `Endpoint.from_kit` say.
     """
     from broker_config.mqtt.endpoint import Endpoint
 
     if kit:
         if ca or cert or key:
             raise UsageError("a kit holds certificates and key already", "leave out --ca, --cert and --key, or --kit")
-        return Endpoint.of_kit(open_kit(kit), url, with_signer=with_signer)
+        return Endpoint.from_kit(open_kit(kit), url, with_signer=with_signer)
     if url is None:
         raise UsageError("the broker's address is missing", "write it as mqtt://HOST, or pass a kit: --kit FILE")
     return Endpoint.parse(url, ca=ca, cert=cert, key=key)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from broker_config.protocol.errors import UsageError, nearest
+from broker_config.protocol.errors import UsageError, suggest
 from edge.config.options_file import load
 from edge.daemon import logs
 from edge.inference.tiling import View
@@ -59,7 +59,7 @@ _PATHS = ("path", "input", "ca", "cert", "key")  # fields that name files, relat
 def parse(tables: dict[str, Any], file: Path) -> Settings:
     """The settings in the tables of a TOML file; UsageError names the table and the key that does not fit."""
     if unknown := [name for name in tables if name not in TABLES]:
-        raise UsageError(f"{file}: there is no table [{unknown[0]}]", nearest(unknown[0], TABLES))
+        raise UsageError(f"{file}: there is no table [{unknown[0]}]", suggest(unknown[0], TABLES))
     try:
         return msgspec.convert(_located(tables, file.parent), Settings)
     except msgspec.ValidationError as error:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import typer
 
-from broker_config.protocol.errors import UsageError, nearest
+from broker_config.protocol.errors import UsageError, suggest
 
 _WRITTEN = {
     bool: "true or false",
@@ -86,7 +86,7 @@ def options(given: Mapping[str, Any], file: Path, context: typer.Context) -> dic
         if key not in known:
             raise UsageError(
                 f"{file}: edge-node {context.info_name} has no option {key!r}",
-                f"see edge-node {context.info_name} --help; {nearest(key, known)}",
+                f"see edge-node {context.info_name} --help; {suggest(key, known)}",
             )
         if value == "":
             continue
@@ -130,7 +130,7 @@ def from_environment(
         if not name.startswith(prefix) or text == "":
             continue
         if name not in known:
-            raise UsageError(f"{name} sets no option of edge-node {words}", nearest(name, known))
+            raise UsageError(f"{name} sets no option of edge-node {words}", suggest(name, known))
         setting = known[name]
         value = shlex.split(text) if setting.kind is list else text
         try:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TextIO
 import msgspec
 from msgspec import Meta, Struct
 
-from broker_config.protocol.errors import UsageError, printable
+from broker_config.protocol.errors import UsageError, replace_unprintable
 
 _BURST = 10  # lines from one place in the source within _WINDOW; further ones are only counted
 _WINDOW = 60.0  # seconds
@@ -110,7 +110,7 @@ class _Formatter(logging.Formatter):
         """The lines of a record, without control characters."""
         lines = self.format_lines(record)
         prefix = f"<{_PRIORITIES.get(record.levelname, 6)}>" if self._journal else ""
-        return "\n".join(prefix + printable(line, keep="\t") for line in lines)
+        return "\n".join(prefix + replace_unprintable(line, keep="\t") for line in lines)
 
     def format_lines(self, record: logging.LogRecord) -> list[str]:
         """The lines of the record."""

@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from broker_config.mqtt.client import probe
-from broker_config.mqtt.handshake import VERIFY, newest_version, unreachable
+from broker_config.mqtt.client import read_retained
+from broker_config.mqtt.handshake import VERIFY, newest_version, unreachable_error
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
 from broker_config.protocol.messages import Message, Spec
@@ -28,7 +28,7 @@ def address(context: CheckContext) -> Result:
     try:
         found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise unreachable(endpoint, error, context.timeout) from None
+        raise unreachable_error(endpoint, error, context.timeout) from None
     took = time.perf_counter() - started
     addresses = ", ".join(dict.fromkeys(str(each[4][0]) for each in found))
     return Result("ok", addresses, figures={"milliseconds": _milliseconds(took)})
@@ -65,7 +65,7 @@ def encryption(context: CheckContext) -> Result:
         remedy = VERIFY.get(error.verify_code, "give the CA certificate that signed it: --ca FILE")
         return Result("failure", f"the certificate is not trusted: {error.verify_message}", remedy)
     except OSError as error:
-        raise unreachable(endpoint, error, context.timeout) from None
+        raise unreachable_error(endpoint, error, context.timeout) from None
     return _lifetime(certificate, tls, f"{version}, certificate", endpoint.host)
 
 
@@ -118,7 +118,7 @@ def federations(context: CheckContext) -> Result:
     if context.endpoint.kit and not context.endpoint.signer:
         return Result("unknown", "none can be checked without a charter that holds", "see the check charter")
     unreadable = []
-    for topic, payload in probe(context.endpoint, [topics.spec("+")], wait=min(2.0, context.timeout)).items():
+    for topic, payload in read_retained(context.endpoint, [topics.spec("+")], wait=min(2.0, context.timeout)).items():
         try:
             message = decode(payload, Message)
         except DecodeError:
@@ -147,7 +147,7 @@ def _connect(context: CheckContext) -> socket.socket:
     try:
         return socket.create_connection((context.endpoint.host, context.endpoint.port), context.timeout)
     except OSError as error:
-        raise unreachable(context.endpoint, error, context.timeout) from None
+        raise unreachable_error(context.endpoint, error, context.timeout) from None
 
 
 def _is_here(context: CheckContext) -> bool:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from broker_config.protocol.errors import printable
+from broker_config.protocol.errors import replace_unprintable
 from edge.doctor.check_context import CheckContext
 from edge.doctor.result import CheckResult, Outcome
 from edge.doctor.run import run_checks
@@ -44,9 +44,9 @@ def print_live(context: CheckContext, console: Console) -> list[CheckResult]:
 
 def _row(check: CheckResult) -> Table:
     line = Table.grid(Column(width=8), Column(width=12), Column(overflow="fold"), padding=(0, 1))
-    told = Text(printable(check.found))
+    told = Text(replace_unprintable(check.found))
     if check.remedy:
-        told.append(printable(f"\nWhat to do: {check.remedy}"), style="dim")
+        told.append(replace_unprintable(f"\nWhat to do: {check.remedy}"), style="dim")
     line.add_row(Text(check.outcome, _STYLES[check.outcome]), Text(check.name), told)
     return line
 

@@ -15,7 +15,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from broker_config.mqtt.client import LARGEST_PACKET
 from broker_config.mqtt.endpoint import Endpoint
-from broker_config.mqtt.handshake import MQTT5, PahoClient, handshake, refused
+from broker_config.mqtt.handshake import MQTT5, PahoClient, handshake, refused_error
 
 
 class LostError(Exception):
@@ -82,7 +82,7 @@ class ProbeConnection:
             properties.SessionExpiryInterval = self._session
         answer = handshake(self._client, self._endpoint, self._timeout, self._keepalive, **options)
         if answer != "Success":
-            raise refused(self._endpoint, answer)
+            raise refused_error(self._endpoint, answer)
         self._client.loop_start()
         return self
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from broker_config.protocol.errors import printable
+from broker_config.protocol.errors import replace_unprintable
 from edge.inference.heatmap import class_heat, heat_colors, overlay, scale_box
 from edge.inference.verdict import Box, Verdict
 
@@ -118,7 +118,7 @@ def _draw_label(
 ) -> None:
     """Label a tile in its corner, unless that would cover a more confident tile's label or the frame is too narrow."""
     font = _font(_TEXT)
-    text = printable(text, keep="")
+    text = replace_unprintable(text, keep="")
     width, height = round(font.getlength(text)) + 10, _TEXT + 8
     left, top = max(0, min(box[0], size[0] - width)), max(0, min(box[1], size[1] - height))
     plate = (left, top, left + width, top + height)
@@ -180,7 +180,7 @@ def _page(inspection: "Inspection", panels: list[_Panel]) -> Image.Image:
     width = max(columns * (wide + _GAP) - _GAP, _SMALL)
     rows = -(-len(panels) // columns)
     header = _header(inspection.verdict, width)
-    legend = [_legend(printable(inspection.verdict.label, keep=""), width)] if len(panels) > 1 else []
+    legend = [_legend(replace_unprintable(inspection.verdict.label, keep=""), width)] if len(panels) > 1 else []
     height = header.height + rows * (caption + high + _GAP) - _GAP + sum(_GAP + each.height for each in legend)
     page = Image.new("RGB", (width + 2 * _EDGE, height + 2 * _EDGE), _PAPER)
     page.paste(header, (_EDGE, _EDGE))
@@ -225,7 +225,7 @@ def _header(verdict: Verdict, width: int) -> Image.Image:
 
 def _truncate(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
     """The text, shortened to a width."""
-    text = printable(text[:1000], keep="")
+    text = replace_unprintable(text[:1000], keep="")
     if font.getlength(text) <= width:
         return text
     most = bisect.bisect_right(range(len(text)), width, key=lambda count: round(font.getlength(f"{text[:count]}…")))

@@ -11,7 +11,7 @@ from typing import BinaryIO, Literal, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from broker_config.protocol.errors import EdgeNodeError, UsageError, printable
+from broker_config.protocol.errors import EdgeNodeError, UsageError, replace_unprintable
 from edge.inference.image_decoding import SUFFIXES
 from edge.inference.pipeline import Frame, Inspection, NullOutbox, Pipeline
 from edge.inference.served_model import Model
@@ -59,7 +59,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 def _display_name(path: Path) -> str:
     """A name that can be printed: UTF-8, and one line."""
-    return printable(os.fsencode(path).decode(errors="replace"), keep="")
+    return replace_unprintable(os.fsencode(path).decode(errors="replace"), keep="")
 
 
 def classify_images(model: Model, images: Sequence[Image], view: View | None = None) -> Iterator[Inspection | Failure]:
@@ -152,7 +152,7 @@ def _view_digest(view: View) -> str:
 
 def _cells(outcome: Verdict | Failure, view: str) -> list[object]:
     if isinstance(outcome, Failure):
-        return [outcome.image, *[""] * (len(COLUMNS) - 3), outcome.time, printable(outcome.error, keep="")]
+        return [outcome.image, *[""] * (len(COLUMNS) - 3), outcome.time, replace_unprintable(outcome.error, keep="")]
     row = {name: getattr(outcome, name, "") for name in COLUMNS}
     return list((row | {"doubts": " ".join(outcome.doubts), "defect": int(outcome.defect), "view": view}).values())
 

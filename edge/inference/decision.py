@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from broker_config.protocol.errors import UsageError, nearest
+from broker_config.protocol.errors import UsageError, suggest
 from edge.inference.tiling import View
 from edge.inference.verdict import Box, Tile
 
@@ -27,7 +27,7 @@ def check_no_defect_class(view: View, classes: Sequence[str]) -> None:
     if view.no_defect and view.no_defect not in classes:
         raise UsageError(
             f"[view] no_defect = {view.no_defect!r} is none of the model's classes {', '.join(classes)}",
-            f"{nearest(view.no_defect, classes)}, or leave it out",
+            f"{suggest(view.no_defect, classes)}, or leave it out",
         )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from broker_config.protocol.errors import EdgeNodeError, printable
+from broker_config.protocol.errors import EdgeNodeError, replace_unprintable
 from edge.registry.bundle_store import BundleStore
 
 _EVENTS = 10  # at most in the text
@@ -43,9 +43,9 @@ def format_bundles(store: BundleStore) -> Iterator[str]:
         if digest in state.bad:
             role = f"failed: {state.bad[digest]}"
         said = each.get("damaged") or f"{each['model']}, {each['created']}, {', '.join(each['classes'])}"
-        yield printable(f"{digest}  {said}{f'  [{role}]' if role else ''}")
+        yield replace_unprintable(f"{digest}  {said}{f'  [{role}]' if role else ''}")
     if not state.history:
         yield f"{store.folder} has served nothing yet; next: edge-node serve BUNDLE"
     for event in state.history[-_EVENTS:]:
         why = f": {event.why}" if event.why else ""
-        yield printable(f"{event.time}  {event.bundle} {event.what} by {event.by}{why}")
+        yield replace_unprintable(f"{event.time}  {event.bundle} {event.what} by {event.by}{why}")

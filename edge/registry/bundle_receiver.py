@@ -21,7 +21,7 @@ import msgspec
 from broker_config.mqtt.client import Delivery, Disconnected, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
-from broker_config.protocol.errors import EdgeNodeError, UsageError, brief, explain
+from broker_config.protocol.errors import EdgeNodeError, UsageError, abbreviate, explain
 from broker_config.transfer.blob_store import BlobStore
 from broker_config.transfer.blob_transfer import BlobTransfer, Fetched, FetchFailed
 from edge.bundle import bundle_format
@@ -113,7 +113,7 @@ class BundleReceiver:
         try:
             return msgspec.json.decode(message.payload, type=Offer)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            why = brief(str(error))
+            why = abbreviate(str(error))
         try:
             sender = msgspec.json.decode(message.payload, type=Addressee).sender
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -181,8 +181,9 @@ class BundleReceiver:
         offered = {each.name: each.digest for each in offer.files if each.name not in _SIGNED}
         if listed != offered or len(offer.files) != len(listed) + len(_SIGNED):
             differing = sorted(offered.items() ^ listed.items())
+            first = abbreviate(repr(differing[0][0] if differing else ""))
             raise OfferError(
-                f"what is offered is not what the manifest lists: {brief(repr(differing[0][0] if differing else ''))}",
+                f"what is offered is not what the manifest lists: {first}",
                 "send the bundle folder as it was exported",
             )
         return list(listed)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from broker_config.mqtt.client import Delivery, MqttClient, probe
+from broker_config.mqtt.client import Delivery, MqttClient, read_retained
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.errors import EdgeNodeError, UsageError
@@ -39,7 +39,7 @@ def send_bundle(folder: Path, endpoint: Endpoint, line: str, report: Callable[[s
             f"{folder} is not signed, and a line takes nothing else from a broker",
             "export it with the node's kit (edge-node export --kit)",
         )
-    if specs := probe(endpoint, [topics.spec("+")], 5.0):
+    if specs := read_retained(endpoint, [topics.spec("+")], 5.0):
         federation = topics.federation_of(next(iter(specs)))
         raise UsageError(
             f"{endpoint} is the broker of federation {federation!r}, and a personal model does not leave the plant",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from broker_config.protocol.errors import printable
+from broker_config.protocol.errors import replace_unprintable
 from edge.inference.verdict import Failure, Notice, Outcome, Verdict
 from edge.sinks.append_file import AppendingSink
 from edge.sinks.sink import IsOurs, Item
@@ -36,7 +36,9 @@ class Csv(AppendingSink):
         """The outcome's row."""
         row = {"seq": item.seq, "type": type(item.outcome).__name__} | _cells(item.outcome)
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerow(printable(str(row.get(name, "")), keep="") for name in COLUMNS)
+        csv.writer(text, lineterminator="\n").writerow(
+            replace_unprintable(str(row.get(name, "")), keep="") for name in COLUMNS
+        )
         return text.getvalue().encode(errors="replace")
 
     def parse(self, line: bytes) -> tuple[int, str]:

@@ -10,7 +10,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from broker_config.mqtt.client import PACKET_OVERHEAD
 from broker_config.mqtt.endpoint import Endpoint
-from broker_config.mqtt.handshake import MQTT5, PahoClient, handshake, newest_version, refused
+from broker_config.mqtt.handshake import MQTT5, PahoClient, handshake, newest_version, refused_error
 from broker_config.protocol.errors import EdgeNodeError
 from edge.sinks.sink import SinkDown
 
@@ -47,9 +47,9 @@ class Connection:
         """
         mids: list[int] = []
         answers: list[str] = []
-        refused = False
+        refused_error = False
         while True:
-            while not refused and len(mids) < min(len(payloads), len(answers) + IN_FLIGHT):
+            while not refused_error and len(mids) < min(len(payloads), len(answers) + IN_FLIGHT):
                 mids.append(self._client.publish(topic, payloads[len(mids)], qos=1, retain=True).mid)
             if len(answers) == len(mids):
                 return answers
@@ -57,7 +57,7 @@ class Connection:
             if answer is None:
                 self.close("the broker does not acknowledge")
                 return answers
-            refused = refused or answer.is_failure
+            refused_error = refused_error or answer.is_failure
             answers.append(f"refused: {answer}" if answer.is_failure else "")
 
     def fits(self, topic: str, payload: bytes) -> bool:
@@ -107,7 +107,7 @@ class Connection:
             client, self._endpoint, _CONNECT, _KEEPALIVE, **({"clean_start": True} if version == MQTT5 else {})
         )
         if answer != "Success":
-            raise refused(self._endpoint, answer)
+            raise refused_error(self._endpoint, answer)
         client.loop_start()
         return client
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from broker_config.mqtt.client import Delivery, Disconnected, MqttClient
-from broker_config.protocol.errors import UsageError, brief
+from broker_config.protocol.errors import UsageError, abbreviate
 from edge.config.broker_settings import BrokerSettings
 from edge.inference.image_decoding import MAX_BYTES
 from edge.inference.pipeline import Frame
@@ -66,7 +66,7 @@ class Mqtt:
         with event_or_stop(stop) as arrived:
             inbox = _Inbox(2 * WINDOW, arrived.set_threadsafe)
             mqtt = MqttClient(self._endpoint, self._client_id, inbox=inbox, persistent=True)
-            mqtt.longest, mqtt.window = MAX_BYTES, WINDOW
+            mqtt.max_payload, mqtt.receive_maximum = MAX_BYTES, WINDOW
             mqtt.subscribe(self._topic)
             if not await _open(mqtt, stop):
                 return
@@ -94,7 +94,7 @@ class Mqtt:
             _log.warning("%s: the broker is away (%s); trying again", self.name, event.reason)
         if not isinstance(event, Delivery):
             return None
-        name = brief(dict(event.user).get("name", event.topic))
+        name = abbreviate(dict(event.user).get("name", event.topic))
         key = _key(event, name)
         if event.retain or (event.repeated and key in self._checkpoint):
             event.client.ack(event)

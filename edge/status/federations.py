@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct, structs, to_builtins
 
-from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint, MqttClient, probe
+from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint, MqttClient, read_retained
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
-from broker_config.protocol.errors import EdgeNodeError, nearest
+from broker_config.protocol.errors import EdgeNodeError, suggest
 from broker_config.protocol.messages import Message, NodeState, Overview, Presence, RoundState, Spec, Stage
 from broker_config.protocol.vfl_messages import VflOverview
 from edge.terminal.formatting import natural_key
@@ -190,7 +190,7 @@ def fetch(endpoint: Endpoint, federation: str | None) -> StatusMonitor:
         EdgeNodeError: there is no federation, or none of this name.
     """
     monitor = StatusMonitor(federation, endpoint=endpoint)
-    for topic, payload in probe(endpoint, monitor.filters, _RETAINED_TIMEOUT).items():
+    for topic, payload in read_retained(endpoint, monitor.filters, _RETAINED_TIMEOUT).items():
         monitor.update(topic, payload, retained=True)
     if monitor.statuses() or monitor.vertical or monitor.unreadable:
         return monitor
@@ -199,8 +199,8 @@ def fetch(endpoint: Endpoint, federation: str | None) -> StatusMonitor:
             f"there is no federation on {endpoint}",
             "start edge-node coordinate, or check that this user may read the federation's topics on the broker",
         )
-    others = [topics.federation_of(topic) for topic in probe(endpoint, [topics.spec("+")], _RETAINED_TIMEOUT)]
-    raise EdgeNodeError(f"there is no federation {federation!r} on {endpoint}", nearest(federation, sorted(others)))
+    others = [topics.federation_of(topic) for topic in read_retained(endpoint, [topics.spec("+")], _RETAINED_TIMEOUT)]
+    raise EdgeNodeError(f"there is no federation {federation!r} on {endpoint}", suggest(federation, sorted(others)))
 
 
 def follow(endpoint: Endpoint, monitor: StatusMonitor, stop: Callable[[], bool]) -> Iterator[None]:

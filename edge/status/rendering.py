@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.text import Text
 
 from broker_config.protocol import topics
-from broker_config.protocol.errors import printable
+from broker_config.protocol.errors import replace_unprintable
 from broker_config.protocol.messages import NodeState
 from broker_config.protocol.vfl_messages import VflOverview
 from edge.status.federations import FederationStatus, StatusMonitor
@@ -46,7 +46,7 @@ def render(monitor: StatusMonitor, console: Console, height: int | None = None) 
         parts += (part for status in statuses for part in _brief(status, now, console))
     for name, overview in monitor.vertical.items():
         parts += _vertical(name, overview, console)
-    parts += (Text(printable(problem), "red") for problem in _problems(monitor))
+    parts += (Text(replace_unprintable(problem), "red") for problem in _problems(monitor))
     return Group(*parts)
 
 
@@ -62,7 +62,10 @@ def show_live(monitor: StatusMonitor, changes: Iterator[None], console: Console)
 
 
 def _details(status: FederationStatus, now: datetime, console: Console, height: int | None) -> list[RenderableType]:
-    above = [*_headline(status, console), *(Text(printable(notice), "yellow") for notice in notices(status, now))]
+    above = [
+        *_headline(status, console),
+        *(Text(replace_unprintable(notice), "yellow") for notice in notices(status, now)),
+    ]
     below = [*_errors(status.nodes, console), *_age(status)]
     rows = {node.node: _row(node) for node in status.nodes}
     if not rows:
@@ -95,7 +98,7 @@ def _vertical(name: str, overview: VflOverview, console: Console) -> list[Render
         Text(f"{state}: {pluralize(overview.round, 'round')} closed{loss}, {overview.rate:.1f} rounds per second"),
         node_table(rows, _VFL_TITLES, _VFL_TITLES, console, len(rows)),
         *(
-            Text(printable(f"waiting for {sensor.name}, which lacks {sensor.lacks}"), "yellow")
+            Text(replace_unprintable(f"waiting for {sensor.name}, which lacks {sensor.lacks}"), "yellow")
             for sensor in overview.sensors
             if sensor.lacks
         ),
@@ -105,7 +108,7 @@ def _vertical(name: str, overview: VflOverview, console: Console) -> list[Render
 def _brief(status: FederationStatus, now: datetime, console: Console) -> Iterator[Text]:
     yield from _headline(status, console)
     if status.status in ("gathering", "open") and not status.online:
-        yield Text(printable(next(notices(status, now))), "yellow")
+        yield Text(replace_unprintable(next(notices(status, now))), "yellow")
 
 
 def _headline(status: FederationStatus, console: Console) -> Iterator[Text]:
@@ -123,7 +126,7 @@ def _progress(status: FederationStatus) -> str:
         case "finished":
             return f"finished: {pluralize(status.rounds, 'round')}"
         case "aborted":
-            return f"aborted in round {status.round} of {status.rounds}: {printable(status.reason)}"
+            return f"aborted in round {status.round} of {status.rounds}: {replace_unprintable(status.reason)}"
     received = ""
     if status.age is not None:
         received = f": {pluralize(status.contributions, 'contribution')} (quorum {status.quorum})"

@@ -8,7 +8,7 @@ from rich.console import Console, Group
 from rich.table import Column, Table
 from rich.text import Text
 
-from broker_config.protocol.errors import printable
+from broker_config.protocol.errors import replace_unprintable
 from edge.terminal.formatting import shorten
 
 STATE_STYLES = {
@@ -64,16 +64,16 @@ def node_table(
 
 def _table(rows: Mapping[str, Row], titles: Sequence[str], console: Console) -> Table:
     columns = [
-        Column(Text(printable(title, keep="")), justify="left", min_width=_STATE_WIDTH, no_wrap=True)
+        Column(Text(replace_unprintable(title, keep="")), justify="left", min_width=_STATE_WIDTH, no_wrap=True)
         if title == "state"
-        else Column(Text(printable(title, keep="")), justify="right", no_wrap=True)
+        else Column(Text(replace_unprintable(title, keep="")), justify="right", no_wrap=True)
         for title in titles
     ]
     name_width = 2 * console.width // 5
     table = Table(Column("node", overflow="fold"), *columns, box=None, pad_edge=False, header_style="bold")
     for name, row in rows.items():
         cells = [Text(row.cell(each), STATE_STYLES.get(row.state, "") if each == "state" else "") for each in titles]
-        table.add_row(Text(shorten(printable(name, keep=""), name_width, console.options.ascii_only)), *cells)
+        table.add_row(Text(shorten(replace_unprintable(name, keep=""), name_width, console.options.ascii_only)), *cells)
     return table
 
 
@@ -89,5 +89,8 @@ def first_that_fits(tables: Iterable[Table], console: Console) -> Table:
 def one_line(text: str, console: Console, style: str = "") -> Text:
     """A text that others may have written, cut where the terminal ends."""
     return Text(
-        printable(text, keep=""), style, no_wrap=True, overflow="crop" if console.options.ascii_only else "ellipsis"
+        replace_unprintable(text, keep=""),
+        style,
+        no_wrap=True,
+        overflow="crop" if console.options.ascii_only else "ellipsis",
     )

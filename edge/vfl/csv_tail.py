@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 
-from broker_config.protocol.errors import EdgeNodeError, UsageError, brief, nearest
+from broker_config.protocol.errors import EdgeNodeError, UsageError, abbreviate, suggest
 
 MEMORY = 10_000  # rows: so far apart may be two with the same product, two of one unit, a product at two sensors
 LONGEST_ID = 64  # characters, as in frames
@@ -89,7 +89,7 @@ class CsvTail:
         except FileNotFoundError:
             raise UsageError(f"there is no file {self.path}", "pass the path of a CSV file with a header") from None
         except OSError as error:
-            why = brief(error.strerror or str(error))
+            why = abbreviate(error.strerror or str(error))
             raise UsageError(
                 f"the rows or labels in {self.path} cannot be read: {why}", "make it a file that this user may read"
             ) from None
@@ -140,7 +140,7 @@ class CsvTail:
 
     def _remedy(self, column: str, names: Sequence[str]) -> str:
         if column in names or column not in self._options:
-            return nearest(column, names)
+            return suggest(column, names)
         like = difflib.get_close_matches(column.lower(), [name.lower() for name in names], n=1)
         meant = next((name for name in names if name.lower() in like), names[0])
         if option := self._options[column]:
@@ -205,7 +205,7 @@ class ProductIndex:
         for product in products:
             if not 0 < len(product) <= LONGEST_ID:
                 raise BadRowError(
-                    f"the product {brief(product)!r} has {len(product)} characters",
+                    f"the product {abbreviate(product)!r} has {len(product)} characters",
                     f"give it an id of 1 to {LONGEST_ID}",
                 )
         known, added = self._numbers, dict[str, int]()

@@ -20,7 +20,7 @@ from broker_config.mqtt.collision import CollisionDetector
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError
-from broker_config.protocol.errors import BrokerError, brief
+from broker_config.protocol.errors import BrokerError, abbreviate
 from broker_config.protocol.frames import LARGEST_FRAME, Embedded, decode_frame
 from broker_config.storage import disk
 from edge.sinks.append_file import write_all
@@ -96,7 +96,7 @@ def serve_head(
     federation = model.manifest.federation
     client = f"edge-node/{federation}/{topics.COORDINATOR}/predict"
     mqtt = MqttClient(endpoint, client, inbox=inbox, persistent=True)
-    mqtt.longest = LARGEST_FRAME
+    mqtt.max_payload = LARGEST_FRAME
     mqtt.subscribe(topics.products(federation, "+"))
     with mqtt, reloader:
         answered = memory / f"{federation}-answered.json"
@@ -165,7 +165,7 @@ class _Service:
         match event:
             case Delivery():
                 taken.append(event)
-                sensor = brief(topics.sender(event.topic), 64)
+                sensor = abbreviate(topics.sender(event.topic), 64)
                 if (reason := self._fault(sensor, event.payload, at)) and not event.repeated:
                     self._leave_out(sensor, reason)
             case NewModel(model):

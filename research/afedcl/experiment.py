@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from broker_config.protocol.errors import UsageError, nearest
+from broker_config.protocol.errors import UsageError, suggest
 from research.afedcl import figures, labels, paper, tables, tuning
 from research.afedcl.cell import Cell, Finished
 from research.afedcl.data import Sources
@@ -38,7 +38,7 @@ def plan(order: AFedCLOrder, finished: Iterable[Finished], show: progress.Report
         UsageError: what cannot be, and what to do instead.
     """
     if order.model not in FEATURES:
-        raise UsageError(f"there is no model {order.model!r}", nearest(order.model, FEATURES))
+        raise UsageError(f"there is no model {order.model!r}", suggest(order.model, FEATURES))
     weights = _weights(order)
     show(progress.Step(what="reading images and weights"))
     sources = Sources(order.data, weights)

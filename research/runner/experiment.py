@@ -10,7 +10,7 @@ from typing import Any, Generic
 import msgspec
 from rich.console import Console
 
-from broker_config.protocol.errors import UsageError, nearest
+from broker_config.protocol.errors import UsageError, suggest
 from edge.terminal.formatting import format_remaining, pluralize
 from research.runner import style
 from research.runner.cluster import over_cluster
@@ -144,12 +144,12 @@ class Experiment(Generic[O, C, F]):
 
 def _check(paper: Paper[O, C, F], order: O) -> None:
     if order.name not in paper.titles:
-        raise UsageError(f"there is no experiment {order.name!r}", nearest(order.name, paper.titles))
+        raise UsageError(f"there is no experiment {order.name!r}", suggest(order.name, paper.titles))
     if not order.data:
         raise UsageError("an experiment needs data", f"pass --data NAME=PATH, NAME of {', '.join(paper.data)}")
     for name in order.data:
         if name not in paper.data:
-            raise UsageError(f"there is no data set {name!r}", nearest(name, paper.data))
+            raise UsageError(f"there is no data set {name!r}", suggest(name, paper.data))
     check_device(order.device)
     if order.ray and order.device != "cpu":
         raise UsageError("workers of a Ray cluster train on its processors", "leave out --device or --ray")

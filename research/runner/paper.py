@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from broker_config.protocol.errors import UsageError, nearest
+from broker_config.protocol.errors import UsageError, suggest
 from research.runner.cell import Cell, Finished
 from research.runner.tables import Table
 from trainer import progress
@@ -87,6 +87,6 @@ def parse_weights(texts: Iterable[str]) -> dict[str, str]:
     for text in texts:
         model, equals, weights = text.rpartition("=")
         if equals and model not in FEATURES:
-            raise UsageError(f"there is no model {model!r}", nearest(model, FEATURES))
+            raise UsageError(f"there is no model {model!r}", suggest(model, FEATURES))
         parsed[model] = weights
     return parsed

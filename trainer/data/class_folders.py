@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from broker_config.protocol.errors import UsageError, nearest
+from broker_config.protocol.errors import UsageError, suggest
 from edge.inference.image_decoding import ImageError, Photo
 from trainer.data.checks import rules
 from trainer.data.checks.findings import Finding, refuse
@@ -90,7 +90,7 @@ def scan_sources(folders: Sequence[Path], rename: Mapping[str, str]) -> list[Cat
     found = {name for source in scanned for name in source.classes}
     for name in rename:
         if name not in found:
-            raise UsageError(f"there is no class {name!r} to rename", nearest(name, sorted(found)))
+            raise UsageError(f"there is no class {name!r} to rename", suggest(name, sorted(found)))
     renamed = [
         Catalogue(tuple(entry._replace(class_name=rename.get(entry.class_name, entry.class_name)) for entry in entries))
         for entries, _ in scanned
@@ -130,7 +130,7 @@ def load(
         if name not in classes:
             raise UsageError(
                 f"{name!r} is not a class of this federation, whose classes are {', '.join(classes)}",
-                f"rename or remove the folder {name}; {nearest(name, classes)}",
+                f"rename or remove the folder {name}; {suggest(name, classes)}",
             )
     images, unreadable = [], {}
     for entry, photo in decode_entries(catalogue.entries):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from broker_config.protocol.errors import UsageError, nearest
+from broker_config.protocol.errors import UsageError, suggest
 from trainer.data.checks import rules
 from trainer.data.folder_scan import scan_folder
 
@@ -130,7 +130,7 @@ DATASETS = {each.name: each for each in (NEU_CLS, X_SDD, GC10_DET)}
 def known(name: str) -> Dataset:
     """The data set of that name. Raises UsageError if there is none."""
     if name not in DATASETS:
-        raise UsageError(f"no public data set is called {name!r}", nearest(name, DATASETS))
+        raise UsageError(f"no public data set is called {name!r}", suggest(name, DATASETS))
     return DATASETS[name]
 
 

@@ -14,7 +14,7 @@ from typing import Self
 import psutil
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
-from broker_config.security.secret_environment import without_secrets
+from broker_config.security.secret_environment import environment_without_secrets
 from trainer import progress
 
 _TERMINATION_TIMEOUT = 10.0  # seconds
@@ -43,7 +43,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if events else file,
                 stderr=file,
-                env={**without_secrets(), "PYTHONUNBUFFERED": "1"},
+                env={**environment_without_secrets(), "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,  # Ctrl-C in the terminal reaches only us; we stop the others in order
             )
 

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Collection
 
-from broker_config.mqtt.client import Endpoint, probe
+from broker_config.mqtt.client import Endpoint, read_retained
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
 from broker_config.protocol.errors import UsageError
@@ -20,7 +20,7 @@ def decode_presence(payload: bytes) -> Presence | None:
 def find_connected(endpoint: Endpoint, federation: str, name: str) -> Presence | None:
     """The presence of who is connected under this name; None if nobody is. BrokerError if there is no broker."""
     topic = topics.presence(federation, name)
-    presence = decode_presence(probe(endpoint, [topic], wait=1.0).get(topic, b""))
+    presence = decode_presence(read_retained(endpoint, [topic], wait=1.0).get(topic, b""))
     return presence if presence and presence.online else None
 
 

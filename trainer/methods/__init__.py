@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
-from broker_config.protocol.errors import UsageError, nearest
+from broker_config.protocol.errors import UsageError, suggest
 from broker_config.protocol.messages import Option, Training
 from trainer.methods import (
     afedcl,
@@ -66,12 +66,12 @@ def make(name: str, training: Training, options: Mapping[str, Option]) -> Method
 
 def _options(name: str, given: Mapping[str, Any]) -> msgspec.Struct:
     if name not in METHODS:
-        raise UsageError(f"there is no method {name!r}", nearest(name, METHODS))
+        raise UsageError(f"there is no method {name!r}", suggest(name, METHODS))
     kind = METHODS[name].options
     known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     for option in given:
         if option not in known:
-            raise UsageError(f"{name} has no option {option!r}", nearest(option, known))
+            raise UsageError(f"{name} has no option {option!r}", suggest(option, known))
     try:
         return msgspec.convert(dict(given), kind, strict=False)
     except msgspec.ValidationError as error:

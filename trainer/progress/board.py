@@ -13,7 +13,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from broker_config.protocol.errors import printable
+from broker_config.protocol.errors import replace_unprintable
 from edge.terminal.formatting import (
     format_bytes,
     format_elapsed,
@@ -67,7 +67,7 @@ def live(console: Console) -> Iterator[Report]:
         with lock:
             messages = board.update(event)
         for message in messages:
-            console.print(Text(printable(message)))
+            console.print(Text(replace_unprintable(message)))
 
     with Live(console=console, get_renderable=draw, refresh_per_second=4, redirect_stdout=False):
         yield report

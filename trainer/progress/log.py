@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from statistics import mean
 from typing import TextIO
 
-from broker_config.protocol.errors import printable
+from broker_config.protocol.errors import replace_unprintable
 from edge.terminal.formatting import format_bytes, format_metrics, format_remaining
 from trainer.progress.events import (
     Activity,
@@ -38,7 +38,7 @@ def log_lines(stream: TextIO, clock: Clock = time.monotonic) -> Report:
     def report(event: AnyEvent) -> None:
         line = log.format(event)
         if line:
-            print(f"{time.strftime('%H:%M:%S')} {printable(line)}", file=stream, flush=True)
+            print(f"{time.strftime('%H:%M:%S')} {replace_unprintable(line)}", file=stream, flush=True)
 
     return report
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from broker_config.protocol.errors import printable
+from broker_config.protocol.errors import replace_unprintable
 from broker_config.protocol.messages import Spec
 from trainer.training.personal_model import Facts
 
@@ -114,7 +114,7 @@ def print_table(report: RunReport, console: Console) -> None:
     """Print a row for each node, and the mean."""
     columns = [(title, field) for title, field in _COLUMNS if report.mean(field) is not None]
     title = f"{report.method}, {report.model}, {report.rounds} rounds, accuracy % on held-out images"
-    table = Table(title=Text(printable(title)))
+    table = Table(title=Text(replace_unprintable(title)))
     wide = console.width >= _WIDE
     for title in ("node", "classes", "images") if wide else ("node", "images"):
         table.add_column(title)
@@ -124,7 +124,7 @@ def print_table(report: RunReport, console: Console) -> None:
         cells = [_percent(getattr(node, field)) for _, field in columns]
         images = f"{node.images} + {node.test_images}"
         names = [node.name, *([", ".join(node.classes)] if wide else [])]
-        table.add_row(*(Text(printable(name)) for name in names), images, *cells)
+        table.add_row(*(Text(replace_unprintable(name)) for name in names), images, *cells)
     table.add_section()
     table.add_row("mean", *([""] if wide else []), "", *(_percent(report.mean(field)) for _, field in columns))
     console.print(table)

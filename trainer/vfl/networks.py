@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from broker_config.protocol.errors import UsageError, nearest
+from broker_config.protocol.errors import UsageError, suggest
 from trainer.training.seeding import key_to_seed
 
 HEAD = "head"
@@ -91,7 +91,7 @@ def build_feature_model(network: str, shape: Sequence[int], seed: int, sensor: s
         UsageError: there is no such network, or not for this shape.
     """
     if network not in NETWORKS:
-        raise UsageError(f"there is no feature model {network!r}", nearest(network, NETWORKS))
+        raise UsageError(f"there is no feature model {network!r}", suggest(network, NETWORKS))
     model = _drawn(lambda: NETWORKS[network](shape), seed, sensor)
     return model.append(ClipNorm(clip)) if clip else model
 

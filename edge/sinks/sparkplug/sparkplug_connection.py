@@ -12,7 +12,7 @@ from paho.mqtt import client as paho
 from paho.mqtt.enums import MQTTErrorCode
 
 from broker_config.mqtt.endpoint import Endpoint
-from broker_config.mqtt.handshake import MQTT311, PahoClient, handshake, refused
+from broker_config.mqtt.handshake import MQTT311, PahoClient, handshake, refused_error
 from broker_config.protocol.errors import BrokerError
 from edge.sinks.sparkplug.edge_node import Message
 
@@ -53,7 +53,7 @@ class Connection:
         client.on_subscribe = self._on_subscribe
         client.on_disconnect = self._on_disconnect
         if (answer := handshake(client, endpoint, _CONNECT, _KEEP_ALIVE)) != "Success":
-            raise refused(endpoint, answer)
+            raise refused_error(endpoint, answer)
         client.loop_start()
         client.subscribe(list(filters))
         if not self._subscribed.wait(_CONNECT) or self._refusals:

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from broker_config.mqtt.endpoint import Endpoint
-from broker_config.protocol.errors import EdgeNodeError, brief
+from broker_config.protocol.errors import EdgeNodeError, abbreviate
 from edge.sinks.sink import Item, SinkDown
 from edge.sinks.sparkplug import Settings
 from edge.sinks.sparkplug.birth_state import BirthState
@@ -194,7 +194,7 @@ class Sparkplug:
             request = self._node.interpret(topic, payload)
         except (ValueError, msgspec.MsgspecError) as error:
             if not self._has_warned:
-                _log.warning("ignored a message on %s: %s", topic, brief(str(error)))
+                _log.warning("ignored a message on %s: %s", topic, abbreviate(str(error)))
             self._has_warned = True  # logged once for each connection
             return
         if connection is not self._connection:

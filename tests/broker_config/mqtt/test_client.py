@@ -15,7 +15,7 @@ import pytest
 
 from broker_config.broker.embedded import EmbeddedBroker, start_broker
 from broker_config.mqtt import handshake
-from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint, MqttClient, probe
+from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint, MqttClient, read_retained
 from broker_config.protocol.errors import BrokerError, EdgeNodeError
 from tests.conftest import Secured
 from tests.support.certificates import Authority
@@ -198,8 +198,11 @@ def test_retained_messages_are_found_by_a_probe_that_does_not_wait_in_vain(broke
         mqtt.publish("fed/c/spec", b"not retained")
         assert mqtt.flush(5)
         start = time.monotonic()
-        assert probe(Endpoint.parse(broker.url), ["fed/+/spec"], wait=10) == {"fed/a/spec": b"A", "fed/b/spec": b"B"}
-        assert probe(Endpoint.parse(broker.url), ["other/#"], wait=10) == {}
+        assert read_retained(Endpoint.parse(broker.url), ["fed/+/spec"], wait=10) == {
+            "fed/a/spec": b"A",
+            "fed/b/spec": b"B",
+        }
+        assert read_retained(Endpoint.parse(broker.url), ["other/#"], wait=10) == {}
         assert time.monotonic() - start < 8
 
 
@@ -223,9 +226,9 @@ def test_a_payload_that_is_too_long_arrives_cut_and_what_follows_arrives_whole(
     inbox: Inbox = queue.Queue()
     with client_to(broker.url, inbox=inbox) as mqtt:
         mqtt.subscribe("topic")
-        for length in (3_000_000, mqtt.longest + 1, mqtt.longest, 5):
+        for length in (3_000_000, mqtt.max_payload + 1, mqtt.max_payload, 5):
             mqtt.publish("topic", bytes(length), qos=qos)
-        assert [len(expect(inbox).payload) - mqtt.longest for _ in range(3)] == [1, 1, 0]
+        assert [len(expect(inbox).payload) - mqtt.max_payload for _ in range(3)] == [1, 1, 0]
         assert expect(inbox).payload == bytes(5)
 
 
@@ -439,7 +442,7 @@ def test_the_will_of_a_killed_process_is_sent_and_retained(broker: EmbeddedBroke
         doomed.kill()
         doomed.wait()
         assert expect(inbox).payload == b"gone"
-    assert probe(Endpoint.parse(broker.url), ["presence"], wait=5) == {"presence": b"gone"}
+    assert read_retained(Endpoint.parse(broker.url), ["presence"], wait=5) == {"presence": b"gone"}
 
 
 def test_a_clean_close_sends_no_will(broker: EmbeddedBroker) -> None:

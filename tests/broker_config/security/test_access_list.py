@@ -131,7 +131,7 @@ class Doors:
         if name:
             pair = self._pairs[name]
             own = msgspec.structs.replace(self._kit, name=name, certificate=pair.certificate, key=pair.key)
-            endpoint = Endpoint.of_kit(own, with_signer=False)
+            endpoint = Endpoint.from_kit(own, with_signer=False)
         return ProbeConnection(endpoint, f"client-{next(self._opened)}", MQTT5, 10, **options)
 
 

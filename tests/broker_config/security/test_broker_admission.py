@@ -40,7 +40,7 @@ def connect(endpoint: Endpoint, name: str = "", *filters: str) -> tuple[MqttClie
 
 def admitted(its: Kit) -> bool:
     """Whether the broker takes the kit; BrokerError says why not."""
-    connect(Endpoint.of_kit(its))[0].close()
+    connect(Endpoint.from_kit(its))[0].close()
     return True
 
 
@@ -133,11 +133,11 @@ def test_an_expired_kit_says_so_before_it_connects(provisioned: Guarded) -> None
 
 
 def test_the_largest_message_and_a_usual_chunk_fit_and_what_is_larger_does_not(provisioned: Guarded) -> None:
-    coordinator, _ = connect(Endpoint.of_kit(provisioned.kits["coordinator"]))
-    node, inbox = connect(Endpoint.of_kit(provisioned.kits["plant-a"]))
+    coordinator, _ = connect(Endpoint.from_kit(provisioned.kits["coordinator"]))
+    node, inbox = connect(Endpoint.from_kit(provisioned.kits["plant-a"]))
     topic = topics.chunks("steel", "coordinator", "0" * 64, 262_144)
     with closing(coordinator), closing(node):
-        node.longest = 1 << 20
+        node.max_payload = 1 << 20
         node.subscribe(topics.down("steel", "plant-a"), topic)
         settle(node, inbox, topics.presence("steel", "plant-a"))
         for where, size in ((topics.down("steel", "plant-a"), MAX_MESSAGE), (topic, 262_144 + 1024)):
@@ -149,18 +149,18 @@ def test_the_largest_message_and_a_usual_chunk_fit_and_what_is_larger_does_not(p
 
 
 def test_what_was_said_to_a_member_that_is_away_outlives_a_restart_of_the_broker(provisioned: Guarded) -> None:
-    node, inbox = connect(Endpoint.of_kit(provisioned.kits["plant-a"]), "edge-node/steel/plant-a")
+    node, inbox = connect(Endpoint.from_kit(provisioned.kits["plant-a"]), "edge-node/steel/plant-a")
     node.subscribe(topics.down("steel", "plant-a"))
     settle(node, inbox, topics.presence("steel", "plant-a"))
     node.close()
-    coordinator, _ = connect(Endpoint.of_kit(provisioned.kits["coordinator"]))
+    coordinator, _ = connect(Endpoint.from_kit(provisioned.kits["coordinator"]))
     with closing(coordinator):
         for number in range(2000):
             coordinator.publish(topics.down("steel", "plant-a"), str(number).encode())
             if number % 500 == 499:
                 assert coordinator.flush(20)
     provisioned.restart()
-    endpoint = Endpoint.of_kit(provisioned.kits["plant-a"])
+    endpoint = Endpoint.from_kit(provisioned.kits["plant-a"])
     node, inbox = connect(endpoint, "edge-node/steel/plant-a", topics.down("steel", "plant-a"))
     with closing(node):
         for number in range(2000):
@@ -180,7 +180,7 @@ def settle(mqtt: MqttClient, inbox: "Queue[Any]", topic: str) -> None:
 
 def test_who_knew_a_client_id_could_take_its_session_so_members_cannot_guess_it(provisioned: Guarded) -> None:
     """mosquitto 2.0.11 does not bind client ids to user names, and two connections of one member need two."""
-    its, other = (Endpoint.of_kit(provisioned.kits[name]) for name in ("plant-a", "plant-b"))
+    its, other = (Endpoint.from_kit(provisioned.kits[name]) for name in ("plant-a", "plant-b"))
     name = "edge-node/steel/one"
     victim, inbox = connect(its, name)
     guess, heard = connect(other, name)
@@ -197,7 +197,7 @@ def test_who_knew_a_client_id_could_take_its_session_so_members_cannot_guess_it(
 
 
 def test_a_member_that_asks_for_qos_2_is_disconnected(provisioned: Guarded) -> None:
-    mqtt, inbox = connect(Endpoint.of_kit(provisioned.kits["plant-a"]))
+    mqtt, inbox = connect(Endpoint.from_kit(provisioned.kits["plant-a"]))
     with closing(mqtt):
         mqtt.publish(topics.up("steel", "plant-a"), b"", qos=2)
         assert inbox.get(timeout=5) == Disconnected(mqtt, "QoS not supported")
@@ -209,8 +209,8 @@ def test_a_member_that_fills_the_brokers_memory_is_disconnected_and_the_others_a
     whole = conf.read_text()
     conf.write_text(whole.replace("memory_limit 1073741824", "memory_limit 20000000"))
     provisioned.restart()
-    coordinator, others = connect(Endpoint.of_kit(provisioned.kits["coordinator"]))
-    flood, inbox = connect(Endpoint.of_kit(provisioned.kits["plant-a"]))
+    coordinator, others = connect(Endpoint.from_kit(provisioned.kits["coordinator"]))
+    flood, inbox = connect(Endpoint.from_kit(provisioned.kits["plant-a"]))
     with closing(coordinator), closing(flood):
         for number in range(40):
             topic = topics.chunks("steel", "plant-a", f"{number:064x}", 1 << 20)
@@ -233,7 +233,7 @@ def test_a_revoked_node_comes_in_no_more_once_the_broker_has_read_the_list_and_i
     logged: Queue[logging.LogRecord] = Queue()
     logging.getLogger("broker_config.mqtt.client").addHandler(handler := QueueHandler(logged))
     its = provisioned.kits["plant-b"]
-    mqtt, inbox = connect(Endpoint.of_kit(its))
+    mqtt, inbox = connect(Endpoint.from_kit(its))
     for name in ("plant-a", "plant-b"):  # two lists, in one second: the later one counts
         provisioned.members = provisioned.members.change(revoke=[name])
         provisioned.reload()

@@ -171,7 +171,7 @@ def test_an_ipv6_address_or_a_name_may_be_the_brokers_and_several_hosts_stand_in
     ).registry
     its = kit.read(tmp_path / "steel" / "kits" / "a.kit", registry.members["a"].passphrase)
     assert its.broker == "mqtts://[::1]:8883"
-    assert Endpoint.of_kit(its).host == "::1"
+    assert Endpoint.from_kit(its).host == "::1"
     for host in registry.hosts:
         assert meet(Members(tmp_path / "steel", msgspec.structs.replace(registry, hosts=[host]), {}), its)
 
@@ -475,7 +475,7 @@ def test_what_is_no_kit_is_refused_with_a_remedy(steel: Members, tmp_path: Path)
 
 def test_no_passphrase_is_asked_for_where_there_is_no_kit(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: No such file"):
-        kit.ask(tmp_path / "none.kit")
+        kit.ask_passphrase(tmp_path / "none.kit")
 
 
 def test_a_trust_file_names_the_node_and_whom_the_authority_vouches_for(steel: Members, tmp_path: Path) -> None:

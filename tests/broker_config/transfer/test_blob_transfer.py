@@ -472,7 +472,7 @@ def test_absurd_requests_are_ignored(mosquitto: EmbeddedBroker, meet: Meet) -> N
     ]
     inbox: queue.Queue[object] = queue.Queue()
     with MqttClient(Endpoint.parse(mosquitto.url), "vandal", inbox=inbox, persistent=False) as vandal:
-        vandal.longest = SIZE
+        vandal.max_payload = SIZE
         vandal.subscribe(topics.chunks("f", "holder", "+", "+"))
         for payload in absurd:
             vandal.publish(topics.want("f", "holder", "vandal"), payload)

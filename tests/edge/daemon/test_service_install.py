@@ -227,13 +227,13 @@ def test_a_secret_comes_from_the_environment_else_from_a_credential_of_systemds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(secret_environment.PASSWORD, raising=False)
-    assert secret_environment.secret(secret_environment.PASSWORD) is None
+    assert secret_environment.read_secret(secret_environment.PASSWORD) is None
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
-    assert secret_environment.secret(secret_environment.PASSWORD) is None
+    assert secret_environment.read_secret(secret_environment.PASSWORD) is None
     (tmp_path / secret_environment.PASSWORD).write_text("from a file\n")
-    assert secret_environment.secret(secret_environment.PASSWORD) == "from a file"
+    assert secret_environment.read_secret(secret_environment.PASSWORD) == "from a file"
     monkeypatch.setenv(secret_environment.PASSWORD, "from the environment")
-    assert secret_environment.secret(secret_environment.PASSWORD) == "from the environment"
+    assert secret_environment.read_secret(secret_environment.PASSWORD) == "from the environment"
 
 
 # ---------------------------------------------------------------- exit codes

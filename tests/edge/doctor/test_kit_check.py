@@ -32,12 +32,12 @@ MACHINE = [find.__name__ for find in LOCAL]
 
 
 def examined(kit: Kit) -> dict[str, CheckResult]:
-    return diagnose(Endpoint.of_kit(kit, with_signer=False), kit.name)
+    return diagnose(Endpoint.from_kit(kit, with_signer=False), kit.name)
 
 
 @contextmanager
 def tried_with(kit: Kit) -> Iterator[CheckContext]:
-    with tried(Endpoint.of_kit(kit, with_signer=False), kit.name) as context:
+    with tried(Endpoint.from_kit(kit, with_signer=False), kit.name) as context:
         yield context
 
 
@@ -86,7 +86,7 @@ def test_the_signed_spec_of_the_own_federation_is_read(provisioned: Guarded) -> 
     spec = msgspec.structs.replace(msgspec.convert(example, Spec), federation="steel")
     topic = topics.spec("steel")
     with MqttClient(
-        Endpoint.of_kit(provisioned.kits["coordinator"]), "", inbox=queue.Queue(), persistent=False
+        Endpoint.from_kit(provisioned.kits["coordinator"]), "", inbox=queue.Queue(), persistent=False
     ) as mqtt:
         mqtt.publish(topic, msgspec.json.encode(spec), retain=True)
         assert mqtt.flush(10)
@@ -156,7 +156,7 @@ def test_a_broker_that_also_admits_whoever_has_no_certificate_is_found(provision
 
 
 def protection(kit: Kit, port: int) -> Result:
-    with tried(Endpoint.of_kit(kit, f"mqtts://127.0.0.1:{port}", with_signer=False), kit.name) as context:
+    with tried(Endpoint.from_kit(kit, f"mqtts://127.0.0.1:{port}", with_signer=False), kit.name) as context:
         return access_check.protection(context)
 
 

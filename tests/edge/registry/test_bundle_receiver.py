@@ -209,7 +209,7 @@ def test_over_a_federations_broker_nothing_is_sent(provisioned, ours, tmp_path, 
         client.disconnect()
     with pytest.raises(EdgeNodeError):
         bundle_sender.send_bundle(folder, Endpoint.parse(provisioned.url), "line-1", print)
-    member = Endpoint.of_kit(provisioned.kits["plant-a"], with_signer=False)
+    member = Endpoint.from_kit(provisioned.kits["plant-a"], with_signer=False)
     with pytest.raises(EdgeNodeError):
         bundle_sender.send_bundle(folder, member, "line-1", print)
 

@@ -15,7 +15,7 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt import publish
 
-from broker_config.mqtt.client import Endpoint, probe
+from broker_config.mqtt.client import Endpoint, read_retained
 from broker_config.protocol import topics
 from edge.config.line_settings import parse
 from edge.daemon.assembly import Instance, open_sink
@@ -226,7 +226,7 @@ def test_another_user_of_the_same_broker_is_the_same_sink(tmp_path):
 
 def test_the_broker_keeps_the_last_verdict_for_those_who_come_later(broker, tmp_path):
     Putting([{"kind": "mqtt", "url": broker.url}], tmp_path / "state", count=30).until().end()
-    kept = probe(Endpoint.parse(broker.url), [TOPIC], 5)
+    kept = read_retained(Endpoint.parse(broker.url), [TOPIC], 5)
     assert json.loads(kept[TOPIC])["image"] == "29"
 
 

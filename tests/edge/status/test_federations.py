@@ -371,9 +371,9 @@ def test_with_a_kit_the_end_of_its_certificate_and_charter_and_of_the_coordinato
     )
     monitor = msgspec.structs.replace(kits["monitor"], charter=member_list.sign(lasting, key))
     node = NodeState(node="plant-a", doing="waiting", expires=soon + timedelta(days=4))
-    with closing(Coordinator(Endpoint.of_kit(kits["coordinator"]))) as coordinator:
+    with closing(Coordinator(Endpoint.from_kit(kits["coordinator"]))) as coordinator:
         coordinator.publish(changed(SPEC, federation="steel"), OPEN, ONLINE, just_now(nodes=(node,)))
-        (shown,) = fetch(Endpoint.of_kit(monitor), "steel").statuses()
+        (shown,) = fetch(Endpoint.from_kit(monitor), "steel").statuses()
     assert [notice.partition(":")[0] for notice in notices(shown, datetime.now(UTC) + timedelta(hours=1))] == [
         f"the certificate of coordinator expires on {lasting.coordinator.expires:%Y-%m-%d}, in 21 days",
         f"the certificate of plant-a expires on {node.expires:%Y-%m-%d}, in 23 days",

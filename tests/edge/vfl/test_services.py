@@ -30,7 +30,7 @@ class Watch:
 
     def __init__(self, broker: Guarded):
         self._inbox: queue.Queue[Any] = queue.Queue()
-        self.mqtt = MqttClient(Endpoint.of_kit(broker.kits["monitor"]), "watch", inbox=self._inbox, persistent=False)
+        self.mqtt = MqttClient(Endpoint.from_kit(broker.kits["monitor"]), "watch", inbox=self._inbox, persistent=False)
         self.mqtt.subscribe(topics.predictions("steel"))
         self.mqtt.open()
         assert self.mqtt.await_subscription(10)
@@ -142,7 +142,7 @@ def watch(site: Site) -> Iterator[Watch]:
 @pytest.fixture
 def press(site: Site) -> Iterator[MqttClient]:
     """A process that says whatever it likes with the kit of press."""
-    mqtt = MqttClient(Endpoint.of_kit(site.broker.kits["press"]), "press-liar", inbox=queue.Queue(), persistent=False)
+    mqtt = MqttClient(Endpoint.from_kit(site.broker.kits["press"]), "press-liar", inbox=queue.Queue(), persistent=False)
     with mqtt:
         yield mqtt
 

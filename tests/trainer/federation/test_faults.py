@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from broker_config.broker.embedded import EmbeddedBroker, start_broker
-from broker_config.mqtt.client import probe
+from broker_config.mqtt.client import read_retained
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import decode
@@ -146,7 +146,7 @@ class Federation:
 def retained_run(broker: EmbeddedBroker) -> str:
     """The run that nodes find."""
     topic = topics.spec("default")
-    return decode(probe(Endpoint.parse(broker.url), [topic], wait=5)[topic], Spec).run
+    return decode(read_retained(Endpoint.parse(broker.url), [topic], wait=5)[topic], Spec).run
 
 
 def until(condition: Callable[[], bool]) -> None:

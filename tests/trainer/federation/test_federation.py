@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from broker_config.broker.embedded import start_broker
-from broker_config.mqtt.client import MqttClient, probe
+from broker_config.mqtt.client import MqttClient, read_retained
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
@@ -332,7 +332,7 @@ def test_what_others_retain_and_nobody_can_read_stops_neither_coordinator_nor_no
                     )
                 ]  # fmt: skip
                 wait_for(tmp_path / "coordinator.log", "waiting for 2 nodes")
-                told = probe(endpoint, [round_, spec], wait=1.0)
+                told = read_retained(endpoint, [round_, spec], wait=1.0)
                 retain({round_: garbage})
                 assert join("plant-a", "--wait", 0).wait(20) == 2
                 said = (tmp_path / "plant-a.log").read_text()
@@ -379,7 +379,7 @@ def gathering(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         finally:
             coordinator.terminate()
             assert coordinator.wait(20) == 130
-            retained = probe(Endpoint.parse(broker.url), [topics.round_state("default")], wait=1.0)
+            retained = read_retained(Endpoint.parse(broker.url), [topics.round_state("default")], wait=1.0)
             assert b"gathering" in retained[topics.round_state("default")]  # suspended: nodes may wait for it
 
 
@@ -421,7 +421,7 @@ def test_a_name_that_is_taken(gathering: str, plants: dict[str, Path], tmp_path:
     try:
         presence = topics.presence("default", "a")
         deadline = time.monotonic() + 30
-        while b'"online":true' not in probe(Endpoint.parse(gathering), [presence], wait=0.5).get(presence, b""):
+        while b'"online":true' not in read_retained(Endpoint.parse(gathering), [presence], wait=0.5).get(presence, b""):
             assert time.monotonic() < deadline
         for state, reason in (("1", f"is used by process {first.pid}"), ("2", "taken")):
             said = refused("join", gathering, "--name", "a", "--data", plants["plant-b"], "--state", tmp_path / state)

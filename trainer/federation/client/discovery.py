@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from broker_config.mqtt.client import Endpoint, probe
+from broker_config.mqtt.client import Endpoint, read_retained
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
 from broker_config.protocol.errors import EdgeNodeError, UsageError
@@ -144,7 +144,7 @@ def wait_for_spec(
     """
     deadline = time.monotonic() + wait
     while not stop():
-        specs = select(probe(endpoint, filters, wait=1.0))
+        specs = select(read_retained(endpoint, filters, wait=1.0))
         if len(specs) == 1:
             return next(iter(specs.values()))
         if specs:

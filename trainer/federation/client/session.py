@@ -13,7 +13,7 @@ from typing import get_args
 
 import msgspec
 
-from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint, probe
+from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint, read_retained
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, decode_any, encoded_size
 from broker_config.protocol.errors import BrokerError, EdgeNodeError
@@ -264,7 +264,7 @@ class _Node:
         """A round of another run: an old one that the broker kept for us, or the coordinator has begun anew."""
         topic = topics.spec(self._spec.federation)
         try:
-            current = probe(self._endpoint, [topic], wait=1.0).get(topic)
+            current = read_retained(self._endpoint, [topic], wait=1.0).get(topic)
         except BrokerError:
             return  # the broker tells us the round again when it is back
         if current is None:

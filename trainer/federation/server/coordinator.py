@@ -12,7 +12,7 @@ import msgspec
 from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import decode_any, encode
-from broker_config.protocol.errors import EdgeNodeError, PeerError, UsageError, brief
+from broker_config.protocol.errors import EdgeNodeError, PeerError, UsageError, abbreviate
 from broker_config.protocol.messages import (
     Accepted,
     AnyMessage,
@@ -242,7 +242,7 @@ class _Coordinator:
     def process(self, node: str, delivery: Delivery) -> None:
         """Act on a node's message. PeerError or DecodeError if it breaks the protocol."""
         if not topics.is_name(node):
-            raise PeerError(brief(node, 64), "no node can have this name")
+            raise PeerError(abbreviate(node, 64), "no node can have this name")
         if self._connection.is_flooding(node):
             return
         if delivery.topic == topics.up(self._spec.federation, node):

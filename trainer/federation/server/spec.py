@@ -9,7 +9,7 @@ import msgspec
 
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, encode
-from broker_config.protocol.errors import UsageError, nearest
+from broker_config.protocol.errors import UsageError, suggest
 from broker_config.protocol.messages import Aggregation, Option, Preprocessing, Rule, Spec, TensorSpec, Training
 from trainer.federation.server.aggregation import scale_for
 from trainer.federation.server.robust_rules import RULES
@@ -88,7 +88,7 @@ def draft(
     """
     _check(federation, classes, nodes, terms)
     if request.model not in FEATURES:
-        raise UsageError(f"there is no model {request.model!r}", nearest(request.model, FEATURES))
+        raise UsageError(f"there is no model {request.model!r}", suggest(request.model, FEATURES))
     weights = request.weights or suited_weights(request.model)
     training = _training(weights, request.training)
     options = complete_options(request.method, request.options)
@@ -197,7 +197,7 @@ def _training(weights: str, given: Mapping[str, Option | str]) -> Training:
     suited = msgspec.to_builtins(suited_training(weights))
     for name in given:
         if name not in suited:
-            raise UsageError(f"training has no setting {name!r}", nearest(name, suited))
+            raise UsageError(f"training has no setting {name!r}", suggest(name, suited))
     try:
         return msgspec.convert({**suited, **given}, Training, strict=False)
     except msgspec.ValidationError as error:

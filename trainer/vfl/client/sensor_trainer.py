@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 import torch
 
-from broker_config.protocol.errors import UsageError, brief
+from broker_config.protocol.errors import UsageError, abbreviate
 from broker_config.protocol.frames import Opened, encode_frame
 from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.storage import disk
@@ -90,7 +90,7 @@ class SensorTrainer:
     def describe_missing(self, lacking: Sequence[str]) -> str:
         """Products without a sample, and what would help."""
         others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-        named, cycles = f"product {brief(lacking[0], 64)}{others}", self.spec.cycles
+        named, cycles = f"product {abbreviate(lacking[0], 64)}{others}", self.spec.cycles
         if all(map(self.samples.has_row, lacking)):
             return f"rows before {named}: a sample takes {cycles} of a unit; leave such out of the labels"
         return f"{named}: append its row"

@@ -101,7 +101,7 @@ class _Sensor:
             endpoint, spec, name, self._me, self._inbox, report, server="head", persistent=False
         )
         self._mqtt = self._connection.mqtt
-        self._mqtt.longest = LARGEST_FRAME
+        self._mqtt.max_payload = LARGEST_FRAME
 
     @property
     def round(self) -> int:

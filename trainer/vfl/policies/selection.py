@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from broker_config.protocol.errors import UsageError, nearest
+from broker_config.protocol.errors import UsageError, suggest
 from trainer.vfl.policies.iteration_rules import RULES, ones
 from trainer.vfl.policies.latency import Ints
 from trainer.vfl.policies.policy import SHORTEST, Policy, Timing
@@ -26,7 +26,7 @@ def make_policy(name: str, iterations: int, sensors: int, warn: Warn) -> Policy:
     if name in RULES:
         return GuardedPolicy(RULES[name](iterations), iterations, warn)
     if not name.endswith(".onnx"):
-        raise UsageError(f"there is no policy {name!r}", f"{nearest(name, RULES)}; or name an agent's .onnx file")
+        raise UsageError(f"there is no policy {name!r}", f"{suggest(name, RULES)}; or name an agent's .onnx file")
     agent = OnnxAgent(Path(name))
     if (agent.sensors, agent.iterations) != (sensors, iterations):
         raise UsageError(

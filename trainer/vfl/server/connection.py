@@ -33,7 +33,7 @@ class HeadConnection(ServerConnection):
     ):
         super().__init__(endpoint, spec, session, inbox, server, membership, report, persistent=False)
         self._federation = spec.federation
-        self.mqtt.longest = LARGEST_FRAME
+        self.mqtt.max_payload = LARGEST_FRAME
 
     def open(self) -> None:
         """Connect and subscribe to all sensors. BrokerError if the broker cannot be reached."""

@@ -12,7 +12,7 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.mqtt.event_queue import EventQueue
 from broker_config.protocol import topics
 from broker_config.protocol.codec import decode
-from broker_config.protocol.errors import PeerError, brief
+from broker_config.protocol.errors import PeerError, abbreviate
 from broker_config.protocol.frames import Embeddings, decode_frame, encode_frame
 from broker_config.protocol.messages import Finished, Message, Presence, Refusal, RoundState, Stage
 from broker_config.protocol.vfl_messages import VflHello, VflSpec
@@ -289,7 +289,7 @@ class Head:
         """Act on a sensor's message. PeerError or DecodeError if it breaks the protocol."""
         federation = self._spec.federation
         if sensor not in self._spec.sensors:
-            raise PeerError(brief(sensor, 64), f"this line's sensors are {', '.join(self._spec.sensors)}")
+            raise PeerError(abbreviate(sensor, 64), f"this line's sensors are {', '.join(self._spec.sensors)}")
         if delivery.topic == topics.embeddings(federation, sensor):
             frame = decode_frame(delivery.payload)
             if not isinstance(frame, Embeddings):
@@ -333,7 +333,7 @@ class Head:
             self._report(progress.NodeJoined(node=sensor))
             self._times.absent.discard(sensor)
         if hello.lacks and hello.lacks != self._tracker.lacks.get(sensor):
-            self._note(f"the line waits for {sensor}, which lacks {brief(hello.lacks, 300)}")
+            self._note(f"the line waits for {sensor}, which lacks {abbreviate(hello.lacks, 300)}")
         self._tracker.lacks[sensor] = hello.lacks
         self.present.add(sensor)
         self._connection.welcome(sensor, hello)

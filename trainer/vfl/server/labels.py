@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from broker_config.protocol.errors import nearest
+from broker_config.protocol.errors import suggest
 from edge.vfl.csv_tail import MEMORY, BadRowError, Cells, CsvTail, ProductIndex, Warn, log
 
 
@@ -66,7 +66,7 @@ class Labels:
         for _, label in cells:
             number = self._classes.get(label.strip())
             if number is None:
-                raise BadRowError(f"there is no class {label[:40]!r}", nearest(label.strip(), self._classes))
+                raise BadRowError(f"there is no class {label[:40]!r}", suggest(label.strip(), self._classes))
             numbers.append(number)
         products = [product.strip() for product, _ in cells]
         self._known.add(products)

@@ -1,6 +1,6 @@
 """Removal of what a broker retains of a vertical federation that nobody runs any more. Without torch."""
 
-from broker_config.mqtt.client import probe
+from broker_config.mqtt.client import read_retained
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
@@ -23,7 +23,7 @@ def remove_retained(endpoint: Endpoint, federation: str) -> int:
     check_no_server(endpoint, federation)
     kinds = (topics.spec, topics.round_state, topics.status, topics.predictions)
     presences = topics.presence(federation, topics.COORDINATOR if endpoint.kit else "+")
-    retained = probe(endpoint, [*(each(federation) for each in kinds), presences], wait=1.0)
+    retained = read_retained(endpoint, [*(each(federation) for each in kinds), presences], wait=1.0)
     messages = {topic: _read(payload) for topic, payload in retained.items() if payload}
     gone = [topic for topic, message in messages.items() if not (isinstance(message, Presence) and message.online)]
     if not gone or isinstance(messages.get(topics.spec(federation)), Spec):

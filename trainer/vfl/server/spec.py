@@ -7,7 +7,7 @@ import msgspec
 
 from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
-from broker_config.protocol.errors import UsageError, nearest
+from broker_config.protocol.errors import UsageError, suggest
 from broker_config.protocol.vfl_messages import VflSpec
 from trainer.vfl.policies.selection import make_policy
 
@@ -52,7 +52,7 @@ def validate(spec: VflSpec) -> None:
     if len(spec.classes) < 2:
         raise UsageError("a line needs two classes or more", "write for example --classes good,bad")
     if spec.network not in _NETWORKS:
-        raise UsageError(f"the sensors cannot have the network {spec.network!r}", nearest(spec.network, _NETWORKS))
+        raise UsageError(f"the sensors cannot have the network {spec.network!r}", suggest(spec.network, _NETWORKS))
     if spec.reading == "expectation":
         _check_numbers(spec.classes)
     check_combinations(spec)

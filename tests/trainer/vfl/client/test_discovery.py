@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from broker_config.broker.embedded import start_broker
-from broker_config.mqtt.client import probe
+from broker_config.mqtt.client import read_retained
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.errors import BrokerError, UsageError
@@ -75,7 +75,7 @@ def test_settings_can_be_changed_until_something_was_learnt_and_no_line_is_left_
             line.start("head")
             line.until(lambda line=line: bool(line.said()))
             line.stop("head")
-    assert not probe(Endpoint.parse(broker), [topics.spec(spec.federation)], 1.0)
+    assert not read_retained(Endpoint.parse(broker), [topics.spec(spec.federation)], 1.0)
 
 
 def test_a_sensor_that_has_learnt_nothing_takes_up_a_new_run_by_itself(broker: str, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_what_a_sensor_lacks_is_said_by_the_head_too(broker: str, tmp_path: Path
 def test_a_broker_forgets_a_line_that_nobody_runs_any_more_and_no_other(broker: str, tmp_path: Path) -> None:
     spec, endpoint = line_spec(), Endpoint.parse(broker)
     draw(tmp_path / "data", 60, 7)
-    kept = probe(endpoint, ["#"], 1.0)
+    kept = read_retained(endpoint, ["#"], 1.0)
     with Threads(spec, broker, tmp_path / "data", tmp_path, 2) as line:
         line.start("head")
         line.until(lambda: bool(line.said()))
@@ -143,7 +143,7 @@ def test_a_broker_forgets_a_line_that_nobody_runs_any_more_and_no_other(broker: 
         line.start(*spec.sensors)
         line.end()
     assert remove_retained(endpoint, spec.federation) == 6, "settings, state, overview, and who was there"
-    assert probe(endpoint, ["#"], 1.0) == kept
+    assert read_retained(endpoint, ["#"], 1.0) == kept
     with pytest.raises(UsageError, match="keeps nothing of a line"):
         remove_retained(endpoint, spec.federation)
 
@@ -156,13 +156,15 @@ def test_with_kits_the_head_forgets_all_but_how_its_sensors_said_they_are(tmp_pa
         tempfile.TemporaryDirectory() as passable,  # pytest's folders are closed to the user mosquitto
         guarded(Path(passable), federation=spec.federation, nodes=spec.sensors) as broker,
     ):
-        ends = {name: Endpoint.of_kit(kit) for name, kit in broker.kits.items()}
+        ends = {name: Endpoint.from_kit(kit) for name, kit in broker.kits.items()}
         with Threads(spec, {**ends, "head": ends["coordinator"]}, tmp_path / "data", tmp_path, 2) as line:
             line.start("head", *spec.sensors)
             line.end()
         assert remove_retained(ends["coordinator"], spec.federation) == 4, "settings, state, overview, its own presence"
-        there = probe(ends["coordinator"], [each(spec.federation) for each in (topics.spec, topics.status)], 1.0)
-        there |= probe(ends["coordinator"], [topics.presence(spec.federation, "+")], 1.0)
+        there = read_retained(
+            ends["coordinator"], [each(spec.federation) for each in (topics.spec, topics.status)], 1.0
+        )
+        there |= read_retained(ends["coordinator"], [topics.presence(spec.federation, "+")], 1.0)
         assert there.keys() == {topics.presence(spec.federation, name) for name in spec.sensors}
         with pytest.raises(UsageError, match="keeps nothing of a line"):
             remove_retained(ends["coordinator"], spec.federation)
