@@ -1,4 +1,4 @@
-"""What a node has on disk about itself: who it is, and how far. Itself without torch."""
+"""Identity and progress of a node, durable in its state folder. Without torch."""
 
 import secrets
 from pathlib import Path
@@ -15,7 +15,7 @@ _IDENTITY, _PROGRESS = "identity.json", "progress.json"
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Who uses a state folder: `identity` for its lifetime, `session` for that of the `incarnation`-th process."""
+    """Identity of a state folder for its lifetime, and `session` of the `incarnation`-th process that uses it."""
 
     identity: str
     incarnation: int
@@ -36,12 +36,12 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_identity(folder: Path) -> Identity | None:
-    """Who used the folder last; None if nobody has."""
+    """The identity of the process that used the folder last; None if it is new."""
     return _read(folder / _IDENTITY, Identity)
 
 
 def begin_session(folder: Path) -> Identity:
-    """Begin another process's use of the folder."""
+    """Write down that a new process uses the folder, and return its identity."""
     last = load_identity(folder)
     new = Identity(
         identity=last.identity if last else secrets.token_hex(8),
@@ -64,7 +64,7 @@ def save_progress(folder: Path, reached: Progress) -> None:
 
 
 def _write(path: Path, value: object) -> None:
-    """Durably: a kill leaves the old or the new."""
+    """Replace the file durably: after a kill it is the old one or the new one, whole."""
     with disk.writing(path.parent):
         disk.replace_bytes(path, msgspec.json.encode(value))
 

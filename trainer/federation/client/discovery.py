@@ -1,4 +1,4 @@
-"""Joining: find the federation, check what it asks for, load the images, take part. Itself without torch."""
+"""A node's way into a federation: discovery, checks of its spec, the plant's images. Without torch."""
 
 import importlib.metadata
 import time
@@ -47,7 +47,7 @@ def join(
         test: class folders with held-out images, or None.
         state: folder for this node's state; its personal model comes to lie in `state/model`.
         federation: its name; None takes the only one on the broker.
-        telemetry: whether losses, A_k and accuracy are told to the coordinator.
+        telemetry: whether losses, A_k and accuracy are sent to the coordinator.
         demands: what must at least hide images where others see pieces of them: noise, levels, mix.
         wait: seconds to wait for a coordinator.
         report: shows progress.

@@ -1,4 +1,4 @@
-"""One node's session: takes part in a federation's rounds and leaves a personal model on its own disk.
+"""A node's session: its part in a federation's rounds, at whose end its personal model is on its own disk.
 
 The main thread handles messages and never trains; a worker thread trains and never touches the network.
 """
@@ -44,8 +44,8 @@ from trainer.training.exchange_notice import Exchange
 from trainer.training.personal_model import describe, load_facts
 
 _INBOX = 1024
-_CALM = 1.0  # seconds between two answers to a coordinator that comes and goes: else they pile up at the broker
-_SILENCE = 20.0  # seconds without an answer to Hello after which we say so
+_MIN_INTERVAL = 1.0  # seconds between two answers to roll calls; more would pile up at the broker
+_SILENCE = 20.0  # seconds without an answer to Hello after which that is reported
 _FAREWELL = 30.0  # seconds for the coordinator's broker to learn that we have our model
 _STAGES = get_args(Stage)
 
@@ -75,7 +75,7 @@ def take_part(
             return node.run(stop)
         finally:
             node.close()
-            if new and not (node.welcome and any(path.is_file() for path in (folder / "blobs").rglob("*"))):
+            if new and not (node.is_admitted and any(path.is_file() for path in (folder / "blobs").rglob("*"))):
                 shutil.rmtree(folder)
 
 
@@ -92,7 +92,7 @@ class _Node:
     ):
         self._spec, self._name, self._endpoint = spec, name, endpoint
         identity = checkpoint.begin_session(folder)
-        self._session = identity.session  # of this process: what was meant for an earlier one is told apart
+        self._session = identity.session  # of this process: messages for an earlier one have another
         self._telemetry, self._report = telemetry, report
         self._activities, self._exchange = events.ActivityReporter(report), Exchange(report)
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
@@ -100,12 +100,12 @@ class _Node:
         self._progress = self._worker.progress  # of the last stage that is on disk
         self._timeline = Timeline(folder, spec.run)
         self._busy = False  # the worker has a job whose result has not been handled yet
-        self._goal: RoundState | None = None  # the newest round state
+        self._target: RoundState | None = None  # the newest round state
         self._model: Path | None = None
-        self.welcome = False  # whether the coordinator has let us in
-        self._complained = False  # whether we have said that it has not
-        self._called = False  # whether the coordinator has asked who is there
-        self._announced = 0.0  # when we last said so
+        self.is_admitted = False  # whether the coordinator has welcomed this process
+        self._silence_noted = False  # whether it was reported that it has not
+        self._roll_called = False  # whether the coordinator expects a Hello
+        self._announced = 0.0  # when the last one was sent
         self._accepted = 0  # the newest round whose contribution the coordinator has, or no longer wants
         self._fetching: Manifest | None = None
         self._offered = 0  # the newest round whose contribution was offered, and bytes sent before that
@@ -126,10 +126,10 @@ class _Node:
         while self._model is None:
             if stop():
                 return None
-            self._complain(time.monotonic() - started)
+            self._note_silence(time.monotonic() - started)
             with contextlib.suppress(queue.Empty):
                 self._handle(self._inbox.get(timeout=0.2))
-            if self._called and time.monotonic() - self._announced > _CALM:
+            if self._roll_called and time.monotonic() - self._announced > _MIN_INTERVAL:
                 self._announce()
             self._activities.report(self._activity())
         self._connection.finish(_FAREWELL)
@@ -143,7 +143,7 @@ class _Node:
         self._transfer.close()
         self._connection.close()
 
-    # What arrives
+    # Events and messages
 
     def _handle(self, event: object) -> None:
         match event:
@@ -151,7 +151,7 @@ class _Node:
                 self._receive(event)
                 self._connection.mqtt.ack(event)
             case Contributed(progress):
-                self._forget_blobs(progress)
+                self._drop_old_blobs(progress)
                 self._progress = progress
                 self._timeline.end("training")
                 self._timeline.begin("refining", progress.round)
@@ -160,11 +160,11 @@ class _Node:
                 self._progress, self._busy = progress, False
                 self._timeline.end("refining")
                 self._timeline.begin("waiting", progress.round + 1)
-                self._tell(progress)
-                self._pursue()
+                self._report_metrics(progress)
+                self._proceed()
             case Deployed(model):
                 self._model = model
-                self._say(describe(load_facts(model)))
+                self._note(describe(load_facts(model)))
             case Failed(error):
                 raise error
             case Fetched(manifest) | FetchFailed(manifest) if manifest != self._fetching:
@@ -173,7 +173,7 @@ class _Node:
                 self._fetching = None
                 self._timeline.end("receiving")
                 self._report(events.Received(node=self._name, round=manifest.round, bytes=manifest.size))
-                self._pursue()
+                self._proceed()
             case FetchFailed(manifest, reason):
                 raise EdgeNodeError(
                     f"the broadcast of round {manifest.round} did not arrive: {reason}",
@@ -185,17 +185,17 @@ class _Node:
                     self._announce()
 
     def _announce(self) -> None:
-        """Say that we are here, and what may have been lost."""
-        self._called, self._announced = False, time.monotonic()
+        """Announce this node, and offer again what may have been lost."""
+        self._roll_called, self._announced = False, time.monotonic()
         self._connection.announce()
         self._connection.send(Hello(**self._connection.hello))
         self._offer()
 
-    def _complain(self, waited: float) -> None:
-        """Say once that no coordinator answers: what the broker has of this federation may be all that is left."""
-        if not (self.welcome or self._complained) and waited > _SILENCE:
-            self._complained = True
-            self._say("the coordinator has not let us in so far; waiting for it")
+    def _note_silence(self, waited: float) -> None:
+        """Report once that no coordinator answers: what the broker retains may be all there is."""
+        if not (self.is_admitted or self._silence_noted) and waited > _SILENCE:
+            self._silence_noted = True
+            self._note("the coordinator has not let us in so far; waiting for it")
 
     def _receive(self, delivery: Delivery) -> None:
         if not delivery.payload:
@@ -203,34 +203,34 @@ class _Node:
         try:
             message = decode_any(delivery.payload)
         except DecodeError as error:
-            self._say(f"ignored an unreadable message on {delivery.topic}: {error}")
+            self._note(f"ignored an unreadable message on {delivery.topic}: {error}")
             return
-        self._take(message, delivery.topic)
+        self._dispatch(message, delivery.topic)
 
-    def _take(self, message: AnyMessage, topic: str) -> None:
+    def _dispatch(self, message: AnyMessage, topic: str) -> None:
         match message:
             case Refusal():
                 self._connection.raise_refusal(message)
             case Accepted(session=session, run=run) if (session, run) == (self._session, self._spec.run):
-                self._accept(message)
+                self._handle_accepted(message)
             case RoundState(run=run) if run != self._spec.run:
                 self._check_run()
             case RoundState():
-                self._aim(message)
+                self._handle_round_state(message)
             case Presence(online=True):
-                self._called = True  # it has come back, and may have missed what we said
+                self._roll_called = True  # it has come back, and may have missed what we said
             case Presence():
-                if self._goal is not None and self._goal.status in ("gathering", "open"):
-                    self._say("the coordinator is not connected; waiting for it")
+                if self._target is not None and self._target.status in ("gathering", "open"):
+                    self._note("the coordinator is not connected; waiting for it")
             case Welcome(session=session) if session == self._session:
-                self.welcome = True
-                self._pursue()
+                self.is_admitted = True
+                self._proceed()
             case Welcome() | Accepted():
                 pass  # nothing to do, or meant for an earlier process of this node
             case _:
-                self._say(f"ignored an unexpected {type(message).__name__} on {topic}")
+                self._note(f"ignored an unexpected {type(message).__name__} on {topic}")
 
-    def _accept(self, message: Accepted) -> None:
+    def _handle_accepted(self, message: Accepted) -> None:
         progress, round_ = self._progress, message.round
         if progress is None or progress.round != round_ or self._accepted >= round_:
             return
@@ -244,65 +244,65 @@ class _Node:
         else:
             self._report(events.Late(node=self._name, round=round_))
 
-    def _aim(self, goal: RoundState) -> None:
-        """Take the newest round state as what is to be reached."""
-        before = self._goal
-        if before is not None and _place(goal) < _place(before):
-            return  # it was under way for long
-        promised, most = goal.broadcast.size if goal.broadcast else 0, encoded_size(self._spec.tensors)
+    def _handle_round_state(self, target: RoundState) -> None:
+        """Make the newest round state the one to reach."""
+        before = self._target
+        if before is not None and _order(target) < _order(before):
+            return  # it was delayed
+        promised, most = target.broadcast.size if target.broadcast else 0, encoded_size(self._spec.tensors)
         if promised > most:
             raise EdgeNodeError(
-                f"the broadcast of round {goal.round} promises {promised} bytes; {most} are the most",
+                f"the broadcast of round {target.round} promises {promised} bytes; {most} are the most",
                 "somebody else writes to the federation's topics, or its coordinator is broken: ask its operator",
             )
-        self._goal = goal
-        if goal.reason and goal.status == "open" and (before is None or before.reason != goal.reason):
-            self._say(f"round {goal.round} is {goal.reason}")
-        self._pursue()
+        self._target = target
+        if target.reason and target.status == "open" and (before is None or before.reason != target.reason):
+            self._note(f"round {target.round} is {target.reason}")
+        self._proceed()
 
     def _check_run(self) -> None:
-        """A round of another run: an old one that the broker kept for us, or the coordinator has begun anew."""
+        """Raise EdgeNodeError if a round of another run is of a new one, and not an old one that the broker kept."""
         topic = topics.spec(self._spec.federation)
         try:
             current = read_retained(self._endpoint, [topic], wait=1.0).get(topic)
         except BrokerError:
-            return  # the broker tells us the round again when it is back
+            return  # the round comes again when the broker is back
         if current is None:
             return
         try:
             run = decode(current, Spec).run
         except DecodeError as error:
-            self._say(f"ignored an unreadable message on {topic}: {error}")
+            self._note(f"ignored an unreadable message on {topic}: {error}")
             return
         if run != self._spec.run:
             raise EdgeNodeError("the coordinator has started a new run of this federation", "run edge-node join again")
 
     # Towards the newest round
 
-    def _pursue(self) -> None:
-        """Do the next thing that the newest round state asks for; called whenever something changed."""
-        goal = self._goal
-        if goal is None or self._busy:
+    def _proceed(self) -> None:
+        """Take the next step towards the newest round state; called whenever something has changed."""
+        target = self._target
+        if target is None or self._busy:
             return
-        if goal.status == "aborted":
-            raise EdgeNodeError(f"the federation ended early: {goal.reason}", "ask its operator, then join again")
-        if goal.broadcast is None:
+        if target.status == "aborted":
+            raise EdgeNodeError(f"the federation ended early: {target.reason}", "ask its operator, then join again")
+        if target.broadcast is None:
             return
         if self._progress and self._rounds_done() < self._progress.round:
             self._train(self._progress.broadcast)  # stage 2, in which an earlier process was killed, comes first
             return
-        if goal.status == "finished":
-            self._finish(goal.broadcast)
+        if target.status == "finished":
+            self._finish(target.broadcast)
             return
-        if not self.welcome:
-            return  # what is retained may be old, or played back: a coordinator that answers us is there now
-        if goal.round > self._rounds_done() and self._name in (goal.participants or (self._name,)):
-            if self._rounds.open_round != goal.round:
+        if not self.is_admitted:
+            return  # what is retained may be old or replayed; a coordinator that has answered is there now
+        if target.round > self._rounds_done() and self._name in (target.participants or (self._name,)):
+            if self._rounds.open_round != target.round:
                 self._rounds.close([self._name])
-                self._rounds.open(goal.round)
-            if not self._at_hand(goal.broadcast):
+                self._rounds.open(target.round)
+            if not self._ensure_fetched(target.broadcast):
                 return
-            self._train(goal.broadcast)
+            self._train(target.broadcast)
 
     def _train(self, broadcast: Manifest) -> None:
         resuming = self._progress is not None and self._progress.round == broadcast.round
@@ -311,8 +311,8 @@ class _Node:
         self._busy = True
         self._worker.train(broadcast)
 
-    def _forget_blobs(self, reached: Progress) -> None:
-        """A round's stage 1 is on disk: nobody needs the last one's broadcast and contribution any more."""
+    def _drop_old_blobs(self, reached: Progress) -> None:
+        """Drop the blobs of the round before: stage 1 of the newest one is on disk."""
         if self._progress and self._progress.blob:
             self._transfer.withdraw(self._progress.blob.digest)
         self._worker.store.purge({each.digest for each in (reached.broadcast, reached.blob) if each})
@@ -322,7 +322,8 @@ class _Node:
             return 0
         return self._progress.round if self._progress.stage == "refined" else self._progress.round - 1
 
-    def _at_hand(self, manifest: Manifest) -> bool:
+    def _ensure_fetched(self, manifest: Manifest) -> bool:
+        """Whether a blob is here; if not, it is being fetched now."""
         if manifest.digest in self._worker.store:
             return True
         self._timeline.end("waiting")
@@ -334,7 +335,7 @@ class _Node:
         return False
 
     def _offer(self) -> None:
-        """Offer the contribution to the open round, again if need be: the coordinator counts it once."""
+        """Offer the contribution to the open round, again if necessary: the coordinator counts it once."""
         progress = self._progress
         if progress is None or progress.round <= self._accepted:
             return
@@ -357,7 +358,7 @@ class _Node:
         )
         self._offered = progress.round
 
-    def _tell(self, progress: Progress) -> None:
+    def _report_metrics(self, progress: Progress) -> None:
         metrics = {name: value for name, value in progress.history[-1].items() if name != "round"}
         self._report(events.Measured(node=self._name, round=progress.round, metrics=metrics))
         self._exchange.take(progress.round, {self._name: metrics})
@@ -371,24 +372,24 @@ class _Node:
             raise EdgeNodeError(
                 "the federation ended before this node trained a round", "join the next one from its start"
             )
-        if not self._worker.needs_final or self._at_hand(final):
+        if not self._worker.needs_final or self._ensure_fetched(final):
             self._timeline.end("waiting")
             self._rounds.close([self._name])
-            self._say("the federation has finished; judging the personal model")
+            self._note("the federation has finished; judging the personal model")
             self._busy = True
             self._worker.deploy(final)
 
-    # What is told about it
+    # Reports
 
-    def _say(self, text: str) -> None:
+    def _note(self, text: str) -> None:
         self._report(events.Note(text=text))
 
     def _activity(self) -> events.Activity:
-        """What the node does now. While it uploads it trains stage 2, too: sending is what others wait for."""
-        goal, progress = self._goal, self._progress
+        """What the node does now: sending, while it also trains stage 2, since others wait for the upload."""
+        target, progress = self._target, self._progress
         done = total = 0
         what: events.ActivityKind = "waiting"
-        if goal is None or goal.broadcast is None:
+        if target is None or target.broadcast is None:
             pass
         elif progress and self._offered > self._accepted:
             what = "sending"
@@ -396,15 +397,15 @@ class _Node:
                 total = progress.blob.size
                 done = min(total, self._transfer.bytes_sent - self._sent_before)
         elif self._busy:
-            over = goal.status == "finished" and progress and progress.stage == "refined"
+            over = target.status == "finished" and progress and progress.stage == "refined"
             what = "judging" if over else "training"
-        elif goal.broadcast.digest not in self._worker.store:
-            what, total = "receiving", goal.broadcast.size
-            done = self._transfer.received(goal.broadcast.digest)
+        elif target.broadcast.digest not in self._worker.store:
+            what, total = "receiving", target.broadcast.size
+            done = self._transfer.received(target.broadcast.digest)
         round_ = self._rounds.open_round or self._rounds_done()
         return events.Activity(node=self._name, round=round_, what=what, done=done, total=total)
 
 
-def _place(state: RoundState) -> tuple[int, int]:
-    """The order in which round states of a run are said."""
+def _order(state: RoundState) -> tuple[int, int]:
+    """The order in which round states of a run are published."""
     return state.round, _STAGES.index(state.status)

@@ -1,4 +1,4 @@
-"""Who may speak for a node: places, identities, sessions; who owes a sign of life, who talks too much. Pure."""
+"""Membership of a federation: places, identities, sessions, overdue answers to roll calls, message rates. Pure."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -7,12 +7,12 @@ from typing import NamedTuple
 from broker_config.protocol.messages import Hello, Refusal
 from broker_config.protocol.vfl_messages import VflHello
 
-GRACE = 60.0  # seconds for a sign of life after we were away: brokers notice a loss after 30, clients retry after 10
+GRACE = 60.0  # seconds to answer a roll call, and between two: brokers notice a loss after 30, clients retry after 10
 WINDOW = 10.0  # seconds over which messages are counted
 MAX_MESSAGES = 2000  # messages of a node in a window; a federation needs a few a round
-HELLO_COST = 20  # messages as which a Hello counts: each has an answer, and may be written down
+HELLO_COST = 20  # messages that a Hello counts for: each is answered and may be written down
 STRIKES = 3  # times that a node is refused before it is not let in again
-_NAMES = 10_000  # senders that are told apart
+_NAMES = 10_000  # senders that are counted one by one
 
 
 class Peer(NamedTuple):
@@ -23,17 +23,17 @@ class Peer(NamedTuple):
 
 
 class Membership:
-    """The nodes of one coordinator's process. Times are seconds of any monotonic clock."""
+    """The members of one server process. Times are seconds of any monotonic clock."""
 
     def __init__(self, places: int, identities: Mapping[str, str]):
         self._places = places
-        self._identities = identities  # of those who hold a place; the owner's, who writes them down
+        self._identities = identities  # of those who hold a place; the owner writes them down
         self._peers: dict[str, Peer] = {}
-        self._doubted: dict[str, float] = {}  # until when a node has to be heard
+        self._overdue: dict[str, float] = {}  # when a node must have answered the roll call
         self._window = 0.0
-        self._talk: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
         self._strikes: Counter[str] = Counter()
-        self._told: set[tuple[object, ...]] = set()
+        self._reported: set[tuple[object, ...]] = set()
 
     def session(self, node: str) -> str | None:
         """The session that speaks for a node."""
@@ -41,7 +41,7 @@ class Membership:
         return peer.session if peer else None
 
     def is_stale(self, node: str, hello: Hello | VflHello) -> bool:
-        """Whether a newer process of the same state folder has spoken already: the message was under way for long."""
+        """Whether a newer process of the same state folder has been admitted: this Hello was delayed."""
         peer = self._peers.get(node)
         return peer is not None and self._is_same(node, hello) and hello.incarnation < peer.incarnation
 
@@ -74,49 +74,49 @@ class Membership:
         return None
 
     def admit(self, node: str, hello: Hello | VflHello) -> None:
-        """From now on the sender of `hello` speaks for the node."""
+        """Let the sender of `hello` speak for the node from now on."""
         self._peers[node] = Peer(hello.session, hello.incarnation)
         self.confirm(node)
 
     def expel(self, node: str) -> str | None:
-        """The node is refused: nobody speaks for it any more. Returns the session that did."""
+        """Let nobody speak for the node any more; return the session that did."""
         self.confirm(node)
         peer = self._peers.pop(node, None)
         if peer is None:
             return None
         self._strikes[node] += 1
-        self._told.discard(("refused", node))
+        self._reported.discard(("refused", node))
         return peer.session
 
     def expect_answers(self, nodes: Collection[str], now: float) -> None:
-        """We were away, and cannot know who of these has left meanwhile: each has to be heard of soon."""
-        self._doubted = dict.fromkeys(nodes, now + GRACE)
+        """A roll was called: those of these nodes that have left meanwhile will not answer in time."""
+        self._overdue = dict.fromkeys(nodes, now + GRACE)
 
     def confirm(self, node: str) -> None:
-        """A sign of life."""
-        self._doubted.pop(node, None)
+        """A node has answered, or is known to be gone."""
+        self._overdue.pop(node, None)
 
     def pop_silent(self, now: float) -> list[str]:
-        """Nodes that were not heard of in time; each is named once."""
-        gone = [node for node, until in self._doubted.items() if until < now]
+        """Nodes that have not answered in time; each is returned once."""
+        gone = [node for node, until in self._overdue.items() if until < now]
         for node in gone:
             self.confirm(node)
         return gone
 
     def is_flooding(self, node: str, now: float, count: int = 1) -> bool:
-        """Count a message, or what it is worth; whether its sender has sent too many lately."""
-        if now - self._window > WINDOW or len(self._talk) > _NAMES:
-            self._window, self._talk = now, Counter()
-        self._talk[node] += count
-        return self._talk[node] > MAX_MESSAGES
+        """Count a message that stands for `count`; whether its sender has sent too many lately."""
+        if now - self._window > WINDOW or len(self._counts) > _NAMES:
+            self._window, self._counts = now, Counter()
+        self._counts[node] += count
+        return self._counts[node] > MAX_MESSAGES
 
-    def is_first_report(self, *told: object) -> bool:
-        """Whether this is told for the first time. A sender's refusals are, once each time that it was let in."""
-        if told in self._told:
+    def is_first_report(self, *what: object) -> bool:
+        """Whether this is reported for the first time; a refusal, for the first time since the node was admitted."""
+        if what in self._reported:
             return False
-        if len(self._told) > _NAMES:
-            self._told.clear()
-        self._told.add(told)
+        if len(self._reported) > _NAMES:
+            self._reported.clear()
+        self._reported.add(what)
         return True
 
     def _is_same(self, node: str, hello: Hello | VflHello) -> bool:

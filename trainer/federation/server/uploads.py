@@ -1,4 +1,4 @@
-"""Contributions whose blobs are under way to the coordinator: at most one of each node, the newest that it offered."""
+"""Uploads of contributions to the coordinator: at most one for each node, the newest that it has offered."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ class PendingUploads:
         return (message.blob for message in self._pending.values() if message.blob)
 
     def fetch(self, message: Contribution) -> None:
-        """Fetch the blob of a contribution, instead of another one of its node."""
+        """Fetch the blob of a contribution, in place of an earlier one of its node."""
         assert message.blob is not None
         if message.blob not in self:
             self.cancel(message.blob.node)
@@ -29,7 +29,7 @@ class PendingUploads:
         return message is not None and message.blob == blob
 
     def pop(self, blob: Manifest) -> Contribution | None:
-        """The contribution whose blob has arrived; None if nobody waits for it any more."""
+        """The contribution whose blob has arrived; None if it is no longer wanted."""
         return self._pending.pop(blob.node) if blob in self else None
 
     def cancel(self, node: str) -> None:
@@ -39,6 +39,6 @@ class PendingUploads:
             self._transfer.cancel(message.blob)
 
     def cancel_all(self) -> None:
-        """Fetch nothing more from any."""
+        """Fetch nothing more from any node."""
         for node in list(self._pending):
             self.cancel(node)
