@@ -19,11 +19,12 @@ import onnxruntime
 from edge.inference.predictor import session_options
 from export import held_out
 from export.distillation import average
-from export.graph import Architecture, kind, module, trace, with_values
+from export.graph import Architecture, module, trace, with_values
 from export.model_images import Album
 from export.quantisation import quantise
 from export.speed_gate import verdicts_of
 from trainer.data.class_folders import LabelledImages
+from trainer.models.fusion import fusion_of
 from trainer.models.network import Tensors
 from trainer.training import personal_model
 
@@ -62,7 +63,7 @@ class Tracer:
         return Node(facts.node, graphs, judging)
 
     def _graph(self, facts: personal_model.Facts, tensors: Tensors, source: Path) -> bytes:
-        architecture = Architecture(facts.model, len(facts.classes), kind(tensors), facts.preprocessing)
+        architecture = Architecture(facts.model, len(facts.classes), fusion_of(tensors), facts.preprocessing)
         served = module(architecture, tensors, source)
         if architecture not in self._traced:
             self._traced[architecture] = trace(served, self._size)

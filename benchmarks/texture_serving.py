@@ -24,6 +24,7 @@ from export.parity import pictures, session
 from export.quantisation import TOLERANCE, quantise
 from trainer.data.drawn_surfaces import CLASSES
 from trainer.federation.server.spec import Request, draft
+from trainer.models.fusion import SINGLE
 from trainer.models.network import to_tensors
 
 _WARM_UP = 3
@@ -36,7 +37,7 @@ def graphs(model: str) -> dict[str, bytes]:
     spec, start = draft(
         Request(method="fedavg", model=model, weights="none"), federation="benchmark", classes=CLASSES, nodes=2
     )
-    architecture = Architecture(model, len(CLASSES), "one", spec.preprocessing)
+    architecture = Architecture(model, len(CLASSES), SINGLE, spec.preprocessing)
     served = module(architecture, to_tensors(start), Path(model))
     exact = with_values(trace(served, spec.preprocessing.size), served)
     return {"fp32": exact, "int8": quantise(exact, pictures(spec.preprocessing.size, 8))}

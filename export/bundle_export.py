@@ -11,14 +11,15 @@ from edge.bundle import bundle_format
 from export import held_out
 from export.bundle_signing import Signer
 from export.distillation import average, teach
-from export.encoder_selection import drop
-from export.graph import EXTRAS, Architecture, encoders, kind, module, trace, with_temperature, with_values
+from export.encoder_selection import drop_encoder
+from export.graph import ENCODER_NAMES, EXTRAS, Architecture, Encoder, module, trace, with_temperature, with_values
 from export.model_images import Album
 from export.parity import check_parity, outputs, pictures, session
 from export.quantisation import MOST, TOLERANCE, quantise
 from export.speed_gate import compare
 from trainer import progress
 from trainer.data.class_folders import LabelledImages
+from trainer.models.fusion import WEIGHTED_SUM, fusion_of
 from trainer.models.network import Network, Tensors
 from trainer.training import personal_model
 from trainer.training.personal_model import Facts
@@ -49,7 +50,7 @@ class _Model(NamedTuple):
     source: Path
     facts: Facts
     tensors: Tensors
-    encoders: tuple[Literal["received", "own"], ...]
+    encoders: tuple[Encoder, ...]
     held_out: LabelledImages | str  # or why there are too few
 
 
@@ -57,7 +58,7 @@ class _Graph(NamedTuple):
     """What will be served."""
 
     content: bytes
-    encoders: tuple[Literal["received", "own"], ...]
+    encoders: tuple[Encoder, ...]
     difference: float
     precision: Literal["fp32", "int8"] = "fp32"
 
@@ -85,9 +86,12 @@ def export(
         if facts.broadcast and not signer:
             text = f"the bundle of {facts.node} will not be signed, and serve --trust refuses it: --kit FILE signs"
             report(progress.Note(text=text))
-        model = _leaner(_Model(source, facts, tensors, encoders(tensors), held_out.find(source, facts, album)), report)
+        encoders = tuple(ENCODER_NAMES[prefix] for prefix in fusion_of(tensors).encoders)
+        model = _without_idle_encoder(
+            _Model(source, facts, tensors, encoders, held_out.find(source, facts, album)), report
+        )
         graph = tracer.graph(model)
-        if wish.student and kind(model.tensors) == "fused":
+        if wish.student and fusion_of(model.tensors) is WEIGHTED_SUM:
             graph = _student(model, graph, tracer, album.training(source, facts), report)
         if wish.int8:
             graph = _in_int8(model, graph, album.training(source, facts), report)
@@ -118,7 +122,7 @@ class _Tracer:
     def graph(self, model: _Model) -> _Graph:
         """The model's graph in fp32, checked against torch."""
         facts, tensors = model.facts, model.tensors
-        architecture = Architecture(facts.model, len(facts.classes), kind(tensors), facts.preprocessing)
+        architecture = Architecture(facts.model, len(facts.classes), fusion_of(tensors), facts.preprocessing)
         served = module(architecture, tensors, model.source)
         if architecture not in self._traced:
             what = f"tracing {facts.model} for {len(facts.classes)} classes, once for all nodes: 10 to 30 s"
@@ -129,11 +133,11 @@ class _Tracer:
         return _Graph(content, model.encoders, check_parity(content, architecture, tensors, model.source))
 
 
-def _leaner(model: _Model, report: progress.Report) -> _Model:
+def _without_idle_encoder(model: _Model, report: progress.Report) -> _Model:
     """The model without an encoder that changes no verdict."""
     if isinstance(model.held_out, str):
         return model
-    found = drop(model.facts, model.tensors, model.held_out)
+    found = drop_encoder(model.facts, model.tensors, model.held_out)
     if found is None:
         return model
     node, images = model.facts.node, len(model.held_out.labels)

@@ -12,7 +12,7 @@ from broker_config.security.message_signing import MessageSigner
 from broker_config.security.signing import ForgedError, SigningKey
 from edge.bundle.bundle_format import Signing
 from edge.bundle.verification import verify_broadcast
-from export.graph import kind
+from trainer.models.fusion import OWN, RECEIVED, WEIGHTED_SUM, fusion_of
 from trainer.models.named_tensors import add_prefix, is_frozen, strip_prefix
 from trainer.models.network import Tensors, to_arrays
 from trainer.training.personal_model import Facts
@@ -65,11 +65,11 @@ class Signer:
 def _check_received(tensors: Tensors, broadcast: Manifest) -> None:
     """Where a model serves the received encoder as it came, raise ForgedError unless it is the broadcast's.
 
-    Fused, it came so; joined (FENDA), the node has trained it further.
+    In a weighted sum it came so; what is concatenated, the node has trained further.
     """
-    if kind(tensors) != "fused":
+    if fusion_of(tensors) is not WEIGHTED_SUM:
         return
     stem = {name: value for name, value in tensors.items() if is_frozen(name)}
-    received = {**stem, **add_prefix("encoder", strip_prefix("received", tensors))}
+    received = {**stem, **add_prefix(OWN, strip_prefix(RECEIVED, tensors))}
     if hashlib.sha256(encode_tensors(to_arrays(received))).hexdigest() != broadcast.digest:
         raise ForgedError("its received encoder is another one")

@@ -7,6 +7,7 @@ from torch.nn.functional import kl_div, log_softmax, mse_loss
 from broker_config.protocol.messages import Preprocessing
 from trainer import progress
 from trainer.data.class_folders import LabelledImages
+from trainer.models.fusion import OWN, RECEIVED, WEIGHTED_SUM
 from trainer.models.named_tensors import is_trainable, select, strip_prefix
 from trainer.models.network import Network, Tensors
 from trainer.training.engine import batches
@@ -21,14 +22,13 @@ _SOFTNESS = 2.0  # by which both divide their logits
 def average(tensors: Tensors) -> Tensors:
     """A fused model's encoders averaged tensor by tensor as their features would be, and its classifier.
 
-    AFedCL's own encoder starts every round from the received one, so the two lie close, and the features of the average
-    are nearly the average of the features (Wortsman et al. 2022).
+    An own encoder that starts every round from the received one stays close to it, and the features of the average are
+    then nearly the average of the features (Wortsman et al. 2022).
     """
-    weight = tensors["fusion"]
-    both = strip_prefix("received", tensors)  # all that they have apart: a stem is there once
+    received = strip_prefix(RECEIVED, tensors)  # without the stem, which both share
     encoder = {
-        f"encoder.{name}": Network.fuse(weight, both[name], value) if name in both else value
-        for name, value in strip_prefix("encoder", tensors).items()
+        f"{OWN}.{name}": WEIGHTED_SUM.fuse([received[name], value], tensors) if name in received else value
+        for name, value in strip_prefix(OWN, tensors).items()
     }
     return encoder | select(tensors, ("classifier",))
 

@@ -1,45 +1,48 @@
-"""Which of a fused model's encoders the line can do without."""
+"""Selection of the one encoder that a line needs, where the other one hardly counts."""
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from export.graph import ENCODER_NAMES, Encoder
 from trainer.data.class_folders import LabelledImages
+from trainer.models.fusion import OWN, RECEIVED, WEIGHTED_SUM, fusion_of
 from trainer.models.named_tensors import add_prefix, is_frozen, select, strip_prefix
 from trainer.models.network import Network, Tensors
 from trainer.training.engine import predict
 from trainer.training.personal_model import Facts
 from trainer.training.training_set import TrainingSet
 
-SHARE = 0.05  # of the features, below which an encoder is tried to be left out
+LEAST_SHARE = 0.05  # of the features, below which an encoder is tried to be left out
 
 
-class Leaner(NamedTuple):
-    """A model of one encoder that judges as the fused one does."""
+class Selected(NamedTuple):
+    """A model of one encoder that predicts the same as with both."""
 
     tensors: Tensors
-    kept: Literal["received", "own"]
-    dropped: Literal["received", "own"]
+    kept: Encoder
+    dropped: Encoder
     share: float  # of the features, of the dropped one
 
 
-def drop(facts: Facts, tensors: Tensors, held_out: LabelledImages) -> Leaner | None:
-    """The model without the encoder whose share of the features is below SHARE.
+def drop_encoder(facts: Facts, tensors: Tensors, held_out: LabelledImages) -> Selected | None:
+    """The model without the encoder whose share of the features is below LEAST_SHARE.
 
-    None if there is no such encoder, or if a verdict on a held-out image would change.
+    None if there is no such encoder, or if a prediction on a held-out image would change.
     """
-    weight = float(tensors.get("fusion", 0.5))  # of the received encoder
-    share = min(weight, 1 - weight)
-    if share >= SHARE:
+    if fusion_of(tensors) is not WEIGHTED_SUM:
         return None
-    kept: Literal["received", "own"] = "received" if weight > share else "own"
-    encoder = strip_prefix({"received": "received", "own": "encoder"}[kept], tensors)
+    weight = float(tensors[WEIGHTED_SUM.weight])  # of the received encoder
+    share = min(weight, 1 - weight)
+    if share >= LEAST_SHARE:
+        return None
+    kept, dropped = (RECEIVED, OWN) if weight > share else (OWN, RECEIVED)
     stem = {name: value for name, value in tensors.items() if is_frozen(name)}
-    lean = {**stem, **add_prefix("encoder", encoder), **select(tensors, ("classifier",))}
+    single = {**stem, **add_prefix(OWN, strip_prefix(kept, tensors)), **select(tensors, ("classifier",))}
     network, images = Network(facts.model, len(facts.classes)), TrainingSet.of(held_out, facts.preprocessing)
     with torch.no_grad():
-        both, one = (predict(network, each, images).argmax(1) for each in (tensors, lean))
+        both, one = (predict(network, each, images).argmax(1) for each in (tensors, single))
     if not np.array_equal(both, one):
         return None
-    return Leaner(lean, kept, "own" if kept == "received" else "received", share)
+    return Selected(single, ENCODER_NAMES[kept], ENCODER_NAMES[dropped], share)

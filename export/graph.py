@@ -20,13 +20,17 @@ from broker_config.protocol.messages import Preprocessing
 from export import class_evidence
 from trainer.models import backbones
 from trainer.models.catalogue import FEATURES
-from trainer.models.network import Network, Tensors
+from trainer.models.fusion import OWN, RECEIVED, Fusion
+from trainer.models.network import Tensors
 from trainer.models.texture.texture_network import behind_stem
 
 EXTRAS: tuple[Literal["opinions", "features", "maps"], ...] = ("opinions", "features", "maps")
 OUTPUTS = ("probabilities", *EXTRAS)
 """Of a graph; some have no maps, which come last."""
 REMEDY = "install the torch, onnx and onnxscript versions of constraints.txt; report it if it stays"
+Encoder = Literal["received", "own"]
+ENCODER_NAMES: dict[str, Encoder] = {RECEIVED: "received", OWN: "own"}
+"""What bundles call a personal model's encoders."""
 _OPSET = 20
 _OURS = ("temperature", "channel_mean")  # values that no personal model holds
 
@@ -40,20 +44,8 @@ class Architecture(NamedTuple):
 
     model: str
     classes: int
-    encoders: Literal["one", "fused", "joined"]
+    fusion: Fusion
     preprocessing: Preprocessing
-
-
-def encoders(tensors: Tensors) -> tuple[Literal["received", "own"], ...]:
-    """A model's encoders, in the order of its opinions and maps."""
-    return ("own",) if kind(tensors) == "one" else ("received", "own")
-
-
-def kind(tensors: Tensors) -> Literal["one", "fused", "joined"]:
-    """How a model comes to its features; `Network.see` says what the words mean."""
-    if not any(name.startswith("received.") for name in tensors):
-        return "one"
-    return "fused" if "fusion" in tensors else "joined"
 
 
 class _Served(nn.Module):
@@ -64,7 +56,6 @@ class _Served(nn.Module):
     class. Where features are no sum over places there are none.
     """
 
-    fusion: Tensor
     temperature: Tensor
     channel_mean: Tensor
 
@@ -72,33 +63,26 @@ class _Served(nn.Module):
         super().__init__()
         self.encoder = backbones.build(architecture.model)
         self.has_stem = "stem" in dict(self.encoder.named_children())
-        self.kind = architecture.encoders
-        self.received = None if self.kind == "one" else behind_stem(backbones.build(architecture.model))
-        features = FEATURES[architecture.model] * (2 if self.kind == "joined" else 1)
-        self.classifier = nn.Linear(features, architecture.classes)
-        if self.kind == "fused":
-            self.register_buffer("fusion", torch.zeros(()))
+        self.architecture, self.features = architecture, FEATURES[architecture.model]
+        fusion = architecture.fusion
+        self.received = behind_stem(backbones.build(architecture.model)) if RECEIVED in fusion.encoders else None
+        self.classifier = nn.Linear(fusion.width(self.features), architecture.classes)
+        if fusion.weight:
+            self.register_buffer(fusion.weight, torch.zeros(()))
         self.register_buffer("temperature", torch.ones(()))
         self.register_buffer("channel_mean", 255 * torch.tensor(architecture.preprocessing.mean)[:, None, None])
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        fusion = self.architecture.fusion
         pixels = image.permute(0, 3, 1, 2).float() - self.channel_mean
-        seen = self.encoder.get_submodule("stem")(pixels) if self.has_stem else pixels
-        both = (self.encoder,) if self.received is None else (self.received, self.encoder)
-        alone, places = zip(*(class_evidence.look(encoder, seen) for encoder in both), strict=True)
+        inputs = self.encoder.get_submodule("stem")(pixels) if self.has_stem else pixels
+        both = [self.get_submodule(prefix) for prefix in fusion.encoders]
+        alone, places = zip(*(class_evidence.look(encoder, inputs) for encoder in both), strict=True)
         weight, bias = self.classifier.weight, self.classifier.bias
-        match self.kind:
-            case "one":
-                features, heads, shares = alone[0], [weight], [weight]
-            case "fused":
-                features, heads = Network.fuse(self.fusion, *alone), [weight, weight]
-                shares = [self.fusion * weight, (1 - self.fusion) * weight]
-            case "joined":
-                width = self.classifier.in_features // 2
-                features, heads = Network.join(*alone), [weight[:, :width], weight[:, width:]]
-                shares = heads
+        shares = {fusion.weight: getattr(self, fusion.weight)} if fusion.weight else {}
+        features, heads = fusion.fuse(alone, shares), fusion.split_head(weight, self.features)
         opinions = torch.stack([linear(each, head, bias) for each, head in zip(alone, heads, strict=True)], 1)
-        maps = [adds(share) for adds, share in zip(places, shares, strict=True) if adds]
+        maps = [adds(head) for adds, head in zip(places, fusion.scale(heads, shares), strict=True) if adds]
         return (
             torch.softmax(self.classifier(features) / self.temperature, 1),
             torch.softmax(opinions / self.temperature, 2),
@@ -119,7 +103,7 @@ def module(architecture: Architecture, tensors: Tensors, source: Path) -> nn.Mod
     for name, value in tensors.items():
         state[name].copy_(value)
     folded = fuse(served) if any(isinstance(each, nn.BatchNorm2d) for each in served.modules()) else served
-    for prefix in ("encoder",) if served.received is None or served.has_stem else ("received", "encoder"):
+    for prefix in (OWN,) if served.has_stem else architecture.fusion.encoders:
         _fold_scale(folded.get_submodule(prefix), architecture.preprocessing.std)
     for each in folded.modules():
         if isinstance(each, nn.ReLU | nn.ReLU6):

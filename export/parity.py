@@ -54,25 +54,22 @@ def check_parity(content: bytes, architecture: Architecture, tensors: Tensors, s
 
 def _expected(architecture: Architecture, tensors: Tensors, images: np.ndarray) -> dict[str, np.ndarray]:
     """What the network as it was trained gives for images uint8 [n, S, S, 3], by the names of the outputs."""
-    network = Network(architecture.model, architecture.classes)
+    network, fusion = Network(architecture.model, architecture.classes), architecture.fusion
     mean, std = (torch.tensor(values) for values in (architecture.preprocessing.mean, architecture.preprocessing.std))
     with torch.no_grad():
         pixels = ((torch.from_numpy(images).float() / 255 - mean) / std).permute(0, 3, 1, 2)
         logits = network.predict(tensors, pixels)
         features = network.features(tensors, pixels)
-        prefixes = ("encoder",) if architecture.encoders == "one" else ("received", "encoder")
-        seen = network.apply_stem(tensors, pixels)
-        alone = [network.encode(tensors, seen, prefix=prefix) for prefix in prefixes]
+        inputs = network.apply_stem(tensors, pixels)
+        alone = [network.encode(tensors, inputs, prefix=prefix) for prefix in fusion.encoders]
     weight, bias = tensors["classifier.weight"], tensors["classifier.bias"]
-    heads = weight.chunk(2, 1) if architecture.encoders == "joined" else [weight] * len(alone)
-    share = tensors.get("fusion")
-    shares = [torch.ones(())] * len(alone) if share is None else [share, 1 - share]
-    added = [each @ head.T for each, head in zip(alone, heads, strict=True)]
+    heads = fusion.split_head(weight, network.shape.features)
+    shares = fusion.scale(heads, tensors)
     outputs: dict[str, Tensor] = {
         "probabilities": softmax(logits, 1),
-        "opinions": softmax(torch.stack(added, 1) + bias, 2),
+        "opinions": softmax(torch.stack([each @ head.T for each, head in zip(alone, heads, strict=True)], 1) + bias, 2),
         "features": features,
-        "maps": torch.stack([share * each for share, each in zip(shares, added, strict=True)], 1),
+        "maps": torch.stack([each @ share.T for each, share in zip(alone, shares, strict=True)], 1),
     }
     return {name: value.numpy() for name, value in outputs.items()}
 

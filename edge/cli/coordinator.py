@@ -9,6 +9,7 @@ import typer
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.topics import COORDINATOR
 from edge.cli.options import (
+    DEFAULT_METHOD,
     Aggregate,
     Broker,
     Ca,
@@ -167,7 +168,7 @@ def coordinate(
         float, typer.Option(min=0, help="Seconds that a round stays open for nodes that are away.")
     ] = 0.0,
     rounds: Rounds = 30,
-    method: Method = "afedcl",
+    method: Method = DEFAULT_METHOD,
     option: Options = [],
     model: Model = "mobilenet_v2",
     weights: Weights = "",

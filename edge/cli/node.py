@@ -81,7 +81,7 @@ def join(
         Path | None, typer.Option(help="Folder for this node's state.", show_default="edge-node-NAME")
     ] = None,
     telemetry: Annotated[
-        bool, typer.Option("--telemetry", help="Tell the coordinator losses, A_k and accuracy.")
+        bool, typer.Option("--telemetry", help="Tell the coordinator the metrics of every round, accuracy among them.")
     ] = False,
     demand: Annotated[
         list[str],

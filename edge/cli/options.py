@@ -1,12 +1,13 @@
 """What several commands share: their options, and what they make of them."""
 
 import os
+import pkgutil
 import shlex
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
@@ -38,8 +39,26 @@ Ca = Annotated[Path | None, typer.Option(help="Certificate authority of the brok
 Cert = Annotated[Path | None, typer.Option(help="This side's certificate (PEM).")]
 Key = Annotated[Path | None, typer.Option(help="This side's private key (PEM).")]
 Data = Annotated[Path, typer.Option(help="Folder of labelled images: one folder a class.", show_default=False)]
-METHODS = "afedcl, ditto, fedala, fedavg, fedbn, fednova, fedper, fedprox, fedrep, fedtfi, fenda, local or scaffold."
-Method = Annotated[str, typer.Option(help=METHODS)]
+
+
+def _method_names() -> list[str]:
+    """Read from the names of the files, a method each: importing them takes longer than showing help may."""
+    folder = Path(__file__).parents[2] / "trainer" / "methods"
+    return sorted(module.name for module in pkgutil.iter_modules([str(folder)]) if module.name != "base")
+
+
+class _DefaultMethod:
+    """The default of --method, imported when it is needed."""
+
+    def __str__(self) -> str:
+        from trainer.methods import DEFAULT
+
+        return DEFAULT
+
+
+METHODS = _method_names()
+Method = Annotated[str, typer.Option(help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.")]
+DEFAULT_METHOD = cast(str, _DefaultMethod())
 Options = Annotated[
     list[str], typer.Option("--option", metavar="NAME=VALUE", help="An option of the method, e.g. lambda=0.1.")
 ]

@@ -9,6 +9,7 @@ import typer
 from broker_config.protocol.errors import UsageError
 from edge.cli.options import (
     CLASSES,
+    DEFAULT_METHOD,
     ROUNDS,
     SAMPLES,
     SUITED_WEIGHTS,
@@ -46,7 +47,7 @@ def demo(
     data: Annotated[Path | None, typer.Option(help="Folder of labelled images; without it, images are drawn.")] = None,
     nodes: Nodes = 5,
     rounds: Annotated[int | None, typer.Option(min=1, help=ROUNDS, show_default="30; 20 on drawn images")] = None,
-    method: Method = "afedcl",
+    method: Method = DEFAULT_METHOD,
     option: Options = [],
     model: Model = "mobilenet_v2",
     weights: Annotated[str, typer.Option(help=WEIGHTS, show_default=f"{SUITED_WEIGHTS}; surface on drawn images")] = "",
@@ -158,7 +159,7 @@ def dataset(
     raise typer.Exit(1 if verify and outcome.differences else 0)
 
 
-@app.command(epilog="Example: edge-node simulate --method fedavg --data images/ --rounds 20 --seed 1 --json")
+@app.command(epilog="Example: edge-node simulate --data images/ --rounds 20 --seed 1 --json")
 def simulate(
     data: Annotated[
         list[Path],
@@ -166,7 +167,7 @@ def simulate(
             help="Folder of labelled images: one folder a class. Several --data are sources.", show_default=False
         ),
     ],
-    method: Method = "afedcl",
+    method: Method = DEFAULT_METHOD,
     partition: Annotated[
         str,
         typer.Option(

@@ -45,6 +45,7 @@ from trainer.data import class_folders
 from trainer.data.class_folders import Catalogue, Images, LabelledImages
 from trainer.data.partition import Scheme, pool
 from trainer.federation.server.spec import Request, draft
+from trainer.models.fusion import WEIGHTED_SUM
 from trainer.models.network import Network, Tensors
 from trainer.training.personal_model import Personal
 from trainer.training.seeding import generator
@@ -185,7 +186,7 @@ def look(model: Personal, spec: Spec, images: LabelledImages) -> Seen:
 
 def _look(network: Network, tensors: Tensors, images: torch.Tensor) -> Seen:
     received, own = network.encode(tensors, images, prefix="received"), network.encode(tensors, images)
-    fused = network.fuse(tensors["fusion"], received, own)
+    fused = WEIGHTED_SUM.fuse([received, own], tensors)
     logits = [network.linear(tensors, "classifier", features) for features in (fused, received, own)]
     return Seen(
         logits[0].numpy(), torch.stack(logits[1:], 1).numpy(), fused.numpy(), torch.stack([received, own], 1).numpy()

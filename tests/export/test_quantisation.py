@@ -21,7 +21,7 @@ from export import bundle_export as exporting
 from export import distillation
 from export.bundle_export import Wish, export
 from export.distillation import average, teach
-from export.encoder_selection import drop
+from export.encoder_selection import drop_encoder
 from export.first_block import widen
 from export.graph import OUTPUTS, with_temperature
 from export.model_images import Album
@@ -294,7 +294,7 @@ def test_images_that_have_moved_are_found_by_their_content(run: Run, tmp_path: P
 @pytest.mark.parametrize(("weight", "kept"), [(0.01, "own"), (0.99, "received")])
 def test_an_encoder_with_hardly_a_share_that_changes_no_verdict_is_left_out(run: Run, weight: float, kept: str) -> None:
     model = with_fusion(personal_model.load(run.source), weight)
-    found = drop(model.facts, model.tensors, run.held_out)
+    found = drop_encoder(model.facts, model.tensors, run.held_out)
     assert found is not None
     assert found.kept == kept
     assert not any(name.startswith(("received.", "fusion")) for name in found.tensors)
@@ -306,7 +306,7 @@ def test_an_encoder_with_hardly_a_share_that_changes_no_verdict_is_left_out(run:
 
 def test_an_encoder_with_a_share_or_one_that_changes_a_verdict_stays(run: Run) -> None:
     model = personal_model.load(run.source)
-    assert drop(model.facts, with_fusion(model, 0.06).tensors, run.held_out) is None
+    assert drop_encoder(model.facts, with_fusion(model, 0.06).tensors, run.held_out) is None
     near = with_fusion(model, 0.04)
     own = {name: value for name, value in near.tensors.items() if not name.startswith(("received.", "fusion"))}
     network = Network("small", 3)
@@ -319,7 +319,7 @@ def test_an_encoder_with_a_share_or_one_that_changes_a_verdict_stays(run: Run) -
     bias += 100 * (torch.nn.functional.one_hot(torch.tensor([first, second]), 3).sum(0) - 1)
     gap = (both[first] - both[second] + one[first] - one[second]) / 2
     bias[second] += gap
-    assert drop(model.facts, {**near.tensors, "classifier.bias": bias}, run.held_out) is None
+    assert drop_encoder(model.facts, {**near.tensors, "classifier.bias": bias}, run.held_out) is None
 
 
 def test_the_average_of_encoders_that_are_alike_sees_what_both_see_together(run: Run) -> None:

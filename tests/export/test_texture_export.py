@@ -21,8 +21,8 @@ from export import class_evidence
 from export.bundle_export import Wish, export
 from export.bundle_signing import Signer
 from export.distillation import average
-from export.encoder_selection import drop
-from export.graph import OUTPUTS, Architecture, kind, module
+from export.encoder_selection import drop_encoder
+from export.graph import OUTPUTS, Architecture, module
 from export.parity import session
 from export.speed_gate import Comparison, compare
 from research.pretraining.texture_patterns import texture
@@ -36,6 +36,7 @@ from trainer.data.drawn_surfaces import photograph, style
 from trainer.data.partition import Scheme
 from trainer.federation.server.spec import Request
 from trainer.models import backbones
+from trainer.models.fusion import fusion_of
 from trainer.models.network import Network
 from trainer.models.texture.texture_network import behind_stem
 from trainer.models.texture.texture_presets import PRESETS
@@ -198,7 +199,8 @@ def test_what_places_add_is_what_the_head_makes_of_the_features(model: str) -> N
 def test_two_encoders_have_one_stem_and_look_through_it_once(method: str) -> None:
     model = made(Request(model="tel_small", weights="none"), "plant-a", method, 3)
     preprocessing = model.facts.preprocessing
-    served: Any = module(Architecture("tel_small", 3, kind(model.tensors), preprocessing), model.tensors, Path("model"))
+    architecture = Architecture("tel_small", 3, fusion_of(model.tensors), preprocessing)
+    served: Any = module(architecture, model.tensors, Path("model"))
     assert not [name for name in served.state_dict() if name.startswith("received.stem")]
     looks: list[int] = []
     served.encoder.stem.register_forward_hook(lambda *_: looks.append(1))
@@ -216,7 +218,7 @@ def test_one_encoder_that_stands_for_two_keeps_their_stem() -> None:
     tensors = {**model.tensors, "fusion": torch.tensor(0.99)}
     images = np.repeat(weave(2, 6)[..., None], 3, 3)
     held_out = LabelledImages(images, np.zeros(6, np.int64), ("",) * 6, (Path(),) * 6)
-    leaner = drop(model.facts, tensors, held_out)
+    leaner = drop_encoder(model.facts, tensors, held_out)
     assert leaner
     assert leaner.kept == "received"
     for single in (leaner.tensors, average(tensors)):

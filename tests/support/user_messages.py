@@ -24,6 +24,7 @@ _TOLD = {  # functions that make messages
     "edge/bundle/expiry.py": "_warning",
     "edge/status/rendering.py": "notices",
     "trainer/data/checks/image_checks.py": "brief",
+    "trainer/methods/fedtfi/method.py": "_notice",
     "trainer/progress/events.py": "format_event",
     "trainer/vfl/privacy.py": "describe_spent",
 }

@@ -23,7 +23,7 @@ from trainer.data import class_folders, drawn_surfaces, partition
 from trainer.data.partition import Share
 from trainer.demo.demo_processes import Processes, clear_folder
 from trainer.federation.server.spec import Request, draft
-from trainer.methods import make
+from trainer.methods import NO_FEDERATION, make
 from trainer.report import report_page, summary
 from trainer.training import personal_model
 
@@ -167,7 +167,7 @@ def _epochs(spec: Spec) -> int:
 
 def _baseline(request: Request, folder: Path, scheme: partition.Scheme, epochs: int, out: Path) -> list[str]:
     """Arguments that train every node alone, for as many epochs as the method has."""
-    alone = request._replace(method="local", options={"epochs": epochs}, evaluate_every=request.rounds)
+    alone = request._replace(method=NO_FEDERATION, options={"epochs": epochs}, evaluate_every=request.rounds)
     return [
         "simulate", "--data", str(folder), "--out", str(out / "local"), "--nodes", str(scheme.nodes), "--samples",
         str(scheme.samples), "--classes-per-node", str(scheme.classes_per_node), *_flags(alone),

@@ -50,6 +50,20 @@ METHODS = {
 }
 
 
+DEFAULT = "afedcl"
+"""The method of a federation that names none."""
+NO_FEDERATION = "local"
+"""The baseline: every node alone."""
+PRIVATE_CLASSIFIERS = "fedper"
+"""The method whose nodes train classifiers of their own on the averaged encoder, and nothing else."""
+
+
+def headline_metrics() -> tuple[str, ...]:
+    """Keys of the metrics that are shown before others where there is little room, whatever the method."""
+    methods = [make(name, Training(), complete_options(name, {})) for name in METHODS]
+    return tuple(dict.fromkeys(each.key for method in methods for each in method.metrics if each.headline))
+
+
 def complete_options(name: str, given: Mapping[str, Option | str]) -> dict[str, Option]:
     """The method's options with defaults filled in; text values (from a command line) are read as their type.
 
@@ -61,7 +75,8 @@ def complete_options(name: str, given: Mapping[str, Option | str]) -> dict[str, 
 
 def make(name: str, training: Training, options: Mapping[str, Option]) -> Method:
     """The method as a value. Raises UsageError as complete_options does."""
-    return METHODS[name].factory(training, _options(name, options))
+    complete = _options(name, options)
+    return METHODS[name].factory(training, complete)
 
 
 def _options(name: str, given: Mapping[str, Any]) -> msgspec.Struct:

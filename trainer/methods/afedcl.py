@@ -13,7 +13,8 @@ import numpy as np
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Training
-from trainer.methods.base import Batch, Encode, Method, Phase, Step, plain_phase, share
+from trainer.methods.base import CLASSIFICATION_LOSS, Batch, Encode, Method, Metric, Phase, Step, plain_phase, share
+from trainer.models.fusion import OWN, RECEIVED, WEIGHTED_SUM
 from trainer.models.initial_weights import Shape, linear
 from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefix, without_frozen
 
@@ -23,8 +24,20 @@ if TYPE_CHECKING:
     from trainer.models.network import Network, Tensors
 
 T = TypeVar("T")
+_WEIGHT = WEIGHTED_SUM.weight  # A_k among the tensors
 LOCAL, GLOBAL = 0, 1  # domain labels of eq. (5)
 CHANCE = math.log(2)  # L_D of a discriminator that guesses
+L_D = Metric(
+    "L_D",
+    "discrimination loss",
+    "At ln 2 the discriminator cannot tell local features from global ones.",
+    level=(CHANCE, "ln 2"),
+    headline=True,
+)
+A_K = Metric(
+    "A_k", "fusion weight", "The share of the received encoder's features in the personal model.", headline=True
+)
+L_F = Metric("L_F", "fusion loss", "Stage 2, on the node's training images.")
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,17 +86,25 @@ def afedcl(training: Training, options: Options) -> Method:
         init_node=lambda broadcast, shape, random: _init_node(options, shape, random),
         receive=lambda own, received: {**own, **received} if options.start == "global" else own,
         refine=(_fusion_phase(training, options),),
+        metrics=(L_D, CLASSIFICATION_LOSS),
     )
     if options.fusion != "none":
-        method = method._replace(deploy=_deploy_both, deploys_final=options.deploy == "final")
+        method = method._replace(
+            deploy=_deploy_both,
+            deploys_final=options.deploy == "final",
+            fusion=WEIGHTED_SUM,
+            metrics=(L_D, A_K, CLASSIFICATION_LOSS, L_F),
+            inspect=lambda own: {A_K.key: float(own[_WEIGHT])},
+        )
     if options.weights == "discrimination":
         return method._replace(
-            measure=lambda metrics, images: metrics["L_D"],
+            measure=lambda metrics, images: metrics[L_D.key],
+            weight_meaning="its discrimination loss L_D",
             weigh=lambda raw: _weigh(options, raw),
             weight_cap=options.ceiling,
         )
     if options.weights == "equal":
-        return method._replace(measure=lambda metrics, images: 1.0)
+        return method._replace(measure=lambda metrics, images: 1.0, weight_meaning="1, as every node's")
     return method
 
 
@@ -122,14 +143,14 @@ def _init_node(options: Options, shape: Shape, random: np.random.Generator) -> A
         **linear("classifier", shape.features, shape.classes, random),
         **linear("discriminator.0", shape.features, options.discriminator_width, random),
         **linear("discriminator.1", options.discriminator_width, 2, random),
-        **({} if options.fusion == "none" else {"fusion": np.asarray(options.fusion_start, np.float32)}),
+        **({} if options.fusion == "none" else {_WEIGHT: np.asarray(options.fusion_start, np.float32)}),
     }
 
 
 def _deploy_both(own: dict[str, T], received: dict[str, T]) -> dict[str, T]:
     return {
-        **select(own, ("encoder", "classifier", "fusion")),
-        **add_prefix("received", without_frozen(strip_prefix("encoder", received))),
+        **select(own, (OWN, "classifier", _WEIGHT)),
+        **add_prefix(RECEIVED, without_frozen(strip_prefix(OWN, received))),
     }
 
 
@@ -155,7 +176,7 @@ def _consensus_phases(training: Training, options: Options) -> tuple[Phase, ...]
         local = encode(tensors, batch.images)
         loss_c = network.cross_entropy(network.linear(tensors, "classifier", local), batch.labels)
         loss_d = discrimination(network, tensors, batch, network.reverse(local, reversal))
-        return loss_c + scale * loss_d, {"L_C": loss_c, "L_D": loss_d}
+        return loss_c + scale * loss_d, {CLASSIFICATION_LOSS.key: loss_c, L_D.key: loss_d}
 
     def discriminator_moves(
         network: Network, tensors: Tensors, batch: Batch, encode: Encode
@@ -179,21 +200,21 @@ def _fusion_phase(training: Training, options: Options) -> Phase:
 
     def fusion(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
         assert batch.reference is not None
-        features = network.fuse(tensors["fusion"], batch.reference, encode(tensors, batch.images))
+        features = WEIGHTED_SUM.fuse([batch.reference, encode(tensors, batch.images)], tensors)
         loss = network.cross_entropy(network.linear(tensors, "classifier", features), batch.labels)
-        return loss, {"L_F": loss}
+        return loss, {L_F.key: loss}
 
     epochs = options.refine_epochs or training.local_epochs
     if options.fusion == "none":
         return plain_phase(training, epochs)
-    moved = ("encoder", "classifier", "fusion") if options.fusion == "adaptive" else ("encoder", "classifier")
+    moved = ("encoder", "classifier", _WEIGHT) if options.fusion == "adaptive" else ("encoder", "classifier")
     return Phase(
         "fusion",
         (Step(moved, fusion),),
         epochs,
         uses_reference=True,
-        rates={"fusion": options.fusion_rate} if options.fusion_rate else {},
-        bounds={"fusion": (0.0, 1.0)} if options.fusion_range == "unit" else {},
+        rates={_WEIGHT: options.fusion_rate} if options.fusion_rate else {},
+        bounds={_WEIGHT: (0.0, 1.0)} if options.fusion_range == "unit" else {},
     )
 
 

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from broker_config.protocol.messages import Training
+from trainer.models.fusion import SINGLE, Fusion
 from trainer.models.initial_weights import Shape, linear
 from trainer.models.named_tensors import Arrays, select
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from trainer.training.training_set import TrainingSet
 
 Metrics = dict[str, float]
-PATCHED = "patched"
-"""The metric of a loss that puts what others relay into images: the share of images for which there was any."""
 WHOLE = ("encoder", "classifier")
 """The plain model."""
 
@@ -40,6 +39,19 @@ def images_weight(raw: float) -> float:
     if raw < 1 or raw != int(raw):
         raise ValueError(f"a number of training images cannot be {raw!r}")
     return min(raw, IMAGES_CAP)
+
+
+class Metric(NamedTuple):
+    """A metric that nodes report, as it is explained to people."""
+
+    key: str  # its name in reports of losses, histories and telemetry; a subscript follows an underscore
+    title: str
+    meaning: str  # one sentence
+    level: tuple[float, str] | None = None  # a value that its curve is compared with, and how that is written
+    headline: bool = False  # whether it is shown before others where there is little room
+
+
+CLASSIFICATION_LOSS = Metric("L_C", "classification loss", "Stage 1, on the node's training images.")
 
 
 class Batch(NamedTuple):
@@ -142,6 +154,7 @@ class Method(NamedTuple):
     contribute: Callable[[Tensors, Tensors], Tensors] = lambda own, received: own
     # What the node measures as its weight: (metrics of stage 1, training images) -> raw weight.
     measure: Callable[[Metrics, int], float] = lambda metrics, images: float(images)
+    weight_meaning: str = "its number of training images"  # what it measures, in words
     # The coordinator's reading of it: raw weight -> weight in (0, weight_cap]; ValueError if it cannot be honest.
     weigh: Callable[[float], float] = images_weight
     weight_cap: float = IMAGES_CAP
@@ -151,11 +164,16 @@ class Method(NamedTuple):
     finish: Callable[[Arrays, Arrays, float], Arrays] = lambda broadcast, mean, share: {**broadcast, **mean}
     relay: Relay | None = None  # what nodes see of one another beside the average
     refine: tuple[Phase, ...] = ()  # stage 2, while the upload is under way; changes nothing of what was sent
-    # The personal model: (own tensors, broadcast) -> `encoder`, `classifier` and, with a second encoder, `received`;
-    # both encoders' features are fused by the weight `fusion` or, without one, joined.
+    # The personal model: (own tensors, broadcast) -> the tensors of its `classifier` and of what `fusion` takes.
     deploy: Callable[[Tensors, Tensors], Tensors] = lambda own, received: select(own, WHOLE)
     # Whether `deploy` takes the broadcast that the last round started from, or the one made after it.
     deploys_final: bool = False
+    fusion: Fusion = SINGLE  # how the features of the personal model's encoders become its classifier's
+    metrics: tuple[Metric, ...] = (CLASSIFICATION_LOSS,)  # all that its losses and `inspect` report, in order of charts
+    # What the node's tensors say after stage 2: own tensors -> metrics.
+    inspect: Callable[[Tensors], Metrics] = lambda own: {}
+    # What those who run a federation should hear of it, once: (round, metrics by node) -> text; empty if nothing.
+    notice: Callable[[int, Mapping[str, Metrics]], str] = lambda round_, metrics: ""
 
 
 Factory = Callable[..., Method]
@@ -178,7 +196,7 @@ def classification(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Cross-entropy of the plain model, classifier on encoder."""
     loss = network.cross_entropy(network.linear(tensors, "classifier", encode(tensors, batch.images)), batch.labels)
-    return loss, {"L_C": loss}
+    return loss, {CLASSIFICATION_LOSS.key: loss}
 
 
 def plain_phase(training: Training, epochs: int = 0, loss: Loss = classification) -> Phase:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from broker_config.protocol.messages import Training
-from trainer.methods.base import WHOLE, Batch, Encode, Method, OneStage, Phase, Step
+from trainer.methods.base import CLASSIFICATION_LOSS, WHOLE, Batch, Encode, Method, Metric, OneStage, Phase, Step
 from trainer.methods.fedavg import fedavg
 from trainer.models.named_tensors import add_prefix, strip_prefix
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.models.network import Network, Tensors
+
+
+L_P = Metric("L_P", "loss of the personal model", "Stage 2, on the node's training images.")
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,7 +35,7 @@ def ditto(training: Training, options: Options) -> Method:
         logits = network.linear(tensors, "personal.classifier", encode(tensors, batch.images, "personal.encoder"))
         loss = network.cross_entropy(logits, batch.labels)
         own, received = network.flat(strip_prefix("personal", tensors), WHOLE), network.flat(batch.received, WHOLE)
-        return loss + options.lam / 2 * (own - received).square().sum(), {"L_P": loss}
+        return loss + options.lam / 2 * (own - received).square().sum(), {L_P.key: loss}
 
     step = Step(("personal",), personal)
     return fedavg(training, OneStage())._replace(
@@ -40,4 +43,5 @@ def ditto(training: Training, options: Options) -> Method:
         refine=(Phase("personal", (step,), options.personal_epochs or training.local_epochs),),
         deploy=lambda own, received: strip_prefix("personal", own),
         deploys_final=False,
+        metrics=(CLASSIFICATION_LOSS, L_P),
     )

@@ -10,10 +10,12 @@ import numpy as np
 
 from broker_config.protocol.messages import Training
 from trainer.methods.base import (
+    CLASSIFICATION_LOSS,
     WHOLE,
     Batch,
     Encode,
     Method,
+    Metric,
     OneStage,
     Phase,
     Sgd,
@@ -29,6 +31,11 @@ if TYPE_CHECKING:
 
     from trainer.models.network import Network, Tensors
 
+L_W = Metric(
+    "L_W",
+    "mixing loss",
+    "While the node learns how to mix its classifier with the received one.",
+)
 _WINDOW = 10  # losses that must have come to rest in the first adaptation
 
 
@@ -55,6 +62,7 @@ def fedala(training: Training, options: Options) -> Method:
             "adapted": np.zeros((), np.float32),
         },
         receive=lambda own, received: {**own, **select(received, ("encoder",))},
+        metrics=(CLASSIFICATION_LOSS, L_W),
     )
 
 
@@ -72,7 +80,7 @@ def _adaptation(options: Options) -> Phase:
     def mixing(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
         logits = network.linear(_mixed(tensors, batch.received), "classifier", encode(tensors, batch.images))
         loss = network.cross_entropy(logits, batch.labels)
-        return loss, {"L_W": loss}
+        return loss, {L_W.key: loss}
 
     def is_settled(tensors: Tensors, received: Tensors, losses: Sequence[float]) -> bool:
         at_rest = len(losses) >= _WINDOW and float(np.std(losses[-_WINDOW:])) < options.rest

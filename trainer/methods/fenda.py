@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from broker_config.protocol.messages import Training
-from trainer.methods.base import Batch, Encode, Method, OneStage, Phase, Step, share
+from trainer.methods.base import CLASSIFICATION_LOSS, Batch, Encode, Method, OneStage, Phase, Step, share
+from trainer.models.fusion import CONCATENATION, RECEIVED
 from trainer.models.initial_weights import linear
 from trainer.models.named_tensors import add_prefix, select, strip_prefix, without_frozen
 
@@ -23,9 +24,10 @@ def fenda(training: Training, options: Options) -> Method:
     """Both encoders start alike and are trained together with the classifier; only the exchanged one is averaged."""
 
     def joined(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
-        features = network.join(encode(tensors, batch.images), encode(tensors, batch.images, "private.encoder"))
+        both = [encode(tensors, batch.images), encode(tensors, batch.images, "private.encoder")]
+        features = CONCATENATION.fuse(both, tensors)
         loss = network.cross_entropy(network.linear(tensors, "classifier", features), batch.labels)
-        return loss, {"L_C": loss}
+        return loss, {CLASSIFICATION_LOSS.key: loss}
 
     step = Step(("encoder", "private", "classifier"), joined)
     return Method(
@@ -33,11 +35,12 @@ def fenda(training: Training, options: Options) -> Method:
         sends=share("encoder"),
         init_node=lambda broadcast, shape, random: {
             **add_prefix("private", select(broadcast, ("encoder",))),
-            **linear("classifier", 2 * shape.features, shape.classes, random),
+            **linear("classifier", CONCATENATION.width(shape.features), shape.classes, random),
         },
         deploy=lambda own, received: {
             **strip_prefix("private", own),
             **select(own, ("classifier",)),
-            **add_prefix("received", without_frozen(strip_prefix("encoder", own))),
+            **add_prefix(RECEIVED, without_frozen(strip_prefix("encoder", own))),
         },
+        fusion=CONCATENATION,
     )

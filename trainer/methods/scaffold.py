@@ -69,6 +69,7 @@ def scaffold(training: Training, options: Options) -> Method:
         receive=lambda own, received: {**own, **select(received, WHOLE)},
         contribute=lambda own, received: {**own, **change(own, received)},
         measure=lambda metrics, images: 1.0,
+        weight_meaning="1, as every node's",
         weigh=lambda raw: 1.0,
         weight_cap=1.0,
         only_mean="the server's control variate must be the mean of the nodes' own, or their steps drift",

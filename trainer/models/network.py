@@ -11,6 +11,7 @@ from torch.nn import functional
 from broker_config.protocol.errors import UsageError
 from trainer.models.catalogue import FEATURES
 from trainer.models.fast_kernels import Context, functional_encoder
+from trainer.models.fusion import fusion_of
 from trainer.models.initial_weights import Shape
 from trainer.models.named_tensors import is_trainable, select, strip_prefix
 
@@ -99,16 +100,6 @@ class Network:
         return cast(Tensor, _Reverse.apply(features, scale))  # type: ignore[no-untyped-call]
 
     @staticmethod
-    def fuse(weight: Tensor, received: Tensor, own: Tensor) -> Tensor:
-        """AFedCL eq. (9): weight * received + (1 - weight) * own, features [n, features]."""
-        return weight * received + (1 - weight) * own
-
-    @staticmethod
-    def join(received: Tensor, own: Tensor) -> Tensor:
-        """Both encoders' features side by side (FENDA), [n, 2 * features]."""
-        return torch.cat([received, own], 1)
-
-    @staticmethod
     def flat(tensors: Tensors, prefixes: Iterable[str]) -> Tensor:
         """All values under `prefixes` that gradients move, as one vector, ordered by name."""
         return torch.cat(
@@ -116,17 +107,12 @@ class Network:
         )
 
     def features(self, personal: Tensors, images: Tensor) -> Tensor:
-        """Features of a personal model: its encoder's, fused (AFedCL) or joined (FENDA) with those of `received`."""
+        """The features [n, features] of a personal model that its classifier takes."""
         return self._features(personal, self.apply_stem(personal, images))
 
     def _features(self, personal: Tensors, inputs: Tensor) -> Tensor:
-        features = self.encode(personal, inputs)
-        if not any(name.startswith("received.") for name in personal):
-            return features
-        received = self.encode(personal, inputs, prefix="received")
-        if "fusion" in personal:
-            return self.fuse(personal["fusion"], received, features)
-        return self.join(received, features)
+        fusion = fusion_of(personal)
+        return fusion.fuse([self.encode(personal, inputs, prefix=prefix) for prefix in fusion.encoders], personal)
 
     def predict(self, personal: Tensors, images: Tensor) -> Tensor:
         """Logits [n, classes] of a personal model."""

@@ -23,6 +23,7 @@ from edge.terminal.formatting import (
     pluralize,
 )
 from edge.terminal.tables import Row, first_that_fits, node_table, one_line
+from trainer.methods import headline_metrics
 from trainer.progress.events import (
     Activity,
     AnyEvent,
@@ -51,7 +52,7 @@ _RESERVED_LINES = 8  # of the terminal, for what is not the table of nodes
 _MIN_ROWS = 3
 _ABSENT = ("gone", "left out")
 # The more important columns come first; where the terminal is narrow, the last ones are dropped first.
-_PRIORITY = ("state", "round", "accuracy", "up", "down", "L_D", "A_k")
+_PRIORITY = ("state", "round", "accuracy", "up", "down")
 
 
 @contextmanager
@@ -94,6 +95,7 @@ class Board:
 
     def __init__(self, *, ascii_only: bool = False, clock: Clock = time.monotonic):
         self._clock = clock
+        self._priority = (*_PRIORITY, *headline_metrics())
         self._spinner = Spinner("line" if ascii_only else "dots")
         self._nodes: dict[str, _Node] = {}
         self._remaining = RemainingTime(clock=clock)
@@ -195,7 +197,7 @@ class Board:
         rows = {name: self._nodes[name].row() for name in sorted(self._nodes, key=natural_key)}
         metrics = dict.fromkeys(name for node in self._nodes.values() for name in node.metrics)
         titles = ("round", "state", *metrics, "up", "down")
-        return node_table(rows, titles, _PRIORITY, console, max(_MIN_ROWS, console.height - _RESERVED_LINES))
+        return node_table(rows, titles, self._priority, console, max(_MIN_ROWS, console.height - _RESERVED_LINES))
 
     def _rounds_bar(self, console: Console) -> Table:
         rounds, closed = self._remaining.rounds, self._remaining.closed

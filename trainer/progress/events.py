@@ -97,7 +97,7 @@ class Contribution(Event, frozen=True, kw_only=True):
 
     node: str
     round: int
-    weight: float  # raw, as the node measured it: L_D for AFedCL
+    weight: float  # raw, as the node measured it
     bytes: int
 
 

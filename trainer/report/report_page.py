@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
@@ -13,8 +12,12 @@ from typing import NamedTuple
 import jinja2
 from markupsafe import Markup
 
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.messages import Training
 from broker_config.storage.disk import writing
 from edge.terminal.formatting import format_bytes
+from trainer.methods import make
+from trainer.methods.base import Method, Metric
 from trainer.progress import Note, Report, Step
 from trainer.progress.timeline import Activity
 from trainer.report import charts
@@ -106,32 +109,40 @@ class Chart(NamedTuple):
     figure: Markup
 
 
-_METRIC_CHARTS = (
-    ("L_D", "L", "D", "discrimination loss", "At ln 2 the discriminator cannot tell local features from global ones."),
-    ("A_k", "A", "k", "fusion weight", "The share of the received encoder's features in the personal model."),
-    ("L_C", "L", "C", "classification loss", "Stage 1, on the node's training images."),
-    ("L_T", "L", "T", "triplet loss", "Images with patches of other plants; 0 while there are none."),
-    ("L_F", "L", "F", "fusion loss", "Stage 2, on the node's training images."),
-    ("accuracy", "", "", "accuracy", "On held-out images, %."),
-)
+_ACCURACY = Metric("accuracy", "accuracy", "On held-out images, %.")
+
+
+def _metrics(run: Run) -> tuple[Metric, ...]:
+    """What nodes of the run report, in the order of the page."""
+    method = _method(run)
+    return (*(method.metrics if method else ()), _ACCURACY)
+
+
+def _method(run: Run) -> Method | None:
+    """The run's method; None where this version has none of that name, or other options."""
+    try:
+        return make(run.report.method, Training(), run.report.options)
+    except UsageError:
+        return None
 
 
 def _charts(run: Run) -> list[Chart]:
     if run.kind == "coordinator":
         return [_weights_chart(run)]
     found = []
-    for metric, symbol, subscript, title, meaning in _METRIC_CHARTS:
+    for metric in _metrics(run):
         series = [
             charts.Series(node.report.name, number, points)
             for number, node in enumerate(run.nodes)
-            if (points := [(line["round"], line[metric]) for line in node.report.history if metric in line])
+            if (points := [(line["round"], line[metric.key]) for line in node.report.history if metric.key in line])
         ]
         if series:
-            reference = charts.ReferenceLine(math.log(2), "ln 2") if metric == "L_D" else None
+            reference = charts.ReferenceLine(*metric.level) if metric.level else None
             figure = charts.line_chart(
-                title, series, run.report.rounds, reference=reference, percent=metric == "accuracy"
+                metric.title, series, run.report.rounds, reference=reference, percent=metric.key == _ACCURACY.key
             )
-            found.append(Chart(symbol, subscript, title, meaning, figure))
+            symbol, subscript = metric.key.split("_") if "_" in metric.key else ("", "")
+            found.append(Chart(symbol, subscript, metric.title, metric.meaning, figure))
     return found
 
 
@@ -144,7 +155,9 @@ def _weights_chart(run: Run) -> Chart:
         for number, name in enumerate(names)
     ]
     figure = charts.line_chart("weight of the contribution", series, run.report.rounds)
-    return Chart("", "", "weight of the contribution", "As each node measured it: L_D for afedcl.", figure)
+    method = _method(run)
+    meaning = f"As each node measured it: {method.weight_meaning}." if method else "As each node measured it."
+    return Chart("", "", "weight of the contribution", meaning, figure)
 
 
 def _last_values(run: Run) -> tuple[list[str], list[tuple[str, dict[str, float]]]]:
@@ -155,7 +168,8 @@ def _last_values(run: Run) -> tuple[list[str], list[tuple[str, dict[str, float]]
         for line in node.report.history:
             values |= line
         last.append((node.report.name, values))
-    return [metric for metric, *_ in _METRIC_CHARTS if any(metric in values for _, values in last)], last
+    keys = [metric.key for metric in _metrics(run)]
+    return [metric for metric in keys if any(metric in values for _, values in last)], last
 
 
 def _interval_bar(number: int, node: Node) -> Markup:

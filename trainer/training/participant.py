@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from broker_config.protocol.messages import Spec
 from trainer.data.class_folders import Images, LabelledImages, folds
-from trainer.methods import complete_options, make
+from trainer.methods import PRIVATE_CLASSIFIERS, complete_options, make
 from trainer.methods.base import Metrics, Phase
+from trainer.models.fusion import fusion_of
 from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefix
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
 from trainer.training.engine import predict, run_phase
@@ -117,11 +118,11 @@ class Participant:
         return state, metrics | self.evaluate_round(state, received, round_)
 
     def evaluate_round(self, state: State, received: Tensors, round_: int) -> Metrics:
-        """After stage 2: A_k where there is one and, every `evaluate_every` rounds, the accuracy on held-out images."""
-        metrics = {"A_k": float(state.tensors["fusion"])} if "fusion" in state.tensors else {}
+        """After stage 2: what the state says and, every `evaluate_every` rounds, the accuracy on held-out images."""
+        metrics = self.method.inspect(state.tensors)
         test, spec = self._images.test, self.spec
         if test is not None and (round_ % spec.evaluate_every == 0 or round_ == spec.rounds):
-            logits = self._predict_held_out(self.method.deploy(state.tensors, received), test)
+            logits = self._predict_held_out(self._deploy(state.tensors, received), test)
             metrics["accuracy"] = accuracy(logits.argmax(1), test.labels)
         return metrics
 
@@ -134,7 +135,7 @@ class Participant:
         held-out images; without any, by cross-validation over the training images (`cross_validated` = 1): each fold
         is judged by heads trained anew from the last average on the other folds. That average has seen a trace of
         every image, so the figure is a little hopeful. A shared classifier has seen more than a trace: where there is
-        one, the folds are FedPer's, which train classifiers of their own on the averaged encoder.
+        one, the folds are of the method that trains private classifiers on the averaged encoder.
 
         Args:
             state: after the last round.
@@ -143,7 +144,7 @@ class Participant:
             final: the average made after it; the same as `broadcast` will do unless `needs_final`.
             history: metrics of each round.
         """
-        tensors = self.method.deploy(state.tensors, self.tensors(final if self.method.deploys_final else broadcast))
+        tensors = self._deploy(state.tensors, self.tensors(final if self.method.deploys_final else broadcast))
         test, classes = self._images.test, self.spec.classes
         judged, logits = (
             (test, self._predict_held_out(tensors, test)) if test is not None else self._cross_validate(tensors, final)
@@ -167,8 +168,11 @@ class Participant:
         """The training images, and logits [n, classes], each row by a model that was not trained on the image."""
         images, spec = self._images.train, self.spec
         if "classifier.weight" in final:
-            spec = msgspec.structs.replace(spec, method="fedper", options=complete_options("fedper", {}))
-            average = to_arrays(deployed) if self.method.deploys_final else final  # FedBN's is whole only as deployed
+            options = complete_options(PRIVATE_CLASSIFIERS, {})
+            spec = msgspec.structs.replace(spec, method=PRIVATE_CLASSIFIERS, options=options)
+            average = (
+                to_arrays(deployed) if self.method.deploys_final else final
+            )  # with private layers, it is whole only as deployed
             final = select(average, ("encoder",))
         logits = np.empty((len(images.labels), len(self.spec.classes)), np.float32)
         for held_out in folds(images, min(_FOLDS, len(images.labels)), spec.seed):
@@ -178,10 +182,15 @@ class Participant:
             for round_ in range(min(_FOLD_ROUNDS, spec.rounds)):
                 state, _, _ = fold.contribute(state, final, round_)
                 state, _ = fold.refine(state, final, round_)
-            personal = fold.method.deploy(state.tensors, self.tensors(final))
+            personal = fold._deploy(state.tensors, self.tensors(final))
             data = TrainingSet.of(images.take(held_out), self.spec.preprocessing, self._device)
             logits[held_out] = self._predict(personal, data)
         return images, logits
+
+    def _deploy(self, own: Tensors, received: Tensors) -> Tensors:
+        personal = self.method.deploy(own, received)
+        assert fusion_of(personal) is self.method.fusion, f"{self.spec.method} deploys another fusion than it declares"
+        return personal
 
     def _predict_held_out(self, personal: Tensors, test: LabelledImages) -> np.ndarray:
         if self._held_out is None:

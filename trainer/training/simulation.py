@@ -21,7 +21,7 @@ from trainer.methods.base import Metrics
 from trainer.models.named_tensors import Arrays
 from trainer.report import summary
 from trainer.training import batched_engine, personal_model
-from trainer.training.exchange_notice import Exchange
+from trainer.training.method_notice import MethodNotice
 from trainer.training.participant import Contributed, Participant
 from trainer.training.personal_model import Personal
 
@@ -95,7 +95,7 @@ def simulate(
     histories: dict[str, tuple[Metrics, ...]] = dict.fromkeys(participants, ())
     started = time.monotonic()
     show(progress.Gathering(federation=spec.federation, run=spec.run, nodes=len(participants), rounds=spec.rounds))
-    rounds, exchange = progress.RoundReporter(show, lambda: (0, 0)), Exchange(show)
+    rounds, notice = progress.RoundReporter(show, lambda: (0, 0)), MethodNotice(method, show)
     for round_ in range(1, spec.rounds + 1):
         received = broadcast
         drawn = sample_participants(participants, spec.sample, spec.seed, round_)
@@ -119,7 +119,7 @@ def simulate(
         closed(round_, broadcast)
         took_part = sorted(drawn or participants)
         rounds.close(took_part)
-        exchange.take(round_, {name: histories[name][-1] for name in took_part})
+        notice.check(round_, {name: histories[name][-1] for name in took_part})
     models = {}
     for name, (last, received) in trained_on.items():
         show(progress.Activity(node=name, round=spec.rounds, what="judging"))

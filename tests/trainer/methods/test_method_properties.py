@@ -12,12 +12,14 @@ import torch
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import Preprocessing, Spec, Training
+from edge.cli.options import DEFAULT_METHOD, Method
 from edge.cli.options import METHODS as NAMED
 from tests.support.user_messages import HOUSE
 from trainer.data.class_folders import Images, LabelledImages
 from trainer.federation.server.aggregation import FixedPointSum
 from trainer.federation.server.spec import Request, draft
-from trainer.methods import METHODS, complete_options, make
+from trainer.methods import DEFAULT, METHODS, complete_options, make
+from trainer.models.fusion import fusion_of
 from trainer.models.initial_weights import Shape
 from trainer.models.named_tensors import Arrays, select, strip_prefix
 from trainer.models.network import Network, to_arrays, to_tensors
@@ -370,7 +372,9 @@ def test_options_that_do_not_combine_say_why_and_what_to_do(options: dict[str, A
 def test_every_method_stands_in_the_readme_and_in_the_help() -> None:
     rows = re.findall(r"^\| `(\w+)` \|", (HOUSE / "README.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(METHODS)
-    assert re.split(r", | or ", NAMED.rstrip(".")) == sorted(METHODS)
+    (option,) = Method.__metadata__
+    assert re.split(r", | or ", option.help.rstrip(".")) == NAMED == sorted(METHODS)
+    assert str(DEFAULT_METHOD) == DEFAULT
 
 
 def test_options_from_a_command_line_are_read_as_their_type() -> None:
@@ -380,6 +384,27 @@ def test_options_from_a_command_line_are_read_as_their_type() -> None:
 def test_a_personal_tree_keeps_the_received_encoder_apart() -> None:
     tensors = next(iter(run("afedcl").models.values())).tensors
     assert strip_prefix("received", tensors).keys() == strip_prefix("encoder", tensors).keys()
+
+
+@case
+def test_a_method_explains_all_metrics_that_it_reports_and_no_others(case: str) -> None:
+    spec, _ = drafted(case)
+    declared = make(spec.method, spec.training, spec.options).metrics
+    for model in plain(case).models.values():
+        reported = {key for entry in model.facts.history for key in entry} - {"round", "accuracy"}
+        assert reported == {metric.key for metric in declared}
+    assert all(metric.title and metric.meaning.endswith(".") for metric in declared)
+    assert len({metric.key for metric in declared}) == len(declared)
+
+
+@case
+def test_a_personal_model_is_of_the_fusion_that_the_method_declares(case: str) -> None:
+    spec, _ = drafted(case)
+    declared = make(spec.method, spec.training, spec.options).fusion
+    network = Network(spec.model, len(CLASSES))
+    for model in plain(case).models.values():
+        assert fusion_of(model.tensors) is declared
+        assert model.tensors["classifier.weight"].shape == (len(CLASSES), declared.width(network.shape.features))
 
 
 def test_training_that_diverges_says_so() -> None:

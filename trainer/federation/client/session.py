@@ -40,7 +40,7 @@ from trainer.federation.client.checkpoint import Progress
 from trainer.federation.client.connection import ClientConnection
 from trainer.federation.client.training_thread import Contributed, Deployed, Failed, Refined, Worker
 from trainer.progress.timeline import Timeline
-from trainer.training.exchange_notice import Exchange
+from trainer.training.method_notice import MethodNotice
 from trainer.training.personal_model import describe, load_facts
 
 _INBOX = 1024
@@ -94,9 +94,10 @@ class _Node:
         identity = checkpoint.begin_session(folder)
         self._session = identity.session  # of this process: messages for an earlier one have another
         self._telemetry, self._report = telemetry, report
-        self._activities, self._exchange = events.ActivityReporter(report), Exchange(report)
+        self._activities = events.ActivityReporter(report)
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
         self._worker = Worker(spec, name, images, folder, self._inbox)
+        self._notice = MethodNotice(self._worker.method, report)
         self._progress = self._worker.progress  # of the last stage that is on disk
         self._timeline = Timeline(folder, spec.run)
         self._busy = False  # the worker has a job whose result has not been handled yet
@@ -361,7 +362,7 @@ class _Node:
     def _report_metrics(self, progress: Progress) -> None:
         metrics = {name: value for name, value in progress.history[-1].items() if name != "round"}
         self._report(events.Measured(node=self._name, round=progress.round, metrics=metrics))
-        self._exchange.take(progress.round, {self._name: metrics})
+        self._notice.check(progress.round, {self._name: metrics})
         if self._telemetry:
             self._connection.send(
                 Telemetry(session=self._session, run=progress.run, round=progress.round, metrics=metrics)

@@ -65,6 +65,7 @@ class Worker:
         self._spec, self._name, self._folder, self._inbox = spec, name, folder, inbox
         self.store = BlobStore(folder / "blobs")
         self._participant = Participant(spec, name, images, secret=secrets.token_hex(16))
+        self.method = self._participant.method
         self.needs_final = self._participant.needs_final
         self.progress = checkpoint.load_progress(folder, spec.run)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="training")

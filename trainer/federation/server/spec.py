@@ -13,7 +13,7 @@ from broker_config.protocol.errors import UsageError, suggest
 from broker_config.protocol.messages import Aggregation, Option, Preprocessing, Rule, Spec, TensorSpec, Training
 from trainer.federation.server.aggregation import scale_for
 from trainer.federation.server.robust_rules import RULES
-from trainer.methods import allowed, complete_options, make
+from trainer.methods import DEFAULT, allowed, complete_options, make
 from trainer.methods.base import Method
 from trainer.models.catalogue import FEATURES, SIZES
 from trainer.models.initial_weights import Shape, initial_encoder, suited_weights
@@ -24,7 +24,7 @@ from trainer.training.seeding import generator
 class Request(NamedTuple):
     """What a user asks of a federation, whoever takes part. Empty values are settled by `draft`."""
 
-    method: str = "afedcl"
+    method: str = DEFAULT
     options: Mapping[str, Option | str] = {}  # of the method
     model: str = "mobilenet_v2"
     weights: str = ""  # none, surface, imagenet or a file; by default `suited_weights`

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.methods.base import PATCHED, Batch, Encode, Loss, classification
+from trainer.methods.base import CLASSIFICATION_LOSS, Batch, Encode, Loss, Metric, classification
 from trainer.methods.fedtfi.patches import Cells, Items, interpolate
 
 if TYPE_CHECKING:
@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 
     from trainer.methods.fedtfi.options import Options
     from trainer.models.network import Network, Tensors
+
+
+TRIPLET_LOSS = Metric("L_T", "triplet loss", "Images with patches of other plants; 0 while there are none.")
+PATCHED = Metric(
+    "patched", "patched images", "The share of a node's training images for which there are patches of other plants."
+)
 
 
 def triplet(options: Options) -> Loss:
@@ -26,13 +32,17 @@ def triplet(options: Options) -> Loss:
         patched = there.float().mean()
         if not there.any():
             plain, reported = classification(network, tensors, batch, encode)
-            return plain, {**reported, "L_T": torch.zeros_like(plain), PATCHED: patched}
+            return plain, {**reported, TRIPLET_LOSS.key: torch.zeros_like(plain), PATCHED.key: patched}
         positives, negatives = (changed[there] for changed, _ in drawn)
         embedded, features = _embed(network, tensors, torch.cat([maps, positives, negatives]), len(maps))
         positive, negative = embedded[len(maps) :].chunk(2)
         apart = gaps(embedded[: len(maps)][there], positive, negative, options.margin).mean()
         entropy = network.cross_entropy(network.linear(tensors, "classifier", features), batch.labels)
-        return entropy + options.lam * apart, {"L_C": entropy, "L_T": apart, PATCHED: patched}
+        return entropy + options.lam * apart, {
+            CLASSIFICATION_LOSS.key: entropy,
+            TRIPLET_LOSS.key: apart,
+            PATCHED.key: patched,
+        }
 
     return loss
 
@@ -45,12 +55,12 @@ def mixed(options: Options) -> Loss:
         drawn = _draw(options, maps, batch, (True,))
         if not drawn:
             plain, reported = classification(network, tensors, batch, encode)
-            return plain, {**reported, PATCHED: plain.new_zeros(())}
+            return plain, {**reported, PATCHED.key: plain.new_zeros(())}
         ((changed, there),) = drawn
         maps = changed.where(there[:, None, None, None], maps)
         _, features = _embed(network, tensors, maps, len(maps))
         entropy = network.cross_entropy(network.linear(tensors, "classifier", features), batch.labels)
-        return entropy, {"L_C": entropy, PATCHED: there.float().mean()}
+        return entropy, {CLASSIFICATION_LOSS.key: entropy, PATCHED.key: there.float().mean()}
 
     return loss
 

@@ -5,11 +5,23 @@ The paper leaves open: margin, lambda, p, the size of the bank, and which rounds
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Training
-from trainer.methods.base import WHOLE, Method, OneStage, Relay, plain_phase, shared_classifier
+from edge.terminal.formatting import format_names
+from trainer.methods.base import (
+    CLASSIFICATION_LOSS,
+    WHOLE,
+    Method,
+    Metrics,
+    OneStage,
+    Relay,
+    plain_phase,
+    shared_classifier,
+)
 from trainer.methods.fedavg import fedavg
 from trainer.methods.fedtfi import losses, patch_bank, patches
 from trainer.methods.fedtfi.options import Options
@@ -21,7 +33,8 @@ _MOST = 1 << 26  # bytes of patches in a contribution or a broadcast: the coordi
 
 def fedtfi(training: Training, options: Options) -> Method:
     """Cross-entropy and, with patches of other nodes put into maps, a triplet loss of TEL's output token (eq. 13)."""
-    loss = losses.mixed(options) if options.use == "mixed" else losses.triplet(options)
+    mixed = options.use == "mixed"
+    loss = losses.mixed(options) if mixed else losses.triplet(options)
     return fedavg(training, OneStage())._replace(
         train=(plain_phase(training, options.epochs, loss)._replace(draws=True),),
         init_server=lambda encoder, shape, random: _begin(options, encoder, shape, random),
@@ -35,6 +48,8 @@ def fedtfi(training: Training, options: Options) -> Method:
             hides=options.in_force,
             short_of=options.short_of,
         ),
+        metrics=(CLASSIFICATION_LOSS, *([] if mixed else [losses.TRIPLET_LOSS]), losses.PATCHED),
+        notice=_notice,
     )
 
 
@@ -57,6 +72,18 @@ def _begin(options: Options, encoder: Arrays, shape: Shape, random: np.random.Ge
             "take a smaller --option quota, capacity or mask",
         )
     return {**shared_classifier(encoder, shape, random), **patch_bank.empty(options.capacity, channels, options.mask)}
+
+
+def _notice(round_: int, metrics: Mapping[str, Metrics]) -> str:
+    """Which nodes have trained as without an exchange; in round 1 there is nothing to exchange yet."""
+    alone = [node for node, measured in metrics.items() if measured.get(losses.PATCHED.key) == 0]
+    if round_ == 1 or not alone:
+        return ""
+    return (
+        f"round {round_}: no patches of others fit the images of {format_names(alone)}: "
+        "the exchange teaches nothing there while patched is 0; "
+        "each label must be with two plants at least, with as many images at each as --option mix"
+    )
 
 
 def _shapes(options: Options, broadcast: Arrays) -> dict[str, tuple[int, ...]]:

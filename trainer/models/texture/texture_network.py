@@ -67,8 +67,8 @@ class Pooled(nn.Module):
         return torch.relu(self.hidden(tokens.mean(1)))
 
 
-def fedtfi(size: int, features: int, tel: Tel | None, codebooks: tuple[int, ...], depth: int) -> nn.Module:
-    """FedTFI's network for images of `size` pixels; see `presets`."""
+def build(size: int, features: int, tel: Tel | None, codebooks: tuple[int, ...], depth: int) -> nn.Module:
+    """FedTFI's network for images of `size` pixels; without `tel` or `codebooks` it lacks that part."""
     count = (size // 4 // PATCH) ** 2
     width = tel.width if tel else MAPS * PATCH**2
     return TextureNetwork(

@@ -34,13 +34,13 @@ class Preset(NamedTuple):
         return f"{network}'s first layers" if self.stem else f"torchvision's {network}"
 
 
-def _fedtfi(size: int, features: int, tel: Tel | None, codebooks: tuple[int, ...], depth: int) -> Build:
+def _from_parts(size: int, features: int, tel: Tel | None, codebooks: tuple[int, ...], depth: int) -> Build:
     """FedTFI's network. Without `tel` or `codebooks` (of words of `depth` numbers) it lacks that part."""
 
     def build() -> nn.Module:
-        from trainer.models.texture import texture_network as network  # noqa: PLC0415  (imports torch)
+        from trainer.models.texture import texture_network  # noqa: PLC0415  (imports torch)
 
-        return network.fedtfi(size, features, tel, codebooks, depth)
+        return texture_network.build(size, features, tel, codebooks, depth)
 
     return build
 
@@ -61,11 +61,11 @@ def _on_torchvision(head: str, trunk: str, weights: str, features: int, values: 
 
 
 PRESETS: dict[str, Preset] = {
-    "fedtfi": Preset(_fedtfi(224, 512, PAPER_TEL, (8, 16, 32, 64), 128), 224, 512, 135_359_492),
-    "fedtfi_small": Preset(_fedtfi(64, 128, SMALL_TEL, (4, 8, 16, 32), 64), 64, 128, 1_090_632),
-    "tel_small": Preset(_fedtfi(64, 128, SMALL_TEL, (), 0), 64, 128, 591_500),
-    "musten_small": Preset(_fedtfi(64, 128, None, (4, 8, 16, 32), 64), 64, 128, 792_264),
-    "maps_small": Preset(_fedtfi(64, 128, None, (), 0), 64, 128, 301_324),
+    "fedtfi": Preset(_from_parts(224, 512, PAPER_TEL, (8, 16, 32, 64), 128), 224, 512, 135_359_492),
+    "fedtfi_small": Preset(_from_parts(64, 128, SMALL_TEL, (4, 8, 16, 32), 64), 64, 128, 1_090_632),
+    "tel_small": Preset(_from_parts(64, 128, SMALL_TEL, (), 0), 64, 128, 591_500),
+    "musten_small": Preset(_from_parts(64, 128, None, (4, 8, 16, 32), 64), 64, 128, 792_264),
+    "maps_small": Preset(_from_parts(64, 128, None, (), 0), 64, 128, 301_324),
     "resnet_small": Preset(_baseline("resnet", "small"), 64, 128, 793_996),
     "deepten_small": Preset(_baseline("deepten", "small"), 64, 1024, 803_356),
     "dep_small": Preset(_baseline("dep", "small"), 64, 128, 854_780),

@@ -12,7 +12,7 @@ from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.errors import PeerError, UsageError
-from broker_config.protocol.messages import Contribution, Manifest, Spec
+from broker_config.protocol.messages import Contribution, Manifest, Spec, Training
 from tests.support.plants import CLASSES, draw, load_images
 from tests.support.sessions import PLANTS, Federation, same
 from trainer import progress
@@ -21,6 +21,7 @@ from trainer.federation.client.discovery import join
 from trainer.federation.server.coordinator import Outcome
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Request, Terms, draft
+from trainer.methods import complete_options, make
 from trainer.methods.fedtfi import patch_bank
 from trainer.models.named_tensors import Arrays, select
 from trainer.models.network import to_arrays
@@ -83,6 +84,13 @@ def test_later_rounds_have_a_triplet_loss_and_no_model_holds_the_bank(run: Run) 
     shares = [tuple(entry["patched"] for entry in model.facts.history) for model in models]
     assert (0, 1) in shares
     assert not any(name.startswith("bank") for model in models for name in model.tensors)
+
+
+@pytest.mark.parametrize("use", ["triplet", "mixed"])
+def test_all_metrics_that_are_reported_are_explained_and_no_others(run: Run, use: str) -> None:
+    declared = {metric.key for metric in make("fedtfi", Training(), complete_options("fedtfi", {"use": use})).metrics}
+    for model in run(rounds=2, use=use).models.values():
+        assert {key for entry in model.facts.history for key in entry} - {"round", "accuracy"} == declared
 
 
 def test_the_bank_holds_labelled_patches_of_received_maps_and_is_as_large_as_agreed(images: dict[str, Images]) -> None:

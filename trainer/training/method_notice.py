@@ -1,0 +1,20 @@
+"""A method's notice about a round, for those who run a federation."""
+
+from collections.abc import Mapping
+
+from trainer import progress
+from trainer.methods.base import Method, Metrics
+
+
+class MethodNotice:
+    """The first notice that a method gives; later ones would repeat it."""
+
+    def __init__(self, method: Method, report: progress.Report):
+        self._method, self._report, self._given = method, report, False
+
+    def check(self, round_: int, metrics: Mapping[str, Metrics]) -> None:
+        """Report a notice about what nodes measured in a round, unless there has been one."""
+        text = "" if self._given else self._method.notice(round_, metrics)
+        if text:
+            self._given = True
+            self._report(progress.Note(text=text))
