@@ -1,8 +1,8 @@
-"""How long a line's prediction takes: `python -m benchmarks.vfl_predictions [--products N] [--json]`.
+"""Time of a VFL prediction: `python -m benchmarks.vfl_predictions [--products N] [--json]`.
 
 From a product's last embedding leaving to its final prediction arriving, over MQTT on this machine, beside the bare
-round trip through the same broker: while the line trains as fast as it can, and alone. Rows are timed too, from the
-moment when the last sensor's row is in its file.
+round trip through the same broker: while all train as fast as they can, and alone. Rows are timed too, from the moment
+when the last sensor's row is in its file.
 """
 
 import argparse
@@ -47,30 +47,30 @@ def main() -> None:
 
 def measured(folder: Path, products: int) -> Iterator[tuple[str, list[float]]]:
     """What was measured, and milliseconds of each product."""
-    line = DrawnStations(3, 0)
-    append_products(line, folder, 0, 1000 + _ROUNDS)
+    stations = DrawnStations(3, 0)
+    append_products(stations, folder, 0, 1000 + _ROUNDS)
     with Processes(folder / "logs") as processes, start_broker(folder / "broker", kind="mosquitto") as broker:
         training = [
             processes.start(
-                "head", "vfl", "coordinate", broker.url, "--sensors", ",".join(line.stations), "--start", "1000",
+                "head", "vfl", "coordinate", broker.url, "--sensors", ",".join(stations.stations), "--start", "1000",
                 "--labels", str(folder / LABELS), "--classes", ",".join(CLASSES), "--chunk", "1", "--window", "1000",
                 "--state", str(folder / "head"),
             )
         ]  # fmt: skip
-        for name, columns in line.stations.items():
+        for name, columns in stations.stations.items():
             training.append(
                 processes.start(
                     name, "vfl", "join", broker.url, "--sensor", name, "--state", str(folder / name),
                     "--columns", ",".join(each.name for each in columns), "--data", str(folder / f"{name}.csv"),
                 )
             )  # fmt: skip
-        members = ["head", *line.stations]
+        members = ["head", *stations.stations]
         _wait(lambda: all((folder / name / "bundle" / "manifest.json").exists() for name in members))
-        for name in line.stations:  # services read their own copies: training has all rows already
+        for name in stations.stations:  # services read their own copies: training has all rows already
             (folder / f"{name}.new").mkdir()
-            append_rows(line, folder / f"{name}.new", line.draw(0, 1), name)
+            append_rows(stations, folder / f"{name}.new", stations.draw(0, 1), name)
         services = [processes.start("head-service", "vfl", "serve", str(folder / "head" / "bundle"), broker.url)]
-        for name in line.stations:
+        for name in stations.stations:
             data = str(folder / f"{name}.new" / f"{name}.csv")
             arguments = ("vfl", "serve", str(folder / name / "bundle"), broker.url, "--data", data)
             services.append(processes.start(f"{name}-service", *arguments))
@@ -91,7 +91,7 @@ def measured(folder: Path, products: int) -> Iterator[tuple[str, list[float]]]:
                 manifest = read_bundle(folder / "head" / "bundle").manifest
                 yield f"embedding, {when}", _embeddings(mqtt, inbox, manifest, products, when)
                 first = 10**6 + (when == "alone") * products
-                yield f"row, {when}", _rows(inbox, line, folder, first, products)
+                yield f"row, {when}", _rows(inbox, stations, folder, first, products)
 
 
 def _bare(mqtt: MqttClient, inbox: "queue.Queue[Any]", products: int) -> list[float]:
@@ -125,14 +125,14 @@ def _embeddings(
     return times
 
 
-def _rows(inbox: "queue.Queue[Any]", line: DrawnStations, folder: Path, first: int, products: int) -> list[float]:
+def _rows(inbox: "queue.Queue[Any]", stations: DrawnStations, folder: Path, first: int, products: int) -> list[float]:
     """From the last row of a product in its file to its final prediction."""
     times = []
     for number in range(products):
         time.sleep(_PAUSE)
-        drawn = line.draw(first + number, first + number + 1)
-        for name in line.stations:
-            append_rows(line, folder / f"{name}.new", drawn, name)
+        drawn = stations.draw(first + number, first + number + 1)
+        for name in stations.stations:
+            append_rows(stations, folder / f"{name}.new", drawn, name)
         begun = time.perf_counter()
         _final(inbox, drawn.names[0])
         times.append(1000 * (time.perf_counter() - begun))

@@ -1,11 +1,11 @@
-"""Rounds of a line, against a bare client that moves frames of the same size, and against the same line in one process.
+"""Rounds of a VFL run, against a bare client that moves frames of the same size, and against a simulation.
 
     python -m benchmarks.vfl_rounds --sensors 2 --window 64 --iterations 1 --commit 1 20 200
 
-The line is made of real processes at a mosquitto on this machine. The bare client has as many processes: one publishes
+The run is made of real processes at a mosquitto on this machine. The bare client has as many processes: one publishes
 what a head sends in a round, each of the others answers with what a sensor sends, and the first waits for all of them.
 Compute is the longest way through the round's arithmetic, or all of it shared by the cores, whichever is longer. What
-the line takes beyond both is its protocol's: checks, copies, signatures, files. The three are measured one after the
+the run takes beyond both is its protocol's: checks, copies, signatures, files. The three are measured one after the
 other, several times, and their medians are compared. All are in milliseconds a round: means, in which a commit's fsync
 is spread over its group of rounds. `cpu` is processor time of all parties together. On a machine that does other things
 besides, rounds mostly wait for a core: `--alone` measures them as if it did not.
@@ -47,7 +47,7 @@ _FORK = multiprocessing.get_context("fork")
 
 
 class Case(NamedTuple):
-    """One way to run a line."""
+    """One setting of a run."""
 
     sensors: int
     window: int  # products
@@ -73,7 +73,7 @@ class Case(NamedTuple):
 
 
 class Broker(NamedTuple):
-    """Where the line meets."""
+    """A broker, and what its members need."""
 
     url: str
     port: int
@@ -134,7 +134,7 @@ def cpu(processes: Iterable[int]) -> float:
 
 
 def real(case: Case, plant: Plant, at: Broker, folder: Path, rounds: int) -> Took:
-    """A round of the real line."""
+    """A round of the real processes."""
     settings = {
         "--start": case.window, "--chunk": case.chunk, "--window": case.window, "--iterations": case.iterations,
         "--commit": case.commit, "--rounds": rounds, "--network": "dense", "--policy": "all",
@@ -178,7 +178,7 @@ def compute(case: Case, plant: Plant, rounds: int) -> Took:
 
 
 def _step(line: Simulation, case: Case, round_: int) -> tuple[list[float], float, list[float]]:
-    """What `Line.step` does, with a clock: each sensor's way up, the head's representation, what each party learns."""
+    """What `Simulation.step` does, with a clock: each sensor's way up, the head's representation, all training."""
     rows = slice(*case.spec.window.span(round_))
     samples, labels = [each[rows] for each in line.stream.samples], line.stream.labels[rows]
     clock = _Clock()

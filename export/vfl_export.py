@@ -1,4 +1,4 @@
-"""A line's models -> bundles, while they are trained."""
+"""Export of a vertical federation's models as bundles, while they are trained."""
 
 import logging
 import time
@@ -29,9 +29,9 @@ SECONDS_BETWEEN = 30.0  # seconds between two bundles
 
 
 class ExportSchedule:
-    """At which commits a bundle is written: about every half minute, at round numbers.
+    """The commits at which a bundle is written: about every half minute, at round numbers.
 
-    All parties of a line commit at the same rounds. Each takes every 1st, 2nd, 4th, 8th ... commit, the least that
+    Sensors and head commit at the same rounds. Each takes every 1st, 2nd, 4th, 8th ... commit, the least that
     lasts `seconds`; so those of unequal speed meet in most of their rounds, and their models belong together.
     """
 
@@ -40,7 +40,7 @@ class ExportSchedule:
         self._step, self._last, self._round = 1, -inf, 0
 
     def due(self, round_: int, commit: int, *, last: bool = False) -> bool:
-        """Whether this commit of a line that commits every so many rounds is one; the `last` one is."""
+        """Whether a bundle is due at this commit, one of every `commit` rounds; at the `last` one it is."""
         now = time.monotonic()
         if last:
             return round_ != self._round
@@ -64,7 +64,7 @@ class SensorBundleWriter:
     def __call__(self, spec: VflSpec, round_: int, sensor: Sensor, scaling: Scaling, *, last: bool) -> None:
         """Write one if it is time; if that fails, training goes on, and the last one stays in effect."""
         if self._pace.due(round_, spec.commit, last=last):
-            with _told(round_):
+            with _failure_logged(round_):
                 self._write(spec, round_, sensor, scaling)
 
     def _write(self, spec: VflSpec, round_: int, sensor: Sensor, scaling: Scaling) -> None:
@@ -72,7 +72,7 @@ class SensorBundleWriter:
         shape = (len(rows.columns), spec.cycles)
         size = embedding_size(spec.network, shape)
         graph = build_sensor_graph(sensor.model, shape, size, scaling)
-        about = _about(spec, round_, sensor.name, "sensor", [EmbeddingSource(name=sensor.name, size=size)])
+        about = _describe(spec, round_, sensor.name, "sensor", [EmbeddingSource(name=sensor.name, size=size)])
         assert sensor.extent, "a sensor's bundle follows a round"
         low, high, deviation = sensor.extent
         about = replace(
@@ -101,33 +101,33 @@ class HeadBundleWriter:
         If that fails, training goes on, and the last one stays in effect.
         """
         if self._pace.due(round_, spec.commit, last=last):
-            with _told(round_):
+            with _failure_logged(round_):
                 self._write(spec, round_, head, embeddings)
 
     def _write(self, spec: VflSpec, round_: int, head: Head, embeddings: Sequence[Tensor]) -> None:
         sizes = [each.shape[1] for each in embeddings]
         values = [float(name) for name in spec.classes] if spec.reading == "expectation" else None
-        graph = build_head_graph(head, sizes, _fill(embeddings), values)
+        graph = build_head_graph(head, sizes, _imputation(embeddings), values)
         sensors = [EmbeddingSource(name=name, size=size) for name, size in zip(spec.sensors, sizes, strict=True)]
-        about = _about(spec, round_, COORDINATOR, "head", sensors)
+        about = _describe(spec, round_, COORDINATOR, "head", sensors)
         signing = self._signer.own() if self._signer else None
-        write_bundle(self._folder, about, {"head": graph.content, **_agent(spec)}, graph.golden, signing)
+        write_bundle(self._folder, about, {"head": graph.content, **_policy_graph(spec)}, graph.golden, signing)
 
 
 @contextmanager
-def _told(round_: int) -> Iterator[None]:
-    """Say what kept a bundle from being written."""
+def _failure_logged(round_: int) -> Iterator[None]:
+    """Log what kept a bundle from being written."""
     try:
         yield
     except (EdgeNodeError, OSError) as error:
         log.warning("there is no bundle of round %d: %s", round_, error)
 
 
-def _agent(spec: VflSpec) -> dict[str, bytes]:
+def _policy_graph(spec: VflSpec) -> dict[str, bytes]:
     return {"policy": Path(spec.policy).read_bytes()} if spec.policy.endswith(".onnx") else {}
 
 
-def _fill(embeddings: Sequence[Tensor]) -> Imputation:
+def _imputation(embeddings: Sequence[Tensor]) -> Imputation:
     """By ridge regression from these embeddings; by their means where they are too long for that."""
     sizes = [each.shape[1] for each in embeddings]
     if sum(sizes) > LARGEST:
@@ -138,7 +138,7 @@ def _fill(embeddings: Sequence[Tensor]) -> Imputation:
     return weights
 
 
-def _about(
+def _describe(
     spec: VflSpec, round_: int, node: str, role: Literal["sensor", "head"], sensors: Sequence[EmbeddingSource]
 ) -> Description:
     return Description(

@@ -1,4 +1,4 @@
-"""A line's models -> ONNX. Graphs are put together node by node: a line writes them every half minute."""
+"""ONNX graphs of sensors and head, put together node by node: a run writes them every half minute."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, product
@@ -85,7 +85,7 @@ class _Builder:
                 return self.add("Mul", source, self.add("Div", length, self.add("Max", norm, length)))
             case nn.Flatten():
                 return self.add("Flatten", source)
-        raise VflParityError(f"a layer {type(module).__name__} has no place in a line's graph", _REMEDY)
+        raise VflParityError(f"a layer {type(module).__name__} cannot be exported as ONNX", _REMEDY)
 
     def _weights(self, layer: nn.Module) -> Iterator[str]:
         yield from (
@@ -100,7 +100,7 @@ class _Builder:
             helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *([size[name]] if name in size else [])])
             for name in outputs
         ]
-        graph = helper.make_graph(self._nodes, "line", inputs, described, self._values)
+        graph = helper.make_graph(self._nodes, "vfl", inputs, described, self._values)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)
         return bytes(model.SerializeToString())
 
@@ -224,7 +224,7 @@ def _compare(content: bytes, cases: Sequence[Arrays], expected: Callable[[Arrays
         found, wanted = run.run(names, given), expected(given)
         for name, one, other in zip(names, found, wanted, strict=True):
             if not np.isfinite(other).all():
-                raise VflParityError(f"a line's model gives {name} that are not finite", _DIVERGED)
+                raise VflParityError(f"the trained model gives {name} that are not finite", _DIVERGED)
             if one.shape != other.shape or not np.all(np.abs(one - other) <= TOLERANCE * max(1, np.abs(other).max())):
-                raise VflParityError(f"the graph of a line's model gives other {name} than torch", _REMEDY)
+                raise VflParityError(f"the ONNX graph gives other {name} than torch", _REMEDY)
     return {**given, **dict(zip(names, wanted, strict=True))}

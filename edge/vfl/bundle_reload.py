@@ -1,4 +1,4 @@
-"""A newer bundle in the folder of the one that is served: loaded and tested beside it, then handed over."""
+"""Reload of a newer bundle in the folder of the one that is served: loaded and tested beside it, then handed over."""
 
 import logging
 import queue
@@ -12,8 +12,8 @@ from edge.bundle.bundle_format import load_manifest
 
 _log = logging.getLogger(__name__)
 
-_EVERY = 1.0  # seconds between two looks
-_LOOKS = 5  # at a bundle that cannot be loaded, before it is told: it may be on its way into the folder
+_EVERY = 1.0  # seconds between two checks of the folder
+_TRIES = 5  # to load a bundle before a warning: it may be on its way into the folder
 
 Model = TypeVar("Model")
 
@@ -51,9 +51,9 @@ class BundleReloader(Generic[Model]):
 
     def _run(self) -> None:
         while not self._end.wait(_EVERY):
-            self._look()
+            self._check()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         try:
             content = load_manifest(self._folder)
             if content == self._seen:
@@ -61,7 +61,7 @@ class BundleReloader(Generic[Model]):
             self._inbox.put(NewModel(self._load(self._folder)))
         except EdgeNodeError as error:
             self._failed += 1
-            if self._failed == _LOOKS:
+            if self._failed == _TRIES:
                 _log.warning("a newer bundle is not served, the last one is: %s", error)
         else:
             self._seen, self._failed = content, 0

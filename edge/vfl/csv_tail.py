@@ -1,7 +1,7 @@
-"""CSV files that grow while they are read: the rows of a sensor, the labels of a line.
+"""CSV files that grow while they are read: the rows of a sensor, the labels of a head.
 
-A file is UTF-8 without a byte order mark, has a header, commas between cells, a row a line. A row that cannot be used
-is left out as if it were not there, with a note for the first one; but a file whose first row is like that is an error.
+Files are UTF-8 without a byte order mark and have a header, commas between cells, and one row on each line. A row that
+cannot be used is left out as if it were not there, with a note for the first one; but a bad first row is an error.
 """
 
 import csv

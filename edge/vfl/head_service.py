@@ -1,4 +1,4 @@
-"""The head's service: predicts each product from the embeddings that have arrived of it, and again when more have."""
+"""Service of the head: prediction of each product from the embeddings that have arrived, and again when more have."""
 
 import logging
 import queue
@@ -31,7 +31,7 @@ from edge.vfl.product_embeddings import Answer, DuePrediction, EmbeddingCollecto
 
 _log = logging.getLogger(__name__)
 
-_IDLE = 0.2  # seconds between two looks at `stop`
+_IDLE = 0.2  # seconds between two checks of `stop`
 _INBOX = 10_000  # messages
 _AT_ONCE = 1000  # messages that are taken before predictions are made
 _KEPT = 5  # models: sensors' embeddings may be of another round than the newest
@@ -41,7 +41,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Prediction(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the head says about a product: a JSON object on `topics.predictions`."""
+    """The head's prediction of a product: a JSON object on `topics.predictions`."""
 
     time: str  # ISO 8601, UTC
     product: str
@@ -100,11 +100,11 @@ def serve_head(
     mqtt.subscribe(topics.products(federation, "+"))
     with mqtt, reloader:
         answered = memory / f"{federation}-answered.json"
-        service = _Service(model, mqtt, output, deadline, _recalled(answered, model.manifest.run))
+        service = _Service(model, mqtt, output, deadline, _read_answered(answered, model.manifest.run))
         mqtt.await_subscription(_DRAIN)
         sys.stderr.write(f"ready head, round {model.manifest.round}\n")
         while not stop():
-            service.hear(inbox)
+            service.handle_events(inbox)
         service.finish()
         mqtt.flush(_DRAIN)
     with disk.writing(memory):
@@ -132,7 +132,7 @@ class _Service:
         self._collision = CollisionDetector("the head")
         self._unwritten = False  # whether the file could not be written last time
 
-    def hear(self, inbox: _Inbox) -> None:
+    def handle_events(self, inbox: _Inbox) -> None:
         """Take what has come, at least one message if one comes soon; then predict what is due."""
         wait = self._collector.next_deadline()
         patience = _IDLE if wait is None else min(_IDLE, max(0.0, wait - time.monotonic()))
@@ -158,7 +158,7 @@ class _Service:
 
     @property
     def answered(self) -> _Answered:
-        """What the next service is to know."""
+        """What the next service needs to know."""
         return _Answered(self._models[-1].manifest.run, self._collector.closed)
 
     def _take(self, at: float, event: object, taken: list[Delivery]) -> None:
@@ -205,11 +205,11 @@ class _Service:
         sys.stderr.write(f"now with the model of round {model.manifest.round}\n")
 
     def _answer(self, due: Sequence[DuePrediction]) -> None:
-        """Predict, all products of a model at once, and tell."""
+        """Predict, all products of a model at once, and publish."""
         for index, group in groupby(sorted(due, key=self._nearest), self._nearest):
             batch = list(group)
             for start in range(0, len(batch), _AT_ONCE):
-                self._tell(list(make_predictions(self._models[index], batch[start : start + _AT_ONCE])))
+                self._publish(list(make_predictions(self._models[index], batch[start : start + _AT_ONCE])))
 
     def _nearest(self, due: DuePrediction) -> int:
         """Which model is nearest to the rounds of its embeddings; the newest of several."""
@@ -217,10 +217,10 @@ class _Service:
         far = [sum(abs(each.manifest.round - round_) for round_ in rounds) for each in self._models]
         return max(range(len(far)), key=lambda index: (-far[index], index))
 
-    def _tell(self, found: Sequence[Prediction]) -> None:
-        final = [each for each in found if each.answer == "final"]
+    def _publish(self, made: Sequence[Prediction]) -> None:
+        final = [each for each in made if each.answer == "final"]
         try:
-            for each in found:
+            for each in made:
                 sure = each.answer == "final"
                 self._mqtt.publish(self._topic, _encode(each), qos=int(sure), retain=sure)
         except BrokerError as error:
@@ -241,8 +241,8 @@ class _Service:
             self._unwritten = True
 
 
-def _recalled(path: Path, run: str) -> dict[str, tuple[str, ...]]:
-    """What the service before has left; of another run, or unreadable, it is of no use."""
+def _read_answered(path: Path, run: str) -> dict[str, tuple[str, ...]]:
+    """What the previous service has answered; nothing if it was of another run, or is unreadable."""
     try:
         before = msgspec.json.decode(path.read_bytes(), type=_Answered)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -251,7 +251,7 @@ def _recalled(path: Path, run: str) -> dict[str, tuple[str, ...]]:
 
 
 def make_predictions(model: HeadModel, due: Sequence[DuePrediction]) -> Iterator[Prediction]:
-    """What a model makes of products that it predicts at once."""
+    """Predictions of one model for a batch of products."""
     manifest = model.manifest
     names = [each.name for each in manifest.sensors]
     present = np.array([[name in each.parts for name in names] for each in due])

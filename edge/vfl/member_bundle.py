@@ -1,4 +1,4 @@
-"""The bundle of one member of a line, a folder: graphs by their roles, `manifest.json`, `golden.safetensors`.
+"""Bundle of a sensor or head, a folder: graphs by their roles, `manifest.json`, `golden.safetensors`.
 
 A sensor's has the role `sensor`; the head's has `head` and, where an agent decides local iterations, `policy`. Files,
 hashes and signatures are as in `edge.bundle.bundle_format`.
@@ -136,7 +136,7 @@ def read_bundle(folder: Path, verifier: Verifier | None = None) -> Bundle:
 
 
 def read_unverified(folder: Path) -> Manifest:
-    """What a bundle says of itself, of which nothing is verified. BundleError if it is none."""
+    """The manifest of a bundle, unverified. BundleError if it is none."""
     return parse_manifest(folder, load_manifest(folder))
 
 
@@ -146,11 +146,11 @@ def _complete(folder: Path, manifest: Manifest) -> Bundle:
 
 
 def parse_manifest(folder: Path, content: bytes) -> Manifest:
-    """The manifest whose bytes are `content`; BundleError if it is none of a line's member."""
+    """The manifest whose bytes are `content`; BundleError if it is none of a sensor or head."""
     path = folder / MANIFEST
     try:
         if not check_format(path, content):
-            raise BundleError(f"{path} is none of a line's sensor or head", "serve it with edge-node serve")
+            raise BundleError(f"{path} is not a bundle of a sensor or head", "serve it with edge-node serve")
         manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BundleError(f"{path} is damaged: {error}", _EXPORT) from error

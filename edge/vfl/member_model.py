@@ -1,4 +1,4 @@
-"""The graphs of a line's members, ready to run on the CPU. For one thread at a time."""
+"""Graphs of sensors and head, ready to run on the CPU. For one thread at a time."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""When to predict: products whose embeddings arrive one by one, from sensors of which some are late, gone or lying."""
+"""Embeddings collected by product until a prediction is due: some sensors are late, gone or lying."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -45,7 +45,7 @@ class EmbeddingCollector:
     """Collects embeddings by product. Time comes in from outside: this waits for nothing.
 
     A product is open from its first embedding until it has all, or `deadline` seconds later; then it has its final
-    prediction, and what comes afterwards is too late. Memory is bounded: of a line's K sensors each may open at most
+    prediction, and what comes afterwards is too late. Memory is bounded: of K sensors each may open at most
     `most` / K products at a time; one that opens more closes its own oldest, so a sensor gone wild harms no other's.
     """
 
@@ -66,7 +66,7 @@ class EmbeddingCollector:
         self._due: list[DuePrediction] = []
 
     def add(self, sensor: str, product: str, part: SensorEmbedding) -> Rejection | None:
-        """Take an embedding; or say why not."""
+        """Take an embedding; return why not if it is rejected."""
         if reason := self._fault(sensor, product, part.embedding):
             return reason
         if product not in self._open:
@@ -89,7 +89,7 @@ class EmbeddingCollector:
         return found
 
     def next_deadline(self) -> float | None:
-        """When the next product's time is over; None if nothing is open."""
+        """When the deadline of the oldest open product passes; None if nothing is open."""
         return self._ends(next(iter(self._open.values()))) if self._open else None
 
     def close_all(self) -> list[DuePrediction]:

@@ -1,4 +1,4 @@
-"""A sensor's service: embeds each product as its row appears in the sensor's file, and sends that to the head's."""
+"""Service of a sensor: embedding of each product as its row appears in the file, sent to the head's service."""
 
 import logging
 import queue
@@ -20,7 +20,7 @@ from edge.vfl.sensor_rows import RowFile, Samples
 
 _log = logging.getLogger(__name__)
 
-_POLL = 0.01  # seconds between two looks at the file
+_POLL = 0.01  # seconds between two reads of the file
 _BATCH = 256  # products that are embedded at once
 _DRAIN = 5.0  # seconds to send what is left at the end
 
@@ -61,8 +61,8 @@ def serve_sensor(
         if not done:
             sys.stderr.write(f"waiting for rows in {rows}\n")
         while not stop():
-            service.hear(inbox)
-            service.look()
+            service.handle_event(inbox)
+            service.embed_new_rows()
         mqtt.flush(_DRAIN)
     sys.stderr.write(f"stopped {manifest.node}: {pluralize(service.sent, 'product')} embedded\n")
     return service.sent
@@ -75,8 +75,8 @@ class _Service:
         self._topic = topics.products(model.manifest.federation, model.manifest.node)
         self._collision = CollisionDetector(model.manifest.node)
 
-    def hear(self, inbox: queue.Queue[Any]) -> None:
-        """Heed what has happened; wait a moment if nothing has."""
+    def handle_event(self, inbox: queue.Queue[Any]) -> None:
+        """Handle the next event; wait a moment if there is none."""
         try:
             event = inbox.get(timeout=_POLL)
         except queue.Empty:
@@ -87,7 +87,7 @@ class _Service:
             case Connected() | Disconnected():
                 self._collision.observe(event)
 
-    def look(self) -> None:
+    def embed_new_rows(self) -> None:
         """Embed what is new in the file, as long as the broker takes it."""
         if self._mqtt.is_crowded:
             return

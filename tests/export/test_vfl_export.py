@@ -128,7 +128,7 @@ def test_what_has_diverged_is_not_written(tmp_path: Path, caplog: pytest.LogCapt
     with torch.no_grad():
         broken.line.head.model.weight.fill_(torch.inf)
     HeadBundleWriter(tmp_path / "head")(broken.spec, 1, broken.line.head, embeddings, last=True)
-    assert "there is no bundle of round 1: a line's model gives probabilities that are not finite" in caplog.text
+    assert "there is no bundle of round 1: the trained model gives probabilities that are not finite" in caplog.text
     assert not (tmp_path / "head").exists()
 
 
@@ -183,7 +183,7 @@ def test_each_kind_of_service_refuses_the_other_kind_of_bundle(bundles: dict[str
     with pytest.raises(BundleError, match="of a line's head"):
         bundle_format.read_bundle(bundles["coordinator"])
     tiny_bundle(tmp_path / "images")
-    with pytest.raises(BundleError, match="none of a line's sensor or head"):
+    with pytest.raises(BundleError, match="not a bundle of a sensor or head"):
         load_head(tmp_path / "images")
 
 

@@ -1,4 +1,4 @@
-"""NASA's C-MAPSS turbofan engines (set FD002 in the paper): their files as arrays, and as the files of a line.
+"""NASA's C-MAPSS turbofan engines (set FD002 in the paper): their files as arrays, and as CSV of sensors and head.
 
 A product is a row: one flight of one engine. Its class is the remaining useful life in flights, at most 130.
 """
@@ -77,7 +77,7 @@ def _table(path: Path) -> NDArray[np.float64]:
 
 
 def convert(path: Path, folder: Path, lives: Path | None = None) -> None:
-    """Write `SENSOR.csv` of each of SENSORS and `labels.csv`, the files that a line reads, in the order of `path`."""
+    """Write `SENSOR.csv` of each of SENSORS and `labels.csv`, the files of sensors and head, in the order of `path`."""
     engines = load(path, lives)
     folder.mkdir(parents=True, exist_ok=True)
     products = [f"e{engine}c{cycle}" for engine, cycle in zip(engines.engine, engines.cycle, strict=True)]

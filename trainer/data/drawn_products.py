@@ -1,6 +1,6 @@
-"""A drawn line: stations whose sensors see the same products, for trials before a plant has files of its own.
+"""Drawn products of stations whose sensors see the same ones, for trials before a plant has files of its own.
 
-Each product has two hidden properties at each station; a share of them comes from its material. Its class hangs on
+Each product has two hidden properties at each station; a share of them comes from its material. Its class depends on
 several stations together. Columns look physical, and drift: tools wear until they are changed, a day is warm and cold.
 """
 
@@ -58,11 +58,11 @@ class Products(NamedTuple):
 
 
 class DrawnStations:
-    """A process line with so many of STATIONS; all of it hangs on the seed alone."""
+    """The first so many of STATIONS; all that they measure follows from the seed alone."""
 
     def __init__(self, stations: int, seed: int):
         if not 2 <= stations <= len(STATIONS):
-            raise UsageError(f"a drawn line cannot have {stations} stations", f"take 2 to {len(STATIONS)}")
+            raise UsageError(f"products cannot be drawn for {stations} stations", f"take 2 to {len(STATIONS)}")
         self.stations = {name: STATIONS[name] for name in list(STATIONS)[:stations]}
         self.classes, self._seed = CLASSES, seed
         random = generator(seed, "drawn line")
@@ -92,21 +92,21 @@ class DrawnStations:
         return columns[..., 0] + columns[..., 1] * seen, labels
 
 
-def append_products(line: DrawnStations, folder: Path, first: int, last: int) -> None:
+def append_products(drawn: DrawnStations, folder: Path, first: int, last: int) -> None:
     """Append products to `STATION.csv` of each station and then to `labels.csv`; files that are not there begin."""
     folder.mkdir(parents=True, exist_ok=True)
-    products = line.draw(first, last)
-    for station in line.stations:
-        append_rows(line, folder, products, station)
+    products = drawn.draw(first, last)
+    for station in drawn.stations:
+        append_rows(drawn, folder, products, station)
     found = ([name, CLASSES[label]] for name, label in zip(products.names, products.labels, strict=True))
     _append(folder / LABELS, ["product", "label"], found)
 
 
-def append_rows(line: DrawnStations, folder: Path, products: Products, station: str) -> None:
+def append_rows(drawn: DrawnStations, folder: Path, products: Products, station: str) -> None:
     """Append what one station has measured of products to its file."""
-    rows = products.rows[list(line.stations).index(station)]
+    rows = products.rows[list(drawn.stations).index(station)]
     cells = ([name, *(f"{value:.6g}" for value in row)] for name, row in zip(products.names, rows, strict=True))
-    _append(folder / f"{station}.csv", ["product", *(column.name for column in line.stations[station])], cells)
+    _append(folder / f"{station}.csv", ["product", *(column.name for column in drawn.stations[station])], cells)
 
 
 def count_labelled(folder: Path) -> int:
@@ -115,17 +115,17 @@ def count_labelled(folder: Path) -> int:
     return sum(1 for _ in path.open()) - 1 if path.exists() else 0
 
 
-def append_at_rate(line: DrawnStations, folder: Path, products: range, rate: float, stop: Callable[[], bool]) -> int:
+def append_at_rate(drawn: DrawnStations, folder: Path, products: range, rate: float, stop: Callable[[], bool]) -> int:
     """Append products at so many a second until they are through or `stop` says so; return how many there were."""
     begun = time.monotonic()
-    count_labelled = 0
-    while count_labelled < len(products) and not stop():
+    written = 0
+    while written < len(products) and not stop():
         due = min(len(products), int((time.monotonic() - begun) * rate) + 1)
-        if due > count_labelled:
-            append_products(line, folder, products.start + count_labelled, products.start + due)
-            count_labelled = due
+        if due > written:
+            append_products(drawn, folder, products.start + written, products.start + due)
+            written = due
         time.sleep(min(0.1, 1 / rate))
-    return count_labelled
+    return written
 
 
 def _append(path: Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

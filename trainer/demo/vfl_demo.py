@@ -61,22 +61,22 @@ def run_demo(out: Path, show: progress.Report, *, stations: int, rounds: int, se
     """
     started = time.monotonic()
     clear_folder(out)
-    line, learnt = DrawnStations(stations, seed), _START + _CHUNK * (rounds - 1)
+    drawn, learnt = DrawnStations(stations, seed), _START + _CHUNK * (rounds - 1)
     show(progress.Step(what=f"drawing {learnt} products of {stations} stations"))
-    append_products(line, out, 0, learnt)
+    append_products(drawn, out, 0, learnt)
     cases = [
-        _Case(absent, line.draw(learnt + number * _HELD_OUT, learnt + (number + 1) * _HELD_OUT))
-        for number, absent in enumerate(("", *line.stations))
+        _Case(absent, drawn.draw(learnt + number * _HELD_OUT, learnt + (number + 1) * _HELD_OUT))
+        for number, absent in enumerate(("", *drawn.stations))
     ]
     with Processes(out / "logs") as processes, start_broker(out / "broker") as broker:
         show(progress.Note(text=f"broker: {broker.kind} at {broker.url}"))
         show(progress.Step(what=f"a head and {stations} sensors learn together for {rounds} rounds"))
-        _learn(processes, broker.url, line, out, rounds, seed, show)
+        _learn(processes, broker.url, drawn, out, rounds, seed, show)
         show(progress.Step(what=f"services of the head and the sensors judge {len(cases) * _HELD_OUT} new products"))
-        said = _serve(processes, broker.url, line, out, cases)
+        said = _serve(processes, broker.url, drawn, out, cases)
     labels = np.concatenate([case.products.labels for case in cases])
     return Outcome(
-        sensors=tuple(line.stations),
+        sensors=tuple(drawn.stations),
         rounds=rounds,
         milliseconds_round=1000 * median(closed.seconds for closed in history(out / "head")[1:]),
         products=_HELD_OUT,
@@ -103,11 +103,11 @@ def print_table(outcome: Outcome, console: Console) -> None:
 
 
 def _learn(
-    processes: Processes, url: str, line: DrawnStations, out: Path, rounds: int, seed: int, show: progress.Report
+    processes: Processes, url: str, drawn: DrawnStations, out: Path, rounds: int, seed: int, show: progress.Report
 ) -> None:
     """Head and sensors until the last round; shows what the head tells."""
     head = processes.start(
-        "head", "vfl", "coordinate", url, "--sensors", ",".join(line.stations), "--labels", str(out / LABELS),
+        "head", "vfl", "coordinate", url, "--sensors", ",".join(drawn.stations), "--labels", str(out / LABELS),
         "--classes", ",".join(CLASSES), "--start", str(_START), "--chunk", str(_CHUNK), "--window", str(_WINDOW),
         "--eta", "0.1", "--iterations", "5", "--policy", "all", "--rounds", str(rounds), "--seed", str(seed),
         "--state", str(out / "head"), "--json", events=True,
@@ -117,7 +117,7 @@ def _learn(
             name, "vfl", "join", url, "--sensor", name, "--columns", ",".join(column.name for column in columns),
             "--data", str(out / f"{name}.csv"), "--state", str(out / name), "--json", events=True,
         )
-        for name, columns in line.stations.items()
+        for name, columns in drawn.stations.items()
     ]  # fmt: skip
     for process, event in processes.read_events(head, *sensors):
         if process is head and not isinstance(event, progress.Result):
@@ -133,7 +133,7 @@ class _Prediction(Struct):
 
 
 def _serve(
-    processes: Processes, url: str, line: DrawnStations, out: Path, cases: Sequence[_Case]
+    processes: Processes, url: str, drawn: DrawnStations, out: Path, cases: Sequence[_Case]
 ) -> dict[str, _Prediction]:
     """Let products pass, each case's without its absent sensor; the final prediction of each."""
     predictions = out / "predictions.jsonl"
@@ -143,7 +143,7 @@ def _serve(
             "--deadline", str(_DEADLINE),
         )
     ]  # fmt: skip
-    for name in line.stations:
+    for name in drawn.stations:
         rows = str(out / f"{name}.csv")
         services.append(
             processes.start(f"{name}-service", "vfl", "serve", str(out / name / "bundle"), url, "--data", rows)
@@ -151,9 +151,9 @@ def _serve(
     for service in services:
         processes.wait_until_ready(service)
     for case in cases:
-        for name in line.stations:
+        for name in drawn.stations:
             if name != case.absent:
-                append_rows(line, out, case.products, name)
+                append_rows(drawn, out, case.products, name)
     wanted = {name for case in cases for name in case.products.names}
     said = _awaited(predictions, wanted, services)
     for service in services:

@@ -1,1 +1,1 @@
-"""DAO-VFL: sensors, each seeing other features of the same products, learn one model together, online."""
+"""DAO-VFL: online vertical federated learning of sensors that see other features of the same products."""

@@ -1,7 +1,7 @@
-"""The two kinds of party and what each does in a round (paper, Algorithm 1), without any network.
+"""Computation of a sensor and of the head in a round (paper, Algorithm 1), without any network.
 
-Tensors go in and come out; a party's model and nothing else changes. `simulate` and the processes of a real line
-use these alike, so both compute the same.
+Tensors go in and come out; a party's model and nothing else changes. The simulation and the
+processes of a real run use the same code, so both compute the same.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ class Sensor:
         clip: float = 0.0,
         secret: bytes = b"",
     ):
-        """`clip` is that of the line's Privacy; `secret`, which it needs, is this sensor's own and never leaves it."""
+        """`clip` is that of the spec's Privacy; `secret`, which it needs, is this sensor's own and never leaves it."""
         self.index, self.name, self.secret = index, name, secret
         self.model = build_feature_model(network, shape, seed, name, clip)
         self.sent: Array | Extent | None = None  # in its newest round, or the extent of that
@@ -200,7 +200,7 @@ def _random(seed: int, party: str, round_: int) -> torch.Generator:
 
 
 def diverged_error(party: str) -> EdgeNodeError:
-    """What ends a party whose numbers are of no use any more."""
+    """The error that ends a sensor or head whose numbers are not finite."""
     return EdgeNodeError(
         f"the training of {party} has diverged: its numbers are not finite any more",
         "start a new run with a smaller step (eta), and look for readings that are far out of scale",

@@ -1,4 +1,4 @@
-"""Noise on the way from a sensor to the head: what a wireless link does to an embedding (paper VII-E)."""
+"""Simulated noise on the way from a sensor to the head, as of a wireless link (paper VII-E)."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ Doubles = NDArray[np.float64]
 
 
 class Extent(NamedTuple):
-    """What noise is measured by: the embeddings of a sensor's newest round, since one product alone has no range."""
+    """The range that noise is relative to: of a sensor's newest round, since one product alone has no range."""
 
     low: Doubles  # [D]
     high: Doubles  # [D]
@@ -28,7 +28,7 @@ def measure_extent(embedding: Array) -> Extent:
 
 
 def transmit(channel: Channel, embedding: Array, random: np.random.Generator, measure: Extent) -> Array:
-    """What arrives of an embedding [N, D]."""
+    """The embedding [N, D] as it arrives."""
     if not (channel.levels or channel.sigma or channel.loss):
         return embedding
     received = embedding.astype(np.float64)

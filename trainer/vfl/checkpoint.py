@@ -1,4 +1,4 @@
-"""What a party of a line carries from round to round, as files: the two newest are kept."""
+"""Checkpoints of a sensor or head, as files: the two newest are kept."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,7 +57,7 @@ class Checkpoints:
         except Exception as error:  # safetensors has no common base for what it raises
             raise EdgeNodeError(
                 f"the checkpoint {path} is damaged: {error}",
-                "remove this file: the line then goes on from the one before it",
+                "remove this file: the run then continues from the one before it",
             ) from error
         return state
 
@@ -66,5 +66,5 @@ class Checkpoints:
 
 
 def strip_prefix(prefix: str, state: State) -> dict[str, Tensor]:
-    """What a checkpoint holds under names that begin like this, without that."""
+    """The tensors whose names begin with `prefix`, under their names without it."""
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

@@ -1,6 +1,6 @@
 """Denoising autoencoders at the head (paper IV-2, eq. 3): one for all sensors, or one for each.
 
-What they learn to give for a noisy embedding is the embedding itself, or another noisy copy of it (Noise2Noise,
+The target of a noisy embedding is the embedding itself, or another noisy copy of it (Noise2Noise,
 Lehtinen et al. 2018: independent noise of mean zero averages out, so that no clean data are needed).
 """
 

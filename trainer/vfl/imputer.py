@@ -1,4 +1,4 @@
-"""Embeddings of absent sensors, learnt from those of the others: ridge regression for any pattern of absence.
+"""Imputation of absent sensors' embeddings from those of the others: ridge regression for any pattern of absence.
 
 One second moment of (1, all embeddings) is kept and forgotten bit by bit, since embeddings move while models learn.
 Every pattern's regression is solved from it when it is asked for.

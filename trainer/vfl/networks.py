@@ -1,4 +1,4 @@
-"""The parts of the network: a feature model at each sensor, a linear head at the server (paper VII-C)."""
+"""Networks: a feature model at each sensor, a linear head at the server (paper VII-C)."""
 
 import threading
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Noise that a sensor adds to its embeddings on purpose, and how much it hides.
+"""Differential privacy of embeddings: noise that a sensor adds on purpose, and how much it hides.
 
 What counts as one person's or product's data is a product's sample at a sensor; whoever reads a product's embeddings
 should hardly be able to tell it from another sample. A sample weighs in every round whose window holds its product,
@@ -18,7 +18,7 @@ import numpy as np
 from broker_config.protocol.vfl_messages import Privacy, VflSpec
 from trainer.vfl.channel import Array, Doubles
 
-DELTA = 1e-5  # of what is told
+DELTA = 1e-5  # of the guarantee that is reported
 
 
 def protect(privacy: Privacy, embedding: Array, secret: bytes, copy: int = 0) -> Array:

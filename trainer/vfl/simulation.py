@@ -1,4 +1,4 @@
-"""A whole line in one process: the same parties, without a broker."""
+"""Simulation of a vertical federation in one process: the same sensors and head, without a broker."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class Stream(NamedTuple):
 
 
 class SimulatedRound(NamedTuple):
-    """What came of a round."""
+    """Outcome of a round."""
 
     round: int
     products: int  # in its set
@@ -34,7 +34,7 @@ class SimulatedRound(NamedTuple):
 
 
 class Simulation:
-    """The parties of a line and the products that they see; `step` plays one round (paper, Algorithm 1)."""
+    """Sensors, head and the products that they see; `step` plays one round (paper, Algorithm 1)."""
 
     def __init__(self, spec: VflSpec, stream: Stream):
         self.spec, self.stream = spec, stream
@@ -114,7 +114,7 @@ def _secret(seed: int, sensor: str) -> bytes:
     return b"%016d" % key_to_seed(seed, sensor, "secret")
 
 
-def simulate(line: Simulation, rounds: int, decide: Decide) -> Iterator[SimulatedRound]:
+def simulate(simulation: Simulation, rounds: int, decide: Decide) -> Iterator[SimulatedRound]:
     """So many rounds, as they are played."""
     for _ in range(rounds):
-        yield line.step(decide(line.round + 1))
+        yield simulation.step(decide(simulation.round + 1))

@@ -1,4 +1,4 @@
-"""A round's tensors as frames of about `frames.PART` bytes, and frames as tensors again."""
+"""Conversion of a round's tensors to frames of about `frames.PART` bytes, and back."""
 
 from collections.abc import Iterator, Sequence
 from math import isfinite
@@ -66,7 +66,7 @@ def opening_frames(first: int, last: int, since: int, products: Sequence[str], *
 def embedding_frames(
     received: Tensor, second: Tensor | None, missing: Sequence[int], **frame: Any
 ) -> Iterator[Embeddings]:
-    """What leaves a sensor: tensors [N, D], and the rows that stand for products that it has no sample of."""
+    """The frames that leave a sensor: tensors [N, D], and the rows that stand for products that it has no sample of."""
     copies = 1 if second is None else 2
     for part, parts, rows in _parts(len(received), 4 * copies * received.shape[1]):
         yield Embeddings(
@@ -83,7 +83,7 @@ def embedding_frames(
 def representation_frames(
     phi: Representation, labels: Tensor, iterations: Sequence[int], **frame: Any
 ) -> Iterator[Represented]:
-    """What every sensor gets where labels are shared."""
+    """The frames that every sensor gets where labels are shared."""
     head = to_bytes(phi.head["weight"]) + to_bytes(phi.head["bias"])
     width = sum(each.shape[1] for each in phi.embeddings)
     codes = labels.numpy().astype("<u2")
@@ -101,7 +101,7 @@ def representation_frames(
 
 
 def gradient_frames(gradient: Tensor, curvature: float, iterations: int, **frame: Any) -> Iterator[Graded]:
-    """What one sensor gets where labels stay at the head."""
+    """The frames that one sensor gets where labels stay at the head."""
     for part, parts, rows in _parts(len(gradient), 4 * gradient.shape[1]):
         yield Graded(
             row=rows.start,

@@ -1,4 +1,4 @@
-"""Joining a line: find it, check what it asks for, take part. Itself without torch."""
+"""Discovery of a vertical federation on a broker, and joining it. Itself without torch."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,25 +30,26 @@ def join(
     stop: Callable[[], bool] = lambda: False,
     deploying: "Callable[[], Deploy]" = lambda: lambda *_, **__: None,
 ) -> tuple[int, bool]:
-    """Take part in a line to its end; return the last round that was learnt from, and False if `stop` said to end it.
+    """Take part until the run ends; return the last round trained on, and False if `stop` ended it.
 
     `deploying` makes what lets the sensor's models be served; it is called once torch is there.
 
     Raises:
-        UsageError: the file cannot be used, or this sensor is none of the line.
-        BrokerError: there is no line within `wait` seconds.
+        UsageError: the file cannot be used, or this sensor is none of the federation's.
+        BrokerError: there is no federation within `wait` seconds.
         EdgeNodeError: with what to do about it.
     """
     topics.check_node(name)
     rows.check()
-    report(progress.Step(what=f"looking for a line on {endpoint}"))
+    report(progress.Step(what=f"looking for a vertical federation on {endpoint}"))
     while True:
         spec = find_spec(endpoint, federation, wait, stop, state=state, report=report)
         if spec is None:
             return 0, False
         if name not in spec.sensors:
             raise UsageError(
-                f"the line {spec.federation!r} has no sensor {name!r}", f"its sensors are {', '.join(spec.sensors)}"
+                f"the federation {spec.federation!r} has no sensor {name!r}",
+                f"its sensors are {', '.join(spec.sensors)}",
             )
         check_name_free(endpoint, spec.federation, name, state)
         from trainer.vfl.client.session import NewRunError, take_part  # noqa: PLC0415  (torch takes seconds)
@@ -68,9 +69,9 @@ def find_spec(
     state: Path = Path(),
     report: progress.Report = progress.ignore,
 ) -> VflSpec | None:
-    """The spec of the one line on this broker, or of the named one; None when `stop` said so.
+    """The spec of the one vertical federation on this broker, or of the named one; None when `stop` said so.
 
-    A line counts if its head is connected, if it is named, or if `state` has something of its run.
+    One counts if its head is connected, if it is named, or if `state` has something of its run.
 
     Raises:
         UsageError: there are several, or it speaks another version.
@@ -95,7 +96,7 @@ def find_spec(
         return joinable
 
     absent = BrokerError(
-        f"no head of a line appeared on {endpoint} within {wait:.0f} s",
+        f"no head of a vertical federation appeared on {endpoint} within {wait:.0f} s",
         "start edge-node vfl coordinate first, and check that both use the same broker and --federation",
     )
     name = federation or "+"
@@ -110,7 +111,7 @@ def _has_head(retained: Mapping[str, bytes], federation: str) -> bool:
 
 
 def _read(topic: str, payload: bytes) -> VflSpec | None:
-    """The line's spec; None for what is no line's."""
+    """The spec; None for one of a horizontal federation."""
     try:
         return decode(payload, VflSpec) if topic == topics.spec(topics.federation_of(topic)) else None
     except DecodeError:

@@ -1,4 +1,4 @@
-"""A sensor's part of one round: what it has sent, what comes back, and what it learns from that."""
+"""A sensor's part of one round: its embeddings, the head's reply, and training with it."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from trainer.vfl.algorithm import Representation, Sensor
 
 
 class LocalRound(NamedTuple):
-    """The round that a sensor has sent its embeddings for."""
+    """A round for which a sensor has sent its embeddings."""
 
     round: int
     samples: Tensor  # [N, columns, cycles]; zeros for what is missing
@@ -27,7 +27,7 @@ class LocalRound(NamedTuple):
             case tensor_frames.GradientBuffer() as reply, Graded():
                 reply.put(frame)
             case _:
-                raise ValueError(f"a {type(frame).__name__} is not for this line")
+                raise ValueError(f"a {type(frame).__name__} does not belong to this run")
         return self.reply.complete
 
     def train(self, sensor: Sensor) -> int:

@@ -1,4 +1,4 @@
-"""A sensor's part of a line between network and disk: its rows, its model, what it writes down."""
+"""Training of a sensor's model: its rows, local iterations and checkpoints."""
 
 import secrets
 import time
@@ -29,7 +29,7 @@ Taken = tuple[Array, tuple[int, ...]]
 
 
 class Deploy(Protocol):
-    """What lets a sensor be served: it is told of each that is on the disk."""
+    """Called with each sensor model that is on the disk, so that it can be served."""
 
     def __call__(self, spec: VflSpec, round_: int, sensor: Sensor, scaling: Scaling, *, last: bool) -> None:
         """There will be no other model after the `last` one."""

@@ -1,4 +1,4 @@
-"""One sensor's session in a line: it embeds what it measures, and learns from what the head sends back."""
+"""Session of one sensor: it embeds what it measures, and trains with what the head sends back."""
 
 import contextlib
 import queue
@@ -38,7 +38,7 @@ class NewRunError(EdgeNodeError):
     """The head has begun another run before this sensor had learnt anything in the one that it was in."""
 
     def __init__(self, run: str):
-        super().__init__("the head has started a new run of this line", "run edge-node vfl join again")
+        super().__init__("the head has started a new run", "run edge-node vfl join again")
         self.run = run
 
 
@@ -53,7 +53,7 @@ def take_part(
     stop: Callable[[], bool] = lambda: False,
     deploying: Callable[[], Deploy] = lambda: lambda *_, **__: None,
 ) -> tuple[int, bool]:
-    """Take part in a line to its end; return the last round that was learnt from, and whether the line has ended.
+    """Take part until the run ends; return the last round trained on, and whether the run has ended.
 
     Raises:
         NewRunError: it is to take part in that one.
@@ -118,7 +118,7 @@ class _Sensor:
         if not samples.count:
             self._say(f"waiting for rows in {self._learner.rows.path}")
         self._mqtt.open()
-        self._say(f"taking part in line {federation!r} as {name}, from round {self.round + 1} on")
+        self._say(f"taking part in federation {federation!r} as {name}, from round {self.round + 1} on")
         self._tell_protection()
         while self._end is None or self.round < self._end:
             if stop():
@@ -194,7 +194,7 @@ class _Sensor:
         if not self.round:
             raise NewRunError(spec.run)
         if self._name not in spec.sensors:
-            raise EdgeNodeError("the head has started a new run of this line", "run edge-node vfl join again")
+            raise EdgeNodeError("the head has started a new run", "run edge-node vfl join again")
         self._call = True
 
     def _end_alone(self) -> None:
@@ -295,7 +295,7 @@ class _Sensor:
                 self._learner.describe_missing([each for each in products if each in lacking]),
                 True,
             )
-            self._say(f"{self._name} lacks {self._lacks}; the line waits for it")
+            self._say(f"{self._name} lacks {self._lacks}; the round waits for it")
         return bool(lacking)
 
     def _send(self, turn: LocalRound) -> None:

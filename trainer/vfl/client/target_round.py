@@ -1,4 +1,4 @@
-"""What a sensor knows of the round that it works towards: pure, without broker, clock or data."""
+"""The round that a sensor works towards, and the products that it needs: pure, without broker, clock or data."""
 
 from collections.abc import Sequence, Set
 from typing import NamedTuple

@@ -15,7 +15,7 @@ DISPARITY_COST = (
 )
 _Number = TypeVar("_Number", np.float64, np.int64)
 _MEMORY = 50  # rounds that the deadline rule's means look back
-_DEADLINES, _CAPS = 200, 40  # candidates at most: bounds the work of a round on long lines
+_DEADLINES, _CAPS = 200, 40  # candidates at most: bounds the work of a round
 
 
 def ones(sensors: int) -> Ints:

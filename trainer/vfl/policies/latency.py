@@ -29,7 +29,7 @@ class LatencySettings(Struct, frozen=True, kw_only=True):
 
 
 class TimingSource(Protocol):
-    """Where the timings of a line come from: as the paper simulates them, or as a head has measured them."""
+    """Source of timings: as the paper simulates them, or as a head has measured them."""
 
     @property
     def sensors(self) -> int:

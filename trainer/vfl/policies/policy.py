@@ -1,4 +1,4 @@
-"""What decides local iterations: the state that it sees, and what a rule is."""
+"""Interface of policies that decide local iterations, and the timings that they see."""
 
 from typing import NamedTuple, Protocol
 

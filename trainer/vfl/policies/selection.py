@@ -1,4 +1,4 @@
-"""The policy of a live head by its name: a rule, or a trained agent's file. No policy stops a line."""
+"""Policy of a live head by its name: a rule, or a trained agent's file. No policy stops a run."""
 
 import json
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def make_policy(name: str, iterations: int, sensors: int, warn: Warn) -> Policy:
     What it decides is clamped to [1, E_max]; if it fails or decides nonsense, all take E_max, and `warn` is told once.
 
     Raises:
-        UsageError: there is no such rule or file, or the agent was trained for another line.
+        UsageError: there is no such rule or file, or the agent was trained for other settings.
     """
     if name in RULES:
         return GuardedPolicy(RULES[name](iterations), iterations, warn)
