@@ -1,4 +1,4 @@
-"""What the line answers over HTTP: an ASGI application with a table of routes."""
+"""HTTP interface of a line: an ASGI application with a table of routes."""
 
 import asyncio
 import logging
@@ -18,15 +18,15 @@ from edge.bundle.expiry import expiry_warnings
 from edge.daemon.prometheus_metrics import CONTENT_TYPE as METRICS_TYPE
 from edge.daemon.prometheus_metrics import Metrics, Reading
 from edge.http import inference_protocol
-from edge.http.request import Answer, Intake, Receive, Request, RequestError, shutting_down
+from edge.http.request import BodyReader, Receive, Request, RequestError, Response, shutting_down
 from edge.inference.image_decoding import ImageError, decode_image
 from edge.inference.pipeline import BrokenModelError, Frame, Pipeline
 from edge.inference.predictor import Outputs
 from edge.inference.served_model import Model
 from edge.inference.verdict import Failure
 
-BATCH = 8  # images of a request that are computed at a time: others have their turn in between
-_INLINE = 1 << 16  # bytes of JSON that are read where all requests wait for it; it takes less than a millisecond
+BATCH = 8  # images of a request computed at once; other requests are served in between
+_INLINE = 1 << 16  # bytes of JSON parsed on the event loop, which takes less than a millisecond
 _SMALL = 1 << 20  # bytes of a whole body; likewise
 _LONGEST_NAME = 200  # characters
 _OPENAPI = Path(__file__).with_name("openapi.json")
@@ -36,11 +36,11 @@ _BINARY, _HEAD_LENGTH = b"application/octet-stream", b"inference-header-content-
 _log = logging.getLogger(__name__)
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-Handler = Callable[[Request], Awaitable[Answer]]
+Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Route(NamedTuple):
-    """A path, and what answers there."""
+    """A path, a method and their handler."""
 
     template: str
     method: str
@@ -53,12 +53,12 @@ class App:
     def __init__(self, pipeline: Pipeline, metrics: Metrics) -> None:
         self._pipeline = pipeline
         self._metrics = metrics
-        self._intake = Intake(pipeline)
+        self._bodies = BodyReader(pipeline)
         metrics.register(self._readings)
         self.routes = (
             Route("/", "GET", self._about),
             Route("/classify", "POST", self._classify),
-            Route("/metrics", "GET", self._measure),
+            Route("/metrics", "GET", self._metrics_page),
             Route("/openapi.json", "GET", self._openapi),
             Route("/v2", "GET", self._server),
             Route("/v2/health/live", "GET", self._live),
@@ -86,12 +86,12 @@ class App:
         request = Request(scope, receive)
         route = self._route(request)
         try:
-            answer = await self._answered(route, request)
+            answer = await self._dispatch(route, request)
         except RequestError as error:
-            answer = Answer.refusal(error)
+            answer = Response.from_error(error)
         except Exception:
             _log.exception("the request for %s failed", request.path)
-            answer = Answer.json({"error": "the line failed", "remedy": "see its log, and report it"}, 500)
+            answer = Response.json({"error": "the line failed", "remedy": "see its log, and report it"}, 500)
         headers = [(b"content-type", answer.kind), (b"content-length", b"%d" % len(answer.body))]
         headers += answer.headers.items()
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
@@ -99,7 +99,7 @@ class App:
         self._metrics.observe_request(route.template if route else "other", answer.status, time.perf_counter() - start)
 
     def _route(self, request: Request) -> Route | None:
-        """Who answers; what the path names is put into the request."""
+        """The route of a request, whose path parameters are stored in it."""
         if found := self._fixed.get(request.path):
             return found
         for pattern, route in self._patterns:
@@ -108,7 +108,7 @@ class App:
                 return route
         return None
 
-    async def _answered(self, route: Route | None, request: Request) -> Answer:
+    async def _dispatch(self, route: Route | None, request: Request) -> Response:
         if route is None:
             raise RequestError("there is nothing at this path", "GET /openapi.json lists all paths", 404)
         if request.method != route.method and (request.method, route.method) != ("HEAD", "GET"):
@@ -117,9 +117,9 @@ class App:
         return await route.handler(request)
 
     def _readings(self) -> Iterator[Reading]:
-        yield Reading(GaugeMetricFamily, "http_waiting", "Requests with a body that are in hand", self._intake.waiting)
+        yield Reading(GaugeMetricFamily, "http_waiting", "Requests with a body that are in hand", self._bodies.waiting)
 
-    async def _about(self, _request: Request) -> Answer:
+    async def _about(self, _request: Request) -> Response:
         model = self._pipeline.model
         manifest = model.manifest
         about = {
@@ -134,9 +134,9 @@ class App:
             "expires": dict(model.expiry_dates),
             "warnings": expiry_warnings(model.expiry_dates, datetime.now(UTC)),
         }
-        return Answer.json(about)
+        return Response.json(about)
 
-    async def _classify(self, request: Request) -> Answer:
+    async def _classify(self, request: Request) -> Response:
         """Judge the image file in the body, any content type; `?name=` is how the verdict calls it.
 
         With `?annotate=1` or `?annotate=heat` the answer is an annotated picture.
@@ -149,47 +149,47 @@ class App:
         annotate = request.query("annotate", "")
         if annotate not in ("", "1", "heat"):
             raise RequestError("annotate is neither 1 nor heat", "leave it out for the verdict as JSON")
-        async with self._intake.body(request) as body, self._pipeline.inspect(Frame(name, body, "http")) as found:
+        async with self._bodies.body(request) as body, self._pipeline.inspect(Frame(name, body, "http")) as found:
             if isinstance(found, Failure):
-                return Answer.json(found, 400)
+                return Response.json(found, 400)
             headers = {b"x-model": found.verdict.model.encode()}
             if not annotate:
-                return Answer.json(found.verdict, headers=headers)
+                return Response.json(found.verdict, headers=headers)
             from edge.inference.annotation import render_jpeg  # noqa: PLC0415  (few ask for pictures)
 
             picture = await self._pipeline.run_in_decoder(
                 lambda inspection: render_jpeg(inspection, heat=annotate == "heat"), found
             )
-        return Answer(picture, kind=b"image/jpeg", headers=headers)
+        return Response(picture, kind=b"image/jpeg", headers=headers)
 
-    async def _measure(self, _request: Request) -> Answer:
-        return Answer(self._metrics.exposition(self._pipeline.model), kind=METRICS_TYPE)
+    async def _metrics_page(self, _request: Request) -> Response:
+        return Response(self._metrics.exposition(self._pipeline.model), kind=METRICS_TYPE)
 
-    async def _openapi(self, _request: Request) -> Answer:
-        return Answer(_OPENAPI.read_bytes())
+    async def _openapi(self, _request: Request) -> Response:
+        return Response(_OPENAPI.read_bytes())
 
-    async def _server(self, _request: Request) -> Answer:
+    async def _server(self, _request: Request) -> Response:
         extensions = ["binary_tensor_data", "classification"]
-        return Answer.json({"name": "edge-node", "version": version("edge-node"), "extensions": extensions})
+        return Response.json({"name": "edge-node", "version": version("edge-node"), "extensions": extensions})
 
-    async def _live(self, _request: Request) -> Answer:
-        return Answer.json({"live": True})
+    async def _live(self, _request: Request) -> Response:
+        return Response.json({"live": True})
 
-    async def _ready(self, _request: Request) -> Answer:
+    async def _ready(self, _request: Request) -> Response:
         return self._readiness({"ready": not self._pipeline.draining})
 
-    async def _model_ready(self, request: Request) -> Answer:
+    async def _model_ready(self, request: Request) -> Response:
         self._served(request)
         return self._readiness({"name": request.names["name"], "ready": not self._pipeline.draining})
 
-    def _readiness(self, content: dict[str, Any]) -> Answer:
-        return Answer.json(content, 200 if content["ready"] else 503)
+    def _readiness(self, content: dict[str, Any]) -> Response:
+        return Response.json(content, 200 if content["ready"] else 503)
 
-    async def _model(self, request: Request) -> Answer:
-        return Answer.json(inference_protocol.metadata(self._served(request)))
+    async def _model(self, request: Request) -> Response:
+        return Response.json(inference_protocol.metadata(self._served(request)))
 
     def _served(self, request: Request) -> Model:
-        """The model that the path names."""
+        """The model named in the path."""
         model = self._pipeline.model
         if request.names["name"] != model.manifest.node:
             raise RequestError("there is no model of that name", f"ask for {model.manifest.node}", 404)
@@ -201,46 +201,48 @@ class App:
             )
         return model
 
-    async def _infer(self, request: Request) -> Answer:
-        """Answer a program; everything in the answer is of the one model that was served when the request was read."""
-        async with self._intake.body(request) as body:
+    async def _infer(self, request: Request) -> Response:
+        """Serve an inference request; the whole response is from the model that was served when it was read."""
+        async with self._bodies.body(request) as body:
             model = self._served(request)
             try:
-                inquiry = await self._inquiry(request, body, model)
-            except inference_protocol.Unfit as error:
+                inference = await self._parse_inference(request, body, model)
+            except inference_protocol.InvalidRequestError as error:
                 raise RequestError(
                     f"the inference request does not fit: {error}", "compare it with the model's metadata"
                 ) from error
-            outputs = await self._outputs(inquiry, model, request)
-        content, head = inference_protocol.reply(inquiry, model, outputs)
+            outputs = await self._outputs(inference, model, request)
+        content, head = inference_protocol.build_response(inference, model, outputs)
         named = {b"x-model": model.digest.encode()}
         if head is None:
-            return Answer(content, headers=named)
-        return Answer(content, 200, _BINARY, named | {_HEAD_LENGTH: b"%d" % head})
+            return Response(content, headers=named)
+        return Response(content, 200, _BINARY, named | {_HEAD_LENGTH: b"%d" % head})
 
-    async def _inquiry(self, request: Request, body: bytes, model: Model) -> inference_protocol.Inquiry:
+    async def _parse_inference(
+        self, request: Request, body: bytes, model: Model
+    ) -> inference_protocol.InferenceRequest:
         given = request.headers.get(_HEAD_LENGTH)
         if given is not None and not (given.isdigit() and len(given) < 10):
-            raise inference_protocol.Unfit("its Inference-Header-Content-Length is no number of bytes")
+            raise inference_protocol.InvalidRequestError("its Inference-Header-Content-Length is no number of bytes")
         head = None if given is None else int(given)
 
-        def parse(content: bytes) -> inference_protocol.Inquiry:
+        def parse(content: bytes) -> inference_protocol.InferenceRequest:
             return inference_protocol.parse(content, head, model.manifest)
 
         if len(body) <= _SMALL and (len(body) if head is None else head) <= _INLINE:
             return parse(body)
         return await self._pipeline.run_in_decoder(parse, body)
 
-    async def _outputs(self, inquiry: inference_protocol.Inquiry, model: Model, request: Request) -> Outputs:
-        """What the model gives for all images, a few at a time, as long as there is somebody to answer."""
-        extras = [wanted.name for wanted in inquiry.outputs if wanted.name != model.manifest.output]
+    async def _outputs(self, inference: inference_protocol.InferenceRequest, model: Model, request: Request) -> Outputs:
+        """The model's outputs for all images, a few at a time, as long as somebody waits for the response."""
+        extras = [wanted.name for wanted in inference.outputs if wanted.name != model.manifest.output]
         parts = []
-        leaving = asyncio.create_task(request.left())
+        leaving = asyncio.create_task(request.wait_for_disconnect())
         try:
-            for first in range(0, inquiry.amount, BATCH):
+            for first in range(0, inference.image_count, BATCH):
                 if first:
                     self._check_worth(leaving)
-                images = await self._images(inquiry, model, slice(first, first + BATCH))
+                images = await self._images(inference, model, slice(first, first + BATCH))
                 parts.append(await self._pipeline.infer(model, images, extras))
         except ImageError as error:
             raise RequestError(error.what, error.remedy, 422) from error
@@ -248,21 +250,23 @@ class App:
             raise RequestError(error.what, error.remedy, 500) from error
         finally:
             leaving.cancel()
-        return parts[0] if len(parts) == 1 else inference_protocol.joined(parts)
+        return parts[0] if len(parts) == 1 else inference_protocol.concatenate(parts)
 
     def _check_worth(self, leaving: asyncio.Task[None]) -> None:
-        """RequestError when it is no use going on."""
+        """RequestError when there is no point in going on."""
         if leaving.done():
             raise RequestError("the connection ended before the answer was there", "leave it open until then")
         if self._pipeline.draining:
             raise shutting_down()
 
-    async def _images(self, inquiry: inference_protocol.Inquiry, model: Model, some: slice) -> NDArray[np.uint8]:
-        if inquiry.images is not None:
-            return inquiry.images[some]
+    async def _images(
+        self, inference: inference_protocol.InferenceRequest, model: Model, some: slice
+    ) -> NDArray[np.uint8]:
+        if inference.images is not None:
+            return inference.images[some]
 
         def decoded(numbered: tuple[int, bytes]) -> NDArray[np.uint8]:
             return decode_image(numbered[1], model.manifest.input.size, f"image {numbered[0]}")
 
-        files = enumerate(inquiry.files[some], some.start)
+        files = enumerate(inference.files[some], some.start)
         return np.stack([await self._pipeline.run_in_decoder(decoded, each) for each in files])

@@ -28,14 +28,14 @@ _NESTED = msgspec.json.Decoder(list[list[list[list[_Pixel]]]])
 _STRINGS = msgspec.json.Decoder(list[str])
 
 
-class Unfit(ValueError):  # noqa: N818 - it is the request's fault
-    """A request that is no inference request, or none for this model; says why."""
+class InvalidRequestError(ValueError):
+    """A request that is not an inference request, or not one for this model; says why."""
 
 
 class _Parameters(Struct):
     binary_data_size: Annotated[int, Meta(ge=0)] | None = None  # of an input
     binary_data: bool | None = None  # of an output
-    classification: Annotated[int, Meta(ge=0)] = 0  # of an output: so many of the likeliest classes
+    classification: Annotated[int, Meta(ge=0)] = 0  # of an output: number of the likeliest classes
     binary_data_output: bool = False  # of the request: of outputs that say nothing themselves
 
 
@@ -52,40 +52,40 @@ class _Output(Struct):
     parameters: _Parameters = msgspec.field(default_factory=_Parameters)
 
 
-class _Inquiry(Struct):
+class _RequestJson(Struct):
     inputs: list[_Input]
     id: str = ""
     outputs: list[_Output] = []
     parameters: _Parameters = msgspec.field(default_factory=_Parameters)
 
 
-_INQUIRY = msgspec.json.Decoder(_Inquiry)
+_REQUEST = msgspec.json.Decoder(_RequestJson)
 
 
-class Wanted(NamedTuple):
-    """An output that was asked for."""
+class RequestedOutput(NamedTuple):
+    """An output that was requested."""
 
     name: str
     binary: bool
-    classes: int  # so many of the likeliest instead of all values, when it is not 0
+    classes: int  # number of the likeliest instead of all values, unless 0
 
 
-class Inquiry(NamedTuple):
-    """What a program asks: about `images`, uint8 [N, size, size, 3], or about image files."""
+class InferenceRequest(NamedTuple):
+    """A parsed request, with `images`, uint8 [N, size, size, 3], or image files."""
 
     id: str
     images: NDArray[np.uint8] | None
     files: tuple[bytes, ...]
-    outputs: tuple[Wanted, ...]
+    outputs: tuple[RequestedOutput, ...]
 
     @property
-    def amount(self) -> int:
-        """Images."""
+    def image_count(self) -> int:
+        """Number of images."""
         return len(self.files) if self.images is None else len(self.images)
 
 
 def metadata(model: Model) -> dict[str, Any]:
-    """What a program may ask of the model; -1 is any number, or one that the graph alone knows."""
+    """The model's inputs and outputs; -1 is any number, or one that only the graph knows."""
     manifest = model.manifest
     size, encoders, classes = manifest.input.size, len(manifest.encoders) or -1, len(manifest.classes)
     shapes = {
@@ -103,45 +103,45 @@ def metadata(model: Model) -> dict[str, Any]:
     }
 
 
-def joined(parts: Sequence[Outputs]) -> Outputs:
-    """Outputs for some images after those for others."""
+def concatenate(parts: Sequence[Outputs]) -> Outputs:
+    """The outputs of several batches as one."""
     first, *others = ([each for each in column if each is not None] for column in zip(*parts, strict=True))
     return Outputs(np.concatenate(first), *(np.concatenate(each) if each else None for each in others))
 
 
 def output_names(manifest: Manifest) -> tuple[str, ...]:
-    """What the model gives, the probabilities first."""
+    """Names of the model's outputs, the probabilities first."""
     return (manifest.output, *manifest.extras)
 
 
-def parse(body: bytes, header: int | None, manifest: Manifest) -> Inquiry:
-    """Read a request whose JSON takes `header` bytes (None: all of them); Unfit when it is none for this model."""
+def parse(body: bytes, header: int | None, manifest: Manifest) -> InferenceRequest:
+    """Parse a request whose JSON takes `header` bytes (None: all); InvalidRequestError when it does not fit."""
     if header is not None and header > len(body):
-        raise Unfit(f"its header has {header} bytes, the whole body {len(body)}")
+        raise InvalidRequestError(f"its header has {header} bytes, the whole body {len(body)}")
     end = len(body) if header is None else header
     try:
-        asked = _INQUIRY.decode(memoryview(body)[:end])
+        asked = _REQUEST.decode(memoryview(body)[:end])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Unfit(f"its JSON does not fit: {error}") from error
+        raise InvalidRequestError(f"its JSON does not fit: {error}") from error
     if [each.name for each in asked.inputs] != [manifest.input.name]:
-        raise Unfit(f"the model has one input, {manifest.input.name}")
+        raise InvalidRequestError(f"the model has one input, {manifest.input.name}")
     tensor = asked.inputs[0]
     if tensor.shape and tensor.shape[0] > MAX_IMAGES:
-        raise Unfit(f"it has {tensor.shape[0]} images, more than {MAX_IMAGES}")
+        raise InvalidRequestError(f"it has {tensor.shape[0]} images, more than {MAX_IMAGES}")
     binary = _binary(tensor, memoryview(body)[end:])
     wanted = _wanted(asked, manifest)
     if tensor.datatype == "BYTES":
-        return Inquiry(asked.id, None, _files(tensor, binary), wanted)
-    return Inquiry(asked.id, _images(tensor, binary, manifest.input.size), (), wanted)
+        return InferenceRequest(asked.id, None, _files(tensor, binary), wanted)
+    return InferenceRequest(asked.id, _images(tensor, binary, manifest.input.size), (), wanted)
 
 
 def _binary(tensor: _Input, rest: memoryview) -> memoryview | None:
     """The bytes behind the JSON, which are all of the one input; None when its data stands in the JSON."""
     size = tensor.parameters.binary_data_size
     if (size is None) != bool(memoryview(tensor.data)):
-        raise Unfit("an input has either data or binary_data_size")
+        raise InvalidRequestError("an input has either data or binary_data_size")
     if (size or 0) != len(rest):
-        raise Unfit(f"{len(rest)} bytes follow its header, binary_data_size says {size or 0}")
+        raise InvalidRequestError(f"{len(rest)} bytes follow its header, binary_data_size says {size or 0}")
     return None if size is None else rest
 
 
@@ -149,44 +149,44 @@ def _images(tensor: _Input, binary: memoryview | None, size: int) -> NDArray[np.
     """uint8 [N, size, size, 3], which shares memory with `binary`."""
     shape = tensor.shape
     if tensor.datatype != "UINT8" or shape[1:] != [size, size, 3] or not shape[0]:
-        raise Unfit(f"the model takes UINT8 [N, {size}, {size}, 3], or BYTES [N] of image files")
+        raise InvalidRequestError(f"the model takes UINT8 [N, {size}, {size}, 3], or BYTES [N] of image files")
     expected = math.prod(shape)
     if binary is not None:
         if len(binary) != expected:
-            raise Unfit(f"its binary data has {len(binary)} bytes, its shape {expected} values")
+            raise InvalidRequestError(f"its binary data has {len(binary)} bytes, its shape {expected} values")
         return np.frombuffer(binary, np.uint8).reshape(shape)
     raw = memoryview(tensor.data).tobytes()
     # Before anything is built of it: a tree with so many leaves has as many commas, less one.
     if raw.count(b",") + 1 != expected or raw.count(b"[") not in (1, 1 + shape[0] * (1 + size + size * size)):
-        raise Unfit(f"its data are not {expected} values, flat or nested as its shape")
+        raise InvalidRequestError(f"its data are not {expected} values, flat or nested as its shape")
     try:
         values: list[Any] = (_FLAT if raw.count(b"[") == 1 else _NESTED).decode(raw)
         pixels = np.array(values, np.uint8)
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:  # numpy's about ragged lists
-        raise Unfit(f"its data do not fit: {error}") from error
+        raise InvalidRequestError(f"its data do not fit: {error}") from error
     if pixels.shape not in ((expected,), tuple(shape)):
-        raise Unfit(f"its data are nested as {list(pixels.shape)}")
+        raise InvalidRequestError(f"its data are nested as {list(pixels.shape)}")
     return pixels.reshape(shape)
 
 
 def _files(tensor: _Input, binary: memoryview | None) -> tuple[bytes, ...]:
     """Each file: in binary data a length of four bytes precedes it, in JSON it is Base64."""
     if len(tensor.shape) != 1 or not tensor.shape[0]:
-        raise Unfit("image files are BYTES [N]")
+        raise InvalidRequestError("image files are BYTES [N]")
     (count,) = tensor.shape
     files = _split(binary, count) if binary is not None else _decoded(tensor, count)
     if len(files) != count:
-        raise Unfit(f"it holds {len(files)} image files, its shape says {count}")
+        raise InvalidRequestError(f"it holds {len(files)} image files, its shape says {count}")
     return tuple(files)
 
 
 def _decoded(tensor: _Input, count: int) -> list[bytes]:
     if memoryview(tensor.data).tobytes().count(b'"') > 2 * count:  # before a string is made of each
-        raise Unfit(f"it holds more than {count} image files")
+        raise InvalidRequestError(f"it holds more than {count} image files")
     try:
         return [base64.b64decode(text, validate=True) for text in _STRINGS.decode(tensor.data)]
     except (msgspec.DecodeError, UnicodeDecodeError, binascii.Error, ValueError) as error:
-        raise Unfit(f"in JSON an image file is a string of Base64: {error}") from error
+        raise InvalidRequestError(f"in JSON an image file is a string of Base64: {error}") from error
 
 
 def _split(binary: memoryview, count: int) -> list[bytes]:
@@ -194,31 +194,31 @@ def _split(binary: memoryview, count: int) -> list[bytes]:
     at = 0
     while at < len(binary):
         if len(files) == count:
-            raise Unfit(f"it holds more than {count} image files")
+            raise InvalidRequestError(f"it holds more than {count} image files")
         if at + 4 > len(binary):
-            raise Unfit("its binary data ends within a length")
+            raise InvalidRequestError("its binary data ends within a length")
         (length,) = struct.unpack_from("<I", binary, at)
         at += 4 + length
         if at > len(binary):
-            raise Unfit("its binary data ends within an image file")
+            raise InvalidRequestError("its binary data ends within an image file")
         files.append(bytes(binary[at - length : at]))
     return files
 
 
-def _wanted(asked: _Inquiry, manifest: Manifest) -> tuple[Wanted, ...]:
+def _wanted(asked: _RequestJson, manifest: Manifest) -> tuple[RequestedOutput, ...]:
     names, by_default = output_names(manifest), asked.parameters.binary_data_output
     if not asked.outputs:
-        return tuple(Wanted(name, by_default, 0) for name in names)
+        return tuple(RequestedOutput(name, by_default, 0) for name in names)
     found = []
     for each in asked.outputs:
         if each.name not in names:
-            raise Unfit(f"the model's outputs are {', '.join(names)}")
+            raise InvalidRequestError(f"the model's outputs are {', '.join(names)}")
         if each.parameters.classification and each.name != manifest.output:
-            raise Unfit(f"classification is of {manifest.output} alone")
+            raise InvalidRequestError(f"classification is of {manifest.output} alone")
         binary = by_default if each.parameters.binary_data is None else each.parameters.binary_data
-        found.append(Wanted(each.name, binary, min(each.parameters.classification, len(manifest.classes))))
+        found.append(RequestedOutput(each.name, binary, min(each.parameters.classification, len(manifest.classes))))
     if len({each.name for each in found}) < len(found):
-        raise Unfit("it asks for an output twice")
+        raise InvalidRequestError("it asks for an output twice")
     return tuple(found)
 
 
@@ -230,7 +230,7 @@ class _Tensor(Struct, omit_defaults=True):
     data: list[Any] | None = None
 
 
-class _Reply(Struct, omit_defaults=True):
+class _ResponseJson(Struct, omit_defaults=True):
     model_name: str
     model_version: str
     outputs: list[_Tensor]
@@ -238,27 +238,27 @@ class _Reply(Struct, omit_defaults=True):
     id: str = ""
 
 
-def reply(inquiry: Inquiry, model: Model, outputs: Outputs) -> tuple[bytes, int | None]:
-    """The answer's bytes, and how many of them are JSON when binary tensors follow."""
+def build_response(inference: InferenceRequest, model: Model, outputs: Outputs) -> tuple[bytes, int | None]:
+    """The response's bytes, and how many of them are JSON when binary tensors follow."""
     manifest = model.manifest
     tensors, binaries = [], []
-    for wanted in inquiry.outputs:
+    for wanted in inference.outputs:
         values = outputs.probabilities if wanted.name == manifest.output else getattr(outputs, wanted.name)
         tensor, binary = _tensor(wanted, values, manifest.classes)
         tensors.append(tensor)
         binaries.append(binary)
     about = {"bundle": manifest.id, "model": model.digest}
-    head = msgspec.json.encode(_Reply(manifest.node, version(model), tensors, about, inquiry.id))
+    head = msgspec.json.encode(_ResponseJson(manifest.node, version(model), tensors, about, inference.id))
     whole = b"".join((head, *binaries))
-    return whole, len(head) if any(wanted.binary for wanted in inquiry.outputs) else None
+    return whole, len(head) if any(wanted.binary for wanted in inference.outputs) else None
 
 
 def version(model: Model) -> str:
-    """Of a model, as programs ask for it: the round."""
+    """A model's version, as clients request it: the round."""
     return str(model.manifest.round)
 
 
-def _tensor(wanted: Wanted, values: NDArray[np.float32], classes: Sequence[str]) -> tuple[_Tensor, bytes]:
+def _tensor(wanted: RequestedOutput, values: NDArray[np.float32], classes: Sequence[str]) -> tuple[_Tensor, bytes]:
     """An output, and its bytes when it is to be binary."""
     if wanted.classes:
         words = [word for row in values for word in _likeliest(row, wanted.classes, classes)]

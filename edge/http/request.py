@@ -1,4 +1,4 @@
-"""One HTTP request and its answer; how much of what clients send is held at a time."""
+"""One HTTP request and its response, and bounded reading of request bodies."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from edge.inference.pipeline import Pipeline
 
 MAX_WAITING = 16  # requests with a body
 MAX_HELD = 2 * MAX_BYTES  # bytes of all their bodies together
-UPLOAD = 10.0  # seconds that a client may take to send a body
+UPLOAD = 10.0  # seconds in which a body must arrive
 
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 _JSON = b"application/json"
@@ -34,8 +34,8 @@ class RequestError(EdgeNodeError):
         self.headers = headers or {}
 
 
-class Answer(NamedTuple):
-    """What a client gets."""
+class Response(NamedTuple):
+    """The response to a client."""
 
     body: bytes
     status: int = 200
@@ -43,13 +43,13 @@ class Answer(NamedTuple):
     headers: Mapping[bytes, bytes] = {}
 
     @classmethod
-    def json(cls, content: Any, status: int = 200, headers: Mapping[bytes, bytes] | None = None) -> "Answer":
-        """Anything that msgspec encodes."""
+    def json(cls, content: Any, status: int = 200, headers: Mapping[bytes, bytes] | None = None) -> "Response":
+        """A response with anything that msgspec encodes."""
         return cls(msgspec.json.encode(content), status, headers=headers or {})
 
     @classmethod
-    def refusal(cls, error: RequestError) -> "Answer":
-        """What was wrong, and what to do."""
+    def from_error(cls, error: RequestError) -> "Response":
+        """A response that says what was wrong, and what to do."""
         return cls.json({"error": error.what, "remedy": error.remedy}, error.status, error.headers)
 
 
@@ -59,13 +59,13 @@ class Request:
     def __init__(self, scope: Mapping[str, Any], receive: Receive) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.names: dict[str, str] = {}  # what the path names
+        self.names: dict[str, str] = {}  # the parameters in the path
         self._scope = scope
         self._receive = receive
 
     @cached_property
     def headers(self) -> dict[bytes, bytes]:
-        """By their names in lower case; of a repeated one the last."""
+        """Headers by lower-case name; of a repeated one the last."""
         return dict(self._scope["headers"])
 
     def query(self, name: str, default: str) -> str:
@@ -83,13 +83,13 @@ class Request:
             yield message.get("body", b"")
             more = message.get("more_body", False)
 
-    async def left(self) -> None:
-        """Return when the client, whose whole body is here, has hung up or will say no more, which looks the same."""
+    async def wait_for_disconnect(self) -> None:
+        """Return when the client, whose whole body is here, has hung up or sends nothing more, which looks the same."""
         await self._receive()
 
 
-class Intake:
-    """Takes in the bodies of a bounded number of requests, of bounded size and in bounded time."""
+class BodyReader:
+    """Reads request bodies: a bounded number of them, of bounded size, in bounded time."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -98,7 +98,7 @@ class Intake:
 
     @contextlib.asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytes]:
-        """A request's body, unpacked, held until the context is left; RequestError when there is no place for it."""
+        """A request's body, decompressed, held until the context is left; RequestError when there is no room for it."""
         if self._pipeline.draining:
             raise shutting_down()
         if self.waiting >= MAX_WAITING:
@@ -114,7 +114,7 @@ class Intake:
             self.waiting -= 1
 
     async def _receive(self, request: Request, into: list[bytes]) -> None:
-        """Fill `into` with the body, in one piece in the end."""
+        """Fill `into` with the body, as one piece in the end."""
         if int(request.headers.get(b"content-length", b"0")) > MAX_BYTES:
             raise _too_large()
         try:
@@ -147,7 +147,7 @@ class Intake:
 
 
 def _unpacked(packed: bytes) -> bytes:
-    """What was gzip or zlib, and at most MAX_BYTES of it."""
+    """Decompressed gzip or zlib data, MAX_BYTES at most."""
     unpacker = zlib.decompressobj(_GZIP_OR_ZLIB)
     try:
         plain = unpacker.decompress(packed, MAX_BYTES + 1)
@@ -161,7 +161,7 @@ def _unpacked(packed: bytes) -> bytes:
 
 
 def shutting_down() -> RequestError:
-    """What is said to those who come late."""
+    """The error for requests that come during shutdown."""
     return RequestError("this line is shutting down", "send the request again when it is back", 503)
 
 
