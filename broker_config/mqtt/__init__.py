@@ -1,1 +1,1 @@
-"""One MQTT connection: address, handshake, reconnection, and two clients with one id."""
+"""MQTT client: address, handshake, reconnection, event queue, and detection of two clients with one id."""

@@ -1,4 +1,4 @@
-"""The one wrapper around paho: addresses, MQTT 5 with fallback to 3.1.1, TLS, reconnection, acknowledgement by hand.
+"""MQTT client around paho: MQTT 5 with fallback to 3.1.1, TLS, reconnection, manual acknowledgement, signatures.
 
 Callbacks run in paho's thread and only put events into the owner's inbox.
 """
@@ -77,9 +77,9 @@ class MqttClient:
     When the inbox is full, QoS 0 is dropped; QoS 1 waits, and the broker with it. A payload of more than `max_payload`
     bytes is cut to one byte more: enough to be refused for it, and too little to fill the memory while it waits.
 
-    Nothing is heard on a topic that was not subscribed to, whatever the broker sends: what a process does with a
-    message hangs on its topic, and so does who must have signed it. What a broker has kept for a persistent
-    client comes as soon as that opens: subscribe before.
+    Messages on topics that were not subscribed to are ignored, whatever the broker sends: what a process does with a
+    message depends on its topic, and so does who must have signed it. What a broker has kept for a persistent client
+    arrives as soon as that connects: subscribe before `open`.
 
     With a signer in `endpoint` all messages of its federation are signed and verified here, and nowhere else.
     """
@@ -100,7 +100,7 @@ class MqttClient:
         self.receive_maximum: int | None = None  # QoS 1 messages that may wait for our acknowledgement (MQTT 5)
         self.version: Literal[5, 4] = 4  # of MQTT; 4 is 3.1.1
         signer = endpoint.signer
-        # Whoever connects under our client id cuts us off: members cannot guess each other's.
+        # Whoever connects under our client id disconnects us: members must not be able to guess each other's.
         self._client_id = f"{client_id}/{signer.derive_secret(client_id)}" if signer and client_id else client_id
         self._inbox = inbox
         self._persistent = persistent
@@ -116,7 +116,7 @@ class MqttClient:
         self._disconnected = threading.Event()
         self._subscribed = threading.Event()
         self._subscription_refused = ""
-        self._outcast = False  # whether the broker has turned our certificate down since we were connected
+        self._certificate_rejected = False  # since we were last connected
 
     def open(self, timeout: float = 10.0) -> Self:
         """Connect, with MQTT 5 if the broker can; BrokerError says why that fails or takes more than `timeout` s."""
@@ -178,7 +178,7 @@ class MqttClient:
             return sum(size for _, size in self._unwritten)
 
     def _forget_written(self) -> None:
-        while self._unwritten and _is_over(self._unwritten[0][0]):
+        while self._unwritten and _is_finished(self._unwritten[0][0]):
             self._unwritten.popleft()
 
     def subscribe(self, *filters: str, qos: int = 1) -> None:
@@ -226,7 +226,7 @@ class MqttClient:
                 self._unwritten.append((info, size))
 
     def ack(self, delivery: Delivery) -> None:
-        """Tell the broker that the effect of a QoS 1 message is safe. Of an earlier connection: it will come again."""
+        """Acknowledge a QoS 1 message whose effect is safe; one of an earlier connection will be delivered again."""
         with self._lock:
             if delivery.qos and delivery.connection == self._connection:
                 self._paho.ack(delivery.mid, delivery.qos)
@@ -275,7 +275,7 @@ class MqttClient:
             if self._disconnected.is_set():  # else `open` raises
                 log.warning("%s refuses us: %s", self.endpoint, reason)
         else:
-            self._outcast = False
+            self._certificate_rejected = False
             self._disconnected.clear()
             self.max_packet = getattr(properties, "MaximumPacketSize", None)
             if self._filters:
@@ -286,8 +286,13 @@ class MqttClient:
         self, _client: paho.Client, _data: object, flags: paho.DisconnectFlags, reason: ReasonCode, _properties: object
     ) -> None:
         alert, self._paho.alert = self._paho.alert, None
-        if self._disconnected.is_set() and alert and (fault := certificate_fault(alert)) and not self._outcast:
-            self._outcast = True  # said once, not with every attempt
+        if (
+            self._disconnected.is_set()
+            and alert
+            and (fault := certificate_fault(alert))
+            and not self._certificate_rejected
+        ):
+            self._certificate_rejected = True  # logged once, not at every attempt
             log.warning("%s does not accept our certificate any more: %s; %s", self.endpoint, *fault)
         if self._disconnected.is_set() or self._paho.answer != "Success":
             return  # was not up
@@ -300,7 +305,7 @@ class MqttClient:
         delivery = Delivery(
             self, message.topic, payload, message.retain, message.mid, message.qos, self._connection, message.dup, user
         )
-        if not self._asked_for(message.topic):
+        if not self._is_subscribed(message.topic):
             self.ack(delivery)
             return
         if self.endpoint.signer:
@@ -317,11 +322,11 @@ class MqttClient:
             except queue.Full:
                 log.debug("dropped a message on %s: the inbox is full", delivery.topic)
 
-    def _asked_for(self, topic: str) -> bool:
+    def _is_subscribed(self, topic: str) -> bool:
         return topic in self._filters or any(paho.topic_matches_sub(each, topic) for each in list(self._filters))
 
     def _drop(self, delivery: Delivery, why: str) -> None:
-        """Leave out a message that somebody else has written, as if it had never come."""
+        """Acknowledge and ignore a forged message."""
         self.ack(delivery)
         if self.endpoint.signer and self.endpoint.signer.is_first_forgery(delivery.topic):
             log.warning("ignored a message on %s: %s", abbreviate(delivery.topic), why)
@@ -340,7 +345,7 @@ class MqttClient:
             log.warning("%s refuses a message: %s", self.endpoint, reason)
 
 
-def _is_over(info: paho.MQTTMessageInfo) -> bool:
+def _is_finished(info: paho.MQTTMessageInfo) -> bool:
     """Whether a QoS 0 message was written or lost."""
     return info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS or info.is_published()
 

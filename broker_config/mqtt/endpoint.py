@@ -1,4 +1,4 @@
-"""Where the broker is and who we are to it, read from a URL."""
+"""Address of the broker and our credentials there, read from a URL or a kit."""
 
 import difflib
 import logging
@@ -22,7 +22,7 @@ PORTS = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the broker is, and who we are to it."""
+    """The broker's address and our credentials there."""
 
     scheme: str
     host: str

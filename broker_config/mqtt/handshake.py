@@ -1,4 +1,4 @@
-"""One attempt at an MQTT connection, and in words why it failed."""
+"""One attempt at an MQTT connection, and an error that says why it failed."""
 
 import os
 import secrets
@@ -36,15 +36,15 @@ _ALERTS = {  # the end of TLS's word for what is wrong with our certificate -> t
 
 
 class PahoClient(paho.Client):
-    """paho's client, with four things set right.
+    """paho's client with four corrections.
 
-    Its WebSocket reports a partly written packet as 0 bytes, which it takes for "done": the packet would be lost.
-    Nagle's algorithm would hold small messages back for up to 40 ms. And why TLS 1.3 ended a connection it keeps to
-    itself: the broker judges our certificate when we already take the connection for made. And what is published it
-    leaves to its own thread to write: to wake that takes longer than to write, most of all where cores are few.
+    - Its WebSocket reports a partly written packet as 0 bytes, which it takes for "done": the packet would be lost.
+    - Nagle's algorithm would hold small messages back for up to 40 ms.
+    - It hides why TLS 1.3 ended a connection: the broker checks our certificate when we already count as connected.
+    - It leaves writing to its own thread: waking that takes longer than writing, most of all where cores are few.
     """
 
-    answer = ""  # of the broker to the latest CONNECT, in MQTT's words
+    answer = ""  # of the broker to the last CONNECT, in MQTT's words
     alert: ssl.SSLError | None = None  # with which the broker ended the connection instead
 
     def __init__(
@@ -80,7 +80,7 @@ class PahoClient(paho.Client):
     def _packet_queue(
         self, command: int, packet: bytes | bytearray, mid: int, qos: int, info: paho.MQTTMessageInfo | None = None
     ) -> MQTTErrorCode:
-        """What is published at QoS 0 is written now, unless the socket has no room: then paho's thread does it."""
+        """Write a QoS 0 message now, unless the socket has no room: then paho's thread does it."""
         ours = self._thread is not None and threading.current_thread() is not self._thread
         if (command & 0xF0) == paho.PUBLISH and not qos and ours and self.is_connected() and not self._out_packet:
             self._out_packet.append({
@@ -95,7 +95,7 @@ class PahoClient(paho.Client):
 
     @property
     def on_publish(self) -> paho.CallbackOnPublish | None:
-        """Called by paho's thread alone: another that writes must not wait for what that thread is busy with."""
+        """The callback, for paho's thread alone: another thread that writes must not wait for that one's work."""
         return self._on_publish if threading.current_thread() is self._thread else None
 
     @on_publish.setter
@@ -174,7 +174,7 @@ def newest_version(endpoint: Endpoint, timeout: float) -> MQTTProtocolVersion:
 
 
 def unreachable_error(endpoint: Endpoint, error: OSError, timeout: float) -> BrokerError:
-    """Say why no connection to the broker came about within `timeout` seconds."""
+    """The error that says why there was no connection to the broker within `timeout` seconds."""
     place = f"{endpoint.host}:{endpoint.port}"
     match error:
         case socket.gaierror():
@@ -204,12 +204,12 @@ def unreachable_error(endpoint: Endpoint, error: OSError, timeout: float) -> Bro
 
 
 def certificate_fault(alert: ssl.SSLError) -> tuple[str, str] | None:
-    """What the broker finds wrong with our certificate, if its alert is about that, and the remedy."""
+    """The broker's objection to our certificate and the remedy, if its alert is about that."""
     return next((said for end, said in _ALERTS.items() if (alert.reason or "").endswith(end)), None)
 
 
 def refused_error(endpoint: Endpoint, answer: str) -> BrokerError:
-    """Say what to do about a broker that answered with other than success."""
+    """The error that says what to do about a broker that refused us."""
     match answer:
         case "Bad user name or password" | "Not authorized":
             remedy = "check user name and password (EDGE_NODE_PASSWORD), or ask who runs the broker to admit them"

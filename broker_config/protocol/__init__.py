@@ -1,1 +1,1 @@
-"""What is said, and where: topics, messages, frames, their bytes, and errors that name the fault and the remedy."""
+"""Protocol between machines: topics, messages, frames, their encoding, and errors."""

@@ -1,4 +1,4 @@
-"""Messages and tensors as bytes and back: whatever comes in is sized, typed and validated before use. Never pickle."""
+"""Encoding of messages and tensors. Input is checked for size, type and values before use. Never pickle."""
 
 import json
 import math
@@ -24,7 +24,7 @@ _DECODER: msgspec.json.Decoder[AnyMessage | VflMessage] = msgspec.json.Decoder(A
 
 
 class DecodeError(ValueError):
-    """Bytes that are not what they should be; the text says briefly what is wrong with them."""
+    """Bytes that cannot be decoded; the text says briefly why."""
 
     def __init__(self, why: str):
         super().__init__(abbreviate(why))

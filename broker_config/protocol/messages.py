@@ -1,4 +1,4 @@
-"""Every message: frozen, typed, validated when decoded.
+"""Messages of a federation: frozen, typed, validated when decoded.
 
 Fields may be added with a default; none is removed or changes its meaning within v1. Names are the wire's (JSON).
 Structs have no behaviour; `codec.py` turns them into bytes and back.
@@ -26,7 +26,7 @@ Bytes = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
 class Message(Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Base of all messages; `type` on the wire is the class's name."""
+    """Base of all messages; `type` on the wire is the class name."""
 
 
 class Manifest(Struct, frozen=True, kw_only=True):

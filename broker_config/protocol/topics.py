@@ -1,4 +1,4 @@
-"""Every topic name, as functions. The protocol's version is in the root, so versions never meet by accident."""
+"""Topic names, as functions. The protocol's version is in the root, so versions never meet by accident."""
 
 import re
 
@@ -6,7 +6,7 @@ from broker_config.protocol.errors import UsageError
 
 ROOT = "edge-node/v1"
 COORDINATOR = "coordinator"
-MONITOR = "monitor"  # who watches, and takes no part
+MONITOR = "monitor"  # reads along and takes no part
 TRIAL = "doctor"  # the federation in which a broker is tried out
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -125,7 +125,7 @@ def home_assistant(line: str) -> str:
 
 
 def line_namespace(name: str) -> str:
-    """Where bundles travel to a line, as a federation's blobs do (`want`, `chunks`). On the plant's own broker only."""
+    """In place of a federation's name in `want` and `chunks` of a line's bundles, on the plant's own broker."""
     return f"lines/{name}"
 
 

@@ -1,1 +1,1 @@
-"""Certificates, members and their kits, signatures, the broker's access list, trust."""
+"""Security of a federation: certificates, member registry, kits, signatures, access list, trust files."""

@@ -1,4 +1,4 @@
-"""Who may do what on which topics: the table by which a broker's access list is made, and a broker is examined."""
+"""Access rights on topics: the table from which a broker's access list is made, and by which a broker is examined."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -9,7 +9,7 @@ _USER = "%u"  # where mosquitto puts the user's name
 
 
 class Rights(NamedTuple):
-    """Filters of topics. What is `denied` is so whatever else somebody may."""
+    """Topic filters. `denied` takes precedence over the others."""
 
     writes: tuple[str, ...]
     reads: tuple[str, ...]
@@ -20,7 +20,7 @@ _NOTHING = Rights((), ())
 
 
 def rights(name: str, federation: str) -> Rights:
-    """What `name` needs in a federation (`+`: in any): that is `coordinator`, `monitor`, or else a node."""
+    """The rights that `coordinator`, `monitor` or else a node needs in a federation (`+`: in any)."""
     match name:
         case topics.COORDINATOR:
             return _coordinator(federation)
@@ -71,7 +71,7 @@ def _monitor(federation: str) -> Rights:
             topics.presence(federation, topics.COORDINATOR),
             topics.predictions(federation),
         ),
-        denied=(  # what it would have as a node of this name
+        denied=(  # what a node of this name would have
             topics.embeddings(federation, me),
             topics.gradients(federation, me),
             topics.products(federation, me),

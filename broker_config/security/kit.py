@@ -32,11 +32,11 @@ _GENERATED = re.compile(r"[a-z2-7]{5}(-[a-z2-7]{5}){4}")
 
 
 class PassphraseError(UsageError):
-    """A kit that this passphrase does not open."""
+    """A passphrase that does not open the kit."""
 
 
 class Kit(Struct, frozen=True, kw_only=True):
-    """What a kit holds. Printing it tells no secret."""
+    """Content of a kit. Its repr shows no secret."""
 
     federation: Name
     name: Name  # of the member: a node's, `coordinator` or `monitor`
@@ -46,7 +46,7 @@ class Kit(Struct, frozen=True, kw_only=True):
     ca: str  # PEM: who signs the certificates of this federation's broker
     certificate: str  # PEM
     key: str  # PEM, the certificate's private key
-    signing: bytes  # the private key of the member's signatures; empty: it says nothing (monitor)
+    signing: bytes  # the private key of the member's signatures; empty: it signs nothing (monitor)
 
     def __repr__(self) -> str:
         return f"Kit({self.federation}, {self.name})"
@@ -78,7 +78,7 @@ class Kit(Struct, frozen=True, kw_only=True):
         return member_list.verify(self.charter, self.authority, f"the kit of {self.name}")
 
 
-class _Envelope(Struct, frozen=True, kw_only=True):
+class _EncryptedKit(Struct, frozen=True, kw_only=True):
     """A kit on disk: what may be known of it without the passphrase, and the rest encrypted with AES-256-GCM."""
 
     edge_node_kit: int
@@ -93,12 +93,12 @@ def write(path: Path, kit: Kit, passphrase: str) -> None:
     """Write a kit, readable by its owner alone. EdgeNodeError if the disk does not take it."""
     salt, nonce = secrets.token_bytes(16), secrets.token_bytes(12)
     cipher = AESGCM(_derive(passphrase, salt))
-    content = cipher.encrypt(nonce, msgspec.json.encode(kit), _public(kit.federation, kit.name))
-    envelope = _Envelope(
+    content = cipher.encrypt(nonce, msgspec.json.encode(kit), _authenticated_data(kit.federation, kit.name))
+    encrypted = _EncryptedKit(
         edge_node_kit=_FORMAT, federation=kit.federation, name=kit.name, salt=salt, nonce=nonce, content=content
     )
     with disk.writing(path.parent):
-        disk.replace_bytes(path, msgspec.json.format(msgspec.json.encode(envelope)), mode=0o600)
+        disk.replace_bytes(path, msgspec.json.format(msgspec.json.encode(encrypted)), mode=0o600)
 
 
 def read(path: Path, passphrase: str) -> Kit:
@@ -108,10 +108,10 @@ def read(path: Path, passphrase: str) -> Kit:
         PassphraseError: the passphrase is wrong, or what it encrypts was damaged.
         UsageError: it is no kit.
     """
-    envelope = _read(path)
+    encrypted = _read(path)
     try:
-        content = AESGCM(_derive(passphrase, envelope.salt)).decrypt(
-            envelope.nonce, envelope.content, _public(envelope.federation, envelope.name)
+        content = AESGCM(_derive(passphrase, encrypted.salt)).decrypt(
+            encrypted.nonce, encrypted.content, _authenticated_data(encrypted.federation, encrypted.name)
         )
         return msgspec.json.decode(content, type=Kit)
     except (InvalidTag, msgspec.MsgspecError):
@@ -121,19 +121,19 @@ def read(path: Path, passphrase: str) -> Kit:
         ) from None
 
 
-def _read(path: Path) -> _Envelope:
-    """What needs no passphrase. UsageError if it is no kit."""
+def _read(path: Path) -> _EncryptedKit:
+    """Read the file without decrypting it. UsageError if it is no kit."""
     try:
         if path.stat().st_size > _LARGEST:
             raise UsageError(f"{path} is too large for a kit", _AGAIN)
-        envelope = msgspec.json.decode(path.read_bytes(), type=_Envelope)
+        encrypted = msgspec.json.decode(path.read_bytes(), type=_EncryptedKit)
     except OSError as error:
         raise UsageError(f"the kit {path} cannot be read: {error.strerror}", "check the name of the file") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is no kit ({error})", _AGAIN) from None
-    if envelope.edge_node_kit != _FORMAT:
+    if encrypted.edge_node_kit != _FORMAT:
         raise UsageError(f"{path} is a kit of another version of edge-node", "upgrade edge-node here")
-    return envelope
+    return encrypted
 
 
 def ask_passphrase(path: Path) -> str:
@@ -151,18 +151,18 @@ def ask_passphrase(path: Path) -> str:
 
 
 def new_passphrase() -> str:
-    """A passphrase that nobody guesses: 25 letters and digits (125 bits), in fives to be read out."""
+    """A random passphrase: 25 letters and digits (125 bits), in groups of five to be read out."""
     text = base64.b32encode(secrets.token_bytes(16)).decode().lower()[:25]
     return "-".join(text[start : start + 5] for start in range(0, 25, 5))
 
 
 def _derive(passphrase: str, salt: bytes) -> bytes:
     given = passphrase.strip()
-    if _GENERATED.fullmatch(given.lower()):  # these have no capital letters, whatever somebody types or dictates
+    if _GENERATED.fullmatch(given.lower()):  # these have no capital letters, whatever somebody types
         given = given.lower()
     return Scrypt(salt=salt, length=32, n=_COST, r=8, p=1).derive(given.encode())
 
 
-def _public(federation: str, name: str) -> bytes:
-    """What is not encrypted, but cannot be changed either."""
+def _authenticated_data(federation: str, name: str) -> bytes:
+    """The authenticated data: not encrypted, but protected from changes."""
     return f"edge-node kit {_FORMAT} {federation} {name}".encode()

@@ -1,4 +1,4 @@
-"""Secrets that a command is given: environment variables, or credentials of systemd's under the same names."""
+"""Secrets from the environment: variables, or systemd credentials of the same names."""
 
 import os
 from pathlib import Path
@@ -18,5 +18,5 @@ def read_secret(name: str) -> str | None:
 
 
 def environment_without_secrets() -> dict[str, str]:
-    """Our environment for processes that we start and that need no secret of ours: what they show, they cannot tell."""
+    """Our environment without our secrets, for child processes that need none of them."""
     return {name: value for name, value in os.environ.items() if name not in (PASSWORD, PASSPHRASE)}

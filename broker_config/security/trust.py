@@ -1,4 +1,4 @@
-"""What a line believes: whose bundles it serves, and by whose authority. Holds no secret."""
+"""Trust file of a line: the node whose bundles it serves, and the authority it trusts. Holds no secret."""
 
 from pathlib import Path
 
