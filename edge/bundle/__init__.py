@@ -1,1 +1,1 @@
-"""The deployable model, a folder: its format, its verification, its end of validity."""
+"""Bundles, the deployable models: format, verification, expiry warnings."""

@@ -1,1 +1,1 @@
-"""From a frame to its verdict: decoding, tiles, onnxruntime, decision, pictures."""
+"""Inference on frames: decoding, tiling, onnxruntime, decision, verdicts and annotated pictures."""

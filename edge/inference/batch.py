@@ -108,7 +108,7 @@ class ResultFile:
             )
         if {row.view for row in rows if row.model} - {self._view}:
             raise UsageError(
-                f"{path} holds results that were judged with another view", "name another file, or the same --view"
+                f"{path} holds results that were made with another view", "name another file, or the same --view"
             )
         self.classified = {row.image for row in rows if row.model}
         self._file.truncate(len(whole))

@@ -115,12 +115,12 @@ def _check_pixels(image: Image.Image, name: str) -> None:
     if image.width * image.height > MAX_PIXELS:
         raise ImageError(
             f"{name} has {image.width} x {image.height} pixels, more than {MAX_PIXELS // 1_000_000} million",
-            "crop or scale it before it is judged",
+            "crop or scale it first",
         )
     if max(image.size) > MAX_SIDE:
         raise ImageError(
             f"{name} has a side of {max(image.size)} pixels, more than {MAX_SIDE}",
-            "crop or scale it before it is judged",
+            "crop or scale it first",
         )
 
 

@@ -1,1 +1,1 @@
-"""The line's bundles on disk, and which is served: rollout with gate, probation and rollback; delivery over MQTT."""
+"""Registry of a line's bundles: store, rollout with gate, probation and rollback, delivery over MQTT."""

@@ -143,11 +143,11 @@ def _agreement(new: Sequence[str], old: Sequence[str], gate: Gate) -> Finding:
     found = f"it agrees with the running one on {agreed.total()} of the last {len(old)} images"
     if len(old) < ENOUGH:
         return Finding(True, f"{found}: too few to judge by")
-    judged = {label: count for label, count in Counter(old).items() if count >= OF_A_CLASS}
-    worst = min(judged, key=lambda label: agreed[label] / judged[label], default=None)
+    counts = {label: count for label, count in Counter(old).items() if count >= OF_A_CLASS}
+    worst = min(counts, key=lambda label: agreed[label] / counts[label], default=None)
     asked = f"[gate] agreement asks for {gate.agreement:.0%}"
-    if worst is not None and agreed[worst] < gate.agreement * judged[worst]:
-        return Finding(False, f"{found}, on {agreed[worst]} of {judged[worst]} that are {worst} to that one; {asked}")
+    if worst is not None and agreed[worst] < gate.agreement * counts[worst]:
+        return Finding(False, f"{found}, on {agreed[worst]} of {counts[worst]} that are {worst} to that one; {asked}")
     if agreed.total() < gate.agreement * len(old):
         return Finding(False, f"{found}; {asked}")
     return Finding(True, found)

@@ -184,10 +184,10 @@ class Rollout:
         self.check_bad(digest, force=force)
         running = self._pipeline.model
         doubts = self._probation.before if self._probation else self._doubtful.value
-        with self._admitted(digest, accept_older=accept_older) as (found, ends):
-            model = Model.from_bundle(found, self._threads, ends)
+        with self._verified(digest, accept_older=accept_older) as (found, expiry_dates):
+            model = Model.from_bundle(found, self._threads, expiry_dates)
             findings = [
-                _signature_finding(ends),
+                _signature_finding(expiry_dates),
                 *assess_candidate(model, running, self._sample.inputs_of(running), self._gate),
             ]
             check_no_defect_class(self._pipeline.view, model.manifest.classes)
@@ -223,14 +223,14 @@ class Rollout:
             state = self.store.state()
             if not state.previous:
                 raise UsageError("there is no bundle to go back to", "edge-node bundle list shows what there is")
-            with self._admitted(state.previous, accept_older=True) as (found, ends):
-                model = Model.from_bundle(found, self._threads, ends)
+            with self._verified(state.previous, accept_older=True) as (found, expiry_dates):
+                model = Model.from_bundle(found, self._threads, expiry_dates)
                 check_no_defect_class(self._pipeline.view, model.manifest.classes)
             self.store.record_rollback(by, "on purpose", failed=False)
             with self._swap_lock:
                 self._serve(model)
             self._notify(f"{model.manifest.id} ({model.digest}) is served again", model.digest, by)
-            return [_signature_finding(ends).text]
+            return [_signature_finding(expiry_dates).text]
 
     def check_bad(self, digest: str, *, force: bool = False) -> None:
         """RefusedError for a bundle that has failed in service."""
@@ -241,7 +241,7 @@ class Rollout:
             )
 
     @contextmanager
-    def _admitted(self, digest: str, *, accept_older: bool) -> "Iterator[tuple[bundle_format.Bundle, ExpiryDates]]":
+    def _verified(self, digest: str, *, accept_older: bool) -> "Iterator[tuple[bundle_format.Bundle, ExpiryDates]]":
         """A verified bundle of the store; the verifier remembers it when the block ends without an error."""
         folder = self.store.path(digest)
         if self._verifier is None:
@@ -307,9 +307,11 @@ class Rollout:
 
     def _go_back(self, failed: str, previous: str, why: str) -> None:
         try:
-            with self._admitted(previous, accept_older=True) as (found, ends):
+            with self._verified(previous, accept_older=True) as (found, expiry_dates):
                 model = (
-                    None if self._pipeline.model.digest == previous else Model.from_bundle(found, self._threads, ends)
+                    None
+                    if self._pipeline.model.digest == previous
+                    else Model.from_bundle(found, self._threads, expiry_dates)
                 )
         except EdgeNodeError as error:
             self._keep_failed(failed, previous, why, error)
@@ -344,6 +346,6 @@ class Rollout:
         self._pipeline.outbox.put(Notice(kind="model", text=text, time=current_time(), details=details, id=new_id()))
 
 
-def _signature_finding(ends: ExpiryDates) -> Finding:
-    text = "no signature was looked at (no --trust)" if ends is UNCHECKED else "its signature is right"
+def _signature_finding(expiry_dates: ExpiryDates) -> Finding:
+    text = "no signature was looked at (no --trust)" if expiry_dates is UNCHECKED else "its signature is right"
     return Finding(True, f"{text}, and its golden image comes out as promised")

@@ -1,1 +1,1 @@
-"""Uncertain verdicts, drift of what the line sees, and images kept for a person to look at."""
+"""Uncertainty of verdicts, drift detection, and retention of images that a person should look at."""

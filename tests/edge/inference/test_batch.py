@@ -110,7 +110,7 @@ def test_results_of_another_view_are_not_mixed_in(model, tree, tmp_path, suffix)
     out, strict = tmp_path / f"results{suffix}", View(threshold=0.99)
     images = batch.find_images([tree])
     judge(model, images[:2], strict, batch.ResultFile(out, model, strict), None, heat=False, as_json=False)
-    with pytest.raises(UsageError, match="judged with another view"):
+    with pytest.raises(UsageError, match="made with another view"):
         batch.ResultFile(out, model)
     judge(model, images, strict, batch.ResultFile(out, model, View(threshold=0.99)), None, heat=False, as_json=False)
     assert len(rows(out)) == len(NAMES)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.inference import pipeline as lines
+from edge.inference import pipeline as pipeline_module
 from edge.inference.pipeline import Frame, Inspection, NullOutbox, Pipeline
 from edge.inference.served_model import load_model
 from edge.inference.verdict import Failure, Verdict
@@ -19,13 +19,13 @@ from tests.support.tiny_bundle import RED, tiny_bundle
 
 
 def test_frames_wait_as_files_and_only_a_few_are_decoded_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded, cut = threading.Semaphore(0), lines.cut_tiles
+    decoded, cut = threading.Semaphore(0), pipeline_module.cut_tiles
 
     def counted(*arguments: object) -> object:
         decoded.release()
         return cut(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(lines, "cut_tiles", counted)
+    monkeypatch.setattr(pipeline_module, "cut_tiles", counted)
 
     async def crowd(line: Pipeline) -> int:
         judged = asyncio.gather(*(line.classify(Frame(str(number), RED)) for number in range(20)))
@@ -51,7 +51,7 @@ def test_a_frame_for_which_memory_lacks_is_a_failure_and_the_line_goes_on(
 
     with contextlib.closing(Pipeline(load_model(tiny_bundle(tmp_path / "bundle").folder), NullOutbox())) as line:
         with monkeypatch.context() as patch:
-            patch.setattr(lines, "cut_tiles", exhausted)
+            patch.setattr(pipeline_module, "cut_tiles", exhausted)
             failure = asyncio.run(line.classify(Frame("part-7", RED)))
         assert isinstance(failure, Failure)
         assert "part-7 cannot be prepared: MemoryError()" in failure.error
@@ -77,7 +77,7 @@ class Many:
 def test_frames_of_all_sources_together_find_room_for_a_few_and_each_source_is_judged_in_its_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoded, judged, most, cut = itertools.count(1), itertools.count(1), [0], lines.cut_tiles
+    decoded, judged, most, cut = itertools.count(1), itertools.count(1), [0], pipeline_module.cut_tiles
     ahead = {"cut": 0, "judged": 0}
 
     def counted(*arguments: object) -> object:
@@ -94,7 +94,7 @@ def test_frames_of_all_sources_together_find_room_for_a_few_and_each_source_is_j
         async with asyncio.timeout(30):
             await asyncio.gather(*(run_source(line, each, asyncio.Event()) for each in sources))
 
-    monkeypatch.setattr(lines, "cut_tiles", counted)
+    monkeypatch.setattr(pipeline_module, "cut_tiles", counted)
     sources = [Many(str(number), 20) for number in range(8)]
     with contextlib.closing(
         Pipeline(load_model(tiny_bundle(tmp_path / "bundle").folder), NullOutbox(), None, [slowly])
