@@ -1,4 +1,4 @@
-"""A command's options in a TOML file or the environment: reading them, and writing a file in which each is explained.
+"""A command's options in a TOML file or the environment, and the composition of a file that explains each of them.
 
 What there is to set, its type, default and explanation come from the command itself. Keys are the long options without
 their dashes, and the names of arguments; variables of the environment are EDGE_NODE_COMMAND_KEY. What is typed beats

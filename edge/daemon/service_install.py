@@ -1,4 +1,4 @@
-"""What a line's service needs, by its settings, and whether it can have it."""
+"""Installation of a line's service: what it needs according to its settings, and whether its user can have it."""
 
 import os
 import pwd
@@ -16,7 +16,7 @@ from edge.config.line_settings import Settings
 from edge.daemon.systemd_unit import Needs
 from edge.sources import camera, folder
 
-_HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108  (where nothing of ours may lie)
+_HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108  (out of the service's sight)
 
 
 def needs(config: Path, given: Mapping[str, Any], settings: Settings, secrets: Mapping[str, str]) -> Needs:

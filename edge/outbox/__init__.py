@@ -1,1 +1,1 @@
-"""Verdicts on disk until every sink has them."""
+"""Durable storage of verdicts until every sink has them."""

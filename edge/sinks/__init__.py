@@ -1,1 +1,1 @@
-"""Where verdicts go: one file each."""
+"""Destinations of verdicts: one module for each kind."""

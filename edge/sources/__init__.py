@@ -1,1 +1,1 @@
-"""Where images come from: one file each."""
+"""Origins of images: one module for each kind."""
