@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from edge.cli.main import app
+from research.__main__ import app as research
 
 HOUSE = Path(__file__).parents[2]
 PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (HOUSE / "docs").glob("*.md")))
@@ -60,34 +61,43 @@ def commands(block: Block) -> Iterator[list[str]]:
                 command.append(word)
 
 
-def parse(application: typer.Typer, words: list[str]) -> None:
-    """Parse a command line without running it."""
-    command, name = typer.main.get_command(application), ""
-    while isinstance(command, TyperGroup):
+def command_of(application: typer.Typer, words: list[str]) -> tuple[TyperCommand | TyperGroup, list[str]]:
+    """The command that a command line names, and the words behind its name."""
+    command = typer.main.get_command(application)
+    while isinstance(command, TyperGroup) and words:
         name, *words = words
         assert name in command.commands, f"there is no command {name}"
         command = command.commands[name]
-    assert isinstance(command, TyperCommand)
-    if "--help" not in words:
-        command.make_context(name, words)
+    return command, words
+
+
+def parse(application: typer.Typer, words: list[str]) -> None:
+    """Parse a command line without running it."""
+    command, given = command_of(application, words)
+    if "--help" not in given:
+        command.make_context(command.name, given)
+
+
+def unknown_options(application: typer.Typer, words: list[str]) -> set[str]:
+    """Options of a command line that its command does not have; values need not be complete."""
+    command, given = command_of(application, words)
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    return options(given) - known - {"--help"}
+
+
+def options(words: list[str]) -> set[str]:
+    return {word.partition("=")[0] for word in words if word.startswith("--")}
 
 
 def check_module(name: str, words: list[str]) -> None:
     """A module that can be run, and has the options that it is given."""
-    spec = importlib.util.find_spec(name)
-    assert spec is not None, f"there is no module {name}"
-    if name == "research":
-        from research.__main__ import app as research  # noqa: PLC0415
-
-        parse(research, words)
-        return
-    source = Path(str(spec.origin))
-    if source.name == "__init__.py":
-        source = source.with_name("__main__.py")
-    text = source.read_text()
-    assert "__main__" in (text + source.name), f"{name} cannot be run"
-    for option in (word.partition("=")[0] for word in words if word.startswith("--")):
-        assert f'"{option}"' in text, f"{name} has no option {option}"
+    found = importlib.util.find_spec(name)
+    if found and found.submodule_search_locations:
+        found = importlib.util.find_spec(f"{name}.__main__")
+    assert found, f"there is no module {name}"
+    source = Path(str(found.origin)).read_text()
+    assert "__main__" in source, f"{name} cannot be run"
+    assert [option for option in options(words) if f'"{option}"' not in source] == []
 
 
 def check_command(words: list[str]) -> None:
@@ -95,7 +105,10 @@ def check_command(words: list[str]) -> None:
     if program == "edge-node":
         parse(app, words[1:])
     elif program in ("python", "python3") and words[1:2] == ["-m"] and words[2] not in ("venv", "pip"):
-        check_module(words[2], words[3:])
+        if words[2] == "research":
+            parse(research, words[3:])
+        else:
+            check_module(words[2], words[3:])
     elif program == "make":
         targets = set(re.findall(r"^([\w-]+):", (HOUSE / "Makefile").read_text(), re.MULTILINE))
         assert {word for word in words[1:] if "=" not in word and not word.startswith("-")} <= targets
@@ -125,6 +138,26 @@ def test_every_command_can_be_typed(page: str, words: list[str]) -> None:
 def test_a_command_that_is_none_is_found(line: str) -> None:
     with pytest.raises((AssertionError, TyperException)):
         check_command(line.split())
+
+
+INLINE = [
+    (page, text)
+    for page in PAGES
+    for text in re.findall(
+        r"`((?:edge-node [a-z]|python -m (?:research|benchmarks|tests))[^`\n]*)`", (HOUSE / page).read_text()
+    )
+]
+
+
+@pytest.mark.parametrize(("page", "text"), sorted(set(INLINE)))
+def test_every_command_in_a_sentence_exists_with_its_options(page: str, text: str) -> None:
+    program, *words = text.split()
+    if program == "edge-node":
+        assert unknown_options(app, words) == set()
+    elif words[1] == "research":
+        assert unknown_options(research, words[2:]) == set()
+    else:
+        check_module(words[1], words[2:])
 
 
 @pytest.mark.parametrize("block", blocks("toml"), ids=lambda block: block.page)
