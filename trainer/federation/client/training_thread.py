@@ -1,4 +1,4 @@
-"""A node's training thread and its durable state: what it reports is on disk before it is said."""
+"""Training thread of a node, whose results are on disk before they are reported."""
 
 import queue
 import secrets

@@ -1,4 +1,4 @@
-"""Weighted means as exact fixed-point sums: the result depends on what was contributed, not on when it arrived.
+"""Exact weighted means by fixed-point sums: the result depends on what was contributed, not on when it arrived.
 
 Memory is one sum, however many nodes contribute.
 """

@@ -1,6 +1,6 @@
-"""What was contributed to an open round: exact sums for the mean; for other rules, where to read it again.
+"""Contributions to an open round: exact sums for the mean; for other rules, files to read again.
 
-What nodes relay is kept as it is, whatever the rule.
+What nodes relay is kept as it is under every rule.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Set
@@ -58,11 +58,11 @@ class Contributions:
         return {**following, **relay.merge(broadcast, self._relayed, absent)} if relay else following
 
     def _sent(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
-        """What becomes part of the model."""
+        """The tensors that become part of the model."""
         return ((name, values) for name, values in source.tensors() if name not in self._spec.relays)
 
     def _relays(self, source: Source) -> Arrays:
-        """What is handed on."""
+        """The tensors that are relayed."""
         return {
             name: source.read([Rows(name, 0, tensor.shape[0])]).reshape(tensor.shape)
             for name, tensor in self._spec.relays.items()

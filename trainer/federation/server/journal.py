@@ -1,4 +1,4 @@
-"""What a coordinator must not forget: SQLite for facts; tensors lie beside it as content-addressed files.
+"""Journal of a coordinator: the facts of its runs in SQLite, beside tensors in content-addressed files.
 
 Facts are kept for ever (a round of 5 nodes takes about 1 KB); of tensors, see `ledger`, only those of the open round.
 """
@@ -55,7 +55,7 @@ class Contribution(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Where a run stands, as its journal tells."""
+    """State of a run, as its journal has it."""
 
     spec: Spec
     outcome: Outcome | None

@@ -1,8 +1,8 @@
-"""The coordinator's durable half: facts in the journal, tensors in the store, what the open round has gathered.
+"""Durable state of a coordinator: facts in the journal, tensors in the store, contributions to the open round.
 
-Of tensors there are: the broadcast that the open round started from, and what was contributed to it (so that the sums
-can be made again after a restart, and robust rules can read it when the round closes). The next broadcast replaces them
-all; what was left behind by a kill goes as well.
+Tensors kept: the broadcast that the open round started from, and the contributions to it (so that the sums can be
+computed again after a restart, and robust rules can read them when the round closes). The next broadcast replaces them
+all, and what a kill has left behind.
 """
 
 from collections.abc import Collection, Iterator
@@ -124,7 +124,7 @@ class Ledger:
             self.finished.discard(node)
 
     def validate(self, node: str, message: Contribution) -> None:
-        """Look at a contribution before its blob is fetched. PeerError if it cannot be this node's to its round."""
+        """Validate a contribution before its blob is fetched. PeerError if it cannot be this node's to its round."""
         blob, spec = message.blob, self.spec
         try:
             self._method.weigh(message.weight)
@@ -172,7 +172,7 @@ class Ledger:
         return (self._drawn or self.identities.keys() - self._gone) - self._gathered.contributors
 
     def aggregate(self) -> None:
-        """Make what the open round has gathered the broadcast. Not yet a fact: `open` or `conclude` follow.
+        """Aggregate the open round into the next broadcast. Not yet a fact: `open_round` or `conclude` follow.
 
         Raises:
             EdgeNodeError: the disk fails, or a contribution that is read again is not what it was.
@@ -229,7 +229,7 @@ class Ledger:
 
 
 def plan_of(spec: Spec, gone: int = 0) -> rounds.Plan:
-    """What the round's state machine must know of a spec whose nodes are `gone`, some of them.
+    """The plan of a spec's rounds when so many of its nodes are `gone`.
 
     Raises:
         UsageError: too few are left.

@@ -1,4 +1,4 @@
-"""Aggregation that a bounded number of lying nodes cannot spoil. numpy only.
+"""Robust aggregation rules, which a bounded number of lying nodes cannot spoil. numpy only.
 
 No rule weighs: a weight is what its node says of itself. Nodes are taken in the order of their names and values in
 float64, so the result depends on what was contributed, not on when it arrived. Contributions are read again when their
@@ -170,7 +170,7 @@ def _mean(matrix: np.ndarray) -> np.ndarray:
 
 
 class Rule(NamedTuple):
-    """What there is to know of a rule."""
+    """A rule and its requirements."""
 
     combine: Callable[[ContributionBlocks, int], Arrays]
     least: Callable[[int], int]  # contributions that it needs, by the number of liars

@@ -1,4 +1,4 @@
-"""The round as a pure state machine: (state, event) -> (state, effects). No MQTT, no clock, no files."""
+"""State machine of a federation's rounds: (state, event) -> (state, effects). Pure: no MQTT, clock or files."""
 
 from collections.abc import Collection
 from enum import StrEnum
@@ -8,7 +8,7 @@ from trainer.training.seeding import generator
 
 
 class Status(StrEnum):
-    """Where a federation stands; the words of RoundState.status."""
+    """Stage of a federation, in the words of RoundState.status."""
 
     GATHERING = "gathering"
     OPEN = "open"
@@ -132,7 +132,7 @@ def sample_participants(nodes: Collection[str], sample: int, seed: int, round_: 
 def restore(
     plan: Plan, round_: int, members: Collection[str], drawn: Collection[str], contributed: Collection[str]
 ) -> Federation:
-    """The state that a journal tells of; follow it with the event Resumed.
+    """The state that a journal holds; to be followed by the event Resumed.
 
     Members count as present while a round is open: they have not left, it was the coordinator who was away.
     """

@@ -1,4 +1,4 @@
-"""From what a user asks for to a federation's spec and first broadcast."""
+"""Drafts of federations: from what a user asks for to the spec and the first broadcast."""
 
 import importlib.metadata
 import secrets

@@ -1,4 +1,4 @@
-"""What the coordinator tells whoever watches: made of the round's state and of what it has noted of each node."""
+"""Published state of a federation: its round, and an overview of what is known of each node."""
 
 import time
 from collections.abc import Callable, Collection
@@ -37,7 +37,7 @@ _STRANGERS = 16  # refused names that hold no place; anybody can make them up
 
 @dataclass
 class _Noted:
-    """What is known of a node, since this process runs."""
+    """What this process knows of a node."""
 
     doing: Work = "waiting"
     done: int = 0  # bytes
@@ -65,7 +65,7 @@ def round_message(spec: Spec, state: Federation, broadcast: Manifest) -> RoundSt
 
 
 class StatusTracker:
-    """Notes what happens, and makes an overview of it when there is something new.
+    """Collects what happens, and makes an overview of it when there is something new.
 
     The clock counts seconds. Where there is a charter, it tells when the nodes' certificates end.
     """
@@ -79,12 +79,12 @@ class StatusTracker:
         self._opened = clock()  # the round
 
     def restore(self, node: str, round_: int, weight: float, size: int) -> None:
-        """What a node had contributed before this process began: its newest round, its weight then, all bytes."""
+        """Restore what a node contributed before this process began: its newest round, its weight then, all bytes."""
         noted = self._nodes.setdefault(node, _Noted())
         noted.round, noted.weight, noted.bytes = round_, weight, size
 
     def record(self, event: AnyEvent) -> None:
-        """Take in an event of this federation."""
+        """Record an event of this federation."""
         match event:
             case RoundOpened():
                 self._opened = self._clock()
@@ -117,13 +117,13 @@ class StatusTracker:
         self._changed = True
 
     def record_message(self, node: str) -> None:
-        """Something has come from a node."""
+        """Record that a node has sent something."""
         if node in self._nodes:
             self._nodes[node].heard = self._clock()
             self._changed = True
 
     def observing(self, report: Report) -> Report:
-        """A report that passes events on, and lets us take them in."""
+        """A report that records events before it passes them on."""
 
         def tell(event: AnyEvent) -> None:
             self.record(event)

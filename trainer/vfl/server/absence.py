@@ -1,4 +1,4 @@
-"""What stands for embeddings that a round lacks, by the line's rule (`absent`)."""
+"""Substitutes for embeddings that a round lacks, by the rule of the federation (`absent`)."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -10,14 +10,14 @@ from trainer.vfl.imputer import Imputer
 
 
 class Rule(Protocol):
-    """Fills in what is absent; what it remembers for that is kept with the head's model."""
+    """Fills in what is absent; the state that it needs for that is kept with the head's model."""
 
     def fill(self, first: int, embeddings: Sequence[Tensor], present: Tensor) -> list[Tensor]:
         """Denoised embeddings [N, D_k] of the products from position `first` on, whole; `present` is bool [N, K]."""
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """All that it remembers."""
+        """The state."""
         ...
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -76,7 +76,7 @@ class Last:
 
 
 class Imputed:
-    """What the others' embeddings tell, by a regression that is learnt from rows that all sensors have."""
+    """A regression on the other sensors' embeddings, fitted to rows that all sensors have."""
 
     def __init__(self, sizes: Sequence[int]):
         self.imputer = Imputer(sizes)
@@ -97,7 +97,7 @@ class Imputed:
 
 
 def make_rule(absent: str, sizes: Sequence[int]) -> Rule | None:
-    """The line's rule, new; None if it waits for everybody."""
+    """A new instance of the rule; None if rounds wait for every sensor."""
     match absent:
         case "last":
             return Last()

@@ -289,7 +289,9 @@ class Head:
         """Act on a sensor's message. PeerError or DecodeError if it breaks the protocol."""
         federation = self._spec.federation
         if sensor not in self._spec.sensors:
-            raise PeerError(abbreviate(sensor, 64), f"this line's sensors are {', '.join(self._spec.sensors)}")
+            raise PeerError(
+                abbreviate(sensor, 64), f"the sensors of this federation are {', '.join(self._spec.sensors)}"
+            )
         if delivery.topic == topics.embeddings(federation, sensor):
             frame = decode_frame(delivery.payload)
             if not isinstance(frame, Embeddings):
@@ -333,7 +335,7 @@ class Head:
             self._report(progress.NodeJoined(node=sensor))
             self._times.absent.discard(sensor)
         if hello.lacks and hello.lacks != self._tracker.lacks.get(sensor):
-            self._note(f"the line waits for {sensor}, which lacks {abbreviate(hello.lacks, 300)}")
+            self._note(f"the round waits for {sensor}, which lacks {abbreviate(hello.lacks, 300)}")
         self._tracker.lacks[sensor] = hello.lacks
         self.present.add(sensor)
         self._connection.welcome(sensor, hello)

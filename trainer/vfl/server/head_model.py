@@ -1,4 +1,4 @@
-"""The head's part of a line between network and disk: its model, what it decides, what it writes down."""
+"""The head's model: training, the replies to each round, checkpoints, deployment."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ from trainer.vfl.server.round_state import OpenRound, PartyProgress
 
 
 class Deploy(Protocol):
-    """What lets a head be served: it is told of each that is on the disk, with what its last round has seen."""
+    """Deployment of a head: called for each checkpoint, with the embeddings of its last round."""
 
     def __call__(self, spec: VflSpec, round_: int, head: Head, embeddings: Sequence[Tensor], *, last: bool) -> None:
         """`embeddings` [N, D_k] are denoised; there will be no other model after the `last` one."""
@@ -40,7 +40,7 @@ class Represent(NamedTuple):
 
 
 class HeadModel:
-    """The head as it learns. `round` is the last one that it has learnt from."""
+    """The model of the head in training. `round` is the last one that it was trained on."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class HeadModel:
 
     @property
     def progress(self) -> PartyProgress:
-        """How far the head is."""
+        """How far the head has trained."""
         return PartyProgress(self.round, self._checkpoints.rounds)
 
     def restore(self, round_: int) -> None:
@@ -87,7 +87,7 @@ class HeadModel:
                 self.absence.restore(strip_prefix("absence.", state))
 
     def represent(self, collecting: OpenRound, first: int, last: int, timing: Timing) -> Represent:
-        """Make of what has arrived what the round trains with. Who has no product of it takes no local iterations.
+        """What the round trains with, made of what has arrived. Sensors without products take no local iterations.
 
         Raises:
             EdgeNodeError: the head has diverged, before a sensor learns of that.
@@ -116,7 +116,7 @@ class HeadModel:
             self._warn("the denoiser has learnt nothing: in its rounds no product had embeddings of all sensors")
 
     def replies(self, made: Represent, **frame: Any) -> Iterator[tuple[str | None, Represented | Graded]]:
-        """The frames of a round's answer, and for which sensor each is; None: for all."""
+        """The frames of a round's reply, and the sensor that each is for; None: for all."""
         if self.spec.labels == "shared":
             for each in tensor_frames.representation_frames(made.phi, made.labels, made.iterations, **frame):
                 yield None, each
@@ -163,12 +163,12 @@ class HeadModel:
         return fact
 
     def deploy(self, *, last: bool) -> None:
-        """Let the model as it is be served; `last`: there will be no other."""
+        """Deploy the model as it is; `last`: there will be no other."""
         if self._seen:
             self._deploy(self.spec, self.round, self.head, self._seen, last=last)
 
     def commit(self) -> None:
-        """Write down where the head is; nothing happens if that is there."""
+        """Save the closed rounds and a checkpoint, unless it exists already."""
         self._journal.close_rounds(self.spec.run, self._facts)
         self._facts.clear()
         if self.round not in self._checkpoints.rounds:

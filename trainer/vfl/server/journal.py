@@ -1,4 +1,4 @@
-"""What a line's head must not forget, besides tensors: SQLite, a transaction for each group of rounds."""
+"""Journal of a head: runs, admitted sensors and closed rounds in SQLite, a transaction for each group of rounds."""
 
 import contextlib
 import sqlite3
@@ -78,7 +78,7 @@ class Journal(Database):
         )
 
     def members(self, run: str) -> dict[str, Member]:
-        """Who was let in."""
+        """The sensors that were admitted."""
         with self._disk_errors():
             rows = self._db.execute("SELECT sensor, identity, columns FROM sensors WHERE run = ?", (run,))
             return {sensor: Member(identity, columns) for sensor, identity, columns in rows}

@@ -1,4 +1,4 @@
-"""The head's own data: which products there are, in the order of their arrival, and their classes."""
+"""Labels of products, the head's own data: products in the order of their arrival, and their classes."""
 
 from collections.abc import Sequence
 from pathlib import Path

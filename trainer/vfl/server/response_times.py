@@ -1,4 +1,4 @@
-"""How fast a line's sensors answer: whom rounds wait for, and what their times are. Pure: time comes from outside."""
+"""Response times of sensors: which are absent or late, and how long each part of a round takes. Pure, without clock."""
 
 from collections.abc import Collection, Sequence
 from math import inf
@@ -11,7 +11,7 @@ _DRIPS = 10.0  # times the patience, after which a sensor is late even though mo
 
 
 class ResponseTimes:
-    """Of the sensors of one head's process. Times are seconds of any monotonic clock."""
+    """Response times of one head process's sensors, in seconds of any monotonic clock."""
 
     def __init__(self, sensors: Sequence[str], patience: float, now: float):
         self.absent: set[str] = set()  # that rounds no longer wait for
@@ -57,12 +57,12 @@ class ResponseTimes:
         return latency
 
     def find_late(self, missing: Sequence[str], now: float) -> list[str]:
-        """Those of whom nothing new has come for too long, or not all in very long."""
+        """Those that have sent nothing new for too long, or have not finished in very long."""
         drips = now - self._opened > _DRIPS * self._patience
         return [each for each in missing if drips or now - self._last.get(each, self._opened) > self._patience]
 
     def is_time_to_ask(self, now: float) -> bool:
-        """Whether it is time to ask again who has not answered; the next time is later."""
+        """Whether it is time to ask again those that have not answered; each time after a longer wait."""
         if now - max([self._asked, *self._last.values()]) <= self._silence:
             return False
         self._asked, self._silence = now, min(_LONGEST, 2 * self._silence)

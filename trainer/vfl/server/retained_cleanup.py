@@ -28,10 +28,11 @@ def remove_retained(endpoint: Endpoint, federation: str) -> int:
     gone = [topic for topic, message in messages.items() if not (isinstance(message, Presence) and message.online)]
     if not gone or isinstance(messages.get(topics.spec(federation)), Spec):
         raise UsageError(
-            f"{endpoint} keeps nothing of a line {federation!r}", "see what it knows: edge-node status; --federation"
+            f"{endpoint} keeps nothing of a vertical federation {federation!r}",
+            "see what it knows: edge-node status; --federation",
         )
     if not publish_retained(endpoint, dict.fromkeys(gone, b"")):
-        raise EdgeNodeError(f"{endpoint} did not confirm within 10 s that it forgets the line", "try again")
+        raise EdgeNodeError(f"{endpoint} did not confirm within 10 s that it has removed them", "try again")
     return len(gone)
 
 

@@ -1,4 +1,4 @@
-"""A round from the head's side, and where a line goes on after a stop: pure, without broker, clock or disk."""
+"""State of the head's open round, and the round to go on from after a stop. Pure: no broker, clock or disk."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from trainer.vfl.tensor_frames import RowBuffer
 
 
 class PartyProgress(NamedTuple):
-    """How far a party is."""
+    """How far a party has trained."""
 
     round: int  # the last one that its model has learnt from
     kept: tuple[int, ...]  # rounds whose end it can go back to
@@ -27,7 +27,7 @@ def find_common_round(head: PartyProgress, sensors: Mapping[str, PartyProgress])
 
 
 class ReportedTimes(NamedTuple):
-    """What a sensor tells of its round, seconds."""
+    """Times that a sensor reports of its round, seconds."""
 
     collection: float
     embedding: float
@@ -100,7 +100,7 @@ class OpenRound:
             raise ValueError(f"{len(frame.received)} bytes, and {len(frame.second)} of a second copy")
         counts = [rows.put(frame.row, part) for rows, part in zip(self._rows[sensor], parts, strict=True)]
         if frame.missing and not self._gaps:
-            raise ValueError("it lacks products, and this line waits for them")
+            raise ValueError("it lacks products, and rounds wait for them here")
         if max(frame.missing, default=0) >= counts[0]:
             raise ValueError(f"row {max(frame.missing)} is missing of {counts[0]}")
         self._missing[sensor] |= {frame.row + row for row in frame.missing}

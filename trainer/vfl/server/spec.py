@@ -1,4 +1,4 @@
-"""What a line is asked to do, checked before anybody waits for it. Itself without torch."""
+"""Spec of a vertical federation: parsing and validation of what was asked for. Without torch."""
 
 import secrets
 from math import isfinite
@@ -50,7 +50,7 @@ def validate(spec: VflSpec) -> None:
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UsageError(f"the {what} {twice[0]!r} is named twice", "name each once")
     if len(spec.classes) < 2:
-        raise UsageError("a line needs two classes or more", "write for example --classes good,bad")
+        raise UsageError("a vertical federation needs two classes or more", "write for example --classes good,bad")
     if spec.network not in _NETWORKS:
         raise UsageError(f"the sensors cannot have the network {spec.network!r}", suggest(spec.network, _NETWORKS))
     if spec.reading == "expectation":
@@ -60,7 +60,9 @@ def validate(spec: VflSpec) -> None:
     try:
         msgspec.json.decode(encode(spec), type=VflSpec)
     except msgspec.ValidationError as error:
-        raise UsageError(f"the line cannot be as asked: {error}", "see edge-node vfl coordinate --help") from error
+        raise UsageError(
+            f"there can be no such vertical federation: {error}", "see edge-node vfl coordinate --help"
+        ) from error
 
 
 def _check_numbers(classes: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""A line's head from its state folder: a run begins, goes on, or has ended."""
+"""Start of a head from its state folder: of a new run, or one that goes on or has ended."""
 
 import contextlib
 from collections.abc import Callable
@@ -31,12 +31,12 @@ def coordinate(
     stop: Callable[[], bool] = lambda: False,
     deploy: Deploy = lambda *_, **__: None,
 ) -> int:
-    """Run a line's head until so many rounds are closed (0: for ever), or `stop` says so; return how many are.
+    """Run the head until so many rounds are closed (0: for ever), or `stop` says so; return how many are.
 
     Raises:
         BrokerError: the broker cannot be reached.
-        UsageError: the line has a head already, or the run in `folder` has other settings.
-        EdgeNodeError: the disk fails. Started again with the same folder, the line goes on.
+        UsageError: the federation has a head already, or the run in `folder` has other settings.
+        EdgeNodeError: the disk fails. Started again with the same folder, the run goes on.
     """
     set_up_process(spec.threads)
     embedding_size(spec.network, (1, spec.cycles))

@@ -144,7 +144,7 @@ def test_a_broker_forgets_a_line_that_nobody_runs_any_more_and_no_other(broker: 
         line.end()
     assert remove_retained(endpoint, spec.federation) == 6, "settings, state, overview, and who was there"
     assert read_retained(endpoint, ["#"], 1.0) == kept
-    with pytest.raises(UsageError, match="keeps nothing of a line"):
+    with pytest.raises(UsageError, match="keeps nothing of a vertical federation"):
         remove_retained(endpoint, spec.federation)
 
 
@@ -166,5 +166,5 @@ def test_with_kits_the_head_forgets_all_but_how_its_sensors_said_they_are(tmp_pa
         )
         there |= read_retained(ends["coordinator"], [topics.presence(spec.federation, "+")], 1.0)
         assert there.keys() == {topics.presence(spec.federation, name) for name in spec.sensors}
-        with pytest.raises(UsageError, match="keeps nothing of a line"):
+        with pytest.raises(UsageError, match="keeps nothing of a vertical federation"):
             remove_retained(ends["coordinator"], spec.federation)

@@ -151,7 +151,7 @@ def test_embeddings_of_an_earlier_round_or_attempt_are_without_effect() -> None:
 
 
 def test_a_line_that_waits_takes_no_gaps_and_one_whose_denoiser_learns_wants_two_copies() -> None:
-    with pytest.raises(PeerError, match="this line waits"):
+    with pytest.raises(PeerError, match="rounds wait for them here"):
         collecting(gaps=False).add_frame("press", embeddings(GOOD, missing=(0,))[0])
     with pytest.raises(PeerError, match="of a second copy"):
         collecting(pairs=True).add_frame("press", embeddings(GOOD)[0])
