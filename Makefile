@@ -52,7 +52,7 @@ soak: $(INSTALLED)
 	$(BIN)/python -m tests.support.soak
 	$(BIN)/python -m tests.support.fuzz_http 10000
 
-# A line that learns, for tens of thousands of rounds: head, sensors and broker are killed, and no byte may differ.
+# Vertical federated learning, for tens of thousands of rounds: head, sensors and broker are killed, and no byte may differ.
 soak-vfl: $(INSTALLED)
 	$(BIN)/python -m tests.support.soak_vfl
 

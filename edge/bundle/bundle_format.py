@@ -291,7 +291,7 @@ def parse_manifest(folder: Path, content: bytes) -> Manifest:
     path = folder / MANIFEST
     try:
         if role := check_format(path, content):
-            raise BundleError(f"{path} is of a line's {role}", "serve it with edge-node vfl serve")
+            raise BundleError(f"{path} is the bundle of a {role}", "serve it with edge-node vfl serve")
         manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BundleError(f"{path} is damaged: {error}", "export the model again") from error
