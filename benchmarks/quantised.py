@@ -20,7 +20,7 @@ from edge.inference.predictor import session_options
 from export import held_out
 from export.distillation import average
 from export.graph import Architecture, module, trace, with_values
-from export.model_images import Album
+from export.model_images import ImageFinder
 from export.quantisation import quantise
 from export.speed_gate import verdicts_of
 from trainer.data.class_folders import LabelledImages
@@ -54,8 +54,8 @@ class Tracer:
         facts = msgspec.structs.replace(
             facts, preprocessing=msgspec.structs.replace(facts.preprocessing, size=self._size)
         )
-        album = Album()
-        judging, training = held_out.find(source, facts, album), album.training(source, facts)
+        finder = ImageFinder()
+        judging, training = held_out.load(source, facts, finder), finder.training(source, facts)
         if isinstance(judging, str):
             raise SystemExit(f"{source}: {judging}")
         graphs = {_FUSED: self._graph(facts, tensors, source), _ONE: self._graph(facts, average(tensors), source)}

@@ -13,7 +13,7 @@ from export.bundle_signing import Signer
 from export.distillation import average, teach
 from export.encoder_selection import drop_encoder
 from export.graph import ENCODER_NAMES, EXTRAS, Architecture, Encoder, module, trace, with_temperature, with_values
-from export.model_images import Album
+from export.model_images import ImageFinder
 from export.parity import check_parity, outputs, pictures, session
 from export.quantisation import MOST, TOLERANCE, quantise
 from export.speed_gate import compare
@@ -33,7 +33,7 @@ class Exported(NamedTuple):
     difference: float
 
 
-class Wish(NamedTuple):
+class Optimisations(NamedTuple):
     """What may make bundles faster, where measurement allows it."""
 
     int8: bool = False
@@ -41,7 +41,7 @@ class Wish(NamedTuple):
     data: Path | None = None  # class folders with a model's images, if they are not where it says
 
 
-PLAIN = Wish()
+PLAIN = Optimisations()
 
 
 class _Model(NamedTuple):
@@ -68,17 +68,17 @@ def export(
     folder: Path,
     report: progress.Report,
     signer: Signer | None = None,
-    wish: Wish = PLAIN,
+    optimisations: Optimisations = PLAIN,
 ) -> list[Exported]:
     """Write a bundle `folder/NODE` for each model folder in `models`, signed if there is a `signer`.
 
     Raises:
         UsageError: a folder holds no usable personal model, two are of one node, one cannot be signed, or the images
-            for a wish are not there.
+            for an optimisation are not there.
         ParityError: a graph's outputs differ from torch's; that bundle is not written.
     """
     _check_nodes([personal_model.load_facts(source).node for source in models])
-    album, tracer = Album(wish.data), _Tracer(report)
+    finder, tracer = ImageFinder(optimisations.data), _Tracer(report)
     written = []
     for source in models:
         facts, tensors, *_ = personal_model.load(source)
@@ -88,13 +88,13 @@ def export(
             report(progress.Note(text=text))
         encoders = tuple(ENCODER_NAMES[prefix] for prefix in fusion_of(tensors).encoders)
         model = _without_idle_encoder(
-            _Model(source, facts, tensors, encoders, held_out.find(source, facts, album)), report
+            _Model(source, facts, tensors, encoders, held_out.load(source, facts, finder)), report
         )
         graph = tracer.graph(model)
-        if wish.student and fusion_of(model.tensors) is WEIGHTED_SUM:
-            graph = _student(model, graph, tracer, album.training(source, facts), report)
-        if wish.int8:
-            graph = _in_int8(model, graph, album.training(source, facts), report)
+        if optimisations.student and fusion_of(model.tensors) is WEIGHTED_SUM:
+            graph = _student(model, graph, tracer, finder.training(source, facts), report)
+        if optimisations.int8:
+            graph = _in_int8(model, graph, finder.training(source, facts), report)
         target = folder / facts.node
         if isinstance(found := model.held_out, str):
             report(

@@ -1,4 +1,4 @@
-"""Who may sign a bundle: the node whose model it is, for what its coordinator has sent it."""
+"""Signing of bundles by the node whose model it is, for what its coordinator has sent it."""
 
 import hashlib
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""How sure a model may be, from held-out images: temperature, reject thresholds, what they are worth. numpy alone."""
+"""Calibration on held-out images: temperature, reject thresholds, and their coverage and accuracy. numpy alone."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

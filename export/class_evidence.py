@@ -1,4 +1,4 @@
-"""What an encoder's places add to its features: exactly, where features are a sum over places."""
+"""Class evidence by place: what each place of an image adds to the features, where they are a sum over places."""
 
 import math
 from collections.abc import Callable
@@ -17,25 +17,25 @@ Evidence = Callable[[Tensor], Tensor]
 """A head's weight [classes, features] -> [n, classes, h, w], whose mean over space is the head times the features."""
 
 
-def look(encoder: nn.Module, seen: Tensor) -> tuple[Tensor, Evidence | None]:
+def explain(encoder: nn.Module, inputs: Tensor) -> tuple[Tensor, Evidence | None]:
     """Features [n, features] of images, or of what the encoder's stem made of them, and what each place adds.
 
     None where features are no sum over places: nothing exact can be said then.
     """
     if not isinstance(encoder, TextureNetwork):
-        return _mean(backbones.feature_map(encoder, seen))
+        return _mean(backbones.feature_map(encoder, inputs))
     *before, last = [(name, part) for name, part in encoder.named_children() if name != "stem"]
     for name, part in before:
-        seen = part(seen)[1] if name == "tel" else part(seen)
+        inputs = part(inputs)[1] if name == "tel" else part(inputs)
     match last[1]:
         case DeepestMean():
-            return _mean(seen[-1])
+            return _mean(inputs[-1])
         case Pooled():
-            return _pooled(last[1], seen)
+            return _pooled(last[1], inputs)
         case Encoding():
-            return _encoded(last[1], seen)
+            return _encoded(last[1], inputs)
         case other:
-            return cast(Tensor, other(seen)), None
+            return cast(Tensor, other(inputs)), None
 
 
 def _mean(maps: Tensor) -> tuple[Tensor, Evidence]:

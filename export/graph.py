@@ -77,7 +77,7 @@ class _Served(nn.Module):
         pixels = image.permute(0, 3, 1, 2).float() - self.channel_mean
         inputs = self.encoder.get_submodule("stem")(pixels) if self.has_stem else pixels
         both = [self.get_submodule(prefix) for prefix in fusion.encoders]
-        alone, places = zip(*(class_evidence.look(encoder, inputs) for encoder in both), strict=True)
+        alone, places = zip(*(class_evidence.explain(encoder, inputs) for encoder in both), strict=True)
         weight, bias = self.classifier.weight, self.classifier.bias
         shares = {fusion.weight: getattr(self, fusion.weight)} if fusion.weight else {}
         features, heads = fusion.fuse(alone, shares), fusion.split_head(weight, self.features)

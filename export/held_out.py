@@ -1,4 +1,4 @@
-"""What a graph makes of the images that judged the model: they calibrate it, and later ones are compared with them."""
+"""Held-out images of a personal model: they calibrate its graph, and later images are compared with them."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from broker_config.protocol.errors import UsageError
 from edge.bundle.bundle_format import Confidence
 from edge.uncertainty.reference import Reference
 from export.calibration import FEWEST, calibrate
-from export.model_images import Album
+from export.model_images import ImageFinder
 from export.parity import session
 from trainer.data.class_folders import LabelledImages
 from trainer.training import personal_model
@@ -18,15 +18,15 @@ from trainer.training.personal_model import Facts
 _BATCH = 32
 
 
-class Seen(NamedTuple):
-    """What a graph gives for them."""
+class Outputs(NamedTuple):
+    """A graph's outputs for images."""
 
     probabilities: np.ndarray  # [n, C]
     opinions: np.ndarray  # [n, E, C]
     features: np.ndarray  # [n, F]
 
 
-def find(source: Path, facts: Facts, album: Album) -> LabelledImages | str:
+def load(source: Path, facts: Facts, finder: ImageFinder) -> LabelledImages | str:
     """The held-out images of the model in `source`; or why there are too few of them, as words."""
     if facts.metrics.get("cross_validated"):
         return "all of its images trained it"
@@ -34,30 +34,31 @@ def find(source: Path, facts: Facts, album: Album) -> LabelledImages | str:
         verdicts = personal_model.load_verdicts(source)
     except UsageError as error:
         return str(error)
-    found = album.find(verdicts, facts)
+    found = finder.find(verdicts, facts)
     count = 0 if found is None else len(found.labels)
     if found is None or count < FEWEST:
         return f"{count} of {len(verdicts)} held-out images are where they were, at least {FEWEST} are needed"
     return found
 
 
-def look(content: bytes, images: np.ndarray) -> Seen:
-    """Show images uint8 [n, S, S, 3] to a graph that gives opinions and features."""
+def run_graph(content: bytes, images: np.ndarray) -> Outputs:
+    """The outputs for images uint8 [n, S, S, 3] of a graph that gives opinions and features."""
     running = session(content)
     parts = [
-        running.run(Seen._fields, {"image": images[start : start + _BATCH]}) for start in range(0, len(images), _BATCH)
+        running.run(Outputs._fields, {"image": images[start : start + _BATCH]})
+        for start in range(0, len(images), _BATCH)
     ]
-    return Seen(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+    return Outputs(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 
 def confidence(content: bytes, held_out: LabelledImages, facts: Facts) -> Confidence:
     """How sure a model may be whose graph, at temperature 1, is `content`."""
-    probabilities = look(content, held_out.images).probabilities
+    probabilities = run_graph(content, held_out.images).probabilities
     return calibrate(np.log(np.maximum(probabilities, 1e-30)), held_out.labels, facts.classes)
 
 
 def reference(content: bytes, held_out: LabelledImages) -> bytes:
     """How the graph that is served sees the images, for the bundle."""
-    seen = look(content, held_out.images)
-    taken = seen.probabilities.argmax(1)
-    return Reference.from_features(seen.features, taken, seen.probabilities.shape[1], seen.opinions).encode()
+    outputs = run_graph(content, held_out.images)
+    taken = outputs.probabilities.argmax(1)
+    return Reference.from_features(outputs.features, taken, outputs.probabilities.shape[1], outputs.opinions).encode()

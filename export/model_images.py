@@ -1,4 +1,4 @@
-"""The images behind a personal model: those that trained it, and those that judged it."""
+"""The images behind a personal model: those that trained it, and those that were held out."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from trainer.training import personal_model
 from trainer.training.personal_model import Facts, Sample, Verdict
 
 
-class Album:
+class ImageFinder:
     """Finds images where the model says that they are, else by their content in `folder`, a plant's class folders."""
 
     def __init__(self, folder: Path | None = None):
@@ -51,7 +51,7 @@ class Album:
 
     def _read(self, image: Sample | Verdict, facts: Facts) -> Iterator[tuple[Path, NDArray[np.uint8]]]:
         for path in filter(None, (Path(image.path), self._elsewhere.get(image.digest))):
-            with suppress(OSError, UsageError):  # it has been moved, perhaps to the album's folder
+            with suppress(OSError, UsageError):  # it has been moved, perhaps to the finder's folder
                 content = path.read_bytes()
                 if hashlib.sha256(content).hexdigest() == image.digest:
                     yield path, decode_image(content, facts.preprocessing.size)

@@ -1,4 +1,4 @@
-"""Whether a graph computes what the network computed when it was trained."""
+"""Parity check: a graph computes what the network computed when it was trained."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Whether a faster graph may take the place of an exact one: measured on this machine, on images held out."""
+"""Gate for a faster graph in place of an exact one: measured on this machine, on held-out images."""
 
 import time
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Which way weights are rounded to int8: so that convolutions give the least error on images that trained the model."""
+"""Rounding of weights to int8 with the least error of convolutions on images that trained the model."""
 
 from typing import Any
 

@@ -186,12 +186,12 @@ def export(
     end_on_signals()
     with progress.reporter(as_json=as_json, quiet=quiet) as report:
         report(progress.Step(what="loading torch and the exporter: 2 to 20 s"))
-        from export.bundle_export import Wish
+        from export.bundle_export import Optimisations
         from export.bundle_export import export as run
         from export.bundle_signing import Signer
 
         signer = Signer(opened, days) if opened else None
-        written = run(models, out, report, signer, Wish(int8, student, data))
+        written = run(models, out, report, signer, Optimisations(int8, student, data))
         report(progress.Result(result={"bundles": [str(each.folder) for each in written]}))
     if not as_json:
         print(f"bundles: {', '.join(str(each.folder) for each in written)}")

@@ -17,7 +17,7 @@ from edge.uncertainty.uncertainty_check import Settings, UncertaintyCheck
 from export import held_out
 from export.bundle_export import export
 from export.calibration import softmax, temperature
-from export.model_images import Album
+from export.model_images import ImageFinder
 from tests.export.test_bundle_export import CLASSES, SMALL, made, pictures, torch_probabilities
 from tests.support.judged_images import Told, a_line, shown
 from trainer import progress
@@ -108,23 +108,23 @@ def test_images_that_are_gone_or_changed_do_not_calibrate_and_that_is_said(writt
     for number in range(12):
         (tmp_path / f"{number}.png").unlink()
     Image.new("RGB", (32, 32)).save(tmp_path / "12.png")
-    found = held_out.find(tmp_path / "model", model.facts, Album())
+    found = held_out.load(tmp_path / "model", model.facts, ImageFinder())
     assert not isinstance(found, str)
     assert len(found.images) == len(found.labels) == IMAGES - 13
     for number in range(13, 28):
         (tmp_path / f"{number}.png").unlink()
-    assert held_out.find(tmp_path / "model", model.facts, Album()) == (
+    assert held_out.load(tmp_path / "model", model.facts, ImageFinder()) == (
         "2 of 30 held-out images are where they were, at least 10 are needed"
     )
 
 
 def test_images_that_trained_the_model_say_nothing_of_it(written):
     crossed = msgspec.structs.replace(written.model.facts, metrics={"cross_validated": 1.0})
-    assert held_out.find(written.source, crossed, Album()) == "all of its images trained it"
+    assert held_out.load(written.source, crossed, ImageFinder()) == "all of its images trained it"
 
 
 def test_a_model_without_a_list_of_them_is_exported_uncalibrated(written, tmp_path):
     personal_model.save(written.model, tmp_path / "model")
     (tmp_path / "model" / "verdicts.json").unlink()
-    reason = held_out.find(tmp_path / "model", written.model.facts, Album())
+    reason = held_out.load(tmp_path / "model", written.model.facts, ImageFinder())
     assert "verdicts.json" in str(reason)

@@ -19,12 +19,12 @@ from edge.bundle import bundle_format
 from edge.inference.predictor import Predictor
 from export import bundle_export as exporting
 from export import distillation
-from export.bundle_export import Wish, export
+from export.bundle_export import Optimisations, export
 from export.distillation import average, teach
 from export.encoder_selection import drop_encoder
 from export.first_block import widen
 from export.graph import OUTPUTS, with_temperature
-from export.model_images import Album
+from export.model_images import ImageFinder
 from export.parity import session
 from export.quantisation import quantise
 from export.speed_gate import Comparison, compare
@@ -53,6 +53,10 @@ def saved(model: Personal, folder: Path) -> Path:
     verdicts = tuple(Verdict(**photo, verdict="patches", confidence=0.9) for photo in photos[12:])
     personal_model.save(Personal(facts, model.tensors, verdicts, training), folder / "model")
     return folder / "model"
+
+
+def collect(said: list[str]) -> progress.Report:
+    return lambda event: said.append(progress.format_event(event))
 
 
 def with_fusion(model: Personal, weight: float) -> Personal:
@@ -88,7 +92,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporting, "compare", comparing)
         export(
-            [source], folder / "bundles", lambda event: said.append(progress.format_event(event)), wish=Wish(int8=True)
+            [source],
+            folder / "bundles",
+            collect(said),
+            optimisations=Optimisations(int8=True),
         )
     return Run(source, folder, said, *graphs[0])
 
@@ -128,7 +135,7 @@ def test_encoders_compute_in_integers_and_take_the_image_as_it_is(run: Run) -> N
 
 
 def test_int8_is_calibrated_on_training_images_and_measured_on_held_out_ones(run: Run) -> None:
-    training = Album().training(run.source, personal_model.load_facts(run.source))
+    training = ImageFinder().training(run.source, personal_model.load_facts(run.source))
     assert not set(training.digests) & set(run.held_out.digests)
     assert len(training.digests) == len(run.held_out.digests) == 12
     assert run.faster == quantise(run.exact, training.images)
@@ -248,7 +255,12 @@ def test_fp32_stays_where_int8_does_not_pass_and_the_figures_say_why(
 ) -> None:
     monkeypatch.setattr(exporting, "compare", lambda *_: FAILS)
     said: list[str] = []
-    export([run.source], tmp_path, lambda event: said.append(progress.format_event(event)), wish=Wish(int8=True))
+    export(
+        [run.source],
+        tmp_path,
+        collect(said),
+        optimisations=Optimisations(int8=True),
+    )
     assert bundle_format.read_bundle(tmp_path / "plant-1").manifest.precision == "fp32"
     graph = onnx.load(tmp_path / "plant-1" / "model.onnx").graph
     assert not any(value.data_type == onnx.TensorProto.INT8 for value in graph.initializer)
@@ -263,8 +275,13 @@ def test_without_held_out_images_nothing_is_exchanged(run: Run, tmp_path: Path) 
     metrics = {**facts.metrics, "cross_validated": 1.0}
     (source / "personal.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(facts, metrics=metrics)))
     said: list[str] = []
-    wish = Wish(int8=True, student=True)
-    export([source], tmp_path / "bundles", lambda event: said.append(progress.format_event(event)), wish=wish)
+    optimisations = Optimisations(int8=True, student=True)
+    export(
+        [source],
+        tmp_path / "bundles",
+        collect(said),
+        optimisations=optimisations,
+    )
     manifest = bundle_format.read_bundle(tmp_path / "bundles" / "plant-1").manifest
     assert (manifest.precision, manifest.encoders) == ("fp32", ("received", "own"))
     assert sum("be measured: all of its images trained it" in line for line in said) == 2
@@ -272,7 +289,7 @@ def test_without_held_out_images_nothing_is_exchanged(run: Run, tmp_path: Path) 
 
 def test_images_that_have_moved_are_found_by_their_content(run: Run, tmp_path: Path) -> None:
     facts = personal_model.load_facts(run.source)
-    before = Album().training(run.source, facts)
+    before = ImageFinder().training(run.source, facts)
     source = tmp_path / "model"
     shutil.copytree(run.source, source)
     shutil.copytree(run.folder / "images", tmp_path / "moved")
@@ -281,9 +298,9 @@ def test_images_that_have_moved_are_found_by_their_content(run: Run, tmp_path: P
     ]
     (source / "training.json").write_bytes(msgspec.json.encode(listed))
     with pytest.raises(UsageError, match="none of the images that trained the model") as caught:
-        Album().training(source, facts)
+        ImageFinder().training(source, facts)
     assert "--data" in caught.value.remedy
-    found = Album(tmp_path / "moved").training(source, facts)
+    found = ImageFinder(tmp_path / "moved").training(source, facts)
     assert np.array_equal(found.images, before.images)
     assert all(tmp_path in path.parents for path in found.paths)
 
@@ -338,7 +355,7 @@ def test_a_taught_encoder_judges_more_like_both_and_leaves_the_classifier(
     monkeypatch.setattr(distillation, "_RATE", 1e-3)  # these encoders have nothing in common to begin with
     model = personal_model.load(run.source)
     network = Network("small", 3)
-    training = Album().training(run.source, model.facts)
+    training = ImageFinder().training(run.source, model.facts)
     pixels = TrainingSet.of(training, model.facts.preprocessing).network_input(slice(None))
     taught = teach(network, model.tensors, training, model.facts.preprocessing, progress.ignore)
     with torch.no_grad():

@@ -18,7 +18,7 @@ from edge.inference.predictor import Predictor
 from edge.inference.served_model import load_model
 from export import bundle_export as exporting
 from export import class_evidence
-from export.bundle_export import Wish, export
+from export.bundle_export import Optimisations, export
 from export.bundle_signing import Signer
 from export.distillation import average
 from export.encoder_selection import drop_encoder
@@ -95,7 +95,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         patch.setattr(exporting, "compare", comparing)
         signer = Signer(signers.kit("plant-a"), 9)
         export(
-            [folder / "model"], folder, lambda event: said.append(progress.format_event(event)), signer, Wish(int8=True)
+            [folder / "model"],
+            folder,
+            lambda event: said.append(progress.format_event(event)),
+            signer,
+            Optimisations(int8=True),
         )
     return Run(model, folder / "plant-a", signers, compared, said)
 
@@ -186,7 +190,7 @@ def test_what_places_add_is_what_the_head_makes_of_the_features(model: str) -> N
     seen = encoder.get_submodule("stem")(torch.randn(3, 3, SIZE, SIZE))
     head = torch.randn(4, PRESETS[model].features)
     with torch.no_grad():
-        features, adds = class_evidence.look(encoder, seen)
+        features, adds = class_evidence.explain(encoder, seen)
         expected = behind_stem(encoder)(seen)
         assert torch.allclose(features, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
         assert (adds is not None) == (model in WITH_MAPS)

@@ -1,4 +1,4 @@
-"""What a method is: a value that says what is trained against which loss, and what leaves the node.
+"""A method as a value: what is trained against which loss, what leaves the node, and how people are told of it.
 
 The engine owns steps, optimiser, batches and random numbers. A method's file imports no torch: what needs it reaches a
 loss as an argument. So the coordinator, which only weighs and averages, runs where torch is not installed.

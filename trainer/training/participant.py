@@ -1,4 +1,4 @@
-"""What one node does in a round, without any network: the same code behind the broker and in simulation."""
+"""One node's part in a round, without any network: the same code behind the broker and in simulation."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

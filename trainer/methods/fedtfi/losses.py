@@ -1,4 +1,4 @@
-"""What FedTFI descends: cross-entropy with a triplet loss (eqs. 6 and 13), or on interpolated maps."""
+"""Losses of FedTFI: cross-entropy with a triplet loss (eqs. 6 and 13), or on interpolated maps."""
 
 from __future__ import annotations
 

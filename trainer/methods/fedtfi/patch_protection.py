@@ -1,4 +1,4 @@
-"""What a node does to its patches before they leave: mixing of images, Gaussian noise, few levels.
+"""Protection of patches before they leave a node: mixing of images, Gaussian noise, few levels.
 
 None of it is differential privacy worth the name (docs/security.md has the account): it takes from a patch what makes
 it exact. Who can draw the random numbers can take the noise off and knows the places of the patches: where others must
