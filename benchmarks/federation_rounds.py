@@ -1,4 +1,4 @@
-"""A round without training, against a bare client that moves and hashes the same bytes through the same broker.
+"""Time of a round without training, against a bare client that moves and hashes the same bytes over the same broker.
 
     python -m benchmarks.federation_rounds --nodes 5 --rounds 10
 

@@ -1,4 +1,4 @@
-"""What the line notices of a new model: latencies over HTTP while the gate tries one out, and memory.
+"""Effects of a new model on serving: latencies over HTTP while the gate tries it out, and memory.
 
     python -m benchmarks.model_swap bundles/plant-1
 

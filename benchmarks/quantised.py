@@ -1,4 +1,4 @@
-"""What int8 and single encoders gain and lose: `python -m benchmarks.quantised RUN/*/model [--sizes 128,224]`.
+"""Gains and losses of int8 and of single encoders: `python -m benchmarks.quantised RUN/*/model [--sizes 128,224]`.
 
 All in one run, on the images that were held out of each model. Latencies are of one image at a time, all variants in
 turns, as the line runs them; the tenth percentile is what they take where nothing else disturbs them.

@@ -1,4 +1,4 @@
-"""What closing a round costs, by rule of aggregation: processor seconds and peak memory over the number of nodes.
+"""Cost of closing a round, by aggregation rule: processor seconds and peak memory over the number of nodes.
 
     python -m benchmarks.robust --nodes 10 50 200
 

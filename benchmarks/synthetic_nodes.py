@@ -1,4 +1,4 @@
-"""Many nodes that train nothing, on threads of a few processes: what a coordinator meets when a fleet takes part.
+"""Many nodes that train nothing, on threads of a few processes: the load of a fleet on a coordinator.
 
 They speak the real protocol through the real MQTT client and blob transfer. Each offers a blob of its own in each
 round; on disk are a few, and a node shows one of them with a number of its own at the end.

@@ -1,4 +1,4 @@
-"""What texture networks cost: `python -m benchmarks.texture_cost [MODEL ...] [--repetitions 5] [--json]`.
+"""Cost of texture networks: `python -m benchmarks.texture_cost [MODEL ...] [--repetitions 5] [--json]`.
 
 Numbers held, and those of them in the frozen stem; multiply-adds of one image, in convolutions and matrix products,
 attention's among them (FLOPs are twice as many); and milliseconds on one thread: an image alone through the whole

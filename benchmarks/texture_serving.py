@@ -1,4 +1,4 @@
-"""What an image costs a texture network on the line: `python -m benchmarks.texture_serving [--models fedtfi_small]`.
+"""Cost of an image for a texture network at inference: `python -m benchmarks.texture_serving [--models fedtfi_small]`.
 
 Weights are drawn: times do not hang on them. Calibration images are noise, so nothing is said of verdicts: the gate
 of `edge-node export --int8` measures those. All graphs of a model run in turns, one image at a time, as the line runs

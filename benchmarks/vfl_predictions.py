@@ -1,4 +1,4 @@
-"""Time of a VFL prediction: `python -m benchmarks.vfl_predictions [--products N] [--json]`.
+"""Latency of predictions from several sensors: `python -m benchmarks.vfl_predictions [--products N] [--json]`.
 
 From a product's last embedding leaving to its final prediction arriving, over MQTT on this machine, beside the bare
 round trip through the same broker: while all train as fast as they can, and alone. Rows are timed too, from the moment

@@ -1,4 +1,4 @@
-"""Rounds of a VFL run, against a bare client that moves frames of the same size, and against a simulation.
+"""Rounds of a vertical federation, against a bare client that moves equal frames, and against one process.
 
     python -m benchmarks.vfl_rounds --sensors 2 --window 64 --iterations 1 --commit 1 20 200
 

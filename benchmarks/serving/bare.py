@@ -1,4 +1,4 @@
-"""The model in onnxruntime, without any code of ours: what all else is compared with."""
+"""The model in onnxruntime, without any code of ours: the baseline."""
 
 from pathlib import Path
 

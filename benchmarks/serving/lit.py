@@ -1,4 +1,4 @@
-"""The model as one serves it with LitServe: `python -m benchmarks.serving.lit BUNDLE THREADS PORT`."""
+"""The model behind LitServe: `python -m benchmarks.serving.lit BUNDLE THREADS PORT`."""
 
 import base64
 import io

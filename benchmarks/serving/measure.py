@@ -1,4 +1,4 @@
-"""The measurements: all contestants in turn, so that what else the machine does meets all of them."""
+"""The measurements, of all services in turn, so that whatever else the machine does meets all of them."""
 
 import asyncio
 import contextlib

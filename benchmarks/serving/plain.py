@@ -1,4 +1,4 @@
-"""The model as one serves it with FastAPI: `python -m benchmarks.serving.plain BUNDLE THREADS PORT`."""
+"""The model behind FastAPI: `python -m benchmarks.serving.plain BUNDLE THREADS PORT`."""
 
 import io
 import sys

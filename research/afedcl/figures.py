@@ -1,4 +1,4 @@
-"""An experiment's figures as SVG, for documents. The last series, the complete AFedCL, is the reference."""
+"""Figures of the paper (Cui et al., 2024); the last series, the complete AFedCL, is the reference."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence

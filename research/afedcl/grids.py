@@ -1,4 +1,4 @@
-"""The grids: which federations each table and figure of the paper (Cui et al., 2024) takes."""
+"""Grids: the federations of each table and figure of the paper (Cui et al., 2024)."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Names for people: of a cell's variant, of how cells of one name differ, and of what they have in common."""
+"""Labels of cells for people: a cell's variant, in what cells of one label differ, what cells have in common."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable

@@ -1,4 +1,4 @@
-"""Finished cells as tables and figures show them: panels, in each of them variants over what varies across."""
+"""Panels of tables and figures: finished cells by variant and by the quantity that varies across a panel."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The run of a cell."""
+"""A cell's run: the federation is simulated with the cell's images and encoder."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""An experiment's tables."""
+"""Tables: accuracies beside the paper's, paired differences, mean ranks, trials, changed choices."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence

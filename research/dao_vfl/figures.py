@@ -1,4 +1,4 @@
-"""The figures as SVG: a column for each data set, a curve for each variant, its band a deviation over seeds."""
+"""Figures: a column for each data set, a curve for each variant, its band a deviation over seeds."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The grids: which lines each figure of the paper (Wang et al., 2025) takes."""
+"""Grids: the vertical federations of each figure of the paper (Wang et al., 2025)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""What a line is compared with: the same network as one autograd graph at one place, where all data meet."""
+"""References of a vertical federation: the same network as one autograd graph, where all data are in one place."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The run of a cell."""
+"""A cell's run: all rounds of a vertical federation in one process, with measurements in between."""
 
 import math
 import time

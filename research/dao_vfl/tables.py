@@ -1,4 +1,4 @@
-"""An experiment's tables."""
+"""Tables: a data set each, a row for each variant, after the last round."""
 
 from collections.abc import Mapping
 

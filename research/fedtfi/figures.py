@@ -1,4 +1,4 @@
-"""The figures as SVG: FedTFI (Peng et al., 2022), Figs. 6 to 10."""
+"""Figures 6 to 10 of the paper (Peng et al., 2022)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any

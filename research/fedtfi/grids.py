@@ -1,4 +1,4 @@
-"""The grids: which federations each table and figure of the paper (Peng et al., 2022) takes."""
+"""Grids: the federations of each table and figure of the paper (Peng et al., 2022)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The run of a cell."""
+"""A cell's run: the federation is simulated, and its shared model evaluated after every round."""
 
 import hashlib
 import time

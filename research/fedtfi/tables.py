@@ -1,4 +1,4 @@
-"""An experiment's tables, beside what the paper prints."""
+"""Tables: accuracies beside the paper's, paired differences, curves' last values, trials."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence

@@ -1,1 +1,1 @@
-"""How the weights that ship with the package were made."""
+"""Pretraining of the weights that come with the package."""

@@ -1,4 +1,4 @@
-"""Any number of kinds of texture, from a seed: what a network learns to tell apart before it sees a plant's images."""
+"""Any number of kinds of texture, drawn from a seed, for a network to tell apart before it sees a plant's images."""
 
 from collections.abc import Callable
 

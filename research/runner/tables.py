@@ -1,4 +1,4 @@
-"""Tables as Markdown and for a terminal, and the entries that all papers' tables have."""
+"""Tables as Markdown and for a terminal, and the formats of their entries."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What liars do to a federation, and what each rule of aggregation saves: accuracy of the honest nodes.
+"""Damage that liars do to a federation under each aggregation rule: accuracy of the honest nodes.
 
     python -m research.studies.attacks NEU --nodes 5 --liars 1 --out attacks.jsonl
     python -m research.studies.attacks --table --out attacks.jsonl

@@ -1,4 +1,4 @@
-"""What drawn images alone teach about real ones: a network that never saw a photograph judges those of NEU-CLS.
+"""Transfer from drawn images to real ones: a network that never saw a photograph classifies those of NEU-CLS.
 
     python -m research.studies.drawn_to_real NEU --model small --steps 3000 --seeds 0 1 2
 

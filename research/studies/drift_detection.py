@@ -1,4 +1,4 @@
-"""Drift on real images: how often an ordinary line raises a false alarm, and how soon a changed one is told.
+"""Drift on real images: false alarms on ordinary images, and the delay until a change is detected.
 
     python -m research.studies.drift_detection NEU --other XSDD --weights mobilenet_v2.safetensors
 

@@ -1,4 +1,4 @@
-"""What in FedTFI's exchange helps: what others' patches hold, or that maps are disturbed at all.
+"""Ablation of FedTFI's exchange: the content of others' patches against any disturbance of the maps.
 
     python -m research.studies.exchange_parts --kth KTH --weights VGG.safetensors --seeds 5
 

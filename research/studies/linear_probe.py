@@ -1,4 +1,4 @@
-"""How good initial weights are before any federation: a linear probe on frozen features, a few images a class.
+"""Quality of initial weights before any federation: a linear probe on frozen features, a few images a class.
 
     python -m research.studies.linear_probe NEU --weights surface imagenet none --size 64 128
 

@@ -1,4 +1,4 @@
-"""How well a model tells that it does not know: AUROC of scores of doubt, on images of kinds that it was never taught.
+"""Detection of unknown defects: AUROC of uncertainty scores on images of classes that the model was never taught.
 
     python -m research.studies.novelty NEU --other XSDD --weights mobilenet_v2.safetensors
     python -m research.studies.novelty --table

@@ -1,4 +1,4 @@
-"""What protected patches tell, against the accuracy that is reached with them: a figure of what patch_leak measured.
+"""Figure of what patch_leak measured: the leakage of protected patches against the accuracy reached with them.
 
 python -m research.studies.patch_leak --kth FOLDER --weights VGG.safetensors --accuracy --seeds 0 1 2
 python -m research.studies.patch_figure --out research/results/studies/patch_leak.svg

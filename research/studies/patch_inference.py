@@ -1,4 +1,4 @@
-"""What patches tell besides pixels: of which class and plant, whether of one image, whether of one that is known.
+"""Attacks on patches besides reconstruction: class, plant, linkage to one image, membership of a known image.
 
 As in `inversion`, the attacker knows the model and how patches are cut and protected.
 """

@@ -1,4 +1,4 @@
-"""From feature maps back to images: what a node that follows the protocol, but is curious, makes of others' patches.
+"""Inversion of feature maps: images that an honest but curious node reconstructs from others' patches.
 
 It knows the received model, so it makes maps of its own images, and trains a network that inverts them (Dosovitskiy and
 Brox 2016). What it sees of others goes through that network. It also knows how patches are cut and protected, and

@@ -1,4 +1,4 @@
-"""What patches of feature maps tell of the images that they were cut from, and what protection takes from that.
+"""Leakage of images through patches of feature maps, and the effect of protection.
 
     python -m research.studies.patch_leak --drawn --kth FOLDER --weights VGG.safetensors --out patch_leak.jsonl
     python -m research.studies.patch_leak --table --out patch_leak.jsonl

@@ -1,4 +1,4 @@
-"""Learning curves of real lines under many decisions, and the surrogate fitted to them.
+"""Learning curves of real federations under many decisions, and the surrogate fitted to them.
 
 `python -m research.studies.vfl_curve --cmapss FOLDER [--batches 32]`: FD002, two sensors with
 alternate columns, validation engines (a fifth of the training file's), never the test file.

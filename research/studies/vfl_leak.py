@@ -1,4 +1,4 @@
-"""What the sensors of a line tell one another and the head: samples from embeddings, labels from gradients.
+"""Leakage between sensors and head: samples from embeddings, labels from gradients.
 
     python -m research.studies.vfl_leak --drawn --cmapss FOLDER --out leak.jsonl
     python -m research.studies.vfl_leak --table --out leak.jsonl

@@ -1,4 +1,4 @@
-"""Policies compared: `python -m research.studies.vfl_policies [--agents FOLDER] [--cmapss FOLDER] [--json]`.
+"""Comparison of policies: `python -m research.studies.vfl_policies [--agents FOLDER] [--cmapss FOLDER] [--json]`.
 
 All policies on the same seeds: means over rounds and seeds, the best reward first. `best` knows the learning curve and
 how timings are distributed, `myopic` too but looks at its own round only. Agents are FOLDER/k2e5.onnx for 2 sensors and

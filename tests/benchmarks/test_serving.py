@@ -1,4 +1,4 @@
-"""The serving benchmark measures what it says, of a model that takes no time."""
+"""The serving benchmark, on a model that takes no time."""
 
 from pathlib import Path
 

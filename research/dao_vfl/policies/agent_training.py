@@ -1,4 +1,4 @@
-"""Train an agent, write it, and see how it stands beside the rules."""
+"""Training of an agent, and its comparison with the rules."""
 
 from collections.abc import Mapping
 from functools import partial

@@ -1,4 +1,4 @@
-"""Policies side by side: the same timings for all, and what each makes of them (paper, Figs. 8 to 10)."""
+"""Comparison of policies on the same timings: latency, accuracy and reward (paper, Figs. 8 to 10)."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple

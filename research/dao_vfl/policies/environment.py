@@ -1,4 +1,4 @@
-"""The line as a gymnasium environment: an agent decides E_{t,k} and is rewarded by eq. 19."""
+"""A vertical federation as a gymnasium environment: an agent decides E_{t,k} and is rewarded by eq. 19."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a decision teaches the line: a surrogate for millions of steps, or a real line in this process."""
+"""Effects of decisions on accuracy: a surrogate for millions of steps, or a real federation in this process."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""How accuracy grows with the decisions: the surrogate that stands for a real line while an agent learns.
+"""Surrogate learning curve: accuracy as a function of the decisions so far, while an agent learns.
 
 A round's decision adds progress: a weighted mean of the least, the mean and the most iterations of the sensors.
 Accuracy is a rising function of the progress so far, linear between knots.

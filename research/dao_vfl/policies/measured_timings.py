@@ -1,4 +1,4 @@
-"""Timings that a head has measured, as the rounds of simulated lines."""
+"""Timings that a head has measured, as rounds for an agent to learn from."""
 
 from pathlib import Path
 

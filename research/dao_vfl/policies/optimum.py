@@ -1,4 +1,4 @@
-"""The best decisions where the learning curve and the distribution of timings are known: what no rule can beat.
+"""The best decisions where the learning curve and the distribution of timings are known: a bound for every rule.
 
 Timings are drawn anew in each round, so a round's state is the progress so far: backward dynamic programming finds the
 greatest expected sum of rewards. For each timing only the cheapest decision of every amount of progress counts.

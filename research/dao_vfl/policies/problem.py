@@ -1,4 +1,4 @@
-"""The problem that a policy solves (paper, P1): where timings come from, what decisions teach, and what counts."""
+"""The problem that a policy solves (paper, P1): timings, effects of decisions, reward."""
 
 from collections.abc import Callable
 from typing import NamedTuple

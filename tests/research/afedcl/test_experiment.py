@@ -1,4 +1,4 @@
-"""`python -m research afedcl`: it runs what is missing, survives kills, and tells what came of it."""
+"""`python -m research afedcl`: runs of what is missing, kills and interrupts, failed cells, refused orders."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Figures of experiments: they are written, and hold what they are about as text."""
+"""Figures of the AFedCL experiments: files, and the text in them."""
 
 import re
 from functools import partial

@@ -1,4 +1,4 @@
-"""The grids of the paper's tables and figures: which federations they have, and with which settings."""
+"""The grids of the paper's tables and figures: their federations, with which settings."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Figures of texture experiments: they are written, and hold what they are about as text."""
+"""Figures of the FedTFI experiments: files, and the text in them."""
 
 import re
 from collections.abc import Iterable

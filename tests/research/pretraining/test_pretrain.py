@@ -1,4 +1,4 @@
-"""Pretraining on drawn images: it learns, and however often it is interrupted, it ends with the same bytes."""
+"""Pretraining on drawn images: learning, and equal bytes however often it is interrupted."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The store of finished cells: what is added is there, whatever happened to whoever added it."""
+"""The store of finished cells, under kills, several writers, damage and git merges."""
 
 import subprocess
 from pathlib import Path

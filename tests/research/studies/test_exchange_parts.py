@@ -1,4 +1,4 @@
-"""The benchmark that takes FedTFI's exchange apart spoils what patches hold, and nothing else of the bank."""
+"""Spoilt banks of the FedTFI ablation: patches differ as they should, and nothing else does."""
 
 import numpy as np
 import pytest

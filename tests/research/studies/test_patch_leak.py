@@ -1,4 +1,4 @@
-"""What patches tell of images: the attacks find what is there to be found, and nothing where nothing is."""
+"""Attacks on patches: they find what can be found, and nothing where nothing is left."""
 
 from collections.abc import Iterable
 from pathlib import Path
