@@ -21,7 +21,7 @@ from trainer.training.training_set import TrainingSet
 MOST = 32  # nodes in a group: its activations are all in memory at once
 
 
-class Group:
+class NodeGroup:
     """Nodes that train together; one alone trains on the plain engine."""
 
     def __init__(self, participants: Sequence[Participant]):
@@ -61,7 +61,7 @@ class Group:
         torch.set_num_threads(self._participants[0].spec.threads)
         metrics: list[Metrics] = [{} for _ in states]
         for phase in phases:
-            train = self._train if _together(phase, states) else self._train_in_turn
+            train = self._train if _take_equal_steps(phase, states) else self._train_one_by_one
             trained = train(phase, states, received, round_)
             states = [state for state, _ in trained]
             metrics = [known | measured for known, (_, measured) in zip(metrics, trained, strict=True)]
@@ -84,13 +84,13 @@ class Group:
         )
         return [
             (
-                State(phase.after(_slice(tensors, node), received, steps), _slice(moments, node)),
+                State(phase.after(_slice_node(tensors, node), received, steps), _slice_node(moments, node)),
                 {name: float(values[node]) for name, values in metrics.items()},
             )
             for node in range(len(states))
         ]
 
-    def _train_in_turn(
+    def _train_one_by_one(
         self, phase: Phase, states: Sequence[State], received: Tensors, round_: int
     ) -> list[tuple[State, Metrics]]:
         return [
@@ -98,7 +98,7 @@ class Group:
         ]
 
 
-def group(participants: Sequence[Participant], most: int = MOST) -> list[Group]:
+def group_nodes(participants: Sequence[Participant], most: int = MOST) -> list[NodeGroup]:
     """Those with equally many images together, at most `most`: their batches are then equal in number and size.
 
     Where losses draw random numbers, each node trains alone.
@@ -108,26 +108,26 @@ def group(participants: Sequence[Participant], most: int = MOST) -> list[Group]:
     alike: dict[int, list[Participant]] = defaultdict(list)
     for participant in participants:
         alike[len(participant.data.labels)].append(participant)
-    return [Group(nodes[start : start + most]) for nodes in alike.values() for start in range(0, len(nodes), most)]
+    return [NodeGroup(nodes[start : start + most]) for nodes in alike.values() for start in range(0, len(nodes), most)]
 
 
-def _together(phase: Phase, states: Sequence[State]) -> bool:
+def _take_equal_steps(phase: Phase, states: Sequence[State]) -> bool:
     """Whether the nodes take the same number of steps: not where each ends by itself, or has done so before."""
-    counts = [[float(value) for name, value in state.moments.items() if _counts(name)] for state in states]
+    counts = [[float(value) for name, value in state.moments.items() if _is_step_count(name)] for state in states]
     return phase.is_settled is None and all(count == counts[0] for count in counts)
 
 
-def _counts(name: str) -> bool:
+def _is_step_count(name: str) -> bool:
     """Whether this is Adam's count of a tensor's steps: one number for all nodes of a group."""
     return name.endswith("/step")
 
 
 def _stack(states: Sequence[Tensors]) -> Tensors:
     return {
-        name: value if _counts(name) else torch.stack([tensors[name] for tensors in states])
+        name: value if _is_step_count(name) else torch.stack([tensors[name] for tensors in states])
         for name, value in states[0].items()
     }
 
 
-def _slice(tensors: Tensors, node: int) -> Tensors:
-    return {name: value if _counts(name) else value[node] for name, value in tensors.items()}
+def _slice_node(tensors: Tensors, node: int) -> Tensors:
+    return {name: value if _is_step_count(name) else value[node] for name, value in tensors.items()}

@@ -89,7 +89,7 @@ def simulate(
     method = make(spec.method, spec.training, spec.options)
     participants = {name: Participant(spec, name, share, engine.device) for name, share in images.items()}
     most = batched_engine.MOST if engine.kind == "batched" else 1
-    everyone = batched_engine.group([*participants.values()], most)
+    everyone = batched_engine.group_nodes([*participants.values()], most)
     states = {name: participant.start(broadcast) for name, participant in participants.items()}
     trained_on: dict[str, tuple[int, Arrays]] = {}  # each node's newest round and its broadcast
     histories: dict[str, tuple[Metrics, ...]] = dict.fromkeys(participants, ())
@@ -99,7 +99,7 @@ def simulate(
     for round_ in range(1, spec.rounds + 1):
         received = broadcast
         drawn = sample_participants(participants, spec.sample, spec.seed, round_)
-        groups = batched_engine.group([participants[name] for name in sorted(drawn)], most) if drawn else everyone
+        groups = batched_engine.group_nodes([participants[name] for name in sorted(drawn)], most) if drawn else everyone
         rounds.open(round_)
         contributions = Contributions(spec, method)
         for group in groups:

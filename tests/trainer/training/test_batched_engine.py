@@ -33,7 +33,7 @@ class Ended(NamedTuple):
 def train(spec: Spec, broadcast: Arrays, nodes: dict[str, Images], most: int) -> dict[str, Ended]:
     """Two rounds from the same broadcast, at most so many nodes at once."""
     ended = {}
-    for group in batched_engine.group([Participant(spec, name, share) for name, share in nodes.items()], most):
+    for group in batched_engine.group_nodes([Participant(spec, name, share) for name, share in nodes.items()], most):
         states = [Participant(spec, name, nodes[name]).start(broadcast) for name in group.nodes]
         for round_ in (1, 2):
             stage_1 = group.contribute(states, broadcast, round_)
@@ -78,9 +78,9 @@ def test_nodes_with_equally_many_images_train_together() -> None:
     spec, _ = drafted("fedavg")
     counts = {"a": 6, "b": 7, "c": 6, "d": 6, "e": 8}
     nodes = [Participant(spec, name, Images(images(1, count), None)) for name, count in counts.items()]
-    assert [group.nodes for group in batched_engine.group(nodes)] == [["a", "c", "d"], ["b"], ["e"]]
-    assert [group.nodes for group in batched_engine.group(nodes, 2)] == [["a", "c"], ["d"], ["b"], ["e"]]
-    assert [group.nodes for group in batched_engine.group(nodes, 1)] == [["a"], ["c"], ["d"], ["b"], ["e"]]
+    assert [group.nodes for group in batched_engine.group_nodes(nodes)] == [["a", "c", "d"], ["b"], ["e"]]
+    assert [group.nodes for group in batched_engine.group_nodes(nodes, 2)] == [["a", "c"], ["d"], ["b"], ["e"]]
+    assert [group.nodes for group in batched_engine.group_nodes(nodes, 1)] == [["a"], ["c"], ["d"], ["b"], ["e"]]
 
 
 def test_a_federation_of_unequal_nodes_ends_with_the_same_average_and_verdicts() -> None:
