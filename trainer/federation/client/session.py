@@ -219,7 +219,7 @@ class _Node:
             case RoundState():
                 self._handle_round_state(message)
             case Presence(online=True):
-                self._roll_called = True  # it has come back, and may have missed what we said
+                self._roll_called = True  # it has come back, and may have missed messages
             case Presence():
                 if self._target is not None and self._target.status in ("gathering", "open"):
                     self._note("the coordinator is not connected; waiting for it")

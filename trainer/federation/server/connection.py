@@ -170,13 +170,13 @@ class ServerConnection:
     def send(self, node: str, message: Welcome | Refusal | Accepted | Finished) -> None:
         """Send to one member; nothing while the broker takes messages more slowly than members ask for them.
 
-        A member can do without: it says Hello again when it next connects.
+        A member can do without it: it sends Hello again when it next connects.
         """
         if not self.mqtt.is_crowded:
             self.mqtt.publish(topics.down(self._spec.federation, node), encode(message))
 
     def may_join(self, node: str, hello: Hello | VflHello) -> bool:
-        """Whether the sender of a Hello may take part; if not, it is told why. Stale messages are ignored."""
+        """Whether the sender of a Hello may take part; if not, it is sent the reason. Stale messages are ignored."""
         if self._membership.is_stale(node, hello):
             return False
         objection = self._membership.find_objection(node, hello, self._spec.run, present=node in self._server.present)
@@ -196,7 +196,7 @@ class ServerConnection:
         self.send(node, Welcome(session=hello.session))
 
     def refuse(self, error: PeerError, remedy: str = _REMEDY) -> None:
-        """Report a peer that broke the protocol; if it is a member, tell it why it no longer takes part."""
+        """Report a peer that broke the protocol; if it is a member, send it the reason."""
         node = error.peer
         session = self._membership.expel(node)
         if self._membership.is_first_report("refused", node):

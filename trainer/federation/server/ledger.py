@@ -52,7 +52,7 @@ class Ledger:
         self._stack.close()
 
     def begin_or_continue(self, spec: Spec, broadcast: Arrays, *, new: bool) -> None:
-        """Have the newest run go on if it was begun with these settings; without one, or if told so, begin a `new` one.
+        """Continue the newest run if it has these settings; begin one if there is none, or a `new` one is wanted.
 
         Raises:
             UsageError: there is a run of other settings or one that was aborted, or `new` would throw rounds away.
@@ -106,15 +106,15 @@ class Ledger:
         self._largest = encoded_size(self._sent)  # bytes of a contribution's blob
         self.store.purge({run.broadcast.digest, *(each.digest for each in contributions if each.digest)}, arriving=True)
         self.broadcast = self._read(run.broadcast.digest)
-        self._gathered = Contributions(spec, self._method)
+        self._contributions = Contributions(spec, self._method)
         self._contributed = {each.digest for each in contributions if each.digest}
         for each in contributions:
             if each.digest is not None:
                 self._verify(each.digest)
-            self._gathered.add(each.node, self._source(each.digest), each.weight)
+            self._contributions.add(each.node, self._source(each.digest), each.weight)
         self._journal.resumed(spec.run, session, run.round, gone)
         members = run.members.keys() - self._gone
-        return rounds.restore(plan, run.round, members, self._drawn, self._gathered.contributors)
+        return rounds.restore(plan, run.round, members, self._drawn, self._contributions.contributors)
 
     def admit(self, node: str, identity: str) -> None:
         """A node holds a place, under this identity."""
@@ -146,12 +146,12 @@ class Ledger:
         digest = message.blob.digest if message.blob else None
         source = self._source(digest)
         try:
-            self._gathered.validate(source)
+            self._contributions.validate(source)
         except ValueError as error:  # DecodeError is one
             raise PeerError(node, str(error), message.round) from error
         self._journal.contributed(self.spec.run, message.round, node, message.weight, message.blob)
         self._contributed |= {digest} if digest else set()
-        self._gathered.add(node, source, message.weight)
+        self._contributions.add(node, source, message.weight)
 
     def discard(self, digest: str) -> None:
         """Forget a blob that has arrived, unless it is part of the open round."""
@@ -169,7 +169,7 @@ class Ledger:
     @property
     def absent(self) -> set[str]:
         """Members that were to contribute to the open round and have not so far."""
-        return (self._drawn or self.identities.keys() - self._gone) - self._gathered.contributors
+        return (self._drawn or self.identities.keys() - self._gone) - self._contributions.contributors
 
     def aggregate(self) -> None:
         """Aggregate the open round into the next broadcast. Not yet a fact: `open_round` or `conclude` follow.
@@ -180,13 +180,13 @@ class Ledger:
         if self.spec.aggregation.rule != "mean":
             for digest in self.store.digests():
                 self._verify(digest)
-        self.broadcast = self._gathered.aggregate(self.broadcast, self.absent | self._gone)
+        self.broadcast = self._contributions.aggregate(self.broadcast, self.absent | self._gone)
         self.broadcast_blob = Blob(*self.store.put(encode_tensors(self.broadcast)))
 
     def open_round(self, round_: int, drawn: Collection[str]) -> None:
         """The round before is closed, and `round_` starts from the broadcast."""
         self._journal.opened(self.spec.run, round_, self.broadcast_blob, drawn)
-        self._gathered, self._contributed = Contributions(self.spec, self._method), set()
+        self._contributions, self._contributed = Contributions(self.spec, self._method), set()
         self._drawn = {*drawn}
         self.store.purge({self.broadcast_blob.digest})
 
@@ -196,7 +196,7 @@ class Ledger:
         self.store.purge({self.broadcast_blob.digest})
 
     def save_result(self) -> Path:
-        """Write the last broadcast where people look for it; return the file's path."""
+        """Write the last broadcast to `global.safetensors` in the state folder; return its path."""
         path = self.folder / "global.safetensors"
         with disk.writing(self.folder):
             disk.replace_bytes(path, encode_tensors(self.broadcast))

@@ -22,7 +22,7 @@ from trainer.training.seeding import generator
 
 
 class Request(NamedTuple):
-    """What a user asks of a federation, whoever takes part. Empty values are settled by `draft`."""
+    """Settings that a user asks for, apart from who takes part. Empty values are settled by `draft`."""
 
     method: str = DEFAULT
     options: Mapping[str, Option | str] = {}  # of the method

@@ -36,7 +36,7 @@ _STRANGERS = 16  # refused names that hold no place; anybody can make them up
 
 
 @dataclass
-class _Noted:
+class _NodeRecord:
     """What this process knows of a node."""
 
     doing: Work = "waiting"
@@ -45,7 +45,7 @@ class _Noted:
     round: int = 0
     weight: float | None = None
     bytes: int = 0
-    heard: float | None = None  # by our clock
+    heard: float | None = None  # when it last sent something, by our clock
     error: str = ""
     lost: bool = False
     refused: bool = False
@@ -67,21 +67,21 @@ def round_message(spec: Spec, state: Federation, broadcast: Manifest) -> RoundSt
 class StatusTracker:
     """Collects what happens, and makes an overview of it when there is something new.
 
-    The clock counts seconds. Where there is a charter, it tells when the nodes' certificates end.
+    The clock counts seconds. Where there is a charter, it says when the nodes' certificates end.
     """
 
     def __init__(self, spec: Spec, clock: Callable[[], float] = time.monotonic, *, charter: "MemberList | None" = None):
         self._spec, self._clock = spec, clock
         self._members = charter.nodes if charter else {}
-        self._nodes: dict[str, _Noted] = {}
-        self._told: tuple[float, Federation | None] = (-inf, None)  # when last, and of which state
+        self._nodes: dict[str, _NodeRecord] = {}
+        self._newest: tuple[float, Federation | None] = (-inf, None)  # overview: when, and of which state
         self._changed = True
         self._opened = clock()  # the round
 
     def restore(self, node: str, round_: int, weight: float, size: int) -> None:
         """Restore what a node contributed before this process began: its newest round, its weight then, all bytes."""
-        noted = self._nodes.setdefault(node, _Noted())
-        noted.round, noted.weight, noted.bytes = round_, weight, size
+        record = self._nodes.setdefault(node, _NodeRecord())
+        record.round, record.weight, record.bytes = round_, weight, size
 
     def record(self, event: AnyEvent) -> None:
         """Record an event of this federation."""
@@ -89,29 +89,29 @@ class StatusTracker:
             case RoundOpened():
                 self._opened = self._clock()
             case NodeJoined(node=node):
-                noted = self._nodes.setdefault(node, _Noted())
-                noted.doing, noted.done, noted.total = "waiting", 0, 0
-                noted.refused = noted.lost = False
+                record = self._nodes.setdefault(node, _NodeRecord())
+                record.doing, record.done, record.total = "waiting", 0, 0
+                record.refused = record.lost = False
                 self.record_message(node)
             case Activity(node=node) if node in self._nodes:
-                noted = self._nodes[node]
-                if event.done > noted.done:
+                record = self._nodes[node]
+                if event.done > record.done:
                     self.record_message(node)
-                noted.doing, noted.done, noted.total = event.what, event.done, event.total
+                record.doing, record.done, record.total = event.what, event.done, event.total
             case Contribution(node=node) if node in self._nodes:
-                noted = self._nodes[node]
-                noted.round, noted.weight, noted.bytes = event.round, event.weight, noted.bytes + event.bytes
-                if not noted.lost:  # else it came from a node that has gone since
-                    noted.error = ""
+                record = self._nodes[node]
+                record.round, record.weight, record.bytes = event.round, event.weight, record.bytes + event.bytes
+                if not record.lost:  # else it came from a node that has gone since
+                    record.error = ""
             case Late(node=node) if node in self._nodes:
                 self._nodes[node].error = f"round {event.round}: it contributed too late, and was not counted"
             case NodeLost(node=node) if node in self._nodes:
-                noted = self._nodes[node]
-                noted.error, noted.lost = f"round {event.round}: its connection ended", True
+                record = self._nodes[node]
+                record.error, record.lost = f"round {event.round}: its connection ended", True
             case NodeRefused(node=node) if topics.is_name(node):  # else the overview could not be read
-                noted = self._nodes.pop(node, _Noted())  # the newest come last
-                noted.error, noted.refused = f"round {event.round}: {event.reason}"[:_LONGEST_ERROR], True
-                self._nodes[node] = noted
+                record = self._nodes.pop(node, _NodeRecord())  # the newest come last
+                record.error, record.refused = f"round {event.round}: {event.reason}"[:_LONGEST_ERROR], True
+                self._nodes[node] = record
             case _:
                 return
         self._changed = True
@@ -125,11 +125,11 @@ class StatusTracker:
     def observing(self, report: Report) -> Report:
         """A report that records events before it passes them on."""
 
-        def tell(event: AnyEvent) -> None:
+        def observe(event: AnyEvent) -> None:
             self.record(event)
             report(event)
 
-        return tell
+        return observe
 
     def next_overview(self, state: Federation, finished: Collection[str], *, anyway: bool = False) -> Overview | None:
         """How the federation is doing, if anything has changed since that was asked, and it was not too recent.
@@ -141,14 +141,14 @@ class StatusTracker:
             finished: nodes that have their model.
             anyway: also when nothing has changed.
         """
-        now, (when, told) = self._clock(), self._told
-        if not anyway and (now - when < EVERY or not (self._changed or state is not told)):
+        now, (when, newest) = self._clock(), self._newest
+        if not anyway and (now - when < EVERY or not (self._changed or state is not newest)):
             return None
-        self._told, self._changed = (now, state), False
-        self._forget_strangers(state)
+        self._newest, self._changed = (now, state), False
+        self._drop_strangers(state)
         names = sorted({*state.members, *self._nodes})
         nodes = sorted((self._node(name, state, finished) for name in names), key=_urgency)
-        listed = _that_fit(nodes)
+        listed = _select_fitting(nodes)
         return Overview(
             run=self._spec.run,
             time=datetime.now(UTC),
@@ -170,46 +170,46 @@ class StatusTracker:
         return max(0.0, self._spec.deadline - (self._clock() - self._opened))
 
     def _node(self, name: str, state: Federation, finished: Collection[str]) -> NodeState:
-        noted = self._nodes.get(name, _Noted())
+        record = self._nodes.get(name, _NodeRecord())
         open_, present = state.status is Status.OPEN, name in state.present
         due = open_ and name in state.members and state.takes_part(name) and name not in state.contributed
-        doing = _doing(noted, present=present, finished=name in finished, late=due and state.expired)
+        doing = _doing(record, present=present, finished=name in finished, late=due and state.expired)
         travels = doing == "sending"
         return NodeState(
             node=name,
             doing=doing,
-            awaited=due and (present or state.paused or not state.waited) and not noted.refused,
-            done=noted.done if travels else 0,
-            total=noted.total if travels else 0,
-            round=state.round if open_ and name in state.contributed else noted.round,
-            weight=noted.weight,
-            bytes=noted.bytes,
-            heard=None if noted.heard is None else min(round(self._clock() - noted.heard, 1), _LONGEST),
-            error=noted.error,
+            awaited=due and (present or state.paused or not state.waited) and not record.refused,
+            done=record.done if travels else 0,
+            total=record.total if travels else 0,
+            round=state.round if open_ and name in state.contributed else record.round,
+            weight=record.weight,
+            bytes=record.bytes,
+            heard=None if record.heard is None else min(round(self._clock() - record.heard, 1), _LONGEST),
+            error=record.error,
             expires=self._members[name].expires if name in self._members else None,
         )
 
-    def _forget_strangers(self, state: Federation) -> None:
-        strangers = [name for name, noted in self._nodes.items() if noted.refused and name not in state.present]
+    def _drop_strangers(self, state: Federation) -> None:
+        strangers = [name for name, record in self._nodes.items() if record.refused and name not in state.present]
         for name in strangers[:-_STRANGERS]:
             del self._nodes[name]
 
 
-def _doing(noted: _Noted, *, present: bool, finished: bool, late: bool) -> Work:
-    if noted.refused:
+def _doing(record: _NodeRecord, *, present: bool, finished: bool, late: bool) -> Work:
+    if record.refused:
         return "refused"
     if finished:
         return "finished"
     if not present:
         return "absent"
-    return "late" if late and noted.doing != "sending" else noted.doing
+    return "late" if late and record.doing != "sending" else record.doing
 
 
 def _urgency(node: NodeState) -> tuple[bool, bool]:
     return (not node.awaited, not node.error)
 
 
-def _that_fit(nodes: list[NodeState]) -> list[NodeState]:
+def _select_fitting(nodes: list[NodeState]) -> list[NodeState]:
     """The first ones, up to a message's size."""
     room, count = _ROOM, 0
     for node in nodes:

@@ -131,7 +131,7 @@ class Head:
         spec = self._spec
         expected = [name for name in spec.sensors if name not in self._progress]
         late = time.monotonic() - self._gathered > spec.patience
-        sizes_known = self._members.keys() >= set(spec.sensors)  # since each sensor has told its columns
+        sizes_known = self._members.keys() >= set(spec.sensors)  # since each sensor has named its columns
         if expected and (spec.absent == "wait" or not late or not self._progress or not sizes_known):
             return
         if not self.round:  # until the first round is closed, a sensor may still come with other columns
@@ -220,15 +220,15 @@ class Head:
         """Send what the round trains with, open the next one, and train while the sensors do."""
         assert self._model
         model, spec, positions = self._model, self._spec, self._span
-        made = model.represent(round_, *positions, timing(spec.sensors, self._times.costs))
+        inputs = model.represent(round_, *positions, timing(spec.sensors, self._times.costs))
         frame = {"run": spec.run, "attempt": round_.attempt, "round": round_.round}
-        replies = [(name, encode_frame(each)) for name, each in model.replies(made, **frame)]
+        replies = [(name, encode_frame(each)) for name, each in model.replies(inputs, **frame)]
         self._connection.send_replies(replies)
-        seconds = self._times.close_round(made.iterations, time.monotonic())
+        seconds = self._times.close_round(inputs.iterations, time.monotonic())
         self._previous, self._open = (round_, positions, replies), None
         if round_.round != self._rounds:
             self._open_round(round_.round + 1)
-        closed = model.train(made, round_, positions, seconds, self._times.costs)
+        closed = model.train(inputs, round_, positions, seconds, self._times.costs)
         self._paused, self._loss = False, closed.loss
         self._tracker.record_round(closed)
         if self.is_over:
@@ -350,7 +350,7 @@ class Head:
             self._send_missed_round(sensor, self._model.round - theirs.round)
         if self.is_over and (theirs.round == self.round or self._spec.absent != "wait"):
             session = self._membership.session(sensor)
-            if session:  # told to it alone: a retained end may be played back later
+            if session:  # sent to it alone: a retained end could be replayed later
                 self._connection.send(sensor, Finished(session=session, run=self._spec.run))
 
     def _send_missed_round(self, sensor: str, behind: int) -> None:

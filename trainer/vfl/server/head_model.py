@@ -31,7 +31,7 @@ class Deploy(Protocol):
         """`embeddings` [N, D_k] are denoised; there will be no other model after the `last` one."""
 
 
-class Represent(NamedTuple):
+class RoundInputs(NamedTuple):
     """What a round trains with."""
 
     phi: Representation
@@ -61,8 +61,8 @@ class HeadModel:
         self._checkpoints = Checkpoints(folder / spec.run)
         self._decide = make_policy(spec.policy, spec.iterations, len(spec.sensors), warn)
         self._deploy, self._warn = deploy, warn
-        self._seen: tuple[Tensor, ...] = ()  # embeddings of the last round, denoised
-        self._facts: list[ClosedRound] = []  # that are not on the disk yet
+        self._embeddings: tuple[Tensor, ...] = ()  # embeddings of the last round, denoised
+        self._closed: list[ClosedRound] = []  # that are not on the disk yet
         self.round = 0
         self.restore(max(self._checkpoints.rounds))
 
@@ -74,7 +74,7 @@ class HeadModel:
     def restore(self, round_: int) -> None:
         """Go back to the end of a round; what came after it is void."""
         self._checkpoints.drop(round_ + 1)
-        self._facts = [each for each in self._facts if each.round <= round_]
+        self._closed = [each for each in self._closed if each.round <= round_]
         spec, sizes = self.spec, list(self.sizes.values())
         self.head = Head(sizes, len(spec.classes), spec.denoising, spec.recipe, spec.seed)
         self.absence = make_rule(spec.absent, sizes)
@@ -86,7 +86,7 @@ class HeadModel:
             if self.absence:
                 self.absence.restore(strip_prefix("absence.", state))
 
-    def represent(self, collecting: OpenRound, first: int, last: int, timing: Timing) -> Represent:
+    def represent(self, collecting: OpenRound, first: int, last: int, timing: Timing) -> RoundInputs:
         """What the round trains with, made of what has arrived. Sensors without products take no local iterations.
 
         Raises:
@@ -102,7 +102,7 @@ class HeadModel:
             raise diverged_error("the head")
         decided = self._decide(timing, collecting.round)
         iterations = tuple((decided * present.any(0).numpy()).tolist())
-        return Represent(phi, labels, iterations)
+        return RoundInputs(phi, labels, iterations)
 
     def _denoise(self, collecting: OpenRound, received: Sequence[Tensor], whole: Tensor) -> None:
         """Let the denoiser learn from the products [N] of which every sensor has sent both copies."""
@@ -115,20 +115,20 @@ class HeadModel:
         if round_ == settings.rounds and self.head.denoiser.plain_layers(0) is None:
             self._warn("the denoiser has learnt nothing: in its rounds no product had embeddings of all sensors")
 
-    def replies(self, made: Represent, **frame: Any) -> Iterator[tuple[str | None, Represented | Graded]]:
+    def replies(self, inputs: RoundInputs, **frame: Any) -> Iterator[tuple[str | None, Represented | Graded]]:
         """The frames of a round's reply, and the sensor that each is for; None: for all."""
         if self.spec.labels == "shared":
-            for each in tensor_frames.representation_frames(made.phi, made.labels, made.iterations, **frame):
+            for each in tensor_frames.representation_frames(inputs.phi, inputs.labels, inputs.iterations, **frame):
                 yield None, each
             return
-        grades = zip(self.head.gradients(made.phi, made.labels), self.head.curvatures(made.phi), strict=True)
-        for name, grade, steps in zip(self.spec.sensors, grades, made.iterations, strict=True):
+        grades = zip(self.head.gradients(inputs.phi, inputs.labels), self.head.curvatures(inputs.phi), strict=True)
+        for name, grade, steps in zip(self.spec.sensors, grades, inputs.iterations, strict=True):
             for part in tensor_frames.gradient_frames(*grade, steps, **frame):
                 yield name, part
 
     def train(
         self,
-        made: Represent,
+        inputs: RoundInputs,
         round_: OpenRound,
         positions: tuple[int, int],
         seconds: float,
@@ -138,39 +138,39 @@ class HeadModel:
 
         `seconds` the round took, and `costs` (collection, communication, iteration) are those of its sensors.
         """
-        loss = torch.nn.functional.cross_entropy(self.head.logits(made.phi.embeddings), made.labels).item()
-        self.head.train(made.phi, made.labels, max(made.iterations), round_.round)
+        loss = torch.nn.functional.cross_entropy(self.head.logits(inputs.phi.embeddings), inputs.labels).item()
+        self.head.train(inputs.phi, inputs.labels, max(inputs.iterations), round_.round)
         collection, communication, iteration = (
             {name: costs[name][which] for name in round_.arrived} for which in range(3)
         )
-        fact = ClosedRound(
+        closed = ClosedRound(
             round=round_.round,
             attempt=round_.attempt,
             first=positions[0],
             last=positions[1],
-            iterations=made.iterations,
+            iterations=inputs.iterations,
             loss=loss,
             seconds=seconds,
             collection=collection,
             communication=communication,
             iteration=iteration,
         )
-        self.round, self._seen = fact.round, made.phi.embeddings
-        self._facts.append(fact)
+        self.round, self._embeddings = closed.round, inputs.phi.embeddings
+        self._closed.append(closed)
         if self.round % self.spec.commit == 0:
             self.commit()
             self.deploy(last=False)
-        return fact
+        return closed
 
     def deploy(self, *, last: bool) -> None:
         """Deploy the model as it is; `last`: there will be no other."""
-        if self._seen:
-            self._deploy(self.spec, self.round, self.head, self._seen, last=last)
+        if self._embeddings:
+            self._deploy(self.spec, self.round, self.head, self._embeddings, last=last)
 
     def commit(self) -> None:
         """Save the closed rounds and a checkpoint, unless it exists already."""
-        self._journal.close_rounds(self.spec.run, self._facts)
-        self._facts.clear()
+        self._journal.close_rounds(self.spec.run, self._closed)
+        self._closed.clear()
         if self.round not in self._checkpoints.rounds:
             parts = {
                 "head.": self.head.model.state_dict(),
@@ -181,7 +181,7 @@ class HeadModel:
             self._checkpoints.save(self.round, state)
 
 
-def timing(sensors: Sequence[str], told: Mapping[str, tuple[float, float, float]]) -> Timing:
+def timing(sensors: Sequence[str], times: Mapping[str, tuple[float, float, float]]) -> Timing:
     """Collection, communication and iteration of each sensor, seconds; zeros for one of which nothing is known."""
-    rows = np.array([told.get(name, (0.0, 0.0, 0.0)) for name in sensors])
+    rows = np.array([times.get(name, (0.0, 0.0, 0.0)) for name in sensors])
     return Timing(*rows.T)
