@@ -28,7 +28,7 @@ from export.vfl_graph import VflParityError, build_head_graph, build_sensor_grap
 from tests.support.provisioned_federation import make
 from tests.support.tiny_bundle import tiny_bundle
 from tests.support.vfl_models import COLUMNS, Learnt, rows
-from tests.support.vfl_runs import draw, left, line_spec, source
+from tests.support.vfl_runs import draw, left, source, vfl_spec
 from trainer.progress.events import ignore
 from trainer.vfl.algorithm import Head
 from trainer.vfl.client.session import take_part
@@ -196,7 +196,7 @@ def test_an_agent_that_decides_local_iterations_travels_with_the_head(tmp_path: 
 
 
 def test_a_line_that_trains_leaves_the_models_that_are_on_its_disks(tmp_path: Path) -> None:
-    spec, rounds, stop = line_spec(), 7, Event()  # no multiple of its commits
+    spec, rounds, stop = vfl_spec(), 7, Event()  # no multiple of its commits
     draw(tmp_path, 60, seed=2)
     with start_broker(tmp_path / "broker", kind="mosquitto") as broker, ThreadPoolExecutor() as threads:
         endpoint, folders = Endpoint.parse(broker.url), {name: tmp_path / name for name in ("head", *spec.sensors)}

@@ -1,4 +1,4 @@
-"""Lines for tests: what their sensors measure, as files that grow; their processes; the same line in this process."""
+"""VFL runs for tests: what sensors measure, as files that grow; their processes; the same run simulated."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ COLUMNS = ("force", "speed", "heat")
 
 
 class Plant:
-    """A line's data in `folder`: SENSOR.csv for each sensor, labels.csv for the head; each sees another side of it."""
+    """The data of a run in `folder`: SENSOR.csv for each sensor, each with other features; labels.csv for the head."""
 
     def __init__(self, folder: Path, sensors: Sequence[str], seed: int = 0):
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ class Plant:
 
 
 class Processes:
-    """The `edge-node` processes of a line in `folder`: its head and its sensors.
+    """The `edge-node` processes of a run in `folder`: its head and its sensors.
 
     `settings` are options of `vfl coordinate`; `kits` are each member's file and passphrase.
     """
@@ -113,7 +113,7 @@ class Processes:
 
 
 def simulated(spec: VflSpec, plant: Plant) -> Simulation:
-    """The line in this process, with the plant's products so far."""
+    """The run in this process, with the plant's products so far."""
     labels = Labels(plant.labels, spec.classes)
     labels.refresh()
     products = labels.products(0, labels.count)

@@ -1,9 +1,9 @@
-"""A line for long, under kill -9 and restarts of the broker: `python -m tests.support.soak_vfl` prints the outcome.
+"""A VFL run for long, under kill -9 and restarts of the broker: `python -m tests.support.soak_vfl` prints the outcome.
 
-A feeder appends products to the files of the sensors and the head while the line runs over a sliding window. In the
+A feeder appends products to the files of the sensors and the head while the run goes over a sliding window. In the
 first part of the rounds every process is killed again and again: half the time at random moments, else in the middle
 of a chosen step. In the rest only the broker is restarted, and memory is measured. In the end no round may be lost, all
-tensors must be those of the same line in one process, no kill may have cost more than `commit` rounds, and no process
+tensors must be those of the same run in one process, no kill may have cost more than `commit` rounds, and no process
 may have grown.
 """
 
@@ -57,7 +57,7 @@ class Kill(NamedTuple):
 
 
 class Soak:
-    """The line in `folder`, its feeder, and those who disturb it."""
+    """The run in `folder`, its feeder, and those who disturb it."""
 
     def __init__(self, folder: Path, rounds: int, kills: int, seed: int):
         self.rounds, self.kills, self.done = rounds, kills, list[Kill]()
@@ -182,7 +182,7 @@ class Soak:
         return grown
 
     def _differing(self) -> Iterator[str]:
-        """Tensors that are not those of the undisturbed line."""
+        """Tensors that are not those of the undisturbed run."""
         spec = VflSpec(
             federation="default", run="0" * 16, software="", sensors=SENSORS, network="dense", classes=CLASSES,
             window=Window(start=WINDOW, chunk=CHUNK, size=WINDOW), iterations=ITERATIONS, seed=self._seed,
@@ -200,7 +200,7 @@ class Soak:
             for tensor, value in model.state_dict().items():
                 ours = [each for key, each in kept.items() if key.endswith(tensor)]
                 if not any(torch.equal(each, value) for each in ours):
-                    yield f"{tensor} of {name} is not as in peace"
+                    yield f"{tensor} of {name} is not as undisturbed"
 
 
 def histogram(kills: Sequence[Kill]) -> list[str]:
@@ -239,7 +239,7 @@ def main() -> int:
     if failed:
         print(f"everything is kept in {folder}")
     else:
-        print("no round is lost, and all tensors are those of the line in peace, byte for byte")
+        print("no round is lost, and all tensors are those of an undisturbed run, byte for byte")
         shutil.rmtree(folder)
     return 1 if failed else 0
 

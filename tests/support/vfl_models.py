@@ -1,4 +1,4 @@
-"""A small line that has learnt a little, and the bundles of its members."""
+"""A small trained run, and the bundles of its members."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def rows(count: int, seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]:
 
 
 class Learnt:
-    """A line that has played some rounds, with what its sensors scale by."""
+    """A run that has played some rounds, with what its sensors scale by."""
 
     def __init__(self, rounds: int = 12, *, seed: int = 0, noise: bool = False, **changes: object):
         if noise:

@@ -1,4 +1,4 @@
-"""`edge-node` processes of a line that can be killed, and what they were doing then.
+"""`edge-node` processes of a VFL run that can be killed, and what they were doing then.
 
 Each notes its steps in a file that is mapped into memory: that costs next to nothing, and the kernel keeps the last
 note. Rounds that were learnt from are appended to a second file. A fork server starts the processes in milliseconds.

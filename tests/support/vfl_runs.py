@@ -1,4 +1,4 @@
-"""Lines for tests: their data as files, their processes, what they leave, and what a simulation leaves."""
+"""VFL runs for tests: their data as files, their sensors and head in threads, their checkpoints, and a simulation's."""
 
 import threading
 import time
@@ -25,11 +25,11 @@ COLUMNS = {"press": ("force", "speed"), "oven": ("heat",), "lamp": ("red", "gree
 CLASSES = ("good", "bad", "ugly")
 
 
-def line_spec(sensors: Sequence[str] = ("press", "oven"), **fields: Any) -> VflSpec:
-    """A small line."""
+def vfl_spec(sensors: Sequence[str] = ("press", "oven"), **fields: Any) -> VflSpec:
+    """A small vertical federation."""
     run = new_run_id()
     return VflSpec(
-        federation=f"line-{run}", run=run, software="test", sensors=tuple(sensors), network="dense", classes=CLASSES,
+        federation=f"vfl-{run}", run=run, software="test", sensors=tuple(sensors), network="dense", classes=CLASSES,
         **{"window": Window(start=20, chunk=4, size=24), "commit": 3, "patience": 1.0, "policy": "all"} | fields,
     )  # fmt: skip
 
@@ -71,7 +71,7 @@ def source(data: Path, sensor: str) -> RowFile:
 
 
 def simulated(spec: VflSpec, data: Path, rounds: int) -> dict[str, dict[str, bytes]]:
-    """The same line in this process: tensors of each party."""
+    """Simulation of the run in this process: tensors of each party."""
     labels = Labels(data / "labels.csv", spec.classes)
     labels.refresh()
     first = labels.products(0, spec.window.start)
@@ -90,7 +90,7 @@ def simulated(spec: VflSpec, data: Path, rounds: int) -> dict[str, dict[str, byt
 
 
 def left(spec: VflSpec, folder: Path, rounds: int) -> dict[str, dict[str, bytes]]:
-    """What the parties of a line have on their disks at the end of a round, likewise."""
+    """What head and sensors have on their disks at the end of a round, likewise."""
     found = {}
     for party in (*spec.sensors, "head"):
         [path] = (folder / party).glob(f"*/{rounds:012}.safetensors")
@@ -105,7 +105,7 @@ def _bytes(state: dict[str, torch.Tensor]) -> dict[str, bytes]:
 
 
 class Threads:
-    """The parties of a line in threads of this process: processes would above all import torch."""
+    """Head and sensors in threads of this process: processes would above all import torch."""
 
     def __init__(self, spec: VflSpec, broker: str | Mapping[str, Endpoint], data: Path, folder: Path, rounds: int):
         """At a broker's URL, or where each party has an endpoint of its own."""
@@ -165,7 +165,7 @@ class Threads:
         self.until(lambda: all(written(self.folder / party) >= round_ for party in self._jobs))
 
     def end(self, seconds: float = 40) -> None:
-        """Wait until the line has ended for all."""
+        """Wait until the run has ended for all."""
         self.until(lambda: all(job.done() for job in self._jobs.values()), seconds)
         reached = {party: job.result() for party, job in self._jobs.items()}
         assert reached == {each: self._rounds if each == "head" else (self._rounds, True) for each in reached}
@@ -182,7 +182,7 @@ def written(state: Path) -> int:
 
 
 def in_threads(spec: VflSpec, url: str, data: Path, folder: Path, rounds: int) -> Threads:
-    """Play a line over a broker to its end."""
+    """Play a run over a broker to its end."""
     with Threads(spec, url, data, folder, rounds) as line:
         line.start("head", *spec.sensors)
         line.end()

@@ -69,7 +69,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return Trained(ppo.Agent.load(path.with_suffix(".zip"), device="cpu"), path, result.stdout)
 
 
-def line_spec(**fields: object) -> VflSpec:
+def vfl_spec(**fields: object) -> VflSpec:
     return VflSpec(
         federation="f", software="s", sensors=("a", "b"), network="dense", classes=("good", "bad"),
         window=Window(start=100, chunk=10, size=100), recipe=Recipe(eta=0.1), seed=1, **fields,
@@ -141,7 +141,7 @@ def test_measured_rounds_are_drawn_whole() -> None:
 
 def test_a_head_s_journal_gives_its_rounds_with_all_sensors(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    journal.begin(line_spec(run=RUN))
+    journal.begin(vfl_spec(run=RUN))
     rounds = [closed_round(number, (2, 0) if number % 4 == 0 else (2, 1)) for number in range(1, 41)]
     journal.close_rounds(RUN, rounds[:20])
     with pytest.raises(UsageError, match="14 rounds with all sensors"):
@@ -181,7 +181,7 @@ def test_a_real_line_teaches_the_environment_as_a_surrogate_does() -> None:
     samples = torch.randn(600, 6, generator=random)
     labels = (samples.sum(1) > 0).long()
     parts = (samples[:, :3], samples[:, 3:])
-    spec = line_spec(run=RUN)
+    spec = vfl_spec(run=RUN)
     stream = Stream(tuple(part[:500] for part in parts), labels[:500])
     held_out = [part[500:] for part in parts], labels[500:]
     source = SimulatedTimings(2)

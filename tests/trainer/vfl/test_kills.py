@@ -12,7 +12,7 @@ import pytest
 from broker_config.broker.embedded import start_broker
 from edge.cli.main import main
 from tests.support.vfl_processes import FORK
-from tests.support.vfl_runs import CLASSES, COLUMNS, draw, feed, left, line_spec, simulated, written
+from tests.support.vfl_runs import CLASSES, COLUMNS, draw, feed, left, simulated, vfl_spec, written
 
 SENSORS = ("press", "oven")
 
@@ -96,7 +96,7 @@ def broker(tmp_path: Path) -> Iterator[str]:
 def test_a_sensor_and_the_head_that_are_killed_change_no_byte(broker: str, tmp_path: Path) -> None:
     """With products that arrive while the line runs; each kill costs rounds that are replayed."""
     whole, data, seed = tmp_path / "whole", tmp_path / "data", 5
-    spec = line_spec(SENSORS, seed=seed)
+    spec = vfl_spec(SENSORS, seed=seed)
     draw(whole, spec.window.span(20)[1], seed)
     feed(whole, data, spec.window.span(8)[1])
     line = Processes(broker, tmp_path, data, seed, "--rounds", 20)

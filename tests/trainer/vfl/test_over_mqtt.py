@@ -31,9 +31,9 @@ from tests.support.vfl_runs import (
     feed,
     in_threads,
     left,
-    line_spec,
     simulated,
     source,
+    vfl_spec,
     written,
 )
 from trainer import progress
@@ -66,7 +66,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_a_line_over_a_broker_ends_with_the_same_bytes_as_the_simulation(
     seed: int, settings: dict[str, Any], broker: str, tmp_path: Path
 ) -> None:
-    spec = line_spec(("press", "oven", "lamp"), seed=seed, **settings)
+    spec = vfl_spec(("press", "oven", "lamp"), seed=seed, **settings)
     draw(tmp_path / "data", 100, seed)
     in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=7)
     assert left(spec, tmp_path, 7) == simulated(spec, tmp_path / "data", 7)
@@ -84,7 +84,7 @@ def test_frames_that_are_lost_are_asked_for_again_and_change_no_byte(
 
     monkeypatch.setattr(HeadConnection, "publish_frame", lossy)
     monkeypatch.setattr(response_times, "_AGAIN", 0.05)
-    spec = line_spec(seed=4)
+    spec = vfl_spec(seed=4)
     draw(tmp_path / "data", 100, 4)
     in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=7)
     assert left(spec, tmp_path, 7) == simulated(spec, tmp_path / "data", 7)
@@ -94,7 +94,7 @@ def test_frames_that_are_lost_are_asked_for_again_and_change_no_byte(
 def test_a_line_that_need_not_wait_goes_on_without_a_sensor_and_takes_it_back(
     rule: str, broker: str, tmp_path: Path
 ) -> None:
-    spec = line_spec(("press", "oven", "lamp"), absent=rule, patience=0.3)
+    spec = vfl_spec(("press", "oven", "lamp"), absent=rule, patience=0.3)
     whole, data = tmp_path / "whole", tmp_path / "data"
     draw(whole, spec.window.span(18)[1], 6)
     feed(whole, data, spec.window.span(6)[1])
@@ -114,7 +114,7 @@ def test_a_line_that_need_not_wait_goes_on_without_a_sensor_and_takes_it_back(
 
 
 def test_a_product_that_a_sensor_has_not_seen_holds_up_one_round_only(broker: str, tmp_path: Path) -> None:
-    spec = line_spec(absent="last", patience=0.8)
+    spec = vfl_spec(absent="last", patience=0.8)
     draw(tmp_path / "data", 100, 7)
     oven = tmp_path / "data" / "oven.csv"
     rows = oven.read_text().splitlines(keepends=True)
@@ -126,7 +126,7 @@ def test_a_product_that_a_sensor_has_not_seen_holds_up_one_round_only(broker: st
 
 
 def test_a_second_head_and_a_second_sensor_of_one_name_are_turned_away(broker: str, tmp_path: Path) -> None:
-    spec = line_spec()
+    spec = vfl_spec()
     draw(tmp_path / "data", 40, 8)
     with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as line:
         line.start("head", *spec.sensors)
@@ -150,7 +150,7 @@ def test_a_second_head_and_a_second_sensor_of_one_name_are_turned_away(broker: s
 
 def test_a_sensor_that_lies_is_named_and_refused_and_the_line_goes_on_without_it(broker: str, tmp_path: Path) -> None:
     """Somebody else's sensor, who sends what is no number."""
-    spec = line_spec(absent="last", patience=0.3)
+    spec = vfl_spec(absent="last", patience=0.3)
     draw(tmp_path / "data", 60, 9)
     inbox: queue.Queue[Any] = queue.Queue()
     mqtt = MqttClient(Endpoint.parse(broker), "liar", inbox=inbox, persistent=False)
@@ -182,7 +182,7 @@ def test_a_sensor_that_joins_a_line_that_is_over_serves_its_model_and_waits_for_
     broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "_ALONE", 1.0)
-    spec = line_spec()
+    spec = vfl_spec()
     draw(tmp_path / "data", 100, 9)
     in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=4)
     told: list[progress.AnyEvent] = []
@@ -198,7 +198,7 @@ def test_a_sensor_that_joins_a_line_that_is_over_serves_its_model_and_waits_for_
 
 
 def test_a_sensor_that_has_no_rows_yet_takes_part_and_starts_again(broker: str, tmp_path: Path) -> None:
-    spec = line_spec(absent="last", patience=0.3)
+    spec = vfl_spec(absent="last", patience=0.3)
     draw(tmp_path / "data", 100, 10)
     (tmp_path / "data" / "oven.csv").write_text("product,heat\n")
     with Threads(spec, broker, tmp_path / "data", tmp_path, 7) as line:
@@ -213,7 +213,7 @@ def test_a_sensor_that_has_no_rows_yet_takes_part_and_starts_again(broker: str, 
 
 def test_a_sensor_that_says_the_same_again_and_again_is_not_waited_for(broker: str, tmp_path: Path) -> None:
     """Somebody else's sensor, who never gets beyond its first row."""
-    spec = line_spec(absent="last", patience=0.3)
+    spec = vfl_spec(absent="last", patience=0.3)
     draw(tmp_path / "data", 60, 10)
     with (
         Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as line,
@@ -237,7 +237,7 @@ def test_a_sensor_that_says_the_same_again_and_again_is_not_waited_for(broker: s
 
 def test_an_older_spec_that_is_said_again_ends_no_sensor(broker: str, tmp_path: Path) -> None:
     """A broker has kept what the head has signed."""
-    spec = line_spec()
+    spec = vfl_spec()
     draw(tmp_path / "data", spec.window.span(9)[1], 11)
     feed(tmp_path / "data", tmp_path / "grown", spec.window.span(3)[1])
     mqtt = MqttClient(Endpoint.parse(broker), "echo", inbox=queue.Queue(), persistent=False)
@@ -253,7 +253,7 @@ def test_an_older_spec_that_is_said_again_ends_no_sensor(broker: str, tmp_path: 
 
 def test_an_old_end_of_the_line_that_is_said_again_ends_no_sensor(broker: str, tmp_path: Path) -> None:
     """As above: once the line had three rounds only."""
-    spec = line_spec(absent="last", patience=5.0)
+    spec = vfl_spec(absent="last", patience=5.0)
     draw(tmp_path / "data", spec.window.span(9)[1], 13)
     feed(tmp_path / "data", tmp_path / "grown", spec.window.span(6)[1])
     mqtt = MqttClient(Endpoint.parse(broker), "echo", inbox=queue.Queue(), persistent=False)
@@ -269,7 +269,7 @@ def test_an_old_end_of_the_line_that_is_said_again_ends_no_sensor(broker: str, t
 def test_while_a_product_is_late_a_sensor_only_looks_for_news(
     broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = line_spec(patience=0.1)
+    spec = vfl_spec(patience=0.1)
     draw(tmp_path / "data", 60, 14)
     oven = tmp_path / "data" / "oven.csv"
     *rows, last = oven.read_text().splitlines(keepends=True)[: spec.window.span(2)[1] + 1]
@@ -298,7 +298,7 @@ def test_of_two_processes_of_one_sensor_one_gives_way_and_says_why(
 ) -> None:
     """With a broker that does not say why it closes a connection."""
     monkeypatch.setattr(collision, "_REPEATED", 2)
-    spec = line_spec()
+    spec = vfl_spec()
     draw(tmp_path / "data", 60, 15)
     lost = threading.Event()
 
@@ -320,7 +320,7 @@ def test_of_two_processes_of_one_sensor_one_gives_way_and_says_why(
 def test_a_sensor_comes_with_the_columns_that_it_has_learnt_from_once_it_has_learnt(
     broker: str, tmp_path: Path
 ) -> None:
-    spec = line_spec()
+    spec = vfl_spec()
     draw(tmp_path / "data", 100, 11)
     press = source(tmp_path / "data", "press")
     with Threads(spec, broker, tmp_path / "data", tmp_path, 4) as line:
@@ -340,7 +340,7 @@ def test_a_sensor_comes_with_the_columns_that_it_has_learnt_from_once_it_has_lea
 @pytest.mark.parametrize("lacking", ["p5,", "p"], ids=["one product", "all products"])
 def test_the_denoiser_learns_from_the_products_that_all_sensors_have(lacking: str, broker: str, tmp_path: Path) -> None:
     channel, denoising = Channel(levels=3), Denoising(rounds=3, epochs=2)
-    spec = line_spec(absent="last", patience=0.3, channel=channel, denoising=denoising)
+    spec = vfl_spec(absent="last", patience=0.3, channel=channel, denoising=denoising)
     draw(tmp_path / "data", 60, 12)
     oven = tmp_path / "data" / "oven.csv"
     oven.write_text("".join(row for row in oven.read_text().splitlines(True) if not row.startswith(lacking)))

@@ -16,7 +16,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.errors import BrokerError, UsageError
 from edge.vfl.sensor_rows import RowFile
 from tests.support.provisioned_federation import guarded
-from tests.support.vfl_runs import Threads, draw, in_threads, line_spec, source
+from tests.support.vfl_runs import Threads, draw, in_threads, source, vfl_spec
 from trainer import progress
 from trainer.vfl.client import session
 from trainer.vfl.client.discovery import find_spec, join
@@ -34,7 +34,7 @@ def test_a_line_says_that_it_is_finished_and_when_it_is_started_again_that_all_i
     broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "_ALONE", 0.5)
-    spec = line_spec()
+    spec = vfl_spec()
     draw(tmp_path / "data", 60, 1)
     line = in_threads(spec, broker, tmp_path / "data", tmp_path, 4)
     assert "finished: 4 rounds, loss " in line.said("head")
@@ -51,7 +51,7 @@ def test_a_head_that_was_killed_after_the_last_round_ends_though_its_sensors_hav
     broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head, "_LINGER", 1.0)
-    spec = line_spec()
+    spec = vfl_spec()
     draw(tmp_path / "data", 60, 6)
     in_threads(spec, broker, tmp_path / "data", tmp_path, 4)
     ended = tmp_path / "head" / spec.run / "ended"
@@ -66,7 +66,7 @@ def test_a_head_that_was_killed_after_the_last_round_ends_though_its_sensors_hav
 def test_settings_can_be_changed_until_something_was_learnt_and_no_line_is_left_behind(
     broker: str, tmp_path: Path
 ) -> None:
-    spec = line_spec()
+    spec = vfl_spec()
     draw(tmp_path / "data", 60, 2)
     for seed in (1, 2):
         with Threads(
@@ -79,7 +79,7 @@ def test_settings_can_be_changed_until_something_was_learnt_and_no_line_is_left_
 
 
 def test_a_sensor_that_has_learnt_nothing_takes_up_a_new_run_by_itself(broker: str, tmp_path: Path) -> None:
-    spec, data = line_spec(), tmp_path / "data"
+    spec, data = vfl_spec(), tmp_path / "data"
     draw(data, 60, 3)
     events: list[progress.AnyEvent] = []
     stop = threading.Event()
@@ -99,7 +99,7 @@ def test_a_sensor_that_has_learnt_nothing_takes_up_a_new_run_by_itself(broker: s
 
 
 def test_only_lines_with_a_head_count_and_others_are_named(broker: str, tmp_path: Path) -> None:
-    spec = line_spec()
+    spec = vfl_spec()
     draw(tmp_path / "data", 60, 4)
     in_threads(spec, broker, tmp_path / "data", tmp_path, 2)
     told: list[progress.AnyEvent] = []
@@ -123,7 +123,7 @@ def test_a_file_that_cannot_be_used_is_found_before_anybody_is_waited_for(tmp_pa
 
 
 def test_what_a_sensor_lacks_is_said_by_the_head_too(broker: str, tmp_path: Path) -> None:
-    spec, data = line_spec(cycles=3, patience=0.2), tmp_path / "data"
+    spec, data = vfl_spec(cycles=3, patience=0.2), tmp_path / "data"
     draw(data, 60, 5)
     with Threads(spec, broker, data, tmp_path, 4) as line:
         line.start("head", *spec.sensors)
@@ -132,7 +132,7 @@ def test_what_a_sensor_lacks_is_said_by_the_head_too(broker: str, tmp_path: Path
 
 
 def test_a_broker_forgets_a_line_that_nobody_runs_any_more_and_no_other(broker: str, tmp_path: Path) -> None:
-    spec, endpoint = line_spec(), Endpoint.parse(broker)
+    spec, endpoint = vfl_spec(), Endpoint.parse(broker)
     draw(tmp_path / "data", 60, 7)
     kept = read_retained(endpoint, ["#"], 1.0)
     with Threads(spec, broker, tmp_path / "data", tmp_path, 2) as line:
@@ -150,7 +150,7 @@ def test_a_broker_forgets_a_line_that_nobody_runs_any_more_and_no_other(broker: 
 
 def test_with_kits_the_head_forgets_all_but_how_its_sensors_said_they_are(tmp_path: Path) -> None:
     """Nobody but they may write there."""
-    spec = line_spec()
+    spec = vfl_spec()
     draw(tmp_path / "data", 60, 8)
     with (
         tempfile.TemporaryDirectory() as passable,  # pytest's folders are closed to the user mosquitto

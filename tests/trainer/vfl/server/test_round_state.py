@@ -17,7 +17,7 @@ from broker_config.protocol.codec import DecodeError, decode, decode_any, encode
 from broker_config.protocol.errors import PeerError
 from broker_config.protocol.frames import PART, Embeddings, Graded, Opened, Represented, decode_frame, encode_frame
 from broker_config.protocol.vfl_messages import Recipe
-from tests.support.vfl_runs import line_spec
+from tests.support.vfl_runs import vfl_spec
 from trainer.vfl import tensor_frames
 from trainer.vfl.algorithm import Representation, Sensor
 from trainer.vfl.checkpoint import Checkpoints
@@ -408,7 +408,7 @@ def test_the_first_version_s_frames_decode_for_ever(frame: frames.AnyFrame) -> N
 
 
 def test_the_journal_keeps_a_round_whose_loss_was_not_finite(tmp_path: Path) -> None:
-    spec, journal = line_spec(), Journal(tmp_path)
+    spec, journal = vfl_spec(), Journal(tmp_path)
     with closing(journal):
         journal.begin(spec)
         journal.close_rounds(spec.run, [ClosedRound(

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from broker_config.protocol.errors import UsageError
 from edge.cli.main import app
-from tests.support.vfl_runs import line_spec
+from tests.support.vfl_runs import vfl_spec
 from trainer.vfl.server import spec
 
 
@@ -22,9 +22,9 @@ from trainer.vfl.server import spec
     ],
 )
 def test_what_cannot_be_is_refused_before_a_run_begins(asked: dict[str, Any], complaint: str) -> None:
-    spec.validate(line_spec())
+    spec.validate(vfl_spec())
     with pytest.raises(UsageError, match=complaint):
-        spec.validate(replace(line_spec(), **asked))
+        spec.validate(replace(vfl_spec(), **asked))
 
 
 def test_a_deadline_is_a_finite_number_of_seconds() -> None:
