@@ -51,8 +51,11 @@ class Experiment(Generic[O, C, F]):
         return self._grid.inputs(cells)
 
     def finished(self) -> dict[str, F]:
-        """All that is finished in the store, by key."""
-        return self._records.by_key()
+        """All that is finished in the store, by key; of equal keys the first."""
+        found: dict[str, F] = {}
+        for each in self._records:
+            found.setdefault(each.key, each)
+        return found
 
     def missing(self) -> list[C]:
         """The cells that are not finished."""

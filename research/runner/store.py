@@ -1,10 +1,10 @@
-"""Finished cells as JSON lines, in files that git merges and that a kill at any time leaves usable."""
+"""Records of finished runs as JSON lines, in files that git merges and that a kill at any time leaves usable."""
 
 import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -14,16 +14,7 @@ from broker_config.storage.disk import writing
 _ATTRIBUTES = "*.jsonl merge=union\n"  # git keeps the lines of both sides
 
 
-class Keyed(Protocol):
-    """A record of a run that a key identifies."""
-
-    @property
-    def key(self) -> str:
-        """What the run depends on, hashed."""
-        ...
-
-
-R = TypeVar("R", bound=Keyed)
+R = TypeVar("R")
 
 
 class Records(Generic[R]):
@@ -42,13 +33,6 @@ class Records(Generic[R]):
                 yield msgspec.json.decode(line, type=self._kind)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise UsageError(f"{self._path} is damaged in line {number}: {error}", "remove that line") from error
-
-    def by_key(self) -> dict[str, R]:
-        """All of them by key, of equal keys the first; UsageError if a line is damaged."""
-        found: dict[str, R] = {}
-        for each in self:
-            found.setdefault(each.key, each)
-        return found
 
     def add(self, record: R) -> None:
         """Append a record; it is on the disk when this returns. EdgeNodeError if the disk does not take it."""

@@ -31,6 +31,7 @@ import torch
 
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Spec
+from research.runner.store import Records
 from trainer.data import class_folders
 from trainer.data.class_folders import Catalogue, Images, LabelledImages
 from trainer.data.partition import Scheme, Share
@@ -70,7 +71,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     partition: str = "iid"
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class Result(msgspec.Struct, frozen=True, kw_only=True):
     """What a federation reached: of each node that is honest in all trials of this many liars. Empty: it diverged."""
 
     trial: Trial
@@ -79,7 +80,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-def run(trial: Trial, shares: Sequence[Share], classes: Sequence[str]) -> Line:
+def run(trial: Trial, shares: Sequence[Share], classes: Sequence[str]) -> Result:
     """Simulate a federation."""
     images = {
         share.node: Images(*(class_folders.load(part, classes, SIZE) for part in (share.train, share.test)))
@@ -108,7 +109,7 @@ def run(trial: Trial, shares: Sequence[Share], classes: Sequence[str]) -> Line:
     except EdgeNodeError:
         models = {}
     tests = {node: images[node].test for node in honest}
-    return Line(
+    return Result(
         trial=trial,
         accuracy=[round(models[node].facts.metrics["accuracy"], 4) for node in honest if models],
         success=[round(fooled(models[node], spec, tests[node]), 4) for node in honest if models],
@@ -152,7 +153,7 @@ def fooled(model: Personal, spec: Spec, test: LabelledImages | None) -> float:
     return float((logits.argmax(1) == TARGET).mean())
 
 
-Known = Mapping[tuple[Attack, Rule, int], Line]
+Known = Mapping[tuple[Attack, Rule, int], Result]
 """By attack, rule and seed."""
 
 Update = Callable[[np.ndarray, np.ndarray, np.random.Generator], np.ndarray]
@@ -206,12 +207,6 @@ def trials(asked: argparse.Namespace) -> Iterable[Trial]:
             )  # fmt: skip
 
 
-def read(file: Path) -> list[Line]:
-    """The finished federations; one whose writing was cut off counts as not finished."""
-    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-    return [msgspec.json.decode(line, type=Line) for line in lines if line.endswith(b"\n")]
-
-
 def main() -> None:
     """Run what is missing, or print tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -232,30 +227,29 @@ def main() -> None:
     parser.add_argument("--partition", choices=("iid", "disjoint"), default="iid")
     asked = parser.parse_args()
     if asked.table:
-        print(tables(read(asked.out)))
+        print(tables(list(Records(asked.out, Result))))
         return
     torch.set_num_threads(1)
     catalogue = class_folders.scan(asked.folder)
-    finished = {line.trial for line in read(asked.out)}
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    records = Records(asked.out, Result)
+    finished = {result.trial for result in records}
     for trial in trials(asked):
         if trial not in finished:
-            line = run(trial, deal(trial, catalogue), catalogue.classes)
-            with asked.out.open("ab") as file:
-                file.write(msgspec.json.encode(line) + b"\n")
-            print(f"{trial.attack}, {trial.rule}, seed {trial.seed}: {_told(line)}", flush=True)
+            result = run(trial, deal(trial, catalogue), catalogue.classes)
+            records.add(result)
+            print(f"{trial.attack}, {trial.rule}, seed {trial.seed}: {_told(result)}", flush=True)
 
 
-def tables(lines: Sequence[Line]) -> str:
+def tables(lines: Sequence[Result]) -> str:
     """A Markdown table for each method, pool, partition and number of nodes and liars."""
-    groups: dict[tuple[str, str, str, int, int], list[Line]] = defaultdict(list)
+    groups: dict[tuple[str, str, str, int, int], list[Result]] = defaultdict(list)
     for line in lines:
         trial = line.trial
         groups[trial.method, trial.pool, trial.partition, trial.nodes, trial.liars].append(line)
     return "\n\n".join(_table(*key, group) for key, group in sorted(groups.items()))
 
 
-def _table(method: str, pool: str, partition: str, nodes: int, liars: int, lines: Sequence[Line]) -> str:
+def _table(method: str, pool: str, partition: str, nodes: int, liars: int, lines: Sequence[Result]) -> str:
     known = {(line.trial.attack, line.trial.rule, line.trial.seed): line for line in lines}
     rules = [rule for rule in RULES if rule in {rule for _, rule, _ in known}]
     rows = [["attack", *rules], ["---"] * (1 + len(rules))]
@@ -290,7 +284,7 @@ def _percent(shares: Sequence[float]) -> float:
     return float(100 * np.mean(shares)) if shares else 0.0
 
 
-def _told(line: Line) -> str:
+def _told(line: Result) -> str:
     if not line.accuracy:
         return "diverged"
     return f"{100 * np.mean(line.accuracy):.1f} %, backdoor {100 * np.mean(line.success):.1f} %, {line.seconds:.0f} s"

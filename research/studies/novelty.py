@@ -41,6 +41,7 @@ from sklearn.metrics import roc_auc_score
 from broker_config.protocol.messages import Spec
 from edge.uncertainty.reference import LEAST, Reference, disagreement
 from export.calibration import softmax, temperature
+from research.runner.store import Records
 from trainer.data import class_folders
 from trainer.data.class_folders import Catalogue, Images, LabelledImages
 from trainer.data.partition import Scheme, pool
@@ -83,7 +84,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     caught: float
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class Result(msgspec.Struct, frozen=True, kw_only=True):
     """What a federation showed: by kind of unknown images and score, for each node that could be measured."""
 
     trial: Trial
@@ -113,7 +114,7 @@ class Node(NamedTuple):
     unknown: dict[str, Seen]
 
 
-def run(trial: Trial, weights: str, catalogue: Catalogue, other: Catalogue) -> Line:
+def run(trial: Trial, weights: str, catalogue: Catalogue, other: Catalogue) -> Result:
     """Simulate a federation and measure its nodes."""
     started = time.monotonic()
     nodes, accuracy = observe(trial, weights, catalogue, other)
@@ -122,7 +123,7 @@ def run(trial: Trial, weights: str, catalogue: Catalogue, other: Catalogue) -> L
         for kind, scores in measure(node).items():
             for name, found in scores.items():
                 figures[kind][name].append(found)
-    return Line(trial=trial, accuracy=accuracy, figures=figures, seconds=round(time.monotonic() - started, 1))
+    return Result(trial=trial, accuracy=accuracy, figures=figures, seconds=round(time.monotonic() - started, 1))
 
 
 def observe(trial: Trial, weights: str, catalogue: Catalogue, other: Catalogue) -> tuple[list[Node], list[float]]:
@@ -287,12 +288,6 @@ def trials(asked: argparse.Namespace, classes: Sequence[str], weights: str) -> I
         )  # fmt: skip
 
 
-def read(file: Path) -> list[Line]:
-    """The finished federations; one whose writing was cut off counts as not finished."""
-    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-    return [msgspec.json.decode(line, type=Line) for line in lines if line.endswith(b"\n")]
-
-
 def main() -> None:
     """Run what is missing, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -312,32 +307,31 @@ def main() -> None:
     asked = parser.parse_args()
     if not asked.table:
         _run(asked)
-    print(tables(read(asked.out)))
+    print(tables(list(Records(asked.out, Result))))
 
 
 def _run(asked: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     catalogue, other = class_folders.scan(asked.folder), class_folders.scan(asked.other)
-    finished = {line.trial for line in read(asked.out)}
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    records = Records(asked.out, Result)
+    finished = {result.trial for result in records}
     for trial in trials(asked, catalogue.classes, Path(asked.weights).stem):
         if trial not in finished:
-            line = run(trial, asked.weights, catalogue, other)
-            with asked.out.open("ab") as file:
-                file.write(msgspec.json.encode(line) + b"\n")
+            result = run(trial, asked.weights, catalogue, other)
+            records.add(result)
             told = f"{trial.partition} without {trial.left_out}, seed {trial.seed}"
-            print(f"{told}: accuracy {np.mean(line.accuracy):.1%}, {line.seconds:.0f} s", flush=True)
+            print(f"{told}: accuracy {np.mean(result.accuracy):.1%}, {result.seconds:.0f} s", flush=True)
 
 
-def tables(lines: Sequence[Line]) -> str:
+def tables(lines: Sequence[Result]) -> str:
     """A Markdown table for each pool, partition and kind of weights; mean and standard deviation over federations."""
-    groups: dict[tuple[str, str, str], list[Line]] = defaultdict(list)
+    groups: dict[tuple[str, str, str], list[Result]] = defaultdict(list)
     for line in lines:
         groups[line.trial.pool, line.trial.partition, line.trial.weights].append(line)
     return "\n\n".join(_table(*key, group) for key, group in sorted(groups.items()))
 
 
-def _table(pool_: str, partition: str, weights: str, lines: Sequence[Line]) -> str:
+def _table(pool_: str, partition: str, weights: str, lines: Sequence[Result]) -> str:
     kinds = [kind for kind in lines[0].figures if all(kind in line.figures for line in lines)]
     rows = [["score", *(f"{kind}{figure}" for kind in kinds for figure in ("", ", caught"))]]
     rows.append(["---"] * len(rows[0]))

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from research.runner import style
-from research.studies.patch_leak import Leak, read
+from research.runner.store import Records
+from research.studies.patch_leak import Leak
 from trainer.methods.fedtfi.patch_protection import Protection
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("research/results/studies/patch_leak.svg"))
     given = parser.parse_args()
-    print(draw(read(given.file), given.out))
+    print(draw(Records(given.file, Leak), given.out))
 
 
 if __name__ == "__main__":

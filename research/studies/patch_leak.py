@@ -31,6 +31,7 @@ import torch
 
 from broker_config.protocol.messages import Spec
 from research.pretraining.texture_patterns import texture
+from research.runner.store import Records
 from research.studies import patch_inference as inference
 from research.studies import patch_inversion as inversion
 from research.studies.patch_inversion import Items, Plant
@@ -257,15 +258,10 @@ def asked_for(given: argparse.Namespace, name: str, seed: int) -> Iterator[Asked
     yield from (asked(knows, view) for view in get_args(View)[:-1] for knows in get_args(Knows))
 
 
-def read(file: Path) -> list[Leak]:
-    """The finished attacks; one whose writing was cut off counts as not finished."""
-    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-    return [msgspec.json.decode(line, type=Leak) for line in lines if line.endswith(b"\n")]
-
-
 def run(given: argparse.Namespace) -> Iterator[Leak]:
     """What is not in the file yet; each is written there before the next begins."""
-    finished = {each.asked for each in read(given.out)}
+    records = Records(given.out, Leak)
+    finished = {each.asked for each in records}
     pools: dict[str, Callable[[int], Pool]] = {"drawn": lambda seed: drawn(SIZE, seed)} if given.drawn else {}
     if given.kth:
         pools["kth"] = lambda seed: fabrics(given.kth, SIZE, seed)
@@ -281,8 +277,7 @@ def run(given: argparse.Namespace) -> Iterator[Leak]:
             plants = seen(pool, spec, broadcast)
             for asked in some:
                 leak = measured(plants, asked, accuracy)
-                with given.out.open("ab") as file:
-                    file.write(msgspec.json.encode(leak) + b"\n")
+                records.add(leak)
                 yield leak
 
 
@@ -300,9 +295,8 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.table:
-        print(table(read(given.out)))
+        print(table(list(Records(given.out, Leak))))
     else:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
         for leak in run(given):
             print(msgspec.json.encode(leak).decode() if given.json else told_of(leak), flush=True)
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 from rich.console import Console
@@ -25,6 +26,7 @@ from research.afedcl.run import run_cell
 from research.runner.experiment import Experiment
 from research.runner.processes import over_processes
 from research.runner.store import Records
+from tests.support.finished_cells import finished
 from tests.support.plants import CLASSES, draw
 from tests.support.research_command import research
 from trainer import progress
@@ -48,18 +50,18 @@ def order(images: Path, tmp_path: Path) -> AFedCLOrder:
 
 def everything(store: Path) -> dict[str, object]:
     """What a store holds, but how long it took."""
-    return {key: found.nodes for key, found in Records(store / "cells.jsonl", Finished).by_key().items()}
+    return {found.key: found.nodes for found in Records(store / "cells.jsonl", Finished)}
 
 
 def test_a_cell_reaches_what_simulate_does(order: AFedCLOrder, images: Path, tmp_path: Path) -> None:
     grid = Experiment(AFEDCL, order, progress.ignore)
     cell = grid.cells[0]
-    finished = run_cell(cell, grid.inputs([cell]))
+    result = run_cell(cell, grid.inputs([cell]))
     request = Request(cell.method, cell.options, "small", "none", 32, rounds=2, seed=cell.seed, evaluate_every=1)
     scheme = Scheme("disjoint", 5, 10, cell.seed)
     report = simulate_folder(request, [images], {}, scheme, None, progress.ignore)
-    assert [node.accuracy for node in finished.nodes] == [round(node.accuracy, 4) for node in report.nodes]
-    assert [node.history["L_D"][1] for node in finished.nodes] == [
+    assert [node.accuracy for node in result.nodes] == [round(node.accuracy, 4) for node in report.nodes]
+    assert [node.history["L_D"][1] for node in result.nodes] == [
         round(node.history[1]["L_D"], 4) for node in report.nodes
     ]
 
@@ -194,6 +196,14 @@ def test_the_events_count_and_estimate(order: AFedCLOrder) -> None:
     assert len([event for event in events if isinstance(event, progress.CellFinished)]) == 2
 
 
+def test_of_results_with_one_key_the_first_counts(order: AFedCLOrder) -> None:
+    for seconds in (1.0, 2.0):
+        result = msgspec.structs.replace(finished("local", 0.5), seconds=seconds)
+        Records(order.store / "cells.jsonl", Finished).add(result)
+    (only,) = Experiment(AFEDCL, order, progress.ignore).finished().values()
+    assert only.seconds == 1.0
+
+
 def test_of_what_is_not_finished_there_is_no_report(order: AFedCLOrder) -> None:
     assert Experiment(AFEDCL, order, progress.ignore).report(Console(quiet=True)) == []
     assert not order.store.exists()
@@ -242,8 +252,8 @@ def test_features_of_held_out_images_are_kept_in_two_dimensions(order: AFedCLOrd
     grid = Experiment(AFEDCL, order, progress.ignore)
     grid.run(progress.ignore)
     assert grid.finished().keys() == {cell.key for cell in grid.cells}
-    for finished in grid.finished().values():
-        for node, each in zip(finished.nodes, finished.embeddings, strict=True):
+    for result in grid.finished().values():
+        for node, each in zip(result.nodes, result.embeddings, strict=True):
             assert each.node == node.name
             assert len(each.points) == len(each.labels) == node.tested
             assert set(each.labels) == node.trained.keys()

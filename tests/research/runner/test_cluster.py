@@ -57,7 +57,9 @@ def test_a_cluster_reaches_what_this_machine_does(order: AFedCLOrder, tmp_path: 
     shutil.rmtree(order.data["neu"])
     there.inputs = lambda cells: inputs  # type: ignore[method-assign]  (decoded while the folder was there)
     assert there.run(progress.ignore) == []
-    here, found = (Records(tmp_path / name / "cells.jsonl", Finished).by_key() for name in ("here", "there"))
+    here, found = (
+        {each.key: each for each in Records(tmp_path / name / "cells.jsonl", Finished)} for name in ("here", "there")
+    )
     assert len(here) == 2
     assert {key: each.nodes for key, each in here.items()} == {key: each.nodes for key, each in found.items()}
 

@@ -33,11 +33,15 @@ def store(folder: Path) -> Records[Finished]:
     return Records(folder / "cells.jsonl", Finished)
 
 
+def keys(records: Records[Finished]) -> set[str]:
+    return {each.key for each in records}
+
+
 def test_what_is_added_is_found_by_anybody_who_looks(tmp_path: Path) -> None:
     first, second = finished(0), finished(1)
     store(tmp_path / "s").add(first)
     store(tmp_path / "s").add(second)
-    assert store(tmp_path / "s").by_key() == {first.key: first, second.key: second}
+    assert list(store(tmp_path / "s")) == [first, second]
 
 
 def test_a_key_is_that_of_the_cell_alone() -> None:
@@ -45,14 +49,7 @@ def test_a_key_is_that_of_the_cell_alone() -> None:
 
 
 def test_nothing_is_found_where_nothing_was_added(tmp_path: Path) -> None:
-    assert store(tmp_path / "nowhere").by_key() == {}
-
-
-def test_of_results_with_one_key_the_first_counts(tmp_path: Path) -> None:
-    for seconds in (1.0, 2.0):
-        store(tmp_path).add(finished(0, seconds))
-    (only,) = store(tmp_path).by_key().values()
-    assert only.seconds == 1.0
+    assert list(store(tmp_path / "nowhere")) == []
 
 
 @pytest.mark.parametrize("lost", [1, 20, 200])
@@ -61,9 +58,9 @@ def test_a_line_that_a_kill_has_torn_is_as_if_it_had_never_been(lost: int, tmp_p
     for seed in (0, 1):
         records.add(finished(seed))
     path.write_bytes(path.read_bytes()[:-lost])
-    assert records.by_key().keys() == {finished(0).key}
+    assert keys(records) == {finished(0).key}
     records.add(finished(2))
-    assert records.by_key().keys() == {finished(0).key, finished(2).key}
+    assert keys(records) == {finished(0).key, finished(2).key}
     assert path.read_bytes().count(b"\n") == 2
 
 
@@ -80,7 +77,7 @@ def test_several_processes_may_add_at_once(tmp_path: Path) -> None:
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0, 0]
-    assert store(tmp_path).by_key().keys() == {finished(seed).key for seed in range(300)}
+    assert keys(store(tmp_path)) == {finished(seed).key for seed in range(300)}
 
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
@@ -88,7 +85,7 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     with (tmp_path / "cells.jsonl").open("ab") as file:
         file.write(b"<<<<<<< HEAD\n")
     with pytest.raises(UsageError, match=r"cells\.jsonl is damaged in line 2"):
-        store(tmp_path).by_key()
+        list(store(tmp_path))
 
 
 def test_git_merges_what_two_machines_have_added(tmp_path: Path) -> None:
@@ -107,7 +104,7 @@ def test_git_merges_what_two_machines_have_added(tmp_path: Path) -> None:
     store(tmp_path).add(finished(2))
     git("commit", "-am", "three")
     git("merge", "other")
-    assert store(tmp_path).by_key().keys() == {finished(seed).key for seed in range(3)}
+    assert keys(store(tmp_path)) == {finished(seed).key for seed in range(3)}
 
 
 def test_a_disk_that_takes_nothing_is_named(tmp_path: Path) -> None:

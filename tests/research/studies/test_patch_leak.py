@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from research.runner.store import Records
 from research.studies import patch_inference as inference
 from research.studies import patch_inversion as inversion
 from research.studies import patch_leak
@@ -137,7 +138,7 @@ def test_a_table_has_the_means_over_seeds_and_a_line_that_was_cut_off_does_not_c
     ]  # fmt: skip
     file = tmp_path / "leak.jsonl"
     file.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines) + b'{"asked":')
-    assert patch_leak.read(file) == lines
+    assert list(Records(file, Leak)) == lines
     row = patch_leak.table(lines).splitlines()[-1]
     assert row.startswith("| kth | same | 3 | sent | noise=2 mix=4 | 10.5 | 9.0 | 0.50 | 0.40 |")
     assert row.endswith("| 85.0 % |")
