@@ -81,9 +81,9 @@ class _Sensor:
     ):
         self._spec, self._name, self._report = spec, name, report
         self._me = checkpoint.begin_session(folder)
-        self._learner = SensorTrainer(spec, name, rows, folder, self._say, deploy)
+        self._trainer = SensorTrainer(spec, name, rows, folder, self._say, deploy)
         self._attempt = -1
-        self._goal: TargetRound | None = None
+        self._target: TargetRound | None = None
         self._open: LocalRound | None = None
         self._lacking = MissingRows(spec.patience / 2)
         self._told_lacking: Set[str] = frozenset()  # products
@@ -106,17 +106,17 @@ class _Sensor:
     @property
     def round(self) -> int:
         """The last one that was learnt from."""
-        return self._learner.round
+        return self._trainer.round
 
     def run(self, stop: Callable[[], bool]) -> tuple[int, bool]:
         federation, name = self._spec.federation, self._name
         self._mqtt.subscribe(topics.spec(federation))
         frames = (topics.opened(federation), topics.representation(federation), topics.gradients(federation, name))
         self._mqtt.subscribe(*frames, qos=0)
-        samples = self._learner.samples
+        samples = self._trainer.samples
         samples.refresh()
         if not samples.count:
-            self._say(f"waiting for rows in {self._learner.rows.path}")
+            self._say(f"waiting for rows in {self._trainer.rows.path}")
         self._mqtt.open()
         self._say(f"taking part in federation {federation!r} as {name}, from round {self.round + 1} on")
         self._tell_protection()
@@ -124,10 +124,10 @@ class _Sensor:
             if stop():
                 return self.round, False
             with contextlib.suppress(queue.Empty):
-                self._handle(self._inbox.get(timeout=self._nap()))
+                self._handle(self._inbox.get(timeout=self._poll_interval()))
             if self._inbox.empty():
-                self._pursue()
-        self._learner.commit(last=True)
+                self._continue_round()
+        self._trainer.commit(last=True)
         self._connection.finish(_FAREWELL)
         self._say(f"finished: {pluralize(self.round, 'round')}")
         return self.round, True
@@ -136,8 +136,8 @@ class _Sensor:
         self._tell_protection()
         self._connection.close()
 
-    def _nap(self) -> float:
-        return _LOOK if self._call or (self._goal and self._open is None) else _TICK
+    def _poll_interval(self) -> float:
+        return _LOOK if self._call or (self._target and self._open is None) else _TICK
 
     # What arrives
 
@@ -178,7 +178,7 @@ class _Sensor:
                     self._alone = False
                     self._say(f"the head is back; the next round is {self.round + 1}")
             case VflSpec(run=run) if run != self._spec.run:
-                self._hear_of(message)
+                self._handle_other_run(message)
             case Presence(online=True):
                 self._call = True
             case Presence():
@@ -189,7 +189,7 @@ class _Sensor:
             case Finished(session=session) if session == self._me.session:
                 self._end = self.round
 
-    def _hear_of(self, spec: VflSpec) -> None:
+    def _handle_other_run(self, spec: VflSpec) -> None:
         """Of another run. A head that has begun it refuses us; if it is older, it has only been said again."""
         if not self.round:
             raise NewRunError(spec.run)
@@ -209,24 +209,24 @@ class _Sensor:
         match frame:
             case Opened():
                 if is_newer(frame, self._attempt, self.round):
-                    self._learner.positions.put(frame.since, frame.products, positions_to_keep(self._spec, frame.round))
+                    self._trainer.positions.put(frame.since, frame.products, positions_to_keep(self._spec, frame.round))
                     if frame.part == frame.parts - 1:
-                        self._aim(frame)
+                        self._set_target(frame)
             case Represented() | Graded() if frame.attempt == self._attempt:
-                if self._goal and self._goal.frame.round == frame.round:
-                    if self._spec.absent != "wait" and is_skipped(frame, self._learner.sensor.index):
-                        self._goal = None
+                if self._target and self._target.frame.round == frame.round:
+                    if self._spec.absent != "wait" and is_skipped(frame, self._trainer.sensor.index):
+                        self._target = None
                         self._advance(frame.round)
                         return
-                    self._embed(self._goal)  # the round is over at the head, and brought after us
+                    self._embed(self._target)  # the round is over at the head, and brought after us
                 if self._open and self._open.round == frame.round and self._open.put(frame):
-                    self._learn(self._open)
+                    self._train(self._open)
 
-    def _aim(self, frame: Opened) -> None:
+    def _set_target(self, frame: Opened) -> None:
         """Work towards a round that has opened, if the model is where that begins."""
         if frame.attempt > self._attempt:
-            self._open = self._goal = None
-            if not self._learner.rewind(frame.round - 1):
+            self._open = self._target = None
+            if not self._trainer.rewind(frame.round - 1):
                 self._call = True
                 return
         self._attempt = frame.attempt
@@ -234,54 +234,54 @@ class _Sensor:
             if self._spec.absent == "wait":
                 self._call = True  # what the head has sent in between was lost
                 return
-            self._learner.round, self._open = frame.round - 1, None
+            self._trainer.round, self._open = frame.round - 1, None
         if self._open and self._open.round == frame.round:
             self._send(self._open)  # we are asked again: something was lost
         else:
-            again = self._goal is not None and self._goal.frame.round == frame.round  # it waits since then
-            self._goal = (
-                self._goal._replace(frame=frame) if self._goal and again else TargetRound(frame, time.monotonic())
+            again = self._target is not None and self._target.frame.round == frame.round  # it waits since then
+            self._target = (
+                self._target._replace(frame=frame) if self._target and again else TargetRound(frame, time.monotonic())
             )
 
     # Towards the end of the round
 
-    def _pursue(self) -> None:
+    def _continue_round(self) -> None:
         """Do what is to be done next; called when nothing more has arrived."""
         self._end_alone()
         if self._call and time.monotonic() - self._called > _CALM:
             self._hello()
-        if self._goal and self._open is None:
-            self._embed(self._goal)
+        if self._target and self._open is None:
+            self._embed(self._target)
 
     def _hello(self) -> None:
         self._call, self._called = False, time.monotonic()
         hello = VflHello(
             **self._connection.hello,
-            columns=self._learner.samples.columns,
+            columns=self._trainer.samples.columns,
             round=self.round,
-            kept=self._learner.kept,
+            kept=self._trainer.kept,
             lacks=self._lacks,
         )
         self._connection.send(hello)
 
-    def _embed(self, goal: TargetRound) -> None:
+    def _embed(self, target: TargetRound) -> None:
         """Send the embeddings of a round, once its samples are there, or cannot be waited for any longer."""
-        learner, (frame, since, late) = self._learner, goal
-        products = learner.positions.take(frame.first, frame.last)
+        training, (frame, since, late) = self._trainer, target
+        products = training.positions.take(frame.first, frame.last)
         if products is None:
-            self._goal, self._call = None, True
+            self._target, self._call = None, True
             return
         taken = None
-        if not late or learner.samples.refresh():  # else what is late still is
-            taken = learner.get_samples(products)
+        if not late or training.samples.refresh():  # else what is late still is
+            taken = training.get_samples(products)
             late = frozenset(products[row] for row in taken[1])
-            self._goal = goal._replace(late=late)
+            self._target = target._replace(late=late)
         if self._waits(products, late, since):
             return
-        taken = taken or learner.get_samples(products)
+        taken = taken or training.get_samples(products)
         session = self._me.session
-        self._open = learner.start_round(frame, products, taken, since=since, session=session, attempt=self._attempt)
-        self._goal, self._lacks = None, ""
+        self._open = training.start_round(frame, products, taken, since=since, session=session, attempt=self._attempt)
+        self._target, self._lacks = None, ""
         self._send(self._open)
 
     def _waits(self, products: Sequence[str], lacking: Set[str], since: float) -> bool:
@@ -292,25 +292,25 @@ class _Sensor:
         if lacking - self._told_lacking and now - since > self._spec.patience:
             self._told_lacking = lacking
             self._lacks, self._call = (
-                self._learner.describe_missing([each for each in products if each in lacking]),
+                self._trainer.describe_missing([each for each in products if each in lacking]),
                 True,
             )
             self._say(f"{self._name} lacks {self._lacks}; the round waits for it")
         return bool(lacking)
 
-    def _send(self, turn: LocalRound) -> None:
-        for payload in turn.sent:
+    def _send(self, local: LocalRound) -> None:
+        for payload in local.sent:
             self._mqtt.publish(topics.embeddings(self._spec.federation, self._name), payload, qos=0)
 
-    def _learn(self, turn: LocalRound) -> None:
-        self._learner.train(turn)
+    def _train(self, local: LocalRound) -> None:
+        self._trainer.train(local)
         self._open = None
-        self._advance(turn.round)
+        self._advance(local.round)
 
     def _advance(self, round_: int) -> None:
         """A round is over."""
         self._call |= round_ == self._played
-        self._learner.finish_round(round_)
+        self._trainer.finish_round(round_)
         self._progress()
 
     # What is told about it
