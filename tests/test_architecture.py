@@ -2,12 +2,12 @@
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-HOUSE = Path(__file__).parent.parent
+from tests.support.paths import REPOSITORY
+
 ROOMS = ("broker_config", "edge", "export", "trainer")
 TORCH = ("torch", "torchvision")
 COMMAND_LINE = ("edge.cli",)
@@ -47,8 +47,8 @@ def modules() -> dict[str, list[Import]]:
     """Every module of the house by its dotted name, with what it imports."""
     found = {}
     for room in ROOMS:
-        for path in (HOUSE / room).rglob("*.py"):
-            parts = path.relative_to(HOUSE).with_suffix("").parts
+        for path in (REPOSITORY / room).rglob("*.py"):
+            parts = path.relative_to(REPOSITORY).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             package = name if path.name == "__init__.py" else name.rpartition(".")[0]
             found[name] = list(imports(path.read_text(), package))

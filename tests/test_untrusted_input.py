@@ -34,6 +34,7 @@ from edge.inference.image_decoding import ImageError
 from edge.inference.predictor import Predictor
 from edge.status.federations import StatusMonitor
 from edge.status.rendering import render
+from tests.support.paths import REPOSITORY
 from tests.support.tiny_bundle import tiny_bundle
 from tests.trainer.federation.server.test_status import SPEC
 from tests.trainer.training.test_personal_model import FACTS
@@ -43,7 +44,6 @@ from trainer.report import summary
 from trainer.training import personal_model
 from trainer.training.participant import State
 
-HOUSE = Path(__file__).parent.parent
 ROOMS = ("broker_config", "edge", "export", "trainer", "research", "benchmarks")
 
 # What runs code that stands in data, or hands data to what does.
@@ -102,16 +102,16 @@ def _dotted(node: ast.expr, names: dict[str, str]) -> str:
 
 
 def test_nothing_unpickles_evaluates_or_starts_a_shell():
-    sources = {path: path.read_text() for room in ROOMS for path in (HOUSE / room).rglob("*.py")}
+    sources = {path: path.read_text() for room in ROOMS for path in (REPOSITORY / room).rglob("*.py")}
     assert len(sources) > 120
-    found = {str(path.relative_to(HOUSE)): each for path, source in sources.items() if (each := dangers(source))}
+    found = {str(path.relative_to(REPOSITORY)): each for path, source in sources.items() if (each := dangers(source))}
     assert found == ALLOWED
 
 
 def test_checkpoints_of_our_own_training_hold_tensors_only():
     calls = [
         node
-        for node in ast.walk(ast.parse((HOUSE / "research/pretraining/pretrain.py").read_text()))
+        for node in ast.walk(ast.parse((REPOSITORY / "research/pretraining/pretrain.py").read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
     ]
     assert [{each.arg: ast.literal_eval(each.value) for each in call.keywords} for call in calls] == [

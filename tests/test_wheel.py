@@ -11,10 +11,11 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-HOUSE = Path(__file__).parent.parent
+from tests.support.paths import REPOSITORY
+
 ROOMS = ("broker_config", "edge", "export", "trainer")
 CHECKOUT_ONLY = ("benchmarks", "research", "tests")
-PROJECT = tomllib.loads((HOUSE / "pyproject.toml").read_text())["project"]
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +23,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what is packaged, with data and leftovers of kinds that may not be there yet."""
     folder = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(HOUSE / name, folder)
+        shutil.copy(REPOSITORY / name, folder)
     for room in ROOMS:
-        shutil.copytree(HOUSE / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(REPOSITORY / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
     for room in CHECKOUT_ONLY:
-        shutil.copytree(HOUSE / room, folder / room, ignore=shutil.ignore_patterns("__pycache__", "results"))
+        shutil.copytree(REPOSITORY / room, folder / room, ignore=shutil.ignore_patterns("__pycache__", "results"))
     for path in ("trainer/planted/a.safetensors", "edge/planted/deep/page.html", "trainer/__pycache__/old.pyc"):
         (folder / path).parent.mkdir(parents=True)
         (folder / path).touch()
@@ -56,7 +57,7 @@ def test_the_wheel_holds_every_file_of_the_packages_and_no_leftovers(source: Pat
 
 
 def test_every_dependency_has_one_tested_version_that_meets_what_it_asks() -> None:
-    lines = (HOUSE / "constraints.txt").read_text().splitlines()
+    lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
     pins = {canonicalize_name(name): pin for name, _, pin in (line.partition("==") for line in lines)}
     for text in sum(PROJECT["optional-dependencies"].values(), PROJECT["dependencies"]):
         asked = Requirement(text)

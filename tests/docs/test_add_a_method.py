@@ -10,12 +10,12 @@ from types import ModuleType
 import pytest
 
 import trainer.methods
-from tests.support.user_messages import HOUSE
+from tests.support.paths import REPOSITORY
 from tests.trainer.methods.test_method_properties import CASES, equal, one_round
 from trainer.methods import METHODS, Entry
 from trainer.models.network import to_arrays
 
-PAGE = HOUSE / "docs" / "add-a-method.md"
+PAGE = REPOSITORY / "docs" / "add-a-method.md"
 FILE, TEST = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 (LINE,) = re.findall(r'```text\n    ("\w+": Entry\(.*\)),\n```', PAGE.read_text())
 
@@ -63,4 +63,4 @@ def test_every_file_that_the_page_names_is_there() -> None:
         "tests/test_fedbabu.py",
     }
     assert named
-    assert [name for name in named if not (HOUSE / name).exists()] == []
+    assert [name for name in named if not (REPOSITORY / name).exists()] == []

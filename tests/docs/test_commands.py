@@ -16,9 +16,9 @@ from typer.exceptions import TyperException
 
 from edge.cli.main import app
 from research.__main__ import app as research
+from tests.support.paths import REPOSITORY
 
-HOUSE = Path(__file__).parents[2]
-PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (HOUSE / "docs").glob("*.md")))
+PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md")))
 # What blocks call besides our own commands.
 OTHERS = {
     "apt-get", "cd", "chown", "cp", "curl", "done", "git", "jq", "mkdir", "mosquitto", "mypy", "pip", "python3",
@@ -36,7 +36,9 @@ def blocks(*languages: str) -> list[Block]:
     found = [
         Block(page, language, text)
         for page in PAGES
-        for language, text in re.findall(r"^```(\w*)\n(.*?)^```", (HOUSE / page).read_text(), re.DOTALL | re.MULTILINE)
+        for language, text in re.findall(
+            r"^```(\w*)\n(.*?)^```", (REPOSITORY / page).read_text(), re.DOTALL | re.MULTILINE
+        )
         if language in languages
     ]
     assert found, languages
@@ -110,10 +112,10 @@ def check_command(words: list[str]) -> None:
         else:
             check_module(words[2], words[3:])
     elif program == "make":
-        targets = set(re.findall(r"^([\w-]+):", (HOUSE / "Makefile").read_text(), re.MULTILINE))
+        targets = set(re.findall(r"^([\w-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
         assert {word for word in words[1:] if "=" not in word and not word.startswith("-")} <= targets
     else:
-        assert program in OTHERS or (HOUSE / program).exists(), f"what is {program}?"
+        assert program in OTHERS or (REPOSITORY / program).exists(), f"what is {program}?"
 
 
 COMMANDS = [(block.page, words) for block in blocks("sh") for words in commands(block)]
@@ -144,7 +146,7 @@ INLINE = [
     (page, text)
     for page in PAGES
     for text in re.findall(
-        r"`((?:edge-node [a-z]|python -m (?:research|benchmarks|tests))[^`\n]*)`", (HOUSE / page).read_text()
+        r"`((?:edge-node [a-z]|python -m (?:research|benchmarks|tests))[^`\n]*)`", (REPOSITORY / page).read_text()
     )
 ]
 
@@ -176,6 +178,6 @@ def test_no_block_is_of_a_kind_that_nobody_checks() -> None:
     kinds = {
         (page, kind)
         for page in PAGES
-        for kind in re.findall(r"^```(\w*)\n.*?^```", (HOUSE / page).read_text(), re.M | re.S)
+        for kind in re.findall(r"^```(\w*)\n.*?^```", (REPOSITORY / page).read_text(), re.M | re.S)
     }
     assert {(page, kind) for page, kind in kinds if kind not in checked} == set()

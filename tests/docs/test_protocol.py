@@ -29,11 +29,12 @@ from broker_config.security import access_list as access
 from broker_config.transfer import blob_transfer, download, send_queue
 from edge.inference.verdict import Failure, Notice, Verdict
 from tests.support.foreign_node import ForeignNode, Tensors
+from tests.support.paths import REPOSITORY
 from tests.support.plants import CLASSES, FEDERATION, draw, run, start
 from tests.support.ports import free_port
 from trainer.federation.server.aggregation import FixedPointSum
 
-PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+PAGE = (REPOSITORY / "docs" / "protocol.md").read_text()
 _PARTS = re.split(r"^#{2,4} (.+)$", PAGE, flags=re.MULTILINE)
 SECTIONS = dict(zip(_PARTS[1::2], _PARTS[2::2], strict=True))
 

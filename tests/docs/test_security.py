@@ -2,19 +2,18 @@
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
 from broker_config.security import kit
+from tests.support.paths import REPOSITORY
 
-HOUSE = Path(__file__).parents[2]
-PAGE = (HOUSE / "docs" / "security.md").read_text()
+PAGE = (REPOSITORY / "docs" / "security.md").read_text()
 NAMED = re.findall(r"`([\w/]*test_\w+\.py)::(\w+)`", PAGE)
 
 
 def defined_in(file: str) -> set[str]:
-    tree = ast.parse((HOUSE / "tests" / file).read_text())
+    tree = ast.parse((REPOSITORY / "tests" / file).read_text())
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
 
 
@@ -32,11 +31,11 @@ def test_every_test_that_is_named_exists(file: str) -> None:
 
 def test_the_files_that_it_speaks_of_exist() -> None:
     for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", PAGE):
-        assert (HOUSE / "docs" / link).exists(), link
+        assert (REPOSITORY / "docs" / link).exists(), link
     for path in re.findall(r"`((?:trainer|benchmarks|docs|edge|broker_config)/[\w/.]+\.\w+)`", PAGE):
-        assert (HOUSE / path).exists(), path
-    assert "(docs/security.md)" in (HOUSE / "SECURITY.md").read_text()
-    assert "(docs/security.md)" in (HOUSE / "README.md").read_text()
+        assert (REPOSITORY / path).exists(), path
+    assert "(docs/security.md)" in (REPOSITORY / "SECURITY.md").read_text()
+    assert "(docs/security.md)" in (REPOSITORY / "README.md").read_text()
 
 
 def test_the_parameters_of_kits_are_those_of_the_code() -> None:

@@ -5,7 +5,8 @@ import re
 from collections import Counter
 
 from broker_config.protocol.errors import BrokerError, BugError, EdgeNodeError, UsageError
-from tests.support.user_messages import HOUSE, PAGE, anonymous, entries, messages, missing, skeleton
+from tests.support.paths import REPOSITORY
+from tests.support.user_messages import PAGE, anonymous, entries, messages, missing, skeleton
 
 
 def test_every_message_has_an_entry() -> None:
@@ -50,7 +51,7 @@ def test_the_exit_codes_are_those_of_the_table() -> None:
 
 def test_every_error_of_ours_comes_with_a_remedy() -> None:
     for room in ("broker_config", "edge", "export", "trainer"):
-        for path in (HOUSE / room).rglob("*.py"):
+        for path in (REPOSITORY / room).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Call) and getattr(node.func, "id", "").endswith(
                     (

@@ -16,7 +16,9 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
+from tests.support.paths import REPOSITORY
+
+CONSTRAINTS = REPOSITORY / "constraints.txt"
 OSV = "https://api.osv.dev/v1/query"
 EXTRAS = ("", "train", "research", "dev")
 KNOWN = {"package": {"name": "jinja2", "ecosystem": "PyPI"}, "version": "2.10"}  # CVE-2019-10906: the service must know

@@ -7,11 +7,11 @@ item that begins with a message in backquotes; the names inside its braces are f
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
-HOUSE = Path(__file__).parents[2]
-PAGE = HOUSE / "docs" / "troubleshooting.md"
+from tests.support.paths import REPOSITORY
+
+PAGE = REPOSITORY / "docs" / "troubleshooting.md"
 ROOMS = ("broker_config", "edge", "export", "trainer", "research")
 
 # Which argument of a call is the message; errors that derive from these are found by themselves.
@@ -39,11 +39,13 @@ class Message(NamedTuple):
 
 def messages() -> list[Message]:
     """All of them, in the order of the source."""
-    sources = {path: ast.parse(path.read_text()) for room in ROOMS for path in sorted((HOUSE / room).rglob("*.py"))}
+    sources = {
+        path: ast.parse(path.read_text()) for room in ROOMS for path in sorted((REPOSITORY / room).rglob("*.py"))
+    }
     positions = _POSITIONS | dict.fromkeys(_errors(list(sources.values())), 0)
     found = []
     for path, tree in sources.items():
-        name = str(path.relative_to(HOUSE))
+        name = str(path.relative_to(REPOSITORY))
         for function, node in _calls(tree):
             for argument in _message_of(node, positions, name):
                 place = f"{name}:{node.lineno}"

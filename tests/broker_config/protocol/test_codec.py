@@ -27,6 +27,7 @@ from broker_config.protocol.codec import (
 )
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import TensorSpec
+from tests.support.paths import WIRE_FILE
 
 RUN, SESSION, DIGEST = "0123456789abcdef", "fedcba9876543210", "ab" * 32
 MANIFEST = messages.Manifest(
@@ -78,7 +79,7 @@ CASES = [
         more=2,
     ),
 ]
-WIRE_V1: dict[str, dict] = json.loads((Path(__file__).parents[2] / "wire_v1.json").read_text())
+WIRE_V1: dict[str, dict] = json.loads(WIRE_FILE.read_text())
 each_case = pytest.mark.parametrize("message", CASES, ids=lambda message: type(message).__name__)
 
 

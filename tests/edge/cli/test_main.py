@@ -17,11 +17,12 @@ from rich.text import Text
 
 from broker_config.protocol.errors import BrokerError, UsageError, explain
 from edge.cli.main import app
+from tests.support.paths import REPOSITORY
 from tests.support.plants import draw, here, run, start
 from tests.support.tiny_bundle import RED, tiny_bundle
 
 COMMANDS = list(typer.main.get_command(app).commands)
-README = (Path(__file__).parents[3] / "README.md").read_text()
+README = (REPOSITORY / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")

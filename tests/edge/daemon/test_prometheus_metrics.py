@@ -15,6 +15,7 @@ from edge.inference.pipeline import Frame, Inspection, Pipeline
 from edge.inference.served_model import load_model
 from edge.inference.verdict import Notice, Outcome
 from tests.edge.daemon.test_daemon import Daemon, daemon
+from tests.support.paths import REPOSITORY
 from tests.support.tiny_bundle import BLUE, RED, tiny_bundle
 
 UNITS = ("_seconds", "_bytes", "_info", "_total", "_ratio")
@@ -69,7 +70,7 @@ def test_names_end_in_base_units_and_everything_is_explained(families: dict[str,
 
 
 def test_every_metric_stands_in_the_documentation(families: dict[str, Metric]) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "line.md").read_text()
+    page = (REPOSITORY / "docs" / "line.md").read_text()
     rows = re.findall(r"^\| `(edge_node_\w+)` \| (\w+) \|", page, re.MULTILINE)
     served = {
         (f"{name}_total" if family.type == "counter" else name, family.type)

@@ -24,7 +24,8 @@ from edge.doctor import access_check, connection_check, kit_check
 from edge.doctor.check_context import CheckContext
 from edge.doctor.result import CheckResult, Result
 from edge.doctor.run import LOCAL, exit_code
-from tests.edge.doctor.test_run import EVERY, HOUSE, configured, diagnose, tried
+from tests.edge.doctor.test_run import EVERY, configured, diagnose, tried
+from tests.support.paths import WIRE_FILE
 from tests.support.plants import run
 from tests.support.provisioned_federation import Guarded
 
@@ -82,7 +83,7 @@ def test_with_a_kit_every_check_is_made_but_of_a_monitor_that_it_can_write(provi
 
 
 def test_the_signed_spec_of_the_own_federation_is_read(provisioned: Guarded) -> None:
-    example = json.loads((HOUSE / "tests" / "wire_v1.json").read_text())["Spec"]
+    example = json.loads(WIRE_FILE.read_text())["Spec"]
     spec = msgspec.structs.replace(msgspec.convert(example, Spec), federation="steel")
     topic = topics.spec("steel")
     with MqttClient(

@@ -39,11 +39,11 @@ from edge.doctor.run import BROKER, KIT, LOCAL, LOOPBACK, REACH, exit_code, run_
 from tests.conftest import Secured
 from tests.edge.daemon.test_daemon import BLOCK_TORCH
 from tests.support.certificates import Authority
+from tests.support.paths import REPOSITORY, WIRE_FILE
 from tests.support.plants import run, start
 from tests.support.ports import free_port
 from tests.support.proxy import Proxy
 
-HOUSE = Path(__file__).parents[3]
 EVERY = [find.__name__ for find in (*REACH, *BROKER, *LOOPBACK, *LOCAL)]
 NAMES = [name for name in EVERY if name not in {find.__name__ for find in KIT}]  # without a kit
 UNREACHABLE = 69
@@ -395,7 +395,7 @@ def test_a_slow_way_is_told_from_a_limit(mosquitto: EmbeddedBroker) -> None:
 
 def announce(port: int, nodes: int) -> Spec:
     """Retain the spec of a federation of `nodes`."""
-    example = json.loads((HOUSE / "tests" / "wire_v1.json").read_text())["Spec"]
+    example = json.loads(WIRE_FILE.read_text())["Spec"]
     spec = msgspec.structs.replace(msgspec.convert(example, Spec), nodes=nodes)
     with ProbeConnection(Endpoint.parse(f"mqtt://127.0.0.1:{port}"), "coordinator", MQTT5, 10) as connection:
         connection.publish(f"edge-node/v1/{spec.federation}/spec", msgspec.json.encode(spec), retain=True)
@@ -476,7 +476,7 @@ def test_a_state_folder_that_cannot_be_written_is_a_failure(mosquitto: EmbeddedB
 
 def test_the_disk_is_compared_with_what_the_federation_needs(tmp_path: Path) -> None:
     with tried("mqtt://127.0.0.1") as context:
-        example = json.loads((HOUSE / "tests" / "wire_v1.json").read_text())["Spec"]
+        example = json.loads(WIRE_FILE.read_text())["Spec"]
         tensor = {"encoder.weight": {"shape": [1 << 40], "scale": 50}}  # 4 TB
         context.specs = [msgspec.convert({**example, "tensors": tensor}, Spec)]
         context.state = tmp_path / "not" / "there" / "yet"
@@ -517,7 +517,7 @@ def test_another_package_that_has_our_import_name_is_found(tmp_path: Path) -> No
     """It comes first on the path, as what pip installs comes before what an editable install adds."""
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "__init__.py").touch()
-    path = os.pathsep.join([str(tmp_path), str(HOUSE)])
+    path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
     command = [sys.executable, "-P", "-c", SHADOWED]
     result = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path})
     assert result.stdout.startswith("failure")
@@ -529,7 +529,7 @@ def test_another_package_that_wrote_into_our_folder_is_found(tmp_path: Path) -> 
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: trainer\nVersion: 1.0\n")
     (information / "top_level.txt").write_text("trainer\n")
-    path = os.pathsep.join([str(HOUSE), str(tmp_path)])
+    path = os.pathsep.join([str(REPOSITORY), str(tmp_path)])
     command = [sys.executable, "-P", "-c", SHADOWED]
     result = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path})
     assert result.stdout.startswith("warning")
@@ -560,5 +560,5 @@ def test_a_failure_ends_it_with_1(guarded: Guarded, tmp_path: Path) -> None:
 
 
 def test_every_check_stands_in_the_troubleshooting_page() -> None:
-    page = (HOUSE / "docs" / "troubleshooting.md").read_text().partition("## What the doctor finds")[2]
+    page = (REPOSITORY / "docs" / "troubleshooting.md").read_text().partition("## What the doctor finds")[2]
     assert re.findall(r"^\| `(\w+)` \|", page.partition("\n## ")[0], re.MULTILINE) == EVERY

@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
+from tests.support.paths import SHARED_DATA
 from tests.support.plants import draw, here
 from trainer.data.dataset_download import obtain
 from trainer.data.public_datasets import (
@@ -28,8 +29,6 @@ from trainer.data.public_datasets import (
     compare,
     known,
 )
-
-SHARED = Path(__file__).parents[4] / "shared" / "data"
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
@@ -313,9 +312,9 @@ def test_each_difference_is_named_with_its_class(toy: Dataset, tmp_path: Path) -
 
 @pytest.mark.parametrize(("name", "folder", "number"), [("neu-cls", "neu_cls", 1799), ("x-sdd", "xsdd", 1351)])
 def test_the_copies_that_we_know_are_verified(name: str, folder: str, number: int) -> None:
-    if not (SHARED / folder).is_dir():
+    if not (SHARED_DATA / folder).is_dir():
         pytest.skip("the images are not here")
-    outcome = compare(known(name), SHARED / folder)
+    outcome = compare(known(name), SHARED_DATA / folder)
     assert outcome.differences == []
     assert sum(outcome.counts.values()) == number
 

@@ -3,14 +3,13 @@
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from broker_config.protocol.messages import Training
+from tests.support.paths import REPOSITORY
 from trainer.methods import METHODS, complete_options, make
 
-HOUSE = Path(__file__).parents[3]
 ROOMS = ("broker_config", "edge", "export", "trainer")
 METRICS = {metric.key for name in METHODS for metric in make(name, Training(), complete_options(name, {})).metrics}
 COMMON = {"local"}
@@ -23,10 +22,10 @@ MODELS = {"trainer/models/texture/texture_presets.py": {"fedtfi", "fedtfi_small"
 def outside() -> dict[str, str]:
     """Sources of the product by their path, without the methods' own."""
     return {
-        path.relative_to(HOUSE).as_posix(): path.read_text()
+        path.relative_to(REPOSITORY).as_posix(): path.read_text()
         for room in ROOMS
-        for path in sorted((HOUSE / room).rglob("*.py"))
-        if not path.is_relative_to(HOUSE / "trainer" / "methods")
+        for path in sorted((REPOSITORY / room).rglob("*.py"))
+        if not path.is_relative_to(REPOSITORY / "trainer" / "methods")
     }
 
 

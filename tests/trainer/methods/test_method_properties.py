@@ -14,7 +14,7 @@ from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import Preprocessing, Spec, Training
 from edge.cli.options import DEFAULT_METHOD, Method
 from edge.cli.options import METHODS as NAMED
-from tests.support.user_messages import HOUSE
+from tests.support.paths import REPOSITORY
 from trainer.data.class_folders import Images, LabelledImages
 from trainer.federation.server.aggregation import FixedPointSum
 from trainer.federation.server.spec import Request, draft
@@ -370,7 +370,7 @@ def test_options_that_do_not_combine_say_why_and_what_to_do(options: dict[str, A
 
 
 def test_every_method_stands_in_the_readme_and_in_the_help() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|", (HOUSE / "README.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \|", (REPOSITORY / "README.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(METHODS)
     (option,) = Method.__metadata__
     assert re.split(r", | or ", option.help.rstrip(".")) == NAMED == sorted(METHODS)

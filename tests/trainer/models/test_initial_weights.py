@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch_file
 
 from broker_config.protocol.errors import UsageError
+from tests.support.paths import REPOSITORY
 from trainer.models import backbones
 from trainer.models.catalogue import FEATURES
 from trainer.models.initial_weights import initial_encoder, linear, suited_weights
@@ -20,7 +21,6 @@ from trainer.models.named_tensors import Arrays
 from trainer.models.network import Network, to_tensors
 from trainer.models.texture.texture_presets import PRESETS
 
-HOUSE = Path(__file__).parents[3]
 MODELS = [*(model for model in FEATURES if model not in PRESETS), "fedtfi_small"]  # one texture network stands for all
 models = pytest.mark.parametrize("model", MODELS)
 
@@ -58,7 +58,7 @@ def test_a_torchvision_that_brings_its_operators_is_taken_as_it_is(tmp_path: Pat
         "library.define('nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')\n"
     )
     code = "from trainer.models.torchvision_import import torchvision_models; print(torchvision_models().__file__)"
-    path = os.pathsep.join((str(tmp_path), str(HOUSE)))
+    path = os.pathsep.join((str(tmp_path), str(REPOSITORY)))
     result = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
     )

@@ -21,6 +21,7 @@ from edge.sinks.sparkplug.sparkplug_sink import Sparkplug
 from tests.edge.sinks.sparkplug.test_edge_node import failure, verdict
 from tests.support.mosquitto import Mosquitto
 from tests.support.outcomes import Putting
+from tests.support.paths import REPOSITORY
 from tests.support.proxy import Proxy
 from tests.support.sparkplug_host import Checker, Host
 
@@ -287,7 +288,7 @@ def test_an_access_list_that_drops_what_it_says_is_noticed(request, tmp_path, ma
 
 
 def test_the_access_list_in_the_documentation_is_all_that_it_needs(tmp_path):
-    page = (Path(__file__).parents[4] / "docs" / "line.md").read_text()
+    page = (REPOSITORY / "docs" / "line.md").read_text()
     (tmp_path / "acl").write_text("\n".join(re.findall(r"^    (topic .* spBv1\.0/.*)$", page, re.MULTILINE)))
     (tmp_path / "all").write_text((tmp_path / "acl").read_text() + "\ntopic write spBv1.0/STATE/scada\n")
     who = Identity("Werk 2", "press-3", "inspection", "scada")

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from broker_config.protocol.errors import UsageError
+from tests.support.paths import SHARED_DATA
 from tests.support.plants import here
 from trainer.data import class_folders
 from trainer.data.checks import findings_output
@@ -18,7 +19,6 @@ from trainer.data.checks.image_checks import ImageReport, brief, check_folders, 
 
 CLASSES = ("dent", "scratch", "stain")
 SIZE = 64
-DATA = Path(__file__).parents[5] / "shared" / "data"
 
 
 def texture(seed: int, *, mean: float = 128, width: int = SIZE, height: int = SIZE) -> Image.Image:
@@ -365,9 +365,9 @@ def test_what_cannot_be_done_is_a_usage_error(arguments: tuple[str, ...], plant:
 # Real images
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="needs the shared data sets")
+@pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="needs the shared data sets")
 def test_what_is_known_of_neu_cls_and_x_sdd_is_found() -> None:
-    neu, xsdd = check(DATA / "neu_cls", size=128), check(DATA / "xsdd", size=128)
+    neu, xsdd = check(SHARED_DATA / "neu_cls", size=128), check(SHARED_DATA / "xsdd", size=128)
     assert {Path(file).name for file in found(neu, "twice").files} == {"patches_101.jpg", "patches_105.jpg"}
     assert len(found(xsdd, "twice").files) == 18
     assert "PNG are of finishing_roll_printing" in found(xsdd, "giveaway").text

@@ -17,6 +17,7 @@ from broker_config.protocol.codec import DecodeError, decode, decode_any, encode
 from broker_config.protocol.errors import PeerError
 from broker_config.protocol.frames import PART, Embeddings, Graded, Opened, Represented, decode_frame, encode_frame
 from broker_config.protocol.vfl_messages import Recipe
+from tests.support.paths import WIRE_FILE
 from tests.support.vfl_runs import vfl_spec
 from trainer.vfl import tensor_frames
 from trainer.vfl.algorithm import Representation, Sensor
@@ -387,7 +388,7 @@ FRAMES = [
     next(tensor_frames.gradient_frames(torch.ones(1, 2), 0.5, 2, run=RUN, attempt=1, round=2)),
     frames.Embedded(run=RUN, round=2, product="P1", embedding=b"\0" * 8),
 ]  # fmt: skip
-WIRE_V1 = json.loads((Path(__file__).parents[3] / "wire_v1.json").read_text())
+WIRE_V1 = json.loads(WIRE_FILE.read_text())
 
 
 @pytest.mark.parametrize("message", [SPEC, HELLO, OVERVIEW], ids=lambda message: type(message).__name__)
