@@ -36,7 +36,7 @@ from broker_config.protocol.vfl_messages import Recipe, VflSpec, Window
 from broker_config.security.kit import Kit
 from tests.support.mosquitto import Mosquitto
 from tests.support.provisioned_federation import guarded
-from tests.support.sensor_streams import CLASSES, Plant, Processes, simulated
+from tests.support.vfl_sensor_files import CLASSES, Plant, Processes, simulated
 from trainer.vfl.server.journal import history
 from trainer.vfl.simulation import Simulation, release
 from trainer.vfl.tensor_frames import embedding_frames, opening_frames, representation_frames

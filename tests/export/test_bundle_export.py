@@ -23,7 +23,7 @@ from export import bundle_export as exporting
 from export.bundle_export import Exported, export
 from export.bundle_signing import Signer
 from export.graph import ParityError
-from tests.support.signers import Signers
+from tests.support.federation_keys import Signers
 from tests.trainer.methods.test_method_properties import ON_ANY_MODEL
 from trainer import progress
 from trainer.federation.server.spec import Request, draft

@@ -19,7 +19,7 @@ from export.bundle_export import export
 from export.calibration import softmax, temperature
 from export.model_images import ImageFinder
 from tests.export.test_bundle_export import CLASSES, SMALL, made, pictures, torch_probabilities
-from tests.support.judged_images import Told, a_line, shown
+from tests.support.classified_images import Told, a_line, shown
 from trainer import progress
 from trainer.training import personal_model
 from trainer.training.personal_model import Personal, Verdict

@@ -28,8 +28,8 @@ from export.speed_gate import Comparison, compare
 from research.pretraining.texture_patterns import texture
 from tests.edge.daemon.test_daemon import BLOCK_TORCH, daemon
 from tests.export.test_bundle_export import made, signed_fields, torch_probabilities
+from tests.support.federation_keys import Signers
 from tests.support.int8_kernels import answers
-from tests.support.signers import Signers
 from trainer import progress
 from trainer.data.class_folders import LabelledImages
 from trainer.data.drawn_surfaces import photograph, style

@@ -37,8 +37,8 @@ from broker_config.protocol.messages import AnyMessage, Contribution, Hello, Man
 from broker_config.transfer.blob_store import BlobStore
 from broker_config.transfer.blob_transfer import BlobTransfer, Download, Fetched, FetchFailed
 from broker_config.transfer.send_queue import MAX_QUEUED, SendQueue
-from tests.support.siege import besiege, check
-from tests.support.traffic import SENT, Frame, Mutator, is_message, record, small_encoder
+from tests.support.frame_mutation import SENT, Frame, Mutator, is_message, record, small_encoder
+from tests.support.live_attack import besiege, check
 from trainer.federation.server.coordinator import _Coordinator
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Request, Terms, draft

@@ -26,8 +26,8 @@ from broker_config.protocol.frames import (
     decode_frame,
     encode_frame,
 )
+from tests.support.frame_mutation import HUGE, TEXTS
 from tests.support.fuzz import bombard, check_words
-from tests.support.traffic import HUGE, TEXTS
 
 FRAMES = 1000
 RUN = "0123456789abcdef"

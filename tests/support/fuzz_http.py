@@ -27,8 +27,8 @@ from PIL import Image as Picture
 
 from edge.inference.image_decoding import MAX_BYTES, MAX_PIXELS
 from tests.edge.daemon.test_daemon import Daemon, daemon
+from tests.support.frame_mutation import RAW
 from tests.support.tiny_bundle import RED, tiny_bundle
-from tests.support.traffic import RAW
 
 AT_ONCE = 8  # connections
 PATIENCE = 20.0  # seconds for an answer, and for a daemon that is busy

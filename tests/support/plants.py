@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from broker_config.protocol.messages import Spec
 from edge.cli.main import app as edge_node
 from edge.cli.main import run as run_app
-from tests.support.forked_commands import Forked
+from tests.support.forked_process import Forked
 from trainer.data import class_folders
 from trainer.data.checks.image_checks import load_checked
 from trainer.data.class_folders import Images

@@ -27,8 +27,8 @@ from safetensors.torch import load_file
 from broker_config.protocol.errors import BrokerError
 from broker_config.protocol.vfl_messages import VflSpec, Window
 from tests.support.mosquitto import Mosquitto
-from tests.support.sensor_streams import CLASSES, Plant, Processes, simulated
 from tests.support.vfl_processes import STARTING, STEPS, WAITING, Witness
+from tests.support.vfl_sensor_files import CLASSES, Plant, Processes, simulated
 from trainer.vfl.server.journal import history
 
 HEAD = "coordinator"

@@ -10,24 +10,24 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.support.chaos import evidence, schedule
-from tests.support.chaos.campaign import Campaign, Federation, prepare
+from tests.support.chaos import schedule, verification
+from tests.support.chaos.run import Campaign, Federation, prepare
 from tests.support.chaos.schedule import COORDINATOR
-from tests.support.chaos.witness import Moment
+from tests.support.chaos.tracing import Moment
 from tests.support.mosquitto import BROKER
-from tests.support.storm import STORM
+from tests.support.unreliable_network import STORM
 
 pytestmark = pytest.mark.slow
 
 SMALL = Federation(rounds=4, nodes=3, seed=3)
-Known = tuple[dict[str, Path], evidence.Tensors]
+Known = tuple[dict[str, Path], verification.Tensors]
 
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> Known:
     """The images of three plants, and what a federation of them must end with."""
     plants = prepare(SMALL, tmp_path_factory.mktemp("plants"))
-    return plants, evidence.simulated(SMALL, plants)
+    return plants, verification.simulated(SMALL, plants)
 
 
 @pytest.mark.parametrize(("seed", "persistence"), [(2900, True), (2925, False)])
@@ -37,14 +37,14 @@ def test_kills_at_random_moments_and_around_durable_steps_change_no_byte(
     plants, expected = known
     strikes = schedule.draw(seed, 10, SMALL.rounds, SMALL.names)
     outcome = Campaign(SMALL, plants, tmp_path / "run", strikes=strikes, persistence=persistence).run()
-    assert evidence.complaints(tmp_path / "run", SMALL, expected) == []
-    assert evidence.missed(strikes, outcome.kills) == []
+    assert verification.complaints(tmp_path / "run", SMALL, expected) == []
+    assert verification.missed(strikes, outcome.kills) == []
 
 
 def test_a_storm_changes_no_byte(known: Known, tmp_path: Path) -> None:
     plants, expected = known
     outcome = Campaign(SMALL, plants, tmp_path / "run", weather=STORM, chunk=32).run()
-    assert evidence.complaints(tmp_path / "run", SMALL, expected) == []
+    assert verification.complaints(tmp_path / "run", SMALL, expected) == []
     assert all(outcome.weather[what] for what in ("drop", "double", "hold", "stall", "cut")), outcome.weather
 
 
@@ -72,7 +72,7 @@ def test_a_byte_that_differs_a_round_that_is_lost_and_one_that_is_trained_twice_
     quiet: Path, known: Known, tmp_path: Path
 ) -> None:
     def complaints(folder: Path) -> list[str]:
-        return evidence.complaints(folder, SMALL, known[1])
+        return verification.complaints(folder, SMALL, known[1])
 
     assert complaints(quiet) == []
     shutil.copytree(quiet, damaged := tmp_path / "run")

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from broker_config.protocol.codec import decode, decode_any, decode_chunk
 from broker_config.protocol.messages import Want
+from tests.support.frame_mutation import Frame, Mutator, is_message
 from tests.support.fuzz import SHARES, Target, bombard, everything
-from tests.support.siege import IMPOSSIBLE, SPELL, Attacker, besiege, check
-from tests.support.traffic import Frame, Mutator, is_message
+from tests.support.live_attack import IMPOSSIBLE, SPELL, Attacker, besiege, check
 
 FRAMES = 1000  # for each target
 

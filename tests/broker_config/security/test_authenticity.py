@@ -45,7 +45,7 @@ from export.bundle_signing import Signer
 from tests.support.foreign_node import ForeignNode
 from tests.support.plants import draw
 from tests.support.proxy import Proxy
-from tests.support.sessions import PLANTS, Federation, same
+from tests.support.threaded_federation import PLANTS, Federation, same
 from trainer import progress
 from trainer.federation.client.discovery import discover
 from trainer.federation.server.coordinator import Outcome, coordinate

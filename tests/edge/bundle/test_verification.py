@@ -23,7 +23,7 @@ from edge.bundle.verification import Verifier
 from edge.inference.predictor import Predictor
 from edge.inference.served_model import load_model
 from tests.edge.daemon.test_daemon import Daemon
-from tests.support.signers import Signers, soon
+from tests.support.federation_keys import Signers, soon
 from tests.support.tiny_bundle import RED
 
 FILES = ("charter", "golden.png", "manifest.json", "manifest.sig", "model.onnx")

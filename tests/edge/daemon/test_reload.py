@@ -29,7 +29,7 @@ from edge.outbox.limits import Limits
 from edge.uncertainty.drift import Settings as Drifting
 from edge.uncertainty.image_retention import ImageRetention
 from edge.uncertainty.uncertainty_check import Settings as Doubting
-from tests.support.judged_images import Told, judged_bundle, pictures
+from tests.support.classified_images import Told, judged_bundle, pictures
 from tests.support.plants import start
 from tests.support.tiny_bundle import BLUE, GREEN, RED, tiny_bundle
 

@@ -15,7 +15,7 @@ from edge.outbox.delivery import Delivery, stop
 from edge.outbox.limits import Limits
 from edge.outbox.outbox import Outbox, open_outbox
 from edge.sinks.sink import Item, Refused, SinkDown
-from tests.support.outcomes import verdict
+from tests.support.numbered_outcomes import verdict
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 

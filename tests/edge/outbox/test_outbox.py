@@ -19,7 +19,7 @@ from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.inference.verdict import Notice, Outcome
 from edge.outbox.limits import Limits
 from edge.outbox.outbox import Outbox, open_outbox
-from tests.support.outcomes import Putting, verdict
+from tests.support.numbered_outcomes import Putting, verdict
 
 NOWHERE = {"kind": "webhook", "url": "http://127.0.0.1:1/"}  # nobody listens there
 
@@ -148,7 +148,7 @@ import json, logging, resource, sys, time
 from pathlib import Path
 from edge.outbox.limits import Limits
 from edge.outbox.outbox import open_outbox
-from tests.support.outcomes import verdict
+from tests.support.numbered_outcomes import verdict
 logging.basicConfig(format="%(message)s")
 folder = Path(sys.argv[1])
 with open_outbox(folder, Limits()) as outbox:

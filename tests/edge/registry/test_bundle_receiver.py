@@ -34,8 +34,8 @@ from tests.edge.daemon.test_daemon import subscriber
 from tests.edge.registry.test_gate import Running, running
 from tests.edge.registry.test_rollout import daemon
 from tests.support.bundle_stores import stored, tiny
+from tests.support.federation_keys import Signers
 from tests.support.plants import here
-from tests.support.signers import Signers
 from tests.support.tiny_bundle import RED
 
 

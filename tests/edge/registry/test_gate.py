@@ -23,7 +23,7 @@ from edge.registry.bundle_store import BundleStore
 from edge.registry.gate import ENOUGH, OF_A_CLASS, SAMPLE, Gate, Sample, assess_candidate
 from edge.registry.rollout import RefusedError, Rollout
 from tests.support.bundle_stores import OTHERS, stored, tiny
-from tests.support.signers import Signers
+from tests.support.federation_keys import Signers
 from tests.support.tiny_bundle import BLUE, GREEN, RED
 
 COLORS = (RED, GREEN, BLUE)

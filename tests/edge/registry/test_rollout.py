@@ -24,8 +24,8 @@ from edge.registry.gate import Gate
 from edge.registry.rollout import Rollout
 from tests.edge.daemon.test_daemon import Daemon
 from tests.support.bundle_stores import OTHERS, stored, tiny
+from tests.support.federation_keys import Signers
 from tests.support.plants import here
-from tests.support.signers import Signers
 from tests.support.tiny_bundle import BLUE, CLASSES, GREEN, RED
 
 SWAPS = 24

@@ -24,7 +24,7 @@ from edge.outbox.limits import Limits
 from edge.outbox.outbox import open_outbox
 from edge.sinks.mqtt_connection import IN_FLIGHT
 from tests.support.mosquitto import Mosquitto
-from tests.support.outcomes import Putting, numbers, verdict
+from tests.support.numbered_outcomes import Putting, numbers, verdict
 from tests.support.proxy import Proxy
 
 TOPIC = topics.verdicts("line-1")

@@ -29,7 +29,7 @@ from edge.sinks.sink import Item, Refused, SinkDown
 from edge.sinks.sqlite import Sqlite
 from edge.sinks.webhook import Settings as WebhookSettings
 from edge.sinks.webhook import Webhook
-from tests.support.outcomes import Putting, numbers, verdict
+from tests.support.numbered_outcomes import Putting, numbers, verdict
 
 FAILURE = Failure(image="a,\n=b", error="it is empty", remedy="look", time="2026-03-01T09:30:00.125+00:00", id="f" * 32)
 NOTICE = Notice(kind="drift", text="the images have changed", time="2026-03-01T09:30:01.125+00:00", id="e" * 32)

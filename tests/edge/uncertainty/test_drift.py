@@ -17,7 +17,7 @@ from edge.uncertainty.drift import Drift
 from edge.uncertainty.drift import Settings as DriftSettings
 from edge.uncertainty.reference import Reference
 from edge.uncertainty.uncertainty_check import Settings, UncertaintyCheck
-from tests.support.judged_images import SIZE, Told, a_line, judged_bundle, picture, pictures, shown
+from tests.support.classified_images import SIZE, Told, a_line, judged_bundle, picture, pictures, shown
 from tests.support.tiny_bundle import CLASSES, tiny_bundle
 
 WINDOW = 60

@@ -22,7 +22,7 @@ from edge.inference.verdict import Failure
 from edge.uncertainty.image_retention import ImageRetention, Settings
 from edge.uncertainty.uncertainty_check import Settings as DoubtSettings
 from edge.uncertainty.uncertainty_check import UncertaintyCheck
-from tests.support.judged_images import CONFIDENCE, Told, a_line, judge, judged_bundle, picture, shown
+from tests.support.classified_images import CONFIDENCE, Told, a_line, judge, judged_bundle, picture, shown
 from tests.support.tiny_bundle import BLUE, RED
 
 RANDOM = np.random.default_rng(4)

@@ -14,7 +14,7 @@ from edge.config.line_settings import parse
 from edge.inference.served_model import load_model
 from edge.uncertainty.reference import Reference, disagreement, load_reference, quantile
 from edge.uncertainty.uncertainty_check import Settings, UncertaintyCheck
-from tests.support.judged_images import SIZE, Told, a_line, judged_bundle, picture, pictures, shown
+from tests.support.classified_images import SIZE, Told, a_line, judged_bundle, picture, pictures, shown
 from tests.support.tiny_bundle import tiny_bundle
 
 RANDOM = np.random.default_rng(3)

@@ -9,7 +9,7 @@ from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import Training
 from research.afedcl.cell import Cell, Finished, NodeResult, Setting
 from research.runner.store import Records
-from tests.support.forked_commands import CONTEXT
+from tests.support.forked_process import CONTEXT
 
 
 def finished(seed: int, seconds: float = 1.0) -> Finished:

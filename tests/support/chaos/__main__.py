@@ -8,9 +8,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.support.chaos import evidence, schedule
-from tests.support.chaos.campaign import Campaign, Federation, Outcome, prepare
-from tests.support.storm import STORM
+from tests.support.chaos import schedule, verification
+from tests.support.chaos.run import Campaign, Federation, Outcome, prepare
+from tests.support.unreliable_network import STORM
 
 
 def main() -> int:
@@ -20,10 +20,10 @@ def main() -> int:
     federation = Federation(given.rounds, given.nodes, given.seed, given.method)
     folder = given.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
     plants = prepare(federation, folder / "images")
-    expected = evidence.simulated(federation, plants)
+    expected = verification.simulated(federation, plants)
     quiet = Campaign(federation, plants, folder / "quiet", chunk=given.chunk_size).run()
     print(f"in peace: {federation.rounds} rounds of {federation.nodes} processes in {quiet.seconds:.0f} s", flush=True)
-    failed = evidence.complaints(folder / "quiet", federation, expected)
+    failed = verification.complaints(folder / "quiet", federation, expected)
     strikes = schedule.draw(given.seed, given.kills, given.rounds, federation.names)
     started = time.monotonic()
     outcome = Campaign(
@@ -36,8 +36,8 @@ def main() -> int:
         chunk=given.chunk_size,
         say=lambda text: print(f"{time.monotonic() - started:7.1f} s  {text}", flush=True),
     ).run()
-    failed += evidence.complaints(folder / "fire", federation, expected)
-    failed += evidence.missed(strikes, outcome.kills)
+    failed += verification.complaints(folder / "fire", federation, expected)
+    failed += verification.missed(strikes, outcome.kills)
     _tell(folder / "fire", federation, outcome)
     for line in failed:
         print(f"FAILED: {line}")
@@ -68,7 +68,7 @@ def _tell(folder: Path, federation: Federation, outcome: Outcome) -> None:
     print(f"\n{len(outcome.kills)} kills in {federation.rounds} rounds, {outcome.seconds:.0f} s;", end=" ")
     print(f"{midway} of them while a blob was under way")
     print(*(f"{what}: {count}" for what, count in outcome.weather.items()), sep=", ")
-    print("\n".join(evidence.histogram(folder, outcome)))
+    print("\n".join(verification.histogram(folder, outcome)))
     for name, code, said in outcome.exits:
         print(f"{name} gave up with exit code {code} and was started again: {said}")
 

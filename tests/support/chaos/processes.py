@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.chaos import witness
-from tests.support.forked_commands import CONTEXT
+from tests.support.chaos import tracing
+from tests.support.forked_process import CONTEXT
 
 
 class EdgeNode:
@@ -17,7 +17,7 @@ class EdgeNode:
 
     def start(self) -> None:
         """Start it, for the first time or again."""
-        self._process = CONTEXT.Process(target=witness.live, args=(self._arguments, self._folder, self.name))
+        self._process = CONTEXT.Process(target=tracing.live, args=(self._arguments, self._folder, self.name))
         self._process.start()
 
     @property

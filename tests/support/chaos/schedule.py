@@ -4,7 +4,7 @@ import itertools
 import random
 from typing import NamedTuple
 
-from tests.support.chaos.witness import When
+from tests.support.chaos.tracing import When
 from tests.support.mosquitto import BROKER
 from trainer.federation.server.journal import TRANSITIONS
 

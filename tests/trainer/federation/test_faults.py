@@ -23,9 +23,9 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import decode
 from broker_config.protocol.messages import Spec
 from tests.support.foreign_node import Tensors
+from tests.support.frame_mutation import small_weights
+from tests.support.live_attack import Gate, Honest
 from tests.support.plants import CLASSES, Process, draw, start
-from tests.support.siege import Gate, Honest
-from tests.support.traffic import small_weights
 
 PATIENCE = 60  # seconds for anything
 ROUNDS = 3

@@ -10,7 +10,7 @@ from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from tests.support.plants import draw
-from tests.support.sessions import PATIENCE, PLANTS, Federation, same
+from tests.support.threaded_federation import PATIENCE, PLANTS, Federation, same
 from trainer import progress
 from trainer.federation.server.coordinator import Outcome
 from trainer.federation.server.spec import Terms

@@ -23,8 +23,8 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import decode, encode, encode_chunk, encoded_size
 from broker_config.protocol.messages import AnyMessage, Contribution, Hello, Manifest, RoundState, Want
 from tests.support.foreign_node import ForeignNode, Tensors
+from tests.support.frame_mutation import small_encoder
 from tests.support.plants import CLASSES, draw, run
-from tests.support.traffic import small_encoder
 from trainer import progress
 from trainer.federation.server.coordinator import coordinate
 from trainer.federation.server.ledger import Ledger

@@ -14,7 +14,7 @@ from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.errors import PeerError, UsageError
 from broker_config.protocol.messages import Contribution, Manifest, Spec, Training
 from tests.support.plants import CLASSES, draw, load_images
-from tests.support.sessions import PLANTS, Federation, same
+from tests.support.threaded_federation import PLANTS, Federation, same
 from trainer import progress
 from trainer.data.class_folders import Images
 from trainer.federation.client.discovery import join

@@ -14,8 +14,8 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.vfl_messages import VflSpec, Window
 from edge.vfl.sensor_rows import RowFile
 from tests.support.mosquitto import Mosquitto
-from tests.support.sensor_streams import CLASSES, COLUMNS, Plant, Processes
 from tests.support.vfl_processes import Witness
+from tests.support.vfl_sensor_files import CLASSES, COLUMNS, Plant, Processes
 from trainer.vfl.algorithm import Sensor
 from trainer.vfl.client.session import take_part
 from trainer.vfl.server.journal import ClosedRound, history

@@ -14,7 +14,7 @@ from pathlib import Path
 from edge.daemon.assembly import Instance
 from edge.daemon.dispatcher import Dispatcher
 from edge.config.line_settings import parse
-from tests.support.outcomes import verdict
+from tests.support.numbered_outcomes import verdict
 logging.basicConfig(format="%(message)s")
 tables, state, first, count, pause = json.loads(sys.argv[1])
 settings = parse(tables, Path(state) / "line.toml")

@@ -22,8 +22,8 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from broker_config.broker.embedded import start_broker
 from tests.support.foreign_node import ForeignNode, Tensors
+from tests.support.frame_mutation import Mutator, small_weights
 from tests.support.plants import CLASSES, start
-from tests.support.traffic import Mutator, small_weights
 from trainer.federation.server.membership import STRIKES
 
 V5 = MQTTProtocolVersion.MQTTv5

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from safetensors.numpy import load_file
 
-from tests.support.chaos import witness
-from tests.support.chaos.campaign import Federation, Kill, Outcome
+from tests.support.chaos import tracing
+from tests.support.chaos.run import Federation, Kill, Outcome
 from tests.support.chaos.schedule import COORDINATOR, Strike
 from tests.support.mosquitto import BROKER
 from tests.support.plants import CLASSES, load_images
@@ -78,7 +78,7 @@ def _journalled(folder: Path) -> dict[tuple[str, int], str]:
 def _repeated(folder: Path, node: str, journalled: dict[tuple[str, int], str]) -> list[str]:
     """Rounds that a node trained again although its contribution was durable, or with another result."""
     said, durable, digests = [], set[int](), dict[int, set[str]]()
-    for moment in witness.read(folder, node):
+    for moment in tracing.read(folder, node):
         if moment.kind == "training" and moment.when == "before" and moment.round in durable:
             said.append(f"{node} trained round {moment.round} again")
         elif moment.kind == "contributed":
@@ -122,7 +122,7 @@ def _where(folder: Path, name: str, kill: Kill) -> str:
     """The step before the kill and the one after it, in the trace of `name`."""
     if kill.fault and kill.victim == name:
         return f"right {kill.fault}"
-    moments = witness.read(folder, name)
+    moments = tracing.read(folder, name)
     last = next((moment for moment in reversed(moments) if moment.time <= kill.time), None)
     if last and last.when == "before":
         return f"in {last.kind}"

@@ -9,12 +9,12 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.chaos import witness
+from tests.support.chaos import tracing
 from tests.support.chaos.processes import EdgeNode
 from tests.support.chaos.schedule import COORDINATOR, Strike
 from tests.support.mosquitto import Mosquitto
 from tests.support.plants import CLASSES, draw
-from tests.support.storm import Storm, Weather
+from tests.support.unreliable_network import Storm, Weather
 from trainer.models.catalogue import SIZES
 
 _PATIENCE = 240.0  # seconds without any durable step after which the federation counts as stuck
@@ -172,7 +172,7 @@ class Campaign:
             if process.ended == 0:
                 self._finished.add(process.name)
             elif process.ended == -signal.SIGKILL:
-                last = witness.read(self._folder, process.name)[-1]
+                last = tracing.read(self._folder, process.name)[-1]
                 self._killed(process.name, self._chance.expovariate(4), f"{last.when} {last.kind}", last.time)
             else:
                 said = (self._folder / f"{process.name}.log").read_text(errors="replace").splitlines()[-3:]
@@ -207,10 +207,10 @@ class Campaign:
 
     def _arm(self, strike: Strike) -> None:
         assert strike.fault is not None
-        witness.fault(self._folder, strike.victim, *strike.fault).touch()
+        tracing.fault(self._folder, strike.victim, *strike.fault).touch()
 
     def _is_armed(self, strike: Strike) -> bool:
-        return strike.fault is not None and witness.fault(self._folder, strike.victim, *strike.fault).exists()
+        return strike.fault is not None and tracing.fault(self._folder, strike.victim, *strike.fault).exists()
 
     def _killed(self, victim: str, down: float, fault: str = "", at: float | None = None) -> None:
         now = time.monotonic()
@@ -229,7 +229,7 @@ class Campaign:
         bytes_ = sum((self._folder / f"{name}.trace").stat().st_size for name in self._traced())
         if bytes_ > self._bytes:
             self._bytes = bytes_
-            kinds = [each.kind for name in self._traced() for each in witness.read(self._folder, name, "after")]
+            kinds = [each.kind for name in self._traced() for each in tracing.read(self._folder, name, "after")]
             self._round = kinds.count("opened") + kinds.count("concluded")
             durable = len(kinds) - sum(kinds.count(kind) for kind in _AGAIN_AT_EVERY_START)
             if durable > self._durable:

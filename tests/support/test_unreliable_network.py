@@ -10,7 +10,7 @@ import pytest
 from broker_config.broker.embedded import EmbeddedBroker
 from broker_config.mqtt.client import Connected, Delivery, Disconnected, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
-from tests.support.storm import FAIR, Storm, Weather
+from tests.support.unreliable_network import FAIR, Storm, Weather
 
 _MESSAGES = [bytes([number]) * 200 for number in range(30)]
 
