@@ -50,20 +50,20 @@ class Tracer:
 
     def node(self, source: Path) -> Node:
         """All variants of a personal model."""
-        facts, tensors, *_ = personal_model.load(source)
-        facts = msgspec.structs.replace(
-            facts, preprocessing=msgspec.structs.replace(facts.preprocessing, size=self._size)
+        metadata, tensors, *_ = personal_model.load(source)
+        metadata = msgspec.structs.replace(
+            metadata, preprocessing=msgspec.structs.replace(metadata.preprocessing, size=self._size)
         )
         finder = ImageFinder()
-        judging, training = held_out.load(source, facts, finder), finder.training(source, facts)
+        judging, training = held_out.load(source, metadata, finder), finder.training(source, metadata)
         if isinstance(judging, str):
             raise SystemExit(f"{source}: {judging}")
-        graphs = {_FUSED: self._graph(facts, tensors, source), _ONE: self._graph(facts, average(tensors), source)}
+        graphs = {_FUSED: self._graph(metadata, tensors, source), _ONE: self._graph(metadata, average(tensors), source)}
         graphs |= {_QUANTISED[name]: quantise(graph, training.images) for name, graph in graphs.items()}
-        return Node(facts.node, graphs, judging)
+        return Node(metadata.node, graphs, judging)
 
-    def _graph(self, facts: personal_model.Facts, tensors: Tensors, source: Path) -> bytes:
-        architecture = Architecture(facts.model, len(facts.classes), fusion_of(tensors), facts.preprocessing)
+    def _graph(self, metadata: personal_model.ModelMetadata, tensors: Tensors, source: Path) -> bytes:
+        architecture = Architecture(metadata.model, len(metadata.classes), fusion_of(tensors), metadata.preprocessing)
         served = module(architecture, tensors, source)
         if architecture not in self._traced:
             self._traced[architecture] = trace(served, self._size)

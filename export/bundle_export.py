@@ -22,7 +22,7 @@ from trainer.data.class_folders import LabelledImages
 from trainer.models.fusion import WEIGHTED_SUM, fusion_of
 from trainer.models.network import Network, Tensors
 from trainer.training import personal_model
-from trainer.training.personal_model import Facts
+from trainer.training.personal_model import ModelMetadata
 
 
 class Exported(NamedTuple):
@@ -48,7 +48,7 @@ class _Model(NamedTuple):
     """A personal model on its way to a bundle."""
 
     source: Path
-    facts: Facts
+    metadata: ModelMetadata
     tensors: Tensors
     encoders: tuple[Encoder, ...]
     held_out: LabelledImages | str  # or why there are too few
@@ -77,36 +77,36 @@ def export(
             for an optimisation are not there.
         ParityError: a graph's outputs differ from torch's; that bundle is not written.
     """
-    _check_nodes([personal_model.load_facts(source).node for source in models])
+    _check_nodes([personal_model.load_metadata(source).node for source in models])
     finder, tracer = ImageFinder(optimisations.data), _Tracer(report)
     written = []
     for source in models:
-        facts, tensors, *_ = personal_model.load(source)
-        signing = signer.check(facts, tensors, source) if signer else None
-        if facts.broadcast and not signer:
-            text = f"the bundle of {facts.node} will not be signed, and serve --trust refuses it: --kit FILE signs"
+        metadata, tensors, *_ = personal_model.load(source)
+        signing = signer.check(metadata, tensors, source) if signer else None
+        if metadata.broadcast and not signer:
+            text = f"the bundle of {metadata.node} will not be signed, and serve --trust refuses it: --kit FILE signs"
             report(progress.Note(text=text))
         encoders = tuple(ENCODER_NAMES[prefix] for prefix in fusion_of(tensors).encoders)
         model = _without_idle_encoder(
-            _Model(source, facts, tensors, encoders, held_out.load(source, facts, finder)), report
+            _Model(source, metadata, tensors, encoders, held_out.load(source, metadata, finder)), report
         )
         graph = tracer.graph(model)
         if optimisations.student and fusion_of(model.tensors) is WEIGHTED_SUM:
-            graph = _student(model, graph, tracer, finder.training(source, facts), report)
+            graph = _student(model, graph, tracer, finder.training(source, metadata), report)
         if optimisations.int8:
-            graph = _in_int8(model, graph, finder.training(source, facts), report)
-        target = folder / facts.node
+            graph = _in_int8(model, graph, finder.training(source, metadata), report)
+        target = folder / metadata.node
         if isinstance(found := model.held_out, str):
             report(
                 progress.Note(
-                    text=f"{facts.node} gets no calibration, and will notice neither novelty nor drift: {found}"
+                    text=f"{metadata.node} gets no calibration, and will notice neither novelty nor drift: {found}"
                 )
             )
         _write(target, model, graph, signing)
-        written.append(Exported(target, facts.node, graph.difference))
+        written.append(Exported(target, metadata.node, graph.difference))
         report(
             progress.Exported(
-                node=facts.node, folder=str(target), bytes=len(graph.content), difference=graph.difference
+                node=metadata.node, folder=str(target), bytes=len(graph.content), difference=graph.difference
             )
         )
     return written
@@ -121,13 +121,13 @@ class _Tracer:
 
     def graph(self, model: _Model) -> _Graph:
         """The model's graph in fp32, checked against torch."""
-        facts, tensors = model.facts, model.tensors
-        architecture = Architecture(facts.model, len(facts.classes), fusion_of(tensors), facts.preprocessing)
+        metadata, tensors = model.metadata, model.tensors
+        architecture = Architecture(metadata.model, len(metadata.classes), fusion_of(tensors), metadata.preprocessing)
         served = module(architecture, tensors, model.source)
         if architecture not in self._traced:
-            what = f"tracing {facts.model} for {len(facts.classes)} classes, once for all nodes: 10 to 30 s"
+            what = f"tracing {metadata.model} for {len(metadata.classes)} classes, once for all nodes: 10 to 30 s"
             self._report(progress.Step(what=what))
-            self._traced[architecture] = trace(served, facts.preprocessing.size)
+            self._traced[architecture] = trace(served, metadata.preprocessing.size)
             self._report(progress.Step(what="checking models against torch and writing their bundles"))
         content = with_values(self._traced[architecture], served)
         return _Graph(content, model.encoders, check_parity(content, architecture, tensors, model.source))
@@ -137,10 +137,10 @@ def _without_idle_encoder(model: _Model, report: progress.Report) -> _Model:
     """The model without an encoder that changes no verdict."""
     if isinstance(model.held_out, str):
         return model
-    found = drop_encoder(model.facts, model.tensors, model.held_out)
+    found = drop_encoder(model.metadata, model.tensors, model.held_out)
     if found is None:
         return model
-    node, images = model.facts.node, len(model.held_out.labels)
+    node, images = model.metadata.node, len(model.held_out.labels)
     text = (
         f"the bundle of {node} has one encoder: the {found.dropped} one, with {found.share:.1%} of the features, "
         f"changes no verdict on {images} held-out images"
@@ -153,7 +153,7 @@ def _student(
     model: _Model, graph: _Graph, tracer: _Tracer, training: LabelledImages, report: progress.Report
 ) -> _Graph:
     """The graph of one encoder in place of two, or of two if one is not as right: the average, else a taught one."""
-    facts, node = model.facts, model.facts.node
+    metadata, node = model.metadata, model.metadata.node
     images = model.held_out
     if isinstance(images, str):
         report(progress.Note(text=f"the bundle of {node} keeps both encoders, one cannot be measured: {images}"))
@@ -171,14 +171,14 @@ def _student(
     mean = tried("the average of both", average(model.tensors))
     if mean is not None:
         return mean
-    network = Network(facts.model, len(facts.classes))
-    taught = teach(network, model.tensors, training, facts.preprocessing, report)
+    network = Network(metadata.model, len(metadata.classes))
+    taught = teach(network, model.tensors, training, metadata.preprocessing, report)
     return tried("one that both have taught", taught) or graph
 
 
 def _in_int8(model: _Model, graph: _Graph, training: LabelledImages, report: progress.Report) -> _Graph:
     """The graph in int8, or as it is if that is not as right, or not faster, here."""
-    node = model.facts.node
+    node = model.metadata.node
     images = model.held_out
     if isinstance(images, str):
         report(progress.Note(text=f"the bundle of {node} stays fp32, int8 cannot be measured: {images}"))
@@ -194,27 +194,27 @@ def _in_int8(model: _Model, graph: _Graph, training: LabelledImages, report: pro
 
 
 def _write(folder: Path, model: _Model, graph: _Graph, signing: bundle_format.Signing | None) -> None:
-    facts, content, sure, reference = model.facts, graph.content, None, None
+    metadata, content, sure, reference = model.metadata, graph.content, None, None
     if not isinstance(model.held_out, str):
-        sure = held_out.confidence(content, model.held_out, facts)
+        sure = held_out.confidence(content, model.held_out, metadata)
         content = with_temperature(content, sure.temperature)
         reference = held_out.reference(content, model.held_out)
-    running, golden = session(content), pictures(facts.preprocessing.size, 1)
+    running, golden = session(content), pictures(metadata.preprocessing.size, 1)
     there = outputs(running)
     description = bundle_format.Description(
-        federation=facts.federation,
-        run=facts.run,
-        node=facts.node,
-        method=facts.method,
-        model=facts.model,
-        round=facts.round,
-        classes=facts.classes,
-        input=bundle_format.Input(size=facts.preprocessing.size),
+        federation=metadata.federation,
+        run=metadata.run,
+        node=metadata.node,
+        method=metadata.method,
+        model=metadata.model,
+        round=metadata.round,
+        classes=metadata.classes,
+        input=bundle_format.Input(size=metadata.preprocessing.size),
         extras=tuple(name for name in EXTRAS if name in there),
         encoders=graph.encoders,
         precision=graph.precision,
         confidence=sure,
-        metrics=facts.metrics,
+        metrics=metadata.metrics,
     )
     [probabilities] = running.run(["probabilities"], {"image": golden})[0].tolist()
     tolerance = TOLERANCE if graph.precision == "int8" else bundle_format.TOLERANCE

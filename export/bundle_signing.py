@@ -15,7 +15,7 @@ from edge.bundle.verification import verify_broadcast
 from trainer.models.fusion import OWN, RECEIVED, WEIGHTED_SUM, fusion_of
 from trainer.models.named_tensors import add_prefix, is_frozen, strip_prefix
 from trainer.models.network import Tensors, to_arrays
-from trainer.training.personal_model import Facts
+from trainer.training.personal_model import ModelMetadata
 
 
 class Signer:
@@ -30,21 +30,21 @@ class Signer:
         self._charter = MessageSigner(kit).members
         self._days = timedelta(days=days)
 
-    def check(self, facts: Facts, tensors: Tensors, source: Path) -> Signing:
+    def check(self, metadata: ModelMetadata, tensors: Tensors, source: Path) -> Signing:
         """What signs the bundle of this model.
 
         Raises:
             UsageError: it is another node's, or was not made from what the coordinator has signed.
         """
         kit = self._kit
-        if (facts.node, facts.federation) != (kit.name, kit.federation):
+        if (metadata.node, metadata.federation) != (kit.name, kit.federation):
             raise UsageError(
-                f"the model in {source} is of {facts.node} in federation {facts.federation!r}, "
+                f"the model in {source} is of {metadata.node} in federation {metadata.federation!r}, "
                 f"the kit of {kit.name} in {kit.federation!r}",
                 "sign each model with the kit of its own node",
             )
         try:
-            broadcast = verify_broadcast(facts, self._charter)
+            broadcast = verify_broadcast(metadata, self._charter)
             _check_received(tensors, broadcast)
         except ForgedError as error:
             raise UsageError(

@@ -11,7 +11,7 @@ from trainer.models.fusion import OWN, RECEIVED, WEIGHTED_SUM, fusion_of
 from trainer.models.named_tensors import add_prefix, is_frozen, select, strip_prefix
 from trainer.models.network import Network, Tensors
 from trainer.training.engine import predict
-from trainer.training.personal_model import Facts
+from trainer.training.personal_model import ModelMetadata
 from trainer.training.training_set import TrainingSet
 
 LEAST_SHARE = 0.05  # of the features, below which an encoder is tried to be left out
@@ -26,7 +26,7 @@ class Selected(NamedTuple):
     share: float  # of the features, of the dropped one
 
 
-def drop_encoder(facts: Facts, tensors: Tensors, held_out: LabelledImages) -> Selected | None:
+def drop_encoder(metadata: ModelMetadata, tensors: Tensors, held_out: LabelledImages) -> Selected | None:
     """The model without the encoder whose share of the features is below LEAST_SHARE.
 
     None if there is no such encoder, or if a prediction on a held-out image would change.
@@ -40,7 +40,7 @@ def drop_encoder(facts: Facts, tensors: Tensors, held_out: LabelledImages) -> Se
     kept, dropped = (RECEIVED, OWN) if weight > share else (OWN, RECEIVED)
     stem = {name: value for name, value in tensors.items() if is_frozen(name)}
     single = {**stem, **add_prefix(OWN, strip_prefix(kept, tensors)), **select(tensors, ("classifier",))}
-    network, images = Network(facts.model, len(facts.classes)), TrainingSet.of(held_out, facts.preprocessing)
+    network, images = Network(metadata.model, len(metadata.classes)), TrainingSet.of(held_out, metadata.preprocessing)
     with torch.no_grad():
         both, one = (predict(network, each, images).argmax(1) for each in (tensors, single))
     if not np.array_equal(both, one):

@@ -13,7 +13,7 @@ from export.model_images import ImageFinder
 from export.parity import session
 from trainer.data.class_folders import LabelledImages
 from trainer.training import personal_model
-from trainer.training.personal_model import Facts
+from trainer.training.personal_model import ModelMetadata
 
 _BATCH = 32
 
@@ -26,15 +26,15 @@ class Outputs(NamedTuple):
     features: np.ndarray  # [n, F]
 
 
-def load(source: Path, facts: Facts, finder: ImageFinder) -> LabelledImages | str:
+def load(source: Path, metadata: ModelMetadata, finder: ImageFinder) -> LabelledImages | str:
     """The held-out images of the model in `source`; or why there are too few of them, as words."""
-    if facts.metrics.get("cross_validated"):
+    if metadata.metrics.get("cross_validated"):
         return "all of its images trained it"
     try:
-        verdicts = personal_model.load_verdicts(source)
+        verdicts = personal_model.load_predictions(source)
     except UsageError as error:
         return str(error)
-    found = finder.find(verdicts, facts)
+    found = finder.find(verdicts, metadata)
     count = 0 if found is None else len(found.labels)
     if found is None or count < FEWEST:
         return f"{count} of {len(verdicts)} held-out images are where they were, at least {FEWEST} are needed"
@@ -51,10 +51,10 @@ def run_graph(content: bytes, images: np.ndarray) -> Outputs:
     return Outputs(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 
-def confidence(content: bytes, held_out: LabelledImages, facts: Facts) -> Confidence:
+def confidence(content: bytes, held_out: LabelledImages, metadata: ModelMetadata) -> Confidence:
     """How sure a model may be whose graph, at temperature 1, is `content`."""
     probabilities = run_graph(content, held_out.images).probabilities
-    return calibrate(np.log(np.maximum(probabilities, 1e-30)), held_out.labels, facts.classes)
+    return calibrate(np.log(np.maximum(probabilities, 1e-30)), held_out.labels, metadata.classes)
 
 
 def reference(content: bytes, held_out: LabelledImages) -> bytes:

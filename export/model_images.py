@@ -13,7 +13,7 @@ from edge.inference.image_decoding import decode_image
 from trainer.data.class_folders import LabelledImages
 from trainer.data.folder_scan import scan_folder
 from trainer.training import personal_model
-from trainer.training.personal_model import Facts, Sample, Verdict
+from trainer.training.personal_model import HeldOutPrediction, ModelMetadata, TrainingImage
 
 
 class ImageFinder:
@@ -23,13 +23,13 @@ class ImageFinder:
         entries = scan_folder(folder).entries if folder else ()
         self._elsewhere = {entry.digest: entry.path for entry in entries}
 
-    def training(self, source: Path, facts: Facts) -> LabelledImages:
+    def training(self, source: Path, metadata: ModelMetadata) -> LabelledImages:
         """The images that trained the model in `source`.
 
         Raises:
             UsageError: none is there any more, or the model does not say which they are.
         """
-        found = self.find(personal_model.load_training(source), facts)
+        found = self.find(personal_model.load_training_images(source), metadata)
         if found is None:
             raise UsageError(
                 f"none of the images that trained the model in {source} is where it was",
@@ -37,22 +37,26 @@ class ImageFinder:
             )
         return found
 
-    def find(self, listed: Sequence[Sample | Verdict], facts: Facts) -> LabelledImages | None:
+    def find(
+        self, listed: Sequence[TrainingImage | HeldOutPrediction], metadata: ModelMetadata
+    ) -> LabelledImages | None:
         """Those images that are still there, the same byte for byte; None if none is."""
-        found = [(each, path, pixels) for each in listed for path, pixels in self._read(each, facts)]
+        found = [(each, path, pixels) for each in listed for path, pixels in self._read(each, metadata)]
         if not found:
             return None
         return LabelledImages(
             np.stack([pixels for _, _, pixels in found]),
-            np.array([facts.classes.index(each.label) for each, _, _ in found], np.int64),
+            np.array([metadata.classes.index(each.label) for each, _, _ in found], np.int64),
             tuple(each.digest for each, _, _ in found),
             tuple(path for _, path, _ in found),
         )
 
-    def _read(self, image: Sample | Verdict, facts: Facts) -> Iterator[tuple[Path, NDArray[np.uint8]]]:
+    def _read(
+        self, image: TrainingImage | HeldOutPrediction, metadata: ModelMetadata
+    ) -> Iterator[tuple[Path, NDArray[np.uint8]]]:
         for path in filter(None, (Path(image.path), self._elsewhere.get(image.digest))):
             with suppress(OSError, UsageError):  # it has been moved, perhaps to the finder's folder
                 content = path.read_bytes()
                 if hashlib.sha256(content).hexdigest() == image.digest:
-                    yield path, decode_image(content, facts.preprocessing.size)
+                    yield path, decode_image(content, metadata.preprocessing.size)
                     return

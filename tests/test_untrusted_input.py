@@ -232,8 +232,8 @@ def test_a_nodes_state_that_is_a_pickle_is_refused(bomb: bytes, tmp_path: Path):
 
 
 def test_a_personal_model_that_is_a_pickle_is_refused(bomb: bytes, tmp_path: Path):
-    facts = msgspec.json.encode(FACTS)
-    for name, content in (("personal.json", facts), ("personal.safetensors", bomb)):
+    metadata = msgspec.json.encode(FACTS)
+    for name, content in (("personal.json", metadata), ("personal.safetensors", bomb)):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError, match="is damaged"):
         personal_model.load(tmp_path)

@@ -12,7 +12,7 @@ from trainer.federation.server.spec import Request, draft
 from trainer.methods import make
 from trainer.models.network import Network, to_arrays, to_tensors
 from trainer.training import personal_model
-from trainer.training.personal_model import Facts, Personal
+from trainer.training.personal_model import ModelMetadata, PersonalModel
 from trainer.training.seeding import generator
 
 SIZE = 224  # pixels
@@ -37,7 +37,9 @@ def fused(folder: Path) -> Path:
         name: np.asarray(value * (1 + 0.01 * noise.standard_normal(value.shape)), np.float32)
         for name, value in to_arrays(tensors).items()
     }
-    personal_model.save(Personal(Facts.of(spec, NODE, 1, {}, {}, ()), to_tensors(varied)), folder / "model")
+    personal_model.save(
+        PersonalModel(ModelMetadata.from_spec(spec, NODE, 1, {}, {}, ()), to_tensors(varied)), folder / "model"
+    )
     with progress.reporter(as_json=False, quiet=False) as report:
         export([folder / "model"], folder, report)
     return bundle

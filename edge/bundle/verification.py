@@ -64,7 +64,7 @@ class AdmittedBundle(NamedTuple):
 
 
 class Origin(Protocol):
-    """The origin of a model: a bundle's manifest, or the facts of a personal model."""
+    """The origin of a model: a bundle's manifest, or the metadata of a personal model."""
 
     @property
     def federation(self) -> str: ...  # noqa: D102

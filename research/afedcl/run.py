@@ -17,7 +17,7 @@ from trainer.federation.server.spec import Request, draft
 from trainer.methods.base import Metrics
 from trainer.models.network import Network
 from trainer.report.model_examination import project
-from trainer.training.personal_model import Personal
+from trainer.training.personal_model import PersonalModel
 from trainer.training.simulation import Engine, simulate
 from trainer.training.training_set import TrainingSet
 
@@ -77,15 +77,15 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
     )
 
 
-def _result(name: str, model: Personal) -> NodeResult:
-    metrics = model.facts.metrics
+def _result(name: str, model: PersonalModel) -> NodeResult:
+    metrics = model.metadata.metrics
     return NodeResult(
         name=name,
-        trained=model.facts.trained,
+        trained=model.metadata.trained,
         tested=int(metrics["images"]),
         accuracy=round(metrics["accuracy"], 4),
         f1=round(metrics["f1"], 4),
-        history=_columns(model.facts.history),
+        history=_columns(model.metadata.history),
     )
 
 
@@ -99,15 +99,15 @@ def _rounded(value: float) -> float | None:
     return round(value, 4) if math.isfinite(value) else None
 
 
-def _embedding(model: Personal, images: LabelledImages | None) -> Embedding:
+def _embedding(model: PersonalModel, images: LabelledImages | None) -> Embedding:
     assert images is not None
-    facts = model.facts
-    network = Network(facts.model, len(facts.classes))
+    metadata = model.metadata
+    network = Network(metadata.model, len(metadata.classes))
     with torch.no_grad():
-        inputs = TrainingSet.of(images, facts.preprocessing).network_input(slice(None))
+        inputs = TrainingSet.of(images, metadata.preprocessing).network_input(slice(None))
         points = project(network.features(model.tensors, inputs).numpy())
     return Embedding(
-        node=facts.node,
-        labels=[facts.classes[label] for label in images.labels[: len(points)]],
+        node=metadata.node,
+        labels=[metadata.classes[label] for label in images.labels[: len(points)]],
         points=[(round(float(x), 2), round(float(y), 2)) for x, y in points],
     )

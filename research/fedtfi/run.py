@@ -23,7 +23,7 @@ from trainer.models.network import Network, to_tensors
 from trainer.report.model_examination import project
 from trainer.training.engine import predict
 from trainer.training.evaluation import accuracy, macro_auc, macro_f1
-from trainer.training.personal_model import Personal
+from trainer.training.personal_model import PersonalModel
 from trainer.training.simulation import Device, Engine, simulate
 from trainer.training.training_set import TrainingSet
 
@@ -152,9 +152,9 @@ def _scheme(cell: Cell) -> Scheme:
     )
 
 
-def _losses(models: dict[str, Personal]) -> list[float]:
+def _losses(models: dict[str, PersonalModel]) -> list[float]:
     """Of every round, mean over nodes."""
-    rounds = zip(*(model.facts.history for model in models.values()), strict=True)
+    rounds = zip(*(model.metadata.history for model in models.values()), strict=True)
     return [float(np.mean([metrics["L_C"] for metrics in nodes])) for nodes in rounds]
 
 
@@ -171,11 +171,11 @@ def _curve(seen: list[Evaluation], losses: list[float]) -> list[Point]:
     ]
 
 
-def _node(name: str, model: Personal) -> Node:
-    metrics = model.facts.metrics
+def _node(name: str, model: PersonalModel) -> Node:
+    metrics = model.metadata.metrics
     return Node(
         name=name,
-        trained=model.facts.trained,
+        trained=model.metadata.trained,
         tested=int(metrics["images"]),
         accuracy=round(metrics["accuracy"], 4),
         f1=round(metrics["f1"], 4),

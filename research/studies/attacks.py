@@ -43,7 +43,7 @@ from trainer.models.named_tensors import Arrays
 from trainer.models.network import Network
 from trainer.training.engine import predict
 from trainer.training.participant import Contributed
-from trainer.training.personal_model import Personal
+from trainer.training.personal_model import PersonalModel
 from trainer.training.seeding import generator
 from trainer.training.simulation import Tamper, simulate
 from trainer.training.training_set import TrainingSet
@@ -111,7 +111,7 @@ def run(trial: Trial, shares: Sequence[Share], classes: Sequence[str]) -> Result
     tests = {node: images[node].test for node in honest}
     return Result(
         trial=trial,
-        accuracy=[round(models[node].facts.metrics["accuracy"], 4) for node in honest if models],
+        accuracy=[round(models[node].metadata.metrics["accuracy"], 4) for node in honest if models],
         success=[round(fooled(models[node], spec, tests[node]), 4) for node in honest if models],
         seconds=round(time.monotonic() - started, 1),
     )
@@ -144,7 +144,7 @@ def marked(pixels: np.ndarray) -> np.ndarray:
     return found
 
 
-def fooled(model: Personal, spec: Spec, test: LabelledImages | None) -> float:
+def fooled(model: PersonalModel, spec: Spec, test: LabelledImages | None) -> float:
     """The share of images of other classes that the patch turns into the target's."""
     assert test is not None
     others = test.take(np.flatnonzero(test.labels != TARGET))

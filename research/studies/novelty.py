@@ -48,7 +48,7 @@ from trainer.data.partition import Scheme, pool
 from trainer.federation.server.spec import Request, draft
 from trainer.models.fusion import WEIGHTED_SUM
 from trainer.models.network import Network, Tensors
-from trainer.training.personal_model import Personal
+from trainer.training.personal_model import PersonalModel
 from trainer.training.seeding import generator
 from trainer.training.simulation import simulate
 from trainer.training.training_set import TrainingSet
@@ -147,7 +147,7 @@ def observe(trial: Trial, weights: str, catalogue: Catalogue, other: Catalogue) 
             kind: look(models[share.node], spec, _pictures(found)) for kind, found in kinds.items() if found.entries
         }
         nodes.append(Node(look(models[share.node], spec, test), test.labels, unknown))
-    return nodes, [round(models[share.node].facts.metrics["accuracy"], 4) for share in shares]
+    return nodes, [round(models[share.node].metadata.metrics["accuracy"], 4) for share in shares]
 
 
 def _unknown(
@@ -173,7 +173,7 @@ def _pictures(catalogue: Catalogue) -> LabelledImages:
     return class_folders.load(catalogue, catalogue.classes, SIZE)
 
 
-def look(model: Personal, spec: Spec, images: LabelledImages) -> Seen:
+def look(model: PersonalModel, spec: Spec, images: LabelledImages) -> Seen:
     """What a fused personal model makes of images."""
     network, tensors = Network(spec.model, len(spec.classes)), model.tensors
     ready = TrainingSet.of(images, spec.preprocessing)

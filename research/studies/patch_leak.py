@@ -244,7 +244,7 @@ def federation(
         return spec, broadcast, None
     images = {"attacker": Images(pool.other, pool.absent), "victim": Images(pool.members, pool.absent)}
     outcome = simulate(spec, broadcast, images)
-    return spec, outcome.broadcast, outcome.models["victim"].facts.metrics["accuracy"]
+    return spec, outcome.broadcast, outcome.models["victim"].metadata.metrics["accuracy"]
 
 
 def asked_for(given: argparse.Namespace, name: str, seed: int) -> Iterator[Asked]:

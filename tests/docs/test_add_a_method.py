@@ -54,7 +54,7 @@ def test_the_pages_method_runs_and_differs_from_fedavg(fedbabu: ModuleType) -> N
     mine, theirs = one_round("fedbabu"), one_round("fedavg")
     for name, model in mine.models.items():
         assert not equal(to_arrays(model.tensors), to_arrays(theirs.models[name].tensors))
-        assert "L_P" in model.facts.history[0]
+        assert "L_P" in model.metadata.history[0]
 
 
 def test_every_file_that_the_page_names_is_there() -> None:

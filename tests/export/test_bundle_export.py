@@ -31,7 +31,7 @@ from trainer.methods import make
 from trainer.models.named_tensors import add_prefix, is_frozen, strip_prefix
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
 from trainer.training import personal_model
-from trainer.training.personal_model import Facts, Personal
+from trainer.training.personal_model import ModelMetadata, PersonalModel
 from trainer.training.seeding import generator
 
 CLASSES = ("crazing", "inclusion", "patches")
@@ -39,7 +39,7 @@ SMALL = Request(model="small", size=32, rounds=4)
 METRICS = {"accuracy": 0.875}
 
 
-def made(request: Request, node: str, method: str, seed: int) -> Personal:
+def made(request: Request, node: str, method: str, seed: int) -> PersonalModel:
     """The model that `method` deploys at a node which has not trained, its answers made decided."""
     request = request._replace(method=method, seed=seed)
     spec, own = draft(request, federation="steel", classes=CLASSES, nodes=2)
@@ -49,7 +49,7 @@ def made(request: Request, node: str, method: str, seed: int) -> Personal:
     tensors = to_tensors({**own, **entry.init_node(own, network.shape, generator(seed, node))})
     tensors = entry.receive(tensors, to_tensors(own))
     tensors = _decided(_varied(entry.deploy(tensors, to_tensors(received)), seed), network, spec.preprocessing.size)
-    return Personal(Facts.of(spec, node, 4, {}, METRICS, ()), tensors)
+    return PersonalModel(ModelMetadata.from_spec(spec, node, 4, {}, METRICS, ()), tensors)
 
 
 def _varied(tensors: Tensors, seed: int) -> Tensors:
@@ -77,13 +77,13 @@ def _decided(tensors: Tensors, network: Network, size: int) -> Tensors:
     return {**tensors, "classifier.weight": tensors["classifier.weight"] * scale, "classifier.bias": bias}
 
 
-def torch_probabilities(model: Personal, images: np.ndarray) -> np.ndarray:
+def torch_probabilities(model: PersonalModel, images: np.ndarray) -> np.ndarray:
     """What the network as it was trained gives for uint8 [n, S, S, 3]."""
-    facts = model.facts
-    mean, std = torch.tensor(facts.preprocessing.mean), torch.tensor(facts.preprocessing.std)
+    metadata = model.metadata
+    mean, std = torch.tensor(metadata.preprocessing.mean), torch.tensor(metadata.preprocessing.std)
     pixels = ((torch.from_numpy(images).float() / 255 - mean) / std).permute(0, 3, 1, 2)
     with torch.no_grad():
-        return torch.softmax(Network(facts.model, len(facts.classes)).predict(model.tensors, pixels), 1).numpy()
+        return torch.softmax(Network(metadata.model, len(metadata.classes)).predict(model.tensors, pixels), 1).numpy()
 
 
 def pictures(size: int, count: int) -> np.ndarray:
@@ -95,16 +95,16 @@ def pictures(size: int, count: int) -> np.ndarray:
 class Run(NamedTuple):
     """An export of several models, and what it left and said."""
 
-    models: dict[str, Personal]
+    models: dict[str, PersonalModel]
     sources: dict[str, Path]
     exported: list[Exported]
     said: list[str]
 
 
-def export_all(models: list[Personal], folder: Path) -> Run:
-    sources = {model.facts.node: folder / model.facts.node / "model" for model in models}
+def export_all(models: list[PersonalModel], folder: Path) -> Run:
+    sources = {model.metadata.node: folder / model.metadata.node / "model" for model in models}
     for model in models:
-        personal_model.save(model, sources[model.facts.node])
+        personal_model.save(model, sources[model.metadata.node])
     said: list[str] = []
 
     def report(event: progress.AnyEvent) -> None:
@@ -112,7 +112,7 @@ def export_all(models: list[Personal], folder: Path) -> Run:
             said.append(progress.format_event(event))
 
     exported = export(list(sources.values()), folder / "bundles", report)
-    return Run({model.facts.node: model for model in models}, sources, exported, said)
+    return Run({model.metadata.node: model for model in models}, sources, exported, said)
 
 
 @pytest.fixture(scope="module")
@@ -136,10 +136,10 @@ def test_models_of_one_architecture_share_one_trace(run: Run) -> None:
 def test_a_bundle_is_read_back_with_where_its_model_comes_from(run: Run, node: str) -> None:
     (written,) = [written for written in run.exported if written.node == node]
     manifest = bundle_format.read_bundle(written.folder).manifest
-    facts = run.models[node].facts
+    metadata = run.models[node].metadata
     assert written.folder.name == node
     for name in ("federation", "run", "node", "method", "model", "round", "classes", "metrics"):
-        assert getattr(manifest, name) == getattr(facts, name)
+        assert getattr(manifest, name) == getattr(metadata, name)
     assert manifest.input.size == 32
     assert manifest.id == f"{node}@4"
 
@@ -197,12 +197,12 @@ def test_there_is_one_trace_for_each_way_of_using_encoders(of_all_methods: Run) 
 # What the line sees besides
 
 
-def asked(predictor: Predictor, model: Personal, images: np.ndarray) -> tuple[Outputs, dict[str, np.ndarray]]:
+def asked(predictor: Predictor, model: PersonalModel, images: np.ndarray) -> tuple[Outputs, dict[str, np.ndarray]]:
     """All outputs, and what torch says: features and logits of the whole, and of each encoder with its own weights."""
-    facts, tensors = model.facts, model.tensors
-    mean, std = torch.tensor(facts.preprocessing.mean), torch.tensor(facts.preprocessing.std)
+    metadata, tensors = model.metadata, model.tensors
+    mean, std = torch.tensor(metadata.preprocessing.mean), torch.tensor(metadata.preprocessing.std)
     pixels = ((torch.from_numpy(images).float() / 255 - mean) / std).permute(0, 3, 1, 2)
-    network = Network(facts.model, len(facts.classes))
+    network = Network(metadata.model, len(metadata.classes))
     with torch.no_grad():
         told = {"features": network.features(tensors, pixels), "logits": network.predict(tensors, pixels)}
         for name in predictor.manifest.encoders:
@@ -301,20 +301,20 @@ def test_two_models_of_one_node_are_refused_before_anything_is_traced(run: Run, 
 def test_tensors_that_are_not_the_models_are_refused_before_anything_is_traced(
     run: Run, tmp_path: Path, damage: str
 ) -> None:
-    facts, tensors, *_ = run.models["plant-3"]
+    metadata, tensors, *_ = run.models["plant-3"]
     tensors = {name: value for name, value in tensors.items() if name != "classifier.bias"}
     if damage == "another shape":
         tensors["classifier.bias"] = torch.zeros(4)
-    personal_model.save(Personal(facts, tensors), tmp_path / "model")
+    personal_model.save(PersonalModel(metadata, tensors), tmp_path / "model")
     with pytest.raises(UsageError, match="does not hold the tensors of small") as caught:
         export([tmp_path / "model"], tmp_path / "bundles", says_nothing)
     assert str(tmp_path / "model") in caught.value.what
 
 
 def test_a_model_whose_training_diverged_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts, tensors, *_ = run.models["plant-3"]
+    metadata, tensors, *_ = run.models["plant-3"]
     personal_model.save(
-        Personal(facts, {**tensors, "classifier.bias": torch.full((3,), torch.nan)}), tmp_path / "model"
+        PersonalModel(metadata, {**tensors, "classifier.bias": torch.full((3,), torch.nan)}), tmp_path / "model"
     )
     monkeypatch.setattr(exporting, "trace", lambda module, size: None)  # would take seconds, and is not needed
     monkeypatch.setattr(exporting, "with_values", lambda graph, module: b"")
@@ -327,15 +327,15 @@ def test_a_model_whose_training_diverged_is_refused(run: Run, tmp_path: Path, mo
 # Signed
 
 
-def signed_fields(signers: Signers, model: Personal, **changes: object) -> Personal:
+def signed_fields(signers: Signers, model: PersonalModel, **changes: object) -> PersonalModel:
     """The model, made from a broadcast that the coordinator has signed; AFedCL's serves it as it came."""
     received = add_prefix("encoder", strip_prefix("received", model.tensors))
     if received:  # its stem is there once, as the own encoder's
         received |= {name: value for name, value in model.tensors.items() if is_frozen(name)}
-    facts = model.facts
+    metadata = model.metadata
     content = {"digest": hashlib.sha256(encode_tensors(to_arrays(received))).hexdigest()} if received else {}
-    broadcast = signers.broadcast(**{"run": facts.run, "round": facts.round} | content | changes)
-    return model._replace(facts=msgspec.structs.replace(facts, node="plant-a", broadcast=broadcast))
+    broadcast = signers.broadcast(**{"run": metadata.run, "round": metadata.round} | content | changes)
+    return model._replace(metadata=msgspec.structs.replace(metadata, node="plant-a", broadcast=broadcast))
 
 
 def test_a_model_that_was_exported_with_a_kit_is_served_where_its_node_is_trusted(
@@ -351,7 +351,7 @@ def test_a_model_that_was_exported_with_a_kit_is_served_where_its_node_is_truste
     export([tmp_path / "model"], tmp_path / "bundles", said.append, Signer(signers.kit("plant-a"), 9))
     verifier = Verifier(signers.trust(), tmp_path / "memory")
     predictor, ends, _ = load_model(tmp_path / "bundles" / "plant-a", verifier)
-    assert predictor.manifest.broadcast == model.facts.broadcast
+    assert predictor.manifest.broadcast == model.metadata.broadcast
     assert predictor.manifest.metrics == METRICS
     assert round((ends["bundle"] - datetime.now(UTC)).total_seconds() / 3600) == 9 * 24
 
@@ -366,8 +366,8 @@ def test_only_a_nodes_own_kit_signs_its_model_and_only_one_made_from_what_its_co
     fused, plain = (made(SMALL, "plant-a", method, 1) for method in ("afedcl", "fedavg"))
     own = Signer(signers.kit("plant-a"), 9)
     for good in (signed_fields(signers, fused), signed_fields(signers, plain), signed_fields(signers, plain, round=9)):
-        own.check(good.facts, good.tensors, Path("model"))
-    unsigned = plain._replace(facts=msgspec.structs.replace(signed_fields(signers, plain).facts, broadcast=None))
+        own.check(good.metadata, good.tensors, Path("model"))
+    unsigned = plain._replace(metadata=msgspec.structs.replace(signed_fields(signers, plain).metadata, broadcast=None))
     for signer, model, reason in (
         (Signer(signers.kit("plant-b"), 9), signed_fields(signers, plain), "the kit of plant-b in 'steel'"),
         (Signer(signers.kit("coordinator"), 9), signed_fields(signers, plain), "the kit of coordinator in 'steel'"),
@@ -379,7 +379,7 @@ def test_only_a_nodes_own_kit_signs_its_model_and_only_one_made_from_what_its_co
         (own, signed_fields(signers, fused, digest="e" * 64), "its received encoder is another one"),
     ):
         with pytest.raises(UsageError, match=reason) as caught:
-            signer.check(model.facts, model.tensors, Path("model"))
+            signer.check(model.metadata, model.tensors, Path("model"))
         assert caught.value.remedy
 
 

@@ -22,12 +22,12 @@ from tests.export.test_bundle_export import CLASSES, SMALL, made, pictures, torc
 from tests.support.classified_images import Told, a_line, shown
 from trainer import progress
 from trainer.training import personal_model
-from trainer.training.personal_model import Personal, Verdict
+from trainer.training.personal_model import HeldOutPrediction, PersonalModel
 
 IMAGES = 30
 
 
-def judged(folder: Path, model: Personal) -> Personal:
+def judged(folder: Path, model: PersonalModel) -> PersonalModel:
     """The model with images that judged it; their labels are its own answers, but for every third."""
     verdicts = []
     for number, pixels in enumerate(pictures(32, IMAGES)):
@@ -35,7 +35,7 @@ def judged(folder: Path, model: Personal) -> Personal:
         [row] = torch_probabilities(model, pixels[None])
         label = int(row.argmax()) if number % 3 else number // 3 % 3
         verdicts.append(
-            Verdict(
+            HeldOutPrediction(
                 path=str(path),
                 digest=hashlib.sha256(path.read_bytes()).hexdigest(),
                 label=CLASSES[label],
@@ -43,11 +43,11 @@ def judged(folder: Path, model: Personal) -> Personal:
                 confidence=float(row.max()),
             )
         )
-    return model._replace(verdicts=tuple(verdicts))
+    return model._replace(predictions=tuple(verdicts))
 
 
 class Written(NamedTuple):
-    model: Personal
+    model: PersonalModel
     source: Path
     folder: Path
     manifest: Manifest
@@ -70,8 +70,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 def test_the_graph_divides_its_logits_by_the_temperature_that_the_images_gave(written):
-    images = np.stack([decode_image(Path(verdict.path), 32) for verdict in written.model.verdicts])
-    labels = np.array([CLASSES.index(verdict.label) for verdict in written.model.verdicts])
+    images = np.stack([decode_image(Path(verdict.path), 32) for verdict in written.model.predictions])
+    labels = np.array([CLASSES.index(verdict.label) for verdict in written.model.predictions])
     logits = np.log(torch_probabilities(written.model, images))
     expected = temperature(logits, labels)
     assert written.manifest.confidence is not None
@@ -93,7 +93,7 @@ def test_the_bundle_holds_how_the_graph_saw_the_images_and_a_line_measures_with_
     reference = Predictor(bundle_format.read_bundle(written.folder)).reference
     assert reference is not None
     assert len(reference.features) == len(reference.novelty) == len(reference.disagreement) == IMAGES
-    known = decode_image(Path(written.model.verdicts[3].path), 32)
+    known = decode_image(Path(written.model.predictions[3].path), 32)
     strange = np.zeros((32, 32, 3), np.uint8)
     seen, unseen = shown(a_line(written.folder, Told(), UncertaintyCheck(Settings())), [known, strange])
     assert seen.novelty == pytest.approx(0, abs=1e-4)
@@ -108,23 +108,23 @@ def test_images_that_are_gone_or_changed_do_not_calibrate_and_that_is_said(writt
     for number in range(12):
         (tmp_path / f"{number}.png").unlink()
     Image.new("RGB", (32, 32)).save(tmp_path / "12.png")
-    found = held_out.load(tmp_path / "model", model.facts, ImageFinder())
+    found = held_out.load(tmp_path / "model", model.metadata, ImageFinder())
     assert not isinstance(found, str)
     assert len(found.images) == len(found.labels) == IMAGES - 13
     for number in range(13, 28):
         (tmp_path / f"{number}.png").unlink()
-    assert held_out.load(tmp_path / "model", model.facts, ImageFinder()) == (
+    assert held_out.load(tmp_path / "model", model.metadata, ImageFinder()) == (
         "2 of 30 held-out images are where they were, at least 10 are needed"
     )
 
 
 def test_images_that_trained_the_model_say_nothing_of_it(written):
-    crossed = msgspec.structs.replace(written.model.facts, metrics={"cross_validated": 1.0})
+    crossed = msgspec.structs.replace(written.model.metadata, metrics={"cross_validated": 1.0})
     assert held_out.load(written.source, crossed, ImageFinder()) == "all of its images trained it"
 
 
 def test_a_model_without_a_list_of_them_is_exported_uncalibrated(written, tmp_path):
     personal_model.save(written.model, tmp_path / "model")
     (tmp_path / "model" / "verdicts.json").unlink()
-    reason = held_out.load(tmp_path / "model", written.model.facts, ImageFinder())
+    reason = held_out.load(tmp_path / "model", written.model.metadata, ImageFinder())
     assert "verdicts.json" in str(reason)

@@ -35,11 +35,11 @@ from trainer import progress
 from trainer.data.class_folders import LabelledImages
 from trainer.models.network import Network
 from trainer.training import personal_model
-from trainer.training.personal_model import Personal, Sample, Verdict
+from trainer.training.personal_model import HeldOutPrediction, PersonalModel, TrainingImage
 from trainer.training.training_set import TrainingSet
 
 
-def saved(model: Personal, folder: Path) -> Path:
+def saved(model: PersonalModel, folder: Path) -> Path:
     """The folder of the model, which was trained on 12 images and judged by 12 others in `folder`/images."""
     photos = []
     for place, pixels in enumerate(pictures(32, 24)):
@@ -48,10 +48,10 @@ def saved(model: Personal, folder: Path) -> Path:
         Image.fromarray(pixels).save(path)
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         photos.append({"path": str(path), "digest": digest, "label": path.parent.name})
-    facts = msgspec.structs.replace(model.facts, metrics={"accuracy": 0.5, "cross_validated": 0.0})
-    training = tuple(Sample(**photo) for photo in photos[:12])
-    verdicts = tuple(Verdict(**photo, verdict="patches", confidence=0.9) for photo in photos[12:])
-    personal_model.save(Personal(facts, model.tensors, verdicts, training), folder / "model")
+    metadata = msgspec.structs.replace(model.metadata, metrics={"accuracy": 0.5, "cross_validated": 0.0})
+    training = tuple(TrainingImage(**photo) for photo in photos[:12])
+    verdicts = tuple(HeldOutPrediction(**photo, verdict="patches", confidence=0.9) for photo in photos[12:])
+    personal_model.save(PersonalModel(metadata, model.tensors, verdicts, training), folder / "model")
     return folder / "model"
 
 
@@ -59,7 +59,7 @@ def collect(said: list[str]) -> progress.Report:
     return lambda event: said.append(progress.format_event(event))
 
 
-def with_fusion(model: Personal, weight: float) -> Personal:
+def with_fusion(model: PersonalModel, weight: float) -> PersonalModel:
     return model._replace(tensors={**model.tensors, "fusion": torch.tensor(weight)})
 
 
@@ -135,7 +135,7 @@ def test_encoders_compute_in_integers_and_take_the_image_as_it_is(run: Run) -> N
 
 
 def test_int8_is_calibrated_on_training_images_and_measured_on_held_out_ones(run: Run) -> None:
-    training = ImageFinder().training(run.source, personal_model.load_facts(run.source))
+    training = ImageFinder().training(run.source, personal_model.load_metadata(run.source))
     assert not set(training.digests) & set(run.held_out.digests)
     assert len(training.digests) == len(run.held_out.digests) == 12
     assert run.faster == quantise(run.exact, training.images)
@@ -271,9 +271,9 @@ def test_fp32_stays_where_int8_does_not_pass_and_the_figures_say_why(
 def test_without_held_out_images_nothing_is_exchanged(run: Run, tmp_path: Path) -> None:
     source = tmp_path / "model"
     shutil.copytree(run.source, source)
-    facts = personal_model.load_facts(source)
-    metrics = {**facts.metrics, "cross_validated": 1.0}
-    (source / "personal.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(facts, metrics=metrics)))
+    metadata = personal_model.load_metadata(source)
+    metrics = {**metadata.metrics, "cross_validated": 1.0}
+    (source / "personal.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(metadata, metrics=metrics)))
     said: list[str] = []
     optimisations = Optimisations(int8=True, student=True)
     export(
@@ -288,19 +288,20 @@ def test_without_held_out_images_nothing_is_exchanged(run: Run, tmp_path: Path) 
 
 
 def test_images_that_have_moved_are_found_by_their_content(run: Run, tmp_path: Path) -> None:
-    facts = personal_model.load_facts(run.source)
-    before = ImageFinder().training(run.source, facts)
+    metadata = personal_model.load_metadata(run.source)
+    before = ImageFinder().training(run.source, metadata)
     source = tmp_path / "model"
     shutil.copytree(run.source, source)
     shutil.copytree(run.folder / "images", tmp_path / "moved")
     listed = [
-        msgspec.structs.replace(sample, path=sample.path + ".gone") for sample in personal_model.load_training(source)
+        msgspec.structs.replace(sample, path=sample.path + ".gone")
+        for sample in personal_model.load_training_images(source)
     ]
     (source / "training.json").write_bytes(msgspec.json.encode(listed))
     with pytest.raises(UsageError, match="none of the images that trained the model") as caught:
-        ImageFinder().training(source, facts)
+        ImageFinder().training(source, metadata)
     assert "--data" in caught.value.remedy
-    found = ImageFinder(tmp_path / "moved").training(source, facts)
+    found = ImageFinder(tmp_path / "moved").training(source, metadata)
     assert np.array_equal(found.images, before.images)
     assert all(tmp_path in path.parents for path in found.paths)
 
@@ -311,7 +312,7 @@ def test_images_that_have_moved_are_found_by_their_content(run: Run, tmp_path: P
 @pytest.mark.parametrize(("weight", "kept"), [(0.01, "own"), (0.99, "received")])
 def test_an_encoder_with_hardly_a_share_that_changes_no_verdict_is_left_out(run: Run, weight: float, kept: str) -> None:
     model = with_fusion(personal_model.load(run.source), weight)
-    found = drop_encoder(model.facts, model.tensors, run.held_out)
+    found = drop_encoder(model.metadata, model.tensors, run.held_out)
     assert found is not None
     assert found.kept == kept
     assert not any(name.startswith(("received.", "fusion")) for name in found.tensors)
@@ -323,11 +324,11 @@ def test_an_encoder_with_hardly_a_share_that_changes_no_verdict_is_left_out(run:
 
 def test_an_encoder_with_a_share_or_one_that_changes_a_verdict_stays(run: Run) -> None:
     model = personal_model.load(run.source)
-    assert drop_encoder(model.facts, with_fusion(model, 0.06).tensors, run.held_out) is None
+    assert drop_encoder(model.metadata, with_fusion(model, 0.06).tensors, run.held_out) is None
     near = with_fusion(model, 0.04)
     own = {name: value for name, value in near.tensors.items() if not name.startswith(("received.", "fusion"))}
     network = Network("small", 3)
-    pixels = TrainingSet.of(run.held_out, model.facts.preprocessing).network_input(slice(None))
+    pixels = TrainingSet.of(run.held_out, model.metadata.preprocessing).network_input(slice(None))
     with torch.no_grad():  # a bias with which the first image's verdict hangs on the other encoder
         both, one = (network.predict(tensors, pixels)[0] for tensors in (near.tensors, own))
     shift = both - one
@@ -336,7 +337,7 @@ def test_an_encoder_with_a_share_or_one_that_changes_a_verdict_stays(run: Run) -
     bias += 100 * (torch.nn.functional.one_hot(torch.tensor([first, second]), 3).sum(0) - 1)
     gap = (both[first] - both[second] + one[first] - one[second]) / 2
     bias[second] += gap
-    assert drop_encoder(model.facts, {**near.tensors, "classifier.bias": bias}, run.held_out) is None
+    assert drop_encoder(model.metadata, {**near.tensors, "classifier.bias": bias}, run.held_out) is None
 
 
 def test_the_average_of_encoders_that_are_alike_sees_what_both_see_together(run: Run) -> None:
@@ -344,7 +345,7 @@ def test_the_average_of_encoders_that_are_alike_sees_what_both_see_together(run:
     alike = {name: value for name, value in model.tensors.items() if not name.startswith("received.")}
     alike |= {f"received.{name[8:]}": value * 1.001 for name, value in alike.items() if name.startswith("encoder.")}
     network = Network("small", 3)
-    pixels = TrainingSet.of(run.held_out, model.facts.preprocessing).network_input(slice(None))
+    pixels = TrainingSet.of(run.held_out, model.metadata.preprocessing).network_input(slice(None))
     with torch.no_grad():
         assert torch.allclose(network.predict(average(alike), pixels), network.predict(alike, pixels), atol=1e-3)
 
@@ -355,9 +356,9 @@ def test_a_taught_encoder_judges_more_like_both_and_leaves_the_classifier(
     monkeypatch.setattr(distillation, "_RATE", 1e-3)  # these encoders have nothing in common to begin with
     model = personal_model.load(run.source)
     network = Network("small", 3)
-    training = ImageFinder().training(run.source, model.facts)
-    pixels = TrainingSet.of(training, model.facts.preprocessing).network_input(slice(None))
-    taught = teach(network, model.tensors, training, model.facts.preprocessing, progress.ignore)
+    training = ImageFinder().training(run.source, model.metadata)
+    pixels = TrainingSet.of(training, model.metadata.preprocessing).network_input(slice(None))
+    taught = teach(network, model.tensors, training, model.metadata.preprocessing, progress.ignore)
     with torch.no_grad():
         wanted, before, after = (
             network.predict(tensors, pixels) for tensors in (model.tensors, average(model.tensors), taught)

@@ -41,7 +41,7 @@ from trainer.models.network import Network
 from trainer.models.texture.texture_network import behind_stem
 from trainer.models.texture.texture_presets import PRESETS
 from trainer.training import personal_model
-from trainer.training.personal_model import Personal
+from trainer.training.personal_model import PersonalModel
 from trainer.training.seeding import generator
 from trainer.training.simulation import simulate_folder
 
@@ -60,7 +60,7 @@ def weave(count: int, key: int) -> np.ndarray:
 class Run(NamedTuple):
     """A federation's model, its signed bundle, and what decided between floating point and int8."""
 
-    model: Personal
+    model: PersonalModel
     bundle: Path
     signers: Signers
     compared: list[tuple[bytes, bytes, LabelledImages, Comparison]]
@@ -80,8 +80,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     simulate_folder(request, [folder / "images"], {}, scheme, folder / "run", progress.ignore)
     source = sorted((folder / "run").glob("*/model"))[0]
     signers = Signers("simulation")
-    whole = Personal(
-        *personal_model.load(source)[:2], personal_model.load_verdicts(source), personal_model.load_training(source)
+    whole = PersonalModel(
+        *personal_model.load(source)[:2],
+        personal_model.load_predictions(source),
+        personal_model.load_training_images(source),
     )
     model = signed_fields(signers, whole)
     personal_model.save(model, folder / "model")
@@ -164,7 +166,7 @@ def test_int8_loads_on_processors_with_and_without_instructions_for_it(run: Run)
 
 def test_the_daemon_serves_it_without_torch_signed_as_any_other(run: Run) -> None:
     verifier = Verifier(run.signers.trust(), run.bundle.parent / "memory")
-    assert load_model(run.bundle, verifier).manifest.id == f"plant-a@{run.model.facts.round}"
+    assert load_model(run.bundle, verifier).manifest.id == f"plant-a@{run.model.metadata.round}"
     pixels = weave(1, 4)[1]
     photo = io.BytesIO()
     Image.fromarray(pixels).save(photo, "PNG")
@@ -202,7 +204,7 @@ def test_what_places_add_is_what_the_head_makes_of_the_features(model: str) -> N
 @pytest.mark.parametrize("method", ["afedcl", "fenda"])
 def test_two_encoders_have_one_stem_and_look_through_it_once(method: str) -> None:
     model = made(Request(model="tel_small", weights="none"), "plant-a", method, 3)
-    preprocessing = model.facts.preprocessing
+    preprocessing = model.metadata.preprocessing
     architecture = Architecture("tel_small", 3, fusion_of(model.tensors), preprocessing)
     served: Any = module(architecture, model.tensors, Path("model"))
     assert not [name for name in served.state_dict() if name.startswith("received.stem")]
@@ -222,7 +224,7 @@ def test_one_encoder_that_stands_for_two_keeps_their_stem() -> None:
     tensors = {**model.tensors, "fusion": torch.tensor(0.99)}
     images = np.repeat(weave(2, 6)[..., None], 3, 3)
     held_out = LabelledImages(images, np.zeros(6, np.int64), ("",) * 6, (Path(),) * 6)
-    leaner = drop_encoder(model.facts, tensors, held_out)
+    leaner = drop_encoder(model.metadata, tensors, held_out)
     assert leaner
     assert leaner.kept == "received"
     for single in (leaner.tensors, average(tensors)):
@@ -236,10 +238,10 @@ def test_two_encoders_are_signed_if_the_received_one_came_so_or_was_trained_furt
     signers = Signers("steel")
     model = signed_fields(signers, made(Request(model="tel_small", weights="none"), "plant-a", method, 3))
     sign = Signer(signers.kit("plant-a"), 9).check
-    sign(model.facts, model.tensors, Path("model"))
+    sign(model.metadata, model.tensors, Path("model"))
     moved = {**model.tensors, "received.tel.norm.bias": model.tensors["received.tel.norm.bias"] + 1}
     if method == "fenda":
-        sign(model.facts, moved, Path("model"))
+        sign(model.metadata, moved, Path("model"))
     else:
         with pytest.raises(UsageError, match="its received encoder is another one"):
-            sign(model.facts, moved, Path("model"))
+            sign(model.metadata, moved, Path("model"))

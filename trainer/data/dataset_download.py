@@ -1,4 +1,4 @@
-"""Getting a public data set: download, verify, lay out as class folders."""
+"""Download of a public data set, its verification, and its layout as class folders."""
 
 import hashlib
 import http.client

@@ -183,13 +183,13 @@ def _models(shares: Sequence[Share], out: Path) -> list[str]:
 
 def _node(share: Share, out: Path, spec: Spec) -> summary.NodeReport:
     """A node's results: as it measured them, trained alone, and with its bundle in onnxruntime."""
-    facts = personal_model.load_facts(out / share.node / "model")
-    alone = personal_model.load_facts(out / "local" / share.node / "model")
+    metadata = personal_model.load_metadata(out / share.node / "model")
+    alone = personal_model.load_metadata(out / "local" / share.node / "model")
     test = class_folders.load(share.test, spec.classes, spec.preprocessing.size)
     found = Predictor(bundle_format.read_bundle(out / "bundles" / share.node)).labels(test.images)
     right = sum(label == spec.classes[number] for label, number in zip(found, test.labels, strict=True))
-    return summary.NodeReport.from_facts(
-        facts, local_accuracy=alone.metrics["accuracy"], onnx_accuracy=right / len(found)
+    return summary.NodeReport.from_metadata(
+        metadata, local_accuracy=alone.metrics["accuracy"], onnx_accuracy=right / len(found)
     )
 
 

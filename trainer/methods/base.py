@@ -1,4 +1,4 @@
-"""A method as a value: what is trained against which loss, what leaves the node, and how people are told of it.
+"""A method as a value: what is trained against which loss, what leaves the node, and how it is explained to people.
 
 The engine owns steps, optimiser, batches and random numbers. A method's file imports no torch: what needs it reaches a
 loss as an argument. So the coordinator, which only weighs and averages, runs where torch is not installed.

@@ -1,1 +1,1 @@
-"""What a run reached: summary, and one self-contained web page. page.html, page.css and page.js are its parts."""
+"""Results of a run: a summary, and one self-contained web page built from page.html, page.css and page.js."""

@@ -19,7 +19,7 @@ from trainer.data.class_folders import LabelledImages
 from trainer.models.network import Network, Tensors
 from trainer.report.run_files import Node
 from trainer.training import personal_model as personal
-from trainer.training.personal_model import Verdict
+from trainer.training.personal_model import HeldOutPrediction
 from trainer.training.training_set import TrainingSet
 
 _PICTURE_SIZE = 160  # pixels, width and height on the page
@@ -38,7 +38,7 @@ _HEAT_COLOURS = np.array(
 class Example(NamedTuple):
     """An image, alone and under the heat map of what its verdict depends on, both as data URIs."""
 
-    verdict: Verdict
+    prediction: HeldOutPrediction
     image: str
     heatmap: str
 
@@ -46,7 +46,7 @@ class Example(NamedTuple):
 class Examination(NamedTuple):
     """Result of examining a node's model."""
 
-    verdicts: list[Verdict]  # those whose images still exist unchanged
+    predictions: list[HeldOutPrediction]  # those whose images still exist unchanged
     projection: np.ndarray  # of their features, [n, 2]; [0, 2] if they are too few
     correct: list[Example]
     wrong: list[Example]
@@ -58,40 +58,42 @@ def examine(node: Node, *, examples: bool) -> Examination | None:
     A cross-validated node has none either: all its images trained the model.
 
     Args:
-        node: has the model and its verdicts.
+        node: has the model and its predictions.
         examples: whether to make examples of some images.
     """
-    if node.facts.metrics["cross_validated"]:
+    if node.metadata.metrics["cross_validated"]:
         return None
     images = dict(islice(_unchanged_images(node), _MAX_IMAGES))
     if not images:
         return None
-    verdicts = list(images)
-    facts, tensors, *_ = personal.load(node.model)
-    network = Network(facts.model, len(facts.classes))
+    predictions = list(images)
+    metadata, tensors, *_ = personal.load(node.model)
+    network = Network(metadata.model, len(metadata.classes))
     with torch.no_grad():
         features = np.concatenate(
             [network.features(tensors, batch).numpy() for batch in _batches(node, list(images.values()))]
         )
 
-        def example(verdict: Verdict) -> Example:
-            (batch,) = _batches(node, [images[verdict]])
-            return _example(verdict, occlusion_map(network, tensors, batch[0], facts.classes.index(verdict.verdict)))
+        def example(prediction: HeldOutPrediction) -> Example:
+            (batch,) = _batches(node, [images[prediction]])
+            return _example(
+                prediction, occlusion_map(network, tensors, batch[0], metadata.classes.index(prediction.verdict))
+            )
 
-        correct = [example(verdict) for verdict in _pick_correct(verdicts)] if examples else []
-        wrong = [example(verdict) for verdict in _pick_wrong(verdicts)] if examples else []
-    return Examination(verdicts, project(features), correct, wrong)
+        correct = [example(prediction) for prediction in _pick_correct(predictions)] if examples else []
+        wrong = [example(prediction) for prediction in _pick_wrong(predictions)] if examples else []
+    return Examination(predictions, project(features), correct, wrong)
 
 
-def _unchanged_images(node: Node) -> Iterator[tuple[Verdict, np.ndarray]]:
+def _unchanged_images(node: Node) -> Iterator[tuple[HeldOutPrediction, np.ndarray]]:
     """Images uint8 [S, S, 3] at the network's size; those that are gone or have changed are left out."""
-    for verdict in node.verdicts:
+    for prediction in node.predictions:
         try:
-            content = Path(verdict.path).read_bytes()
+            content = Path(prediction.path).read_bytes()
         except OSError:
             continue
-        if hashlib.sha256(content).hexdigest() == verdict.digest:
-            yield verdict, decode_image(content, node.facts.preprocessing.size, verdict.path)
+        if hashlib.sha256(content).hexdigest() == prediction.digest:
+            yield prediction, decode_image(content, node.metadata.preprocessing.size, prediction.path)
 
 
 def _batches(node: Node, pixels: list[np.ndarray]) -> Iterator[Tensor]:
@@ -99,7 +101,7 @@ def _batches(node: Node, pixels: list[np.ndarray]) -> Iterator[Tensor]:
     for start in range(0, len(pixels), _BATCH):
         batch = np.stack(pixels[start : start + _BATCH])
         images = LabelledImages(batch, np.zeros(len(batch), np.int64), (), ())
-        yield TrainingSet.of(images, node.facts.preprocessing).network_input(slice(None))
+        yield TrainingSet.of(images, node.metadata.preprocessing).network_input(slice(None))
 
 
 def occlusion_map(network: Network, personal: Tensors, image: Tensor, label: int) -> np.ndarray:
@@ -144,22 +146,22 @@ def project(features: np.ndarray) -> np.ndarray:
 # Examples
 
 
-def _pick_correct(verdicts: list[Verdict]) -> list[Verdict]:
+def _pick_correct(predictions: list[HeldOutPrediction]) -> list[HeldOutPrediction]:
     """Correct ones, of each class in turn; within a class in the order of their digests, not of their looks."""
-    correct = [verdict for verdict in verdicts if verdict.verdict == verdict.label]
+    correct = [prediction for prediction in predictions if prediction.verdict == prediction.label]
     classes = [[v for v in correct if v.label == name] for name in sorted({v.label for v in correct})]
     return list(islice((v for turn in zip_longest(*classes) for v in turn if v), _MAX_EXAMPLES))
 
 
-def _pick_wrong(verdicts: list[Verdict]) -> list[Verdict]:
+def _pick_wrong(predictions: list[HeldOutPrediction]) -> list[HeldOutPrediction]:
     """The wrong ones with the highest confidence."""
-    wrong = [verdict for verdict in verdicts if verdict.verdict != verdict.label]
-    return sorted(wrong, key=lambda verdict: -verdict.confidence)[:_MAX_EXAMPLES]
+    wrong = [prediction for prediction in predictions if prediction.verdict != prediction.label]
+    return sorted(wrong, key=lambda prediction: -prediction.confidence)[:_MAX_EXAMPLES]
 
 
-def _example(verdict: Verdict, evidence: np.ndarray) -> Example:
-    pixels = decode_image(Path(verdict.path), _PICTURE_SIZE)
-    return Example(verdict, _data_uri(pixels), _data_uri(overlay_heatmap(pixels, evidence)))
+def _example(prediction: HeldOutPrediction, evidence: np.ndarray) -> Example:
+    pixels = decode_image(Path(prediction.path), _PICTURE_SIZE)
+    return Example(prediction, _data_uri(pixels), _data_uri(overlay_heatmap(pixels, evidence)))
 
 
 def overlay_heatmap(pixels: np.ndarray, evidence: np.ndarray) -> np.ndarray:

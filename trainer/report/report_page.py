@@ -23,7 +23,7 @@ from trainer.progress.timeline import Activity
 from trainer.report import charts
 from trainer.report.model_examination import Examination, examine
 from trainer.report.run_files import Node, Run, load_run
-from trainer.training.personal_model import Verdict
+from trainer.training.personal_model import HeldOutPrediction
 
 _MAX_EXAMPLE_NODES = 8  # nodes whose images are shown
 _HERE = resources.files("trainer.report")
@@ -42,14 +42,14 @@ def write(folder: Path, out: Path, report: Report) -> Path:
     """
     run = load_run(folder)
     if run.kind == "node":
-        facts = run.nodes[0].facts
-        model = f"run {facts.run} of federation {facts.federation}, finished {_format_time(facts.created)}"
+        metadata = run.nodes[0].metadata
+        model = f"run {metadata.run} of federation {metadata.federation}, finished {_format_time(metadata.created)}"
         report(Note(text=f"report: about {model}"))
         if run.unfinished:
             report(Note(text=f"the node took part in run {run.unfinished} later; it left no model"))
     examined = {}
     for number, node in enumerate(run.nodes):
-        if node.verdicts:
+        if node.predictions:
             position = f"{number + 1} of {len(run.nodes)}"
             report(Step(what=f"report: examining {node.report.name}'s held-out images ({position})"))
             examined[node.report.name] = examine(node, examples=number < _MAX_EXAMPLE_NODES)
@@ -79,7 +79,7 @@ def render(run: Run, examined: dict[str, Examination | None]) -> str:
     return environment.get_template("page.html").render(
         run=run,
         report=run.report,
-        facts=run.nodes[0].facts if run.nodes else None,
+        metadata=run.nodes[0].metadata if run.nodes else None,
         numbers={node.report.name: number for number, node in enumerate(run.nodes)},
         style=Markup(_HERE.joinpath("page.css").read_text("utf-8")),  # noqa: S704  (our own files)
         script=Markup(script),  # noqa: S704
@@ -183,7 +183,7 @@ def _interval_bar(number: int, node: Node) -> Markup:
 
 
 class Matrix(NamedTuple):
-    """A confusion matrix: `counts[label][verdict]`, with only the classes that occur."""
+    """A confusion matrix: `counts[label][prediction]`, with only the classes that occur."""
 
     name: str
     rows: list[str]
@@ -193,17 +193,19 @@ class Matrix(NamedTuple):
 
 def _matrices(run: Run) -> list[Matrix]:
     """All nodes together, then each of them."""
-    per_node = [(node.report.name, node.verdicts) for node in run.nodes if node.verdicts]
+    per_node = [(node.report.name, node.predictions) for node in run.nodes if node.predictions]
     together = (
-        [("all nodes together", tuple(v for _, verdicts in per_node for v in verdicts))] if len(per_node) > 1 else []
+        [("all nodes together", tuple(v for _, predictions in per_node for v in predictions))]
+        if len(per_node) > 1
+        else []
     )
-    return [_matrix(name, verdicts, run.classes) for name, verdicts in (*together, *per_node)]
+    return [_matrix(name, predictions, run.classes) for name, predictions in (*together, *per_node)]
 
 
-def _matrix(name: str, verdicts: Sequence[Verdict], classes: Sequence[str]) -> Matrix:
-    counts = Counter((verdict.label, verdict.verdict) for verdict in verdicts)
+def _matrix(name: str, predictions: Sequence[HeldOutPrediction], classes: Sequence[str]) -> Matrix:
+    counts = Counter((prediction.label, prediction.verdict) for prediction in predictions)
     rows = [each for each in classes if any(label == each for label, _ in counts)]
-    columns = [each for each in classes if each in rows or any(verdict == each for _, verdict in counts)]
+    columns = [each for each in classes if each in rows or any(prediction == each for _, prediction in counts)]
     return Matrix(name, rows, columns, [[counts[row, column] for column in columns] for row in rows])
 
 
@@ -211,13 +213,13 @@ def _projections(run: Run, examined: dict[str, Examination]) -> dict[str, Markup
     """A t-SNE plot of each node's held-out images."""
     return {
         name: charts.scatter_plot(
-            f"t-SNE of {len(examination.verdicts)} held-out images of {name}",
+            f"t-SNE of {len(examination.predictions)} held-out images of {name}",
             [
                 charts.Point(
-                    x, y, run.classes.index(verdict.label), verdict.label == verdict.verdict,
-                    f"{verdict.label}, classified as {verdict.verdict} ({verdict.confidence:.0%})",
+                    x, y, run.classes.index(prediction.label), prediction.label == prediction.verdict,
+                    f"{prediction.label}, classified as {prediction.verdict} ({prediction.confidence:.0%})",
                 )
-                for (x, y), verdict in zip(examination.projection, examination.verdicts, strict=True)
+                for (x, y), prediction in zip(examination.projection, examination.predictions, strict=True)
             ],
         )
         for name, examination in examined.items()

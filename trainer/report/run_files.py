@@ -11,7 +11,7 @@ from trainer.progress import timeline
 from trainer.progress.timeline import Span
 from trainer.report.summary import NodeReport, RunReport
 from trainer.training import personal_model
-from trainer.training.personal_model import Facts, Verdict
+from trainer.training.personal_model import HeldOutPrediction, ModelMetadata
 
 Kind = Literal["run", "node", "coordinator"]
 
@@ -20,9 +20,9 @@ class Node(NamedTuple):
     """One node, from its state folder."""
 
     report: NodeReport
-    facts: Facts
+    metadata: ModelMetadata
     model: Path
-    verdicts: tuple[Verdict, ...]
+    predictions: tuple[HeldOutPrediction, ...]
     spans: list[Span]
 
 
@@ -68,26 +68,26 @@ def _load_demo(folder: Path) -> Run:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is damaged ({error})", "run the demo or the simulation again") from error
     nodes = [_load_node(folder / node.name, node) for node in report.nodes]
-    return Run("run", report, nodes[0].facts.classes if nodes else (), nodes)
+    return Run("run", report, nodes[0].metadata.classes if nodes else (), nodes)
 
 
 def _load_node_run(folder: Path) -> Run:
     node = _load_node(folder, None)
-    facts = node.facts
+    metadata = node.metadata
     newest = timeline.newest_run(folder)
-    unfinished = newest if newest != facts.run else None
-    return Run("node", RunReport.from_spec(facts, [node.report]), facts.classes, [node], unfinished=unfinished)
+    unfinished = newest if newest != metadata.run else None
+    return Run("node", RunReport.from_spec(metadata, [node.report]), metadata.classes, [node], unfinished=unfinished)
 
 
 def _load_node(folder: Path, report: NodeReport | None) -> Node:
-    facts = personal_model.load_facts(folder / "model")
-    verdicts = personal_model.load_verdicts(folder / "model")
+    metadata = personal_model.load_metadata(folder / "model")
+    predictions = personal_model.load_predictions(folder / "model")
     return Node(
-        report or NodeReport.from_facts(facts),
-        facts,
+        report or NodeReport.from_metadata(metadata),
+        metadata,
         folder / "model",
-        verdicts,
-        timeline.read_spans(folder, facts.run),
+        predictions,
+        timeline.read_spans(folder, metadata.run),
     )
 
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from broker_config.protocol.errors import replace_unprintable
 from broker_config.protocol.messages import Spec
-from trainer.training.personal_model import Facts
+from trainer.training.personal_model import ModelMetadata
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,18 +28,18 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     history: list[dict[str, float]] = []
 
     @staticmethod
-    def from_facts(facts: Facts, **more: float) -> "NodeReport":
+    def from_metadata(metadata: ModelMetadata, **more: float) -> "NodeReport":
         """The results that a node left beside its personal model."""
         return NodeReport(
-            name=facts.node,
-            classes=list(facts.trained),
-            images=sum(facts.trained.values()),
-            test_images=0 if facts.metrics["cross_validated"] else int(facts.metrics["images"]),
-            accuracy=facts.metrics["accuracy"],
-            accuracy_low=facts.metrics["accuracy_low"],
-            accuracy_high=facts.metrics["accuracy_high"],
-            f1=facts.metrics["f1"],
-            history=list(facts.history),
+            name=metadata.node,
+            classes=list(metadata.trained),
+            images=sum(metadata.trained.values()),
+            test_images=0 if metadata.metrics["cross_validated"] else int(metadata.metrics["images"]),
+            accuracy=metadata.metrics["accuracy"],
+            accuracy_low=metadata.metrics["accuracy_low"],
+            accuracy_high=metadata.metrics["accuracy_high"],
+            f1=metadata.metrics["f1"],
+            history=list(metadata.history),
             **more,
         )
 
@@ -78,7 +78,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     serving: Serving | None = None
 
     @staticmethod
-    def from_spec(source: Spec | Facts, nodes: list[NodeReport], **more: Any) -> "RunReport":
+    def from_spec(source: Spec | ModelMetadata, nodes: list[NodeReport], **more: Any) -> "RunReport":
         """The report of the run that a spec describes, or that left a personal model."""
         return RunReport(
             method=source.method,

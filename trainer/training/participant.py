@@ -19,7 +19,7 @@ from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefi
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
 from trainer.training.engine import predict, run_phase
 from trainer.training.evaluation import accuracy, macro_f1, wilson
-from trainer.training.personal_model import Facts, Personal, Sample, Verdict
+from trainer.training.personal_model import HeldOutPrediction, ModelMetadata, PersonalModel, TrainingImage
 from trainer.training.seeding import generator, key_to_seed
 from trainer.training.training_set import TrainingSet
 
@@ -128,8 +128,8 @@ class Participant:
 
     def conclude(
         self, state: State, round_: int, broadcast: Arrays, final: Arrays, history: tuple[Metrics, ...]
-    ) -> Personal:
-        """The personal model after the last round, what it reaches, and its verdicts on the images judged for that.
+    ) -> PersonalModel:
+        """The personal model after the last round, its metrics, and the predictions that these come from.
 
         Accuracy with its 95 % interval (`accuracy_low`, `accuracy_high`), macro F1 and number of `images`, on the
         held-out images; without any, by cross-validation over the training images (`cross_validated` = 1): each fold
@@ -159,10 +159,12 @@ class Participant:
             "images": float(len(labels)),
             "cross_validated": float(test is None),
         }
-        training = _samples(self._images.train, classes)
-        trained = Counter(sample.label for sample in training)
-        facts = Facts.of(self.spec, self.node, round_, dict(sorted(trained.items())), metrics, history)
-        return Personal(facts, tensors, _verdicts(judged, logits, classes), training)
+        training = _training_images(self._images.train, classes)
+        trained = Counter(image.label for image in training)
+        metadata = ModelMetadata.from_spec(
+            self.spec, self.node, round_, dict(sorted(trained.items())), metrics, history
+        )
+        return PersonalModel(metadata, tensors, _predictions(judged, logits, classes), training)
 
     def _cross_validate(self, deployed: Tensors, final: Arrays) -> tuple[LabelledImages, np.ndarray]:
         """The training images, and logits [n, classes], each row by a model that was not trained on the image."""
@@ -235,12 +237,12 @@ class Participant:
         return key_to_seed(self.spec.seed, self.node, round_, phase.name)
 
 
-def _verdicts(images: LabelledImages, logits: np.ndarray, classes: Sequence[str]) -> tuple[Verdict, ...]:
+def _predictions(images: LabelledImages, logits: np.ndarray, classes: Sequence[str]) -> tuple[HeldOutPrediction, ...]:
     """What logits [n, classes] say of each image."""
     exponentials = np.exp(logits - logits.max(1, keepdims=True))
     confidences = (exponentials / exponentials.sum(1, keepdims=True)).max(1)
     return tuple(
-        Verdict(
+        HeldOutPrediction(
             path=str(path.resolve()),
             digest=digest,
             label=classes[label],
@@ -253,8 +255,8 @@ def _verdicts(images: LabelledImages, logits: np.ndarray, classes: Sequence[str]
     )
 
 
-def _samples(images: LabelledImages, classes: Sequence[str]) -> tuple[Sample, ...]:
+def _training_images(images: LabelledImages, classes: Sequence[str]) -> tuple[TrainingImage, ...]:
     return tuple(
-        Sample(path=str(path.resolve()), digest=digest, label=classes[label])
+        TrainingImage(path=str(path.resolve()), digest=digest, label=classes[label])
         for path, digest, label in zip(images.paths, images.digests, images.labels, strict=True)
     )

@@ -1,4 +1,4 @@
-"""The personal model as a node leaves it on its own disk, to be exported: tensors and what they mean."""
+"""Personal models on a node's disk, ready for export: tensors, metadata, and the images behind them."""
 
 import importlib.metadata
 from datetime import UTC, datetime
@@ -15,15 +15,15 @@ from broker_config.protocol.messages import Digest, Manifest, Option, Preprocess
 from broker_config.storage import disk
 from trainer.models.network import Tensors
 
-_NAMED = 5  # folders that an error proposes
-_TENSORS, _FACTS = "personal.safetensors", "personal.json"
-_VERDICTS, _TRAINING = "verdicts.json", "training.json"
+_MAX_SUGGESTIONS = 5  # folders that an error suggests
+_TENSORS, _METADATA = "personal.safetensors", "personal.json"
+_PREDICTIONS, _TRAINING = "verdicts.json", "training.json"
 _List = TypeVar("_List")
 _SOFTWARE = ("edge-node", "torch", "onnxruntime")
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a personal model comes from and what it expects."""
+class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """Origin and expected input of a personal model, and the accuracy that it reaches."""
 
     federation: str
     run: str
@@ -42,19 +42,19 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     created: str  # ISO 8601, UTC
     metrics: dict[str, float]  # on held-out images
     history: tuple[dict[str, float], ...] = ()  # of each round
-    broadcast: Manifest | None = None  # that the model was made from, as its coordinator has signed it
+    broadcast: Manifest | None = None  # from which the model was made, as signed by the coordinator
 
     @staticmethod
-    def of(
+    def from_spec(
         spec: Spec,
         node: str,
         round_: int,
         trained: dict[str, int],
         metrics: dict[str, float],
         history: tuple[dict[str, float], ...],
-    ) -> "Facts":
-        """The facts of a node's model in the federation `spec`."""
-        return Facts(
+    ) -> "ModelMetadata":
+        """The metadata of a node's model, trained in the federation `spec`."""
+        return ModelMetadata(
             federation=spec.federation,
             run=spec.run,
             round=round_,
@@ -75,8 +75,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model said of an image that did not train it. Stays on this disk, as the image does."""
+class HeldOutPrediction(msgspec.Struct, frozen=True, kw_only=True):
+    """The class predicted for an image that the model was not trained on. Stays on this disk, as the image does."""
 
     path: str  # absolute
     digest: Digest  # of the file's bytes
@@ -85,55 +85,61 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     confidence: float  # probability of the verdict
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """An image that trained the model. Stays on this disk, as the image does."""
+class TrainingImage(msgspec.Struct, frozen=True, kw_only=True):
+    """An image that the model was trained on. Stays on this disk, as the image does."""
 
     path: str  # absolute
     digest: Digest  # of the file's bytes
     label: str
 
 
-class Personal(NamedTuple):
+class PersonalModel(NamedTuple):
     """A personal model."""
 
-    facts: Facts
+    metadata: ModelMetadata
     tensors: Tensors
-    verdicts: tuple[Verdict, ...] = ()
-    training: tuple[Sample, ...] = ()
+    predictions: tuple[HeldOutPrediction, ...] = ()
+    training_images: tuple[TrainingImage, ...] = ()
 
 
-def save(personal: Personal, folder: Path) -> None:
-    """Write a personal model into `folder`. EdgeNodeError if the disk does not take it."""
+def save(personal: PersonalModel, folder: Path) -> None:
+    """Write a personal model into `folder`. EdgeNodeError if the disk fails."""
     tensors = {name: value.contiguous() for name, value in personal.tensors.items()}
     with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         disk.replace(folder / _TENSORS, partial(save_file, tensors))
-        for name, told in ((_VERDICTS, personal.verdicts), (_TRAINING, personal.training), (_FACTS, personal.facts)):
-            disk.replace_bytes(folder / name, msgspec.json.format(msgspec.json.encode(told)))
+        for name, content in (
+            (_PREDICTIONS, personal.predictions),
+            (_TRAINING, personal.training_images),
+            (_METADATA, personal.metadata),
+        ):
+            disk.replace_bytes(folder / name, msgspec.json.format(msgspec.json.encode(content)))
 
 
-def load(folder: Path) -> Personal:
-    """Read a personal model, without the lists of its images: `load_verdicts` and `load_training` read those.
+def load(folder: Path) -> PersonalModel:
+    """Read a personal model without the lists of its images, which `load_predictions` and `load_training_images` read.
 
     Raises:
         UsageError: there is none, or it is damaged.
     """
-    facts = load_facts(folder)
+    metadata = load_metadata(folder)
     try:
-        return Personal(facts, load_file(folder / _TENSORS))
+        return PersonalModel(metadata, load_file(folder / _TENSORS))
     except (FileNotFoundError, SafetensorError) as error:
         raise UsageError(f"the personal model in {folder} is damaged ({error})", "copy the folder again") from error
 
 
-def load_facts(folder: Path) -> Facts:
-    """Read what a personal model is, without its tensors. Raises UsageError as `load` does."""
+def load_metadata(folder: Path) -> ModelMetadata:
+    """Read a personal model's metadata, without its tensors. Raises UsageError as `load` does."""
     try:
-        return msgspec.json.decode((folder / _FACTS).read_bytes(), type=Facts)
+        return msgspec.json.decode((folder / _METADATA).read_bytes(), type=ModelMetadata)
     except (FileNotFoundError, NotADirectoryError) as error:
-        inside = sorted(str(path.parent) for depth in ("model", "*/model") for path in folder.glob(f"{depth}/{_FACTS}"))
+        inside = sorted(
+            str(path.parent) for depth in ("model", "*/model") for path in folder.glob(f"{depth}/{_METADATA}")
+        )
         raise UsageError(
-            f"there is no personal model in {folder} ({_FACTS} is missing)",
-            f"did you mean {' '.join(inside[:_NAMED])}?"
+            f"there is no personal model in {folder} ({_METADATA} is missing)",
+            f"did you mean {' '.join(inside[:_MAX_SUGGESTIONS])}?"
             if inside
             else "pass the model folder that edge-node join or simulate left",
         ) from error
@@ -141,22 +147,22 @@ def load_facts(folder: Path) -> Facts:
         raise UsageError(f"the personal model in {folder} is damaged ({error})", "copy the folder again") from error
 
 
-def load_verdicts(folder: Path) -> tuple[Verdict, ...]:
-    """Read what a personal model said of the images that judged it.
+def load_predictions(folder: Path) -> tuple[HeldOutPrediction, ...]:
+    """Read the predictions on the images that a personal model was evaluated on.
 
     Raises:
         UsageError: they are missing or damaged.
     """
-    return _load_list(folder, _VERDICTS, tuple[Verdict, ...])
+    return _load_list(folder, _PREDICTIONS, tuple[HeldOutPrediction, ...])
 
 
-def load_training(folder: Path) -> tuple[Sample, ...]:
-    """Read which images trained a personal model.
+def load_training_images(folder: Path) -> tuple[TrainingImage, ...]:
+    """Read the list of images that a personal model was trained on.
 
     Raises:
         UsageError: the list is missing or damaged.
     """
-    return _load_list(folder, _TRAINING, tuple[Sample, ...])
+    return _load_list(folder, _TRAINING, tuple[TrainingImage, ...])
 
 
 def _load_list(folder: Path, name: str, kind: type[_List]) -> _List:
@@ -169,11 +175,12 @@ def _load_list(folder: Path, name: str, kind: type[_List]) -> _List:
         ) from error
 
 
-def describe(facts: Facts) -> str:
-    """What the model reaches, as a sentence."""
-    found = facts.metrics
-    how = "cross-validated on" if found["cross_validated"] else "on"
+def format_accuracy(metadata: ModelMetadata) -> str:
+    """The model's accuracy, as a sentence."""
+    metrics = metadata.metrics
+    how = "cross-validated on" if metrics["cross_validated"] else "on"
     return (
-        f"accuracy {found['accuracy']:.1%} ({found['accuracy_low']:.0%} to {found['accuracy_high']:.0%}, 95 % interval)"
-        f" {how} {found['images']:.0f} {'' if found['cross_validated'] else 'held-out '}images"
+        f"accuracy {metrics['accuracy']:.1%} "
+        f"({metrics['accuracy_low']:.0%} to {metrics['accuracy_high']:.0%}, 95 % interval)"
+        f" {how} {metrics['images']:.0f} {'' if metrics['cross_validated'] else 'held-out '}images"
     )

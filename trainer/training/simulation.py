@@ -23,7 +23,7 @@ from trainer.report import summary
 from trainer.training import batched_engine, personal_model
 from trainer.training.method_notice import MethodNotice
 from trainer.training.participant import Contributed, Participant
-from trainer.training.personal_model import Personal
+from trainer.training.personal_model import PersonalModel
 
 Device = Literal["cpu", "cuda"]
 
@@ -59,7 +59,7 @@ class Simulated(NamedTuple):
     """What a simulated federation leaves."""
 
     broadcast: Arrays  # after the last round
-    models: dict[str, Personal]  # by node; one that was never drawn has none
+    models: dict[str, PersonalModel]  # by node; one that was never drawn has none
 
 
 def check_device(device: Device) -> None:
@@ -169,7 +169,7 @@ def simulate_folder(
     outcome = simulate(spec, broadcast, images, show, engine)
     result = summary.RunReport.from_spec(
         spec,
-        [summary.NodeReport.from_facts(outcome.models[share.node].facts) for share in shares],
+        [summary.NodeReport.from_metadata(outcome.models[share.node].metadata) for share in shares],
         weights=request.weights,
         data=named,
         seconds=time.monotonic() - started,

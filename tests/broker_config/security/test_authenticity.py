@@ -321,8 +321,8 @@ def test_a_meddling_broker_changes_no_byte_of_what_is_learnt(
     }
     assert {Spec, RoundState, Contribution, Welcome, Accepted, Presence} <= kinds
     for name in PLANTS:  # and each model can show what it was made from, tensor by tensor
-        facts, tensors, *_ = load(source := federation.folder / name / "model")
-        broadcast = Signer(authority.kit(name), days=9).check(facts, tensors, source).broadcast
+        metadata, tensors, *_ = load(source := federation.folder / name / "model")
+        broadcast = Signer(authority.kit(name), days=9).check(metadata, tensors, source).broadcast
         verify_broadcast(broadcast, authority.charter.coordinator.key)
         assert (broadcast.run, broadcast.round) == (federation.spec.run, 3)
 

@@ -13,7 +13,7 @@ from broker_config.security.message_signing import verify_broadcast
 from tests.support import provisioned_federation
 from tests.support.plants import CLASSES, FEDERATION, draw, here, run, start
 from tests.support.terminal import Terminal
-from trainer.training.personal_model import load_facts
+from trainer.training.personal_model import load_metadata
 
 NODES = ("plant-a", "plant-b")
 SECRET = kits.PASSPHRASE
@@ -54,11 +54,11 @@ def test_a_kit_and_images_are_all_that_a_node_needs(guarded: provisioned_federat
     logs = "\n".join(f"== {name}\n{(tmp_path / f'{name}.log').read_text()}" for name in processes)
     assert set(codes.values()) == {0}, logs
     for name in NODES:
-        facts = load_facts(model := tmp_path / name / "model")
+        metadata = load_metadata(model := tmp_path / name / "model")
         next_step = f"next: edge-node export {model} --out bundles --kit {kit(guarded, name)}"
         assert next_step in (tmp_path / f"{name}.log").read_text()
-        assert facts.broadcast is not None
-        verify_broadcast(facts.broadcast, guarded.kits[name].members().coordinator.key)
+        assert metadata.broadcast is not None
+        verify_broadcast(metadata.broadcast, guarded.kits[name].members().coordinator.key)
     shown = run("status", "--kit", kit(guarded, "monitor"), "--json", "--once",
                 **{SECRET: guarded.members.passphrase("monitor")})  # fmt: skip
     assert json.loads(shown.stdout)["status"] == "finished", shown

@@ -17,7 +17,7 @@ from trainer.federation.server.journal import history
 from trainer.federation.server.spec import Request, draft
 from trainer.models.network import to_arrays
 from trainer.progress import timeline
-from trainer.training.personal_model import load_facts
+from trainer.training.personal_model import load_metadata
 from trainer.training.simulation import simulate
 
 Tensors = dict[str, bytes]  # by `global/NAME` and `NODE/NAME`
@@ -88,7 +88,7 @@ def _repeated(folder: Path, node: str, journalled: dict[tuple[str, int], str]) -
     for round_, found in digests.items():
         if found != {journalled.get((node, round_))}:
             said.append(f"{node} contributed {found} to round {round_}, the journal says otherwise")
-    spans = timeline.read_spans(folder / node, load_facts(folder / node / "model").run)
+    spans = timeline.read_spans(folder / node, load_metadata(folder / node / "model").run)
     trained = Counter(span.round for span in spans if span.activity == "training")
     return said + [f"{node} trained round {each} {count} times" for each, count in trained.items() if count > 1]
 

@@ -32,7 +32,7 @@ from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Request, draft
 from trainer.models.network import to_arrays
 from trainer.progress import timeline
-from trainer.training.personal_model import load_facts
+from trainer.training.personal_model import load_metadata
 from trainer.training.simulation import simulate
 
 PLANTS = ("plant-a", "plant-b", "plant-c")
@@ -240,7 +240,7 @@ def test_a_killed_node_is_named_and_the_federation_goes_on_when_it_is_back(
                 log=tmp_path / "again.log",
             )  # fmt: skip
             assert [process.wait(40) for process in (coordinator, *nodes.values())] == [0, 0, 0]
-            run_ = load_facts(tmp_path / "plant-b" / "model").run
+            run_ = load_metadata(tmp_path / "plant-b" / "model").run
             spans = timeline.read_spans(tmp_path / "plant-b", run_)
             assert {span.round for span in spans if span.activity == "refining"} >= {1, 6}
             assert not [span for span in spans if span.begin < killed < span.end]
@@ -253,7 +253,7 @@ def test_a_plant_that_owns_ten_images_is_cross_validated(tmp_path: Path) -> None
     request = Request("fedavg", model="small", size=32, rounds=1)
     spec, broadcast = draft(request, federation="few", classes=CLASSES[:2], nodes=1)
     images = load_images(spec, draw(tmp_path / "images", 5, 0, CLASSES[:2]))
-    metrics = simulate(spec, broadcast, {"plant-a": images}).models["plant-a"].facts.metrics
+    metrics = simulate(spec, broadcast, {"plant-a": images}).models["plant-a"].metadata.metrics
     assert metrics["cross_validated"] == 1
     assert metrics["images"] == 10
     assert metrics["accuracy_low"] <= metrics["accuracy"] <= metrics["accuracy_high"]

@@ -15,7 +15,7 @@ from trainer import progress
 from trainer.federation.server.coordinator import Outcome
 from trainer.federation.server.spec import Terms
 from trainer.models.network import to_arrays
-from trainer.training.personal_model import load_facts
+from trainer.training.personal_model import load_metadata
 from trainer.training.simulation import simulate
 
 
@@ -162,7 +162,7 @@ def test_a_finished_coordinator_serves_the_result_again_to_a_node_that_was_away(
     again, back = federation.coordinator(linger=PATIENCE), federation.node(PLANTS[0])
     assert isinstance(again.end(), Outcome)
     back.end()
-    assert load_facts(tmp_path / PLANTS[0] / "model").round == 1
+    assert load_metadata(tmp_path / PLANTS[0] / "model").round == 1
     assert same(federation.personal(PLANTS[0]), federation.personal(PLANTS[1]))
 
 

@@ -154,8 +154,8 @@ def test_a_personal_model_judges_images_and_is_measured(case: str) -> None:
     for model in plain(case).models.values():
         logits = network.predict(model.tensors, torch.zeros(2, 3, 16, 16))
         assert logits.shape == (2, 3)
-        assert 0 <= model.facts.metrics["accuracy_low"] <= model.facts.metrics["accuracy"] <= 1
-        assert [line["round"] for line in model.facts.history] == [1, 2]
+        assert 0 <= model.metadata.metrics["accuracy_low"] <= model.metadata.metrics["accuracy"] <= 1
+        assert [line["round"] for line in model.metadata.history] == [1, 2]
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if name != "fedavg"])
@@ -302,15 +302,15 @@ def test_cross_validation_gives_each_image_its_own_verdict(monkeypatch: pytest.M
     monkeypatch.setattr(participant, "predict", lambda network, tensors, data: np.eye(3)[data.labels])
     spec, broadcast = drafted("local")
     model = simulate(spec, broadcast, {"plant-1": Images(images(1, 12), None)}).models["plant-1"]
-    assert [verdict.digest for verdict in model.verdicts] == list(images(1, 12).digests)
-    assert [verdict.label for verdict in model.verdicts] == [CLASSES[label] for label in images(1, 12).labels]
-    assert all(verdict.verdict == verdict.label for verdict in model.verdicts)
+    assert [verdict.digest for verdict in model.predictions] == list(images(1, 12).digests)
+    assert [verdict.label for verdict in model.predictions] == [CLASSES[label] for label in images(1, 12).labels]
+    assert all(verdict.verdict == verdict.label for verdict in model.predictions)
 
 
 def test_a_node_with_two_images_and_none_held_out_is_cross_validated() -> None:
     spec, broadcast = drafted("afedcl")
     outcome = simulate(spec, broadcast, {"plant-1": Images(images(1, 8), None)})
-    metrics = outcome.models["plant-1"].facts.metrics
+    metrics = outcome.models["plant-1"].metadata.metrics
     assert metrics["cross_validated"] == 1
     assert metrics["images"] == 8
 
@@ -391,7 +391,7 @@ def test_a_method_explains_all_metrics_that_it_reports_and_no_others(case: str) 
     spec, _ = drafted(case)
     declared = make(spec.method, spec.training, spec.options).metrics
     for model in plain(case).models.values():
-        reported = {key for entry in model.facts.history for key in entry} - {"round", "accuracy"}
+        reported = {key for entry in model.metadata.history for key in entry} - {"round", "accuracy"}
         assert reported == {metric.key for metric in declared}
     assert all(metric.title and metric.meaning.endswith(".") for metric in declared)
     assert len({metric.key for metric in declared}) == len(declared)

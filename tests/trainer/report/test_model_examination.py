@@ -8,7 +8,7 @@ from trainer.models import backbones
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Network, to_tensors
 from trainer.report.model_examination import _pick_correct, _pick_wrong, occlusion_map, overlay_heatmap
-from trainer.training.personal_model import Verdict
+from trainer.training.personal_model import HeldOutPrediction
 
 
 def personal(model: str, *, fused: bool) -> tuple[Network, dict[str, torch.Tensor]]:
@@ -69,9 +69,11 @@ def test_evidence_against_a_class_leaves_the_image_as_it_is() -> None:
     assert np.array_equal(overlay_heatmap(GRAY, np.full((4, 4), -3.0, np.float32)), GRAY)
 
 
-def verdicts(*told: tuple[str, str, float]) -> list[Verdict]:
+def verdicts(*told: tuple[str, str, float]) -> list[HeldOutPrediction]:
     return [
-        Verdict(path=f"/{number}.png", digest=f"{number:064x}", label=label, verdict=verdict, confidence=confidence)
+        HeldOutPrediction(
+            path=f"/{number}.png", digest=f"{number:064x}", label=label, verdict=verdict, confidence=confidence
+        )
         for number, (label, verdict, confidence) in enumerate(told)
     ]
 

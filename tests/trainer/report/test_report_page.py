@@ -23,7 +23,7 @@ from trainer.report.model_examination import Examination, Example
 from trainer.report.run_files import Node, load_run
 from trainer.report.summary import RunReport
 from trainer.training import personal_model
-from trainer.training.personal_model import Verdict
+from trainer.training.personal_model import HeldOutPrediction
 
 
 @pytest.fixture(scope="module")
@@ -131,14 +131,14 @@ def test_a_nodes_report_says_of_which_run_it_is_and_of_a_later_one_that_left_no_
     federation: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(federation / "plant-b", tmp_path / "plant-b")
-    facts = load_run(folder).nodes[0].facts
+    metadata = load_run(folder).nodes[0].metadata
     assert load_run(folder).unfinished is None
     (folder / timeline.FILE).write_bytes(msgspec.json.encode(Span("fe" * 8, 1, "receiving", 1.0, 2.0)))
     said: list[progress.AnyEvent] = []
     page = report_page.write(folder, tmp_path / "page.html", said.append).read_text()
     first, second = [event.text for event in said if isinstance(event, progress.Note)]
-    assert f"about run {facts.run} of federation {facts.federation}, finished" in first
-    assert f"Federation {facts.federation}, run {facts.run}." in page
+    assert f"about run {metadata.run} of federation {metadata.federation}, finished" in first
+    assert f"Federation {metadata.federation}, run {metadata.run}." in page
     for told in (second, page):
         assert f"he node took part in run {'fe' * 8} later; it left no model" in told
 
@@ -168,7 +168,7 @@ def test_images_that_are_gone_or_have_changed_are_not_shown(federation: Path, tm
     shutil.copytree(federation / "plant-a", state)
     kept = [
         msgspec.structs.replace(verdict, path=str(tmp_path / f"{number}.png"))
-        for number, verdict in enumerate(personal_model.load_verdicts(state / "model"))
+        for number, verdict in enumerate(personal_model.load_predictions(state / "model"))
     ]
     (state / "model" / "verdicts.json").write_bytes(msgspec.json.encode(kept))
     (tmp_path / "0.png").write_bytes(b"another image than the one that was judged")
@@ -195,25 +195,27 @@ def test_what_is_no_run_is_refused_with_what_to_pass(federation: Path, tmp_path:
 
 def test_a_row_is_what_an_image_shows_and_a_column_what_it_was_judged_to_be() -> None:
     told = [("c", "a"), ("c", "a"), ("c", "c"), ("a", "a")]
-    verdicts = [Verdict(path="", digest="0" * 64, label=label, verdict=v, confidence=1.0) for label, v in told]
+    verdicts = [
+        HeldOutPrediction(path="", digest="0" * 64, label=label, verdict=v, confidence=1.0) for label, v in told
+    ]
     matrix = report_page._matrix("plant", verdicts, ["a", "b", "c", "d"])
     assert (matrix.rows, matrix.columns, matrix.counts) == (["a", "c"], ["a", "c"], [[1, 0], [2, 1]])
 
 
 @pytest.mark.parametrize("node", ["plant-a", "plant-b"])
 def test_verdicts_are_of_the_files_that_they_name(node: str, federation: Path) -> None:
-    facts, verdicts = (
-        personal_model.load_facts(federation / node / "model"),
-        personal_model.load_verdicts(federation / node / "model"),
+    metadata, verdicts = (
+        personal_model.load_metadata(federation / node / "model"),
+        personal_model.load_predictions(federation / node / "model"),
     )
     for verdict in verdicts:
         path = Path(verdict.path)
         assert hashlib.sha256(path.read_bytes()).hexdigest() == verdict.digest
         assert path.parent.name == verdict.label
         assert 1 / 3 < verdict.confidence <= 1
-    assert len({verdict.digest for verdict in verdicts}) == len(verdicts) == facts.metrics["images"]
+    assert len({verdict.digest for verdict in verdicts}) == len(verdicts) == metadata.metrics["images"]
     right = sum(verdict.label == verdict.verdict for verdict in verdicts)
-    assert right / len(verdicts) == pytest.approx(facts.metrics["accuracy"])
+    assert right / len(verdicts) == pytest.approx(metadata.metrics["accuracy"])
 
 
 # Names that others chose
@@ -244,12 +246,14 @@ def hostile(federation: Path) -> str:
     node = told.nodes[0]
     names = (HOSTILE, "b" + HOSTILE, "c" + HOSTILE)
     node_report = msgspec.structs.replace(node.report, name=HOSTILE, classes=list(names))
-    facts = msgspec.structs.replace(node.facts, node=HOSTILE, classes=names, software={"edge-node": HOSTILE})
+    metadata = msgspec.structs.replace(node.metadata, node=HOSTILE, classes=names, software={"edge-node": HOSTILE})
     verdicts = tuple(
-        Verdict(path=HOSTILE, digest=f"{number:064x}", label=names[number % 3], verdict=names[0], confidence=0.5)
+        HeldOutPrediction(
+            path=HOSTILE, digest=f"{number:064x}", label=names[number % 3], verdict=names[0], confidence=0.5
+        )
         for number in range(6)
     )
-    bad = Node(node_report, facts, node.model, verdicts, node.spans)
+    bad = Node(node_report, metadata, node.model, verdicts, node.spans)
     report = msgspec.structs.replace(
         told.report, method=HOSTILE, model=HOSTILE, options={HOSTILE: HOSTILE}, data=HOSTILE, nodes=[node_report]
     )

@@ -91,7 +91,7 @@ def test_a_federation_of_unequal_nodes_ends_with_the_same_average_and_verdicts()
         np.testing.assert_allclose(together.broadcast[name], plain.broadcast[name], rtol=1e-3, atol=1e-5)
     assert plain.models.keys() == together.models.keys()
     for name, model in plain.models.items():
-        assert [v.verdict for v in together.models[name].verdicts] == [v.verdict for v in model.verdicts]
+        assert [v.verdict for v in together.models[name].predictions] == [v.verdict for v in model.predictions]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

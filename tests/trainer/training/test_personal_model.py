@@ -10,9 +10,9 @@ from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Preprocessing, Training
 from tests.trainer.methods.test_method_properties import drafted
 from trainer.training import personal_model
-from trainer.training.personal_model import Facts, Personal
+from trainer.training.personal_model import ModelMetadata, PersonalModel
 
-FACTS = Facts(
+FACTS = ModelMetadata(
     federation="steel",
     run="0123456789abcdef",
     round=30,
@@ -40,36 +40,36 @@ TREE = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    personal_model.save(Personal(FACTS, TREE), tmp_path / "state" / "model")
+    personal_model.save(PersonalModel(FACTS, TREE), tmp_path / "state" / "model")
     return tmp_path / "state" / "model"
 
 
 def test_tensors_and_facts_are_read_back_exactly(folder: Path) -> None:
-    facts, tensors, *_ = personal_model.load(folder)
-    assert facts == FACTS
+    metadata, tensors, *_ = personal_model.load(folder)
+    assert metadata == FACTS
     assert tensors.keys() == TREE.keys()
     assert all(torch.equal(tensors[name], value) for name, value in TREE.items())
 
 
 def test_saving_again_replaces_what_was_there(folder: Path) -> None:
-    personal_model.save(Personal(FACTS, {"fusion": torch.tensor(0.5)}), folder)
+    personal_model.save(PersonalModel(FACTS, {"fusion": torch.tensor(0.5)}), folder)
     assert personal_model.load(folder).tensors == {"fusion": torch.tensor(0.5)}
 
 
 def test_facts_are_read_without_the_tensors(folder: Path) -> None:
     (folder / "personal.safetensors").unlink()
-    assert personal_model.load_facts(folder) == FACTS
+    assert personal_model.load_metadata(folder) == FACTS
 
 
 def test_facts_carry_over_from_the_federations_spec() -> None:
     spec, _ = drafted("afedcl")
-    facts = Facts.of(spec, "plant-1", 2, {"patches": 3}, {"accuracy": 1.0}, ({"round": 1.0},))
-    assert (facts.node, facts.round) == ("plant-1", 2)
-    assert (facts.metrics, facts.history) == ({"accuracy": 1.0}, ({"round": 1.0},))
+    metadata = ModelMetadata.from_spec(spec, "plant-1", 2, {"patches": 3}, {"accuracy": 1.0}, ({"round": 1.0},))
+    assert (metadata.node, metadata.round) == ("plant-1", 2)
+    assert (metadata.metrics, metadata.history) == ({"accuracy": 1.0}, ({"round": 1.0},))
     for name in (
         "federation", "run", "method", "options", "model", "classes", "preprocessing", "training", "rounds", "seed"
     ):  # fmt: skip
-        assert getattr(facts, name) == getattr(spec, name)
+        assert getattr(metadata, name) == getattr(spec, name)
 
 
 def test_a_folder_without_a_model_is_named_with_where_to_find_one(tmp_path: Path) -> None:
@@ -81,20 +81,20 @@ def test_a_folder_without_a_model_is_named_with_where_to_find_one(tmp_path: Path
 
 @pytest.mark.parametrize("damage", ["tensors cut", "tensors missing", "facts cut", "a fact missing", "one class"])
 def test_a_damaged_model_is_refused(folder: Path, damage: str) -> None:
-    tensors, facts = folder / "personal.safetensors", folder / "personal.json"
-    told = json.loads(facts.read_bytes())
+    tensors, metadata = folder / "personal.safetensors", folder / "personal.json"
+    told = json.loads(metadata.read_bytes())
     match damage:
         case "tensors cut":
             tensors.write_bytes(tensors.read_bytes()[:-1])
         case "tensors missing":
             tensors.unlink()
         case "facts cut":
-            facts.write_bytes(facts.read_bytes()[:-2])
+            metadata.write_bytes(metadata.read_bytes()[:-2])
         case "a fact missing":
             del told["model"]
-            facts.write_text(json.dumps(told))
+            metadata.write_text(json.dumps(told))
         case "one class":
-            facts.write_text(json.dumps({**told, "classes": ["patches"]}))
+            metadata.write_text(json.dumps({**told, "classes": ["patches"]}))
     with pytest.raises(UsageError, match="damaged") as caught:
         personal_model.load(folder)
     assert str(folder) in caught.value.what

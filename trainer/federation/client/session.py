@@ -41,7 +41,7 @@ from trainer.federation.client.connection import ClientConnection
 from trainer.federation.client.training_thread import Contributed, Deployed, Failed, Refined, Worker
 from trainer.progress.timeline import Timeline
 from trainer.training.method_notice import MethodNotice
-from trainer.training.personal_model import describe, load_facts
+from trainer.training.personal_model import format_accuracy, load_metadata
 
 _INBOX = 1024
 _MIN_INTERVAL = 1.0  # seconds between two answers to roll calls; more would pile up at the broker
@@ -165,7 +165,7 @@ class _Node:
                 self._proceed()
             case Deployed(model):
                 self._model = model
-                self._note(describe(load_facts(model)))
+                self._note(format_accuracy(load_metadata(model)))
             case Failed(error):
                 raise error
             case Fetched(manifest) | FetchFailed(manifest) if manifest != self._fetching:

@@ -144,8 +144,8 @@ class Worker:
         last = self._read(final) if self.needs_final else broadcast
         model = self._participant.conclude(self._load(progress), progress.round, broadcast, last, progress.history)
         source = final if self._participant.method.deploys_final else progress.broadcast
-        facts = msgspec.structs.replace(model.facts, broadcast=source)
-        personal_model.save(model._replace(facts=facts), self._folder / "model")
+        metadata = msgspec.structs.replace(model.metadata, broadcast=source)
+        personal_model.save(model._replace(metadata=metadata), self._folder / "model")
         self._inbox.put(Deployed(self._folder / "model"))
 
     # Disk

@@ -1,4 +1,4 @@
-"""Patch feature interpolation (FedTFI, section 3.1): what a node cuts of its maps, and puts into them of others'.
+"""Patch feature interpolation (FedTFI, section 3.1): patches cut from a node's maps, and other nodes' patches put in.
 
 Maps are what an encoder's part `project` makes of the stem's, [n, C, h, w]. They have a grid of m x m cells, m being
 the side of a patch; a patch [C, m, m] holds one cell of each channel.

@@ -1,4 +1,4 @@
-"""What the baselines' heads stand on: stages of maps, from shallow to deep, and the plainest of the heads."""
+"""Trunks of the baseline networks: feature maps in stages, from shallow to deep; and the simplest head."""
 
 from collections.abc import Sequence
 from typing import Any, cast

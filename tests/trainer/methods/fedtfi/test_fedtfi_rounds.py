@@ -78,10 +78,10 @@ def test_round_1_has_an_empty_bank_and_is_cross_entropy_alone(run: Run) -> None:
 
 def test_later_rounds_have_a_triplet_loss_and_no_model_holds_the_bank(run: Run) -> None:
     models = run(rounds=2).models.values()
-    first, second = zip(*([entry["L_T"] for entry in model.facts.history] for model in models), strict=True)
+    first, second = zip(*([entry["L_T"] for entry in model.metadata.history] for model in models), strict=True)
     assert first == (0, 0, 0)
     assert max(second) > 0
-    shares = [tuple(entry["patched"] for entry in model.facts.history) for model in models]
+    shares = [tuple(entry["patched"] for entry in model.metadata.history) for model in models]
     assert (0, 1) in shares
     assert not any(name.startswith("bank") for model in models for name in model.tensors)
 
@@ -90,7 +90,7 @@ def test_later_rounds_have_a_triplet_loss_and_no_model_holds_the_bank(run: Run) 
 def test_all_metrics_that_are_reported_are_explained_and_no_others(run: Run, use: str) -> None:
     declared = {metric.key for metric in make("fedtfi", Training(), complete_options("fedtfi", {"use": use})).metrics}
     for model in run(rounds=2, use=use).models.values():
-        assert {key for entry in model.facts.history for key in entry} - {"round", "accuracy"} == declared
+        assert {key for entry in model.metadata.history for key in entry} - {"round", "accuracy"} == declared
 
 
 def test_the_bank_holds_labelled_patches_of_received_maps_and_is_as_large_as_agreed(images: dict[str, Images]) -> None:
@@ -123,9 +123,9 @@ def test_rules_against_liars_apply_to_models_and_leave_the_bank_as_it_is(run: Ru
 
 def test_interpolation_alone_trains_on_mixed_maps_and_has_no_triplet_loss(run: Run) -> None:
     mixed = run(rounds=2, use="mixed")
-    assert not any("L_T" in entry for model in mixed.models.values() for entry in model.facts.history)
-    first = {name: model.facts.history[0]["L_C"] for name, model in mixed.models.items()}
-    assert first == {name: model.facts.history[0]["L_C"] for name, model in run(rounds=2).models.items()}
+    assert not any("L_T" in entry for model in mixed.models.values() for entry in model.metadata.history)
+    first = {name: model.metadata.history[0]["L_C"] for name, model in mixed.models.items()}
+    assert first == {name: model.metadata.history[0]["L_C"] for name, model in run(rounds=2).models.items()}
     assert not same(mixed.broadcast, run(rounds=2).broadcast)
 
 
@@ -183,7 +183,7 @@ def test_plants_whose_labels_no_other_has_are_named_once_and_train_as_by_fedavg(
     (warning,) = warnings(told)
     assert warning.startswith("round 2: no patches of others fit the images of plant-a, plant-b, plant-c")
     assert same(select(after.broadcast, ("encoder", "classifier")), simulate(*drafted("fedavg"), apart).broadcast)
-    assert {entry["patched"] for model in after.models.values() for entry in model.facts.history} == {0}
+    assert {entry["patched"] for model in after.models.values() for entry in model.metadata.history} == {0}
 
 
 def test_only_plants_that_are_alone_with_their_labels_are_named(images: dict[str, Images]) -> None:

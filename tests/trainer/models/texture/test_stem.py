@@ -167,7 +167,7 @@ def test_kept_maps_give_the_bytes_that_maps_made_anew_give(method: str, monkeypa
     assert equal(kept.broadcast, anew.broadcast)
     for node, model in kept.models.items():
         assert equal(to_arrays(model.tensors), to_arrays(anew.models[node].tensors))
-        assert model.facts.metrics == anew.models[node].facts.metrics
+        assert model.metadata.metrics == anew.models[node].metadata.metrics
 
 
 def test_maps_are_kept_where_images_are_not_varied_and_only_there() -> None:
