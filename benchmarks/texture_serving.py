@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.serving.bare import Bare
 from edge.bundle import bundle_format
-from edge.inference.pipeline import NullOutbox, Pipeline
+from edge.inference.pipeline import NullConsumer, Pipeline
 from edge.inference.served_model import load_model
 from export.graph import Architecture, module, trace, with_values
 from export.parity import pictures, session
@@ -83,7 +83,7 @@ def measure(model: str, runs: int, threads: int) -> None:
             size = session(content).get_inputs()[0].shape[1]
             folder = served(Path(place) / precision, model, content, size)
             pixels = np.random.default_rng(0).integers(0, 256, (1, size, size, 3), np.uint8)
-            bare, pipeline = Bare(folder, threads), Pipeline(load_model(folder, threads=threads), NullOutbox())
+            bare, pipeline = Bare(folder, threads), Pipeline(load_model(folder, threads=threads), NullConsumer())
             lines.append(pipeline)
             calls[f"{precision}, session.run"] = _asked(bare, pixels)
             calls[f"{precision}, Pipeline.infer"] = _inferred(pipeline, pixels)

@@ -16,8 +16,8 @@ from benchmarks.serving import services
 from benchmarks.serving.bare import Bare
 from benchmarks.serving.services import Service
 from edge.bundle import bundle_format
-from edge.daemon.prometheus_metrics import CountingOutbox, Metrics
-from edge.inference.pipeline import Frame, NullOutbox, Pipeline
+from edge.daemon.prometheus_metrics import CountingConsumer, Metrics
+from edge.inference.pipeline import Frame, NullConsumer, Pipeline
 from edge.inference.served_model import load_model
 
 WARM_UP = 20  # calls
@@ -65,8 +65,8 @@ def measure(folder: Path, threads: int, count: int, rate: float, seconds: float,
             running["FastAPI"] = closing.enter_context(services.plain(folder, threads, pixels))
             running["LitServe"] = closing.enter_context(services.lit(folder, threads, pixels))
         metrics = Metrics()
-        outbox = CountingOutbox(metrics, NullOutbox())
-        pipeline = Pipeline(load_model(folder, threads=threads), outbox, monitors=[metrics.observe])
+        outcomes = CountingConsumer(metrics, NullConsumer())
+        pipeline = Pipeline(load_model(folder, threads=threads), outcomes, monitors=[metrics.observe])
         closing.enter_context(contextlib.closing(pipeline))
         calls = in_process(pipeline, Bare(folder, threads), pixels) | over_http(running)
         report: Report = uvloop.run(_measured(calls, running, count, rate, seconds))

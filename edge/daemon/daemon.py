@@ -22,7 +22,7 @@ from edge.daemon.assembly import Instance
 from edge.daemon.dispatcher import Dispatcher
 from edge.daemon.logs import Log
 from edge.daemon.monitors import Monitors
-from edge.daemon.prometheus_metrics import CountingOutbox, Metrics
+from edge.daemon.prometheus_metrics import CountingConsumer, Metrics
 from edge.daemon.reload import Reloader
 from edge.daemon.sd_notify import ServiceManager, run_watchdog, status
 from edge.http.app import App
@@ -72,8 +72,8 @@ def serve(
         metrics = Metrics()
         dispatcher = closing.enter_context(contextlib.closing(Dispatcher(instance, settings.spool)))
         metrics.register(dispatcher.readings)
-        outbox = CountingOutbox(metrics, dispatcher)
-        pipeline = Pipeline(model, outbox, settings.view, [metrics.observe, rollout])
+        outcomes = CountingConsumer(metrics, dispatcher)
+        pipeline = Pipeline(model, outcomes, settings.view, [metrics.observe, rollout])
         closing.enter_context(contextlib.closing(pipeline))
         closing.enter_context(rollout.manage(pipeline))
         if settings.arrival:

@@ -38,7 +38,7 @@ class Monitors:
         current, old, drift = self._current, self._keep, self._drift
         if current is None or (current.doubt, current.drift) != (wanted.doubt, wanted.drift):
             self._drift = (
-                Drift(wanted.drift, UncertaintyCheck(wanted.doubt), self._pipeline.outbox)
+                Drift(wanted.drift, UncertaintyCheck(wanted.doubt), self._pipeline.outcomes)
                 if wanted.drift.window
                 else None
             )

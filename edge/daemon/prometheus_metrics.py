@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from edge.inference.pipeline import Inspection, Outbox
+from edge.inference.pipeline import Inspection, OutcomeConsumer
 from edge.inference.served_model import Model
 from edge.inference.verdict import Failure, Notice, Outcome, Verdict
 
@@ -110,14 +110,14 @@ class Metrics(Collector):
         return Counter(f"{PREFIX}{what}_total", text, labels, registry=self._registry)
 
 
-class CountingOutbox:
-    """An outbox that counts what goes through it."""
+class CountingConsumer:
+    """Counts outcomes on their way to another consumer."""
 
-    def __init__(self, metrics: Metrics, outbox: Outbox) -> None:
+    def __init__(self, metrics: Metrics, consumer: OutcomeConsumer) -> None:
         self._metrics = metrics
-        self._outbox = outbox
+        self._consumer = consumer
 
     def put(self, outcome: Outcome) -> None:
-        """Count it, and hand it on."""
+        """Count it and pass it on."""
         self._metrics.count(outcome)
-        self._outbox.put(outcome)
+        self._consumer.put(outcome)

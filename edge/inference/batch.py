@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError, replace_unprintable
 from edge.inference.image_decoding import SUFFIXES
-from edge.inference.pipeline import Frame, Inspection, NullOutbox, Pipeline
+from edge.inference.pipeline import Frame, Inspection, NullConsumer, Pipeline
 from edge.inference.served_model import Model
 from edge.inference.tiling import View
 from edge.inference.verdict import Failure, Verdict
@@ -64,7 +64,7 @@ def _display_name(path: Path) -> str:
 
 def classify_images(model: Model, images: Sequence[Image], view: View | None = None) -> Iterator[Inspection | Failure]:
     """Inspect images one after another; UsageError when the view does not fit the model."""
-    pipeline = Pipeline(model, NullOutbox(), view, [UncertaintyCheck(Doubting())])
+    pipeline = Pipeline(model, NullConsumer(), view, [UncertaintyCheck(Doubting())])
     for name, path in images:
         yield pipeline.inspect_sync(Frame(name, path))
 

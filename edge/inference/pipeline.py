@@ -53,18 +53,18 @@ class Source(Protocol):
         """
 
     def done(self, frame: Frame, outcome: Verdict | Failure) -> None:
-        """The outbox has the outcome of a frame: it need not be brought again."""
+        """Record that a frame's outcome has been accepted: the frame need not be brought again."""
 
 
-class Outbox(Protocol):
-    """Where outcomes go."""
+class OutcomeConsumer(Protocol):
+    """Destination of a pipeline's outcomes: in the daemon, the dispatcher to the sinks."""
 
     def put(self, outcome: Outcome) -> None:
         """Accept an outcome within a millisecond; never raises."""
 
 
-class NullOutbox:
-    """The outbox of callers who use the returned outcomes themselves."""
+class NullConsumer:
+    """Discards outcomes, for callers that use what the pipeline returns."""
 
     def put(self, outcome: Outcome) -> None:
         """Discard it."""
@@ -95,13 +95,13 @@ class Pipeline:
     """Inspects frames one after another; neither a bad frame nor a failing monitor stops it."""
 
     def __init__(
-        self, model: Model, outbox: Outbox, view: View | None = None, monitors: Sequence[Monitor] = ()
+        self, model: Model, outcomes: OutcomeConsumer, view: View | None = None, monitors: Sequence[Monitor] = ()
     ) -> None:
         self.model = model  # assign another one to serve it from the next frame on
         self.view = view or View()
         check_no_defect_class(self.view, model.manifest.classes)
         self.monitors = tuple(monitors)
-        self.outbox = outbox
+        self.outcomes = outcomes
         self.draining = False  # no new work is accepted; frames in progress are finished
         self.inspected = 0  # frames, failures included
         self.on_model_error: Callable[[Model, Exception], None] = _log_model_error
@@ -111,7 +111,7 @@ class Pipeline:
         self._room = asyncio.Semaphore(_DECODERS + 1)  # decoded frames are large: others wait as files
 
     async def classify(self, frame: Frame, after: Awaitable[None] | None = None) -> Verdict | Failure:
-        """The outcome of a frame, decoded while `after` is awaited; the outbox has it before the caller does."""
+        """The outcome of a frame, decoded while `after` is awaited; `outcomes` has it before the caller does."""
         async with self.inspect(frame, after) as found:
             return found if isinstance(found, Failure) else found.verdict
 
@@ -169,7 +169,7 @@ class Pipeline:
 
     def _inspect(self, prepared: "_Prepared") -> Inspection | Failure:
         found = self._classify(prepared)
-        self.outbox.put(found if isinstance(found, Failure) else found.verdict)
+        self.outcomes.put(found if isinstance(found, Failure) else found.verdict)
         self.inspected += 1
         return found
 

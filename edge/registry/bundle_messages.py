@@ -1,4 +1,4 @@
-"""Messages of the delivery of a bundle to a line: JSON, on the topics of `broker_config.protocol.topics`."""
+"""Settings and messages of bundle delivery to a line: JSON, on the topics of `broker_config.protocol.topics`."""
 
 from collections.abc import Iterable
 from typing import Annotated, Literal
@@ -8,20 +8,17 @@ from msgspec import Meta, Struct
 
 from broker_config.protocol.messages import Digest, Manifest
 from broker_config.transfer.blob_transfer import CHUNK
+from edge.config.broker_settings import BrokerSettings
 
 MAX_BYTES = 512 << 20  # of a bundle
 MAX_FILES = 16  # of a bundle
 Sender = Annotated[str, Meta(pattern=r"^sender-[0-9a-f]{16}\Z")]
 
 
-class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Settings(BrokerSettings, frozen=True, kw_only=True):
     """Table `[arrival]` of a line's settings: the plant's own broker, over which new bundles come."""
 
-    url: str
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
-    activate: bool = True  # if the gate lets it pass; else it is only stored
+    activate: bool = True  # a bundle that passes the gate; otherwise it is only stored
 
 
 class File(Struct, frozen=True):

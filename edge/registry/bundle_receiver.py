@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from broker_config.mqtt.client import Delivery, Disconnected, MqttClient
-from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.errors import EdgeNodeError, UsageError, abbreviate, explain
 from broker_config.transfer.blob_store import BlobStore
@@ -56,7 +55,7 @@ class BundleReceiver:
                 "[arrival] takes bundles from a broker, and nothing says whose signature they must bear",
                 "add --trust FILE, or leave [arrival] out",
             )
-        self._endpoint = Endpoint.parse(settings.url, ca=settings.ca, cert=settings.cert, key=settings.key)
+        self._endpoint = settings.endpoint()
         self._line = topics.check_name(line, "the line's name")
         self._rollout, self._verifier, self._activate = rollout, verifier, settings.activate
         self._events: queue.Queue[Any] = queue.Queue(_QUEUED)

@@ -343,7 +343,7 @@ class Rollout:
     def _notify(self, text: str, digest: str, by: str = _SELF) -> None:
         _log.warning("%s", text)
         details: dict[str, float | str] = {"bundle": digest, "by": by, "serving": self._pipeline.model.digest}
-        self._pipeline.outbox.put(Notice(kind="model", text=text, time=current_time(), details=details, id=new_id()))
+        self._pipeline.outcomes.put(Notice(kind="model", text=text, time=current_time(), details=details, id=new_id()))
 
 
 def _signature_finding(expiry_dates: ExpiryDates) -> Finding:

@@ -76,4 +76,4 @@ class _Outage:
         _log.warning(text, *values)
         details: dict[str, float | str] = {"source": self._source.name}
         notice = Notice(kind="source", text=text % values, time=current_time(), details=details, id=new_id())
-        self._pipeline.outbox.put(notice)
+        self._pipeline.outcomes.put(notice)

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from edge.bundle.bundle_format import Manifest
-from edge.inference.pipeline import Inspection, Outbox
+from edge.inference.pipeline import Inspection, OutcomeConsumer
 from edge.inference.served_model import Model
 from edge.inference.verdict import Notice, Verdict, current_time, new_id
 from edge.uncertainty.reference import Floats, Reference
@@ -42,9 +42,9 @@ class Drift:
     any thread.
     """
 
-    def __init__(self, settings: Settings, check: UncertaintyCheck, outbox: Outbox) -> None:
+    def __init__(self, settings: Settings, check: UncertaintyCheck, outcomes: OutcomeConsumer) -> None:
         """`check` is the one that the line's verdicts get."""
-        self._settings, self._check, self._outbox = settings, check, outbox
+        self._settings, self._check, self._outcomes = settings, check, outcomes
         self._random = random.Random(0)
         self.drifted = False
         self._reset(None)
@@ -116,7 +116,7 @@ class Drift:
             "doubtful": round(self.doubtful, 4),
             "excess": round(self.excess, 3),
         }
-        self._outbox.put(Notice(kind="drift", text=text, time=current_time(), details=details, id=new_id()))
+        self._outcomes.put(Notice(kind="drift", text=text, time=current_time(), details=details, id=new_id()))
 
 
 class _Average:

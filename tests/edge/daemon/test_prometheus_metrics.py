@@ -10,7 +10,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
-from edge.daemon.prometheus_metrics import CountingOutbox, Metrics, Reading
+from edge.daemon.prometheus_metrics import CountingConsumer, Metrics, Reading
 from edge.inference.pipeline import Frame, Inspection, Pipeline
 from edge.inference.served_model import load_model
 from edge.inference.verdict import Notice, Outcome
@@ -138,7 +138,7 @@ class Kept:
 
 def test_counting_changes_no_outcome_and_costs_less_than_twenty_microseconds(bundle: Path) -> None:
     metrics, kept = Metrics(), Kept()
-    counted = CountingOutbox(metrics, kept)
+    counted = CountingConsumer(metrics, kept)
     line = Pipeline(load_model(bundle), counted, monitors=[metrics.observe])
     seen = line.inspect_sync(Frame("part", RED))
     assert isinstance(seen, Inspection)

@@ -11,7 +11,7 @@ from openapi_spec_validator import validate
 
 from edge.daemon.prometheus_metrics import Metrics
 from edge.http.app import App
-from edge.inference.pipeline import NullOutbox, Pipeline
+from edge.inference.pipeline import NullConsumer, Pipeline
 from edge.inference.served_model import load_model
 from tests.edge.daemon.test_daemon import Daemon, daemon
 from tests.support.tiny_bundle import RED, tiny_bundle
@@ -44,7 +44,7 @@ def test_it_is_a_valid_document(document: dict[str, Any]) -> None:
 
 
 def test_its_paths_are_those_that_are_served(document: dict[str, Any], bundle: Path) -> None:
-    line = Pipeline(load_model(bundle), NullOutbox())
+    line = Pipeline(load_model(bundle), NullConsumer())
     line.close()
     served = {(route.template, route.method.lower()) for route in App(line, Metrics()).routes}
     assert {(path, method) for path, methods in document["paths"].items() for method in methods} == served

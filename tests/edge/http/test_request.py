@@ -17,7 +17,7 @@ from edge.daemon.prometheus_metrics import Metrics
 from edge.http import inference_protocol
 from edge.http import request as intake
 from edge.http.app import BATCH, App
-from edge.inference.pipeline import NullOutbox, Pipeline
+from edge.inference.pipeline import NullConsumer, Pipeline
 from edge.inference.predictor import Outputs, Predictor
 from edge.inference.served_model import Model
 from tests.support.tiny_bundle import RED, tiny_bundle
@@ -31,7 +31,7 @@ def bundle(tmp_path_factory):
 @contextlib.asynccontextmanager
 async def client(bundle: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Pipeline]]:
     """A client of the application itself, without a process or a socket."""
-    line = Pipeline(Model(Predictor(read_bundle(bundle))), NullOutbox())
+    line = Pipeline(Model(Predictor(read_bundle(bundle))), NullConsumer())
     with contextlib.closing(line):
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(App(line, Metrics())), base_url="http://line"
@@ -131,7 +131,7 @@ def asked(bundle: Path, change: Callable[[Pipeline, asyncio.Event], None]) -> tu
         await App(line, Metrics())({"method": "POST", "path": path, "query_string": b"", "headers": []}, receive, send)
         return answers[0]["status"], batches
 
-    with contextlib.closing(Pipeline(Model(Predictor(read_bundle(bundle))), NullOutbox())) as line:
+    with contextlib.closing(Pipeline(Model(Predictor(read_bundle(bundle))), NullConsumer())) as line:
         return asyncio.run(answer(line))
 
 

@@ -17,7 +17,7 @@ from edge.http.app import App
 from edge.inference import annotation as drawing
 from edge.inference.annotation import annotate
 from edge.inference.heatmap import class_heat, heat_colors
-from edge.inference.pipeline import Frame, Inspection, NullOutbox, Pipeline
+from edge.inference.pipeline import Frame, Inspection, NullConsumer, Pipeline
 from edge.inference.served_model import Model, load_model
 from edge.inference.tiling import View
 from edge.inference.verdict import Box
@@ -33,7 +33,7 @@ def model(tmp_path_factory):
 
 
 def seen(model: Model, pixels: np.ndarray, **view: object) -> Inspection:
-    with contextlib.closing(Pipeline(model, NullOutbox(), View(**view))) as line:
+    with contextlib.closing(Pipeline(model, NullConsumer(), View(**view))) as line:
         found = line.inspect_sync(Frame("part-7", pixels, "camera-1"))
     assert isinstance(found, Inspection)
     return found
@@ -138,7 +138,7 @@ def test_more_is_said_of_a_verdict_in_doubt(model):
 
 def test_over_http_the_answer_is_the_picture_when_it_is_asked_for(model):
     async def ask(*queries: str) -> list[httpx.Response]:
-        with contextlib.closing(Pipeline(model, NullOutbox())) as line:
+        with contextlib.closing(Pipeline(model, NullConsumer())) as line:
             transport = httpx.ASGITransport(App(line, Metrics()))
             async with httpx.AsyncClient(transport=transport, base_url="http://line") as client:
                 return [await client.post(f"/classify{query}", content=RED_FILE) for query in queries]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge.inference import pipeline as pipeline_module
-from edge.inference.pipeline import Frame, Inspection, NullOutbox, Pipeline
+from edge.inference.pipeline import Frame, Inspection, NullConsumer, Pipeline
 from edge.inference.served_model import load_model
 from edge.inference.verdict import Failure, Verdict
 from edge.sources.source_runner import run_source
@@ -39,7 +39,7 @@ def test_frames_wait_as_files_and_only_a_few_are_decoded_ahead(tmp_path: Path, m
         await judged
         return ahead
 
-    with contextlib.closing(Pipeline(load_model(tiny_bundle(tmp_path / "bundle").folder), NullOutbox())) as line:
+    with contextlib.closing(Pipeline(load_model(tiny_bundle(tmp_path / "bundle").folder), NullConsumer())) as line:
         assert asyncio.run(crowd(line)) == 3
 
 
@@ -49,7 +49,7 @@ def test_a_frame_for_which_memory_lacks_is_a_failure_and_the_line_goes_on(
     def exhausted(*_: object) -> None:
         raise MemoryError
 
-    with contextlib.closing(Pipeline(load_model(tiny_bundle(tmp_path / "bundle").folder), NullOutbox())) as line:
+    with contextlib.closing(Pipeline(load_model(tiny_bundle(tmp_path / "bundle").folder), NullConsumer())) as line:
         with monkeypatch.context() as patch:
             patch.setattr(pipeline_module, "cut_tiles", exhausted)
             failure = asyncio.run(line.classify(Frame("part-7", RED)))
@@ -97,7 +97,7 @@ def test_frames_of_all_sources_together_find_room_for_a_few_and_each_source_is_j
     monkeypatch.setattr(pipeline_module, "cut_tiles", counted)
     sources = [Many(str(number), 20) for number in range(8)]
     with contextlib.closing(
-        Pipeline(load_model(tiny_bundle(tmp_path / "bundle").folder), NullOutbox(), None, [slowly])
+        Pipeline(load_model(tiny_bundle(tmp_path / "bundle").folder), NullConsumer(), None, [slowly])
     ) as line:
         asyncio.run(feed_all(line, sources))
     assert most[0] <= 3
