@@ -35,9 +35,9 @@ from edge.inference.predictor import Predictor
 from edge.status.federations import StatusMonitor
 from edge.status.rendering import render
 from tests.support.paths import REPOSITORY
+from tests.support.personal_models import FACTS
 from tests.support.tiny_bundle import tiny_bundle
-from tests.trainer.federation.server.test_status import SPEC
-from tests.trainer.training.test_personal_model import FACTS
+from tests.support.wire_messages import SPEC
 from trainer import progress
 from trainer.models.initial_weights import initial_encoder
 from trainer.report import summary

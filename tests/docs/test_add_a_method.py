@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 
 import trainer.methods
+from tests.support.method_cases import CASES, equal, one_round
 from tests.support.paths import REPOSITORY
-from tests.trainer.methods.test_method_properties import CASES, equal, one_round
 from trainer.methods import METHODS, Entry
 from trainer.models.network import to_arrays
 

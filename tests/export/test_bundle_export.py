@@ -1,6 +1,5 @@
 """Personal models become bundles that compute what torch computes; otherwise nothing is written."""
 
-import hashlib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -11,9 +10,7 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
-from torch import Tensor
 
-from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.errors import UsageError
 from edge.bundle import bundle_format
 from edge.bundle.verification import Verifier
@@ -24,72 +21,13 @@ from export.bundle_export import Exported, export
 from export.bundle_signing import Signer
 from export.graph import ParityError
 from tests.support.federation_keys import Signers
-from tests.trainer.methods.test_method_properties import ON_ANY_MODEL
+from tests.support.method_cases import ON_ANY_MODEL
+from tests.support.personal_models import METRICS, SMALL, made, pictures, signed_fields, torch_probabilities
 from trainer import progress
-from trainer.federation.server.spec import Request, draft
-from trainer.methods import make
-from trainer.models.named_tensors import add_prefix, is_frozen, strip_prefix
-from trainer.models.network import Network, Tensors, to_arrays, to_tensors
+from trainer.federation.server.spec import Request
+from trainer.models.network import Network
 from trainer.training import personal_model
-from trainer.training.personal_model import ModelMetadata, PersonalModel
-from trainer.training.seeding import generator
-
-CLASSES = ("crazing", "inclusion", "patches")
-SMALL = Request(model="small", size=32, rounds=4)
-METRICS = {"accuracy": 0.875}
-
-
-def made(request: Request, node: str, method: str, seed: int) -> PersonalModel:
-    """The model that `method` deploys at a node which has not trained, its answers made decided."""
-    request = request._replace(method=method, seed=seed)
-    spec, own = draft(request, federation="steel", classes=CLASSES, nodes=2)
-    _, received = draft(request._replace(seed=seed + 1000), federation="steel", classes=CLASSES, nodes=2)
-    entry = make(method, spec.training, spec.options)
-    network = Network(spec.model, len(CLASSES))
-    tensors = to_tensors({**own, **entry.init_node(own, network.shape, generator(seed, node))})
-    tensors = entry.receive(tensors, to_tensors(own))
-    tensors = _decided(_varied(entry.deploy(tensors, to_tensors(received)), seed), network, spec.preprocessing.size)
-    return PersonalModel(ModelMetadata.from_spec(spec, node, 4, {}, METRICS, ()), tensors)
-
-
-def _varied(tensors: Tensors, seed: int) -> Tensors:
-    """The tensors with BatchNorm statistics and a fusion weight such as training leaves."""
-    random = torch.Generator().manual_seed(seed)
-
-    def varied(name: str, value: Tensor) -> Tensor:
-        if name.endswith("running_mean"):
-            return value * (1 + 0.1 * torch.randn(value.shape, generator=random))
-        if name.endswith("running_var"):
-            return value * (0.75 + 0.5 * torch.rand(value.shape, generator=random))
-        if name == "fusion":
-            return torch.tensor(0.2 + 0.1 * (seed % 5))
-        return value
-
-    return {name: varied(name, value) for name, value in tensors.items()}
-
-
-def _decided(tensors: Tensors, network: Network, size: int) -> Tensors:
-    """The tensors with a classifier that is sure of some pictures, torn between classes at others."""
-    with torch.no_grad():
-        logits = network.predict(tensors, torch.from_numpy(pictures(size, 8)).permute(0, 3, 1, 2) / 127.5 - 1)
-    scale = 3 / logits.std(0).max()
-    bias = (tensors["classifier.bias"] - logits.mean(0)) * scale
-    return {**tensors, "classifier.weight": tensors["classifier.weight"] * scale, "classifier.bias": bias}
-
-
-def torch_probabilities(model: PersonalModel, images: np.ndarray) -> np.ndarray:
-    """What the network as it was trained gives for uint8 [n, S, S, 3]."""
-    metadata = model.metadata
-    mean, std = torch.tensor(metadata.preprocessing.mean), torch.tensor(metadata.preprocessing.std)
-    pixels = ((torch.from_numpy(images).float() / 255 - mean) / std).permute(0, 3, 1, 2)
-    with torch.no_grad():
-        return torch.softmax(Network(metadata.model, len(metadata.classes)).predict(model.tensors, pixels), 1).numpy()
-
-
-def pictures(size: int, count: int) -> np.ndarray:
-    """uint8 [count, size, size, 3] of blocks in random colours."""
-    blocks = np.random.default_rng(count).integers(0, 256, (count, size // 8, size // 8, 3), np.uint8)
-    return blocks.repeat(8, 1).repeat(8, 2)
+from trainer.training.personal_model import PersonalModel
 
 
 class Run(NamedTuple):
@@ -325,17 +263,6 @@ def test_a_model_whose_training_diverged_is_refused(run: Run, tmp_path: Path, mo
 
 
 # Signed
-
-
-def signed_fields(signers: Signers, model: PersonalModel, **changes: object) -> PersonalModel:
-    """The model, made from a broadcast that the coordinator has signed; AFedCL's serves it as it came."""
-    received = add_prefix("encoder", strip_prefix("received", model.tensors))
-    if received:  # its stem is there once, as the own encoder's
-        received |= {name: value for name, value in model.tensors.items() if is_frozen(name)}
-    metadata = model.metadata
-    content = {"digest": hashlib.sha256(encode_tensors(to_arrays(received))).hexdigest()} if received else {}
-    broadcast = signers.broadcast(**{"run": metadata.run, "round": metadata.round} | content | changes)
-    return model._replace(metadata=msgspec.structs.replace(metadata, node="plant-a", broadcast=broadcast))
 
 
 def test_a_model_that_was_exported_with_a_kit_is_served_where_its_node_is_trusted(

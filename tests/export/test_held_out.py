@@ -18,8 +18,8 @@ from export import held_out
 from export.bundle_export import export
 from export.calibration import softmax, temperature
 from export.model_images import ImageFinder
-from tests.export.test_bundle_export import CLASSES, SMALL, made, pictures, torch_probabilities
 from tests.support.classified_images import Told, a_line, shown
+from tests.support.personal_models import CLASSES, SMALL, made, pictures, torch_probabilities
 from trainer import progress
 from trainer.training import personal_model
 from trainer.training.personal_model import HeldOutPrediction, PersonalModel

@@ -29,8 +29,8 @@ from export.parity import session
 from export.quantisation import quantise
 from export.speed_gate import Comparison, compare
 from export.weight_rounding import round_well, rounded
-from tests.export.test_bundle_export import CLASSES, SMALL, made, pictures
 from tests.support.int8_kernels import answers
+from tests.support.personal_models import CLASSES, SMALL, made, pictures
 from trainer import progress
 from trainer.data.class_folders import LabelledImages
 from trainer.models.network import Network

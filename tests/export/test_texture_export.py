@@ -26,10 +26,10 @@ from export.graph import OUTPUTS, Architecture, module
 from export.parity import session
 from export.speed_gate import Comparison, compare
 from research.pretraining.texture_patterns import texture
-from tests.edge.daemon.test_daemon import BLOCK_TORCH, daemon
-from tests.export.test_bundle_export import made, signed_fields, torch_probabilities
+from tests.support.daemon_process import BLOCK_TORCH, daemon
 from tests.support.federation_keys import Signers
 from tests.support.int8_kernels import answers
+from tests.support.personal_models import made, signed_fields, torch_probabilities
 from trainer import progress
 from trainer.data.class_folders import LabelledImages
 from trainer.data.drawn_surfaces import photograph, style

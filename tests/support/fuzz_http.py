@@ -26,7 +26,7 @@ import psutil
 from PIL import Image as Picture
 
 from edge.inference.image_decoding import MAX_BYTES, MAX_PIXELS
-from tests.edge.daemon.test_daemon import Daemon, daemon
+from tests.support.daemon_process import Daemon, daemon
 from tests.support.frame_mutation import RAW
 from tests.support.tiny_bundle import RED, tiny_bundle
 

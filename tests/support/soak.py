@@ -37,7 +37,7 @@ from PIL import Image as Picture
 from broker_config.protocol import topics
 from edge.registry import control_requests
 from edge.registry.bundle_store import line_store
-from tests.edge.daemon.test_daemon import Daemon
+from tests.support.daemon_process import Daemon
 from tests.support.fuzz_http import Battle
 from tests.support.mosquitto import Mosquitto
 from tests.support.plants import start

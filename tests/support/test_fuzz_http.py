@@ -3,7 +3,7 @@
 from pathlib import Path
 from random import getrandbits
 
-from tests.edge.daemon.test_daemon import daemon
+from tests.support.daemon_process import daemon
 from tests.support.fuzz_http import GROWTH, Battle, check
 from tests.support.tiny_bundle import tiny_bundle
 

@@ -1,6 +1,5 @@
 """Blobs arrive whole, whatever the channel, the broker and the process go through."""
 
-import hashlib
 import logging
 import os
 import queue
@@ -26,24 +25,11 @@ from broker_config.protocol.errors import EdgeNodeError, PeerError
 from broker_config.protocol.messages import Manifest, Want
 from broker_config.transfer.blob_transfer import BlobStore, BlobTransfer, Download, Fetched, FetchFailed
 from broker_config.transfer.send_queue import SendQueue
+from tests.support.chunks import KIB, chunk_of, digest_of, manifest_of
 from tests.support.ports import free_port
 from tests.support.proxy import Proxy
 
-KIB = 1024
 SIZE = 9_000_001  # bytes: an encoder, and a last chunk that is not full
-
-
-def manifest_of(data: bytes, chunk_size: int = KIB, **fields: object) -> Manifest:
-    facts = {"federation": "f", "run": "0" * 16, "round": 4, "node": "holder", "digest": digest_of(data)}
-    return Manifest(**facts | {"size": len(data), "chunk_size": chunk_size} | fields)
-
-
-def digest_of(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def chunk_of(data: bytes, index: int, chunk_size: int = KIB) -> bytes:
-    return data[index * chunk_size : (index + 1) * chunk_size]
 
 
 @pytest.fixture
@@ -235,7 +221,8 @@ def test_a_channel_that_loses_reorders_and_repeats_still_delivers(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.broker_config.transfer.test_blob_transfer import BlobStore, Download, chunk_of, manifest_of
+from broker_config.transfer.blob_transfer import BlobStore, Download
+from tests.support.chunks import chunk_of, manifest_of
 data = Path(sys.argv[2]).read_bytes()
 download = Download(manifest_of(data), BlobStore(Path(sys.argv[1])))
 for index in range(0, 60, 2):

@@ -26,7 +26,7 @@ from broker_config.transfer.blob_transfer import (
 )
 from broker_config.transfer.scheduler import TransferScheduler
 from broker_config.transfer.send_queue import HOLD_OFF, Chunk, SendQueue
-from tests.broker_config.transfer.test_blob_transfer import KIB, chunk_of, digest_of, manifest_of
+from tests.support.chunks import KIB, chunk_of, digest_of, manifest_of
 
 DIGEST = "a" * 64
 

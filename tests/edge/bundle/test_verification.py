@@ -22,7 +22,7 @@ from edge.bundle import bundle_format
 from edge.bundle.verification import Verifier
 from edge.inference.predictor import Predictor
 from edge.inference.served_model import load_model
-from tests.edge.daemon.test_daemon import Daemon
+from tests.support.daemon_process import Daemon
 from tests.support.federation_keys import Signers, soon
 from tests.support.tiny_bundle import RED
 

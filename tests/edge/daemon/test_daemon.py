@@ -3,106 +3,23 @@
 import contextlib
 import io
 import json
-import queue
 import signal
 import socket
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import httpx
 import numpy as np
-import paho.mqtt.client as paho
 import pytest
 from PIL import Image as Picture
 
 from broker_config.broker.embedded import start_broker
+from tests.support.daemon_process import BLOCK_TORCH, daemon, start
 from tests.support.mosquitto import Mosquitto
+from tests.support.mqtt_subscriber import subscriber
 from tests.support.tiny_bundle import BLUE, CLASSES, GREEN, RED, tiny_bundle, tiny_probabilities
-
-RUNNER = """
-import json, sys
-from pathlib import Path
-from broker_config.protocol.errors import EdgeNodeError
-from edge.daemon.assembly import Instance
-from edge.daemon.daemon import serve
-from edge.config.line_settings import Settings, extended
-options = json.loads(sys.argv[1])
-bundle = Path(options.pop("bundle"))
-settings = extended(Settings(), *(options.pop(name, None) for name in ("watch", "output", "mqtt")))
-try:
-    sys.exit(serve(bundle, settings, Instance("line-1", bundle.parent / "state"), **{"port": 0} | options))
-except EdgeNodeError as error:
-    sys.exit(str(error))
-"""
-
-BLOCK_TORCH = """
-import sys
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "torchvision", "onnx"):
-            raise ImportError(f"{name} is not installed")
-sys.meta_path.insert(0, Blocker())
-for name in ("torch", "torchvision", "onnx"):
-    try:
-        __import__(name)
-    except ImportError:
-        continue
-    sys.exit(f"{name} can be imported")
-"""
-
-
-def start(bundle: Path, before: str = "", **options: object) -> subprocess.Popen[str]:
-    """The daemon as a process; `before` runs first in it."""
-    arguments = json.dumps({"bundle": str(bundle)} | options, default=str)
-    command = [sys.executable, "-c", before + RUNNER, arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-class Daemon:
-    """A daemon that is ready."""
-
-    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
-        self.process = process
-        self.url = httpx.URL(url)
-        self.client = httpx.Client(base_url=url, timeout=10)
-        self.said = ""  # on standard error, before it was ready
-
-    def classify(self, data: bytes, name: str = "part") -> httpx.Response:
-        return self.client.post("/classify", params={"name": name}, content=data)
-
-    def outcomes(self, count: int) -> list[dict[str, Any]]:
-        """The next JSON lines from its standard output."""
-        assert self.process.stdout
-        return [json.loads(self.process.stdout.readline()) for _ in range(count)]
-
-    def end(self, number: int = signal.SIGTERM) -> tuple[int, str, str]:
-        """Signal it; its exit code and what else it wrote."""
-        self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=20)
-        return self.process.returncode, out, err
-
-
-@contextlib.contextmanager
-def daemon(bundle: Path, before: str = "", **options: object) -> Iterator[Daemon]:
-    with start(bundle, before, **options) as process:
-        try:
-            assert process.stderr
-            said = []
-            while not (line := process.stderr.readline()).startswith("ready "):
-                said.append(line)
-                assert line, "the daemon ended before it was ready"
-            running = Daemon(process, line.split()[1])
-            running.said = "".join(said)
-            with running.client:
-                yield running
-        finally:
-            process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -190,24 +107,6 @@ def test_a_full_disk_does_not_stop_the_line(bundle):
 
 
 # ---------------------------------------------------------------- verdicts over MQTT
-
-
-@contextlib.contextmanager
-def subscriber(url: str, topic: str) -> Iterator[queue.Queue[paho.MQTTMessage]]:
-    """What arrives on a topic, seen by another program's client."""
-    messages: queue.Queue[paho.MQTTMessage] = queue.Queue()
-    subscribed = threading.Event()
-    broker = httpx.URL(url)
-    watcher = paho.Client(paho.CallbackAPIVersion.VERSION2)
-    watcher.on_message = lambda _client, _data, message: messages.put(message)
-    watcher.on_subscribe = lambda *_: subscribed.set()
-    watcher.connect(broker.host, broker.port)
-    watcher.subscribe(topic, qos=1)
-    watcher.loop_start()
-    assert subscribed.wait(10)
-    yield messages
-    watcher.disconnect()
-    watcher.loop_stop()
 
 
 def test_every_verdict_reaches_a_subscriber_also_the_last_one_before_the_end(bundle, tmp_path):

@@ -14,7 +14,7 @@ from edge.daemon.prometheus_metrics import CountingConsumer, Metrics, Reading
 from edge.inference.pipeline import Frame, Inspection, Pipeline
 from edge.inference.served_model import load_model
 from edge.inference.verdict import Notice, Outcome
-from tests.edge.daemon.test_daemon import Daemon, daemon
+from tests.support.daemon_process import Daemon, daemon
 from tests.support.paths import REPOSITORY
 from tests.support.tiny_bundle import BLUE, RED, tiny_bundle
 

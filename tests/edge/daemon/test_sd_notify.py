@@ -20,8 +20,8 @@ from edge.inference.predictor import Outputs, Predictor
 from edge.inference.served_model import load_model
 from edge.inference.tiling import View
 from edge.outbox.limits import Limits
-from tests.edge.daemon.test_daemon import daemon
 from tests.support.classified_images import Told
+from tests.support.daemon_process import daemon
 from tests.support.plants import start
 from tests.support.tiny_bundle import RED, tiny_bundle
 

@@ -24,7 +24,7 @@ from edge.doctor import access_check, connection_check, kit_check
 from edge.doctor.check_context import CheckContext
 from edge.doctor.result import CheckResult, Result
 from edge.doctor.run import LOCAL, exit_code
-from tests.edge.doctor.test_run import EVERY, configured, diagnose, tried
+from tests.support.doctor_checks import EVERY, configured, diagnose, tried
 from tests.support.paths import WIRE_FILE
 from tests.support.plants import run
 from tests.support.provisioned_federation import Guarded

@@ -11,9 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +21,7 @@ import paho.mqtt.client as mqtt
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
-from broker_config.broker.embedded import EmbeddedBroker, find_mosquitto, start_broker
+from broker_config.broker.embedded import EmbeddedBroker, start_broker
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.mqtt.handshake import MQTT5, MQTT311
 from broker_config.protocol import topics
@@ -32,56 +30,18 @@ from broker_config.protocol.messages import Spec
 from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.security.access_list import acl
 from edge.doctor import access_check, connection_check, machine_check, storage_check, traffic_check
-from edge.doctor.check_context import CheckContext
 from edge.doctor.probe_connection import ProbeConnection
-from edge.doctor.result import CheckResult
-from edge.doctor.run import BROKER, KIT, LOCAL, LOOPBACK, REACH, exit_code, run_checks
+from edge.doctor.run import KIT, LOOPBACK, exit_code, run_checks
 from tests.conftest import Secured
-from tests.edge.daemon.test_daemon import BLOCK_TORCH
 from tests.support.certificates import Authority
+from tests.support.daemon_process import BLOCK_TORCH
+from tests.support.doctor_checks import EVERY, configured, diagnose, tried
 from tests.support.paths import REPOSITORY, WIRE_FILE
 from tests.support.plants import run, start
-from tests.support.ports import free_port
 from tests.support.proxy import Proxy
 
-EVERY = [find.__name__ for find in (*REACH, *BROKER, *LOOPBACK, *LOCAL)]
 NAMES = [name for name in EVERY if name not in {find.__name__ for find in KIT}]  # without a kit
 UNREACHABLE = 69
-
-
-def diagnose(endpoint: Endpoint | str, name: str = "plant-a", *, timeout: float = 10) -> dict[str, CheckResult]:
-    """Every check by its name."""
-    if isinstance(endpoint, str):
-        endpoint = Endpoint.parse(endpoint)
-    with CheckContext(endpoint, name, Path(), timeout) as context:
-        return {check.name: check for check in run_checks(context)}
-
-
-@contextmanager
-def tried(endpoint: Endpoint | str, name: str = "plant-a", **known: object) -> Iterator[CheckContext]:
-    """A context for single checks, with MQTT 5."""
-    if isinstance(endpoint, str):
-        endpoint = Endpoint.parse(endpoint)
-    with CheckContext(endpoint, name, Path(), **{"timeout": 10, "version": MQTT5, **known}) as context:  # type: ignore[arg-type]
-        yield context
-
-
-@contextmanager
-def configured(folder: Path, *lines: str) -> Iterator[int]:
-    """The port of a mosquitto that admits everybody, with these lines in its configuration, or as they say."""
-    port = free_port()
-    folder.mkdir(exist_ok=True)
-    (folder / "conf").write_text("\n".join(["user root", f"listener {port} 127.0.0.1", "allow_anonymous true", *lines]))
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen([str(find_mosquitto()), "-c", str(folder / "conf")], stderr=log, stdout=log)
-    try:
-        while "running" not in (said := (folder / "log").read_text()):
-            assert process.poll() is None, said
-            time.sleep(0.01)
-        yield port
-    finally:
-        process.terminate()
-        process.wait(5)
 
 
 class Guarded(NamedTuple):

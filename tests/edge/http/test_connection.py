@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.edge.daemon.test_daemon import Daemon, daemon
+from tests.support.daemon_process import Daemon, daemon
 from tests.support.tiny_bundle import RED, tiny_bundle
 
 IMAGES = 1000  # of a request that takes long

@@ -18,8 +18,9 @@ from PIL import Image as Picture
 
 from edge.inference.image_decoding import MAX_BYTES, decode_image
 from edge.inference.served_model import load_model
-from tests.edge.daemon.test_daemon import Daemon, daemon
+from tests.support.daemon_process import Daemon, daemon
 from tests.support.tiny_bundle import BLUE, CLASSES, GREEN, RED, tiny_bundle, tiny_probabilities
+from tests.support.triton_inputs import files, tensor
 
 SIZE = 16
 MODEL = "press-3"
@@ -43,18 +44,6 @@ def pictures(count: int) -> NDArray[np.uint8]:
     seed = getrandbits(32)
     print(f"seed {seed}")
     return np.random.default_rng(seed).integers(0, 256, (count, SIZE, SIZE, 3), np.uint8)
-
-
-def tensor(images: NDArray[np.uint8], *, binary: bool = True) -> triton.InferInput:
-    found = triton.InferInput("image", list(images.shape), "UINT8")
-    found.set_data_from_numpy(images, binary_data=binary)
-    return found
-
-
-def files(*contents: bytes) -> triton.InferInput:
-    found = triton.InferInput("image", [len(contents)], "BYTES")
-    found.set_data_from_numpy(np.array(contents, np.object_))
-    return found
 
 
 # ---------------------------------------------------------------- what is served

@@ -11,9 +11,9 @@ import pytest
 import tritonclient.http as triton
 
 from edge.inference.served_model import load_model
-from tests.edge.daemon.test_daemon import Daemon, daemon
-from tests.edge.http.test_inference_protocol import files, tensor
 from tests.support import tiny_bundle
+from tests.support.daemon_process import Daemon, daemon
+from tests.support.triton_inputs import files, tensor
 
 CLIENTS, REQUESTS = 3, 60
 SHARPNESS = {1: 10.0, 2: 5.0}  # by round

@@ -13,7 +13,7 @@ from edge.daemon.prometheus_metrics import Metrics
 from edge.http.app import App
 from edge.inference.pipeline import NullConsumer, Pipeline
 from edge.inference.served_model import load_model
-from tests.edge.daemon.test_daemon import Daemon, daemon
+from tests.support.daemon_process import Daemon, daemon
 from tests.support.tiny_bundle import RED, tiny_bundle
 
 ONE = {"name": "image", "datatype": "UINT8", "shape": [1, 16, 16, 3], "data": [0] * 768}

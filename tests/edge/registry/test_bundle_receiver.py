@@ -30,12 +30,12 @@ from edge.registry.bundle_messages import Answer, File, Offer
 from edge.registry.bundle_receiver import BundleReceiver
 from edge.registry.bundle_store import line_store
 from edge.registry.gate import Gate
-from tests.edge.daemon.test_daemon import subscriber
-from tests.edge.registry.test_gate import Running, running
-from tests.edge.registry.test_rollout import daemon
 from tests.support.bundle_stores import stored, tiny
+from tests.support.daemon_process import serving_daemon
 from tests.support.federation_keys import Signers
+from tests.support.mqtt_subscriber import subscriber
 from tests.support.plants import here
+from tests.support.running_pipeline import Running, running
 from tests.support.tiny_bundle import RED
 
 
@@ -386,7 +386,7 @@ def test_send_reaches_a_daemon_and_its_exit_code_says_what_became_of_it(ours, pl
     (tmp_path / "plant-a.trust").write_bytes(trust.encode(ours.trust()))
     (tmp_path / "line.toml").write_text(f'line = "press-3"\ntrust = "plant-a.trust"\n[arrival]\nurl = "{plant}"\n')
     first, next_ = (ours.bundle(tmp_path / str(version), version=version) for version in (7, 8))
-    with daemon(tmp_path / "memory", first, "--config", tmp_path / "line.toml") as running_:
+    with serving_daemon(tmp_path / "memory", first, "--config", tmp_path / "line.toml") as running_:
         sent = here("bundle", "send", next_, plant, "--line", "press-3")
         assert sent.returncode == 0, sent.stderr
         assert "plant-a@30" in sent.stdout
@@ -396,7 +396,7 @@ def test_send_reaches_a_daemon_and_its_exit_code_says_what_became_of_it(ours, pl
         assert "is older" in json.loads(refused.stdout)["text"]
         assert "What to do:" in refused.stderr
         assert running_.end()[0] == 0
-    with daemon(tmp_path / "memory", "--config", tmp_path / "line.toml") as running_:
+    with serving_daemon(tmp_path / "memory", "--config", tmp_path / "line.toml") as running_:
         assert running_.client.get("/").json()["verified"]
 
 
@@ -405,6 +405,8 @@ def test_a_broker_that_is_away_does_not_keep_the_line_from_its_work(ours, tmp_pa
     assert settings.arrival
     (tmp_path / "plant-a.trust").write_bytes(trust.encode(ours.trust()))
     (tmp_path / "line.toml").write_text('trust = "plant-a.trust"\n[arrival]\nurl = "mqtt://127.0.0.1:1"\n')
-    with daemon(tmp_path / "memory", ours.bundle(tmp_path / "7"), "--config", tmp_path / "line.toml") as running_:
+    with serving_daemon(
+        tmp_path / "memory", ours.bundle(tmp_path / "7"), "--config", tmp_path / "line.toml"
+    ) as running_:
         assert running_.classify(RED).json()["label"] == "red"
         assert running_.end()[0] == 0

@@ -18,57 +18,13 @@ from edge.inference.pipeline import BrokenModelError, Frame, Pipeline
 from edge.inference.predictor import Outputs, Predictor
 from edge.inference.served_model import Model, load_model
 from edge.inference.tiling import View
-from edge.inference.verdict import Failure, Notice, Outcome, Verdict
+from edge.inference.verdict import Failure, Verdict
 from edge.registry.bundle_store import BundleStore
 from edge.registry.gate import ENOUGH, OF_A_CLASS, SAMPLE, Gate, Sample, assess_candidate
 from edge.registry.rollout import RefusedError, Rollout
 from tests.support.bundle_stores import OTHERS, stored, tiny
 from tests.support.federation_keys import Signers
-from tests.support.tiny_bundle import BLUE, GREEN, RED
-
-COLORS = (RED, GREEN, BLUE)
-
-
-class Kept(list[Outcome]):
-    """An outbox that keeps what it gets."""
-
-    put = list.append
-
-    @property
-    def notices(self) -> list[str]:
-        return [each.text for each in self if isinstance(each, Notice)]
-
-
-class Running:
-    """A line that lives, without a process."""
-
-    def __init__(self, rollout: Rollout, line: Pipeline, outbox: Kept, digests: list[str]) -> None:
-        self.rollout, self.line, self.outbox, self.digests = rollout, line, outbox, digests
-        self.store = rollout.store
-
-    def judge(self, frames: int = 1) -> list[Verdict | Failure]:
-        seen = [self.line.inspect_sync(Frame(str(number), COLORS[number % 3])) for number in range(frames)]
-        return [each if isinstance(each, Failure) else each.verdict for each in seen]
-
-    def until(self, digest: str) -> None:
-        """Wait until this bundle is served, and the store says so."""
-        deadline = time.monotonic() + 10
-        while {self.store.state().active, self.line.model.digest} != {digest}:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-
-@contextlib.contextmanager
-def running(
-    store: BundleStore, digests: list[str], gate: Gate, verifier: Verifier | None = None, doubter: Any = None
-) -> Iterator[Running]:
-    rollout, outbox = Rollout(store, gate, verifier), Kept()
-    monitors = [each for each in (doubter, rollout) if each]
-    with (
-        contextlib.closing(Pipeline(rollout.load_first(None), outbox, monitors=monitors)) as line,
-        rollout.manage(line),
-    ):
-        yield Running(rollout, line, outbox, digests)
+from tests.support.running_pipeline import COLORS, Kept, Running, running
 
 
 @pytest.fixture

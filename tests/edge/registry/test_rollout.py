@@ -1,6 +1,5 @@
 """One model gives way to the next while requests come in: none is lost, and none is answered by two models."""
 
-import contextlib
 import itertools
 import json
 import random
@@ -9,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,45 +20,13 @@ from edge.registry.bundle_store import BundleStore, line_store
 from edge.registry.control_requests import Answer, Request, send_request
 from edge.registry.gate import Gate
 from edge.registry.rollout import Rollout
-from tests.edge.daemon.test_daemon import Daemon
 from tests.support.bundle_stores import OTHERS, stored, tiny
+from tests.support.daemon_process import serving_daemon
 from tests.support.federation_keys import Signers
 from tests.support.plants import here
 from tests.support.tiny_bundle import BLUE, CLASSES, GREEN, RED
 
 SWAPS = 24
-
-
-@contextlib.contextmanager
-def daemon(memory: Path, *arguments: object) -> Iterator[Daemon]:
-    """`edge-node serve`, ready, with what it has in `memory`."""
-    command = [
-        sys.executable,
-        "-m",
-        "edge.cli.main",
-        "serve",
-        "--port",
-        "0",
-        "--memory",
-        str(memory),
-        *map(str, arguments),
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr
-            said = []
-            for line in process.stderr:
-                if line.startswith("ready "):
-                    break
-                said.append(line)
-            else:
-                raise AssertionError("".join(said))
-            threading.Thread(target=process.stderr.read, daemon=True).start()  # or its pipe would fill
-            found = Daemon(process, line.split()[1])
-            with found.client:
-                yield found
-        finally:
-            process.kill()
 
 
 def wanted(store: BundleStore, digest: str) -> Answer:
@@ -80,7 +46,7 @@ def test_under_load_every_answer_is_that_of_the_model_that_it_names(tmp_path, le
     meaning = dict(zip(digests, (CLASSES, OTHERS), strict=True))
     stop = threading.Event()
     answers: Counter[tuple[str, str]] = Counter()
-    with daemon(tmp_path, "--config", lenient) as line, ThreadPoolExecutor(4) as pool:
+    with serving_daemon(tmp_path, "--config", lenient) as line, ThreadPoolExecutor(4) as pool:
 
         def load(seed: int) -> Counter[str]:
             """Judge images over a connection of its own until all is done; which models answered."""
@@ -124,7 +90,7 @@ def test_the_command_lists_adds_activates_and_goes_back_with_and_without_a_daemo
         found = json.loads(bundle("list", "--json"))
         return {"active": found["active"], "previous": found["previous"]}
 
-    with daemon(tmp_path, one) as line:
+    with serving_daemon(tmp_path, one) as line:
         first = line_store(tmp_path, "line-1").state().active
         second = bundle("add", two).split()[0]
         assert "tiny@2 is served" in bundle("activate", second[:6])
@@ -138,7 +104,7 @@ def test_the_command_lists_adds_activates_and_goes_back_with_and_without_a_daemo
         assert line.end()[0] == 0
     assert "has not the active bundle's classes" in bundle("activate", third)
     assert "tiny@2 (" in bundle("activate", second)
-    with daemon(tmp_path) as line:
+    with serving_daemon(tmp_path) as line:
         assert line.classify(RED).json()["model"] == second
     assert "begin with 'ffff'" in bundle("activate", "ffff")
     assert bundle("rollback").startswith("- its signature is looked at")
@@ -151,7 +117,7 @@ def test_a_request_that_nobody_answers_or_can_read_does_no_harm(tmp_path):
     requests.mkdir()
     stale = {"action": "activate", "by": "somebody, last week", "bundle": digests[1]}
     (requests / "stale.json").write_text(json.dumps(stale))
-    with daemon(tmp_path) as line:
+    with serving_daemon(tmp_path) as line:
         for number, content in enumerate((b"", b"\xff", b'{"action": "destroy", "by": "x"}', b"[" * 100_000)):
             (requests / f"{number}.json").write_bytes(content)
         answer = send_request(store.folder, Request(action="activate", by="x", bundle="../../etc"), 30, store.is_locked)

@@ -27,11 +27,11 @@ from broker_config.protocol.vfl_messages import SensorState, VflOverview
 from broker_config.security import member_list
 from edge.status.federations import FederationStatus, StatusMonitor, fetch, json_object, json_objects
 from edge.status.rendering import notices, render
-from tests.broker_config.protocol.test_codec import CASES, MANIFEST, RUN, SESSION
+from tests.support.manual_clock import Clock
 from tests.support.plants import CLASSES, FEDERATION, Process, draw, here, run, start
 from tests.support.provisioned_federation import Guarded
 from tests.support.terminal import Terminal, console, text_lines
-from tests.trainer.federation.server.test_status import Clock
+from tests.support.wire_messages import CASES, MANIFEST, RUN, SESSION
 
 PLANTS = ("plant-a", "plant-b")
 NOW = datetime(2026, 3, 1, 9, 30, tzinfo=UTC)

@@ -23,8 +23,8 @@ from broker_config.protocol.codec import encode
 from broker_config.protocol.messages import RoundState
 from broker_config.transfer.blob_transfer import CHUNK
 from tests.conftest import Secured
+from tests.support.method_cases import ON_ANY_MODEL
 from tests.support.plants import CLASSES, FEDERATION, Process, draw, drawn_weights, federate, here, load_images, start
-from tests.trainer.methods.test_method_properties import ON_ANY_MODEL
 from trainer import progress
 from trainer.federation.client.session import take_part
 from trainer.federation.server.coordinator import coordinate

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
-from broker_config.protocol.messages import Preprocessing, Spec, Training
+from broker_config.protocol.messages import Preprocessing, Training
 from edge.cli.options import DEFAULT_METHOD, Method
 from edge.cli.options import METHODS as NAMED
+from tests.support.method_cases import CASES, CLASSES, ON_ANY_MODEL, drafted, equal, images, one_round, shares
 from tests.support.paths import REPOSITORY
-from trainer.data.class_folders import Images, LabelledImages
+from trainer.data.class_folders import Images
 from trainer.federation.server.aggregation import FixedPointSum
 from trainer.federation.server.spec import Request, draft
 from trainer.methods import DEFAULT, METHODS, complete_options, make
@@ -29,38 +30,7 @@ from trainer.training.participant import Participant, State
 from trainer.training.simulation import Simulated, simulate
 from trainer.training.training_set import TrainingSet
 
-CLASSES = ("scratches", "patches", "inclusion")
-ON_ANY_MODEL = tuple(name for name in METHODS if name != "fedtfi")
-"""FedTFI wants a texture network: tests/trainer/methods/fedtfi/test_fedtfi_rounds.py."""
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "afedcl": ("afedcl", {}),
-    "afedcl, carried over": ("afedcl", {"start": "carry"}),
-    "afedcl, alternating": ("afedcl", {"play": "alternating", "report": "evaluation", "deploy": "final"}),
-    "afedcl, images count": ("afedcl", {"weights": "images"}),
-    "afedcl, without fusion": ("afedcl", {"fusion": "none", "weights": "equal"}),
-    **{name: (name, {}) for name in ON_ANY_MODEL if name != "afedcl"},
-}
 case = pytest.mark.parametrize("case", CASES)
-
-
-def images(seed: int, count: int = 6) -> LabelledImages:
-    random = np.random.default_rng(seed)
-    labels = np.arange(count) % 2 + seed % 2  # two of the three classes
-    pixels = random.integers(0, 120, (count, 16, 16, 3)) + 60 * labels[:, None, None, None]
-    digests = tuple(f"{seed:032x}{index:032x}" for index in range(count))
-    return LabelledImages(pixels.astype(np.uint8), labels.astype(np.int64), digests, tuple(map(Path, digests)))
-
-
-def shares(nodes: int = 3) -> dict[str, Images]:
-    return {f"plant-{k}": Images(images(k), images(k + 100)) for k in range(1, nodes + 1)}
-
-
-def drafted(case: str, seed: int = 0, **training: Any) -> tuple[Spec, Arrays]:
-    method, options = CASES[case]
-    request = Request(
-        method=method, options=options, model="small", size=16, rounds=2, seed=seed, training=training, evaluate_every=1
-    )
-    return draft(request, federation="test", classes=CLASSES, nodes=3)
 
 
 def run(case: str, seed: int = 0, nodes: dict[str, Images] | None = None, **training: Any) -> Simulated:
@@ -73,21 +43,11 @@ def plain(case: str) -> Simulated:
     return run(case)
 
 
-@functools.cache
-def one_round(case: str) -> Simulated:
-    spec, broadcast = drafted(case)
-    return simulate(msgspec.structs.replace(spec, rounds=1), broadcast, shares())
-
-
 def same(one: Simulated, other: Simulated) -> bool:
     """Whether all tensors of two runs are the same, bit for bit."""
     return equal(one.broadcast, other.broadcast) and all(
         equal(to_arrays(one.models[name].tensors), to_arrays(other.models[name].tensors)) for name in one.models
     )
-
-
-def equal(one: Arrays, other: Arrays) -> bool:
-    return one.keys() == other.keys() and all(one[name].tobytes() == other[name].tobytes() for name in one)
 
 
 @case

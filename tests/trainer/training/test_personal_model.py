@@ -7,30 +7,11 @@ import pytest
 import torch
 
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.messages import Preprocessing, Training
-from tests.trainer.methods.test_method_properties import drafted
+from tests.support.method_cases import drafted
+from tests.support.personal_models import FACTS
 from trainer.training import personal_model
 from trainer.training.personal_model import ModelMetadata, PersonalModel
 
-FACTS = ModelMetadata(
-    federation="steel",
-    run="0123456789abcdef",
-    round=30,
-    node="plant-1",
-    method="afedcl",
-    options={"lambda": 0.1},
-    model="small",
-    classes=("patches", "scratches"),
-    preprocessing=Preprocessing(size=32, mean=(0.1, 0.2, 0.3)),
-    training=Training(learning_rate=2e-4),
-    rounds=30,
-    seed=7,
-    trained={"patches": 4, "scratches": 5},
-    software={"torch": "2.13.0"},
-    created="2026-01-02T03:04:05+00:00",
-    metrics={"accuracy": 0.1 + 0.2},
-    history=({"round": 1.0, "L_D": 1 / 3}, {"round": 2.0, "A_k": -1e-9}),
-)
 TREE = {
     "encoder.weight": torch.randn((4, 3, 3, 3)).to(memory_format=torch.channels_last),
     "classifier.weight": torch.randn((3, 2)).T,

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,62 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
-from broker_config.protocol.vfl_messages import Channel, Denoising, Privacy, Recipe, VflSpec, Window
+from broker_config.protocol.vfl_messages import Channel, Denoising, Recipe, Window
+from tests.support.vfl_simulation import CLASSES, parameters, simulation, values
 from trainer.vfl.algorithm import Head, Representation, Sensor
 from trainer.vfl.networks import HEAD, build_feature_model, embedding_size
-from trainer.vfl.simulation import Simulation, Stream, release, simulate
+from trainer.vfl.simulation import Simulation, release, simulate
 
-CLASSES = 5
-SHAPES = {"conv": (6, 15), "dense": (4, 1), "vgg_small": (3, 8, 8)}
 NOISY = Channel(levels=3, sigma=0.1, loss=0.1)
-
-
-def line(
-    network: str = "dense",
-    sensors: int = 2,
-    seed: int = 0,
-    *,
-    window: Window = Window(start=40, chunk=10, size=40),  # noqa: B008
-    labels: Literal["shared", "server"] = "shared",
-    channel: Channel = Channel(),  # noqa: B008
-    denoising: Denoising = Denoising(),  # noqa: B008
-    recipe: Recipe = Recipe(eta=0.1),  # noqa: B008
-    privacy: Privacy = Privacy(),  # noqa: B008
-    products: int = 500,
-) -> Simulation:
-    spec = VflSpec(
-        federation="plant",
-        run="0" * 16,
-        software="",
-        sensors=tuple(f"s{index}" for index in range(sensors)),
-        network=network,
-        classes=tuple(map(str, range(CLASSES))),
-        labels=labels,
-        window=window,
-        channel=channel,
-        denoising=denoising,
-        recipe=recipe,
-        privacy=privacy,
-        seed=seed,
-    )
-    random = torch.Generator().manual_seed(seed)
-    truth = torch.randint(0, CLASSES, (products,), generator=random)
-    shape = (products, *SHAPES[network])
-    level = truth.reshape(-1, *[1] * (len(shape) - 1)) / CLASSES
-    samples = tuple(torch.randn(shape, generator=random) / 2 + level * (index + 1) for index in range(sensors))
-    return Simulation(spec, Stream(samples, truth))
-
-
-def parameters(line: Simulation) -> list[Tensor]:
-    return [value for model in models(line) for value in model.parameters()]
-
-
-def models(line: Simulation) -> list[nn.Module]:
-    return [*(sensor.model for sensor in line.sensors), line.head.model]
-
-
-def values(line: Simulation) -> list[Tensor]:
-    return [value.detach().clone() for value in parameters(line)]
 
 
 def joint_loss(line: Simulation, first: int, last: int) -> Tensor:
@@ -85,7 +35,7 @@ def close(ours: Sequence[Tensor], theirs: Sequence[Tensor], tolerance: float = 1
 def test_on_a_clean_channel_rounds_of_one_iteration_are_steps_of_joint_gradient_descent(
     network: str, sensors: int, seed: int
 ) -> None:
-    ours, theirs = line(network, sensors, seed), line(network, sensors, seed)
+    ours, theirs = simulation(network, sensors, seed), simulation(network, sensors, seed)
     for round_ in (1, 2, 3):  # models are carried over, and the window moves on
         closed = ours.step([1] * sensors)
         loss = joint_loss(theirs, 10 * (round_ - 1), 40 + 10 * (round_ - 1))
@@ -95,7 +45,7 @@ def test_on_a_clean_channel_rounds_of_one_iteration_are_steps_of_joint_gradient_
                 value.sub_(gradient, alpha=0.1)
         assert closed.loss == pytest.approx(loss.item(), rel=1e-6)
     assert close(values(ours), values(theirs))
-    assert not close(values(ours), values(line(network, sensors, seed)), 1e-4)
+    assert not close(values(ours), values(simulation(network, sensors, seed)), 1e-4)
 
 
 @pytest.mark.parametrize("channel", [NOISY, Channel(levels=2), Channel(sigma=1.0)])
@@ -105,7 +55,7 @@ def test_the_others_are_constants_as_received_and_denoised_and_a_sensors_own_emb
 ) -> None:
     """Eq. 5, for sensors that take different numbers of iterations, and for the head."""
     denoising, iterations = Denoising(rounds=2, epochs=5), list(range(1, sensors + 1))
-    ours, theirs = (line(network, sensors, 3, channel=channel, denoising=denoising) for _ in range(2))
+    ours, theirs = (simulation(network, sensors, 3, channel=channel, denoising=denoising) for _ in range(2))
     for each in (ours, theirs):
         list(simulate(each, 3, lambda _: iterations))
     first, last = ours.spec.window.span(4)
@@ -151,7 +101,7 @@ def test_with_batches_an_iteration_takes_every_sample_once_in_an_order_of_its_ow
 
 def test_the_same_line_ends_with_the_same_bytes_and_another_seed_with_others() -> None:
     def played(seed: int) -> list[Tensor]:
-        made = line(seed=seed, channel=NOISY, denoising=Denoising(rounds=2), recipe=Recipe(batches=3))
+        made = simulation(seed=seed, channel=NOISY, denoising=Denoising(rounds=2), recipe=Recipe(batches=3))
         list(simulate(made, 4, lambda _: (1, 2)))
         return values(made)
 
@@ -167,7 +117,7 @@ def test_the_same_line_ends_with_the_same_bytes_and_another_seed_with_others() -
 def test_without_labels_the_first_full_step_is_that_with_labels_if_the_channel_is_clean(
     network: str, seed: int
 ) -> None:
-    with_labels, without = line(network, 3, seed), line(network, 3, seed, labels="server")
+    with_labels, without = simulation(network, 3, seed), simulation(network, 3, seed, labels="server")
     for each in (with_labels, without):
         each.step((1, 1, 1))
     assert close(values(with_labels), values(without))
@@ -222,7 +172,7 @@ def test_without_labels_a_sensor_descends_that_quadratic() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_without_labels_every_full_step_lowers_the_quadratic_and_the_loss_stays_below_it(seed: int) -> None:
-    made = line("conv", 2, seed, labels="server", recipe=Recipe(eta=0.02))
+    made = simulation("conv", 2, seed, labels="server", recipe=Recipe(eta=0.02))
     sensor, samples, labels = made.sensors[0], made.stream.samples[0][:40], made.stream.labels[:40]
     start = [each.embed(x[:40]) for each, x in zip(made.sensors, made.stream.samples, strict=True)]
     phi = made.head.represent(start)
@@ -242,7 +192,7 @@ def test_without_labels_every_full_step_lowers_the_quadratic_and_the_loss_stays_
 
 @pytest.mark.parametrize("channel", [Channel(), Channel(levels=3), NOISY])
 def test_without_labels_nothing_diverges_where_a_linear_function_did(channel: Channel) -> None:
-    made = line(
+    made = simulation(
         "conv",
         labels="server",
         channel=channel,
@@ -258,7 +208,7 @@ def test_without_labels_nothing_diverges_where_a_linear_function_did(channel: Ch
 
 
 def test_training_that_diverges_names_the_sensor() -> None:
-    made = line("conv", recipe=Recipe(eta=1e6))
+    made = simulation("conv", recipe=Recipe(eta=1e6))
     with pytest.raises(EdgeNodeError, match=r"the training of s\d has diverged"):
         list(simulate(made, 20, lambda _: (2, 2)))
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from broker_config.protocol.vfl_messages import Channel, Denoising, Privacy
-from tests.trainer.vfl.test_algorithm import line, values
+from tests.support.vfl_simulation import simulation, values
 from trainer.vfl.channel import measure_extent, transmit
 from trainer.vfl.denoiser import Denoiser
 from trainer.vfl.privacy import protect
@@ -116,7 +116,7 @@ def test_embeddings_of_any_scale_are_denoised_alike() -> None:
 
 
 def test_after_its_rounds_it_is_frozen_and_sensors_send_one_copy() -> None:
-    made = line("conv", channel=Channel(levels=3), denoising=Denoising(rounds=3))
+    made = simulation("conv", channel=Channel(levels=3), denoising=Denoising(rounds=3))
     states = []
     for _ in simulate(made, 5, lambda _: (1, 1)):
         states.append({name: value.clone() for name, value in made.head.denoiser.state().items()})
@@ -131,7 +131,7 @@ def test_after_its_rounds_it_is_frozen_and_sensors_send_one_copy() -> None:
 
 
 def test_a_line_that_comes_back_from_a_checkpoint_in_between_ends_with_the_same_bytes() -> None:
-    first, second = (line("conv", channel=Channel(levels=3), denoising=Denoising(rounds=5)) for _ in range(2))
+    first, second = (simulation("conv", channel=Channel(levels=3), denoising=Denoising(rounds=5)) for _ in range(2))
     list(simulate(first, 3, lambda _: (1, 2)))
     saved = {name: value.clone() for name, value in first.head.denoiser.state().items()}
     second.head.denoiser.restore(saved)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.vfl_messages import Channel, Denoising, Privacy, VflSpec, Window
-from tests.trainer.vfl.test_algorithm import line
+from tests.support.vfl_simulation import simulation
 from trainer.vfl.channel import Array
 from trainer.vfl.networks import ClipNorm
 from trainer.vfl.privacy import count_releases, describe_spent, gaussian_delta, protect, spent_epsilon
@@ -81,7 +81,7 @@ def test_equal_embeddings_are_not_told_by_their_noise() -> None:
 
 def test_what_a_spec_says_does_not_suffice_to_take_the_noise_off() -> None:
     """All of a spec is public, its seed too."""
-    made = line(privacy=PRIVACY)
+    made = simulation(privacy=PRIVACY)
     sensor, samples = made.sensors[0], made.stream.samples[0][:40]
     said = release(made.spec, sensor, samples, 1).received
     sensor.secret = SECRET
@@ -94,7 +94,7 @@ def test_who_has_no_secret_cannot_protect() -> None:
 
 
 def test_the_cut_is_part_of_the_model_so_that_training_knows_of_it() -> None:
-    made = line("conv", privacy=Privacy(clip=0.5, multiplier=0.01))
+    made = simulation("conv", privacy=Privacy(clip=0.5, multiplier=0.01))
     embedded = made.sensors[0].embed(made.stream.samples[0])
     assert embedded.norm(dim=1).max() <= 0.5 * (1 + 1e-6)
     assert np.allclose(protect(Privacy(clip=0.5), embedded.numpy(), SECRET), embedded.numpy())
@@ -104,12 +104,12 @@ def test_the_cut_is_part_of_the_model_so_that_training_knows_of_it() -> None:
 
 
 def test_a_protected_line_learns() -> None:
-    closed = list(simulate(line("conv", privacy=Privacy(clip=2, multiplier=0.02)), 20, lambda _: (3, 3)))
+    closed = list(simulate(simulation("conv", privacy=Privacy(clip=2, multiplier=0.02)), 20, lambda _: (3, 3)))
     assert np.mean([each.loss for each in closed[-5:]]) < closed[0].loss - 0.1
 
 
 def test_a_second_copy_is_protected_too_by_noise_of_its_own() -> None:
-    made = line(privacy=Privacy(clip=5, multiplier=0.05), denoising=Denoising(rounds=2, target="noisy"))
+    made = simulation(privacy=Privacy(clip=5, multiplier=0.05), denoising=Denoising(rounds=2, target="noisy"))
     samples = made.stream.samples[0][:40]
     received, second = release(made.spec, made.sensors[0], samples, 1)
     assert second is not None
@@ -120,8 +120,8 @@ def test_a_second_copy_is_protected_too_by_noise_of_its_own() -> None:
 
 
 def test_predictions_go_by_protected_embeddings_as_well() -> None:
-    made = line(privacy=Privacy(clip=1, multiplier=100.0))
-    bare = line()
+    made = simulation(privacy=Privacy(clip=1, multiplier=100.0))
+    bare = simulation()
     samples = [each[:40] for each in made.stream.samples]
     assert made.predict(samples).std() > 10 * bare.predict(samples).std()
 
@@ -262,8 +262,8 @@ def test_the_rest_may_be(made: VflSpec) -> None:
 
 
 def test_what_a_product_has_spent_is_told_where_it_is_protected() -> None:
-    protected_ = line(privacy=PRIVACY, window=Window(start=10, chunk=5, size=20)).spec
-    assert describe_spent(line().spec, 7) == ""
+    protected_ = simulation(privacy=PRIVACY, window=Window(start=10, chunk=5, size=20)).spec
+    assert describe_spent(simulation().spec, 7) == ""
     epsilon = spent_epsilon(PRIVACY, 4, 1e-5)
     assert f"after 7 rounds a product has spent epsilon {epsilon:.3g}" in describe_spent(protected_, 7)
-    assert "epsilon inf" in describe_spent(line(privacy=Privacy(clip=1)).spec, 7)
+    assert "epsilon inf" in describe_spent(simulation(privacy=Privacy(clip=1)).spec, 7)

@@ -12,30 +12,14 @@ from hypothesis import strategies as st
 
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import UsageError
-from edge.inference.verdict import Failure, Notice, Outcome, Verdict
+from edge.inference.verdict import Outcome
 from edge.sinks.sparkplug.birth_state import BirthState
 from edge.sinks.sparkplug.edge_node import EdgeNode, Identity, Request
 from edge.sinks.sparkplug.payload import Metric, Type, encode, true_metrics
+from tests.support.outcomes_at_noon import NOON_MS, failure, notice, verdict
 from tests.support.sparkplug_host import INT64, REBIRTH, Checker, command, parse, read, state
 
 WHO = Identity("plant", "line-1", "inspection")
-NOON = "2026-03-01T12:00:00.250+00:00"
-NOON_MS = 1772366400250
-
-
-def verdict(number: int = 0, **others: object) -> Verdict:
-    return Verdict(**{  # type: ignore[arg-type]
-        "image": f"part-{number}.png", "label": "scratches", "confidence": 0.75, "probabilities": {"scratches": 0.75},
-        "bundle": "press@3", "milliseconds": 12.5, "time": NOON, "id": f"{number:032x}",
-    } | others)  # fmt: skip
-
-
-def failure(number: int = 0) -> Failure:
-    return Failure(image=f"part-{number}", error="no image", remedy="send one", time=NOON, id=f"{number:032x}")
-
-
-def notice() -> Notice:
-    return Notice(kind="drift", text="the images have changed", time=NOON, id="0" * 32)
 
 
 class Ticking:

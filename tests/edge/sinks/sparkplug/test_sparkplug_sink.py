@@ -18,9 +18,9 @@ from edge.sinks.sink import Item, SinkDown
 from edge.sinks.sparkplug.birth_state import BirthState
 from edge.sinks.sparkplug.edge_node import Identity
 from edge.sinks.sparkplug.sparkplug_sink import Sparkplug
-from tests.edge.sinks.sparkplug.test_edge_node import failure, verdict
 from tests.support.mosquitto import Mosquitto
 from tests.support.numbered_outcomes import Putting
+from tests.support.outcomes_at_noon import failure, verdict
 from tests.support.paths import REPOSITORY
 from tests.support.proxy import Proxy
 from tests.support.sparkplug_host import Checker, Host

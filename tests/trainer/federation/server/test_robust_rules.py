@@ -13,7 +13,7 @@ from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Aggregation, TensorSpec
 from research.studies.attacks import Trial, tampering
-from tests.trainer.methods.test_method_properties import ON_ANY_MODEL
+from tests.support.method_cases import ON_ANY_MODEL
 from trainer.data.class_folders import Images, LabelledImages
 from trainer.federation.server.contributions import Contributions
 from trainer.federation.server.robust_rules import (

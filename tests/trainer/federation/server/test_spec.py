@@ -11,7 +11,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import decode, encode
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec, Training
-from tests.trainer.methods.test_method_properties import ON_ANY_MODEL
+from tests.support.method_cases import ON_ANY_MODEL
 from trainer.federation.server.spec import Request, Terms, check_training, draft, suited_training
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import Arrays, select

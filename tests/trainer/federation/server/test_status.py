@@ -10,7 +10,8 @@ import pytest
 from broker_config.protocol.codec import MAX_MESSAGE, decode, encode
 from broker_config.protocol.messages import NodeState, Overview
 from broker_config.security.member_list import Member, MemberList
-from tests.broker_config.protocol.test_codec import CASES
+from tests.support.manual_clock import Clock
+from tests.support.wire_messages import SPEC
 from trainer import progress
 from trainer.federation.server.round_state import (
     Contributed,
@@ -26,17 +27,7 @@ from trainer.federation.server.round_state import (
 )
 from trainer.federation.server.status import EVERY, StatusTracker
 
-SPEC = msgspec.structs.replace(CASES[0], nodes=3, quorum=2, rounds=5)
 ERROR = "its message cannot be read: JSON is malformed: invalid character (byte 0)"
-
-
-class Clock:
-    """Seconds that pass when they are told to."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def after(*events: Event, plan: Plan = Plan(3, 2, 5)) -> Federation:  # noqa: B008

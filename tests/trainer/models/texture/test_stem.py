@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec
-from tests.trainer.methods.test_method_properties import CLASSES, equal
-from tests.trainer.training.test_batched_engine import agree
+from tests.support.engine_agreement import assert_engines_agree
+from tests.support.method_cases import CLASSES, equal
 from trainer.data.class_folders import Images, LabelledImages
 from trainer.federation.server.spec import Request, draft
 from trainer.models.initial_weights import initial_encoder
@@ -196,4 +196,4 @@ def test_a_seed_determines_a_texture_network() -> None:
 
 def test_stacked_nodes_learn_what_they_learn_one_by_one() -> None:
     """With SGD, whose steps follow from gradients without blowing up their rounding."""
-    agree(*drafted("fednova", "fedtfi_small"), SHARES)
+    assert_engines_agree(*drafted("fednova", "fedtfi_small"), SHARES)

@@ -1,0 +1,58 @@
+"""A serving pipeline with its rollout, without a process."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from edge.bundle.verification import Verifier
+from edge.inference.pipeline import Frame, Pipeline
+from edge.inference.verdict import Failure, Notice, Outcome, Verdict
+from edge.registry.bundle_store import BundleStore
+from edge.registry.gate import Gate
+from edge.registry.rollout import Rollout
+from tests.support.tiny_bundle import BLUE, GREEN, RED
+
+COLORS = (RED, GREEN, BLUE)
+
+
+class Kept(list[Outcome]):
+    """An outbox that keeps what it gets."""
+
+    put = list.append
+
+    @property
+    def notices(self) -> list[str]:
+        return [each.text for each in self if isinstance(each, Notice)]
+
+
+class Running:
+    """A line that lives, without a process."""
+
+    def __init__(self, rollout: Rollout, line: Pipeline, outbox: Kept, digests: list[str]) -> None:
+        self.rollout, self.line, self.outbox, self.digests = rollout, line, outbox, digests
+        self.store = rollout.store
+
+    def judge(self, frames: int = 1) -> list[Verdict | Failure]:
+        seen = [self.line.inspect_sync(Frame(str(number), COLORS[number % 3])) for number in range(frames)]
+        return [each if isinstance(each, Failure) else each.verdict for each in seen]
+
+    def until(self, digest: str) -> None:
+        """Wait until this bundle is served, and the store says so."""
+        deadline = time.monotonic() + 10
+        while {self.store.state().active, self.line.model.digest} != {digest}:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def running(
+    store: BundleStore, digests: list[str], gate: Gate, verifier: Verifier | None = None, doubter: Any = None
+) -> Iterator[Running]:
+    rollout, outbox = Rollout(store, gate, verifier), Kept()
+    monitors = [each for each in (doubter, rollout) if each]
+    with (
+        contextlib.closing(Pipeline(rollout.load_first(None), outbox, monitors=monitors)) as line,
+        rollout.manage(line),
+    ):
+        yield Running(rollout, line, outbox, digests)
