@@ -212,8 +212,8 @@ def simulate(
 
     from trainer import progress
     from trainer.data.partition import Scheme
+    from trainer.federation.simulation import Engine, simulate_folder
     from trainer.report import summary as report
-    from trainer.training.simulation import Engine, simulate_folder
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     request = make_request(

@@ -12,8 +12,8 @@ from research.afedcl.factors import COMMON, OWN, vary
 from research.afedcl.tuning import plain, trials
 from research.runner.paper import distinct
 from research.runner.tuning import Pool, Trial
+from trainer.federation.simulation import Device
 from trainer.methods import complete_options
-from trainer.training.simulation import Device
 
 METHODS = ("local", "fedavg", "fedprox", "fedper", "fedrep", "ditto", "fedala", "afedcl")  # the paper's
 RELATIVES = ("fedbn", "scaffold", "fednova", "fenda")

@@ -14,11 +14,11 @@ from research.runner.machine import check_torch, machine
 from trainer.data.class_folders import Images, LabelledImages
 from trainer.data.partition import Scheme
 from trainer.federation.server.spec import Request, draft
+from trainer.federation.simulation import Engine, simulate
 from trainer.methods.base import Metrics
 from trainer.models.network import Network
 from trainer.report.model_examination import project
 from trainer.training.personal_model import PersonalModel
-from trainer.training.simulation import Engine, simulate
 from trainer.training.training_set import TrainingSet
 
 _EVALUATIONS = 5  # on the held-out images, in the course of a federation

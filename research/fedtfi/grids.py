@@ -12,8 +12,8 @@ from research.fedtfi.tuning import choose, plain, trials
 from research.fedtfi.variants import FRAMEWORKS, Variant
 from research.runner.panels import Entry
 from research.runner.tuning import Pool, Trial
+from trainer.federation.simulation import Device
 from trainer.models.catalogue import SIZES
-from trainer.training.simulation import Device
 
 
 class Scenario(NamedTuple):

@@ -18,13 +18,13 @@ from research.runner.machine import check_torch, machine
 from trainer.data.class_folders import Catalogue, Images, LabelledImages, union
 from trainer.data.partition import Scheme
 from trainer.federation.server.spec import Request, draft
+from trainer.federation.simulation import Device, Engine, simulate
 from trainer.models.named_tensors import Arrays, is_frozen
 from trainer.models.network import Network, to_tensors
 from trainer.report.model_examination import project
 from trainer.training.engine import predict
 from trainer.training.evaluation import accuracy, macro_auc, macro_f1
 from trainer.training.personal_model import PersonalModel
-from trainer.training.simulation import Device, Engine, simulate
 from trainer.training.training_set import TrainingSet
 
 

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from broker_config.protocol.messages import Option, Training
-from trainer.training.simulation import Device
+from trainer.federation.simulation import Device
 
 S = TypeVar("S", bound=msgspec.Struct)
 

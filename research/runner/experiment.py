@@ -19,7 +19,7 @@ from research.runner.paper import C, F, O, Paper
 from research.runner.processes import Failed, attempt, over_processes
 from research.runner.store import Records
 from trainer import progress
-from trainer.training.simulation import check_device
+from trainer.federation.simulation import check_device
 
 
 class State(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from broker_config.protocol.errors import EdgeNodeError
-from trainer.training.simulation import Device
+from trainer.federation.simulation import Device
 
 TORCH = torch.__version__.partition("+")[0]
 

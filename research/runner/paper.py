@@ -9,8 +9,8 @@ from broker_config.protocol.errors import UsageError, suggest
 from research.runner.cell import Cell, Finished
 from research.runner.tables import Table
 from trainer import progress
+from trainer.federation.simulation import Device
 from trainer.models.catalogue import FEATURES
-from trainer.training.simulation import Device
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -37,6 +37,7 @@ from trainer.data.class_folders import Catalogue, Images, LabelledImages
 from trainer.data.partition import Scheme, Share
 from trainer.federation.server.aggregation import largest
 from trainer.federation.server.spec import Request, draft
+from trainer.federation.simulation import Tamper, simulate
 from trainer.methods.afedcl import CHANCE
 from trainer.methods.base import IMAGES_CAP
 from trainer.models.named_tensors import Arrays
@@ -45,7 +46,6 @@ from trainer.training.engine import predict
 from trainer.training.participant import Contributed
 from trainer.training.personal_model import PersonalModel
 from trainer.training.seeding import generator
-from trainer.training.simulation import Tamper, simulate
 from trainer.training.training_set import TrainingSet
 
 Attack = Literal["none", "sign flip", "scaling", "L_D inflation", "noise", "label flip", "backdoor"]

@@ -32,8 +32,8 @@ from trainer.data import class_folders, folder_scan
 from trainer.data.class_folders import Catalogue, Images, LabelledImages
 from trainer.data.partition import Scheme, pool
 from trainer.federation.server.spec import Request, draft
+from trainer.federation.simulation import simulate
 from trainer.training.seeding import generator
-from trainer.training.simulation import simulate
 
 BEFORE, AFTER, ORDINARY = 1000, 2000, 20_000  # images: before and after a change, and of a stream without one
 

@@ -46,11 +46,11 @@ from trainer.data import class_folders
 from trainer.data.class_folders import Catalogue, Images, LabelledImages
 from trainer.data.partition import Scheme, pool
 from trainer.federation.server.spec import Request, draft
+from trainer.federation.simulation import simulate
 from trainer.models.fusion import WEIGHTED_SUM
 from trainer.models.network import Network, Tensors
 from trainer.training.personal_model import PersonalModel
 from trainer.training.seeding import generator
-from trainer.training.simulation import simulate
 from trainer.training.training_set import TrainingSet
 
 SIZE, NODES, MOST = 64, 5, 120  # pixels; nodes; unknown images of a kind for each node

@@ -35,6 +35,7 @@ from trainer.data.class_folders import LabelledImages
 from trainer.data.drawn_surfaces import photograph, style
 from trainer.data.partition import Scheme
 from trainer.federation.server.spec import Request
+from trainer.federation.simulation import simulate_folder
 from trainer.models import backbones
 from trainer.models.fusion import fusion_of
 from trainer.models.network import Network
@@ -43,7 +44,6 @@ from trainer.models.texture.texture_presets import PRESETS
 from trainer.training import personal_model
 from trainer.training.personal_model import PersonalModel
 from trainer.training.seeding import generator
-from trainer.training.simulation import simulate_folder
 
 KINDS, SIZE = ("linen", "satin", "twill"), 64
 TRAINING = {"augment": False, "local_epochs": 1}

@@ -10,9 +10,9 @@ import numpy as np
 from broker_config.protocol.messages import Spec
 from trainer.data.class_folders import Images, LabelledImages
 from trainer.federation.server.spec import Request, draft
+from trainer.federation.simulation import Simulated, simulate
 from trainer.methods import METHODS
 from trainer.models.named_tensors import Arrays
-from trainer.training.simulation import Simulated, simulate
 
 CLASSES = ("scratches", "patches", "inclusion")
 ON_ANY_MODEL = tuple(name for name in METHODS if name != "fedtfi")

@@ -1,1 +1,1 @@
-"""Local training: engines, a node's round without any network, evaluation, simulation."""
+"""Local training: engines, a node's round without any network, evaluation."""

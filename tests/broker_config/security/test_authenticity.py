@@ -52,9 +52,9 @@ from trainer.federation.server.coordinator import Outcome, coordinate
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.membership import MAX_MESSAGES
 from trainer.federation.server.spec import Terms
+from trainer.federation.simulation import simulate
 from trainer.models.network import to_arrays
 from trainer.training.personal_model import load
-from trainer.training.simulation import simulate
 
 LATER = datetime.now(UTC) + timedelta(days=9)
 

@@ -32,7 +32,7 @@ from tests.support.research_command import research
 from trainer import progress
 from trainer.data.partition import Scheme
 from trainer.federation.server.spec import Request
-from trainer.training.simulation import simulate_folder
+from trainer.federation.simulation import simulate_folder
 
 
 @pytest.fixture(scope="module")

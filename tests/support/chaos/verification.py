@@ -15,10 +15,10 @@ from tests.support.mosquitto import BROKER
 from tests.support.plants import CLASSES, load_images
 from trainer.federation.server.journal import history
 from trainer.federation.server.spec import Request, draft
+from trainer.federation.simulation import simulate
 from trainer.models.network import to_arrays
 from trainer.progress import timeline
 from trainer.training.personal_model import load_metadata
-from trainer.training.simulation import simulate
 
 Tensors = dict[str, bytes]  # by `global/NAME` and `NODE/NAME`
 

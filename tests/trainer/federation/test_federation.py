@@ -30,10 +30,10 @@ from trainer.federation.client.session import take_part
 from trainer.federation.server.coordinator import coordinate
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Request, draft
+from trainer.federation.simulation import simulate
 from trainer.models.network import to_arrays
 from trainer.progress import timeline
 from trainer.training.personal_model import load_metadata
-from trainer.training.simulation import simulate
 
 PLANTS = ("plant-a", "plant-b", "plant-c")
 

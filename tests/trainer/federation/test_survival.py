@@ -14,9 +14,9 @@ from tests.support.threaded_federation import PATIENCE, PLANTS, Federation, same
 from trainer import progress
 from trainer.federation.server.coordinator import Outcome
 from trainer.federation.server.spec import Terms
+from trainer.federation.simulation import simulate
 from trainer.models.network import to_arrays
 from trainer.training.personal_model import load_metadata
-from trainer.training.simulation import simulate
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from tests.support.paths import REPOSITORY
 from trainer.data.class_folders import Images
 from trainer.federation.server.aggregation import FixedPointSum
 from trainer.federation.server.spec import Request, draft
+from trainer.federation.simulation import Simulated, simulate
 from trainer.methods import DEFAULT, METHODS, complete_options, make
 from trainer.models.fusion import fusion_of
 from trainer.models.initial_weights import Shape
@@ -27,7 +28,6 @@ from trainer.models.network import Network, to_arrays, to_tensors
 from trainer.training import participant
 from trainer.training.engine import run_phase
 from trainer.training.participant import Participant, State
-from trainer.training.simulation import Simulated, simulate
 from trainer.training.training_set import TrainingSet
 
 case = pytest.mark.parametrize("case", CASES)

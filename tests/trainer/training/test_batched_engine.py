@@ -11,10 +11,10 @@ from tests.support.engine_agreement import assert_engines_agree
 from tests.support.method_cases import CASES, CLASSES, drafted, images, shares
 from trainer.data.class_folders import Images
 from trainer.federation.server.spec import Request, draft
+from trainer.federation.simulation import Engine, simulate
 from trainer.models.named_tensors import is_trainable
 from trainer.training import batched_engine
 from trainer.training.participant import Participant
-from trainer.training.simulation import Engine, simulate
 
 
 @pytest.mark.parametrize("case", CASES)

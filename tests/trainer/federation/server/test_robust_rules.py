@@ -29,10 +29,10 @@ from trainer.federation.server.robust_rules import (
     trimmed_mean,
 )
 from trainer.federation.server.spec import Request, Terms, draft
+from trainer.federation.simulation import simulate
 from trainer.methods import make
 from trainer.models.named_tensors import Arrays
 from trainer.training.participant import Contributed
-from trainer.training.simulation import simulate
 
 Rows = list[list[float]]
 

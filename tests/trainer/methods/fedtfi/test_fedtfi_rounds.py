@@ -21,12 +21,12 @@ from trainer.federation.client.discovery import join
 from trainer.federation.server.coordinator import Outcome
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Request, Terms, draft
+from trainer.federation.simulation import Simulated, simulate
 from trainer.methods import complete_options, make
 from trainer.methods.fedtfi import patch_bank
 from trainer.models.named_tensors import Arrays, select
 from trainer.models.network import to_arrays
 from trainer.training.participant import Participant
-from trainer.training.simulation import Simulated, simulate
 
 SHOWN = {"quota": "6", "capacity": "15"}
 MODEL = "fedtfi_small"
