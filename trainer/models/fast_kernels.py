@@ -15,7 +15,7 @@ modules' in rounding only. Every choice depends on shapes alone, never on what r
 import copy
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, cast
@@ -93,8 +93,23 @@ def functional_encoder(model: str, mapped: bool = False) -> FunctionalEncoder:
     return FunctionalEncoder(model, mapped)
 
 
+_TRACING = threading.Lock()  # tracing replaces `nn.Module.__call__` for the whole process until it is done
+
+
 class _Tracer(fx.Tracer):
     """Stops at modules that hold tensors themselves: a graph refers to modules' inputs, not to their tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """As in fx; but what other threads call meanwhile is no part of the graph, and simply runs."""
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return next(m.parameters(recurse=False), None) is not None or super().is_leaf_module(m, module_qualified_name)
@@ -102,7 +117,8 @@ class _Tracer(fx.Tracer):
 
 def _rewrite(encoder: nn.Module, by_pixels: bool, mapped: bool) -> fx.GraphModule:
     """The encoder's graph, its layers exchanged for ours, with a second input: the context."""
-    traced = fx.GraphModule(encoder, _Tracer().trace(encoder))
+    with _TRACING:
+        traced = fx.GraphModule(encoder, _Tracer().trace(encoder))
     graph, modules = traced.graph, dict(traced.named_modules())
     (images,) = graph.find_nodes(op="placeholder")
     with graph.inserting_after(images):

@@ -1,7 +1,9 @@
 """The encoders as training runs them compute what torchvision's modules compute."""
 
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from functools import cache
+from threading import Event
 
 import pytest
 import torch
@@ -111,3 +113,29 @@ def clipped(x: Tensor, ceiling: float | None) -> Tensor:
 def test_a_frozen_encoder_is_left_without_gradients() -> None:
     tensors = {name: value.detach() for name, value in tree_of(encoder("mobilenet_v2")).items()}
     assert not Network("mobilenet_v2", 3).encode(tensors, images(2, 32, torch.float32)).requires_grad
+
+
+def test_other_threads_run_their_modules_while_an_encoder_is_traced() -> None:
+    """Tracing replaces `nn.Module.__call__` for all threads: "NameError: module is not installed as a submodule"."""
+    begun, resumed = Event(), Event()
+
+    class Slow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            begun.set()
+            assert resumed.wait(30)
+            return self.layer(x)
+
+    other, rows, slow = nn.Linear(2, 1), torch.ones(4, 2), Slow()
+    with ThreadPoolExecutor() as pool:
+        tracing = pool.submit(fast_kernels.FunctionalModule, slow, mapped=False)
+        try:
+            assert begun.wait(30)
+            assert other(rows).shape == (4, 1)
+        finally:
+            resumed.set()
+    context = fast_kernels.Context(dict(slow.named_parameters()), training=False)
+    torch.testing.assert_close(tracing.result()(rows, context), slow.layer(rows))
