@@ -32,7 +32,7 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import decode, encode_tensors
 from broker_config.protocol.messages import Spec
-from trainer.methods.base import IMAGES_CAP
+from trainer.methods.base import MAX_IMAGES_WEIGHT
 from trainer.models.named_tensors import Arrays
 
 _MEGA = 1e6
@@ -119,7 +119,7 @@ class Broker(NamedTuple):
 
 def exact_mean(spec: Spec, nodes: int, round_: int) -> Arrays:
     """The mean of a round's contributions, by the formula of docs/protocol.md."""
-    share = [round(own_weight(node) / IMAGES_CAP * 2**24) for node in range(nodes)]
+    share = [round(own_weight(node) / MAX_IMAGES_WEIGHT * 2**24) for node in range(nodes)]
     sums = {name: np.zeros(spec.tensors[name].shape, np.int64) for name in draw(spec, 0)}
     last = last_tensor(encode_tensors({name: values.astype(np.float32) for name, values in sums.items()}))
     for master in range(BLOBS):

@@ -22,7 +22,7 @@ from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.messages import Aggregation, TensorSpec
 from trainer.federation.server.aggregation import FixedPointSum, scale_for
 from trainer.federation.server.robust_rules import OnDisk, aggregate
-from trainer.methods.base import IMAGES_CAP
+from trainer.methods.base import MAX_IMAGES_WEIGHT
 from trainer.models.initial_weights import initial_encoder
 
 FILES = 8  # that stand for all nodes' contributions
@@ -48,7 +48,7 @@ def measure(rule: str, nodes: int, folder: Path) -> tuple[float, float]:
     sources = {f"node-{number:03}": OnDisk(folder / str(number % FILES), expected) for number in range(nodes)}
     before, started = peak_memory(Path("/proc/self")), time.process_time()
     if rule == "mean":
-        sums = FixedPointSum(expected, nodes, IMAGES_CAP)
+        sums = FixedPointSum(expected, nodes, MAX_IMAGES_WEIGHT)
         for source in sources.values():
             sums.add(source.tensors(), 10.0)
         sums.mean()

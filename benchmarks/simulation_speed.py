@@ -28,7 +28,7 @@ from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import Engine, simulate
 from trainer.models.named_tensors import Arrays
 from trainer.models.torchvision_import import torchvision_models
-from trainer.training.engine import batches
+from trainer.training.engine import draw_batches
 from trainer.training.training_set import Augmentation, TrainingSet, augment
 
 CLASSES = ("a", "b", "c")
@@ -70,7 +70,7 @@ def bare(work: Job, device: str) -> None:
             model.load_state_dict(average.state_dict())
             own = data[name]
             for _ in range(spec.training.local_epochs):
-                for index in batches(len(own.labels), spec.training.batch_size, random):
+                for index in draw_batches(len(own.labels), spec.training.batch_size, random):
                     images = augment(own.images[index].float() / 255, Augmentation.draw(len(index), random))
                     loss = functional.cross_entropy(model((images - own.mean) / own.std), own.labels[index])
                     optimisers[name].zero_grad()

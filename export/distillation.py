@@ -10,7 +10,7 @@ from trainer.data.class_folders import LabelledImages
 from trainer.models.fusion import OWN, RECEIVED, WEIGHTED_SUM
 from trainer.models.named_tensors import is_trainable, select, strip_prefix
 from trainer.models.network import Network, Tensors
-from trainer.training.engine import batches
+from trainer.training.engine import draw_batches
 from trainer.training.seeding import key_to_seed
 from trainer.training.training_set import Augmentation, TrainingSet
 
@@ -50,7 +50,7 @@ def teach(
     random = torch.Generator().manual_seed(key_to_seed(0, "student"))
     for epoch in range(EPOCHS):
         report(progress.Step(what=f"teaching one encoder, epoch {epoch + 1} of {EPOCHS}"))
-        for index in batches(len(images.labels), _BATCH, random):
+        for index in draw_batches(len(images.labels), _BATCH, random):
             pixels = data.network_input(index, Augmentation.draw(len(index), random))
             with torch.no_grad():
                 told = network.features(tensors, pixels)

@@ -39,7 +39,7 @@ from trainer.federation.server.aggregation import largest
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import Tamper, simulate
 from trainer.methods.afedcl import CHANCE
-from trainer.methods.base import IMAGES_CAP
+from trainer.methods.base import MAX_IMAGES_WEIGHT
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Network
 from trainer.training.engine import predict
@@ -184,7 +184,7 @@ def tampering(trial: Trial, spec: Spec, liars: Sequence[str]) -> Tamper:
             name: admissible(name, SENT[trial.attack](own, broadcast[name], random), spec)
             for name, own in contributed.tensors.items()
         }
-        most = 2 * CHANCE if trial.method == "afedcl" else IMAGES_CAP
+        most = 2 * CHANCE if trial.method == "afedcl" else MAX_IMAGES_WEIGHT
         return Contributed(sent, most if trial.attack == "L_D inflation" else contributed.weight)
 
     return tamper

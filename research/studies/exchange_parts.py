@@ -81,12 +81,12 @@ def spoil(name: str, received: Arrays) -> Arrays:
 
 def run(job: Job, inputs: Inputs) -> Reached:
     """One federation, in a process whose methods have no other bank meanwhile."""
-    honest = patch_bank.without_own
-    patch_bank.without_own = lambda broadcast, node: honest(spoil(job.spoilt, broadcast), node)
+    honest = patch_bank.remove_own_patches
+    patch_bank.remove_own_patches = lambda broadcast, node: honest(spoil(job.spoilt, broadcast), node)
     try:
         finished = run_cell(job.cell, inputs)
     finally:
-        patch_bank.without_own = honest
+        patch_bank.remove_own_patches = honest
     return Reached(job.cell.key, job.spoilt, job.cell.seed, finished.accuracy)
 
 

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from research.studies.patch_inversion import Items, Plant, Whole, cut, perceptron
-from trainer.methods.fedtfi.patch_protection import RANGE, Floats, Measure, Protection, mixtures
+from trainer.methods.fedtfi.patch_protection import RANGE, ChannelStatistics, Floats, Protection, draw_mixtures
 from trainer.training.seeding import generator, key_to_seed
 
 _LEAST = 0.05  # deviations: how near counts as the same patch where nothing protects it
 _EPOCHS, _BATCH = 20, 64
 
 
-def likeness(sent: Floats, cells: Floats, measure: Measure, protection: Protection) -> Floats:
+def likeness(sent: Floats, cells: Floats, measure: ChannelStatistics, protection: Protection) -> Floats:
     """How well each image [n, C, P, m, m] explains each patch [b, C, m, m]: log likelihood a channel, [b, n].
 
     The place is unknown: the mean over all. In a mixture the other images are as the measure says. Levels are those of
@@ -47,7 +47,7 @@ def _explained(seen: Tensor, known: Tensor, protection: Protection) -> Tensor:
     return functional.one_hot(level, levels).flatten(1).float() @ chances.clamp_min(1e-9).log().flatten(1).T
 
 
-def found(sent: Items, suspects: Plant, own: Plant, measure: Measure, protection: Protection) -> Floats:
+def found(sent: Items, suspects: Plant, own: Plant, measure: ChannelStatistics, protection: Protection) -> Floats:
     """How surely each suspect is behind one of the items, [n]: by how much it explains one better than all others do.
 
     The others are the other suspects, and images of the attacker's own.
@@ -57,7 +57,7 @@ def found(sent: Items, suspects: Plant, own: Plant, measure: Measure, protection
     return np.asarray((scores - np.where(scores == first, second, first)).max(0)[: len(suspects.labels)])
 
 
-def classified(known: Floats, labels: Whole, asked: Floats, measure: Measure, seed: int) -> Whole:
+def classified(known: Floats, labels: Whole, asked: Floats, measure: ChannelStatistics, seed: int) -> Whole:
     """What a small network that was trained on known patches says of others [n, C, m, m]."""
     network = _trained(_scaled(known, measure), torch.from_numpy(labels), seed)
     return np.asarray(network(_scaled(asked, measure)).argmax(1).numpy())
@@ -90,7 +90,7 @@ def caught(scores: Floats, positive: NDArray[np.bool_], false: float = 0.01) -> 
 
 def _pairs(plant: Plant, protection: Protection, count: int, random: np.random.Generator) -> tuple[Tensor, Tensor]:
     """How pairs of items differ [2 * count, 2C], and whether they are of the same images: first those that are."""
-    images = mixtures(plant.labels, count, 2 * protection.mix, random)
+    images = draw_mixtures(plant.labels, count, 2 * protection.mix, random)
     first, other = images[:, : protection.mix], images[:, protection.mix :]
     one, same, another = (_summary(cut(plant, each, protection, random), plant) for each in (first, first, other))
     differences = torch.cat([one - same, one - another]).abs()
@@ -103,7 +103,7 @@ def _summary(sent: Items, plant: Plant) -> Tensor:
     return torch.cat([scaled.mean(2), scaled.std(2)], 1)
 
 
-def _scaled(patches: Floats, measure: Measure) -> Tensor:
+def _scaled(patches: Floats, measure: ChannelStatistics) -> Tensor:
     """In deviations of each channel; channels come third from the end."""
     mean, deviation = (torch.from_numpy(each)[:, None, None] for each in measure)
     return (torch.from_numpy(patches) - mean) / deviation.clamp_min(1e-6)

@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainer.methods.fedtfi.patch_protection import Floats, Measure, Protection, measured, mixtures, protect
+from trainer.methods.fedtfi.patch_protection import (
+    ChannelStatistics,
+    Floats,
+    Protection,
+    draw_mixtures,
+    measure_channels,
+    protect,
+)
 from trainer.training.seeding import generator, key_to_seed
 
 Whole = NDArray[np.int64]
@@ -41,9 +48,9 @@ class Plant(NamedTuple):
         return torch.from_numpy(cells.reshape(n, channels, across * side, across * side))
 
     @property
-    def measure(self) -> Measure:
+    def measure(self) -> ChannelStatistics:
         """Each channel's mean and deviation."""
-        return measured(self.cells.reshape(*self.cells.shape[:2], -1, 1))
+        return measure_channels(self.cells.reshape(*self.cells.shape[:2], -1, 1))
 
     def take(self, index: Whole) -> "Plant":
         """Some of the images."""
@@ -77,7 +84,7 @@ def items(
     plant: Plant, quota: int, protection: Protection, random: np.random.Generator, *, together: bool = False
 ) -> Items:
     """What a plant sends in a round: in each channel a place of its own or, `together`, the same place in all."""
-    return cut(plant, mixtures(plant.labels, quota, protection.mix, random), protection, random, together=together)
+    return cut(plant, draw_mixtures(plant.labels, quota, protection.mix, random), protection, random, together=together)
 
 
 def cut(
@@ -196,7 +203,9 @@ def of_places(plant: Plant, protection: Protection, count: int, epochs: int, see
     return fitted(network, draw, epochs, random, 8).guess
 
 
-def scatter(plant: Plant, protection: Protection, count: int, random: np.random.Generator, measure: Measure) -> Tensor:
+def scatter(
+    plant: Plant, protection: Protection, count: int, random: np.random.Generator, measure: ChannelStatistics
+) -> Tensor:
     """Items of each image, `count` of them, put where they were cut: [n, 2C, H, W], in deviations, and where known.
 
     What somebody sees who draws a node's random numbers as it does: they tell images and places of every patch.
@@ -243,6 +252,6 @@ def _factor(plant: Plant) -> int:
     return int(plant.images.shape[2] // plant.maps.shape[2])
 
 
-def _scaling(measure: Measure) -> Callable[[Tensor], Tensor]:
+def _scaling(measure: ChannelStatistics) -> Callable[[Tensor], Tensor]:
     mean, deviation = (torch.from_numpy(each)[:, None, None] for each in measure)
     return lambda maps: (maps - mean) / deviation.clamp_min(1e-6)

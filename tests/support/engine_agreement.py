@@ -41,7 +41,7 @@ def train(spec: Spec, broadcast: Arrays, nodes: dict[str, Images], most: int) ->
 
 
 def assert_engines_agree(spec: Spec, broadcast: Arrays, nodes: dict[str, Images]) -> None:
-    plain, together = (train(spec, broadcast, nodes, most) for most in (1, batched_engine.MOST))
+    plain, together = (train(spec, broadcast, nodes, most) for most in (1, batched_engine.MAX_GROUP_NODES))
     for name, other in zip(nodes, reversed(nodes), strict=True):
         assert together[name].metrics == pytest.approx(plain[name].metrics, rel=1e-5)
         for tensor, values in plain[name].tensors.items():

@@ -10,7 +10,7 @@ import numpy as np
 from broker_config.protocol.messages import Spec
 from trainer.data.class_folders import Images, LabelledImages
 from trainer.federation.server.spec import Request, draft
-from trainer.federation.simulation import Simulated, simulate
+from trainer.federation.simulation import SimulationResult, simulate
 from trainer.methods import METHODS
 from trainer.models.named_tensors import Arrays
 
@@ -48,7 +48,7 @@ def drafted(case: str, seed: int = 0, **training: Any) -> tuple[Spec, Arrays]:
 
 
 @functools.cache
-def one_round(case: str) -> Simulated:
+def one_round(case: str) -> SimulationResult:
     spec, broadcast = drafted(case)
     return simulate(msgspec.structs.replace(spec, rounds=1), broadcast, shares())
 

@@ -106,7 +106,7 @@ def federate(
     rounds: int = 1,
     plants: Mapping[str, Images] = PLANTS,
     begin: Mapping[str, Any] = {},
-    stop: Callable[[], bool] = participant.never,
+    stop: Callable[[], bool] = participant.never_stop,
     training: Mapping[str, Any] = {},
     nodes: int = 2,
     sgd: Sgd = PLAIN,

@@ -83,7 +83,7 @@ def write(folder: Path, per_class: int, size: int, seed: int, plant: int) -> Non
         Image.fromarray(image).save(target)
 
 
-def write_plants(out: Path, plants: int, per_class: int, size: int, seed: int, show: Report) -> int:
+def write_plants(out: Path, plants: int, per_class: int, size: int, seed: int, report: Report) -> int:
     """Write `out/plant-1/CLASS/*.png` and so on, and `out/contact-sheet.png`; returns the number of images.
 
     Raises:
@@ -94,7 +94,7 @@ def write_plants(out: Path, plants: int, per_class: int, size: int, seed: int, s
         raise UsageError(f"{out} exists already and is not an empty folder", "pass another folder")
     with writing(out):
         for plant in range(plants):
-            show(Step(what=f"drawing plant {plant + 1} of {plants}"))
+            report(Step(what=f"drawing plant {plant + 1} of {plants}"))
             write(out / f"plant-{plant + 1}", per_class, size, seed, plant)
         contact_sheet(seed, min(plants, _SHOWN), size).save(out / "contact-sheet.png")
     return plants * per_class * len(CLASSES)

@@ -53,7 +53,7 @@ class _Case(NamedTuple):
     products: Products
 
 
-def run_demo(out: Path, show: progress.Report, *, stations: int, rounds: int, seed: int) -> Outcome:
+def run_demo(out: Path, report: progress.Report, *, stations: int, rounds: int, seed: int) -> Outcome:
     """Run the story and leave data, models, predictions and logs in `out`, which is emptied if it is an earlier run's.
 
     Raises:
@@ -62,17 +62,17 @@ def run_demo(out: Path, show: progress.Report, *, stations: int, rounds: int, se
     started = time.monotonic()
     clear_folder(out)
     drawn, learnt = DrawnStations(stations, seed), _START + _CHUNK * (rounds - 1)
-    show(progress.Step(what=f"drawing {learnt} products of {stations} stations"))
+    report(progress.Step(what=f"drawing {learnt} products of {stations} stations"))
     append_products(drawn, out, 0, learnt)
     cases = [
         _Case(absent, drawn.draw(learnt + number * _HELD_OUT, learnt + (number + 1) * _HELD_OUT))
         for number, absent in enumerate(("", *drawn.stations))
     ]
     with Processes(out / "logs") as processes, start_broker(out / "broker") as broker:
-        show(progress.Note(text=f"broker: {broker.kind} at {broker.url}"))
-        show(progress.Step(what=f"a head and {stations} sensors learn together for {rounds} rounds"))
-        _learn(processes, broker.url, drawn, out, rounds, seed, show)
-        show(progress.Step(what=f"services of the head and the sensors judge {len(cases) * _HELD_OUT} new products"))
+        report(progress.Note(text=f"broker: {broker.kind} at {broker.url}"))
+        report(progress.Step(what=f"a head and {stations} sensors learn together for {rounds} rounds"))
+        _learn(processes, broker.url, drawn, out, rounds, seed, report)
+        report(progress.Step(what=f"services of the head and the sensors judge {len(cases) * _HELD_OUT} new products"))
         said = _serve(processes, broker.url, drawn, out, cases)
     labels = np.concatenate([case.products.labels for case in cases])
     return Outcome(
@@ -103,7 +103,7 @@ def print_table(outcome: Outcome, console: Console) -> None:
 
 
 def _learn(
-    processes: Processes, url: str, drawn: DrawnStations, out: Path, rounds: int, seed: int, show: progress.Report
+    processes: Processes, url: str, drawn: DrawnStations, out: Path, rounds: int, seed: int, report: progress.Report
 ) -> None:
     """Head and sensors until the last round; shows what the head tells."""
     head = processes.start(
@@ -121,7 +121,7 @@ def _learn(
     ]  # fmt: skip
     for process, event in processes.read_events(head, *sensors):
         if process is head and not isinstance(event, progress.Result):
-            show(event)
+            report(event)
 
 
 class _Prediction(Struct):

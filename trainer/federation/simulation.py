@@ -42,20 +42,20 @@ Tamper = Callable[[str, int, Contributed, Arrays], Contributed]
 """(node, round, its contribution, the round's broadcast) -> what it sends instead."""
 
 
-def honest(node: str, round_: int, contributed: Contributed, broadcast: Arrays) -> Contributed:  # noqa: ARG001
+def send_unchanged(node: str, round_: int, contributed: Contributed, broadcast: Arrays) -> Contributed:  # noqa: ARG001
     """Nodes that send what they have."""
     return contributed
 
 
-Closed = Callable[[int, Arrays], None]
+RoundCallback = Callable[[int, Arrays], None]
 """(round, the broadcast that it has led to) -> nothing; called when a round is over."""
 
 
-def unwatched(round_: int, broadcast: Arrays) -> None:
+def ignore_round(round_: int, broadcast: Arrays) -> None:
     """Nobody looks."""
 
 
-class Simulated(NamedTuple):
+class SimulationResult(NamedTuple):
     """What a simulated federation leaves."""
 
     broadcast: Arrays  # after the last round
@@ -72,11 +72,11 @@ def simulate(
     spec: Spec,
     broadcast: Arrays,
     images: Mapping[str, Images],
-    show: progress.Report = progress.ignore,
+    report: progress.Report = progress.ignore,
     engine: Engine = PLAIN,
-    tamper: Tamper = honest,
-    closed: Closed = unwatched,
-) -> Simulated:
+    tamper: Tamper = send_unchanged,
+    closed: RoundCallback = ignore_round,
+) -> SimulationResult:
     """Run a federation of the nodes in `images`; `tamper` stands between each node and the server.
 
     With the same spec, first broadcast and images, the tensors of the plain engine on the CPU equal those of processes
@@ -88,14 +88,14 @@ def simulate(
     check_device(engine.device)
     method = make(spec.method, spec.training, spec.options)
     participants = {name: Participant(spec, name, share, engine.device) for name, share in images.items()}
-    most = batched_engine.MOST if engine.kind == "batched" else 1
+    most = batched_engine.MAX_GROUP_NODES if engine.kind == "batched" else 1
     everyone = batched_engine.group_nodes([*participants.values()], most)
     states = {name: participant.start(broadcast) for name, participant in participants.items()}
     trained_on: dict[str, tuple[int, Arrays]] = {}  # each node's newest round and its broadcast
     histories: dict[str, tuple[Metrics, ...]] = dict.fromkeys(participants, ())
     started = time.monotonic()
-    show(progress.Gathering(federation=spec.federation, run=spec.run, nodes=len(participants), rounds=spec.rounds))
-    rounds, notice = progress.RoundReporter(show, lambda: (0, 0)), MethodNotice(method, show)
+    report(progress.Gathering(federation=spec.federation, run=spec.run, nodes=len(participants), rounds=spec.rounds))
+    rounds, notice = progress.RoundReporter(report, lambda: (0, 0)), MethodNotice(method, report)
     for round_ in range(1, spec.rounds + 1):
         received = broadcast
         drawn = sample_participants(participants, spec.sample, spec.seed, round_)
@@ -104,17 +104,17 @@ def simulate(
         contributions = Contributions(spec, method)
         for group in groups:
             for name in group.nodes:
-                show(progress.Activity(node=name, round=round_, what="training"))
+                report(progress.Activity(node=name, round=round_, what="training"))
             stage_1 = group.contribute([states[name] for name in group.nodes], received, round_)
             for name, (_, contributed, _) in zip(group.nodes, stage_1, strict=True):
-                told = tamper(name, round_, contributed, received)
-                contributions.add(name, InMemory(told.tensors), told.weight)
+                sent = tamper(name, round_, contributed, received)
+                contributions.add(name, InMemory(sent.tensors), sent.weight)
             stage_2 = group.refine([state for state, _, _ in stage_1], received, round_)
             for name, (_, _, metrics), (states[name], refined) in zip(group.nodes, stage_1, stage_2, strict=True):
                 histories[name] += ({"round": float(round_), **metrics, **refined},)
                 trained_on[name] = round_, received
-                show(progress.Measured(node=name, round=round_, metrics={**metrics, **refined}))
-                show(progress.Activity(node=name, round=round_, what="waiting"))
+                report(progress.Measured(node=name, round=round_, metrics={**metrics, **refined}))
+                report(progress.Activity(node=name, round=round_, what="waiting"))
         broadcast = contributions.aggregate(broadcast)
         closed(round_, broadcast)
         took_part = sorted(drawn or participants)
@@ -122,11 +122,13 @@ def simulate(
         notice.check(round_, {name: histories[name][-1] for name in took_part})
     models = {}
     for name, (last, received) in trained_on.items():
-        show(progress.Activity(node=name, round=spec.rounds, what="judging"))
+        report(progress.Activity(node=name, round=spec.rounds, what="judging"))
         models[name] = participants[name].conclude(states[name], last, received, broadcast, histories[name])
-        show(progress.Activity(node=name, round=spec.rounds, what="waiting"))
-    show(progress.FederationFinished(rounds=spec.rounds, bytes_up=0, bytes_down=0, seconds=time.monotonic() - started))
-    return Simulated(broadcast, models)
+        report(progress.Activity(node=name, round=spec.rounds, what="waiting"))
+    report(
+        progress.FederationFinished(rounds=spec.rounds, bytes_up=0, bytes_down=0, seconds=time.monotonic() - started)
+    )
+    return SimulationResult(broadcast, models)
 
 
 def simulate_folder(
@@ -135,7 +137,7 @@ def simulate_folder(
     rename: Mapping[str, str],
     scheme: partition.Scheme,
     out: Path | None,
-    show: progress.Report,
+    report: progress.Report,
     engine: Engine = PLAIN,
 ) -> summary.RunReport:
     """Share a data set of one or several sources among simulated nodes, run a federation, and report what they reach.
@@ -146,14 +148,14 @@ def simulate_folder(
         rename: from a source's name of a class to the federation's.
         scheme: how the images are shared.
         out: folder for `NODE/model` and report.json, or None.
-        show: shows progress.
+        report: receives the progress.
         engine: trains the nodes.
 
     Raises:
         UsageError: what cannot be, and what to do instead.
     """
     named = ", ".join(map(str, folders))
-    show(progress.Step(what=f"reading the images in {named}"))
+    report(progress.Step(what=f"reading the images in {named}"))
     sources = class_folders.scan_sources(folders, rename)
     spec, broadcast = draft(
         request, federation="simulation", classes=class_folders.union(sources).classes, nodes=scheme.nodes
@@ -166,7 +168,7 @@ def simulate_folder(
         for share in shares
     }
     started = time.monotonic()
-    outcome = simulate(spec, broadcast, images, show, engine)
+    outcome = simulate(spec, broadcast, images, report, engine)
     result = summary.RunReport.from_spec(
         spec,
         [summary.NodeReport.from_metadata(outcome.models[share.node].metadata) for share in shares],

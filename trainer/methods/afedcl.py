@@ -13,7 +13,17 @@ import numpy as np
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Training
-from trainer.methods.base import CLASSIFICATION_LOSS, Batch, Encode, Method, Metric, Phase, Step, plain_phase, share
+from trainer.methods.base import (
+    CLASSIFICATION_LOSS,
+    Batch,
+    Encode,
+    Method,
+    Metric,
+    Phase,
+    Step,
+    plain_phase,
+    send_prefixes,
+)
 from trainer.models.fusion import OWN, RECEIVED, WEIGHTED_SUM
 from trainer.models.initial_weights import Shape, linear
 from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefix, without_frozen
@@ -82,7 +92,7 @@ def afedcl(training: Training, options: Options) -> Method:
     _check(options)
     method = Method(
         train=_consensus_phases(training, options),
-        sends=share("encoder"),
+        sends=send_prefixes("encoder"),
         init_node=lambda broadcast, shape, random: _init_node(options, shape, random),
         receive=lambda own, received: {**own, **received} if options.start == "global" else own,
         refine=(_fusion_phase(training, options),),

@@ -1,7 +1,7 @@
 """A method as a value: what is trained against which loss, what leaves the node, and how it is explained to people.
 
-The engine owns steps, optimiser, batches and random numbers. A method's file imports no torch: what needs it reaches a
-loss as an argument. So the coordinator, which only weighs and averages, runs where torch is not installed.
+The engine owns steps, optimiser, batches and random numbers. A method's file imports no torch: whatever needs torch
+reaches a loss as an argument. So the coordinator, which only weighs and averages, runs where torch is not installed.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ Metrics = dict[str, float]
 WHOLE = ("encoder", "classifier")
 """The plain model."""
 
-IMAGES_CAP = 4096.0
+MAX_IMAGES_WEIGHT = 4096.0
 
 
-def images_weight(raw: float) -> float:
-    """FedAvg's weight, the number of training images. More than IMAGES_CAP count as IMAGES_CAP.
+def weigh_by_images(raw: float) -> float:
+    """FedAvg's weight, the number of training images. More than MAX_IMAGES_WEIGHT count as that many.
 
     Raises:
         ValueError: not a positive whole number.
     """
     if raw < 1 or raw != int(raw):
         raise ValueError(f"a number of training images cannot be {raw!r}")
-    return min(raw, IMAGES_CAP)
+    return min(raw, MAX_IMAGES_WEIGHT)
 
 
 class Metric(NamedTuple):
@@ -55,7 +55,7 @@ CLASSIFICATION_LOSS = Metric("L_C", "classification loss", "Stage 1, on the node
 
 
 class Batch(NamedTuple):
-    """What a loss sees besides the tensors."""
+    """Inputs of a loss besides the tensors."""
 
     images: Tensor  # float32 [b, 3, S, S], normalised, augmented
     labels: Tensor  # int64 [b]
@@ -112,25 +112,25 @@ class Phase(NamedTuple):
 
 
 class Relay(NamedTuple):
-    """What each node sends beside the tensors under `sends`, and what the next broadcast holds of it.
+    """Exchange between nodes beside the average: what each node sends in addition to the tensors under `sends`.
 
-    It is not averaged: the coordinator checks it and hands it on, in tensors of the broadcast that no node contributes.
+    It is not averaged: the coordinator checks it and passes it on in tensors of the broadcast that no node contributes.
     """
 
     # What each node sends, from the first broadcast: name -> shape.
     shapes: Callable[[Arrays], Mapping[str, tuple[int, ...]]]
-    # How it is made before training: (network, received tensors, training images, random numbers) -> tensors.
+    # How it is made, before training: (network, received tensors, training images, random numbers) -> tensors.
     make: Callable[[Network, Tensors, TrainingSet, np.random.Generator], Arrays]
     # ValueError if finite tensors of these shapes are not what an honest node sends: (tensors, number of classes).
     check: Callable[[Arrays, int], None]
     # What the next broadcast holds of it: (broadcast, what was sent by node, nodes that were to contribute and have
     # not) -> tensors of the broadcast. It must not depend on the order of the nodes.
     merge: Callable[[Arrays, Mapping[str, Arrays], Collection[str]], Arrays]
-    # What hides images in it, in words; if anything, a node's random numbers for it are its secret: who knows the seed
-    # could undo what they hide.
-    hides: str
-    # What of a node's own demands on that is not met, in words: (option -> value) -> words, empty if nothing.
-    short_of: Callable[[Mapping[str, str]], str]
+    # How images are protected in it, in words; empty if they are not. If they are, a node draws the random numbers for
+    # it from a secret of its own: whoever knows the seed could undo the protection.
+    protection: str
+    # A node's demands on that protection that are not met, in words; empty if all are: (option -> value) -> words.
+    unmet_demands: Callable[[Mapping[str, str]], str]
 
 
 class Method(NamedTuple):
@@ -156,13 +156,13 @@ class Method(NamedTuple):
     measure: Callable[[Metrics, int], float] = lambda metrics, images: float(images)
     weight_meaning: str = "its number of training images"  # what it measures, in words
     # The coordinator's reading of it: raw weight -> weight in (0, weight_cap]; ValueError if it cannot be honest.
-    weigh: Callable[[float], float] = images_weight
-    weight_cap: float = IMAGES_CAP
+    weigh: Callable[[float], float] = weigh_by_images
+    weight_cap: float = MAX_IMAGES_WEIGHT
     # Why no rule but the mean can aggregate what is sent; empty where that is the node's model, or a part of it.
     only_mean: str = ""
     # The next broadcast: (broadcast, weighted mean of the contributions, share of the nodes that contributed).
     finish: Callable[[Arrays, Arrays, float], Arrays] = lambda broadcast, mean, share: {**broadcast, **mean}
-    relay: Relay | None = None  # what nodes see of one another beside the average
+    relay: Relay | None = None  # what nodes exchange beside the average
     refine: tuple[Phase, ...] = ()  # stage 2, while the upload is under way; changes nothing of what was sent
     # The personal model: (own tensors, broadcast) -> the tensors of its `classifier` and of what `fusion` takes.
     deploy: Callable[[Tensors, Tensors], Tensors] = lambda own, received: select(own, WHOLE)
@@ -170,16 +170,16 @@ class Method(NamedTuple):
     deploys_final: bool = False
     fusion: Fusion = SINGLE  # how the features of the personal model's encoders become its classifier's
     metrics: tuple[Metric, ...] = (CLASSIFICATION_LOSS,)  # all that its losses and `inspect` report, in order of charts
-    # What the node's tensors say after stage 2: own tensors -> metrics.
+    # Metrics read from the node's tensors after stage 2: own tensors -> metrics.
     inspect: Callable[[Tensors], Metrics] = lambda own: {}
-    # What those who run a federation should hear of it, once: (round, metrics by node) -> text; empty if nothing.
+    # A warning for those who run a federation, given once: (round, metrics by node) -> text; empty if there is none.
     notice: Callable[[int, Mapping[str, Metrics]], str] = lambda round_, metrics: ""
 
 
 Factory = Callable[..., Method]
 
 
-def share(*prefixes: str) -> Callable[[Arrays], tuple[str, ...]]:
+def send_prefixes(*prefixes: str) -> Callable[[Arrays], tuple[str, ...]]:
     """`sends` of a method that always sends the same."""
     return lambda broadcast: prefixes
 
@@ -191,7 +191,7 @@ class OneStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epochs: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
-def classification(
+def classification_loss(
     network: Network, tensors: Tensors, batch: Batch, encode: Encode
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Cross-entropy of the plain model, classifier on encoder."""
@@ -199,16 +199,16 @@ def classification(
     return loss, {CLASSIFICATION_LOSS.key: loss}
 
 
-def plain_phase(training: Training, epochs: int = 0, loss: Loss = classification) -> Phase:
+def plain_phase(training: Training, epochs: int = 0, loss: Loss = classification_loss) -> Phase:
     """Ordinary supervised training of encoder and classifier."""
     return Phase("train", (Step(WHOLE, loss),), epochs or training.local_epochs)
 
 
-def shared_classifier(encoder: Arrays, shape: Shape, random: np.random.Generator) -> Arrays:
+def init_shared_classifier(encoder: Arrays, shape: Shape, random: np.random.Generator) -> Arrays:
     """`init_server` of a method that shares its classifier."""
     return linear("classifier", shape.features, shape.classes, random)
 
 
-def private_classifier(broadcast: Arrays, shape: Shape, random: np.random.Generator) -> Arrays:
+def init_private_classifier(broadcast: Arrays, shape: Shape, random: np.random.Generator) -> Arrays:
     """`init_node` of a method whose nodes keep their classifiers."""
     return linear("classifier", shape.features, shape.classes, random)

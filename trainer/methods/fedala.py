@@ -20,9 +20,9 @@ from trainer.methods.base import (
     Phase,
     Sgd,
     Step,
+    init_shared_classifier,
     plain_phase,
-    share,
-    shared_classifier,
+    send_prefixes,
 )
 from trainer.models.named_tensors import select
 
@@ -55,8 +55,8 @@ def fedala(training: Training, options: Options) -> Method:
     """
     return Method(
         train=(_adaptation(options), plain_phase(training, options.epochs)),
-        sends=share(*WHOLE),
-        init_server=shared_classifier,
+        sends=send_prefixes(*WHOLE),
+        init_server=init_shared_classifier,
         init_node=lambda broadcast, shape, random: {
             **{f"mix.{name}": np.ones_like(value) for name, value in select(broadcast, ("classifier",)).items()},
             "adapted": np.zeros((), np.float32),

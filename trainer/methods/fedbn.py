@@ -3,7 +3,7 @@
 from typing import TypeVar
 
 from broker_config.protocol.messages import Training
-from trainer.methods.base import WHOLE, Method, OneStage, plain_phase, shared_classifier
+from trainer.methods.base import WHOLE, Method, OneStage, init_shared_classifier, plain_phase
 from trainer.models.named_tensors import normalisation_layers, select
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ def fedbn(training: Training, options: Options) -> Method:
     return Method(
         train=(plain_phase(training, options.epochs),),
         sends=sends,
-        init_server=shared_classifier,
+        init_server=init_shared_classifier,
         receive=average_with_own,
         deploy=lambda own, received: select(average_with_own(own, received), WHOLE),
         deploys_final=True,

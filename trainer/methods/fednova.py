@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from broker_config.protocol.messages import Training
-from trainer.methods.base import WHOLE, Method, OneStage, Sgd, plain_phase, share, shared_classifier
+from trainer.methods.base import WHOLE, Method, OneStage, Sgd, init_shared_classifier, plain_phase, send_prefixes
 from trainer.methods.fedavg import fedavg
 from trainer.models.named_tensors import Arrays, is_trainable, select
 
@@ -36,9 +36,9 @@ def fednova(training: Training, options: Options) -> Method:
     )
     return fedavg(training, options)._replace(
         train=(phase,),
-        sends=share(*WHOLE, "steps"),
+        sends=send_prefixes(*WHOLE, "steps"),
         init_server=lambda encoder, shape, random: {
-            **shared_classifier(encoder, shape, random),
+            **init_shared_classifier(encoder, shape, random),
             "steps": np.full((), _RANGE, np.float32),
         },
         contribute=_normalised,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from broker_config.protocol.messages import Training
-from trainer.methods.base import WHOLE, Batch, Encode, Method, OneStage, classification, plain_phase
+from trainer.methods.base import WHOLE, Batch, Encode, Method, OneStage, classification_loss, plain_phase
 from trainer.methods.fedavg import fedavg
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def fedprox(training: Training, options: Options) -> Method:
     """FedAvg with mu / 2 * ||w - w_G||^2 added to every node's loss."""
 
     def proximal(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, metrics = classification(network, tensors, batch, encode)
+        loss, metrics = classification_loss(network, tensors, batch, encode)
         distance = (network.flat(tensors, WHOLE) - network.flat(batch.received, WHOLE)).square().sum()
         return loss + options.mu / 2 * distance, metrics
 

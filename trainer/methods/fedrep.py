@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 
 from broker_config.protocol.messages import Training
-from trainer.methods.base import Method, Phase, Step, classification, private_classifier, share
+from trainer.methods.base import Method, Phase, Step, classification_loss, init_private_classifier, send_prefixes
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -19,9 +19,9 @@ def fedrep(training: Training, options: Options) -> Method:
     """The classifier is trained on the received encoder, which is frozen; then the encoder, the classifier frozen."""
     return Method(
         train=(
-            Phase("head", (Step(("classifier",), classification),), options.head_epochs or training.local_epochs),
-            Phase("body", (Step(("encoder",), classification),), options.body_epochs or training.local_epochs),
+            Phase("head", (Step(("classifier",), classification_loss),), options.head_epochs or training.local_epochs),
+            Phase("body", (Step(("encoder",), classification_loss),), options.body_epochs or training.local_epochs),
         ),
-        sends=share("encoder"),
-        init_node=private_classifier,
+        sends=send_prefixes("encoder"),
+        init_node=init_private_classifier,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from broker_config.protocol.messages import Training
-from trainer.methods.base import CLASSIFICATION_LOSS, Batch, Encode, Method, OneStage, Phase, Step, share
+from trainer.methods.base import CLASSIFICATION_LOSS, Batch, Encode, Method, OneStage, Phase, Step, send_prefixes
 from trainer.models.fusion import CONCATENATION, RECEIVED
 from trainer.models.initial_weights import linear
 from trainer.models.named_tensors import add_prefix, select, strip_prefix, without_frozen
@@ -32,7 +32,7 @@ def fenda(training: Training, options: Options) -> Method:
     step = Step(("encoder", "private", "classifier"), joined)
     return Method(
         train=(Phase("train", (step,), options.epochs or training.local_epochs),),
-        sends=share("encoder"),
+        sends=send_prefixes("encoder"),
         init_node=lambda broadcast, shape, random: {
             **add_prefix("private", select(broadcast, ("encoder",))),
             **linear("classifier", CONCATENATION.width(shape.features), shape.classes, random),

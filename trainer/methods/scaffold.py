@@ -15,10 +15,10 @@ from trainer.methods.base import (
     Method,
     OneStage,
     Sgd,
-    classification,
+    classification_loss,
+    init_shared_classifier,
     plain_phase,
-    share,
-    shared_classifier,
+    send_prefixes,
 )
 from trainer.methods.fedavg import fedavg
 from trainer.models.initial_weights import Shape
@@ -44,7 +44,7 @@ def scaffold(training: Training, options: Options) -> Method:
     """
 
     def corrected(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, metrics = classification(network, tensors, batch, encode)
+        loss, metrics = classification_loss(network, tensors, batch, encode)
         own, received = (network.flat(strip_prefix("control", each), WHOLE) for each in (tensors, batch.received))
         return loss + (network.flat(tensors, WHOLE) * (received - own)).sum(), metrics
 
@@ -63,7 +63,7 @@ def scaffold(training: Training, options: Options) -> Method:
     phase = plain_phase(training, options.epochs, corrected)
     return fedavg(training, options)._replace(
         train=(phase._replace(sgd=Sgd(options.rate), after=after),),
-        sends=share(*WHOLE, "control"),
+        sends=send_prefixes(*WHOLE, "control"),
         init_server=_init_server,
         init_node=lambda broadcast, shape, random: {"steps": np.zeros((), np.float32)},
         receive=lambda own, received: {**own, **select(received, WHOLE)},
@@ -78,7 +78,7 @@ def scaffold(training: Training, options: Options) -> Method:
 
 
 def _init_server(encoder: Arrays, shape: Shape, random: np.random.Generator) -> Arrays:
-    model = {**encoder, **shared_classifier(encoder, shape, random)}
+    model = {**encoder, **init_shared_classifier(encoder, shape, random)}
     controls = {name: np.zeros_like(value) for name, value in model.items() if is_trainable(name)}
     return {**select(model, ("classifier",)), **add_prefix("control", controls)}
 

@@ -18,7 +18,7 @@ from trainer.training.engine import descend
 from trainer.training.participant import Contributed, Participant, State
 from trainer.training.training_set import TrainingSet
 
-MOST = 32  # nodes in a group: its activations are all in memory at once
+MAX_GROUP_NODES = 32  # nodes in a group: its activations are all in memory at once
 
 
 class NodeGroup:
@@ -98,7 +98,7 @@ class NodeGroup:
         ]
 
 
-def group_nodes(participants: Sequence[Participant], most: int = MOST) -> list[NodeGroup]:
+def group_nodes(participants: Sequence[Participant], most: int = MAX_GROUP_NODES) -> list[NodeGroup]:
     """Those with equally many images together, at most `most`: their batches are then equal in number and size.
 
     Where losses draw random numbers, each node trains alone.

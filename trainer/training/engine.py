@@ -15,7 +15,7 @@ from trainer.models.named_tensors import is_below, is_trainable, select
 from trainer.models.network import Network, Tensors
 from trainer.training.training_set import Augmentation, TrainingSet
 
-BETAS = (0.9, 0.999)
+ADAM_BETAS = (0.9, 0.999)
 _EVALUATION_BATCH = 64
 
 
@@ -23,7 +23,7 @@ class Stopped(Exception):  # noqa: N818  (not an error: somebody asked for it)
     """Training was asked to stop between two batches."""
 
 
-def batches(count: int, batch_size: int, random: torch.Generator) -> list[Tensor]:
+def draw_batches(count: int, batch_size: int, random: torch.Generator) -> list[Tensor]:
     """A random order of `count` images in batches of nearly equal size, none larger than `batch_size`.
 
     Equal sizes keep a batch of one from forming (it breaks BatchNorm's statistics) unless `count` itself is one.
@@ -101,7 +101,9 @@ def descend(
     steps = 0
     for _ in range(phase.epochs):
         sums: dict[str, list[Tensor]] = defaultdict(list)
-        orders = [batches(len(own), training.batch_size, random) for own, random in zip(chosen, randoms, strict=True)]
+        orders = [
+            draw_batches(len(own), training.batch_size, random) for own, random in zip(chosen, randoms, strict=True)
+        ]
         for order in zip(*orders, strict=True):
             if stop():
                 raise Stopped
@@ -237,7 +239,7 @@ def _optimiser(
     groups = [{"params": tensors, "lr": rate} for rate, tensors in by_rate.items()]
     if phase.sgd is not None:
         return torch.optim.SGD(groups, momentum=phase.sgd.momentum, fused=True)
-    optimiser = torch.optim.Adam(groups, betas=BETAS, fused=True)
+    optimiser = torch.optim.Adam(groups, betas=ADAM_BETAS, fused=True)
     for name in trained:
         kept = {key: moments[f"{name}/{key}"].clone() for key in _MOMENTS if f"{name}/{key}" in moments}
         if kept:

@@ -36,7 +36,7 @@ def macro_auc(shares: np.ndarray, labels: np.ndarray) -> float:
     return float(np.mean([roc_auc_score(labels == label, shares[:, label]) for label in found]))
 
 
-def wilson(correct: int, count: int) -> tuple[float, float]:
+def wilson_interval(correct: int, count: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a share of `correct` among `count`."""
     z = 1.959964
     share = correct / count

@@ -18,7 +18,7 @@ from trainer.models.fusion import fusion_of
 from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefix
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
 from trainer.training.engine import predict, run_phase
-from trainer.training.evaluation import accuracy, macro_f1, wilson
+from trainer.training.evaluation import accuracy, macro_f1, wilson_interval
 from trainer.training.personal_model import HeldOutPrediction, ModelMetadata, PersonalModel, TrainingImage
 from trainer.training.seeding import generator, key_to_seed
 from trainer.training.training_set import TrainingSet
@@ -50,7 +50,7 @@ class Contributed(NamedTuple):
     weight: float
 
 
-def never() -> bool:
+def never_stop() -> bool:
     """The answer of those who do not stop."""
     return False
 
@@ -86,7 +86,7 @@ class Participant:
         return to_tensors(arrays, self._device)
 
     def contribute(
-        self, state: State, broadcast: Arrays, round_: int, stop: Callable[[], bool] = never
+        self, state: State, broadcast: Arrays, round_: int, stop: Callable[[], bool] = never_stop
     ) -> tuple[State, Contributed, Metrics]:
         """Stage 1: receive, train, and say what leaves the node."""
         received = self.received(broadcast)
@@ -104,13 +104,13 @@ class Participant:
         weight = self.method.measure(metrics, len(self.data.labels))
         sent = to_arrays(select(self.method.contribute(state.tensors, received), self.spec.sends))
         if (relay := self.method.relay) is not None:
-            secret = (self._secret,) if relay.hides else ()
+            secret = (self._secret,) if relay.protection else ()
             random = generator(self.spec.seed, self.node, round_, "relay", *secret)
             sent |= relay.make(self.network, received, self.training_set(received), random)
         return Contributed(sent, weight)
 
     def refine(
-        self, state: State, broadcast: Arrays, round_: int, stop: Callable[[], bool] = never
+        self, state: State, broadcast: Arrays, round_: int, stop: Callable[[], bool] = never_stop
     ) -> tuple[State, Metrics]:
         """Stage 2: what the node goes on training while its contribution travels."""
         received = self.received(broadcast)
@@ -150,7 +150,7 @@ class Participant:
             (test, self._predict_held_out(tensors, test)) if test is not None else self._cross_validate(tensors, final)
         )
         labels, predicted = judged.labels, logits.argmax(1)
-        low, high = wilson(int((predicted == labels).sum()), len(labels))
+        low, high = wilson_interval(int((predicted == labels).sum()), len(labels))
         metrics = {
             "accuracy": accuracy(predicted, labels),
             "accuracy_low": low,
@@ -217,7 +217,7 @@ class Participant:
         return state, metrics
 
     def train(
-        self, phase: Phase, state: State, received: Tensors, round_: int, stop: Callable[[], bool] = never
+        self, phase: Phase, state: State, received: Tensors, round_: int, stop: Callable[[], bool] = never_stop
     ) -> tuple[State, Metrics]:
         """One phase of a stage."""
         data = self.training_set(received)

@@ -14,7 +14,7 @@ FILLED = 300
 def full(seed: int) -> Arrays:
     """A bank of 512 places, some of them empty, with channels of very different moments."""
     random = generator(seed, "bank")
-    found = patch_bank.empty(512, 3, 2)
+    found = patch_bank.make_empty_bank(512, 3, 2)
     scale, mean = np.array([0.1, 1, 30])[:, None, None], np.array([5, 0, -40])[:, None, None]
     found["bank.patches"][:FILLED] = random.standard_normal((FILLED, 3, 2, 2)) * scale + mean
     found["bank.labels"][:FILLED] = random.integers(4, size=FILLED)
@@ -50,5 +50,5 @@ def test_drawn_patches_have_each_channels_mean_and_deviation(seed: int) -> None:
 
 
 def test_an_empty_bank_stays_empty() -> None:
-    empty = patch_bank.empty(8, 3, 2)
+    empty = patch_bank.make_empty_bank(8, 3, 2)
     assert not spoil("drawn", empty)["bank.patches"].any()

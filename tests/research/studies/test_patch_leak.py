@@ -14,7 +14,7 @@ from research.studies import patch_inversion as inversion
 from research.studies import patch_leak
 from research.studies.patch_inversion import Plant
 from research.studies.patch_leak import Asked, Leak
-from trainer.methods.fedtfi.patch_protection import Floats, Protection, mixtures
+from trainer.methods.fedtfi.patch_protection import Floats, Protection, draw_mixtures
 from trainer.methods.fedtfi.patches import cut
 from trainer.training.seeding import generator
 
@@ -46,7 +46,7 @@ def victim() -> Plant:
 def test_the_attacker_cuts_patches_as_nodes_do(victim: Plant) -> None:
     sent = inversion.items(victim, 40, PLAIN, generator(5))
     random = generator(5)
-    rows = mixtures(victim.labels, 40, 1, random)
+    rows = draw_mixtures(victim.labels, 40, 1, random)
     np.testing.assert_array_equal(sent.patches, cut(victim.maps.numpy(), rows.ravel(), 2, random))
 
 

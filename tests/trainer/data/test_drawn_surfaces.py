@@ -115,7 +115,7 @@ def test_the_files_are_the_drawn_pixels(tmp_path: Path) -> None:
 
 
 def test_each_plant_gets_a_folder_that_join_can_take_and_a_sheet_shows_them(tmp_path: Path) -> None:
-    count = drawn_surfaces.write_plants(tmp_path / "out", plants=3, per_class=2, size=32, seed=0, show=ignore)
+    count = drawn_surfaces.write_plants(tmp_path / "out", plants=3, per_class=2, size=32, seed=0, report=ignore)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "contact-sheet.png",
         "plant-1",
@@ -132,7 +132,7 @@ def test_each_plant_gets_a_folder_that_join_can_take_and_a_sheet_shows_them(tmp_
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").touch()
     with pytest.raises(UsageError, match=r"not an empty folder.*\n.*another folder"):
-        drawn_surfaces.write_plants(tmp_path, plants=1, per_class=1, size=16, seed=0, show=ignore)
+        drawn_surfaces.write_plants(tmp_path, plants=1, per_class=1, size=16, seed=0, report=ignore)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 

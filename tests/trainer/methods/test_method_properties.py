@@ -19,7 +19,7 @@ from tests.support.paths import REPOSITORY
 from trainer.data.class_folders import Images
 from trainer.federation.server.aggregation import FixedPointSum
 from trainer.federation.server.spec import Request, draft
-from trainer.federation.simulation import Simulated, simulate
+from trainer.federation.simulation import SimulationResult, simulate
 from trainer.methods import DEFAULT, METHODS, complete_options, make
 from trainer.models.fusion import fusion_of
 from trainer.models.initial_weights import Shape
@@ -33,17 +33,17 @@ from trainer.training.training_set import TrainingSet
 case = pytest.mark.parametrize("case", CASES)
 
 
-def run(case: str, seed: int = 0, nodes: dict[str, Images] | None = None, **training: Any) -> Simulated:
+def run(case: str, seed: int = 0, nodes: dict[str, Images] | None = None, **training: Any) -> SimulationResult:
     return simulate(*drafted(case, seed, **training), nodes or shares())
 
 
 @functools.cache
-def plain(case: str) -> Simulated:
+def plain(case: str) -> SimulationResult:
     """Two rounds as drafted, once for all tests that only look at them."""
     return run(case)
 
 
-def same(one: Simulated, other: Simulated) -> bool:
+def same(one: SimulationResult, other: SimulationResult) -> bool:
     """Whether all tensors of two runs are the same, bit for bit."""
     return equal(one.broadcast, other.broadcast) and all(
         equal(to_arrays(one.models[name].tensors), to_arrays(other.models[name].tensors)) for name in one.models

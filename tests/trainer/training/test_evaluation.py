@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trainer.training.evaluation import accuracy, macro_f1, wilson
+from trainer.training.evaluation import accuracy, macro_f1, wilson_interval
 
 LABELS = np.array([0, 0, 0, 1, 1, 2])
 PREDICTED = np.array([0, 0, 1, 1, 2, 2])
@@ -44,14 +44,14 @@ def test_right_answers_alone_score_one_and_wrong_ones_alone_zero() -> None:
     ],
 )
 def test_wilsons_interval_is_the_published_one(correct: int, count: int, low: float, high: float) -> None:
-    assert wilson(correct, count) == pytest.approx((low, high), abs=5e-4)
+    assert wilson_interval(correct, count) == pytest.approx((low, high), abs=5e-4)
 
 
 def test_wilsons_bounds_are_where_the_share_is_just_not_rejected() -> None:
-    for bound in wilson(13, 40):
+    for bound in wilson_interval(13, 40):
         assert abs(13 / 40 - bound) == pytest.approx(1.959964 * np.sqrt(bound * (1 - bound) / 40))
 
 
 def test_more_images_narrow_the_interval() -> None:
-    widths = [np.diff(wilson(3 * count, 4 * count))[0] for count in (1, 10, 100)]
+    widths = [np.diff(wilson_interval(3 * count, 4 * count))[0] for count in (1, 10, 100)]
     assert widths == sorted(widths, reverse=True)

@@ -68,7 +68,7 @@ def join(
     if spec is None:
         return None
     relay = make(spec.method, spec.training, spec.options).relay
-    if relay and (unmet := relay.short_of(demands)):
+    if relay and (unmet := relay.unmet_demands(demands)):
         raise UsageError(
             f"federation {spec.federation!r} hides less in what others see of this plant's images than it demands: "
             f"it lacks {unmet}",
@@ -87,7 +87,7 @@ def join(
     if relay:
         say(
             f"with {spec.method} all other nodes see pieces of what the model makes of these images, "
-            f"and their classes; {relay.hides or 'nothing'} hides images in them"
+            f"and their classes; {relay.protection or 'nothing'} hides images in them"
         )
     report(progress.Step(what="getting ready to train"))
     check_name_free(endpoint, spec.federation, name, state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.methods.base import CLASSIFICATION_LOSS, Batch, Encode, Loss, Metric, classification
+from trainer.methods.base import CLASSIFICATION_LOSS, Batch, Encode, Loss, Metric, classification_loss
 from trainer.methods.fedtfi.patches import Cells, Items, interpolate
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ PATCHED = Metric(
 )
 
 
-def triplet(options: Options) -> Loss:
+def triplet_loss(options: Options) -> Loss:
     """L_C of the maps as they are + lambda L_T; without patches to put into them, L_C alone."""
 
     def loss(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
@@ -31,12 +31,12 @@ def triplet(options: Options) -> Loss:
         there = drawn[0][1] & drawn[1][1] if drawn else batch.labels < 0
         patched = there.float().mean()
         if not there.any():
-            plain, reported = classification(network, tensors, batch, encode)
+            plain, reported = classification_loss(network, tensors, batch, encode)
             return plain, {**reported, TRIPLET_LOSS.key: torch.zeros_like(plain), PATCHED.key: patched}
         positives, negatives = (changed[there] for changed, _ in drawn)
         embedded, features = _embed(network, tensors, torch.cat([maps, positives, negatives]), len(maps))
         positive, negative = embedded[len(maps) :].chunk(2)
-        apart = gaps(embedded[: len(maps)][there], positive, negative, options.margin).mean()
+        apart = triplet_gaps(embedded[: len(maps)][there], positive, negative, options.margin).mean()
         entropy = network.cross_entropy(network.linear(tensors, "classifier", features), batch.labels)
         return entropy + options.lam * apart, {
             CLASSIFICATION_LOSS.key: entropy,
@@ -47,14 +47,14 @@ def triplet(options: Options) -> Loss:
     return loss
 
 
-def mixed(options: Options) -> Loss:
+def mixed_loss(options: Options) -> Loss:
     """L_C of maps with patches of the same label put into them, where there are any."""
 
     def loss(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
         maps = network.part("project", tensors, batch.images)
         drawn = _draw(options, maps, batch, (True,))
         if not drawn:
-            plain, reported = classification(network, tensors, batch, encode)
+            plain, reported = classification_loss(network, tensors, batch, encode)
             return plain, {**reported, PATCHED.key: plain.new_zeros(())}
         ((changed, there),) = drawn
         maps = changed.where(there[:, None, None, None], maps)
@@ -65,7 +65,7 @@ def mixed(options: Options) -> Loss:
     return loss
 
 
-def gaps(anchors: Tensor, positives: Tensor, negatives: Tensor, margin: float) -> Tensor:
+def triplet_gaps(anchors: Tensor, positives: Tensor, negatives: Tensor, margin: float) -> Tensor:
     """Eq. (6), its bracket in the usual place: max(0, m + |a - p| - |a - n|) of each row of [n, d], [n]."""
     near: Tensor = (anchors - positives).norm(dim=1)
     far: Tensor = (anchors - negatives).norm(dim=1)

@@ -19,8 +19,8 @@ from trainer.methods.base import (
     Metrics,
     OneStage,
     Relay,
+    init_shared_classifier,
     plain_phase,
-    shared_classifier,
 )
 from trainer.methods.fedavg import fedavg
 from trainer.methods.fedtfi import losses, patch_bank, patches
@@ -28,32 +28,32 @@ from trainer.methods.fedtfi.options import Options
 from trainer.models.initial_weights import Shape
 from trainer.models.named_tensors import Arrays, select
 
-_MOST = 1 << 26  # bytes of patches in a contribution or a broadcast: the coordinator has those of all nodes in memory
+_MAX_BYTES = 1 << 26  # of patches in a contribution or broadcast: the coordinator holds those of all nodes in memory
 
 
 def fedtfi(training: Training, options: Options) -> Method:
     """Cross-entropy and, with patches of other nodes put into maps, a triplet loss of TEL's output token (eq. 13)."""
     mixed = options.use == "mixed"
-    loss = losses.mixed(options) if mixed else losses.triplet(options)
+    loss = losses.mixed_loss(options) if mixed else losses.triplet_loss(options)
     return fedavg(training, OneStage())._replace(
         train=(plain_phase(training, options.epochs, loss)._replace(draws=True),),
-        init_server=lambda encoder, shape, random: _begin(options, encoder, shape, random),
-        admit=patch_bank.without_own,
+        init_server=lambda encoder, shape, random: _init_server(options, encoder, shape, random),
+        admit=patch_bank.remove_own_patches,
         receive=lambda own, received: select({**own, **received}, WHOLE),
         relay=Relay(
             shapes=lambda broadcast: _shapes(options, broadcast),
-            make=lambda network, received, data, random: patches.make(network, received, data, random, options),
+            make=lambda network, received, data, random: patches.make_patches(network, received, data, random, options),
             check=patch_bank.check,
             merge=patch_bank.merge,
-            hides=options.in_force,
-            short_of=options.short_of,
+            protection=options.active,
+            unmet_demands=options.unmet_demands,
         ),
         metrics=(CLASSIFICATION_LOSS, *([] if mixed else [losses.TRIPLET_LOSS]), losses.PATCHED),
         notice=_notice,
     )
 
 
-def _begin(options: Options, encoder: Arrays, shape: Shape, random: np.random.Generator) -> Arrays:
+def _init_server(options: Options, encoder: Arrays, shape: Shape, random: np.random.Generator) -> Arrays:
     if not all(select(encoder, (part,)) for part in ("encoder.project", "encoder.encoding")):
         raise UsageError(
             "fedtfi exchanges patches of feature maps, and this model has none of FedTFI's",
@@ -66,12 +66,15 @@ def _begin(options: Options, encoder: Arrays, shape: Shape, random: np.random.Ge
             f"take --option channels=1 to {channels}",
         )
     largest = 4 * max(options.quota, options.capacity) * channels * options.mask**2
-    if largest > _MOST:
+    if largest > _MAX_BYTES:
         raise UsageError(
-            f"fedtfi would send {largest >> 20} MiB of patches at once: {_MOST >> 20} are the most",
+            f"fedtfi would send {largest >> 20} MiB of patches at once: {_MAX_BYTES >> 20} are the most",
             "take a smaller --option quota, capacity or mask",
         )
-    return {**shared_classifier(encoder, shape, random), **patch_bank.empty(options.capacity, channels, options.mask)}
+    return {
+        **init_shared_classifier(encoder, shape, random),
+        **patch_bank.make_empty_bank(options.capacity, channels, options.mask),
+    }
 
 
 def _notice(round_: int, metrics: Mapping[str, Metrics]) -> str:

@@ -17,18 +17,18 @@ from trainer.models.named_tensors import Arrays
 VALUES, LABELS = "patches.values", "patches.labels"
 """What a node sends: [quota, C, m, m] and [quota]; a label of -1 stands for no patch."""
 
-LARGEST = 256.0
+MAX_VALUE = 256.0
 """Of a patch's values. VGG19's maps, which the channels are weighted sums of, are about 1 in the mean."""
 
 _OWNER_BYTES = 3
 
 
-def owner(node: str) -> int:
+def hash_owner(node: str) -> int:
     """The number that stands for a node in a bank."""
     return int.from_bytes(hashlib.blake2b(node.encode(), digest_size=_OWNER_BYTES).digest(), "big")
 
 
-def empty(capacity: int, channels: int, side: int) -> Arrays:
+def make_empty_bank(capacity: int, channels: int, side: int) -> Arrays:
     """The first bank."""
     nobody = np.full(capacity, -1, np.float32)
     return {
@@ -48,8 +48,8 @@ def check(sent: Arrays, classes: int) -> None:
     wrong = labels[(labels != np.rint(labels)) | (labels < -1) | (labels >= classes)]
     if len(wrong):
         raise ValueError(f"a patch is labelled {wrong[0]:g}; labels are 0 to {classes - 1}, or -1 for no patch")
-    if values.size and not float(np.abs(values).max()) <= LARGEST:
-        raise ValueError(f"a patch holds a value beyond +-{LARGEST:g}; its training has diverged")
+    if values.size and not float(np.abs(values).max()) <= MAX_VALUE:
+        raise ValueError(f"a patch holds a value beyond +-{MAX_VALUE:g}; its training has diverged")
 
 
 def merge(broadcast: Arrays, sent: Mapping[str, Arrays], absent: Collection[str]) -> Arrays:
@@ -61,21 +61,21 @@ def merge(broadcast: Arrays, sent: Mapping[str, Arrays], absent: Collection[str]
         absent: nodes whose patches go.
     """
     labels, owners = broadcast["bank.labels"], broadcast["bank.owners"]
-    stays = (labels >= 0) & ~np.isin(owners, [owner(node) for node in absent])
-    parts = [(sent[node][VALUES], sent[node][LABELS], float(owner(node))) for node in sorted(sent)]
+    stays = (labels >= 0) & ~np.isin(owners, [hash_owner(node) for node in absent])
+    parts = [(sent[node][VALUES], sent[node][LABELS], float(hash_owner(node))) for node in sorted(sent)]
     every = {
         "bank.patches": np.concatenate([*(each[0] for each in parts), broadcast["bank.patches"][stays]]),
         "bank.labels": np.concatenate([*(each[1] for each in parts), labels[stays]]),
         "bank.owners": np.concatenate([*(np.full_like(each[1], each[2]) for each in parts), owners[stays]]),
     }
-    kept = _fairest(every["bank.owners"], every["bank.labels"] >= 0)[: len(labels)]
-    following = empty(*broadcast["bank.patches"].shape[:3])
+    kept = _order_fairly(every["bank.owners"], every["bank.labels"] >= 0)[: len(labels)]
+    following = make_empty_bank(*broadcast["bank.patches"].shape[:3])
     for name, values in following.items():
         values[: len(kept)] = every[name][kept]
     return following
 
 
-def _fairest(owners: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _order_fairly(owners: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Places of the patches that count: everybody's newest first, then everybody's second newest, and so on."""
     places = np.flatnonzero(counts)
     by_owner = places[np.argsort(owners[places], kind="stable")]
@@ -84,7 +84,7 @@ def _fairest(owners: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return by_owner[np.lexsort((sorted_owners, age))]
 
 
-def without_own(broadcast: Arrays, node: str) -> Arrays:
+def remove_own_patches(broadcast: Arrays, node: str) -> Arrays:
     """The broadcast as `node` sees it: its own patches are none."""
-    labels = np.where(broadcast["bank.owners"] == owner(node), np.float32(-1), broadcast["bank.labels"])
+    labels = np.where(broadcast["bank.owners"] == hash_owner(node), np.float32(-1), broadcast["bank.labels"])
     return {**broadcast, "bank.labels": labels}

@@ -1,8 +1,8 @@
 """Protection of patches before they leave a node: mixing of images, Gaussian noise, few levels.
 
-None of it is differential privacy worth the name (docs/security.md has the account): it takes from a patch what makes
-it exact. Who can draw the random numbers can take the noise off and knows the places of the patches: where others must
-not, the generator comes from a secret of the node's own.
+None of it is differential privacy worth the name (docs/security.md has the figures): it only makes patches less exact.
+Whoever can reproduce the random numbers can subtract the noise and knows where the patches were cut. Where others must
+not, the generator is seeded from a secret of the node's own.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ RANGE = 3.0  # deviations to each side of the mean that levels are spread over
 
 
 class Protection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The options; their defaults protect nothing. UsageError for a single level, which would say nothing at all."""
+    """Options that protect patches; their defaults do not. UsageError for a single level, at which all are equal."""
 
     noise: Annotated[float, msgspec.Meta(ge=0, le=100)] = 0.0  # Gaussian, in standard deviations of the channel
     levels: Annotated[int, msgspec.Meta(ge=0, le=65536)] = 0  # that a value may have; 0 = as it is
@@ -31,13 +31,13 @@ class Protection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError("patches of one level would all be the same", "give levels 2 or more, or 0 for no levels")
 
     @property
-    def in_force(self) -> str:
-        """Those that protect, in the order in which they act; empty if none does."""
+    def active(self) -> str:
+        """The protections in force, in the order in which they act, as text; empty if there are none."""
         given = {"mix": self.mix if self.mix > 1 else 0, "noise": self.noise, "levels": self.levels}
         return ", ".join(f"{name}={value:g}" for name, value in given.items() if value)
 
-    def short_of(self, demanded: Mapping[str, str]) -> str:
-        """A node's demands that are not met, in words; empty if all are. UsageError if they mean nothing."""
+    def unmet_demands(self, demanded: Mapping[str, str]) -> str:
+        """The demands of a node that are not met, as text; empty if all are. UsageError for invalid demands."""
         try:
             wanted = msgspec.convert(dict(demanded), Protection, strict=False)
         except msgspec.ValidationError as error:
@@ -52,19 +52,19 @@ class Protection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ", ".join(words for words, is_so in unmet.items() if is_so)
 
 
-class Measure(NamedTuple):
-    """What noise and levels are measured by: each channel of the maps that patches are cut from."""
+class ChannelStatistics(NamedTuple):
+    """Statistics of each channel of the maps that patches are cut from: the units of noise and levels."""
 
     mean: Floats  # [C]
     deviation: Floats  # [C]
 
 
-def measured(maps: Floats) -> Measure:
-    """Of a node's maps [n, C, H, W]."""
-    return Measure(maps.mean((0, 2, 3)), maps.std((0, 2, 3)))
+def measure_channels(maps: Floats) -> ChannelStatistics:
+    """The statistics of a node's maps [n, C, H, W]."""
+    return ChannelStatistics(maps.mean((0, 2, 3)), maps.std((0, 2, 3)))
 
 
-def mixtures(labels: NDArray[np.int64], quota: int, mix: int, random: np.random.Generator) -> NDArray[np.int64]:
+def draw_mixtures(labels: NDArray[np.int64], quota: int, mix: int, random: np.random.Generator) -> NDArray[np.int64]:
     """Which images each patch is made of: rows [quota, mix] of positions in `labels`, each row of one label.
 
     A label with fewer than `mix` images is never in a patch; where none has as many there are no rows. Labels come in
@@ -79,7 +79,7 @@ def mixtures(labels: NDArray[np.int64], quota: int, mix: int, random: np.random.
     return np.stack(rows) if mix > 1 else first[:, None]
 
 
-def protect(patches: Floats, measure: Measure, protection: Protection, random: np.random.Generator) -> Floats:
+def protect(patches: Floats, measure: ChannelStatistics, protection: Protection, random: np.random.Generator) -> Floats:
     """Patches [n, mix, C, m, m], cut from that many images each, as they leave the node: [n, C, m, m].
 
     Their mean, then noise, then the nearest of the levels; what lies beyond RANGE deviations is cut, if there are any.

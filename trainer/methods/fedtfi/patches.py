@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from trainer.methods.fedtfi import patch_bank
-from trainer.methods.fedtfi.patch_protection import measured, mixtures, protect
+from trainer.methods.fedtfi.patch_protection import draw_mixtures, measure_channels, protect
 from trainer.models.named_tensors import Arrays
 
 if TYPE_CHECKING:
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from trainer.training.training_set import TrainingSet
 
 
-def make(
+def make_patches(
     network: Network, received: Tensors, data: TrainingSet, random: np.random.Generator, options: Options
 ) -> Arrays:
     """What a node sends: `quota` patches from maps of the received encoder, or none where no label is to be shown."""
     labels = data.labels.cpu().numpy()
-    rows = mixtures(labels, options.quota, options.mix, random)
+    rows = draw_mixtures(labels, options.quota, options.mix, random)
     values = np.zeros((options.quota, len(received["encoder.project.weight"]), options.mask, options.mask), np.float32)
     shown = np.full(options.quota, -1, np.float32)
     if len(rows):
         images, places = np.unique(rows, return_inverse=True)
         maps = _maps_of(network, received, data, images)
         cells = cut(maps, places.ravel(), options.mask, random)
-        sent = protect(cells.reshape(*rows.shape, *cells.shape[1:]), measured(maps), options, random)
-        values[:], shown[:] = sent.clip(-patch_bank.LARGEST, patch_bank.LARGEST), labels[rows[:, 0]]
+        sent = protect(cells.reshape(*rows.shape, *cells.shape[1:]), measure_channels(maps), options, random)
+        values[:], shown[:] = sent.clip(-patch_bank.MAX_VALUE, patch_bank.MAX_VALUE), labels[rows[:, 0]]
     return {patch_bank.VALUES: values, patch_bank.LABELS: shown}
 
 

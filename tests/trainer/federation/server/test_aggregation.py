@@ -10,7 +10,7 @@ from broker_config.protocol.messages import TensorSpec, Training
 from trainer.federation.server.aggregation import FixedPointSum, scale_for
 from trainer.methods import make
 from trainer.methods.afedcl import CHANCE
-from trainer.methods.base import IMAGES_CAP
+from trainer.methods.base import MAX_IMAGES_WEIGHT
 
 
 def tensors(seed: int, magnitude: float = 1.0) -> dict[str, np.ndarray]:
@@ -56,7 +56,7 @@ def test_the_mean_does_not_depend_on_the_order_of_arrival() -> None:
 def test_equal_contributions_average_to_themselves() -> None:
     """Also batch variances over eight orders of magnitude: each keeps float32's relative precision."""
     values = tensors(3)
-    for name, value in mean([(values, 20.0)] * 5, IMAGES_CAP).items():
+    for name, value in mean([(values, 20.0)] * 5, MAX_IMAGES_WEIGHT).items():
         np.testing.assert_allclose(value, values[name], rtol=1e-6)
 
 

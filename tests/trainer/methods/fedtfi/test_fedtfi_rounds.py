@@ -21,7 +21,7 @@ from trainer.federation.client.discovery import join
 from trainer.federation.server.coordinator import Outcome
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Request, Terms, draft
-from trainer.federation.simulation import Simulated, simulate
+from trainer.federation.simulation import SimulationResult, simulate
 from trainer.methods import complete_options, make
 from trainer.methods.fedtfi import patch_bank
 from trainer.models.named_tensors import Arrays, select
@@ -53,7 +53,7 @@ def images(plants: dict[str, Path]) -> dict[str, Images]:
     return {name: each._replace(train=each.train.take(np.arange(0, 16, 2))) for name, each in loaded.items()}
 
 
-Run = Callable[..., Simulated]
+Run = Callable[..., SimulationResult]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def run(images: dict[str, Images]) -> Run:
 
 
 def owners(broadcast: Arrays) -> set[str]:
-    known = {float(patch_bank.owner(node)): node for node in PLANTS}
+    known = {float(patch_bank.hash_owner(node)): node for node in PLANTS}
     return {known[owner] for owner in broadcast["bank.owners"].tolist() if owner >= 0}
 
 

@@ -12,7 +12,7 @@ from trainer.methods.fedtfi import patch_bank
 from trainer.models.named_tensors import Arrays
 
 NODES = ("a", "b", "c", "d")
-OWNERS = {patch_bank.owner(node): node for node in NODES}
+OWNERS = {patch_bank.hash_owner(node): node for node in NODES}
 
 
 def sends(marks: list[float], labels: list[int] | None = None) -> Arrays:
@@ -39,7 +39,7 @@ rounds = st.lists(
 
 @given(capacity=st.integers(1, 14), story=rounds)
 def test_a_bank_is_bounded_full_and_as_fair_as_can_be(capacity: int, story: list[dict[str, int]]) -> None:
-    found, mark, ever = patch_bank.empty(capacity, 1, 1), itertools.count(1), Counter[str]()
+    found, mark, ever = patch_bank.make_empty_bank(capacity, 1, 1), itertools.count(1), Counter[str]()
     for sent in story:
         found = {
             **found,
@@ -62,13 +62,13 @@ def test_a_bank_is_bounded_full_and_as_fair_as_can_be(capacity: int, story: list
 @given(order=st.permutations(NODES), capacity=st.integers(1, 12))
 def test_the_order_in_which_contributions_came_makes_no_difference(order: list[str], capacity: int) -> None:
     came = {node: sends([float(ord(node)), float(ord(node)) + 0.5, 1.0]) for node in NODES}
-    merged = patch_bank.merge(patch_bank.empty(capacity, 1, 1), came, ())
-    otherwise = patch_bank.merge(patch_bank.empty(capacity, 1, 1), {node: came[node] for node in order}, ())
+    merged = patch_bank.merge(patch_bank.make_empty_bank(capacity, 1, 1), came, ())
+    otherwise = patch_bank.merge(patch_bank.make_empty_bank(capacity, 1, 1), {node: came[node] for node in order}, ())
     assert all(merged[name].tobytes() == otherwise[name].tobytes() for name in merged)
 
 
 def test_new_patches_go_before_older_ones_which_stay_while_there_is_room() -> None:
-    first = patch_bank.merge(patch_bank.empty(5, 1, 1), {"a": sends([1, 2]), "b": sends([3])}, ())
+    first = patch_bank.merge(patch_bank.make_empty_bank(5, 1, 1), {"a": sends([1, 2]), "b": sends([3])}, ())
     second = patch_bank.merge(first, {"a": sends([4, 5])}, ())
     assert by_node(second) == {"a": [4, 5, 1, 2], "b": [3]}
     third = patch_bank.merge(second, {"a": sends([6]), "b": sends([7, 8])}, ())
@@ -76,20 +76,20 @@ def test_new_patches_go_before_older_ones_which_stay_while_there_is_room() -> No
 
 
 def test_who_was_to_contribute_and_did_not_has_no_patches_in_the_next_bank() -> None:
-    first = patch_bank.merge(patch_bank.empty(9, 1, 1), {node: sends([1, 2]) for node in "abc"}, ())
+    first = patch_bank.merge(patch_bank.make_empty_bank(9, 1, 1), {node: sends([1, 2]) for node in "abc"}, ())
     assert by_node(patch_bank.merge(first, {"a": sends([3])}, {"b"})) == {"a": [3, 1, 2], "c": [1, 2]}
 
 
 def test_a_label_of_minus_one_is_no_patch_and_takes_no_place() -> None:
-    found = patch_bank.merge(patch_bank.empty(3, 1, 1), {"a": sends([1, 2, 3, 4], [-1, 1, -1, 0])}, ())
+    found = patch_bank.merge(patch_bank.make_empty_bank(3, 1, 1), {"a": sends([1, 2, 3, 4], [-1, 1, -1, 0])}, ())
     assert held(found) == [("a", 2), ("a", 4)]
     assert found["bank.labels"].tolist() == [1, 0, -1]
 
 
 def test_a_node_does_not_see_its_own_patches_and_all_others() -> None:
-    broadcast = patch_bank.merge(patch_bank.empty(9, 1, 1), {node: sends([1, 2]) for node in "abc"}, ())
+    broadcast = patch_bank.merge(patch_bank.make_empty_bank(9, 1, 1), {node: sends([1, 2]) for node in "abc"}, ())
     for node in NODES:
-        seen = patch_bank.without_own({**broadcast, "encoder.x": np.ones(1)}, node)
+        seen = patch_bank.remove_own_patches({**broadcast, "encoder.x": np.ones(1)}, node)
         assert by_node(seen).keys() == {"a", "b", "c"} - {node}
         assert "encoder.x" in seen
     assert by_node(broadcast).keys() == {"a", "b", "c"}

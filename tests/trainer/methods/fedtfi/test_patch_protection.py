@@ -5,18 +5,26 @@ import numpy as np
 import pytest
 
 from broker_config.protocol.errors import UsageError
-from trainer.methods.fedtfi.patch_protection import RANGE, Floats, Measure, Protection, measured, mixtures, protect
+from trainer.methods.fedtfi.patch_protection import (
+    RANGE,
+    ChannelStatistics,
+    Floats,
+    Protection,
+    draw_mixtures,
+    measure_channels,
+    protect,
+)
 from trainer.training.seeding import generator
 
 SEEDS = (0, 1, 2)
 
 
-def patches(seed: int, mix: int = 1) -> tuple[Floats, Measure]:
+def patches(seed: int, mix: int = 1) -> tuple[Floats, ChannelStatistics]:
     """[500, mix, C, m, m] with channels of very different deviations, and their measure."""
     deviation = np.array([0.1, 1, 30], np.float32)
     mean = np.array([5, 0, -40], np.float32)
     values = generator(seed, "patches").standard_normal((500, mix, 3, 2, 2)) * deviation[:, None, None]
-    return (values + mean[:, None, None]).astype(np.float32), Measure(mean, deviation)
+    return (values + mean[:, None, None]).astype(np.float32), ChannelStatistics(mean, deviation)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -68,7 +76,7 @@ def test_a_mixed_patch_is_the_mean_of_its_images_patches(mix: int) -> None:
 @pytest.mark.parametrize("mix", [1, 3])
 def test_the_images_of_a_mixture_are_different_ones_of_one_label(mix: int, seed: int) -> None:
     labels = generator(seed, "labels").integers(0, 4, 60)
-    rows = mixtures(labels, 200, mix, generator(seed))
+    rows = draw_mixtures(labels, 200, mix, generator(seed))
     assert rows.shape == (200, mix)
     assert all(len({*row}) == mix and len({*labels[row]}) == 1 for row in rows)
     assert {*labels[rows[:, 0]]} == {0, 1, 2, 3}
@@ -88,25 +96,25 @@ def test_the_images_of_a_mixture_are_different_ones_of_one_label(mix: int, seed:
 def test_what_a_node_demands_is_met_by_as_much_or_more(
     given: dict[str, float], demanded: dict[str, str], unmet: str
 ) -> None:
-    assert Protection(**given).short_of(demanded) == unmet  # type: ignore[arg-type]
+    assert Protection(**given).unmet_demands(demanded) == unmet  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("demanded", [{"nois": "1"}, {"noise": "much"}, {"mix": "0"}])
 def test_a_demand_that_means_nothing_is_refused(demanded: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="cannot be met") as refused:
-        Protection().short_of(demanded)
+        Protection().unmet_demands(demanded)
     assert "noise=S, levels=N or mix=N" in refused.value.remedy
 
 
 def test_a_label_with_too_few_images_to_mix_is_never_sent() -> None:
     labels = np.array([0, 0, 0, 1, 1, 2])
-    assert {*labels[mixtures(labels, 50, 3, generator(0))].ravel()} == {0}
-    assert mixtures(labels, 50, 4, generator(0)).shape == (0, 4)
+    assert {*labels[draw_mixtures(labels, 50, 3, generator(0))].ravel()} == {0}
+    assert draw_mixtures(labels, 50, 4, generator(0)).shape == (0, 4)
 
 
 def test_the_measure_of_maps_is_each_channels() -> None:
     maps = generator(0, "maps").normal(2, 3, (8, 4, 6, 6)).astype(np.float32)
-    mean, deviation = measured(maps)
+    mean, deviation = measure_channels(maps)
     np.testing.assert_allclose(mean, [maps[:, c].mean() for c in range(4)], rtol=1e-5)
     np.testing.assert_allclose(deviation, [maps[:, c].std() for c in range(4)], rtol=1e-5)
 

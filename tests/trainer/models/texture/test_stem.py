@@ -15,7 +15,7 @@ from tests.support.engine_agreement import assert_engines_agree
 from tests.support.method_cases import CLASSES, equal
 from trainer.data.class_folders import Images, LabelledImages
 from trainer.federation.server.spec import Request, draft
-from trainer.federation.simulation import Simulated, simulate
+from trainer.federation.simulation import SimulationResult, simulate
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import Arrays, is_frozen, select
 from trainer.models.network import Network, to_arrays, to_tensors
@@ -47,7 +47,7 @@ def drafted(method: str = "fedavg", model: str = MODEL, seed: int = 0, **trainin
     return draft(request, federation="test", classes=CLASSES, nodes=2)
 
 
-def run(*drawn: str, **training: object) -> Simulated:
+def run(*drawn: str, **training: object) -> SimulationResult:
     return simulate(*drafted(*drawn, **training), SHARES)
 
 
