@@ -141,22 +141,22 @@ def real(case: Case, plant: Plant, at: Broker, folder: Path, rounds: int) -> Too
     }  # fmt: skip
     if not case.kits:
         settings |= {"--federation": "steel"}
-    line = Processes(folder, plant, at.url, settings, kits=at.kits)
-    processes = {"coordinator": line.head()} | {name: line.sensor(name) for name in case.names}
+    parties = Processes(folder, plant, at.url, settings, kits=at.kits)
+    processes = {"coordinator": parties.head()} | {name: parties.sensor(name) for name in case.names}
     seen: dict[int, float] = {}  # closed rounds -> what all had computed by then
     try:
         while processes["coordinator"].poll() is None:
-            last = re.findall(rb'"round":(\d+)', line.log("coordinator").read_bytes())
+            last = re.findall(rb'"round":(\d+)', parties.log("coordinator").read_bytes())
             if last and int(last[-1]) not in seen:
                 put_first(case)
                 seen[int(last[-1])] = cpu(each.pid for each in processes.values())
             time.sleep(0.02)
         for name, process in processes.items():
-            assert process.wait(PATIENCE) == 0, f"{name}: {line.log(name).read_text()[-2000:]}"
+            assert process.wait(PATIENCE) == 0, f"{name}: {parties.log(name).read_text()[-2000:]}"
     finally:
         for process in processes.values():
             process.kill()
-    seconds = [each.seconds for each in history(line.state("coordinator"))]
+    seconds = [each.seconds for each in history(parties.state("coordinator"))]
     counted = {round_: took for round_, took in seen.items() if WARM * rounds <= round_ < rounds}
     first, last_ = min(counted), max(counted)
     assert first < last_, "so few rounds take less than the second between two reports: pass more --rounds"
@@ -168,32 +168,32 @@ def compute(case: Case, plant: Plant, rounds: int) -> Took:
 
     The longest way through it: embed at the slowest sensor, represent, learn at the slowest party.
     """
-    line, cores = simulated(case.spec, plant), len(os.sched_getaffinity(0))
+    simulation, cores = simulated(case.spec, plant), len(os.sched_getaffinity(0))
     totals, least = [], []
     for round_ in range(1, rounds + 1):
-        sent, represented_, learnt = _step(line, case, round_)
+        sent, represented_, learnt = _step(simulation, case, round_)
         totals.append(sum(sent) + represented_ + sum(learnt))
         least.append(max(max(sent) + represented_ + max(learnt), totals[-1] / cores))
     return Took.of(least, 1000 * statistics.fmean(totals[int(WARM * rounds) :]))
 
 
-def _step(line: Simulation, case: Case, round_: int) -> tuple[list[float], float, list[float]]:
+def _step(simulation: Simulation, case: Case, round_: int) -> tuple[list[float], float, list[float]]:
     """What `Simulation.step` does, with a clock: each sensor's way up, the head's representation, all training."""
     rows = slice(*case.spec.window.span(round_))
-    samples, labels = [each[rows] for each in line.stream.samples], line.stream.labels[rows]
+    samples, labels = [each[rows] for each in simulation.stream.samples], simulation.stream.labels[rows]
     clock = _Clock()
     sent, up = [], []
-    for sensor, part in zip(line.sensors, samples, strict=True):
+    for sensor, part in zip(simulation.sensors, samples, strict=True):
         sent.append(release(case.spec, sensor, part, round_))
         up.append(clock.lap())
-    phi = line.head.represent([each.received for each in sent])
-    torch.nn.functional.cross_entropy(line.head.logits(phi.embeddings), labels).item()
+    phi = simulation.head.represent([each.received for each in sent])
+    torch.nn.functional.cross_entropy(simulation.head.logits(phi.embeddings), labels).item()
     middle = clock.lap()
     learnt = []
-    for sensor, part in zip(line.sensors, samples, strict=True):
+    for sensor, part in zip(simulation.sensors, samples, strict=True):
         sensor.train(part, labels, phi, case.iterations, round_)
         learnt.append(clock.lap())
-    line.head.train(phi, labels, case.iterations, round_)
+    simulation.head.train(phi, labels, case.iterations, round_)
     return up, middle, [*learnt, clock.lap()]
 
 
@@ -212,14 +212,14 @@ class _Clock:
 
 def sizes(case: Case, plant: Plant) -> tuple[int, int, int]:
     """Bytes that a round moves: the head's opening, its answer, a sensor's embeddings."""
-    line, at = simulated(case.spec, plant), {"run": "0" * 16, "attempt": 1, "round": 99}
+    simulation, at = simulated(case.spec, plant), {"run": "0" * 16, "attempt": 1, "round": 99}
     rows = slice(*case.spec.window.span(1))
     sent = [release(case.spec, sensor, part[rows], 1).received
-            for sensor, part in zip(line.sensors, line.stream.samples, strict=True)]  # fmt: skip
-    phi, ids = line.head.represent(sent), ["p12345"] * case.chunk
+            for sensor, part in zip(simulation.sensors, simulation.stream.samples, strict=True)]  # fmt: skip
+    phi, ids = simulation.head.represent(sent), ["p12345"] * case.chunk
     frames = (
         opening_frames(0, case.window, case.window - case.chunk, ids, **at),
-        representation_frames(phi, line.stream.labels[rows], [case.iterations] * case.sensors, **at),
+        representation_frames(phi, simulation.stream.labels[rows], [case.iterations] * case.sensors, **at),
         embedding_frames(sent[0], None, (), session="0" * 16, **at),
     )
     first, answer, up = (sum(len(encode_frame(each)) for each in kind) for kind in frames)
@@ -291,7 +291,7 @@ def bare(case: Case, at: Broker, moved: tuple[int, int, int], rounds: int) -> To
 
 def measure(case: Case, rounds: int, repetitions: int) -> dict[str, object]:
     """One case, as a row of the table."""
-    lines, bares, computes = [], [], []
+    runs, bares, computes = [], [], []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         folder.chmod(0o711)  # mosquitto's user must pass
@@ -303,14 +303,14 @@ def measure(case: Case, rounds: int, repetitions: int) -> dict[str, object]:
             for repetition in range(repetitions):
                 bares.append(bare(case, at, moved, rounds))
                 (work := folder / str(repetition)).mkdir()
-                lines.append(real(case, plant, at, work, rounds))
+                runs.append(real(case, plant, at, work, rounds))
                 computes.append(compute(case, plant, rounds))
-    line, plain, least = (Took(*map(statistics.median, zip(*each, strict=True))) for each in (lines, bares, computes))
+    run, plain, least = (Took(*map(statistics.median, zip(*each, strict=True))) for each in (runs, bares, computes))
     figures = {
-        "rounds_per_second": 1000 / line.wall, "line_ms": line.wall, "bare_ms": plain.wall, "compute_ms": least.wall,
-        "overhead_ms": line.wall - plain.wall - least.wall, "line_to_bare": line.wall / plain.wall,
-        "line_cpu_ms": line.cpu, "bare_cpu_ms": plain.cpu, "simulated_cpu_ms": least.cpu,
-        "overhead_cpu_ms": line.cpu - plain.cpu - least.cpu,
+        "rounds_per_second": 1000 / run.wall, "vfl_ms": run.wall, "bare_ms": plain.wall, "compute_ms": least.wall,
+        "overhead_ms": run.wall - plain.wall - least.wall, "vfl_to_bare": run.wall / plain.wall,
+        "vfl_cpu_ms": run.cpu, "bare_cpu_ms": plain.cpu, "simulated_cpu_ms": least.cpu,
+        "overhead_cpu_ms": run.cpu - plain.cpu - least.cpu,
     }  # fmt: skip
     load = round(os.getloadavg()[0], 1)
     return {**case._asdict(), "bytes": moved, "load": load} | {name: round(each, 3) for name, each in figures.items()}

@@ -1,8 +1,8 @@
 """The two data sets of the paper as streams of products: C-MAPSS FD002 for two sensors, CIFAR-10 for four.
 
 Readings of C-MAPSS differ more between the six operating conditions than over an engine's life, so that they are scaled
-by condition. The scales are those of the first set: a line that starts to learn knows no more. An operating condition
-is what the plant sets, known to both sensors.
+by condition. The scales are those of the first set: a federation that starts to learn knows no more. An operating
+condition is what the plant sets, known to both sensors.
 """
 
 import hashlib

@@ -42,7 +42,7 @@ class Plan(NamedTuple):
         ]
 
     def base(self, data: str, seed: int, pool: Pool = "report") -> Cell:
-        """The denoised line."""
+        """The federation with a denoiser."""
         study = self.studies[data]
         return Cell(
             split=Split(data=data, digest=self.digests[data], pool=pool, order=study.order),
@@ -133,7 +133,7 @@ def regret(plan: Plan) -> list[Entry[Cell]]:
 
 
 def central(plan: Plan) -> list[Entry[Cell]]:
-    """A line beside one model that has all data at one place: the same network, sets and number of steps."""
+    """The federation beside one model that has all data at one place: the same network, sets and number of steps."""
     return plan.entries(lambda _: {CENTRAL: {"kind": "central", **_CLEAN}, NE: _CLEAN, DENOISED: {}})
 
 

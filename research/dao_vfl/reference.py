@@ -16,7 +16,7 @@ _STEPS, _BATCH, _RATE = 3000, 256, 1e-3  # of the fixed model, with Adam
 
 
 class Whole(nn.Module):
-    """All feature models and the head; first values are those of the line with the same seed."""
+    """All feature models and the head; initial values are those of the federation with the same seed."""
 
     def __init__(self, spec: VflSpec, shapes: Sequence[Sequence[int]]):
         super().__init__()
@@ -41,7 +41,7 @@ class Whole(nn.Module):
 
 
 class Central:
-    """Online gradient descent with everything at one place: a line's sets, batches and steps, without its channel."""
+    """Centralised online gradient descent: a federation's sets, batches and steps, without its channel."""
 
     def __init__(self, spec: VflSpec, stream: Stream):
         self.spec, self.stream = spec, stream

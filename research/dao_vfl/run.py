@@ -89,7 +89,7 @@ def _player(cell: Cell, spec: VflSpec, stream: Stream) -> Player:
 
 
 def spec(cell: Cell, parts: Parts) -> VflSpec:
-    """The line that a cell plays.
+    """Spec of the federation that a cell simulates.
 
     Raises:
         EdgeNodeError: there are too few products for its rounds.

@@ -47,14 +47,14 @@ def main() -> None:
 
 
 def play(training: Stream, validation: Stream, decision: tuple[int, int], rounds: int, batches: int, seed: int) -> Run:
-    """One line with a fixed decision: accuracy on the validation engines after each round."""
+    """One run with a fixed decision: accuracy on the validation engines after each round."""
     decisions = np.tile(decision, (rounds, 1))
     played = Played(line_of(training, batches, seed), *validation)
     return Run(decisions, np.array([played(each) for each in decisions]))
 
 
 def line_of(stream: Stream, batches: int, seed: int) -> Simulation:
-    """A line that has learnt nothing."""
+    """A federation that has learnt nothing yet."""
     spec = VflSpec(
         federation="curve", run="curve", software="benchmark", sensors=("a", "b"), network="conv",
         cycles=cmapss.CYCLES, classes=cmapss.CLASSES, reading="expectation", window=Window(size=2000),

@@ -3,8 +3,8 @@
     python -m research.studies.vfl_leak --drawn --cmapss FOLDER --out leak.jsonl
     python -m research.studies.vfl_leak --table --out leak.jsonl
 
-A line is simulated, then attacked. Whoever attacks knows half of the last round's products (1,000 of them): samples,
-and what was said of them; it is judged on the other half.
+A vertical federation is simulated, then attacked. The attacker knows half of the last round's products (1,000 of
+them): their samples and messages; it is judged on the other half.
 
 - Samples from embeddings: ridge regression and a network of 128 hidden units, the better of the two; the share of the
   samples' variance that it explains (R2, 0 for nothing). By the head, from a sensor's embeddings as they arrived in the
@@ -40,7 +40,7 @@ WINDOW = Window(start=1000, chunk=200, size=1000)
 
 
 class Setting(NamedTuple):
-    """How a line protects what it says."""
+    """Protection of the embeddings that sensors send."""
 
     noise: str
     privacy: Privacy
@@ -57,7 +57,7 @@ SETTINGS = (
 
 
 class Pool(NamedTuple):
-    """Products and how a line learns from them."""
+    """Products, and the settings of training on them."""
 
     stream: Stream
     held_out: Stream
@@ -67,7 +67,7 @@ class Pool(NamedTuple):
 
 
 class Leak(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A line in the file. Shares of variance are means over sensors."""
+    """A record in the file. Shares of variance are means over sensors."""
 
     data: str
     noise: str
@@ -83,7 +83,7 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Labels(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A line in the file: how often a product's label is inferred, mean over sensors."""
+    """A record in the file: how often a product's label is inferred, mean over sensors."""
 
     data: str
     round: int
@@ -116,7 +116,7 @@ def turbofans(folder: Path, seed: int) -> Pool:
 
 
 def made(pool: Pool, setting: Setting, labels: Literal["shared", "server"], seed: int) -> Simulation:
-    """The line that is attacked, before its first round."""
+    """The federation that is attacked, before its first round."""
     spec = VflSpec(
         federation="leak",
         run="0" * 16,
@@ -136,29 +136,32 @@ def made(pool: Pool, setting: Setting, labels: Literal["shared", "server"], seed
 
 
 def learnt(name: str, pool: Pool, setting: Setting, seed: int) -> Leak:
-    """Play a line whose sensors have the labels, and reconstruct their samples."""
-    line = made(pool, setting, "shared", seed)
-    sensors, rows = range(len(line.sensors)), slice(*WINDOW.span(ROUNDS))
-    sums = [torch.zeros(ROUNDS * WINDOW.chunk + WINDOW.start, size) for size in sizes(line)]
+    """Simulate a federation whose sensors have the labels, and reconstruct their samples."""
+    simulation = made(pool, setting, "shared", seed)
+    sensors, rows = range(len(simulation.sensors)), slice(*WINDOW.span(ROUNDS))
+    sums = [torch.zeros(ROUNDS * WINDOW.chunk + WINDOW.start, size) for size in sizes(simulation)]
     last: list[Tensor] = []
     for round_ in range(1, ROUNDS + 1):
         if round_ > ROUNDS - WINDOW.size // WINDOW.chunk:
             seen = slice(*WINDOW.span(round_))
-            last = [release(line.spec, line.sensors[k], pool.stream.samples[k][seen], round_).received for k in sensors]
+            last = [
+                release(simulation.spec, simulation.sensors[k], pool.stream.samples[k][seen], round_).received
+                for k in sensors
+            ]
             for total, each in zip(sums, last, strict=True):
                 total[seen] += each
-        line.step([2] * len(sensors))
+        simulation.step([2] * len(sensors))
     times = 1 + torch.arange(WINDOW.size - 1, -1, -1)[:, None] // WINDOW.chunk  # that each product was in the window
     samples = [each[rows].flatten(1) for each in pool.stream.samples]
-    means, denoised = [total[rows] / times for total in sums], line.head.denoiser(last)
+    means, denoised = [total[rows] / times for total in sums], simulation.head.denoiser(last)
     return Leak(
         data=name,
         noise=setting.noise,
         privacy=setting.privacy,
         denoised=bool(setting.denoising.rounds),
         seed=seed,
-        reached=reached(line, pool),
-        epsilon=spent_epsilon(setting.privacy, count_releases(line.spec, ROUNDS), DELTA)
+        reached=reached(simulation, pool),
+        epsilon=spent_epsilon(setting.privacy, count_releases(simulation.spec, ROUNDS), DELTA)
         if setting.privacy.clip
         else None,
         head=mean(explained(last[k], samples[k]) for k in sensors),
@@ -169,17 +172,17 @@ def learnt(name: str, pool: Pool, setting: Setting, seed: int) -> Leak:
 
 
 def graded(name: str, pool: Pool, seed: int) -> list[Labels]:
-    """Play a line whose head keeps the labels, and infer them at a sensor in some rounds."""
-    line, found = made(pool, Setting("clean", Privacy(), Denoising()), "server", seed), []
+    """Simulate a federation whose head keeps the labels, and infer them at a sensor in some rounds."""
+    simulation, found = made(pool, Setting("clean", Privacy(), Denoising()), "server", seed), []
     for round_ in range(1, ROUNDS + 1):
         if round_ in (1, 10, ROUNDS):
             rows = slice(*WINDOW.span(round_))
             sent = [
-                release(line.spec, sensor, each[rows], round_).received
-                for sensor, each in zip(line.sensors, pool.stream.samples, strict=True)
+                release(simulation.spec, sensor, each[rows], round_).received
+                for sensor, each in zip(simulation.sensors, pool.stream.samples, strict=True)
             ]
             labels = pool.stream.labels[rows]
-            gradients = line.head.gradients(line.head.represent(sent), labels)
+            gradients = simulation.head.gradients(simulation.head.represent(sent), labels)
             found.append(
                 Labels(
                     data=name,
@@ -189,7 +192,7 @@ def graded(name: str, pool: Pool, seed: int) -> list[Labels]:
                     embeddings=mean(nearest(each, labels) for each in sent),
                 )
             )
-        line.step([2] * len(line.sensors))
+        simulation.step([2] * len(simulation.sensors))
     return found
 
 
@@ -227,18 +230,18 @@ def nearest(seen: Tensor, labels: Tensor) -> float:
     return mean((labels[known][best] == labels[asked]).float())
 
 
-def reached(line: Simulation, pool: Pool) -> float:
+def reached(simulation: Simulation, pool: Pool) -> float:
     """Accuracy on held-out products, or the RMSE of the mean over classes that are numbers."""
-    logits = line.predict(pool.held_out.samples)
+    logits = simulation.predict(pool.held_out.samples)
     if pool.network == "dense":
         return mean((logits.argmax(1) == pool.held_out.labels).float())
     life = logits.softmax(1) @ torch.tensor([float(name) for name in pool.classes])
     return sqrt(mean((life - pool.held_out.labels).square()))
 
 
-def sizes(line: Simulation) -> list[int]:
+def sizes(simulation: Simulation) -> list[int]:
     """D_k of each sensor."""
-    first = zip(line.sensors, line.stream.samples, strict=True)
+    first = zip(simulation.sensors, simulation.stream.samples, strict=True)
     return [sensor.embed(each[:1]).shape[1] for sensor, each in first]
 
 

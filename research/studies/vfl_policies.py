@@ -84,7 +84,7 @@ def table(means: Mapping[str, Summary]) -> str:
 
 
 def real(game: Game, makers: Mapping[str, Callable[[], Policy]], cmapss: Path, seeds: int) -> dict[str, Summary]:
-    """Means over real lines, each seed with engines, first values and timings of its own."""
+    """Means over real federations, each seed with engines, first values and timings of its own."""
     rows: dict[str, list[Summary]] = {name: [] for name in makers}
     for seed in range(seeds):
         training, validation = streams(cmapss, seed)

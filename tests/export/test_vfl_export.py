@@ -1,4 +1,4 @@
-"""A line's models as bundles: what their graphs compute, and who may serve them."""
+"""Bundles of a vertical federation's models: what their graphs compute, and who may serve them."""
 
 import json
 import shutil
@@ -51,7 +51,9 @@ def embedded(bundles: dict[str, Path], raw: dict[str, np.ndarray]) -> list[np.nd
     return [load_sensor(bundles[name]).embed(raw[name][..., None]) for name in COLUMNS]
 
 
-def test_bundles_predict_from_raw_rows_what_the_trained_line_predicts(learnt: Learnt, bundles: dict[str, Path]) -> None:
+def test_bundles_predict_from_raw_rows_what_the_trained_federation_predicts(
+    learnt: Learnt, bundles: dict[str, Path]
+) -> None:
     raw, _ = rows(40, seed=9)
     found = load_head(bundles["coordinator"]).predict(embedded(bundles, raw), np.ones((40, 3), bool))
     expected = learnt.predicted(raw)
@@ -70,9 +72,9 @@ def test_absent_sensors_are_imputed_from_those_that_are_there(
     found = load_head(bundles["coordinator"]).predict(lacking, np.tile(pattern, (10, 1)))
     imputer = Imputer([each.shape[1] for each in received])
     imputer.update(learnt.embedded())
-    denoised = learnt.line.head.denoiser([torch.from_numpy(each) for each in received])
+    denoised = learnt.simulation.head.denoiser([torch.from_numpy(each) for each in received])
     filled = imputer.impute([each if there else None for each, there in zip(denoised, pattern, strict=True)], 10)
-    expected = torch.softmax(learnt.line.head.logits(filled), 1).numpy()
+    expected = torch.softmax(learnt.simulation.head.logits(filled), 1).numpy()
     assert np.abs(found.probabilities - expected).max() < 1e-5
 
 
@@ -117,17 +119,17 @@ def test_of_many_sensors_absent_ones_are_filled_by_their_means(
     raw, _ = rows(5, seed=4)
     received, embeddings = embedded(found, raw), learnt.embedded()
     probabilities = load_head(found["coordinator"]).predict(received, np.tile([True, False, True], (5, 1)))[0]
-    filled = learnt.line.head.denoiser([torch.from_numpy(each) for each in received])
+    filled = learnt.simulation.head.denoiser([torch.from_numpy(each) for each in received])
     filled[1] = embeddings[1].mean(0).expand(5, -1)
-    assert np.abs(probabilities - torch.softmax(learnt.line.head.logits(filled), 1).numpy()).max() < 1e-5
+    assert np.abs(probabilities - torch.softmax(learnt.simulation.head.logits(filled), 1).numpy()).max() < 1e-5
 
 
 def test_what_has_diverged_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     broken = Learnt(1)
     embeddings = broken.embedded()
     with torch.no_grad():
-        broken.line.head.model.weight.fill_(torch.inf)
-    HeadBundleWriter(tmp_path / "head")(broken.spec, 1, broken.line.head, embeddings, last=True)
+        broken.simulation.head.model.weight.fill_(torch.inf)
+    HeadBundleWriter(tmp_path / "head")(broken.spec, 1, broken.simulation.head, embeddings, last=True)
     assert "there is no bundle of round 1: the trained model gives probabilities that are not finite" in caplog.text
     assert not (tmp_path / "head").exists()
 
@@ -195,7 +197,7 @@ def test_an_agent_that_decides_local_iterations_travels_with_the_head(tmp_path: 
     assert (found / manifest.roles["policy"].file).read_bytes() == b"an agent"
 
 
-def test_a_line_that_trains_leaves_the_models_that_are_on_its_disks(tmp_path: Path) -> None:
+def test_a_federation_that_trains_leaves_the_models_that_are_on_its_disks(tmp_path: Path) -> None:
     spec, rounds, stop = vfl_spec(), 7, Event()  # no multiple of its commits
     draw(tmp_path, 60, seed=2)
     with start_broker(tmp_path / "broker", kind="mosquitto") as broker, ThreadPoolExecutor() as threads:
@@ -240,7 +242,7 @@ def test_members_of_unequal_speed_write_bundles_of_the_same_rounds(monkeypatch: 
     assert len(set(written[0]) & set(written[1])) > 0.4 * len(written[1])
 
 
-def test_a_slow_line_writes_at_every_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_federation_writes_at_every_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("export.vfl_export.time.monotonic", lambda: clock[0])
     pace = ExportSchedule()
@@ -263,4 +265,4 @@ def test_a_head_has_a_matrix_for_each_pattern_of_presence_as_long_as_these_are_s
         return means(pattern)
 
     build_head_graph(Head(sizes, 131, Denoising(), Recipe(), 0), sizes, fill, None)
-    assert len(asked) == (2**sensors if exact else 1), "the head of a line stands still meanwhile"
+    assert len(asked) == (2**sensors if exact else 1), "the head trains nothing meanwhile"

@@ -105,7 +105,7 @@ class Soak:
         self._witnesses[name].start(self._line.words(name))
 
     def _feed(self) -> None:
-        """Append what the line may soon ask for, in pieces of any size."""
+        """Append the products that rounds will soon need, in pieces of any size."""
         learnt = self._witnesses[HEAD].last
         if learnt != self._round:
             self._round, self._moved = learnt, time.monotonic()
@@ -188,10 +188,10 @@ class Soak:
             window=Window(start=WINDOW, chunk=CHUNK, size=WINDOW), iterations=ITERATIONS, seed=self._seed,
         )  # fmt: skip
         torch.set_num_threads(1)
-        line = simulated(spec, self._plant)
+        simulation = simulated(spec, self._plant)
         for _ in range(self.rounds):
-            line.step([ITERATIONS] * len(SENSORS))
-        models = {HEAD: line.head.model} | {each.name: each.model for each in line.sensors}
+            simulation.step([ITERATIONS] * len(SENSORS))
+        models = {HEAD: simulation.head.model} | {each.name: each.model for each in simulation.sensors}
         for name, model in models.items():
             path = max(self._line.state(name).glob("*/[0-9]*.safetensors"))
             if int(path.stem) != self.rounds:

@@ -49,9 +49,9 @@ class Learnt:
         self.raw, labels = rows(60 + 10 * rounds, seed)
         self.scaling = {name: Scaling(each.mean(0), each.std(0)) for name, each in self.raw.items()}
         samples = tuple(self.scaled(name, self.raw[name]) for name in self.spec.sensors)
-        self.line = Simulation(self.spec, Stream(samples, torch.from_numpy(labels)))
+        self.simulation = Simulation(self.spec, Stream(samples, torch.from_numpy(labels)))
         for _ in range(rounds):
-            self.line.step([2] * len(samples))
+            self.simulation.step([2] * len(samples))
 
     def scaled(self, name: str, raw: np.ndarray) -> Tensor:
         """Samples [N, columns, 1] of rows [N, columns]."""
@@ -59,25 +59,25 @@ class Learnt:
 
     def embedded(self) -> list[Tensor]:
         """Each sensor's embeddings of all products, denoised."""
-        samples = self.line.stream.samples
-        received = [sensor.embed(each) for sensor, each in zip(self.line.sensors, samples, strict=True)]
-        return list(self.line.head.represent(received).embeddings)
+        samples = self.simulation.stream.samples
+        received = [sensor.embed(each) for sensor, each in zip(self.simulation.sensors, samples, strict=True)]
+        return list(self.simulation.head.represent(received).embeddings)
 
     def write(self, folder: Path, kits: dict[str, Kit] | None = None, round_: int = 0) -> dict[str, Path]:
         """The bundles of all members, by name."""
         members = [*self.spec.sensors, "coordinator"]
         signers = {name: Signer(kits[name], 90) if kits else None for name in members}
-        round_ = round_ or self.line.round
-        for sensor in self.line.sensors:
+        round_ = round_ or self.simulation.round
+        for sensor in self.simulation.sensors:
             about = RowFile(Path(), COLUMNS[sensor.name])
             made = SensorBundleWriter(folder / sensor.name, about, signers[sensor.name])
             made(self.spec, round_, sensor, self.scaling[sensor.name], last=True)
         head = HeadBundleWriter(folder / "coordinator", signers["coordinator"])
-        head(self.spec, round_, self.line.head, self.embedded(), last=True)
+        head(self.spec, round_, self.simulation.head, self.embedded(), last=True)
         return {name: folder / name for name in members}
 
     def predicted(self, raw: dict[str, np.ndarray]) -> np.ndarray:
         """Probabilities [N, C] of rows that all sensors have, by torch; the channel adds nothing."""
-        received = [sensor.embed(self.scaled(sensor.name, raw[sensor.name])) for sensor in self.line.sensors]
-        phi: Representation = self.line.head.represent(received)
-        return torch.softmax(self.line.head.logits(phi.embeddings), 1).numpy()
+        received = [sensor.embed(self.scaled(sensor.name, raw[sensor.name])) for sensor in self.simulation.sensors]
+        phi: Representation = self.simulation.head.represent(received)
+        return torch.softmax(self.simulation.head.logits(phi.embeddings), 1).numpy()

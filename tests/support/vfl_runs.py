@@ -82,11 +82,11 @@ def simulated(spec: VflSpec, data: Path, rounds: int) -> dict[str, dict[str, byt
         samples.refresh()
         samples.fit_scaling(first)
         streams.append(torch.from_numpy(samples.get(everything)[0].copy()))
-    line = Simulation(spec, Stream(tuple(streams), torch.from_numpy(labels.labels(0, labels.count))))
+    simulation = Simulation(spec, Stream(tuple(streams), torch.from_numpy(labels.labels(0, labels.count))))
     for _ in range(rounds):
-        line.step([spec.iterations] * len(spec.sensors))
-    found = {sensor.name: _bytes(sensor.model.state_dict()) for sensor in line.sensors}
-    return {**found, "head": _bytes(line.head.model.state_dict())}
+        simulation.step([spec.iterations] * len(spec.sensors))
+    found = {sensor.name: _bytes(sensor.model.state_dict()) for sensor in simulation.sensors}
+    return {**found, "head": _bytes(simulation.head.model.state_dict())}
 
 
 def left(spec: VflSpec, folder: Path, rounds: int) -> dict[str, dict[str, bytes]]:
@@ -183,7 +183,7 @@ def written(state: Path) -> int:
 
 def in_threads(spec: VflSpec, url: str, data: Path, folder: Path, rounds: int) -> Threads:
     """Play a run over a broker to its end."""
-    with Threads(spec, url, data, folder, rounds) as line:
-        line.start("head", *spec.sensors)
-        line.end()
-    return line
+    with Threads(spec, url, data, folder, rounds) as parties:
+        parties.start("head", *spec.sensors)
+        parties.end()
+    return parties

@@ -25,22 +25,22 @@ class Surrogate:
 
 
 class Played:
-    """A real line's accuracy on validation products, which are of none of its rounds and not the test's either."""
+    """A real federation's accuracy on validation products, which are in none of its rounds nor in the test."""
 
-    def __init__(self, line: Simulation, samples: Sequence[Tensor], labels: Tensor):
-        self._line, self._samples, self._labels = line, samples, labels
-        self._values = torch.arange(len(line.spec.classes), dtype=torch.float32)
+    def __init__(self, simulation: Simulation, samples: Sequence[Tensor], labels: Tensor):
+        self._simulation, self._samples, self._labels = simulation, samples, labels
+        self._values = torch.arange(len(simulation.spec.classes), dtype=torch.float32)
 
     def __call__(self, iterations: Ints) -> float:
         """Play a round."""
-        self._line.step(iterations.tolist())
-        return accuracy(self._line, self._samples, self._labels)
+        self._simulation.step(iterations.tolist())
+        return accuracy(self._simulation, self._samples, self._labels)
 
 
-def accuracy(line: Simulation, samples: Sequence[Tensor], labels: Tensor) -> float:
+def accuracy(simulation: Simulation, samples: Sequence[Tensor], labels: Tensor) -> float:
     """Share of right classes; where the mean is the result, 1 - RMSE / (C - 1) in steps of the C classes."""
-    logits = line.predict(samples)
-    if line.spec.reading == "class":
+    logits = simulation.predict(samples)
+    if simulation.spec.reading == "class":
         return float((logits.argmax(1) == labels).double().mean())
     expected = logits.softmax(1) @ torch.arange(logits.shape[1], dtype=logits.dtype)
     return 1 - float((expected - labels).square().mean().sqrt()) / (logits.shape[1] - 1)

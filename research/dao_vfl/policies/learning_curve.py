@@ -34,7 +34,7 @@ class Curve(Struct, frozen=True):
 
 
 class Run(NamedTuple):
-    """What a real line did and reached."""
+    """Decisions of a real run, and the accuracy that it reached."""
 
     iterations: Ints  # [T, K]
     accuracy: Floats  # [T], on validation data, after each round

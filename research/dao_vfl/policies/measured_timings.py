@@ -44,6 +44,6 @@ def read(state: Path) -> Measured:
     if len(rows) < _FEWEST:
         raise UsageError(
             f"{state} has {len(rows)} rounds with all sensors, too few to learn from",
-            f"let the line run for {_FEWEST} rounds or more",
+            f"let the federation run for {_FEWEST} rounds or more",
         )
     return Measured(np.array(rows))

@@ -1,8 +1,8 @@
 """PPO (paper VI, Algorithm 2) by stable-baselines3, and the trained actor as an ONNX graph.
 
 Actor and critic have three layers of 64 and learning rates of their own, as printed. What the paper does not state is
-our choice: rollouts of 8 lines x 256 rounds, 10 epochs over batches of 64, clipping at 0.2, GAE 0.98, tanh between
-layers, and no discount: an episode is a finite sum, and what an iteration teaches pays a hundred rounds later.
+our choice: rollouts of 8 environments x 256 rounds, 10 epochs over batches of 64, clipping at 0.2, GAE 0.98, tanh
+between layers, and no discount: an episode is a finite sum, and an iteration pays off a hundred rounds later.
 Rewards are told relative to those of one iteration each in the same episode: that changes no optimum, and takes away
 what no decision changes.
 """
@@ -33,7 +33,7 @@ from trainer.vfl.policies.policy import Timing
 
 ACTOR, CRITIC = 1e-4, 1e-3  # Adam's learning rates (paper VII-C)
 _LAYERS = [64, 64, 64]
-_LINES, _ROLLOUT = 8, 256
+_ENVIRONMENTS, _ROLLOUT = 8, 256
 _SAVE_EVERY = 10  # rollouts
 
 Report = Callable[[int, float], None]  # steps so far, mean reward of a round over that of one iteration each
@@ -61,7 +61,7 @@ class Agent(PPO):  # type: ignore[misc]
 def agent(game: Game, seed: int) -> Agent:
     """One that has learnt nothing."""
     return Agent(
-        TwoRates, _lines(game, seed), n_steps=_ROLLOUT, batch_size=64, n_epochs=10, gamma=1.0, gae_lambda=0.98,
+        TwoRates, _environments(game, seed), n_steps=_ROLLOUT, batch_size=64, n_epochs=10, gamma=1.0, gae_lambda=0.98,
         clip_range=0.2, seed=seed, device="cpu", policy_kwargs={"net_arch": {"pi": _LAYERS, "vf": _LAYERS}},
     )  # fmt: skip
 
@@ -83,7 +83,7 @@ def learn(game: Game, steps: int, seed: int, checkpoint: Path, report: Report) -
                 f"write --sensors {len(most)} --iterations {most[0]} to go on with it, or another --out to begin anew",
             )
         trained.set_random_seed(seed + trained.num_timesteps)
-        trained.set_env(_lines(game, seed, trained.num_timesteps))
+        trained.set_env(_environments(game, seed, trained.num_timesteps))
     else:
         trained = agent(game, seed)
     if trained.num_timesteps < steps:
@@ -94,7 +94,7 @@ def learn(game: Game, steps: int, seed: int, checkpoint: Path, report: Report) -
 
 
 class _Relative(gymnasium.Wrapper):  # type: ignore[misc]
-    """Rewards less those of a line that takes one iteration each, with the same timings."""
+    """Rewards less those of a federation that takes one iteration each, with the same timings."""
 
     def reset(self, **options: Any) -> Any:
         """The next episode, and what `least` earns in it."""
@@ -108,9 +108,9 @@ class _Relative(gymnasium.Wrapper):  # type: ignore[misc]
         return state, float(reward - next(self._least)), *rest
 
 
-def _lines(game: Game, seed: int, played: int = 0) -> DummyVecEnv:
-    """Lines whose episodes are their own, and not those of an evaluation with this seed."""
-    seeds = [key_to_seed(seed, "training", line, played) for line in range(_LINES)]
+def _environments(game: Game, seed: int, played: int = 0) -> DummyVecEnv:
+    """Environments whose episodes differ, also from those of an evaluation with this seed."""
+    seeds = [key_to_seed(seed, "training", index, played) for index in range(_ENVIRONMENTS)]
     return DummyVecEnv([lambda own=own: _Relative(LineEnv(game, own)) for own in seeds])
 
 

@@ -15,13 +15,13 @@ _SAMPLE = 2000  # rounds from which mean latencies are taken
 
 
 class Game(NamedTuple):
-    """P1 of a line: T rounds, E_{t,k} in [1, E_max]."""
+    """P1: T rounds, E_{t,k} in [1, E_max]."""
 
     source: TimingSource
     iterations: int  # E_max
     rounds: int  # T
     weights: Weights
-    learner: Callable[[], Learner]  # of a new line
+    learner: Callable[[], Learner]  # of a new federation
 
     def state(self, timings: Floats, round_: int) -> NDArray[np.float32]:
         """Eq. 17, float32 [3 K + 1], each in [0, 1]: collection, communication, frequency (1/s of iterations), t."""
@@ -39,12 +39,12 @@ def bounds(source: TimingSource) -> Floats:
 
 
 def simulated(sensors: int, iterations: int, rounds: int, curve: Curve) -> Game:
-    """The paper's simulated timings, a surrogate for the line."""
+    """The paper's simulated timings, a surrogate for the federation."""
     return surrogate(SimulatedTimings(sensors), iterations, rounds, curve)
 
 
 def surrogate(source: TimingSource, iterations: int, rounds: int, curve: Curve) -> Game:
-    """A game with a surrogate for the line, and balanced weights."""
+    """A game with a surrogate for the federation, and balanced weights."""
     weights = balanced(source, iterations, rounds, curve)
     return Game(source, iterations, rounds, weights, lambda: Surrogate(curve))
 

@@ -1,4 +1,4 @@
-"""A line in effect: services as separate processes, with kits, over a real broker."""
+"""The vertical model in effect: services as separate processes, with kits, over a real broker."""
 
 import json
 import queue
@@ -26,7 +26,7 @@ SENSORS = tuple(COLUMNS)
 
 
 class Watch:
-    """What a monitor hears of a line's predictions."""
+    """A monitor of the head's predictions."""
 
     def __init__(self, broker: Guarded):
         self._inbox: queue.Queue[Any] = queue.Queue()
@@ -56,7 +56,7 @@ class Watch:
 
 
 class Site:
-    """A line's services, and what they read and write."""
+    """The services of a vertical federation, and what they read and write."""
 
     def __init__(self, folder: Path, broker: Guarded):
         self.folder, self.broker = folder, broker
@@ -116,7 +116,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    """All services of a line."""
+    """All services of a vertical federation."""
     with tempfile.TemporaryDirectory() as passable, ExitStack() as running:  # pytest's are closed to mosquitto
         folder = Path(passable)
         folder.chmod(0o711)
@@ -181,7 +181,7 @@ def test_what_a_sensor_never_says_does_not_hold_a_product_up(site: Site, watch: 
     site.wait(lambda: "of oven: late" in site.log("coordinator"))
 
 
-def test_bad_embeddings_are_named_and_left_out_and_the_line_goes_on(
+def test_bad_embeddings_are_named_and_left_out_and_the_federation_goes_on(
     site: Site, watch: Watch, press: MqttClient
 ) -> None:
     topic = topics.products("steel", "press")

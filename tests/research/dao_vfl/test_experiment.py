@@ -189,26 +189,30 @@ def small(kind: type[Simulation] | type[Central], **spec: object) -> Simulation 
 
 
 def test_one_full_step_without_noise_is_that_of_the_centralised_model() -> None:
-    line, central = small(Simulation), small(Central)
+    simulation, central = small(Simulation), small(Central)
     for _ in range(3):
-        assert line.step((1, 1)).loss == pytest.approx(central.step((1, 1)).loss, abs=1e-5)
-    assert torch.allclose(line.predict(line.stream.samples), central.predict(line.stream.samples), atol=1e-5)
+        assert simulation.step((1, 1)).loss == pytest.approx(central.step((1, 1)).loss, abs=1e-5)
+    assert torch.allclose(
+        simulation.predict(simulation.stream.samples), central.predict(simulation.stream.samples), atol=1e-5
+    )
 
 
 def test_with_more_steps_they_part() -> None:
-    line, central = small(Simulation), small(Central)
-    line.step((3, 3)), central.step((3, 3))
-    assert not torch.allclose(line.predict(line.stream.samples), central.predict(line.stream.samples), atol=1e-4)
+    simulation, central = small(Simulation), small(Central)
+    simulation.step((3, 3)), central.step((3, 3))
+    assert not torch.allclose(
+        simulation.predict(simulation.stream.samples), central.predict(simulation.stream.samples), atol=1e-4
+    )
 
 
 def test_the_fixed_models_loss_of_a_round_is_the_mean_over_its_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("research.dao_vfl.reference._STEPS", 20)
-    line = small(Simulation)
-    fixed = Fixed(line.spec, line.stream, 3)
-    logits = fixed.predict(line.stream.samples)
+    simulation = small(Simulation)
+    fixed = Fixed(simulation.spec, simulation.stream, 3)
+    logits = fixed.predict(simulation.stream.samples)
     for round_ in (1, 2, 3):
-        rows = slice(*line.spec.window.span(round_))
-        mean = torch.nn.functional.cross_entropy(logits[rows], line.stream.labels[rows]).item()
+        rows = slice(*simulation.spec.window.span(round_))
+        mean = torch.nn.functional.cross_entropy(logits[rows], simulation.stream.labels[rows]).item()
         assert fixed.step((1, 1)).loss == pytest.approx(mean, abs=1e-6)
 
 
@@ -233,7 +237,7 @@ def test_a_cells_key_hangs_on_all_that_it_depends_on_and_on_nothing_else(source:
 
 
 @pytest.mark.usefixtures("small_study")
-def test_a_line_that_diverges_is_a_result(source: tuple[str, data.Source], inputs: Inputs) -> None:
+def test_a_federation_that_diverges_is_a_result(source: tuple[str, data.Source], inputs: Inputs) -> None:
     found = attempt(run_cell, cell(source, recipe=Recipe(eta=1e6), rounds=3), inputs)
     assert isinstance(found, Finished)
     assert 0 < found.diverged <= 3
@@ -357,7 +361,9 @@ def test_what_is_not_there_is_refused_with_a_remedy(order: DAOVFLOrder) -> None:
 
 
 @pytest.mark.parametrize(("sensors", "iterations"), [(2, 4), (4, 5)])
-def test_an_agent_of_another_line_is_refused(sensors: int, iterations: int, order: DAOVFLOrder, tmp_path: Path) -> None:
+def test_an_agent_of_another_federation_is_refused(
+    sensors: int, iterations: int, order: DAOVFLOrder, tmp_path: Path
+) -> None:
     ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.INT64, [1]) for name in ("round", "decision")]
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Identity", ["round"], ["decision"])], "agent", ends[:1], ends[1:]

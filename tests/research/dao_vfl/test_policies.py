@@ -39,7 +39,7 @@ RUN = "0123456789abcdef"
 SEEDS = range(500, 510)
 
 seconds = st.floats(0.001, 1000)
-lines = st.integers(1, 6).flatmap(
+sensor_timings = st.integers(1, 6).flatmap(
     lambda sensors: st.lists(st.lists(seconds, min_size=sensors, max_size=sensors), min_size=3, max_size=3)
 )
 
@@ -176,7 +176,7 @@ def test_a_curve_that_made_the_runs_is_found_again() -> None:
     assert error < 0.005
 
 
-def test_a_real_line_teaches_the_environment_as_a_surrogate_does() -> None:
+def test_a_real_federation_teaches_the_environment_as_a_surrogate_does() -> None:
     random = torch.Generator().manual_seed(4)
     samples = torch.randn(600, 6, generator=random)
     labels = (samples.sum(1) > 0).long()
@@ -196,7 +196,7 @@ def test_a_real_line_teaches_the_environment_as_a_surrogate_does() -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
-@given(timings=lines, most=st.integers(1, 12), round_=st.integers(1, 1000))
+@given(timings=sensor_timings, most=st.integers(1, 12), round_=st.integers(1, 1000))
 def test_every_rule_decides_something_possible(name: str, timings: list[list[float]], most: int, round_: int) -> None:
     timing = Timing(*np.array(timings))
     decision = RULES[name](most)(timing, round_)
@@ -205,13 +205,13 @@ def test_every_rule_decides_something_possible(name: str, timings: list[list[flo
     assert decision.dtype == np.int64
 
 
-@given(timings=lines, most=st.integers(2, 12), scale=st.sampled_from([2.0**-20, 0.25, 64]))
+@given(timings=sensor_timings, most=st.integers(2, 12), scale=st.sampled_from([2.0**-20, 0.25, 64]))
 def test_a_deadline_needs_no_units(timings: list[list[float]], most: int, scale: float) -> None:
     here, there = (Deadline(most)(Timing(*(unit * np.array(timings))), 1) for unit in (1, scale))
     assert here.tolist() == there.tolist()
 
 
-@given(timings=lines, most=st.integers(2, 12))
+@given(timings=sensor_timings, most=st.integers(2, 12))
 def test_a_deadline_is_never_later_than_that_of_ho(timings: list[list[float]], most: int) -> None:
     timing = Timing(*np.array(timings))
     assert timing.latency(Deadline(most)(timing, 1)) <= timing.latency(RULES["all"](most)(timing, 1))
@@ -335,7 +335,7 @@ def test_a_training_goes_on_where_it_was_saved(game: Game, trained: Trained) -> 
     assert len(told) == 1
 
 
-def test_a_training_of_another_line_is_not_gone_on_with(trained: Trained) -> None:
+def test_a_training_of_another_federation_is_not_gone_on_with(trained: Trained) -> None:
     for sensors, most in ((3, 5), (2, 6)):
         with pytest.raises(UsageError, match="an agent for 2 sensors and up to 5 iterations"):
             ppo.learn(simulated(sensors, most, ROUNDS, FD002), 1, 3, trained.path.with_suffix(".zip"), print)
@@ -352,13 +352,15 @@ def test_a_rule_has_a_name_and_an_agent_a_file() -> None:
         policy("nowhere.onnx")
 
 
-def test_an_agent_of_another_line_is_refused(trained: Trained) -> None:
+def test_an_agent_of_another_federation_is_refused(trained: Trained) -> None:
     for most, sensors in ((6, 2), (5, 3)):
         with pytest.raises(UsageError, match="for 2 sensors and up to 5 iterations"):
             selection.make_policy(str(trained.path), most, sensors, print)
 
 
-def test_an_agent_of_another_line_is_refused_before_a_head_waits_for_anybody(trained: Trained, tmp_path: Path) -> None:
+def test_an_agent_of_another_federation_is_refused_before_a_head_waits_for_anybody(
+    trained: Trained, tmp_path: Path
+) -> None:
     result = here(
         "vfl", "coordinate", "mqtt://127.0.0.1:1", "--sensors", "a,b,c", "--labels", tmp_path / "labels.csv",
         "--classes", "good,bad", "--iterations", 5, "--policy", trained.path, "--state", tmp_path / "head",

@@ -1,4 +1,4 @@
-"""Rounds of a line against one autograd graph over all parties (paper, Algorithm 1, eqs. 1, 4, 5 and 7)."""
+"""Vertical federated learning against one autograd graph over all parties (paper, Algorithm 1, eqs. 1, 4, 5 and 7)."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -20,10 +20,14 @@ from trainer.vfl.simulation import Simulation, release, simulate
 NOISY = Channel(levels=3, sigma=0.1, loss=0.1)
 
 
-def joint_loss(line: Simulation, first: int, last: int) -> Tensor:
+def joint_loss(simulation: Simulation, first: int, last: int) -> Tensor:
     """Eq. 1: one graph over all parties."""
-    embeddings = [sensor.model(x[first:last]) for sensor, x in zip(line.sensors, line.stream.samples, strict=True)]
-    return nn.functional.cross_entropy(line.head.model(torch.cat(embeddings, 1)), line.stream.labels[first:last])
+    embeddings = [
+        sensor.model(x[first:last]) for sensor, x in zip(simulation.sensors, simulation.stream.samples, strict=True)
+    ]
+    return nn.functional.cross_entropy(
+        simulation.head.model(torch.cat(embeddings, 1)), simulation.stream.labels[first:last]
+    )
 
 
 def close(ours: Sequence[Tensor], theirs: Sequence[Tensor], tolerance: float = 1e-6) -> bool:
@@ -99,7 +103,7 @@ def test_with_batches_an_iteration_takes_every_sample_once_in_an_order_of_its_ow
     assert not torch.equal(*rows)
 
 
-def test_the_same_line_ends_with_the_same_bytes_and_another_seed_with_others() -> None:
+def test_the_same_federation_ends_with_the_same_bytes_and_another_seed_with_others() -> None:
     def played(seed: int) -> list[Tensor]:
         made = simulation(seed=seed, channel=NOISY, denoising=Denoising(rounds=2), recipe=Recipe(batches=3))
         list(simulate(made, 4, lambda _: (1, 2)))

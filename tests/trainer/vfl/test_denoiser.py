@@ -130,7 +130,7 @@ def test_after_its_rounds_it_is_frozen_and_sensors_send_one_copy() -> None:
     assert release(made.spec, made.sensors[0], samples, 4).second is None
 
 
-def test_a_line_that_comes_back_from_a_checkpoint_in_between_ends_with_the_same_bytes() -> None:
+def test_a_federation_that_comes_back_from_a_checkpoint_in_between_ends_with_the_same_bytes() -> None:
     first, second = (simulation("conv", channel=Channel(levels=3), denoising=Denoising(rounds=5)) for _ in range(2))
     list(simulate(first, 3, lambda _: (1, 2)))
     saved = {name: value.clone() for name, value in first.head.denoiser.state().items()}

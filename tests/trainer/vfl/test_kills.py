@@ -1,4 +1,4 @@
-"""Processes of a line that are killed: the line goes on, and learns the same to the last bit."""
+"""Killed heads and sensors: the run goes on, and learns the same to the last bit."""
 
 import os
 import sys
@@ -94,24 +94,24 @@ def broker(tmp_path: Path) -> Iterator[str]:
 
 
 def test_a_sensor_and_the_head_that_are_killed_change_no_byte(broker: str, tmp_path: Path) -> None:
-    """With products that arrive while the line runs; each kill costs rounds that are replayed."""
+    """With products that arrive during the run; each kill costs rounds that are replayed."""
     whole, data, seed = tmp_path / "whole", tmp_path / "data", 5
     spec = vfl_spec(SENSORS, seed=seed)
     draw(whole, spec.window.span(20)[1], seed)
     feed(whole, data, spec.window.span(8)[1])
-    line = Processes(broker, tmp_path, data, seed, "--rounds", 20)
+    parties = Processes(broker, tmp_path, data, seed, "--rounds", 20)
     try:
-        line.start("head", *SENSORS)
-        line.reach(6)
-        line.kill("oven")
-        line.start("oven")
+        parties.start("head", *SENSORS)
+        parties.reach(6)
+        parties.kill("oven")
+        parties.start("oven")
         feed(whole, data, spec.window.span(14)[1])
-        line.reach(12)
-        line.kill("head")
+        parties.reach(12)
+        parties.kill("head")
         feed(whole, data, spec.window.span(20)[1])
-        line.start("head")
-        line.end()
+        parties.start("head")
+        parties.end()
     finally:
-        for process in line.running.values():
+        for process in parties.running.values():
             process.kill()
     assert left(spec, tmp_path, 20) == simulated(spec, whole, 20)

@@ -1,4 +1,4 @@
-"""A line over a real broker: what it learns is what a simulation learns, to the last bit."""
+"""A vertical federation over a real broker learns what a simulation learns, to the last bit."""
 
 import queue
 import threading
@@ -49,7 +49,7 @@ from trainer.vfl.server.startup import coordinate
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A mosquitto for lines one after the other."""
+    """A mosquitto for one federation after another."""
     with start_broker(tmp_path_factory.mktemp("broker"), kind="mosquitto") as running:
         yield running.url
 
@@ -63,7 +63,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ],
     ids=["plain", "noise and denoiser", "labels at the head"],
 )
-def test_a_line_over_a_broker_ends_with_the_same_bytes_as_the_simulation(
+def test_a_federation_over_a_broker_ends_with_the_same_bytes_as_the_simulation(
     seed: int, settings: dict[str, Any], broker: str, tmp_path: Path
 ) -> None:
     spec = vfl_spec(("press", "oven", "lamp"), seed=seed, **settings)
@@ -91,23 +91,23 @@ def test_frames_that_are_lost_are_asked_for_again_and_change_no_byte(
 
 
 @pytest.mark.parametrize("rule", ["last", "impute"])
-def test_a_line_that_need_not_wait_goes_on_without_a_sensor_and_takes_it_back(
+def test_a_federation_that_need_not_wait_goes_on_without_a_sensor_and_takes_it_back(
     rule: str, broker: str, tmp_path: Path
 ) -> None:
     spec = vfl_spec(("press", "oven", "lamp"), absent=rule, patience=0.3)
     whole, data = tmp_path / "whole", tmp_path / "data"
     draw(whole, spec.window.span(18)[1], 6)
     feed(whole, data, spec.window.span(6)[1])
-    with Threads(spec, broker, data, tmp_path, 18) as line:
-        line.start("head", *spec.sensors)
-        line.reach(6)
-        line.stop("lamp")
+    with Threads(spec, broker, data, tmp_path, 18) as parties:
+        parties.start("head", *spec.sensors)
+        parties.reach(6)
+        parties.stop("lamp")
         feed(whole, data, spec.window.span(12)[1])
-        line.reach(12)
-        line.start("lamp")
-        line.until(lambda: line.events["head"].count(progress.NodeJoined(node="lamp")) == 2)
+        parties.reach(12)
+        parties.start("lamp")
+        parties.until(lambda: parties.events["head"].count(progress.NodeJoined(node="lamp")) == 2)
         feed(whole, data, spec.window.span(18)[1])
-        line.end()
+        parties.end()
     taken = [each.iterations[2] for each in history(tmp_path / "head")]
     assert taken == [2] * 6 + [0] * 6 + [2] * 6
     assert left(spec, tmp_path, 18).keys() == {"press", "oven", "lamp", "head"}
@@ -128,9 +128,9 @@ def test_a_product_that_a_sensor_has_not_seen_holds_up_one_round_only(broker: st
 def test_a_second_head_and_a_second_sensor_of_one_name_are_turned_away(broker: str, tmp_path: Path) -> None:
     spec = vfl_spec()
     draw(tmp_path / "data", 40, 8)
-    with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as line:
-        line.start("head", *spec.sensors)
-        line.reach(3)
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as parties:
+        parties.start("head", *spec.sensors)
+        parties.reach(3)
         with pytest.raises(UsageError, match="already has a coordinator"):
             coordinate(
                 spec, tmp_path / "data/labels.csv", Endpoint.parse(broker), tmp_path / "other", rounds=1, new=False,
@@ -148,15 +148,17 @@ def test_a_second_head_and_a_second_sensor_of_one_name_are_turned_away(broker: s
             )  # fmt: skip
 
 
-def test_a_sensor_that_lies_is_named_and_refused_and_the_line_goes_on_without_it(broker: str, tmp_path: Path) -> None:
+def test_a_sensor_that_lies_is_named_and_refused_and_the_federation_goes_on_without_it(
+    broker: str, tmp_path: Path
+) -> None:
     """Somebody else's sensor, who sends what is no number."""
     spec = vfl_spec(absent="last", patience=0.3)
     draw(tmp_path / "data", 60, 9)
     inbox: queue.Queue[Any] = queue.Queue()
     mqtt = MqttClient(Endpoint.parse(broker), "liar", inbox=inbox, persistent=False)
     mqtt.subscribe(topics.down(spec.federation, "oven"), topics.opened(spec.federation))
-    with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as line, mqtt:
-        line.start("head", "press")
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as parties, mqtt:
+        parties.start("head", "press")
         hello = VflHello(
             session="a" * 16, run=spec.run, software="other", identity="b" * 16, incarnation=1, columns=1, round=0,
             kept=(0,),
@@ -165,7 +167,7 @@ def test_a_sensor_that_lies_is_named_and_refused_and_the_line_goes_on_without_it
             run=spec.run, attempt=1, round=1, session="a" * 16, row=0,
             received=np.full((20, 16), np.nan, np.float32).tobytes(),
         )  # fmt: skip
-        line.until(lambda: bool(line.events.get("head")))
+        parties.until(lambda: bool(parties.events.get("head")))
         mqtt.publish(topics.up(spec.federation, "oven"), encode(hello))
         while not isinstance(event := inbox.get(timeout=20), Delivery) or event.topic != topics.opened(spec.federation):
             pass
@@ -173,12 +175,12 @@ def test_a_sensor_that_lies_is_named_and_refused_and_the_line_goes_on_without_it
         while not isinstance(event := inbox.get(timeout=20), Delivery) or b"Refusal" not in event.payload:
             pass
         assert "NaN or infinity" in decode(event.payload, Refusal).reason
-        line.reach(3)
-        [refused] = [each for each in line.events["head"] if isinstance(each, progress.NodeRefused)]
+        parties.reach(3)
+        [refused] = [each for each in parties.events["head"] if isinstance(each, progress.NodeRefused)]
         assert (refused.node, refused.round) == ("oven", 0)
 
 
-def test_a_sensor_that_joins_a_line_that_is_over_serves_its_model_and_waits_for_a_head(
+def test_a_sensor_that_joins_a_federation_that_is_over_serves_its_model_and_waits_for_a_head(
     broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "_ALONE", 1.0)
@@ -201,12 +203,12 @@ def test_a_sensor_that_has_no_rows_yet_takes_part_and_starts_again(broker: str, 
     spec = vfl_spec(absent="last", patience=0.3)
     draw(tmp_path / "data", 100, 10)
     (tmp_path / "data" / "oven.csv").write_text("product,heat\n")
-    with Threads(spec, broker, tmp_path / "data", tmp_path, 7) as line:
-        line.start("head", *spec.sensors)
-        line.reach(3)
-        line.stop("oven")
-        line.start("oven")
-        line.end()
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 7) as parties:
+        parties.start("head", *spec.sensors)
+        parties.reach(3)
+        parties.stop("oven")
+        parties.start("oven")
+        parties.end()
     assert left(spec, tmp_path, 7).keys() == {"press", "oven", "head"}
     assert {each.iterations for each in history(tmp_path / "head")} == {(2, 0)}
 
@@ -216,11 +218,11 @@ def test_a_sensor_that_says_the_same_again_and_again_is_not_waited_for(broker: s
     spec = vfl_spec(absent="last", patience=0.3)
     draw(tmp_path / "data", 60, 10)
     with (
-        Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as line,
+        Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as parties,
         MqttClient(Endpoint.parse(broker), "dripping", inbox=queue.Queue(), persistent=False) as mqtt,
     ):
-        line.start("head", "press")
-        line.until(lambda: bool(line.events.get("head")))
+        parties.start("head", "press")
+        parties.until(lambda: bool(parties.events.get("head")))
         hello = VflHello(
             session="a" * 16, run=spec.run, software="other", identity="b" * 16, incarnation=1, columns=1, round=0,
             kept=(0,),
@@ -232,7 +234,7 @@ def test_a_sensor_that_says_the_same_again_and_again_is_not_waited_for(broker: s
             mqtt.publish(topics.embeddings(spec.federation, "oven"), encode_frame(row), qos=0)
             return written(tmp_path / "head") >= 3
 
-        line.until(closed)
+        parties.until(closed)
 
 
 def test_an_older_spec_that_is_said_again_ends_no_sensor(broker: str, tmp_path: Path) -> None:
@@ -241,29 +243,29 @@ def test_an_older_spec_that_is_said_again_ends_no_sensor(broker: str, tmp_path: 
     draw(tmp_path / "data", spec.window.span(9)[1], 11)
     feed(tmp_path / "data", tmp_path / "grown", spec.window.span(3)[1])
     mqtt = MqttClient(Endpoint.parse(broker), "echo", inbox=queue.Queue(), persistent=False)
-    with Threads(spec, broker, tmp_path / "grown", tmp_path, 9) as line, mqtt:
-        line.start("head", *spec.sensors)
-        line.reach(3)
+    with Threads(spec, broker, tmp_path / "grown", tmp_path, 9) as parties, mqtt:
+        parties.start("head", *spec.sensors)
+        parties.reach(3)
         older = msgspec.structs.replace(spec, run="a" * 16)
         mqtt.publish(topics.spec(spec.federation), encode(older), retain=True)
         feed(tmp_path / "data", tmp_path / "grown", spec.window.span(9)[1])
-        line.end()
+        parties.end()
     assert left(spec, tmp_path, 9) == simulated(spec, tmp_path / "data", 9)
 
 
-def test_an_old_end_of_the_line_that_is_said_again_ends_no_sensor(broker: str, tmp_path: Path) -> None:
-    """As above: once the line had three rounds only."""
+def test_an_old_end_of_the_federation_that_is_said_again_ends_no_sensor(broker: str, tmp_path: Path) -> None:
+    """As above: once the run had three rounds only."""
     spec = vfl_spec(absent="last", patience=5.0)
     draw(tmp_path / "data", spec.window.span(9)[1], 13)
     feed(tmp_path / "data", tmp_path / "grown", spec.window.span(6)[1])
     mqtt = MqttClient(Endpoint.parse(broker), "echo", inbox=queue.Queue(), persistent=False)
-    with Threads(spec, broker, tmp_path / "grown", tmp_path, 9) as line, mqtt:
-        line.start("head", *spec.sensors)
-        line.reach(3)
+    with Threads(spec, broker, tmp_path / "grown", tmp_path, 9) as parties, mqtt:
+        parties.start("head", *spec.sensors)
+        parties.reach(3)
         mqtt.publish(topics.round_state(spec.federation), encode(RoundState(run=spec.run, round=3, status="finished")))
-        line.reach(6)
+        parties.reach(6)
         feed(tmp_path / "data", tmp_path / "grown", spec.window.span(9)[1])
-        line.end()
+        parties.end()
 
 
 def test_while_a_product_is_late_a_sensor_only_looks_for_news(
@@ -281,16 +283,16 @@ def test_while_a_product_is_late_a_sensor_only_looks_for_news(
         return take(samples, products)
 
     monkeypatch.setattr(Samples, "get", counted)
-    with Threads(spec, broker, tmp_path / "data", tmp_path, 2) as line:
-        line.start("head", *spec.sensors)
-        line.until(lambda: "oven lacks product" in line.said("oven"))
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 2) as parties:
+        parties.start("head", *spec.sensors)
+        parties.until(lambda: "oven lacks product" in parties.said("oven"))
         before = len(taken)
-        line.until(lambda: line.said("head").count("which lacks") > 0)
+        parties.until(lambda: parties.said("head").count("which lacks") > 0)
         time.sleep(5 * session._LOOK)
         assert len(taken) == before
         with oven.open("a") as file:
             file.write(last)
-        line.end()
+        parties.end()
 
 
 def test_of_two_processes_of_one_sensor_one_gives_way_and_says_why(
@@ -323,15 +325,15 @@ def test_a_sensor_comes_with_the_columns_that_it_has_learnt_from_once_it_has_lea
     spec = vfl_spec()
     draw(tmp_path / "data", 100, 11)
     press = source(tmp_path / "data", "press")
-    with Threads(spec, broker, tmp_path / "data", tmp_path, 4) as line:
-        line.start("head")
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 4) as parties:
+        parties.start("head")
         before = press._replace(columns=("speed",))
         take_part(
             spec, "press", before, Endpoint.parse(broker), tmp_path / "press", report=progress.ignore,
-            stop=lambda: progress.NodeJoined(node="press") in line.events["head"],
+            stop=lambda: progress.NodeJoined(node="press") in parties.events["head"],
         )  # fmt: skip
-        line.start(*spec.sensors)
-        line.end()
+        parties.start(*spec.sensors)
+        parties.end()
     for other in (press._replace(columns=("speed", "force")), press._replace(columns=("speed",))):
         with pytest.raises(UsageError, match=r"press has learnt from other columns: .*force.*speed"):
             take_part(spec, "press", other, Endpoint.parse(broker), tmp_path / "press", report=progress.ignore)
@@ -344,6 +346,6 @@ def test_the_denoiser_learns_from_the_products_that_all_sensors_have(lacking: st
     draw(tmp_path / "data", 60, 12)
     oven = tmp_path / "data" / "oven.csv"
     oven.write_text("".join(row for row in oven.read_text().splitlines(True) if not row.startswith(lacking)))
-    line = in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=3)
+    parties = in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=3)
     learnt = any(name.startswith("denoiser.adam") for name in load_file(*(tmp_path / "head").glob("*/*3.safetensors")))
-    assert learnt is ("has learnt nothing" not in line.said("head")) is (lacking == "p5,")
+    assert learnt is ("has learnt nothing" not in parties.said("head")) is (lacking == "p5,")

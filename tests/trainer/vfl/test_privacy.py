@@ -103,7 +103,7 @@ def test_the_cut_is_part_of_the_model_so_that_training_knows_of_it() -> None:
     assert torch.autograd.gradcheck(ClipNorm(1.0), values)
 
 
-def test_a_protected_line_learns() -> None:
+def test_a_protected_federation_learns() -> None:
     closed = list(simulate(simulation("conv", privacy=Privacy(clip=2, multiplier=0.02)), 20, lambda _: (3, 3)))
     assert np.mean([each.loss for each in closed[-5:]]) < closed[0].loss - 0.1
 

@@ -1,4 +1,4 @@
-"""A line's processes before the first round and after the last: who finds whom, what is said, what can be changed."""
+"""Head and sensors before the first round and after the last: discovery, reports, settings that can be changed."""
 
 import tempfile
 import threading
@@ -30,17 +30,17 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield running.url
 
 
-def test_a_line_says_that_it_is_finished_and_when_it_is_started_again_that_all_is_played(
+def test_a_federation_says_that_it_is_finished_and_when_it_is_started_again_that_all_is_played(
     broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "_ALONE", 0.5)
     spec = vfl_spec()
     draw(tmp_path / "data", 60, 1)
-    line = in_threads(spec, broker, tmp_path / "data", tmp_path, 4)
-    assert "finished: 4 rounds, loss " in line.said("head")
-    assert "gone" not in line.said()
+    parties = in_threads(spec, broker, tmp_path / "data", tmp_path, 4)
+    assert "finished: 4 rounds, loss " in parties.said("head")
+    assert "gone" not in parties.said()
     for name in spec.sensors:
-        assert "finished: 4 rounds" in line.said(name)
+        assert "finished: 4 rounds" in parties.said(name)
     with Threads(spec, broker, tmp_path / "data", tmp_path, 4) as again:
         again.start("head", "press")
         again.end(10)
@@ -63,7 +63,7 @@ def test_a_head_that_was_killed_after_the_last_round_ends_though_its_sensors_hav
     assert ended.exists()
 
 
-def test_settings_can_be_changed_until_something_was_learnt_and_no_line_is_left_behind(
+def test_settings_can_be_changed_until_something_was_learnt_and_no_federation_is_left_behind(
     broker: str, tmp_path: Path
 ) -> None:
     spec = vfl_spec()
@@ -71,10 +71,10 @@ def test_settings_can_be_changed_until_something_was_learnt_and_no_line_is_left_
     for seed in (1, 2):
         with Threads(
             msgspec.structs.replace(spec, run=f"{seed:016}", seed=seed), broker, tmp_path / "data", tmp_path, 4
-        ) as line:
-            line.start("head")
-            line.until(lambda line=line: bool(line.said()))
-            line.stop("head")
+        ) as parties:
+            parties.start("head")
+            parties.until(lambda parties=parties: bool(parties.said()))
+            parties.stop("head")
     assert not read_retained(Endpoint.parse(broker), [topics.spec(spec.federation)], 1.0)
 
 
@@ -83,22 +83,22 @@ def test_a_sensor_that_has_learnt_nothing_takes_up_a_new_run_by_itself(broker: s
     draw(data, 60, 3)
     events: list[progress.AnyEvent] = []
     stop = threading.Event()
-    with ThreadPoolExecutor() as pool, Threads(spec, broker, data, tmp_path, 4) as line:
-        line.start("head")
+    with ThreadPoolExecutor() as pool, Threads(spec, broker, data, tmp_path, 4) as parties:
+        parties.start("head")
         press = pool.submit(
             join, Endpoint.parse(broker), "press", source(data, "press"), tmp_path / "press",
             federation=spec.federation, wait=10, report=events.append, stop=stop.is_set,
         )  # fmt: skip
-        line.until(lambda: progress.NodeJoined(node="press") in line.events["head"])
-        line.stop("head")
-        line.spec = msgspec.structs.replace(spec, run="0" * 16, seed=9)
-        line.start("head", "oven")
-        line.end()
+        parties.until(lambda: progress.NodeJoined(node="press") in parties.events["head"])
+        parties.stop("head")
+        parties.spec = msgspec.structs.replace(spec, run="0" * 16, seed=9)
+        parties.start("head", "oven")
+        parties.end()
         assert press.result(10) == (4, True)
         stop.set()
 
 
-def test_only_lines_with_a_head_count_and_others_are_named(broker: str, tmp_path: Path) -> None:
+def test_only_federations_with_a_head_count_and_others_are_named(broker: str, tmp_path: Path) -> None:
     spec = vfl_spec()
     draw(tmp_path / "data", 60, 4)
     in_threads(spec, broker, tmp_path / "data", tmp_path, 2)
@@ -125,23 +125,23 @@ def test_a_file_that_cannot_be_used_is_found_before_anybody_is_waited_for(tmp_pa
 def test_what_a_sensor_lacks_is_said_by_the_head_too(broker: str, tmp_path: Path) -> None:
     spec, data = vfl_spec(cycles=3, patience=0.2), tmp_path / "data"
     draw(data, 60, 5)
-    with Threads(spec, broker, data, tmp_path, 4) as line:
-        line.start("head", *spec.sensors)
-        line.until(lambda: "which lacks" in line.said("head"))
-        assert "lacks rows before product p0 and 1 more: a sample takes 3 of a unit" in line.said("head")
+    with Threads(spec, broker, data, tmp_path, 4) as parties:
+        parties.start("head", *spec.sensors)
+        parties.until(lambda: "which lacks" in parties.said("head"))
+        assert "lacks rows before product p0 and 1 more: a sample takes 3 of a unit" in parties.said("head")
 
 
-def test_a_broker_forgets_a_line_that_nobody_runs_any_more_and_no_other(broker: str, tmp_path: Path) -> None:
+def test_a_broker_forgets_a_federation_that_nobody_runs_any_more_and_no_other(broker: str, tmp_path: Path) -> None:
     spec, endpoint = vfl_spec(), Endpoint.parse(broker)
     draw(tmp_path / "data", 60, 7)
     kept = read_retained(endpoint, ["#"], 1.0)
-    with Threads(spec, broker, tmp_path / "data", tmp_path, 2) as line:
-        line.start("head")
-        line.until(lambda: bool(line.said()))
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 2) as parties:
+        parties.start("head")
+        parties.until(lambda: bool(parties.said()))
         with pytest.raises(UsageError, match="already has a coordinator"):
             remove_retained(endpoint, spec.federation)
-        line.start(*spec.sensors)
-        line.end()
+        parties.start(*spec.sensors)
+        parties.end()
     assert remove_retained(endpoint, spec.federation) == 6, "settings, state, overview, and who was there"
     assert read_retained(endpoint, ["#"], 1.0) == kept
     with pytest.raises(UsageError, match="keeps nothing of a vertical federation"):
@@ -157,9 +157,9 @@ def test_with_kits_the_head_forgets_all_but_how_its_sensors_said_they_are(tmp_pa
         guarded(Path(passable), federation=spec.federation, nodes=spec.sensors) as broker,
     ):
         ends = {name: Endpoint.from_kit(kit) for name, kit in broker.kits.items()}
-        with Threads(spec, {**ends, "head": ends["coordinator"]}, tmp_path / "data", tmp_path, 2) as line:
-            line.start("head", *spec.sensors)
-            line.end()
+        with Threads(spec, {**ends, "head": ends["coordinator"]}, tmp_path / "data", tmp_path, 2) as parties:
+            parties.start("head", *spec.sensors)
+            parties.end()
         assert remove_retained(ends["coordinator"], spec.federation) == 4, "settings, state, overview, its own presence"
         there = read_retained(
             ends["coordinator"], [each(spec.federation) for each in (topics.spec, topics.status)], 1.0

@@ -1,4 +1,4 @@
-"""A line that need not wait (`absent`: last, impute): a sensor dies, the line goes on, and takes it back."""
+"""Rounds that do not wait for absent sensors (`absent`: last, impute): they go on without one, and readmit it."""
 
 import threading
 import time
@@ -28,8 +28,8 @@ ENOUGH = 2 * COMMIT  # rounds
 PATIENCE = 60.0  # seconds for rounds
 
 
-class Line:
-    """A line of real processes, whose products never end."""
+class Federation:
+    """A vertical federation of real processes, with an endless supply of products."""
 
     def __init__(self, folder: Path, url: str, absent: str):
         self._plant = Plant(folder / "plant", SENSORS)
@@ -75,17 +75,17 @@ class Line:
 
 
 @pytest.fixture(params=["impute"])
-def line(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Line]:
+def federation(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Federation]:
     broker = Mosquitto(tmp_path / "broker", persistence=False)
     broker.start()
-    running = Line(tmp_path, broker.url, request.param)
+    running = Federation(tmp_path, broker.url, request.param)
     yield running
     running.end()
     broker.kill()
 
 
 @pytest.mark.parametrize("labels", ["shared", "server"])
-def test_a_sensor_that_is_always_too_slow_does_not_hold_up_the_line_again_and_again(
+def test_a_sensor_that_is_always_too_slow_does_not_hold_up_the_federation_again_and_again(
     labels: Literal["shared", "server"], tmp_path: Path, mosquitto: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounds, patience, slow = 300, 0.4, threading.Event()
@@ -131,18 +131,18 @@ def whole(round_: ClosedRound) -> bool:
     return all(round_.iterations)
 
 
-def test_a_line_goes_on_while_a_sensor_is_dead_and_takes_it_back_and_so_it_does_after_the_heads_death(
-    line: Line,
+def test_a_federation_goes_on_while_a_sensor_is_dead_and_takes_it_back_and_so_it_does_after_the_heads_death(
+    federation: Federation,
 ) -> None:
-    line.until(whole)
-    line.parties["oven"].kill()
-    last = line.until(lambda each: each.iterations == (1, 0))
-    line.start("oven")
-    assert line.until(whole) > last
-    learnt = line.parties["press"].rounds
-    line.parties[HEAD].kill()
-    line.start(HEAD)
-    line.until(whole)
-    rounds = [each.round for each in line.closed()]
+    federation.until(whole)
+    federation.parties["oven"].kill()
+    last = federation.until(lambda each: each.iterations == (1, 0))
+    federation.start("oven")
+    assert federation.until(whole) > last
+    learnt = federation.parties["press"].rounds
+    federation.parties[HEAD].kill()
+    federation.start(HEAD)
+    federation.until(whole)
+    rounds = [each.round for each in federation.closed()]
     assert rounds == list(range(1, len(rounds) + 1))
     assert len(learnt) == len(set(learnt)), "nobody went back while the head was alive"

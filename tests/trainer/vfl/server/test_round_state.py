@@ -1,4 +1,4 @@
-"""What a line's parties make of what they are sent, without broker and clock."""
+"""Head and sensors on the messages that they receive, without broker and clock."""
 
 import json
 import queue
@@ -151,7 +151,7 @@ def test_embeddings_of_an_earlier_round_or_attempt_are_without_effect() -> None:
     assert round_.find_missing(["press"]) == ["press"]
 
 
-def test_a_line_that_waits_takes_no_gaps_and_one_whose_denoiser_learns_wants_two_copies() -> None:
+def test_a_federation_that_waits_takes_no_gaps_and_one_whose_denoiser_learns_wants_two_copies() -> None:
     with pytest.raises(PeerError, match="rounds wait for them here"):
         collecting(gaps=False).add_frame("press", embeddings(GOOD, missing=(0,))[0])
     with pytest.raises(PeerError, match="of a second copy"):
@@ -188,7 +188,7 @@ def test_a_sensor_s_timings_are_believed_as_far_as_the_head_s_clock_goes() -> No
     assert ReportedTimes(0.2, 1e7, 0.0).clipped(0.5, 0.1) == ReportedTimes(0.2, 0.3, 0.0)
 
 
-# Where a line goes on
+# The round to go on from
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_sensor_s_timings_are_believed_as_far_as_the_head_s_clock_goes() -> No
         (PartyProgress(60, (40, 60)), {"a": PartyProgress(0, (0,))}, None),
     ],
 )
-def test_a_line_goes_on_from_the_newest_round_that_all_can_be_at(
+def test_a_federation_goes_on_from_the_newest_round_that_all_can_be_at(
     head: PartyProgress, sensors: dict[str, PartyProgress], expected: int | None
 ) -> None:
     assert find_common_round(head, sensors) == expected
@@ -347,7 +347,7 @@ def test_what_is_absent_is_a_products_last_embedding_or_the_mean() -> None:
     [filled] = rule.fill(12, [torch.zeros(4, 2)], ~everything)
     assert torch.equal(filled[:2], seen[2:])
     assert torch.allclose(filled[2:], seen.mean(0))
-    [filled] = rule.fill(9, [torch.zeros(3, 2)], ~everything[:3])  # the line has gone back
+    [filled] = rule.fill(9, [torch.zeros(3, 2)], ~everything[:3])  # the run has gone back
     assert torch.equal(filled[1:], seen[:2])
     present = torch.tensor([[True], [False], [True], [True]])
     newer = torch.randn(4, 2)
@@ -392,7 +392,7 @@ WIRE_V1 = json.loads(WIRE_FILE.read_text())
 
 
 @pytest.mark.parametrize("message", [SPEC, HELLO, OVERVIEW], ids=lambda message: type(message).__name__)
-def test_the_first_version_s_messages_of_a_line_decode_for_ever(message: Any) -> None:
+def test_the_first_version_s_messages_of_a_federation_decode_for_ever(message: Any) -> None:
     assert decode(json.dumps(WIRE_V1[type(message).__name__]).encode(), type(message)) == message
     assert decode(encode(message), type(message)) == message
     with pytest.raises(DecodeError, match="belongs to vertical federated learning"):

@@ -1,4 +1,4 @@
-"""What a line is asked to do, checked before anybody waits for it."""
+"""Validation of a vertical federation's spec, before anybody waits for a head."""
 
 from typing import Any
 
