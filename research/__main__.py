@@ -11,7 +11,7 @@ import typer
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.cli.main import run
-from edge.cli.options import (
+from edge.cli.shared_options import (
     ROUNDS,
     SUITED_WEIGHTS,
     WEIGHTS,

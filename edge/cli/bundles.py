@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge.cli.line import Memory, TrustFile, make_verifier, state_folder
-from edge.cli.options import Ca, Cert, Json, Key
+from edge.cli.shared_options import Ca, Cert, Json, Key
 
 if TYPE_CHECKING:
     from edge.registry.bundle_store import BundleStore

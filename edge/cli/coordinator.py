@@ -8,7 +8,7 @@ import typer
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.topics import COORDINATOR
-from edge.cli.options import (
+from edge.cli.shared_options import (
     DEFAULT_METHOD,
     Aggregate,
     Broker,

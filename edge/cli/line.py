@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from broker_config.protocol.errors import UsageError
-from edge.cli.options import Ca, Cert, Json, Key, LineConfig, pairs
+from edge.cli.shared_options import Ca, Cert, Json, Key, LineConfig, pairs
 
 if TYPE_CHECKING:
     from edge.bundle.verification import Verifier

@@ -8,7 +8,7 @@ import typer
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.topics import COORDINATOR, MONITOR
-from edge.cli.options import (
+from edge.cli.shared_options import (
     Broker,
     Ca,
     Cert,

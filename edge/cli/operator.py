@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from edge.cli.options import Broker, Ca, Cert, Json, Key, KitFile, agreed, make_endpoint, stop_on_signals
+from edge.cli.shared_options import Broker, Ca, Cert, Json, Key, KitFile, agreed, make_endpoint, stop_on_signals
 
 app = typer.Typer()
 

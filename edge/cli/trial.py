@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from broker_config.protocol.errors import UsageError
-from edge.cli.options import (
+from edge.cli.shared_options import (
     CLASSES,
     DEFAULT_METHOD,
     ROUNDS,

@@ -16,7 +16,7 @@ from broker_config.protocol.errors import UsageError
 from broker_config.protocol.topics import COORDINATOR, MONITOR
 from edge.cli import vfl_inference
 from edge.cli.line import Memory, state_folder
-from edge.cli.options import (
+from edge.cli.shared_options import (
     Broker,
     Ca,
     Cert,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
-from edge.http.connection import KEEP_ALIVE, Application, Connection, Connections
+from edge.http.bounded_connection import KEEP_ALIVE, Application, Connection, Connections
 
 _DRAIN = 15  # seconds for requests in hand
 

@@ -12,8 +12,8 @@ import torch
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import Preprocessing, Training
-from edge.cli.options import DEFAULT_METHOD, Method
-from edge.cli.options import METHODS as NAMED
+from edge.cli.shared_options import DEFAULT_METHOD, Method
+from edge.cli.shared_options import METHODS as NAMED
 from tests.support.method_cases import CASES, CLASSES, ON_ANY_MODEL, drafted, equal, images, one_round, shares
 from tests.support.paths import REPOSITORY
 from trainer.data.class_folders import Images

@@ -1,4 +1,4 @@
-"""What several commands share: their options, and what they make of them."""
+"""Options that several commands share, and their conversion to endpoints, requests and reporters."""
 
 import os
 import pkgutil

@@ -23,7 +23,7 @@ def bundle(tmp_path_factory):
 
 
 BOUNDS = """
-import edge.http.connection as bounds
+import edge.http.bounded_connection as bounds
 bounds.MAX_CONNECTIONS, bounds.HEAD_TIME, bounds.LINGER, bounds.SEND_TIME = 20, 0.3, 0.3, 0.3
 """
 
