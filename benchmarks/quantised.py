@@ -18,13 +18,13 @@ import onnxruntime
 
 from edge.inference.predictor import session_options
 from export import held_out
-from export.distillation import average
-from export.graph import Architecture, module, trace, with_values
+from export.distillation import average_encoders
+from export.graph import Architecture, build_module, fill_values, trace
 from export.model_images import ImageFinder
 from export.quantisation import quantise
-from export.speed_gate import verdicts_of
+from export.speed_gate import predict_classes
 from trainer.data.class_folders import LabelledImages
-from trainer.models.fusion import fusion_of
+from trainer.models.fusion import infer_fusion
 from trainer.models.network import Tensors
 from trainer.training import personal_model
 
@@ -58,16 +58,21 @@ class Tracer:
         judging, training = held_out.load(source, metadata, finder), finder.training(source, metadata)
         if isinstance(judging, str):
             raise SystemExit(f"{source}: {judging}")
-        graphs = {_FUSED: self._graph(metadata, tensors, source), _ONE: self._graph(metadata, average(tensors), source)}
+        graphs = {
+            _FUSED: self._graph(metadata, tensors, source),
+            _ONE: self._graph(metadata, average_encoders(tensors), source),
+        }
         graphs |= {_QUANTISED[name]: quantise(graph, training.images) for name, graph in graphs.items()}
         return Node(metadata.node, graphs, judging)
 
     def _graph(self, metadata: personal_model.ModelMetadata, tensors: Tensors, source: Path) -> bytes:
-        architecture = Architecture(metadata.model, len(metadata.classes), fusion_of(tensors), metadata.preprocessing)
-        served = module(architecture, tensors, source)
+        architecture = Architecture(
+            metadata.model, len(metadata.classes), infer_fusion(tensors), metadata.preprocessing
+        )
+        served = build_module(architecture, tensors, source)
         if architecture not in self._traced:
             self._traced[architecture] = trace(served, self._size)
-        return with_values(self._traced[architecture], served)
+        return fill_values(self._traced[architecture], served)
 
 
 class Latency(NamedTuple):
@@ -110,7 +115,7 @@ def judged(nodes: Sequence[Node], variant: str) -> dict[str, object]:
     same, right, images = {}, 0, 0
     for node in nodes:
         exact, faster = (
-            verdicts_of(onnxruntime.InferenceSession(node.graphs[name], session_options()), node.held_out.images)
+            predict_classes(onnxruntime.InferenceSession(node.graphs[name], session_options()), node.held_out.images)
             for name in (_FUSED, variant)
         )
         same[node.name] = round(float((exact == faster).mean()), 4)

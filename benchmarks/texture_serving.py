@@ -19,8 +19,8 @@ from benchmarks.serving.bare import Bare
 from edge.bundle import bundle_format
 from edge.inference.pipeline import NullConsumer, Pipeline
 from edge.inference.served_model import load_model
-from export.graph import Architecture, module, trace, with_values
-from export.parity import pictures, session
+from export.graph import Architecture, build_module, fill_values, trace
+from export.parity import draw_test_images, open_session
 from export.quantisation import TOLERANCE, quantise
 from trainer.data.drawn_surfaces import CLASSES
 from trainer.federation.server.spec import Request, draft
@@ -38,9 +38,9 @@ def graphs(model: str) -> dict[str, bytes]:
         Request(method="fedavg", model=model, weights="none"), federation="benchmark", classes=CLASSES, nodes=2
     )
     architecture = Architecture(model, len(CLASSES), SINGLE, spec.preprocessing)
-    served = module(architecture, to_tensors(start), Path(model))
-    exact = with_values(trace(served, spec.preprocessing.size), served)
-    return {"fp32": exact, "int8": quantise(exact, pictures(spec.preprocessing.size, 8))}
+    served = build_module(architecture, to_tensors(start), Path(model))
+    exact = fill_values(trace(served, spec.preprocessing.size), served)
+    return {"fp32": exact, "int8": quantise(exact, draw_test_images(spec.preprocessing.size, 8))}
 
 
 def served(folder: Path, model: str, content: bytes, size: int) -> Path:
@@ -55,8 +55,8 @@ def served(folder: Path, model: str, content: bytes, size: int) -> Path:
         classes=CLASSES,
         input=bundle_format.Input(size=size),
     )
-    golden = pictures(size, 1)
-    [probabilities] = session(content).run(["probabilities"], {"image": golden})[0].tolist()
+    golden = draw_test_images(size, 1)
+    [probabilities] = open_session(content).run(["probabilities"], {"image": golden})[0].tolist()
     bundle_format.write_bundle(folder, description, content, golden[0], probabilities, tolerance=TOLERANCE)
     return folder
 
@@ -80,7 +80,7 @@ def measure(model: str, runs: int, threads: int) -> None:
         calls: dict[str, Call] = {}
         lines = []
         for precision, content in contents.items():
-            size = session(content).get_inputs()[0].shape[1]
+            size = open_session(content).get_inputs()[0].shape[1]
             folder = served(Path(place) / precision, model, content, size)
             pixels = np.random.default_rng(0).integers(0, 256, (1, size, size, 3), np.uint8)
             bare, pipeline = Bare(folder, threads), Pipeline(load_model(folder, threads=threads), NullConsumer())

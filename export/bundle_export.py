@@ -10,16 +10,16 @@ from broker_config.protocol.errors import UsageError
 from edge.bundle import bundle_format
 from export import held_out
 from export.bundle_signing import Signer
-from export.distillation import average, teach
+from export.distillation import average_encoders, distil
 from export.encoder_selection import drop_encoder
-from export.graph import ENCODER_NAMES, EXTRAS, Architecture, Encoder, module, trace, with_temperature, with_values
+from export.graph import ENCODER_NAMES, EXTRAS, Architecture, Encoder, build_module, fill_values, set_temperature, trace
 from export.model_images import ImageFinder
-from export.parity import check_parity, outputs, pictures, session
-from export.quantisation import MOST, TOLERANCE, quantise
-from export.speed_gate import compare
+from export.parity import check_parity, draw_test_images, open_session, output_names
+from export.quantisation import MAX_CALIBRATION_IMAGES, TOLERANCE, quantise
+from export.speed_gate import compare_graphs
 from trainer import progress
 from trainer.data.class_folders import LabelledImages
-from trainer.models.fusion import WEIGHTED_SUM, fusion_of
+from trainer.models.fusion import WEIGHTED_SUM, infer_fusion
 from trainer.models.network import Network, Tensors
 from trainer.training import personal_model
 from trainer.training.personal_model import ModelMetadata
@@ -86,15 +86,15 @@ def export(
         if metadata.broadcast and not signer:
             text = f"the bundle of {metadata.node} will not be signed, and serve --trust refuses it: --kit FILE signs"
             report(progress.Note(text=text))
-        encoders = tuple(ENCODER_NAMES[prefix] for prefix in fusion_of(tensors).encoders)
+        encoders = tuple(ENCODER_NAMES[prefix] for prefix in infer_fusion(tensors).encoders)
         model = _without_idle_encoder(
             _Model(source, metadata, tensors, encoders, held_out.load(source, metadata, finder)), report
         )
         graph = tracer.graph(model)
-        if optimisations.student and fusion_of(model.tensors) is WEIGHTED_SUM:
-            graph = _student(model, graph, tracer, finder.training(source, metadata), report)
+        if optimisations.student and infer_fusion(model.tensors) is WEIGHTED_SUM:
+            graph = _try_student(model, graph, tracer, finder.training(source, metadata), report)
         if optimisations.int8:
-            graph = _in_int8(model, graph, finder.training(source, metadata), report)
+            graph = _try_int8(model, graph, finder.training(source, metadata), report)
         target = folder / metadata.node
         if isinstance(found := model.held_out, str):
             report(
@@ -102,7 +102,7 @@ def export(
                     text=f"{metadata.node} gets no calibration, and will notice neither novelty nor drift: {found}"
                 )
             )
-        _write(target, model, graph, signing)
+        _write_bundle(target, model, graph, signing)
         written.append(Exported(target, metadata.node, graph.difference))
         report(
             progress.Exported(
@@ -122,14 +122,16 @@ class _Tracer:
     def graph(self, model: _Model) -> _Graph:
         """The model's graph in fp32, checked against torch."""
         metadata, tensors = model.metadata, model.tensors
-        architecture = Architecture(metadata.model, len(metadata.classes), fusion_of(tensors), metadata.preprocessing)
-        served = module(architecture, tensors, model.source)
+        architecture = Architecture(
+            metadata.model, len(metadata.classes), infer_fusion(tensors), metadata.preprocessing
+        )
+        served = build_module(architecture, tensors, model.source)
         if architecture not in self._traced:
             what = f"tracing {metadata.model} for {len(metadata.classes)} classes, once for all nodes: 10 to 30 s"
             self._report(progress.Step(what=what))
             self._traced[architecture] = trace(served, metadata.preprocessing.size)
             self._report(progress.Step(what="checking models against torch and writing their bundles"))
-        content = with_values(self._traced[architecture], served)
+        content = fill_values(self._traced[architecture], served)
         return _Graph(content, model.encoders, check_parity(content, architecture, tensors, model.source))
 
 
@@ -149,7 +151,7 @@ def _without_idle_encoder(model: _Model, report: progress.Report) -> _Model:
     return model._replace(tensors=found.tensors, encoders=(found.kept,))
 
 
-def _student(
+def _try_student(
     model: _Model, graph: _Graph, tracer: _Tracer, training: LabelledImages, report: progress.Report
 ) -> _Graph:
     """The graph of one encoder in place of two, or of two if one is not as right: the average, else a taught one."""
@@ -161,31 +163,32 @@ def _student(
 
     def tried(how: str, tensors: Tensors) -> _Graph | None:
         single = tracer.graph(model._replace(tensors=tensors, encoders=("own",)))
-        found = compare(graph.content, single.content, images)
+        found = compare_graphs(graph.content, single.content, images)
         if found.passed:
             report(progress.Note(text=f"the bundle of {node} has one encoder, {how}: {found}"))
             return single
         report(progress.Note(text=f"the bundle of {node} keeps both encoders; with {how}: {found}"))
         return None
 
-    mean = tried("the average of both", average(model.tensors))
+    mean = tried("the average of both", average_encoders(model.tensors))
     if mean is not None:
         return mean
     network = Network(metadata.model, len(metadata.classes))
-    taught = teach(network, model.tensors, training, metadata.preprocessing, report)
+    taught = distil(network, model.tensors, training, metadata.preprocessing, report)
     return tried("one that both have taught", taught) or graph
 
 
-def _in_int8(model: _Model, graph: _Graph, training: LabelledImages, report: progress.Report) -> _Graph:
+def _try_int8(model: _Model, graph: _Graph, training: LabelledImages, report: progress.Report) -> _Graph:
     """The graph in int8, or as it is if that is not as right, or not faster, here."""
     node = model.metadata.node
     images = model.held_out
     if isinstance(images, str):
         report(progress.Note(text=f"the bundle of {node} stays fp32, int8 cannot be measured: {images}"))
         return graph
-    report(progress.Step(what=f"quantising the model of {node} on {min(len(training.labels), MOST)} training images"))
+    count = min(len(training.labels), MAX_CALIBRATION_IMAGES)
+    report(progress.Step(what=f"quantising the model of {node} on {count} training images"))
     content = quantise(graph.content, training.images)
-    found = compare(graph.content, content, images)
+    found = compare_graphs(graph.content, content, images)
     if not found.passed:
         report(progress.Note(text=f"the bundle of {node} stays fp32; in int8: {found}"))
         return graph
@@ -193,14 +196,14 @@ def _in_int8(model: _Model, graph: _Graph, training: LabelledImages, report: pro
     return graph._replace(content=content, precision="int8")
 
 
-def _write(folder: Path, model: _Model, graph: _Graph, signing: bundle_format.Signing | None) -> None:
+def _write_bundle(folder: Path, model: _Model, graph: _Graph, signing: bundle_format.Signing | None) -> None:
     metadata, content, sure, reference = model.metadata, graph.content, None, None
     if not isinstance(model.held_out, str):
-        sure = held_out.confidence(content, model.held_out, metadata)
-        content = with_temperature(content, sure.temperature)
-        reference = held_out.reference(content, model.held_out)
-    running, golden = session(content), pictures(metadata.preprocessing.size, 1)
-    there = outputs(running)
+        sure = held_out.calibrate_confidence(content, model.held_out, metadata)
+        content = set_temperature(content, sure.temperature)
+        reference = held_out.build_reference(content, model.held_out)
+    running, golden = open_session(content), draw_test_images(metadata.preprocessing.size, 1)
+    there = output_names(running)
     description = bundle_format.Description(
         federation=metadata.federation,
         run=metadata.run,

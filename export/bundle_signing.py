@@ -12,7 +12,7 @@ from broker_config.security.message_signing import MessageSigner
 from broker_config.security.signing import ForgedError, SigningKey
 from edge.bundle.bundle_format import Signing
 from edge.bundle.verification import verify_broadcast
-from trainer.models.fusion import OWN, RECEIVED, WEIGHTED_SUM, fusion_of
+from trainer.models.fusion import OWN, RECEIVED, WEIGHTED_SUM, infer_fusion
 from trainer.models.named_tensors import add_prefix, is_frozen, strip_prefix
 from trainer.models.network import Tensors, to_arrays
 from trainer.training.personal_model import ModelMetadata
@@ -67,7 +67,7 @@ def _check_received(tensors: Tensors, broadcast: Manifest) -> None:
 
     In a weighted sum it came so; what is concatenated, the node has trained further.
     """
-    if fusion_of(tensors) is not WEIGHTED_SUM:
+    if infer_fusion(tensors) is not WEIGHTED_SUM:
         return
     stem = {name: value for name, value in tensors.items() if is_frozen(name)}
     received = {**stem, **add_prefix(OWN, strip_prefix(RECEIVED, tensors))}

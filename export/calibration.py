@@ -11,23 +11,23 @@ from edge.bundle.bundle_format import Confidence
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.int64]
 
-FEWEST = 10  # held-out images, below which nothing is said
-WRONG = 0.01  # largest share of a class's verdicts that may be accepted and wrong
-_OF_A_CLASS = 5  # images taken for a class, below which it has no threshold of its own
+MIN_IMAGES = 10  # held-out images, below which nothing is said
+MAX_ERROR_RATE = 0.01  # largest share of a class's verdicts that may be accepted and wrong
+_MIN_CLASS_IMAGES = 5  # images taken for a class, below which it has no threshold of its own
 _FOLDS = 5
-_COLDEST, _HOTTEST = 0.05, 20.0  # temperatures
+_MIN_TEMPERATURE, _MAX_TEMPERATURE = 0.05, 20.0  # temperatures
 
 
 def calibrate(logits: Floats, labels: Labels, classes: Sequence[str]) -> Confidence:
-    """What logits [n, C] of n >= FEWEST held-out images say of the model's confidence.
+    """What logits [n, C] of n >= MIN_IMAGES held-out images tell of the confidence.
 
     Temperature and thresholds come from all of the images. Coverage and accuracy are cross-fitted: each image is
     accepted or not by thresholds that the others gave. Logits are as good as log-probabilities.
 
     ValueError for fewer images.
     """
-    if len(labels) < FEWEST:
-        raise ValueError(f"a calibration takes at least {FEWEST} images")
+    if len(labels) < MIN_IMAGES:
+        raise ValueError(f"a calibration takes at least {MIN_IMAGES} images")
     divisor, least = _fit(logits, labels)
     accepted = np.zeros(len(labels), bool)
     fold = np.argsort(np.argsort(labels, kind="stable")) % _FOLDS  # each has its share of every class
@@ -47,26 +47,26 @@ def calibrate(logits: Floats, labels: Labels, classes: Sequence[str]) -> Confide
 
 def _fit(logits: Floats, labels: Labels) -> tuple[float, Floats]:
     """The temperature, and the least confidence of each class [C] that is accepted."""
-    divisor = temperature(logits, labels)
+    divisor = fit_temperature(logits, labels)
     taken = logits.argmax(1)
     confidence, right = softmax(logits / divisor).max(1), taken == labels
-    common = threshold(confidence, right)
+    common = find_threshold(confidence, right)
     return divisor, np.array(
         [
-            threshold(confidence[of], right[of]) if (of := taken == label).sum() >= _OF_A_CLASS else common
+            find_threshold(confidence[of], right[of]) if (of := taken == label).sum() >= _MIN_CLASS_IMAGES else common
             for label in range(logits.shape[1])
         ]
     )
 
 
-def threshold(confidence: Floats, right: NDArray[np.bool_]) -> float:
-    """The least confidence from which on verdicts [n] are accepted; 1 when none are.
+def find_threshold(confidence: Floats, right: NDArray[np.bool_]) -> float:
+    """The least confidence at which verdicts [n] are accepted; 1 if none are.
 
-    Wrong ones that are accepted, and one more, must be at most WRONG of n + 1: then at most WRONG of future verdicts
-    like these are (conformal risk control, Angelopoulos et al. 2022). Where n is too small for that, none may be. And
-    no verdict is accepted that is less sure than each that was right.
+    Wrong verdicts that are accepted, plus one, are at most MAX_ERROR_RATE of n + 1: then the same share at most of
+    future verdicts like these is expected to be accepted and wrong (conformal risk control, Angelopoulos et al. 2022).
+    Where n is too small for that, no wrong one may be accepted; and none that is less certain than every right one.
     """
-    allowed = max(0, int(WRONG * (len(right) + 1)) - 1)
+    allowed = max(0, int(MAX_ERROR_RATE * (len(right) + 1)) - 1)
     wrong = np.sort(confidence[~right])[::-1]
     barred = wrong[allowed] if len(wrong) > allowed else -1.0
     return float(min(confidence[right & (confidence > barred)], default=1.0))
@@ -78,7 +78,7 @@ def softmax(logits: Floats) -> Floats:
     return np.asarray(powers / powers.sum(-1, keepdims=True))
 
 
-def temperature(logits: Floats, labels: Labels) -> float:
+def fit_temperature(logits: Floats, labels: Labels) -> float:
     """The divisor of logits [n, C] under which the labels are likeliest (Guo et al. 2017).
 
     The labels are softened as if half an image more had been of any class at random (after Platt 1999): a few images
@@ -92,10 +92,10 @@ def temperature(logits: Floats, labels: Labels) -> float:
         scaled -= scaled.max(1, keepdims=True)
         return float((np.log(np.exp(scaled).sum(1)) - (targets * scaled).sum(1)).mean())
 
-    return float(np.exp(_least(loss, np.log(_COLDEST), np.log(_HOTTEST))))
+    return float(np.exp(_minimise(loss, np.log(_MIN_TEMPERATURE), np.log(_MAX_TEMPERATURE))))
 
 
-def _least(function: Callable[[float], float], low: float, high: float) -> float:
+def _minimise(function: Callable[[float], float], low: float, high: float) -> float:
     """Where a function of one valley is least, by golden section."""
     ratio = (np.sqrt(5) - 1) / 2
     for _ in range(60):

@@ -10,8 +10,8 @@ from torch.nn.functional import conv2d
 
 from trainer.models import backbones
 from trainer.models.texture.musten import Codebook
-from trainer.models.texture.texture_network import Encoding, Pooled, TextureNetwork
-from trainer.models.texture.trunk import DeepestMean
+from trainer.models.texture.texture_network import CodebookHead, PooledHead, TextureNetwork
+from trainer.models.texture.trunk import GlobalAveragePooling
 
 Evidence = Callable[[Tensor], Tensor]
 """A head's weight [classes, features] -> [n, classes, h, w], whose mean over space is the head times the features."""
@@ -23,37 +23,37 @@ def explain(encoder: nn.Module, inputs: Tensor) -> tuple[Tensor, Evidence | None
     None where features are no sum over places: nothing exact can be said then.
     """
     if not isinstance(encoder, TextureNetwork):
-        return _mean(backbones.feature_map(encoder, inputs))
+        return _explain_mean(backbones.feature_map(encoder, inputs))
     *before, last = [(name, part) for name, part in encoder.named_children() if name != "stem"]
     for name, part in before:
         inputs = part(inputs)[1] if name == "tel" else part(inputs)
     match last[1]:
-        case DeepestMean():
-            return _mean(inputs[-1])
-        case Pooled():
-            return _pooled(last[1], inputs)
-        case Encoding():
-            return _encoded(last[1], inputs)
+        case GlobalAveragePooling():
+            return _explain_mean(inputs[-1])
+        case PooledHead():
+            return _explain_pooled(last[1], inputs)
+        case CodebookHead():
+            return _explain_encoded(last[1], inputs)
         case other:
             return cast(Tensor, other(inputs)), None
 
 
-def _mean(maps: Tensor) -> tuple[Tensor, Evidence]:
+def _explain_mean(maps: Tensor) -> tuple[Tensor, Evidence]:
     """Class activation maps (Zhou et al., 2016) of maps [n, features, h, w]."""
     return maps.mean((2, 3)), lambda head: conv2d(maps, head[:, :, None, None])
 
 
-def _pooled(part: Pooled, tokens: Tensor) -> tuple[Tensor, Evidence]:
+def _explain_pooled(part: PooledHead, tokens: Tensor) -> tuple[Tensor, Evidence]:
     hidden = part.hidden(tokens.mean(1))
 
     def evidence(head: Tensor) -> Tensor:
         back = _through_relu(head, hidden) @ part.hidden.weight
-        return _square(back @ tokens.mT + _constant(head, hidden, part.hidden.bias))
+        return _to_square(back @ tokens.mT + _constant_evidence(head, hidden, part.hidden.bias))
 
     return torch.relu(hidden), evidence
 
 
-def _encoded(part: Encoding, tokens: Tensor) -> tuple[Tensor, Evidence]:
+def _explain_encoded(part: CodebookHead, tokens: Tensor) -> tuple[Tensor, Evidence]:
     """MusTEN's codes are sums over descriptors; what follows is linear, with the image's own attention, norm and ReLU.
 
     These are held fixed, so that a map says what a descriptor adds as things are, not what would be without it.
@@ -75,7 +75,7 @@ def _encoded(part: Encoding, tokens: Tensor) -> tuple[Tensor, Evidence]:
         residuals = back @ descriptors.mT.unsqueeze(1) - (back * words).sum(3, keepdim=True)  # [n, classes, K, N]
         added = (residuals * shares.mT.unsqueeze(1)).sum(2) * tokens.shape[1]
         shift = part.hidden.weight @ part.norm.bias + part.hidden.bias
-        return _square(added + _constant(head, hidden, shift))
+        return _to_square(added + _constant_evidence(head, hidden, shift))
 
     return torch.relu(hidden), evidence
 
@@ -85,12 +85,12 @@ def _through_relu(head: Tensor, hidden: Tensor) -> Tensor:
     return head * (hidden > 0).unsqueeze(1)
 
 
-def _constant(head: Tensor, hidden: Tensor, shift: Tensor) -> Tensor:
+def _constant_evidence(head: Tensor, hidden: Tensor, shift: Tensor) -> Tensor:
     """What no place adds, [n, classes, 1]."""
     return (_through_relu(head, hidden) @ shift).unsqueeze(2)
 
 
-def _square(added: Tensor) -> Tensor:
+def _to_square(added: Tensor) -> Tensor:
     """[n, classes, N] -> [n, classes, h, w], as patches are cut: row by row."""
     side = math.isqrt(added.shape[2])
     return added.reshape(*added.shape[:2], side, side)

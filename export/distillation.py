@@ -19,7 +19,7 @@ _BATCH, _RATE = 32, 3e-5
 _SOFTNESS = 2.0  # by which both divide their logits
 
 
-def average(tensors: Tensors) -> Tensors:
+def average_encoders(tensors: Tensors) -> Tensors:
     """A fused model's encoders averaged tensor by tensor as their features would be, and its classifier.
 
     An own encoder that starts every round from the received one stays close to it, and the features of the average are
@@ -33,7 +33,7 @@ def average(tensors: Tensors) -> Tensors:
     return encoder | select(tensors, ("classifier",))
 
 
-def teach(
+def distil(
     network: Network, tensors: Tensors, images: LabelledImages, preprocessing: Preprocessing, report: progress.Report
 ) -> Tensors:
     """The average of a fused model's encoders, trained until it answers as both do, on varied training images.
@@ -42,7 +42,7 @@ def teach(
     al. 2015). No label is used. The classifier stays, and so do BatchNorm's statistics.
     """
     data = TrainingSet.of(images, preprocessing)
-    student = {name: value.clone() for name, value in average(tensors).items()}
+    student = {name: value.clone() for name, value in average_encoders(tensors).items()}
     learning = [
         student[name].requires_grad_() for name in student if is_trainable(name) and name.startswith("encoder.")
     ]

@@ -7,14 +7,14 @@ import torch
 
 from export.graph import ENCODER_NAMES, Encoder
 from trainer.data.class_folders import LabelledImages
-from trainer.models.fusion import OWN, RECEIVED, WEIGHTED_SUM, fusion_of
+from trainer.models.fusion import OWN, RECEIVED, WEIGHTED_SUM, infer_fusion
 from trainer.models.named_tensors import add_prefix, is_frozen, select, strip_prefix
 from trainer.models.network import Network, Tensors
 from trainer.training.engine import predict
 from trainer.training.personal_model import ModelMetadata
 from trainer.training.training_set import TrainingSet
 
-LEAST_SHARE = 0.05  # of the features, below which an encoder is tried to be left out
+MIN_SHARE = 0.05  # of the features, below which an encoder is tried to be left out
 
 
 class Selected(NamedTuple):
@@ -31,11 +31,11 @@ def drop_encoder(metadata: ModelMetadata, tensors: Tensors, held_out: LabelledIm
 
     None if there is no such encoder, or if a prediction on a held-out image would change.
     """
-    if fusion_of(tensors) is not WEIGHTED_SUM:
+    if infer_fusion(tensors) is not WEIGHTED_SUM:
         return None
     weight = float(tensors[WEIGHTED_SUM.weight])  # of the received encoder
     share = min(weight, 1 - weight)
-    if share >= LEAST_SHARE:
+    if share >= MIN_SHARE:
         return None
     kept, dropped = (RECEIVED, OWN) if weight > share else (OWN, RECEIVED)
     stem = {name: value for name, value in tensors.items() if is_frozen(name)}

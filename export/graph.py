@@ -22,7 +22,7 @@ from trainer.models import backbones
 from trainer.models.catalogue import FEATURES
 from trainer.models.fusion import OWN, RECEIVED, Fusion
 from trainer.models.network import Tensors
-from trainer.models.texture.texture_network import behind_stem
+from trainer.models.texture.texture_network import remove_stem
 
 EXTRAS: tuple[Literal["opinions", "features", "maps"], ...] = ("opinions", "features", "maps")
 OUTPUTS = ("probabilities", *EXTRAS)
@@ -49,7 +49,7 @@ class Architecture(NamedTuple):
 
 
 class _Served(nn.Module):
-    """uint8 images [n, S, S, 3] -> probabilities [n, classes] and EXTRAS; `module` folds the preprocessing in.
+    """uint8 images [n, S, S, 3] -> probabilities [n, classes] and EXTRAS; `build_module` folds the preprocessing in.
 
     Two encoders share a stem. The maps of all encoders, averaged over space and added up, plus the classifier's bias,
     are the logits (before they are divided by the temperature): a map says what each place of the image adds to each
@@ -65,7 +65,7 @@ class _Served(nn.Module):
         self.has_stem = "stem" in dict(self.encoder.named_children())
         self.architecture, self.features = architecture, FEATURES[architecture.model]
         fusion = architecture.fusion
-        self.received = behind_stem(backbones.build(architecture.model)) if RECEIVED in fusion.encoders else None
+        self.received = remove_stem(backbones.build(architecture.model)) if RECEIVED in fusion.encoders else None
         self.classifier = nn.Linear(fusion.width(self.features), architecture.classes)
         if fusion.weight:
             self.register_buffer(fusion.weight, torch.zeros(()))
@@ -91,7 +91,7 @@ class _Served(nn.Module):
         )
 
 
-def module(architecture: Architecture, tensors: Tensors, source: Path) -> nn.Module:
+def build_module(architecture: Architecture, tensors: Tensors, source: Path) -> nn.Module:
     """The served model with these values; BatchNorm and preprocessing are folded into convolutions."""
     served = _Served(architecture).eval()
     state = served.state_dict()
@@ -139,7 +139,7 @@ def trace(module: nn.Module, size: int) -> onnx.ModelProto:
     return program.model_proto
 
 
-def with_values(graph: onnx.ModelProto, module: nn.Module) -> bytes:
+def fill_values(graph: onnx.ModelProto, module: nn.Module) -> bytes:
     """The graph as bytes, its initialisers set to the module's values, then simplified.
 
     Only in this order: simplifying folds values into new ones, which no longer carry a tensor's name.
@@ -158,7 +158,7 @@ def with_values(graph: onnx.ModelProto, module: nn.Module) -> bytes:
     return buffer.getvalue()
 
 
-def with_temperature(graph: bytes, temperature: float) -> bytes:
+def set_temperature(graph: bytes, temperature: float) -> bytes:
     """The graph, dividing its logits by another temperature."""
     model = onnx.load_from_string(graph)
     (value,) = [value for value in model.graph.initializer if value.name == "temperature"]

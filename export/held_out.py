@@ -8,9 +8,9 @@ import numpy as np
 from broker_config.protocol.errors import UsageError
 from edge.bundle.bundle_format import Confidence
 from edge.uncertainty.reference import Reference
-from export.calibration import FEWEST, calibrate
+from export.calibration import MIN_IMAGES, calibrate
 from export.model_images import ImageFinder
-from export.parity import session
+from export.parity import open_session
 from trainer.data.class_folders import LabelledImages
 from trainer.training import personal_model
 from trainer.training.personal_model import ModelMetadata
@@ -36,14 +36,14 @@ def load(source: Path, metadata: ModelMetadata, finder: ImageFinder) -> Labelled
         return str(error)
     found = finder.find(verdicts, metadata)
     count = 0 if found is None else len(found.labels)
-    if found is None or count < FEWEST:
-        return f"{count} of {len(verdicts)} held-out images are where they were, at least {FEWEST} are needed"
+    if found is None or count < MIN_IMAGES:
+        return f"{count} of {len(verdicts)} held-out images are where they were, at least {MIN_IMAGES} are needed"
     return found
 
 
 def run_graph(content: bytes, images: np.ndarray) -> Outputs:
     """The outputs for images uint8 [n, S, S, 3] of a graph that gives opinions and features."""
-    running = session(content)
+    running = open_session(content)
     parts = [
         running.run(Outputs._fields, {"image": images[start : start + _BATCH]})
         for start in range(0, len(images), _BATCH)
@@ -51,13 +51,13 @@ def run_graph(content: bytes, images: np.ndarray) -> Outputs:
     return Outputs(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 
-def confidence(content: bytes, held_out: LabelledImages, metadata: ModelMetadata) -> Confidence:
+def calibrate_confidence(content: bytes, held_out: LabelledImages, metadata: ModelMetadata) -> Confidence:
     """How sure a model may be whose graph, at temperature 1, is `content`."""
     probabilities = run_graph(content, held_out.images).probabilities
     return calibrate(np.log(np.maximum(probabilities, 1e-30)), held_out.labels, metadata.classes)
 
 
-def reference(content: bytes, held_out: LabelledImages) -> bytes:
+def build_reference(content: bytes, held_out: LabelledImages) -> bytes:
     """How the graph that is served sees the images, for the bundle."""
     outputs = run_graph(content, held_out.images)
     taken = outputs.probabilities.argmax(1)

@@ -29,15 +29,15 @@ def check_parity(content: bytes, architecture: Architecture, tensors: Tensors, s
     """
     largest = 0.0
     for count in BATCHES:
-        images = pictures(architecture.preprocessing.size, count)
-        expected = _expected(architecture, tensors, images)
+        images = draw_test_images(architecture.preprocessing.size, count)
+        expected = _compute_expected(architecture, tensors, images)
         if not all(np.isfinite(value).all() for value in expected.values()):
             raise UsageError(
                 f"the personal model in {source} gives no finite probabilities: its training has diverged",
                 "train again with a smaller --training learning_rate",
             )
-        running = session(content)
-        names = outputs(running)
+        running = open_session(content)
+        names = output_names(running)
         found = dict(zip(names, running.run(names, {"image": images}), strict=True))
         if "maps" in found:
             found["maps"] = found["maps"].mean((3, 4))
@@ -52,7 +52,7 @@ def check_parity(content: bytes, architecture: Architecture, tensors: Tensors, s
     return largest
 
 
-def _expected(architecture: Architecture, tensors: Tensors, images: np.ndarray) -> dict[str, np.ndarray]:
+def _compute_expected(architecture: Architecture, tensors: Tensors, images: np.ndarray) -> dict[str, np.ndarray]:
     """What the network as it was trained gives for images uint8 [n, S, S, 3], by the names of the outputs."""
     network, fusion = Network(architecture.model, architecture.classes), architecture.fusion
     mean, std = (torch.tensor(values) for values in (architecture.preprocessing.mean, architecture.preprocessing.std))
@@ -74,17 +74,17 @@ def _expected(architecture: Architecture, tensors: Tensors, images: np.ndarray) 
     return {name: value.numpy() for name, value in outputs.items()}
 
 
-def outputs(session: onnxruntime.InferenceSession) -> list[str]:
+def output_names(session: onnxruntime.InferenceSession) -> list[str]:
     """Names of what a graph gives."""
     return [each.name for each in session.get_outputs()]
 
 
-def session(content: bytes) -> onnxruntime.InferenceSession:
+def open_session(content: bytes) -> onnxruntime.InferenceSession:
     """The graph, ready to run as the line runs it: where int8 needs slower kernels to be right, with them."""
     return onnxruntime.InferenceSession(content, session_options(), providers=["CPUExecutionProvider"])
 
 
-def pictures(size: int, count: int) -> np.ndarray:
+def draw_test_images(size: int, count: int) -> np.ndarray:
     """Smooth random images uint8 [count, size, size, 3]: no plant's image may leave it inside a bundle."""
     random = generator(0, "golden", count)
     coarse = random.uniform(0, 255, (count, -(-size // 8), -(-size // 8), 3))

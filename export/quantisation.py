@@ -10,32 +10,35 @@ from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
-from export.first_block import widen
-from export.weight_rounding import round_well
+from export.first_block import widen_first_block
+from export.weight_rounding import round_weights
 from trainer.training.seeding import generator
 
-MOST = 256  # images that calibrate
+MAX_CALIBRATION_IMAGES = 256  # images that calibrate
 # Of golden probabilities. Integer sums are the same everywhere; what is rounded after them can differ by a step of 256
 # where another processor's kernels, or a later onnxruntime, fuse other nodes.
 TOLERANCE = 0.1
 _OPERATORS = ["Conv", "Clip", "Relu", "MaxPool", "Add"]
 _PRODUCTS = ["MatMul", "Gemm"]
-_MANY = 1 << 14  # weights of a matrix, below which its product costs little: codebooks, whose distances want every bit
-_ROUNDING = 64  # images that are enough to round weights by
+_MIN_QUANTISED_WEIGHTS = (
+    1 << 14
+)  # weights of a matrix, below which its product costs little: codebooks, whose distances want every bit
+_ROUNDING_IMAGES = 64  # images that are enough to round weights by
 
 
 def quantise(graph: bytes, images: NDArray[np.uint8]) -> bytes:
-    """The graph in int8, calibrated on images uint8 [n, S, S, 3], of which at most MOST are taken.
+    """The graph in int8, calibrated on images uint8 [n, S, S, 3], of which at most MAX_CALIBRATION_IMAGES
+    are taken.
 
     The encoders and maps are quantised; the rest costs little and stays as it is. Of transformers that is all but
     products with large matrices of weights: sums, LayerNorm, softmax and GELU, and the products of two activations,
     whose range is no image's own. Images enter as the integers that they are.
     """
     model = onnx.load_from_string(graph)
-    pixels, zero = _with_one_mean(model.graph)
-    widen(model.graph, pixels, int(zero))
+    pixels, zero = _unify_mean(model.graph)
+    widen_first_block(model.graph, pixels, int(zero))
     del model.graph.value_info[:]  # shapes before that, and the tracer's own, in which numbers have a dimension
-    chosen = np.sort(generator(0, "calibration").permutation(len(images))[:MOST])
+    chosen = np.sort(generator(0, "calibration").permutation(len(images))[:MAX_CALIBRATION_IMAGES])
     with tempfile.TemporaryDirectory() as folder:
         exact, quantised = Path(folder) / "exact.onnx", Path(folder) / "int8.onnx"
         # Optimisation would remove a temperature of 1; symbolic shapes cannot be had of a token for any batch.
@@ -49,26 +52,26 @@ def quantise(graph: bytes, images: NDArray[np.uint8]) -> bytes:
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
-            nodes_to_exclude=_exact(model.graph),
+            nodes_to_exclude=_find_exact_nodes(model.graph),
             extra_options={
                 "TensorQuantOverrides": {pixels: [{"scale": np.array(1, np.float32), "zero_point": zero}]},
                 "OpTypesToExcludeOutputQuantization": _PRODUCTS,  # sums take them as they are
             },
         )
         model = onnx.load(quantised)
-        round_well(model, onnx.load(exact), images[chosen[:_ROUNDING]])
+        round_weights(model, onnx.load(exact), images[chosen[:_ROUNDING_IMAGES]])
     _feed_integers(model.graph, pixels)
-    _part_readers(model.graph)
+    _separate_readers(model.graph)
     onnx.checker.check_model(model)
     return bytes(model.SerializeToString())
 
 
-def _exact(graph: GraphProto) -> list[str]:
+def _find_exact_nodes(graph: GraphProto) -> list[str]:
     """Names of the nodes that stay as they are.
 
     From the first matrix product on these are all but the products by which features come about of MANY weights.
     """
-    many = {value.name for value in graph.initializer if np.prod(value.dims) >= _MANY}
+    many = {value.name for value in graph.initializer if np.prod(value.dims) >= _MIN_QUANTISED_WEIGHTS}
     needed = {"features"}
     for node in reversed(graph.node):
         if needed.intersection(node.output):
@@ -99,7 +102,7 @@ class _Images(CalibrationDataReader):  # type: ignore[misc]
         return None if image is None else {"image": image}
 
 
-def _with_one_mean(graph: GraphProto) -> tuple[str, NDArray[np.uint8]]:
+def _unify_mean(graph: GraphProto) -> tuple[str, NDArray[np.uint8]]:
     """Subtract a whole number from all channels, which is then the zero of their integers; biases make up for it.
 
     Only at the border does that differ a little from what was exported: it is padded with that number.
@@ -111,20 +114,20 @@ def _with_one_mean(graph: GraphProto) -> tuple[str, NDArray[np.uint8]]:
     subtract = next(node for node in graph.node if "channel_mean" in node.input)
     mean = numpy_helper.to_array(values["channel_mean"])
     zero = np.array(mean.mean().round(), np.uint8)
-    _set(values["channel_mean"], np.full_like(mean, zero))
+    _set_value(values["channel_mean"], np.full_like(mean, zero))
     for node in graph.node:
         if subtract.output[0] in node.input:
             _, weight, *bias = (values.get(name) for name in node.input)
             missing = (numpy_helper.to_array(weight) * (zero - mean)).sum((1, 2, 3)).astype(np.float32)
             if bias:
-                _set(bias[0], numpy_helper.to_array(bias[0]) + missing)
+                _set_value(bias[0], numpy_helper.to_array(bias[0]) + missing)
             else:  # it was zero
                 node.input.append(f"{node.input[1]}_shift")
                 graph.initializer.append(numpy_helper.from_array(missing, node.input[2]))
     return subtract.output[0], zero
 
 
-def _set(value: TensorProto, array: NDArray[np.float32]) -> None:
+def _set_value(value: TensorProto, array: NDArray[np.float32]) -> None:
     value.CopyFrom(numpy_helper.from_array(array.astype(np.float32), value.name))
 
 
@@ -143,7 +146,7 @@ def _feed_integers(graph: GraphProto, pixels: str) -> None:
     graph.initializer.remove(next(value for value in graph.initializer if value.name == subtract.input[1]))
 
 
-def _part_readers(graph: GraphProto) -> None:
+def _separate_readers(graph: GraphProto) -> None:
     """Give every reader of weights in int8 its own: a head and the maps of two encoders read the same ones.
 
     For a processor without VNNI onnxruntime (1.31) makes weights unsigned, once for each reader, and does not load a

@@ -25,7 +25,7 @@ from trainer.vfl.networks import embedding_size
 
 log = logging.getLogger(__name__)
 
-SECONDS_BETWEEN = 30.0  # seconds between two bundles
+EXPORT_INTERVAL = 30.0  # seconds between two bundles
 
 
 class ExportSchedule:
@@ -35,7 +35,7 @@ class ExportSchedule:
     lasts `seconds`; so those of unequal speed meet in most of their rounds, and their models belong together.
     """
 
-    def __init__(self, seconds: float = SECONDS_BETWEEN):
+    def __init__(self, seconds: float = EXPORT_INTERVAL):
         self._seconds = seconds
         self._step, self._last, self._round = 1, -inf, 0
 
@@ -58,13 +58,13 @@ class ExportSchedule:
 class SensorBundleWriter:
     """Writes a sensor's bundles into `folder`, signed if there is a `signer`: to be called at each commit."""
 
-    def __init__(self, folder: Path, rows: RowFile, signer: Signer | None = None, seconds: float = SECONDS_BETWEEN):
+    def __init__(self, folder: Path, rows: RowFile, signer: Signer | None = None, seconds: float = EXPORT_INTERVAL):
         self._folder, self._rows, self._signer, self._pace = folder, rows, signer, ExportSchedule(seconds)
 
     def __call__(self, spec: VflSpec, round_: int, sensor: Sensor, scaling: Scaling, *, last: bool) -> None:
         """Write one if it is time; if that fails, training goes on, and the last one stays in effect."""
         if self._pace.due(round_, spec.commit, last=last):
-            with _failure_logged(round_):
+            with _log_failure(round_):
                 self._write(spec, round_, sensor, scaling)
 
     def _write(self, spec: VflSpec, round_: int, sensor: Sensor, scaling: Scaling) -> None:
@@ -92,7 +92,7 @@ class SensorBundleWriter:
 class HeadBundleWriter:
     """Writes the head's bundles, likewise, with the agent that decides local iterations, if one does."""
 
-    def __init__(self, folder: Path, signer: Signer | None = None, seconds: float = SECONDS_BETWEEN):
+    def __init__(self, folder: Path, signer: Signer | None = None, seconds: float = EXPORT_INTERVAL):
         self._folder, self._signer, self._pace = folder, signer, ExportSchedule(seconds)
 
     def __call__(self, spec: VflSpec, round_: int, head: Head, embeddings: Sequence[Tensor], *, last: bool) -> None:
@@ -101,21 +101,21 @@ class HeadBundleWriter:
         If that fails, training goes on, and the last one stays in effect.
         """
         if self._pace.due(round_, spec.commit, last=last):
-            with _failure_logged(round_):
+            with _log_failure(round_):
                 self._write(spec, round_, head, embeddings)
 
     def _write(self, spec: VflSpec, round_: int, head: Head, embeddings: Sequence[Tensor]) -> None:
         sizes = [each.shape[1] for each in embeddings]
         values = [float(name) for name in spec.classes] if spec.reading == "expectation" else None
-        graph = build_head_graph(head, sizes, _imputation(embeddings), values)
+        graph = build_head_graph(head, sizes, _fit_imputation(embeddings), values)
         sensors = [EmbeddingSource(name=name, size=size) for name, size in zip(spec.sensors, sizes, strict=True)]
         about = _describe(spec, round_, COORDINATOR, "head", sensors)
         signing = self._signer.own() if self._signer else None
-        write_bundle(self._folder, about, {"head": graph.content, **_policy_graph(spec)}, graph.golden, signing)
+        write_bundle(self._folder, about, {"head": graph.content, **_load_policy(spec)}, graph.golden, signing)
 
 
 @contextmanager
-def _failure_logged(round_: int) -> Iterator[None]:
+def _log_failure(round_: int) -> Iterator[None]:
     """Log what kept a bundle from being written."""
     try:
         yield
@@ -123,11 +123,11 @@ def _failure_logged(round_: int) -> Iterator[None]:
         log.warning("there is no bundle of round %d: %s", round_, error)
 
 
-def _policy_graph(spec: VflSpec) -> dict[str, bytes]:
+def _load_policy(spec: VflSpec) -> dict[str, bytes]:
     return {"policy": Path(spec.policy).read_bytes()} if spec.policy.endswith(".onnx") else {}
 
 
-def _imputation(embeddings: Sequence[Tensor]) -> Imputation:
+def _fit_imputation(embeddings: Sequence[Tensor]) -> Imputation:
     """By ridge regression from these embeddings; by their means where they are too long for that."""
     sizes = [each.shape[1] for each in embeddings]
     if sum(sizes) > LARGEST:

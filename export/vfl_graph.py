@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from broker_config.protocol.errors import EdgeNodeError
 from edge.vfl.member_bundle import Array
 from edge.vfl.sensor_rows import Scaling
-from export.parity import BATCHES, TOLERANCE, session
+from export.parity import BATCHES, TOLERANCE, open_session
 from trainer.vfl.algorithm import Head
 from trainer.vfl.networks import ClipNorm
 
@@ -22,7 +22,7 @@ _OPSET, _IR = 20, 10
 _REMEDY = "report it, with the network's name"
 _DIVERGED = "train again with a smaller learning rate"
 _EXACT = 1 << 22  # weights over all patterns of presence; of more, absent embeddings are filled by their means
-_MOST_PATTERNS = 256  # of presence that are compared with torch
+_MAX_PATTERNS = 256  # of presence that are compared with torch
 
 
 Imputation = Callable[[tuple[bool, ...]], tuple[Tensor, Tensor]]
@@ -112,7 +112,7 @@ def build_sensor_graph(model: nn.Module, shape: Sequence[int], size: int, scalin
         LineParityError: onnxruntime computes something else.
     """
     build = _Builder()
-    mean, deviation = (_by_column(each, shape) for each in scaling)
+    mean, deviation = (_shape_columns(each, shape) for each in scaling)
     scaled = build.add("Div", build.add("Sub", "samples", build.value(mean)), build.value(deviation))
     samples = helper.make_tensor_value_info("samples", TensorProto.FLOAT, ["N", *shape])
     content = build.finish([samples], {"embedding": build.call(model, scaled)}, {"embedding": size})
@@ -127,7 +127,7 @@ def build_sensor_graph(model: nn.Module, shape: Sequence[int], size: int, scalin
     return Checked(content, _compare(content, [{"samples": each.astype(np.float32)} for each in raw], expected))
 
 
-def _by_column(values: Array, shape: Sequence[int]) -> Array:
+def _shape_columns(values: Array, shape: Sequence[int]) -> Array:
     return np.asarray(values, np.float32).reshape(-1, *[1] * (len(shape) - 1))
 
 
@@ -151,7 +151,7 @@ def build_head_graph(head: Head, sizes: Sequence[int], fill: Imputation, values:
     mask = build.add("Cast", build.add("MatMul", there, build.value(owners)), to=TensorProto.BOOL)
     stand_in = np.zeros((1, 1), np.float32) if exact else fill((False,) * count)[1].numpy()[None]
     features = build.add("Where", mask, build.add("Concat", *clean, axis=1), build.value(stand_in))
-    logits = _logits(build, head.model, features, there, fill, count) if exact else build.call(head.model, features)
+    logits = _add_logits(build, head.model, features, there, fill, count) if exact else build.call(head.model, features)
     outputs = {"probabilities": build.add("Softmax", logits, axis=1)}
     if values:
         column = build.value(np.array(values, np.float32)[:, None])
@@ -174,7 +174,7 @@ def build_head_graph(head: Head, sizes: Sequence[int], fill: Imputation, values:
         probabilities = torch.softmax(head.logits([torch.stack(rows)]), 1).numpy()
         return [probabilities, *([probabilities @ np.array(values, np.float32)] if values else [])]
 
-    return Checked(content, _compare(content, list(_cases(sizes)), expected))
+    return Checked(content, _compare(content, list(_make_cases(sizes)), expected))
 
 
 def impute_means(means: Tensor, sizes: Sequence[int]) -> Imputation:
@@ -187,7 +187,7 @@ def impute_means(means: Tensor, sizes: Sequence[int]) -> Imputation:
     return fill
 
 
-def _logits(build: _Builder, head: nn.Linear, known: str, there: str, fill: Imputation, count: int) -> str:
+def _add_logits(build: _Builder, head: nn.Linear, known: str, there: str, fill: Imputation, count: int) -> str:
     """What the head makes of embeddings [N, sum of D_k], zeros where a sensor is absent.
 
     Filling them is linear, as the head is: so each pattern of presence has a head of its own, and a row takes its.
@@ -204,10 +204,10 @@ def _logits(build: _Builder, head: nn.Linear, known: str, there: str, fill: Impu
     return build.add("GatherND", build.add("Reshape", every, build.value(shape)), which, batch_dims=1)
 
 
-def _cases(sizes: Sequence[int]) -> Iterator[Arrays]:
+def _make_cases(sizes: Sequence[int]) -> Iterator[Arrays]:
     """Inputs of the head: every pattern of presence, in batches of several sizes."""
     random = np.random.default_rng(0)
-    patterns = np.array(list(islice(product([True, False], repeat=len(sizes)), _MOST_PATTERNS)))
+    patterns = np.array(list(islice(product([True, False], repeat=len(sizes)), _MAX_PATTERNS)))
     for count in (*BATCHES, len(patterns)):
         given: Arrays = {
             f"embedding_{index}": random.normal(0, 1, (count, size)).astype(np.float32)
@@ -218,7 +218,7 @@ def _cases(sizes: Sequence[int]) -> Iterator[Arrays]:
 
 def _compare(content: bytes, cases: Sequence[Arrays], expected: Callable[[Arrays], list[Array]]) -> Arrays:
     """Inputs and outputs of the last case; LineParityError unless all outputs are those of torch."""
-    run = session(content)
+    run = open_session(content)
     names = [each.name for each in run.get_outputs()]
     for given in cases:
         found, wanted = run.run(names, given), expected(given)

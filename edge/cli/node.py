@@ -58,13 +58,13 @@ def check(
     )
     picture = picture or (None if as_json else Path("edge-node-check.png"))
     if picture and report.facts:
-        findings_output.draw(report, picture)
+        findings_output.draw_contact_sheet(report, picture)
     else:
         picture = None
     if as_json:
         print(msgspec.json.encode(findings_output.summarise(report, picture)).decode())
     else:
-        findings_output.table(report, Console())
+        findings_output.print_table(report, Console())
         if picture:
             print(f"picture: {picture}")
     raise typer.Exit(0 if report.can_join else 1)

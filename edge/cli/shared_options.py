@@ -188,13 +188,13 @@ def make_request(
 ) -> "Request":
     """What the options ask of a federation."""
     from trainer.federation.server.spec import Request, check_training
-    from trainer.models.initial_weights import suited_weights
+    from trainer.models.initial_weights import choose_weights
 
     request = Request(
         method=method,
         options=pairs(option, "--option"),
         model=model,
-        weights=weights or suited_weights(model),
+        weights=weights or choose_weights(model),
         size=size,
         training=pairs(training, "--training"),
         rounds=rounds,

@@ -137,24 +137,24 @@ def dataset(
     import msgspec
     from rich.console import Console
 
-    from trainer.data.dataset_download import bar, obtain
-    from trainer.data.public_datasets import DATASETS, compare, describe, known
+    from trainer.data.dataset_download import fetch_dataset, show_progress
+    from trainer.data.public_datasets import DATASETS, compare_folder, find_dataset, format_description
 
     if (out and verify) or (origin and not out):
         raise UsageError("--out gets a data set, --verify looks at a copy", "pass one of them; --from goes with --out")
     if not (out or verify):
-        chosen = [known(name)] if name else list(DATASETS.values())
-        listing = msgspec.json.encode(chosen).decode() if as_json else "\n\n".join(map(describe, chosen))
+        chosen = [find_dataset(name)] if name else list(DATASETS.values())
+        listing = msgspec.json.encode(chosen).decode() if as_json else "\n\n".join(map(format_description, chosen))
         print(listing)
         return
-    wanted = known(name)
+    wanted = find_dataset(name)
     if verify:
-        outcome = compare(wanted, verify)
+        outcome = compare_folder(wanted, verify)
     elif out:
         console = Console(stderr=True, quiet=quiet or as_json, soft_wrap=True, highlight=False)
-        console.print(describe(wanted), markup=False)
-        with bar(console) as watch:
-            outcome = obtain(wanted, origin, out, watch)
+        console.print(format_description(wanted), markup=False)
+        with show_progress(console) as watch:
+            outcome = fetch_dataset(wanted, origin, out, watch)
     print(msgspec.json.encode(outcome.facts).decode() if as_json else outcome.verdict)
     raise typer.Exit(1 if verify and outcome.differences else 0)
 

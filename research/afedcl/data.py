@@ -8,7 +8,7 @@ from typing import NamedTuple
 from research.afedcl.cell import Cell
 from trainer.data import class_folders
 from trainer.data.class_folders import Catalogue, LabelledImages
-from trainer.models.initial_weights import hang_on_seed, initial_encoder
+from trainer.models.initial_weights import depends_on_seed, initial_encoder
 from trainer.models.named_tensors import Arrays
 
 
@@ -35,7 +35,7 @@ class Sources:
     def encoder(self, model: str, seed: int) -> str:
         """The digest of a model's first encoder. Raises UsageError if its weights cannot be had."""
         weights = self._weights[model]
-        place = (model, seed if hang_on_seed(model, weights) else 0)
+        place = (model, seed if depends_on_seed(model, weights) else 0)
         if place not in self._digests:
             encoder = initial_encoder(model, weights, seed)
             self._digests[place] = _digest_encoder(encoder)

@@ -17,7 +17,7 @@ from trainer import progress
 from trainer.federation.server.spec import suited_training
 from trainer.models import backbones
 from trainer.models.catalogue import FEATURES, SURFACE
-from trainer.models.initial_weights import suited_weights
+from trainer.models.initial_weights import choose_weights
 
 _BACKBONES = ("mobilenet_v2", "resnet18", "resnet50")  # of Fig. 9
 
@@ -105,7 +105,7 @@ def _tuned(plan: Plan, finished: Iterable[Finished]) -> dict[str, Trial]:
 def _weights(order: AFedCLOrder) -> dict[str, str]:
     """Initial weights by model; those that are not given are of the same kind."""
     given = {model or order.model: weights for model, weights in parse_weights(order.weights).items()}
-    main = given.get(order.model) or suited_weights(order.model)
+    main = given.get(order.model) or choose_weights(order.model)
     others = main if main in ("none", "surface", "imagenet") else "imagenet"
     return {**dict.fromkeys(FEATURES, others), order.model: main, **given}
 
@@ -113,4 +113,4 @@ def _weights(order: AFedCLOrder) -> dict[str, str]:
 def _within_reach(model: str, weights: str) -> bool:
     if weights == "surface":
         return model in SURFACE
-    return weights != "imagenet" or backbones.within_reach(model)
+    return weights != "imagenet" or backbones.can_download(model)

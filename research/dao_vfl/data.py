@@ -81,7 +81,7 @@ def read(name: str, path: Path) -> tuple[str, Source]:
     """
     if name == "cmapss":
         train, test, lives = (_file(path, part) for part in ("train", "test", "RUL"))
-        found = Turbofans(cmapss.load(train), cmapss.load(test, lives))
+        found = Turbofans(cmapss.load_engines(train), cmapss.load_engines(test, lives))
         return _digest(found.train) + _digest(found.test), found
     try:
         with np.load(path, allow_pickle=False) as file:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broker_config.protocol.errors import UsageError
-from trainer.data.class_folders import Catalogue, LabelledImages, scan_sources, union
+from trainer.data.class_folders import Catalogue, LabelledImages, merge, scan_sources
 
 FOLDERS = {"kth": ("kth",), "steel": ("neu", "xsdd")}  # of each data set
 NAMES = tuple(name for names in FOLDERS.values() for name in names)  # for `--data`
@@ -64,7 +64,7 @@ def _kth(folders: Sequence[Path]) -> tuple[Catalogue, ...]:
                 f"pass the folder that holds {names[0]} to {names[-1]} as --data kth=FOLDER{above}",
             )
     pieces = scan_sources([folder / name for name in names], {})
-    return union(pieces[:2]), union(pieces[2:])
+    return merge(pieces[:2]), merge(pieces[2:])
 
 
 def _steel(folders: Sequence[Path]) -> tuple[Catalogue, ...]:

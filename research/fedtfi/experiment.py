@@ -17,10 +17,10 @@ from research.runner.machine import TORCH
 from research.runner.panels import Entry, arrange
 from research.runner.paper import Grid, Order, Paper, Report, Work, distinct, parse_weights
 from trainer import progress
-from trainer.data.class_folders import load, union
+from trainer.data.class_folders import load, merge
 from trainer.models import backbones
-from trainer.models.catalogue import instead
-from trainer.models.initial_weights import suited_weights
+from trainer.models.catalogue import suggest_weights
+from trainer.models.initial_weights import choose_weights
 from trainer.models.texture.texture_presets import PRESETS as NETWORKS
 
 
@@ -47,7 +47,7 @@ def plan(order: FedTFIOrder, finished: Iterable[Finished], show: progress.Report
     )
     given = parse_weights(order.weights)
     weights = {
-        variant.model: given.get(variant.model) or given.get("") or suited_weights(variant.model)
+        variant.model: given.get(variant.model) or given.get("") or choose_weights(variant.model)
         for variant in variants.tuned(preset)
     }
     images = {name: data.digest(each) for name, each in sources.items()}
@@ -68,7 +68,7 @@ def plan(order: FedTFIOrder, finished: Iterable[Finished], show: progress.Report
         return Inputs(
             catalogues,
             {
-                (digest, size): load(union(catalogues[digest]), union(catalogues[digest]).classes, size)
+                (digest, size): load(merge(catalogues[digest]), merge(catalogues[digest]).classes, size)
                 for digest, size in {(cell.setting.images, cell.size) for cell in cells}
             },
             {cell.weights: weights[cell.model] for cell in cells},
@@ -111,10 +111,10 @@ FEDTFI = Paper(paper.TITLES, data.NAMES, Finished, plan, run_cell, describe, _me
 def _check_reach(models: Iterable[str]) -> None:
     """Refuse ImageNet's weights that cannot be had, before cells fail one after another for want of them."""
     for model in {NETWORKS[model].imagenet: model for model in sorted(models)}.values():  # one for each file
-        if not backbones.within_reach(model):
+        if not backbones.can_download(model):
             raise UsageError(
                 f"the ImageNet weights for {model!r} are out of reach",
-                f"connect to the internet once, or {instead(model)}",
+                f"connect to the internet once, or {suggest_weights(model)}",
             )
 
 

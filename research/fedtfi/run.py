@@ -15,7 +15,7 @@ from broker_config.protocol.messages import Spec
 from research.fedtfi.cell import Cell, Embedding, Finished, Node, Point
 from research.fedtfi.data import SOURCES, Inputs
 from research.runner.machine import check_torch, machine
-from trainer.data.class_folders import Catalogue, Images, LabelledImages, union
+from trainer.data.class_folders import Catalogue, Images, LabelledImages, merge
 from trainer.data.partition import Scheme
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import Device, Engine, simulate
@@ -49,10 +49,10 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
         seed=cell.seed,
         evaluate_every=cell.rounds,
     )
-    spec, broadcast = draft(request, federation="experiment", classes=union(sources).classes, nodes=cell.setting.nodes)
+    spec, broadcast = draft(request, federation="experiment", classes=merge(sources).classes, nodes=cell.setting.nodes)
     pictures = _with_stem_output(cell, inputs, spec, broadcast)
     images = {share.node: Images(pictures.among(share.train), pictures.among(share.test)) for share in shares}
-    evaluator = Evaluator(spec, pictures.among(union([share.test for share in shares])), broadcast, cell.device)
+    evaluator = Evaluator(spec, pictures.among(merge([share.test for share in shares])), broadcast, cell.device)
     outcome = simulate(spec, broadcast, images, engine=Engine(device=cell.device), closed=evaluator)
     return Finished(
         key=cell.key,
@@ -188,7 +188,7 @@ def _embedding(evaluator: Evaluator, broadcast: Arrays, sources: Sequence[Catalo
         for name, source in zip(SOURCES[cell.setting.data], sources, strict=True)
         for entry in source.entries
     }
-    classes = union(sources).classes
+    classes = merge(sources).classes
     return Embedding(
         sources=[names[digest] for digest in evaluator.images.digests],
         labels=[classes[label] for label in evaluator.images.labels],

@@ -69,13 +69,13 @@ class Drawn(Dataset[tuple[np.ndarray, np.ndarray]]):
         shows_defect = random.random(plan.batch) < plan.defects
         kinds = np.where(shows_defect, random.integers(0, len(CLASSES), plan.batch), textures)
         images = [
-            drawn_surfaces.photograph(random, self._look(random, step), 1, plan.size_at(step), self._kinds[kind])
+            drawn_surfaces.draw_photographs(random, self._look(random, step), 1, plan.size_at(step), self._kinds[kind])
             for kind in kinds
         ]
         return _vary(random, np.concatenate(images)), kinds
 
     def _look(self, random: np.random.Generator, step: int) -> drawn_surfaces.Style:
-        look = drawn_surfaces.style(self._plan.seed, int(random.integers(2**40)))
+        look = drawn_surfaces.draw_style(self._plan.seed, int(random.integers(2**40)))
         return look._replace(contrast=max(look.contrast, self._plan.contrast_at(step)))
 
 

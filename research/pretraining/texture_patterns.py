@@ -4,16 +4,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-from trainer.data.drawn_surfaces import Defect, Random, Style, field, relief, step
+from trainer.data.drawn_surfaces import Defect, Random, Style, draw_field, shade_relief, soft_step
 from trainer.training.seeding import generator
 
 _SHAPES: tuple[Callable[[np.ndarray, float], np.ndarray], ...] = (
     lambda values, _: values,  # clouds, fibres
-    lambda values, level: step(values - level, 8),  # spots
-    lambda values, level: step(values - level, 8) - 0.4 * np.exp(-(((values - level) / 0.2) ** 2)),  # spots with a rim
+    lambda values, level: soft_step(values - level, 8),  # spots
+    lambda values, level: (
+        soft_step(values - level, 8) - 0.4 * np.exp(-(((values - level) / 0.2) ** 2))
+    ),  # spots with a rim
     lambda values, level: np.exp(-((values / (0.05 + 0.1 * abs(level))) ** 2)),  # cracks
     lambda values, level: np.sin((2 + 2 * abs(level)) * values),  # bands
-    lambda values, level: 2 * relief(step(values - level, 5)),  # dents
+    lambda values, level: 2 * shade_relief(soft_step(values - level, 5)),  # dents
     lambda values, _: np.abs(values),  # folds
 )
 """From a Gaussian field [n, S, S] to a pattern of about the same deviation."""
@@ -36,9 +38,9 @@ def texture(seed: int, kind: int) -> Defect:
         if way == "add":
             return np.asarray(tone * (amount * one + (1 - amount) * other))
         if way == "mask":
-            place = step(field(random, count, size, 0.13, 0.13) - np.float32(level), 8)
+            place = soft_step(draw_field(random, count, size, 0.13, 0.13) - np.float32(level), 8)
             return np.asarray(tone * (place * one + (1 - place) * 0.4 * amount * other))
-        return np.asarray(tone * one * step(other - np.float32(level) + 0.3, 6))
+        return np.asarray(tone * one * soft_step(other - np.float32(level) + 0.3, 6))
 
     return draw
 
@@ -51,6 +53,6 @@ def _pattern(recipe: Random) -> Defect:
 
     def draw(random: Random, look: Style, count: int, size: int) -> np.ndarray:
         s = look.scale
-        return np.asarray(shape(field(random, count, size, long * s, thin * s, slant), level))
+        return np.asarray(shape(draw_field(random, count, size, long * s, thin * s, slant), level))
 
     return draw

@@ -40,7 +40,9 @@ def main() -> None:
     parser.add_argument("--pool", default="report", help="report, tuning or all")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    images = class_folders.load(partition.pool(class_folders.scan(asked.folder), asked.pool), CLASSES, asked.size)
+    images = class_folders.load(
+        partition.select_pool(class_folders.scan(asked.folder), asked.pool), CLASSES, asked.size
+    )
     bare = CLASSES.index("no_defect")
     found = []
     for seed in asked.seeds:

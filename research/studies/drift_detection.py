@@ -30,7 +30,7 @@ from export.calibration import calibrate, softmax
 from research.studies.novelty import MOST, NODES, SIZE, Seen, look
 from trainer.data import class_folders, folder_scan
 from trainer.data.class_folders import Catalogue, Images, LabelledImages
-from trainer.data.partition import Scheme, pool
+from trainer.data.partition import Scheme, select_pool
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
 from trainer.training.seeding import generator
@@ -77,7 +77,7 @@ class Told:
 
 def nodes(asked: argparse.Namespace, seed: int) -> list[Node]:
     """Train a federation and show its models everything."""
-    catalogue, strangers = (pool(class_folders.scan(each), asked.pool) for each in (asked.folder, asked.other))
+    catalogue, strangers = (select_pool(class_folders.scan(each), asked.pool) for each in (asked.folder, asked.other))
     shares = Scheme("disjoint", NODES, 12, seed, classes_per_node=3, pool="all").shares(catalogue)
     images = {
         s.node: Images(*(class_folders.load(part, catalogue.classes, SIZE) for part in (s.train, s.test)))

@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--pool", default="report", help="report, tuning or all")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    catalogue = partition.pool(class_folders.scan(asked.folder), asked.pool)
+    catalogue = partition.select_pool(class_folders.scan(asked.folder), asked.pool)
     for size in asked.size:
         images = class_folders.load(catalogue, catalogue.classes, size)
         for weights in asked.weights:

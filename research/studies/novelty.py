@@ -40,11 +40,11 @@ from sklearn.metrics import roc_auc_score
 
 from broker_config.protocol.messages import Spec
 from edge.uncertainty.reference import LEAST, Reference, disagreement
-from export.calibration import softmax, temperature
+from export.calibration import fit_temperature, softmax
 from research.runner.store import Records
 from trainer.data import class_folders
 from trainer.data.class_folders import Catalogue, Images, LabelledImages
-from trainer.data.partition import Scheme, pool
+from trainer.data.partition import Scheme, select_pool
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
 from trainer.models.fusion import WEIGHTED_SUM
@@ -142,7 +142,9 @@ def observe(trial: Trial, weights: str, catalogue: Catalogue, other: Catalogue) 
     for share in shares:
         test = images[share.node].test
         assert test is not None
-        kinds = _unknown(trial, pool(catalogue, trial.pool), pool(other, trial.pool), set(share.train.classes), trained)
+        kinds = _unknown(
+            trial, select_pool(catalogue, trial.pool), select_pool(other, trial.pool), set(share.train.classes), trained
+        )
         unknown = {
             kind: look(models[share.node], spec, _pictures(found)) for kind, found in kinds.items() if found.entries
         }
@@ -225,7 +227,7 @@ def _figures(ordinary: np.ndarray, unknown: np.ndarray) -> Figures:
 
 def score(known: Seen, labels: np.ndarray, judged: Sequence[Seen]) -> list[Scores]:
     """The scores of sets of images, measured against images that the node knows."""
-    divisor = temperature(known.logits, labels)
+    divisor = fit_temperature(known.logits, labels)
     reference = Reference.from_features(known.features, known.logits.argmax(1), known.logits.shape[1])
     whitening = _whitening(known, reference)
     alone = {"novelty": reference.novelty, "difference": _difference(known, known, itself=True)}

@@ -101,11 +101,11 @@ def drawn(size: int, seed: int) -> Pool:
     labels = np.arange(EACH) % KINDS
 
     def images(plant: int, part: int) -> LabelledImages:
-        look, random = drawn_surfaces.style(seed, plant), generator(seed, "patch leak", plant, part)
+        look, random = drawn_surfaces.draw_style(seed, plant), generator(seed, "patch leak", plant, part)
         pixels = np.empty((EACH, size, size), np.uint8)
         for kind in range(KINDS):
             some = labels == kind
-            pixels[some] = drawn_surfaces.photograph(random, look, int(some.sum()), size, texture(seed, kind))
+            pixels[some] = drawn_surfaces.draw_photographs(random, look, int(some.sum()), size, texture(seed, kind))
         names = tuple(f"{plant} {part} {number}" for number in range(EACH))
         return LabelledImages(np.repeat(pixels[..., None], 3, -1), labels, names, tuple(map(Path, names)))
 
@@ -114,7 +114,7 @@ def drawn(size: int, seed: int) -> Pool:
 
 def fabrics(folder: Path, size: int, seed: int) -> Pool:
     """KTH's, dealt to parts at random."""
-    plants = [data.union([data.scan(folder / f"sample_{name}") for name in sources]) for sources in ("ab", "cd")]
+    plants = [data.merge([data.scan(folder / f"sample_{name}") for name in sources]) for sources in ("ab", "cd")]
     classes = tuple(plants[0].classes)
     other, victim = (data.load(plant, classes, size) for plant in plants)
     random = generator(seed, "patch leak")

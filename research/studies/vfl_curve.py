@@ -65,7 +65,7 @@ def line_of(stream: Stream, batches: int, seed: int) -> Simulation:
 
 def streams(folder: Path, seed: int) -> tuple[Stream, Stream]:
     """Training and validation products; columns standardised within each operating condition."""
-    engines = cmapss.load(folder / "train_FD002.txt.gz")
+    engines = cmapss.load_engines(folder / "train_FD002.txt.gz")
     engines = engines._replace(values=_standardised(engines.values))
     random, rows = generator(seed, "curve"), engines.labelled()
     names = np.unique(engines.engine)

@@ -212,7 +212,7 @@ def corrupted(folder: Path) -> bytes:
 def test_a_graph_with_one_wrong_value_is_not_written(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = corrupted(run.exported[0].folder)
     monkeypatch.setattr(exporting, "trace", lambda module, size: None)  # would take seconds, and is not needed
-    monkeypatch.setattr(exporting, "with_values", lambda graph, module: wrong)
+    monkeypatch.setattr(exporting, "fill_values", lambda graph, module: wrong)
     source = run.sources["plant-1"]
     with pytest.raises(ParityError, match="differs from torch by") as caught:
         export([source], tmp_path / "bundles", progress.ignore)
@@ -255,7 +255,7 @@ def test_a_model_whose_training_diverged_is_refused(run: Run, tmp_path: Path, mo
         PersonalModel(metadata, {**tensors, "classifier.bias": torch.full((3,), torch.nan)}), tmp_path / "model"
     )
     monkeypatch.setattr(exporting, "trace", lambda module, size: None)  # would take seconds, and is not needed
-    monkeypatch.setattr(exporting, "with_values", lambda graph, module: b"")
+    monkeypatch.setattr(exporting, "fill_values", lambda graph, module: b"")
     with pytest.raises(UsageError, match="has diverged") as caught:
         export([tmp_path / "model"], tmp_path / "bundles", progress.ignore)
     assert "learning_rate" in caught.value.remedy
@@ -273,7 +273,7 @@ def test_a_model_that_was_exported_with_a_kit_is_served_where_its_node_is_truste
     personal_model.save(model, tmp_path / "model")
     graph = (run.exported[0].folder / "model.onnx").read_bytes()
     monkeypatch.setattr(exporting, "trace", lambda module, size: None)  # takes seconds, and was done for `run`
-    monkeypatch.setattr(exporting, "with_values", lambda _, module: graph)
+    monkeypatch.setattr(exporting, "fill_values", lambda _, module: graph)
     said: list[progress.AnyEvent] = []
     export([tmp_path / "model"], tmp_path / "bundles", said.append, Signer(signers.kit("plant-a"), 9))
     verifier = Verifier(signers.trust(), tmp_path / "memory")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from export.calibration import FEWEST, WRONG, calibrate, softmax, temperature, threshold
+from export.calibration import MAX_ERROR_RATE, MIN_IMAGES, calibrate, find_threshold, fit_temperature, softmax
 
 CLASSES = ("a", "b", "c", "d")
 
@@ -19,33 +19,33 @@ def judged(count: int, seed: int, *, scale: float = 1.0) -> tuple[np.ndarray, np
 @pytest.mark.parametrize("scale", [0.5, 1.0, 4.0])
 def test_the_temperature_undoes_what_makes_a_model_too_sure_or_not_sure_enough(scale):
     logits, labels = judged(4000, 1, scale=scale)
-    assert temperature(logits, labels) == pytest.approx(scale, rel=0.1)
+    assert fit_temperature(logits, labels) == pytest.approx(scale, rel=0.1)
 
 
 def test_a_few_images_that_are_all_right_do_not_make_a_model_infallible():
     labels = np.arange(20) % 4
     logits = 3.0 * np.eye(4)[labels]
-    assert 0.3 < temperature(logits, labels) < 2
-    assert softmax(logits / temperature(logits, labels)).max() < 0.99
+    assert 0.3 < fit_temperature(logits, labels) < 2
+    assert softmax(logits / fit_temperature(logits, labels)).max() < 0.99
 
 
 def test_log_probabilities_are_as_good_as_logits():
     logits, labels = judged(60, 2, scale=3)
-    assert temperature(np.log(softmax(logits)), labels) == pytest.approx(temperature(logits, labels), rel=1e-3)
+    assert fit_temperature(np.log(softmax(logits)), labels) == pytest.approx(fit_temperature(logits, labels), rel=1e-3)
 
 
 def test_with_few_images_no_mistake_is_accepted_nor_a_verdict_less_sure_than_each_that_was_right():
     confidence = np.array([0.5, 0.6, 0.7, 0.8, 0.9])
-    assert threshold(confidence, np.array([True, True, False, True, True])) == 0.8
-    assert threshold(confidence, np.ones(5, bool)) == 0.5
-    assert threshold(confidence, np.array([True, True, True, True, False])) == 1.0
+    assert find_threshold(confidence, np.array([True, True, False, True, True])) == 0.8
+    assert find_threshold(confidence, np.ones(5, bool)) == 0.5
+    assert find_threshold(confidence, np.array([True, True, True, True, False])) == 1.0
 
 
 def test_with_many_images_the_surest_mistakes_within_the_share_are_accepted():
     confidence = np.linspace(0.001, 0.999, 499)
     right = np.ones(499, bool)
     right[[100, 200, 300, 400, 450]] = False  # allowed: 1 % of 500, less one
-    assert confidence[100] < threshold(confidence, right) <= confidence[101]
+    assert confidence[100] < find_threshold(confidence, right) <= confidence[101]
 
 
 @pytest.mark.parametrize("count", [60, 300])
@@ -58,7 +58,7 @@ def test_no_more_is_wrong_and_accepted_than_was_promised(count):
         accepted = sure >= np.array(list(found.thresholds.values()))[fresh.argmax(1)]
         mistakes.append((accepted & (fresh.argmax(1) != truth)).mean())
     of_a_class = count / len(CLASSES)
-    assert np.mean(mistakes) < max(WRONG, 1 / (of_a_class + 1))
+    assert np.mean(mistakes) < max(MAX_ERROR_RATE, 1 / (of_a_class + 1))
 
 
 @pytest.mark.parametrize("count", [40, 200])
@@ -82,9 +82,9 @@ def test_a_class_that_was_hardly_ever_predicted_has_the_threshold_of_all():
     logits[:, 3] = -20
     found = calibrate(logits, labels, CLASSES)
     sure = softmax(logits / found.temperature).max(1)
-    assert found.thresholds["d"] == pytest.approx(threshold(sure, logits.argmax(1) == labels))
+    assert found.thresholds["d"] == pytest.approx(find_threshold(sure, logits.argmax(1) == labels))
 
 
 def test_too_few_images_say_nothing():
     with pytest.raises(ValueError, match="at least"):
-        calibrate(*judged(FEWEST - 1, 0), CLASSES)
+        calibrate(*judged(MIN_IMAGES - 1, 0), CLASSES)

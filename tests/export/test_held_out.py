@@ -16,7 +16,7 @@ from edge.inference.predictor import Predictor
 from edge.uncertainty.uncertainty_check import Settings, UncertaintyCheck
 from export import held_out
 from export.bundle_export import export
-from export.calibration import softmax, temperature
+from export.calibration import fit_temperature, softmax
 from export.model_images import ImageFinder
 from tests.support.classified_images import Told, a_line, shown
 from tests.support.personal_models import CLASSES, SMALL, made, pictures, torch_probabilities
@@ -73,7 +73,7 @@ def test_the_graph_divides_its_logits_by_the_temperature_that_the_images_gave(wr
     images = np.stack([decode_image(Path(verdict.path), 32) for verdict in written.model.predictions])
     labels = np.array([CLASSES.index(verdict.label) for verdict in written.model.predictions])
     logits = np.log(torch_probabilities(written.model, images))
-    expected = temperature(logits, labels)
+    expected = fit_temperature(logits, labels)
     assert written.manifest.confidence is not None
     assert written.manifest.confidence.temperature == pytest.approx(expected, rel=1e-3)
     assert abs(expected - 1) > 0.1  # or this would show nothing

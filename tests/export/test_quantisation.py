@@ -20,15 +20,15 @@ from edge.inference.predictor import Predictor
 from export import bundle_export as exporting
 from export import distillation
 from export.bundle_export import Optimisations, export
-from export.distillation import average, teach
+from export.distillation import average_encoders, distil
 from export.encoder_selection import drop_encoder
-from export.first_block import widen
-from export.graph import OUTPUTS, with_temperature
+from export.first_block import widen_first_block
+from export.graph import OUTPUTS, set_temperature
 from export.model_images import ImageFinder
-from export.parity import session
+from export.parity import open_session
 from export.quantisation import quantise
-from export.speed_gate import Comparison, compare
-from export.weight_rounding import round_well, rounded
+from export.speed_gate import GraphComparison, compare_graphs
+from export.weight_rounding import round_to_steps, round_weights
 from tests.support.int8_kernels import answers
 from tests.support.personal_models import CLASSES, SMALL, made, pictures
 from trainer import progress
@@ -63,7 +63,7 @@ def with_fusion(model: PersonalModel, weight: float) -> PersonalModel:
     return model._replace(tensors={**model.tensors, "fusion": torch.tensor(weight)})
 
 
-PASSES = Comparison(images=12, same=1.0, accuracy=(0.5, 0.5), milliseconds=(2.0, 1.0))
+PASSES = GraphComparison(images=12, same=1.0, accuracy=(0.5, 0.5), milliseconds=(2.0, 1.0))
 FAILS = PASSES._replace(same=0.9)
 
 
@@ -85,12 +85,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     said: list[str] = []
     graphs: list[tuple[bytes, bytes, LabelledImages]] = []
 
-    def comparing(*compared: Any) -> Comparison:
+    def comparing(*compared: Any) -> GraphComparison:
         graphs.append(compared)
         return PASSES  # what a tiny model gains depends on the machine
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exporting, "compare", comparing)
+        patch.setattr(exporting, "compare_graphs", comparing)
         export(
             [source],
             folder / "bundles",
@@ -106,7 +106,7 @@ def test_a_bundle_in_int8_says_so_and_passes_its_self_test_with_more_tolerance(r
     assert found.manifest.golden.tolerance == 0.1
     assert found.manifest.confidence is not None
     served = (found.folder / "model.onnx").read_bytes()
-    assert served == with_temperature(run.faster, found.manifest.confidence.temperature)
+    assert served == set_temperature(run.faster, found.manifest.confidence.temperature)
     Predictor(found).self_test()
     assert any("the bundle of plant-1 is int8: 100.0% of 12 verdicts the same" in line for line in run.said)
 
@@ -114,7 +114,7 @@ def test_a_bundle_in_int8_says_so_and_passes_its_self_test_with_more_tolerance(r
 def test_int8_answers_nearly_as_fp32_does_with_all_extras(run: Run) -> None:
     images = pictures(32, 5)
     for name in OUTPUTS:
-        exact, faster = (session(graph).run([name], {"image": images})[0] for graph in (run.exact, run.faster))
+        exact, faster = (open_session(graph).run([name], {"image": images})[0] for graph in (run.exact, run.faster))
         assert exact.shape == faster.shape
         assert 0 < np.abs(exact - faster).mean() < 0.02 * np.ptp(exact)
 
@@ -146,7 +146,7 @@ def test_weights_are_rounded_so_that_outputs_err_less() -> None:
     random = np.random.default_rng()
     inputs = random.uniform(2, 4, (1, 1000)) + random.normal(0, 1, (9, 1000))  # bright and dark: they go together
     weight, step = random.uniform(-2.9, 2.9, (1, 40, 9)), np.full((1, 40), 3 / 127)
-    well = rounded(weight, step, (inputs @ inputs.T / 1000)[None]) * step[:, :, None]
+    well = round_to_steps(weight, step, (inputs @ inputs.T / 1000)[None]) * step[:, :, None]
     nearest = np.round(weight / step[:, :, None]) * step[:, :, None]
     assert np.square((well - weight) @ inputs).mean() < 0.5 * np.square((nearest - weight) @ inputs).mean()
 
@@ -171,7 +171,7 @@ def test_what_rounding_shifts_on_average_is_put_right_in_the_bias() -> None:
         )
         for values in ({name: array.astype(np.float32) for name, array in exact.items()}, {**whole, **scales})
     ]
-    round_well(models[1], models[0], np.full((3, 1, 4, 4), 20, np.uint8))
+    round_weights(models[1], models[0], np.full((3, 1, 4, 4), 20, np.uint8))
     found = {value.name: int(numpy_helper.to_array(value).item()) for value in models[1].graph.initializer}
     assert found["w_quantized"] == 5
     assert found["b_quantized"] == 7 + 80  # 20 times 0.4, in tenths
@@ -209,9 +209,9 @@ def test_encoders_share_their_first_convolutions_without_the_channels_that_no_im
     random = np.random.default_rng()
     model = starts(random, dead=9)
     pixels = random.integers(-100, 156, (2, 3, 16, 16)).astype(np.float32)
-    before = session(model.SerializeToString()).run(None, {"pixels": pixels})
-    widen(model.graph, "pixels", 100)
-    after = session(model.SerializeToString()).run(None, {"pixels": pixels})
+    before = open_session(model.SerializeToString()).run(None, {"pixels": pixels})
+    widen_first_block(model.graph, "pixels", 100)
+    after = open_session(model.SerializeToString()).run(None, {"pixels": pixels})
     for each, other in zip(before, after, strict=True):
         np.testing.assert_allclose(each, other, atol=1e-3)
     assert [node.op_type for node in model.graph.node] == ["Conv", "Clip", "Conv", "Clip", "Conv", "Conv"]
@@ -219,12 +219,12 @@ def test_encoders_share_their_first_convolutions_without_the_channels_that_no_im
 
 
 def test_graphs_are_compared_by_verdicts_accuracy_and_time(run: Run) -> None:
-    same = compare(run.exact, run.exact, run.held_out)
+    same = compare_graphs(run.exact, run.exact, run.held_out)
     assert (same.images, same.same) == (12, 1.0)
     assert same.accuracy[0] == same.accuracy[1]
     assert 0.3 < same.milliseconds[0] / same.milliseconds[1] < 3
-    labels = session(run.exact).run(["probabilities"], {"image": run.held_out.images})[0].argmax(1)
-    assert compare(run.exact, run.exact, run.held_out._replace(labels=labels)).accuracy == (1.0, 1.0)
+    labels = open_session(run.exact).run(["probabilities"], {"image": run.held_out.images})[0].argmax(1)
+    assert compare_graphs(run.exact, run.exact, run.held_out._replace(labels=labels)).accuracy == (1.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -246,14 +246,14 @@ def test_what_is_less_right_or_not_faster_does_not_pass(changes: dict[str, Any],
 def traced(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """No trace, which takes seconds: the graph is the one that was exported."""
     monkeypatch.setattr(exporting, "trace", lambda module, size: None)
-    monkeypatch.setattr(exporting, "with_values", lambda graph, module: run.exact)
+    monkeypatch.setattr(exporting, "fill_values", lambda graph, module: run.exact)
 
 
 @pytest.mark.usefixtures("traced")
 def test_fp32_stays_where_int8_does_not_pass_and_the_figures_say_why(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exporting, "compare", lambda *_: FAILS)
+    monkeypatch.setattr(exporting, "compare_graphs", lambda *_: FAILS)
     said: list[str] = []
     export(
         [run.source],
@@ -347,7 +347,9 @@ def test_the_average_of_encoders_that_are_alike_sees_what_both_see_together(run:
     network = Network("small", 3)
     pixels = TrainingSet.of(run.held_out, model.metadata.preprocessing).network_input(slice(None))
     with torch.no_grad():
-        assert torch.allclose(network.predict(average(alike), pixels), network.predict(alike, pixels), atol=1e-3)
+        assert torch.allclose(
+            network.predict(average_encoders(alike), pixels), network.predict(alike, pixels), atol=1e-3
+        )
 
 
 def test_a_taught_encoder_judges_more_like_both_and_leaves_the_classifier(
@@ -358,10 +360,10 @@ def test_a_taught_encoder_judges_more_like_both_and_leaves_the_classifier(
     network = Network("small", 3)
     training = ImageFinder().training(run.source, model.metadata)
     pixels = TrainingSet.of(training, model.metadata.preprocessing).network_input(slice(None))
-    taught = teach(network, model.tensors, training, model.metadata.preprocessing, progress.ignore)
+    taught = distil(network, model.tensors, training, model.metadata.preprocessing, progress.ignore)
     with torch.no_grad():
         wanted, before, after = (
-            network.predict(tensors, pixels) for tensors in (model.tensors, average(model.tensors), taught)
+            network.predict(tensors, pixels) for tensors in (model.tensors, average_encoders(model.tensors), taught)
         )
         apart = [torch.nn.functional.kl_div(each.log_softmax(1), wanted.softmax(1)) for each in (before, after)]
     assert apart[1] < 0.9 * apart[0]

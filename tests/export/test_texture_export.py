@@ -20,11 +20,11 @@ from export import bundle_export as exporting
 from export import class_evidence
 from export.bundle_export import Optimisations, export
 from export.bundle_signing import Signer
-from export.distillation import average
+from export.distillation import average_encoders
 from export.encoder_selection import drop_encoder
-from export.graph import OUTPUTS, Architecture, module
-from export.parity import session
-from export.speed_gate import Comparison, compare
+from export.graph import OUTPUTS, Architecture, build_module
+from export.parity import open_session
+from export.speed_gate import GraphComparison, compare_graphs
 from research.pretraining.texture_patterns import texture
 from tests.support.daemon_process import BLOCK_TORCH, daemon
 from tests.support.federation_keys import Signers
@@ -32,14 +32,14 @@ from tests.support.int8_kernels import answers
 from tests.support.personal_models import made, signed_fields, torch_probabilities
 from trainer import progress
 from trainer.data.class_folders import LabelledImages
-from trainer.data.drawn_surfaces import photograph, style
+from trainer.data.drawn_surfaces import draw_photographs, draw_style
 from trainer.data.partition import Scheme
 from trainer.federation.server.spec import Request
 from trainer.federation.simulation import simulate_folder
 from trainer.models import backbones
-from trainer.models.fusion import fusion_of
+from trainer.models.fusion import infer_fusion
 from trainer.models.network import Network
-from trainer.models.texture.texture_network import behind_stem
+from trainer.models.texture.texture_network import remove_stem
 from trainer.models.texture.texture_presets import PRESETS
 from trainer.training import personal_model
 from trainer.training.personal_model import PersonalModel
@@ -53,8 +53,8 @@ WITH_MAPS = ["fedtfi_small", "tel_small", "musten_small", "maps_small", "resnet_
 
 def weave(count: int, key: int) -> np.ndarray:
     """Images uint8 [3 * count, 64, 64] of three drawn textures, one after another."""
-    look, random = style(0, key), generator(key, "textures")
-    return np.concatenate([photograph(random, look, count, SIZE, texture(9, kind)) for kind in range(len(KINDS))])
+    look, random = draw_style(0, key), generator(key, "textures")
+    return np.concatenate([draw_photographs(random, look, count, SIZE, texture(9, kind)) for kind in range(len(KINDS))])
 
 
 class Run(NamedTuple):
@@ -63,7 +63,7 @@ class Run(NamedTuple):
     model: PersonalModel
     bundle: Path
     signers: Signers
-    compared: list[tuple[bytes, bytes, LabelledImages, Comparison]]
+    compared: list[tuple[bytes, bytes, LabelledImages, GraphComparison]]
     said: list[str]
 
 
@@ -89,12 +89,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     personal_model.save(model, folder / "model")
     compared, said = [], []
 
-    def comparing(exact: bytes, faster: bytes, held_out: LabelledImages) -> Comparison:
-        compared.append((exact, faster, held_out, found := compare(exact, faster, held_out)))
+    def comparing(exact: bytes, faster: bytes, held_out: LabelledImages) -> GraphComparison:
+        compared.append((exact, faster, held_out, found := compare_graphs(exact, faster, held_out)))
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exporting, "compare", comparing)
+        patch.setattr(exporting, "compare_graphs", comparing)
         signer = Signer(signers.kit("plant-a"), 9)
         export(
             [folder / "model"],
@@ -107,7 +107,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_the_graph_computes_what_torch_does_for_any_batch(run: Run) -> None:
-    exact = session(run.compared[0][0])
+    exact = open_session(run.compared[0][0])
     for count in (1, 2, 5):
         images = np.repeat(weave(2, count)[:count, ..., None], 3, 3)
         probabilities, opinions, features, maps = exact.run(OUTPUTS, {"image": images})
@@ -142,7 +142,7 @@ def test_the_gate_decides_between_int8_and_floating_point(run: Run) -> None:
     assert served.confidence
     assert any(f"the bundle of plant-a {'is int8' if found.passed else 'stays fp32'}" in line for line in run.said)
     for name in OUTPUTS:
-        one, other = (session(graph).run([name], {"image": held_out.images})[0] for graph in (exact, faster))
+        one, other = (open_session(graph).run([name], {"image": held_out.images})[0] for graph in (exact, faster))
         assert 0 < np.abs(one - other).mean() < 0.02 * np.ptp(one)
 
 
@@ -193,7 +193,7 @@ def test_what_places_add_is_what_the_head_makes_of_the_features(model: str) -> N
     head = torch.randn(4, PRESETS[model].features)
     with torch.no_grad():
         features, adds = class_evidence.explain(encoder, seen)
-        expected = behind_stem(encoder)(seen)
+        expected = remove_stem(encoder)(seen)
         assert torch.allclose(features, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
         assert (adds is not None) == (model in WITH_MAPS)
         if adds:
@@ -205,8 +205,8 @@ def test_what_places_add_is_what_the_head_makes_of_the_features(model: str) -> N
 def test_two_encoders_have_one_stem_and_look_through_it_once(method: str) -> None:
     model = made(Request(model="tel_small", weights="none"), "plant-a", method, 3)
     preprocessing = model.metadata.preprocessing
-    architecture = Architecture("tel_small", 3, fusion_of(model.tensors), preprocessing)
-    served: Any = module(architecture, model.tensors, Path("model"))
+    architecture = Architecture("tel_small", 3, infer_fusion(model.tensors), preprocessing)
+    served: Any = build_module(architecture, model.tensors, Path("model"))
     assert not [name for name in served.state_dict() if name.startswith("received.stem")]
     looks: list[int] = []
     served.encoder.stem.register_forward_hook(lambda *_: looks.append(1))
@@ -227,7 +227,7 @@ def test_one_encoder_that_stands_for_two_keeps_their_stem() -> None:
     leaner = drop_encoder(model.metadata, tensors, held_out)
     assert leaner
     assert leaner.kept == "received"
-    for single in (leaner.tensors, average(tensors)):
+    for single in (leaner.tensors, average_encoders(tensors)):
         assert {name for name in single if name.startswith("encoder.")} == Network("tel_small", 3).names
         assert torch.equal(single["encoder.stem.conv1_1.weight"], tensors["encoder.stem.conv1_1.weight"])
     assert torch.equal(leaner.tensors["encoder.tel.embed.weight"], tensors["received.tel.embed.weight"])

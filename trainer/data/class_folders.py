@@ -10,7 +10,7 @@ import numpy as np
 from broker_config.protocol.errors import UsageError, suggest
 from edge.inference.image_decoding import ImageError, Photo
 from trainer.data.checks import rules
-from trainer.data.checks.findings import Finding, refuse
+from trainer.data.checks.findings import Finding, raise_errors
 from trainer.data.folder_scan import Entry, decode_entries, scan_folder
 from trainer.training.seeding import generator
 
@@ -71,8 +71,8 @@ def scan(folder: Path) -> Catalogue:
         UsageError: what is wrong with the folder, and what to do.
     """
     found = scan_folder(folder)
-    findings = tuple(rules.folder_findings(found))
-    refuse(findings)
+    findings = tuple(rules.check_folder(found))
+    raise_errors(findings)
     return Catalogue(found.entries, findings)
 
 
@@ -95,11 +95,11 @@ def scan_sources(folders: Sequence[Path], rename: Mapping[str, str]) -> list[Cat
         Catalogue(tuple(entry._replace(class_name=rename.get(entry.class_name, entry.class_name)) for entry in entries))
         for entries, _ in scanned
     ]
-    refuse(rules.source_findings([source.entries for source in renamed]))
+    raise_errors(rules.check_sources([source.entries for source in renamed]))
     return renamed
 
 
-def distinct(sources: Sequence[Catalogue]) -> list[Catalogue]:
+def drop_duplicates(sources: Sequence[Catalogue]) -> list[Catalogue]:
     """The sources without those images that a source before them has."""
     seen: set[str] = set()
     kept = []
@@ -109,9 +109,9 @@ def distinct(sources: Sequence[Catalogue]) -> list[Catalogue]:
     return kept
 
 
-def union(sources: Sequence[Catalogue]) -> Catalogue:
+def merge(sources: Sequence[Catalogue]) -> Catalogue:
     """The images of all sources, each once."""
-    entries = [entry for source in distinct(sources) for entry in source.entries]
+    entries = [entry for source in drop_duplicates(sources) for entry in source.entries]
     return Catalogue(tuple(sorted(entries, key=lambda entry: entry.digest)))
 
 
@@ -139,7 +139,7 @@ def load(
         else:
             images.append(photo.resize(size))
             inspect(entry, photo)
-    refuse(rules.unreadable_findings(unreadable))
+    raise_errors(rules.check_readable(unreadable))
     return LabelledImages(
         np.stack(images),
         np.array([classes.index(entry.class_name) for entry in catalogue.entries], np.int64),
@@ -150,20 +150,20 @@ def load(
 
 def split_holdout(images: LabelledImages, share: float, seed: int) -> tuple[LabelledImages, LabelledImages] | None:
     """Training and held-out images, a `share` of each class and at least one; None when there are too few for that."""
-    if not rules.enough_to_hold_out(Counter(images.labels.tolist())):
+    if not rules.has_enough_to_hold_out(Counter(images.labels.tolist())):
         return None
-    held_out = [order[: max(1, round(share * len(order)))] for order in _by_class(images, seed)]
+    held_out = [order[: max(1, round(share * len(order)))] for order in _shuffle_classes(images, seed)]
     test = np.sort(np.concatenate(held_out))
     return images.take(np.setdiff1d(np.arange(len(images.labels)), test)), images.take(test)
 
 
-def folds(images: LabelledImages, count: int, seed: int) -> list[np.ndarray]:
+def split_folds(images: LabelledImages, count: int, seed: int) -> list[np.ndarray]:
     """Positions of `count` folds, each with about the same share of every class."""
-    order = np.concatenate(list(_by_class(images, seed)))
+    order = np.concatenate(list(_shuffle_classes(images, seed)))
     return [np.sort(order[start::count]) for start in range(count)]
 
 
-def _by_class(images: LabelledImages, seed: int) -> Iterable[np.ndarray]:
+def _shuffle_classes(images: LabelledImages, seed: int) -> Iterable[np.ndarray]:
     """The positions of each class's images, shuffled."""
     grouped: dict[int, list[int]] = defaultdict(list)
     for position, label in enumerate(images.labels):

@@ -38,7 +38,7 @@ class Engines(NamedTuple):
         return np.ascontiguousarray(chosen[rows[:, None] + np.arange(1 - CYCLES, 1)].transpose(0, 2, 1))
 
 
-def load(path: Path, lives: Path | None = None) -> Engines:
+def load_engines(path: Path, lives: Path | None = None) -> Engines:
     """Read `train_FD002.txt`, or `test_FD002.txt` with its `RUL_FD002.txt`; .gz too.
 
     Args:
@@ -48,7 +48,7 @@ def load(path: Path, lives: Path | None = None) -> Engines:
     Raises:
         UsageError: the files are not C-MAPSS's.
     """
-    table = _table(path)
+    table = _read_table(path)
     if table.shape[1] != 2 + len(COLUMNS):
         raise UsageError(
             f"{path} has {table.shape[1]} columns, C-MAPSS {2 + len(COLUMNS)}",
@@ -56,7 +56,7 @@ def load(path: Path, lives: Path | None = None) -> Engines:
         )
     engine, cycle = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64)
     names, last = np.unique(engine[::-1], return_index=True)
-    remaining = np.zeros(len(names), np.int64) if lives is None else _table(lives)[:, 0].astype(np.int64)
+    remaining = np.zeros(len(names), np.int64) if lives is None else _read_table(lives)[:, 0].astype(np.int64)
     if len(remaining) != len(names):
         raise UsageError(
             f"{lives} has lives of {len(remaining)} engines, {path} has {len(names)} engines",
@@ -67,7 +67,7 @@ def load(path: Path, lives: Path | None = None) -> Engines:
     return Engines(engine, cycle, table[:, 2:].astype(np.float32), life)
 
 
-def _table(path: Path) -> NDArray[np.float64]:
+def _read_table(path: Path) -> NDArray[np.float64]:
     try:
         return np.loadtxt(path, ndmin=2)
     except FileNotFoundError:
@@ -76,21 +76,21 @@ def _table(path: Path) -> NDArray[np.float64]:
         raise UsageError(f"{path} is no C-MAPSS file: {error}", "pass numbers between spaces, as published") from None
 
 
-def convert(path: Path, folder: Path, lives: Path | None = None) -> None:
+def convert_to_csv(path: Path, folder: Path, lives: Path | None = None) -> None:
     """Write `SENSOR.csv` of each of SENSORS and `labels.csv`, the files of sensors and head, in the order of `path`."""
-    engines = load(path, lives)
+    engines = load_engines(path, lives)
     folder.mkdir(parents=True, exist_ok=True)
     products = [f"e{engine}c{cycle}" for engine, cycle in zip(engines.engine, engines.cycle, strict=True)]
     for name, columns in SENSORS.items():
         chosen = engines.values[:, [COLUMNS.index(column) for column in columns]]
         rows = zip(products, engines.engine, chosen, strict=True)
         cells = ([product, engine, *values] for product, engine, values in rows)
-        _write(folder / f"{name}.csv", ["product", "engine", *columns], cells)
+        _write_csv(folder / f"{name}.csv", ["product", "engine", *columns], cells)
     labels = ([products[row], engines.life[row]] for row in engines.labelled())
-    _write(folder / "labels.csv", ["product", "label"], labels)
+    _write_csv(folder / "labels.csv", ["product", "label"], labels)
 
 
-def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)

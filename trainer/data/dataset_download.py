@@ -18,17 +18,17 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.storage.disk import writing
 from edge.inference.image_decoding import MAX_BYTES, SUFFIXES
-from trainer.data.public_datasets import Comparison, Dataset, compare
+from trainer.data.public_datasets import Comparison, Dataset, compare_folder
 
 _TIMEOUT = 30  # seconds without a byte
 _CHUNK = 1 << 18  # bytes
 
-Watch = Callable[[Iterable[bytes], int], Iterable[bytes]]
+TrackChunks = Callable[[Iterable[bytes], int], Iterable[bytes]]
 """Shows progress: chunks pass through; the total [bytes] is 0 where it is not known."""
 
 
 @contextmanager
-def bar(console: Console) -> Iterator[Watch]:
+def show_progress(console: Console) -> Iterator[TrackChunks]:
     """A progress bar, in a terminal."""
     columns = (TextColumn("downloading"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -42,7 +42,7 @@ def bar(console: Console) -> Iterator[Watch]:
         yield watch
 
 
-def obtain(dataset: Dataset, origin: str, out: Path, watch: Watch) -> Comparison:
+def fetch_dataset(dataset: Dataset, origin: str, out: Path, watch: TrackChunks) -> Comparison:
     """Lay the data set out as class folders in `out`.
 
     What comes from the data set's own address must be the data set, or nothing stays. What the user brings (`origin`)
@@ -58,37 +58,37 @@ def obtain(dataset: Dataset, origin: str, out: Path, watch: Watch) -> Comparison
         EdgeNodeError: it cannot be had, or is not what it should be; nothing stays in `out`.
     """
     if not (origin or dataset.archive):
-        raise UsageError(f"{dataset.name} cannot be downloaded without a login", _by_hand(dataset))
+        raise UsageError(f"{dataset.name} cannot be downloaded without a login", _manual_remedy(dataset))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} is not an empty folder", "name a folder that does not exist yet")
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
             named = origin or dataset.archive
-            source = _local(dataset, named, Path(scratch) / "archive", watch)
+            source = _locate(dataset, named, Path(scratch) / "archive", watch)
             if not origin and dataset.md5:
-                _check(dataset, source)
+                _check_md5(dataset, source)
             laid = Path(scratch) / "images"
-            files = _folder(source) if source.is_dir() else _archive(source, named)
+            files = _read_folder(source) if source.is_dir() else _read_archive(source, named)
             left_out = _lay_out(dataset, files, laid, named)
-            outcome = compare(dataset, laid)
+            outcome = compare_folder(dataset, laid)
             if outcome.differences and not origin:
                 raise EdgeNodeError(
                     f"what {dataset.archive} holds is not {dataset.name}: {'; '.join(outcome.differences)}",
-                    f"it may have changed; {_by_hand(dataset)}",
+                    f"it may have changed; {_manual_remedy(dataset)}",
                 )
             laid.replace(out)
     return outcome._replace(left_out=left_out)
 
 
-def _by_hand(dataset: Dataset) -> str:
+def _manual_remedy(dataset: Dataset) -> str:
     return (
         f"download it from {dataset.by_hand}, then pass the ZIP file or the unpacked folder: "
         f"edge-node dataset {dataset.name} --from FILE --out FOLDER"
     )
 
 
-def _local(dataset: Dataset, origin: str, target: Path, watch: Watch) -> Path:
+def _locate(dataset: Dataset, origin: str, target: Path, watch: TrackChunks) -> Path:
     """The origin as a file or folder here; a URL is downloaded to `target`."""
     if origin.startswith(("http://", "https://")):
         with target.open("wb") as file:
@@ -100,7 +100,7 @@ def _local(dataset: Dataset, origin: str, target: Path, watch: Watch) -> Path:
     return path
 
 
-def _download(dataset: Dataset, url: str, watch: Watch) -> Iterator[bytes]:
+def _download(dataset: Dataset, url: str, watch: TrackChunks) -> Iterator[bytes]:
     done = 0
     try:
         request = urllib.request.Request(url, headers={"User-Agent": "edge-node"})  # noqa: S310 (http or https)
@@ -112,30 +112,32 @@ def _download(dataset: Dataset, url: str, watch: Watch) -> Iterator[bytes]:
     except (OSError, http.client.HTTPException) as error:
         reason = error.reason if type(error) is urllib.error.URLError else error
         raise EdgeNodeError(
-            f"{url} cannot be downloaded: {reason}", f"try again with internet access; or {_by_hand(dataset)}"
+            f"{url} cannot be downloaded: {reason}", f"try again with internet access; or {_manual_remedy(dataset)}"
         ) from error
     if done < total:
-        raise EdgeNodeError(f"{url} ended after {done:,} of {total:,} bytes", f"try again; or {_by_hand(dataset)}")
+        raise EdgeNodeError(
+            f"{url} ended after {done:,} of {total:,} bytes", f"try again; or {_manual_remedy(dataset)}"
+        )
 
 
-def _check(dataset: Dataset, file: Path) -> None:
+def _check_md5(dataset: Dataset, file: Path) -> None:
     with file.open("rb") as content:
         found = hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if found != dataset.md5:
         raise EdgeNodeError(
             f"{dataset.archive} is not the file that it should be: its MD5 is {found}, not {dataset.md5}",
-            f"try again; or {_by_hand(dataset)}",
+            f"try again; or {_manual_remedy(dataset)}",
         )
 
 
-def _folder(folder: Path) -> Iterator[tuple[PurePath, bytes]]:
+def _read_folder(folder: Path) -> Iterator[tuple[PurePath, bytes]]:
     """The images below a folder."""
     for path in sorted(folder.rglob("*")):
         if _is_image(path) and path.is_file():
             yield path.relative_to(folder), path.read_bytes()
 
 
-def _archive(file: Path, named: str) -> Iterator[tuple[PurePath, bytes]]:
+def _read_archive(file: Path, named: str) -> Iterator[tuple[PurePath, bytes]]:
     """The images in a ZIP file. Nothing is written where the archive says: only names of known classes count."""
     try:
         with zipfile.ZipFile(file) as archive:

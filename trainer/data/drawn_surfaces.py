@@ -17,7 +17,7 @@ from trainer.progress import Report, Step
 from trainer.training.seeding import generator
 
 Random = np.random.Generator
-_SHOWN = 8  # plants on a contact sheet
+_MAX_PLANTS_SHOWN = 8  # plants on a contact sheet
 _BATCH = 64  # images that are drawn at once: their fields stay in the processor's cache
 
 
@@ -40,7 +40,7 @@ class Style(NamedTuple):
     density: float  # -1 (sparse) to 1 (dense)
 
 
-def style(seed: int, plant: int) -> Style:
+def draw_style(seed: int, plant: int) -> Style:
     """The look of one plant's images."""
     random = generator(seed, "plant", plant)
     return Style(
@@ -61,22 +61,22 @@ def style(seed: int, plant: int) -> Style:
     )
 
 
-def draw(labels: np.ndarray, size: int, seed: int, plant: int = 0) -> np.ndarray:
+def draw_images(labels: np.ndarray, size: int, seed: int, plant: int = 0) -> np.ndarray:
     """Images uint8 [n, size, size, 3] (gray) of the defects `labels` [n], positions in CLASSES."""
-    look = style(seed, plant)
+    look = draw_style(seed, plant)
     random = generator(seed, "images", plant)
     images = np.empty((len(labels), size, size), np.uint8)
     for name, defect in DEFECTS.items():
         (places,) = np.nonzero(np.asarray(labels) == CLASSES.index(name))
         for start in range(0, len(places), _BATCH):
             some = places[start : start + _BATCH]
-            images[some] = photograph(random, look, len(some), size, defect)
+            images[some] = draw_photographs(random, look, len(some), size, defect)
     return np.repeat(images[..., None], 3, -1)
 
 
-def write(folder: Path, per_class: int, size: int, seed: int, plant: int) -> None:
+def write_plant(folder: Path, per_class: int, size: int, seed: int, plant: int) -> None:
     """Write `per_class` images of each class, as plant number `plant` sees them, to `folder/CLASS/PLANT-NUMBER.png`."""
-    images = draw(np.repeat(np.arange(len(CLASSES)), per_class), size, seed, plant)
+    images = draw_images(np.repeat(np.arange(len(CLASSES)), per_class), size, seed, plant)
     for index, image in enumerate(images[..., 0]):
         target = folder / CLASSES[index // per_class] / f"{plant}-{index % per_class:04d}.png"
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -95,15 +95,15 @@ def write_plants(out: Path, plants: int, per_class: int, size: int, seed: int, r
     with writing(out):
         for plant in range(plants):
             report(Step(what=f"drawing plant {plant + 1} of {plants}"))
-            write(out / f"plant-{plant + 1}", per_class, size, seed, plant)
-        contact_sheet(seed, min(plants, _SHOWN), size).save(out / "contact-sheet.png")
+            write_plant(out / f"plant-{plant + 1}", per_class, size, seed, plant)
+        draw_contact_sheet(seed, min(plants, _MAX_PLANTS_SHOWN), size).save(out / "contact-sheet.png")
     return plants * per_class * len(CLASSES)
 
 
-def contact_sheet(seed: int, plants: int, size: int, per_class: int = 2) -> Image.Image:
+def draw_contact_sheet(seed: int, plants: int, size: int, per_class: int = 2) -> Image.Image:
     """A row for each class, `per_class` images for each plant side by side."""
     columns = [
-        draw(np.repeat(np.arange(len(CLASSES)), per_class), size, seed, plant)[..., 0].reshape(
+        draw_images(np.repeat(np.arange(len(CLASSES)), per_class), size, seed, plant)[..., 0].reshape(
             -1, per_class, size, size
         )
         for plant in range(plants)
@@ -115,21 +115,21 @@ def contact_sheet(seed: int, plants: int, size: int, per_class: int = 2) -> Imag
 # The sheet and the camera
 
 
-def _sheet(random: Random, look: Style, count: int, size: int) -> np.ndarray:
+def _draw_sheets(random: Random, look: Style, count: int, size: int) -> np.ndarray:
     """Bare sheets float32 [n, S, S] in the plant's light, without its brightness."""
-    y, x = _position(size)
+    y, x = _make_positions(size)
     varied = random.uniform(0.6, 1.4, (6, count, 1, 1)).astype(np.float32)  # from one photograph to the next
-    sheet = look.grain * varied[0] * field(random, count, size, look.grain_length, look.grain_width)
-    sheet += look.mottle * varied[1] * field(random, count, size, 0.12, 0.08)
-    sheet += look.stripes * varied[2] * _line(random, count, size)
+    sheet = look.grain * varied[0] * draw_field(random, count, size, look.grain_length, look.grain_width)
+    sheet += look.mottle * varied[1] * draw_field(random, count, size, 0.12, 0.08)
+    sheet += look.stripes * varied[2] * _draw_stripes(random, count, size)
     sheet += look.light[0] * varied[3] * y + look.light[1] * varied[4] * x
     sheet -= look.vignette * varied[5] * 2 * (x**2 + y**2)
     return np.asarray(sheet)
 
 
-def photograph(random: Random, look: Style, count: int, size: int, defect: "Defect") -> np.ndarray:
+def draw_photographs(random: Random, look: Style, count: int, size: int, defect: "Defect") -> np.ndarray:
     """Gray images uint8 [n, S, S] of sheets that have this defect."""
-    sheet = _sheet(random, look, count, size)
+    sheet = _draw_sheets(random, look, count, size)
     severity = look.severity * random.uniform(0.6, 1.3, (count, 1, 1)).astype(np.float32)
     brightness = random.normal(look.brightness, 10, (count, 1, 1)).astype(np.float32)
     seen = brightness + look.contrast * _blur(sheet + severity * defect(random, look, count, size), look.blur)
@@ -149,27 +149,27 @@ def _blur(images: np.ndarray, share: float) -> np.ndarray:
 
 
 @cache
-def _position(size: int) -> tuple[np.ndarray, np.ndarray]:
+def _make_positions(size: int) -> tuple[np.ndarray, np.ndarray]:
     """Down [S, 1] and right [1, S], from -0.5 to 0.5."""
     line = np.linspace(-0.5, 0.5, size, dtype=np.float32)
     return line[:, None], line[None]
 
 
 @cache
-def _frequencies(size: int) -> tuple[np.ndarray, np.ndarray]:
+def _make_frequencies(size: int) -> tuple[np.ndarray, np.ndarray]:
     """Of rfft2, in periods an image: down [S, 1] and right [1, S // 2 + 1]."""
     down, right = np.fft.fftfreq(size, 1 / size), np.fft.rfftfreq(size, 1 / size)
     return down.astype(np.float32)[:, None], right.astype(np.float32)[None]
 
 
-def field(
+def draw_field(
     random: Random, count: int, size: int, height: float, width: float, slant: float | np.ndarray = 0.0
 ) -> np.ndarray:
     """Gaussian noise float32 [n, S, S] smoothed over a height and a width, mean 0 and deviation 1.
 
     `slant` turns it, radians, one for all or [n, 1, 1].
     """
-    down, right = _frequencies(size)
+    down, right = _make_frequencies(size)
     if np.any(slant):
         cosine, sine = np.cos(slant, dtype=np.float32), np.sin(slant, dtype=np.float32)
         down, right = down * cosine - right * sine, down * sine + right * cosine
@@ -182,7 +182,7 @@ def field(
     return np.asarray(field)
 
 
-def _line(random: Random, count: int, size: int) -> np.ndarray:
+def _draw_stripes(random: Random, count: int, size: int) -> np.ndarray:
     """Noise float32 [n, 1, S] along the width, coarse and fine, deviation about 1."""
     noise = random.standard_normal((count, 1, size), np.float32)
     coarse = np.cumsum(noise, 2)
@@ -191,17 +191,17 @@ def _line(random: Random, count: int, size: int) -> np.ndarray:
     return np.asarray(0.5 * noise + 0.8 * coarse / np.sqrt(width, dtype=np.float32))
 
 
-def step(values: np.ndarray, sharpness: float) -> np.ndarray:
+def soft_step(values: np.ndarray, sharpness: float) -> np.ndarray:
     """0 below zero, 1 above, soft in between."""
     return np.asarray(0.5 + 0.5 * np.tanh((0.5 * sharpness) * values))
 
 
-def relief(height: np.ndarray) -> np.ndarray:
+def shade_relief(height: np.ndarray) -> np.ndarray:
     """Light and shadow on the slopes of a height, lit from above."""
     return np.asarray(np.roll(height, 1, 1) - np.roll(height, -1, 1))
 
 
-def _below_peak(random: Random, field: np.ndarray, low: float, high: float) -> np.ndarray:
+def _draw_threshold(random: Random, field: np.ndarray, low: float, high: float) -> np.ndarray:
     """A threshold [n, 1, 1] that the field's highest place passes by `low` to `high` deviations."""
     drop = random.uniform(low, high, (len(field), 1, 1)).astype(np.float32)
     return np.asarray(field.max((1, 2), keepdims=True) - drop)
@@ -215,9 +215,9 @@ Defect = Callable[[Random, Style, int, int], np.ndarray]
 def _crazing(random: Random, look: Style, count: int, size: int) -> np.ndarray:
     """A net of fine dark cracks, broken off in places, on a roughened sheet."""
     s = look.scale
-    cracks = 1 - step(np.abs(field(random, count, size, 0.03 * s, 0.05 * s)) - 0.08, 40)
-    there = step(field(random, count, size, 0.1 * s, 0.1 * s) + 0.5 * look.density, 5)
-    rough = field(random, count, size, 0.005, 0.005)
+    cracks = 1 - soft_step(np.abs(draw_field(random, count, size, 0.03 * s, 0.05 * s)) - 0.08, 40)
+    there = soft_step(draw_field(random, count, size, 0.1 * s, 0.1 * s) + 0.5 * look.density, 5)
+    rough = draw_field(random, count, size, 0.005, 0.005)
     return np.asarray(12 * rough - (45 + 15 * rough) * cracks * there)
 
 
@@ -225,10 +225,10 @@ def _inclusion(random: Random, look: Style, count: int, size: int) -> np.ndarray
     """Dark streaks of foreign matter along the rolling direction, with ragged ends."""
     s = look.scale
     slant = random.normal(0, 0.08, (count, 1, 1))
-    streaks = field(random, count, size, 0.09 * s, 0.011 * s, slant)
-    streaks += 0.2 * field(random, count, size, 0.02, 0.008)
-    there = step(streaks - _below_peak(random, streaks, 0.5, 1.7 + 0.5 * look.density), 7)
-    return np.asarray(-48 * there * (1 + 0.25 * field(random, count, size, 0.03, 0.01)))
+    streaks = draw_field(random, count, size, 0.09 * s, 0.011 * s, slant)
+    streaks += 0.2 * draw_field(random, count, size, 0.02, 0.008)
+    there = soft_step(streaks - _draw_threshold(random, streaks, 0.5, 1.7 + 0.5 * look.density), 7)
+    return np.asarray(-48 * there * (1 + 0.25 * draw_field(random, count, size, 0.03, 0.01)))
 
 
 def _no_defect(_random: Random, _look: Style, count: int, size: int) -> np.ndarray:
@@ -239,51 +239,53 @@ def _no_defect(_random: Random, _look: Style, count: int, size: int) -> np.ndarr
 def _patches(random: Random, look: Style, count: int, size: int) -> np.ndarray:
     """Large dark blotches with a ragged, darker rim; small dark crumbs beside them."""
     s = look.scale
-    edge = 0.12 * field(random, count, size, 0.015, 0.015)
-    blotches = field(random, count, size, 0.11 * s, 0.08 * s) + edge
-    over = blotches - _below_peak(random, blotches, 0.8, 2.6 + 0.5 * look.density)
+    edge = 0.12 * draw_field(random, count, size, 0.015, 0.015)
+    blotches = draw_field(random, count, size, 0.11 * s, 0.08 * s) + edge
+    over = blotches - _draw_threshold(random, blotches, 0.8, 2.6 + 0.5 * look.density)
     rim = np.exp(-(((over - 0.1) / 0.15) ** 2))
-    crumbs = field(random, count, size, 0.009, 0.011) + 1.2 * field(random, count, size, 0.12, 0.12)
-    return np.asarray(-(65 + 60 * edge) * step(over, 14) - 18 * rim - 60 * step(crumbs - 3.6, 8))
+    crumbs = draw_field(random, count, size, 0.009, 0.011) + 1.2 * draw_field(random, count, size, 0.12, 0.12)
+    return np.asarray(-(65 + 60 * edge) * soft_step(over, 14) - 18 * rim - 60 * soft_step(crumbs - 3.6, 8))
 
 
 def _pitted_surface(random: Random, look: Style, count: int, size: int) -> np.ndarray:
     """Many small round pits, lit on one side, denser in places."""
     s = look.scale
-    pits = field(random, count, size, 0.011 * s, 0.011 * s)
-    dense = field(random, count, size, 0.2, 0.12)
+    pits = draw_field(random, count, size, 0.011 * s, 0.011 * s)
+    dense = draw_field(random, count, size, 0.2, 0.12)
     level = 2.1 - 0.5 * look.density + random.uniform(-0.5, 0.5, (count, 1, 1)).astype(np.float32)
-    there = step(pits + 0.7 * dense - level, 6)
-    return np.asarray(-42 * there + 22 * relief(there))
+    there = soft_step(pits + 0.7 * dense - level, 6)
+    return np.asarray(-42 * there + 22 * shade_relief(there))
 
 
 def _rolled_in_scale(random: Random, look: Style, count: int, size: int) -> np.ndarray:
     """Scale pressed into a clouded sheet: short dark flakes with bright flanks, across the rolling direction."""
     s = look.scale
     slant = random.normal(0.25, 0.15, (count, 1, 1))
-    flakes = field(random, count, size, 0.009 * s, 0.024 * s, slant) + 0.6 * field(random, count, size, 0.15, 0.15)
-    clouds = field(random, count, size, 0.03 * s, 0.09 * s, slant)
-    there = step(flakes - _below_peak(random, flakes, 1.4, 2.4 + 0.4 * look.density), 6)
-    return np.asarray(7 * clouds - 48 * there + 26 * relief(there))
+    flakes = draw_field(random, count, size, 0.009 * s, 0.024 * s, slant) + 0.6 * draw_field(
+        random, count, size, 0.15, 0.15
+    )
+    clouds = draw_field(random, count, size, 0.03 * s, 0.09 * s, slant)
+    there = soft_step(flakes - _draw_threshold(random, flakes, 1.4, 2.4 + 0.4 * look.density), 6)
+    return np.asarray(7 * clouds - 48 * there + 26 * shade_relief(there))
 
 
 def _scratches(random: Random, look: Style, count: int, size: int) -> np.ndarray:
     """One to four long lines, mostly bright and along the rolling direction."""
-    y, x = _position(size)
+    y, x = _make_positions(size)
     image = np.zeros((count, size, size), np.float32)
-    rough = 0.7 + 0.3 * field(random, count, size, 0.05, 0.004)
+    rough = 0.7 + 0.3 * draw_field(random, count, size, 0.05, 0.004)
     number = random.integers(1, 4 + round(look.density), count)
     for line in range(number.max()):
-        cy, cx, angle, long, thick, tone, dark = _stroke(random, look, count)
+        cy, cx, angle, long, thick, tone, dark = _draw_stroke(random, look, count)
         along = (y - cy) * np.cos(angle) + (x - cx) * np.sin(angle)
         across = (x - cx) * np.cos(angle) - (y - cy) * np.sin(angle)
         across += 0.15 * along**2 * np.sin(40 * cy)  # slightly bent
-        stroke = step(thick - np.abs(across), 700) * step(long - np.abs(along), 60)
+        stroke = soft_step(thick - np.abs(across), 700) * soft_step(long - np.abs(along), 60)
         image += np.where(dark, -0.6, 1) * tone * stroke * (line < number)[:, None, None]
     return np.asarray(image * rough)
 
 
-def _stroke(random: Random, look: Style, count: int) -> tuple[np.ndarray, ...]:
+def _draw_stroke(random: Random, look: Style, count: int) -> tuple[np.ndarray, ...]:
     """Of a line an image, each [n, 1, 1]: centre, angle to the rolling direction, half length and width, tone, dark."""
     across = random.random(count) < 0.12
     drawn = (

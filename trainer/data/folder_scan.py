@@ -51,7 +51,7 @@ def scan_folder(folder: Path) -> FolderScan:
         )
     groups: dict[str, list[Entry]] = defaultdict(list)
     unreadable: dict[Path, str] = {}
-    for path in _images(folder, "*/*"):
+    for path in _find_images(folder, "*/*"):
         try:
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -64,9 +64,9 @@ def scan_folder(folder: Path) -> FolderScan:
         folder,
         tuple(tuple(groups[digest]) for digest in sorted(groups)),
         unreadable,
-        loose=_images(folder, "*.*"),
-        nested=_images(folder, "*/*/**/*"),
-        hidden=_images(folder, "*/*", hidden=True),
+        loose=_find_images(folder, "*.*"),
+        nested=_find_images(folder, "*/*/**/*"),
+        hidden=_find_images(folder, "*/*", hidden=True),
         others=[path for path in files if path.suffix.lower() not in SUFFIXES],
     )
 
@@ -80,7 +80,7 @@ def decode_entries(entries: Iterable[Entry]) -> Iterator[tuple[Entry, Photo | Im
             yield entry, error
 
 
-def _images(folder: Path, pattern: str, *, hidden: bool = False) -> list[Path]:
+def _find_images(folder: Path, pattern: str, *, hidden: bool = False) -> list[Path]:
     """The image files below the folder that fit a pattern."""
     return sorted(
         path for path in folder.glob(pattern) if path.suffix.lower() in SUFFIXES and _is_hidden(path, folder) == hidden

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from broker_config.protocol.errors import UsageError
-from trainer.data.class_folders import Catalogue, distinct, union
+from trainer.data.class_folders import Catalogue, drop_duplicates, merge
 from trainer.data.folder_scan import Entry
 from trainer.training.seeding import generator
 
@@ -62,15 +62,15 @@ class Scheme(NamedTuple):
                 f"there is no partition {self.partition!r} of pool {self.pool!r}",
                 f"partitions are {', '.join(PARTITIONS[:-1])} and {PARTITIONS[-1]}; pools are report, tuning and all",
             )
-        pooled = [pool(source, self.pool) for source in distinct(sources)]
+        pooled = [select_pool(source, self.pool) for source in drop_duplicates(sources)]
         if self.partition in _INNER:
             shares, common = self._by_source(pooled)
         else:
-            whole = union(pooled)
+            whole = merge(pooled)
             if self.partition == "groups":
                 self._check_groups([whole])
             shares, common = self._shares(whole, self._common([whole])[0])
-        return [share._replace(train=union([share.train, common])) for share in shares]
+        return [share._replace(train=merge([share.train, common])) for share in shares]
 
     def _by_source(self, sources: Sequence[Catalogue]) -> "_Dealt":
         """Feature skew: sources are dealt to nodes in turn, whose nodes share it evenly, or by groups of its classes.
@@ -94,14 +94,14 @@ class Scheme(NamedTuple):
             shares |= dict(zip(numbers, mine, strict=True))
             shown.append(theirs)
         ordered = [shares[number]._replace(node=f"plant-{number + 1}") for number in range(self.nodes)]
-        return _Dealt(ordered, union(shown))
+        return _Dealt(ordered, merge(shown))
 
     def _common(self, sources: Sequence[Catalogue]) -> list[Counter[str]]:
         """How many images of each class each source gives to all nodes."""
         counts = [Counter[str]() for _ in sources]
-        for name in union(sources).classes:
+        for name in merge(sources).classes:
             holders = [number for number, source in enumerate(sources) if name in source.classes]
-            for number, n in zip(holders, _even(self.shared, len(holders)), strict=True):
+            for number, n in zip(holders, _split_evenly(self.shared, len(holders)), strict=True):
                 counts[number][name] = n
         return counts
 
@@ -113,10 +113,10 @@ class Scheme(NamedTuple):
         for attempt in range(tries):
             random = generator(self.seed, "partition", self.partition, attempt)
             train_counts = draws[self.partition](catalogue, random)
-            lacking = _lacking(catalogue, train_counts, common)
+            lacking = _count_lacking(catalogue, train_counts, common)
             if not lacking:
-                test_counts = [_scale(counts, self.test_samples) for counts in train_counts]
-                return _deal(catalogue, train_counts, test_counts, common, random)
+                test_counts = [_scale_counts(counts, self.test_samples) for counts in train_counts]
+                return _deal_images(catalogue, train_counts, test_counts, common, random)
             least = min(least or lacking, lacking, key=Counter.total)
         there = Counter(entry.class_name for entry in catalogue.entries)
         classes = "; ".join(
@@ -188,7 +188,13 @@ class Scheme(NamedTuple):
         classes = catalogue.classes
         draws = random.dirichlet(np.full(len(classes), self.alpha), self.nodes)
         return [
-            Counter({name: n for name, n in zip(classes, _round(row * self.samples, self.samples), strict=True) if n})
+            Counter(
+                {
+                    name: n
+                    for name, n in zip(classes, _round_to_total(row * self.samples, self.samples), strict=True)
+                    if n
+                }
+            )
             for row in draws
         ]
 
@@ -198,7 +204,9 @@ class Scheme(NamedTuple):
 
     def _evenly(self, classes: Sequence[str]) -> Counter[str]:
         """A node's training images, of these classes in equal parts."""
-        return Counter({name: n for name, n in zip(classes, _even(self.samples, len(classes)), strict=True) if n})
+        return Counter(
+            {name: n for name, n in zip(classes, _split_evenly(self.samples, len(classes)), strict=True) if n}
+        )
 
 
 class _Dealt(NamedTuple):
@@ -209,7 +217,7 @@ class _Dealt(NamedTuple):
 _INNER = {"sources": "iid", "sources_groups": "groups"}  # how the nodes of one source share it
 
 
-def pool(catalogue: Catalogue, name: str) -> Catalogue:
+def select_pool(catalogue: Catalogue, name: str) -> Catalogue:
     """One side of the data set's only split: about a third for `tuning`, the rest for `report`, by content hash.
 
     It depends on no seed: what is tuned on the tuning pool has never seen an image of the report pool.
@@ -220,7 +228,7 @@ def pool(catalogue: Catalogue, name: str) -> Catalogue:
     return Catalogue(chosen)
 
 
-def write(shares: Sequence[Share], folder: Path) -> None:
+def write_shares(shares: Sequence[Share], folder: Path) -> None:
     """Lay the shares out as folders that `edge-node join` takes: NODE/train/CLASS/ and NODE/test/CLASS/."""
     for share in shares:
         for side, catalogue in (("train", share.train), ("test", share.test)):
@@ -230,12 +238,12 @@ def write(shares: Sequence[Share], folder: Path) -> None:
                 shutil.copyfile(entry.path, target)
 
 
-def _even(total: int, parts: int) -> list[int]:
+def _split_evenly(total: int, parts: int) -> list[int]:
     """`total` in equal parts; what cannot be split goes to the first, one each."""
-    return _round(np.full(parts, total / parts), total)
+    return _round_to_total(np.full(parts, total / parts), total)
 
 
-def _round(shares: np.ndarray, total: int) -> list[int]:
+def _round_to_total(shares: np.ndarray, total: int) -> list[int]:
     """Whole numbers that add up to `total`, by largest remainders."""
     counts = np.floor(shares + 1e-9).astype(int)
     largest = np.argsort(-(shares - counts), kind="stable")[: total - counts.sum()]
@@ -243,15 +251,15 @@ def _round(shares: np.ndarray, total: int) -> list[int]:
     return [int(count) for count in counts]
 
 
-def _scale(counts: Counter[str], total: int) -> Counter[str]:
+def _scale_counts(counts: Counter[str], total: int) -> Counter[str]:
     """The same proportions, adding up to `total`, but at least one of each class."""
-    scaled = np.maximum(1, _round(np.array(list(counts.values())) * (total / counts.total()), total))
+    scaled = np.maximum(1, _round_to_total(np.array(list(counts.values())) * (total / counts.total()), total))
     while scaled.sum() > max(total, len(scaled)):  # the ones above are taken from the largest
         scaled[scaled.argmax()] -= 1
     return Counter(dict(zip(counts, scaled.tolist(), strict=True)))
 
 
-def _lacking(catalogue: Catalogue, train: Sequence[Counter[str]], common: Counter[str]) -> Counter[str]:
+def _count_lacking(catalogue: Catalogue, train: Sequence[Counter[str]], common: Counter[str]) -> Counter[str]:
     """How many images each class lacks for this; empty when all have enough.
 
     Each node must get its training images, and at least one held-out image of each of its classes; what is common to
@@ -262,7 +270,7 @@ def _lacking(catalogue: Catalogue, train: Sequence[Counter[str]], common: Counte
     return needed - there
 
 
-def _deal(
+def _deal_images(
     catalogue: Catalogue,
     train: Sequence[Counter[str]],
     test: Sequence[Counter[str]],
@@ -277,18 +285,20 @@ def _deal(
         deck = [mine[position] for position in random.permutation(len(mine))]
         shown += deck[: common[name]]
         decks[name] = deck[common[name] :]
-    tests = _afford(decks, train, test)
+    tests = _fit_test_counts(decks, train, test)
     shares = []
     for number, (train_counts, test_counts) in enumerate(zip(train, tests, strict=True), 1):
         parts = [
-            Catalogue(tuple(sorted((decks[name].pop() for name, n in counts.items() for _ in range(n)), key=_digest)))
+            Catalogue(
+                tuple(sorted((decks[name].pop() for name, n in counts.items() for _ in range(n)), key=_by_digest))
+            )
             for counts in (train_counts, test_counts)
         ]
         shares.append(Share(f"plant-{number}", *parts))
     return _Dealt(shares, Catalogue(tuple(shown)))
 
 
-def _afford(
+def _fit_test_counts(
     decks: dict[str, list[Entry]], train: Sequence[Counter[str]], test: Sequence[Counter[str]]
 ) -> list[Counter[str]]:
     """The held-out counts; a class with fewer images left than they ask for is shared in proportion, one each first."""
@@ -298,10 +308,10 @@ def _afford(
         beyond_one = np.array([counts[name] - 1 for counts in holders])
         spare = len(deck) - sum(counts[name] for counts in train) - len(holders)
         if beyond_one.sum() > spare:
-            for counts, n in zip(holders, _round(beyond_one * (spare / beyond_one.sum()), spare), strict=True):
+            for counts, n in zip(holders, _round_to_total(beyond_one * (spare / beyond_one.sum()), spare), strict=True):
                 counts[name] = 1 + n
     return afforded
 
 
-def _digest(entry: Entry) -> str:
+def _by_digest(entry: Entry) -> str:
     return entry.digest

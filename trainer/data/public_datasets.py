@@ -42,14 +42,14 @@ class Dataset(msgspec.Struct, frozen=True, kw_only=True):
 
     def class_of(self, path: PurePath) -> str | None:
         """The class of an image: of the nearest folder that is named like one, else of the name before the number."""
-        known = {_plain(name): name for name in self.classes} | dict(self.aliases)
+        known = {_normalise(name): name for name in self.classes} | dict(self.aliases)
         for word in (*reversed(path.parts[:-1]), path.stem.rpartition("_")[0]):
-            if _plain(word) in known:
-                return known[_plain(word)]
+            if _normalise(word) in known:
+                return known[_normalise(word)]
         return None
 
 
-def _plain(word: str) -> str:
+def _normalise(word: str) -> str:
     return re.sub(r"[ _-]+", "_", word.strip().lower())
 
 
@@ -127,19 +127,19 @@ GC10_DET = Dataset(
 DATASETS = {each.name: each for each in (NEU_CLS, X_SDD, GC10_DET)}
 
 
-def known(name: str) -> Dataset:
+def find_dataset(name: str) -> Dataset:
     """The data set of that name. Raises UsageError if there is none."""
     if name not in DATASETS:
         raise UsageError(f"no public data set is called {name!r}", suggest(name, DATASETS))
     return DATASETS[name]
 
 
-def checksum(digests: Iterable[str]) -> str:
+def compute_checksum(digests: Iterable[str]) -> str:
     """Which images these are: of their SHA-256 digests, in any order."""
     return hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
 
 
-def describe(dataset: Dataset) -> str:
+def format_description(dataset: Dataset) -> str:
     """What there is to know before it is used: several lines."""
     sizes = {name: f" {images.number}" if images else "" for name, images in dataset.classes.items()}
     got = f"edge-node dataset {dataset.name} --out FOLDER" if dataset.archive else "by hand only (it needs a login)"
@@ -188,7 +188,7 @@ class Comparison(NamedTuple):
         }
 
 
-def compare(dataset: Dataset, folder: Path) -> Comparison:
+def compare_folder(dataset: Dataset, folder: Path) -> Comparison:
     """Whether the class folders are those of the data set, image by image.
 
     Raises:
@@ -198,18 +198,18 @@ def compare(dataset: Dataset, folder: Path) -> Comparison:
     found: dict[str, list[str]] = defaultdict(list)
     for entry in scanned.entries:
         found[entry.class_name].append(entry.digest)
-    told = [_difference(name, images, found.get(name, [])) for name, images in dataset.classes.items()]
+    told = [_describe_difference(name, images, found.get(name, [])) for name, images in dataset.classes.items()]
     told += [f"{name}: {len(found[name])} image(s) too many, no class of this data set" for name in sorted(found)
              if name not in dataset.classes]  # fmt: skip
-    told += [finding.text for finding in rules.folder_findings(scanned) if finding.kind != "twice"]
+    told += [finding.text for finding in rules.check_folder(scanned) if finding.kind != "twice"]
     counts = {name: len(digests) for name, digests in sorted(found.items())}
     return Comparison(dataset, counts, [text for text in told if text])
 
 
-def _difference(name: str, expected: Images | None, digests: list[str]) -> str:
+def _describe_difference(name: str, expected: Images | None, digests: list[str]) -> str:
     if not digests:
         return f"{name}: the class is missing"
-    if expected is None or expected == Images(len(digests), checksum(digests)):
+    if expected is None or expected == Images(len(digests), compute_checksum(digests)):
         return ""
     if difference := len(digests) - expected.number:
         words = "too many" if difference > 0 else "missing"

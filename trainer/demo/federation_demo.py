@@ -61,11 +61,11 @@ def run(
         report(progress.Step(what=f"drawing {_PER_CLASS} images of each of {len(drawn_surfaces.CLASSES)} classes"))
         folder = out / "images"
         for plant in range(nodes):
-            drawn_surfaces.write(folder, -(-_PER_CLASS // nodes), 64, request.seed, plant)
+            drawn_surfaces.write_plant(folder, -(-_PER_CLASS // nodes), 64, request.seed, plant)
     catalogue = class_folders.scan(folder)
     scheme = partition.Scheme("disjoint", nodes, samples, request.seed, classes_per_node=classes_per_node)
     shares = scheme.shares(catalogue)
-    partition.write(shares, out / "data")
+    partition.write_shares(shares, out / "data")
     spec, _ = draft(
         request, federation="demo", classes=catalogue.classes, nodes=nodes
     )  # fails early if the request is invalid

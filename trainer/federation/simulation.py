@@ -158,7 +158,7 @@ def simulate_folder(
     report(progress.Step(what=f"reading the images in {named}"))
     sources = class_folders.scan_sources(folders, rename)
     spec, broadcast = draft(
-        request, federation="simulation", classes=class_folders.union(sources).classes, nodes=scheme.nodes
+        request, federation="simulation", classes=class_folders.merge(sources).classes, nodes=scheme.nodes
     )
     shares = scheme.shares(*sources)
     images = {

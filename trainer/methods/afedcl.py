@@ -25,7 +25,7 @@ from trainer.methods.base import (
     send_prefixes,
 )
 from trainer.models.fusion import OWN, RECEIVED, WEIGHTED_SUM
-from trainer.models.initial_weights import Shape, linear
+from trainer.models.initial_weights import Shape, init_linear
 from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefix, without_frozen
 
 if TYPE_CHECKING:
@@ -150,9 +150,9 @@ def _check(options: Options) -> None:
 
 def _init_node(options: Options, shape: Shape, random: np.random.Generator) -> Arrays:
     return {
-        **linear("classifier", shape.features, shape.classes, random),
-        **linear("discriminator.0", shape.features, options.discriminator_width, random),
-        **linear("discriminator.1", options.discriminator_width, 2, random),
+        **init_linear("classifier", shape.features, shape.classes, random),
+        **init_linear("discriminator.0", shape.features, options.discriminator_width, random),
+        **init_linear("discriminator.1", options.discriminator_width, 2, random),
         **({} if options.fusion == "none" else {_WEIGHT: np.asarray(options.fusion_start, np.float32)}),
     }
 

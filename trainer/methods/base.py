@@ -14,7 +14,7 @@ import numpy as np
 
 from broker_config.protocol.messages import Training
 from trainer.models.fusion import SINGLE, Fusion
-from trainer.models.initial_weights import Shape, linear
+from trainer.models.initial_weights import Shape, init_linear
 from trainer.models.named_tensors import Arrays, select
 
 if TYPE_CHECKING:
@@ -206,9 +206,9 @@ def plain_phase(training: Training, epochs: int = 0, loss: Loss = classification
 
 def init_shared_classifier(encoder: Arrays, shape: Shape, random: np.random.Generator) -> Arrays:
     """`init_server` of a method that shares its classifier."""
-    return linear("classifier", shape.features, shape.classes, random)
+    return init_linear("classifier", shape.features, shape.classes, random)
 
 
 def init_private_classifier(broadcast: Arrays, shape: Shape, random: np.random.Generator) -> Arrays:
     """`init_node` of a method whose nodes keep their classifiers."""
-    return linear("classifier", shape.features, shape.classes, random)
+    return init_linear("classifier", shape.features, shape.classes, random)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from broker_config.protocol.messages import Training
 from trainer.methods.base import CLASSIFICATION_LOSS, Batch, Encode, Method, OneStage, Phase, Step, send_prefixes
 from trainer.models.fusion import CONCATENATION, RECEIVED
-from trainer.models.initial_weights import linear
+from trainer.models.initial_weights import init_linear
 from trainer.models.named_tensors import add_prefix, select, strip_prefix, without_frozen
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def fenda(training: Training, options: Options) -> Method:
         sends=send_prefixes("encoder"),
         init_node=lambda broadcast, shape, random: {
             **add_prefix("private", select(broadcast, ("encoder",))),
-            **linear("classifier", CONCATENATION.width(shape.features), shape.classes, random),
+            **init_linear("classifier", CONCATENATION.width(shape.features), shape.classes, random),
         },
         deploy=lambda own, received: {
             **strip_prefix("private", own),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from broker_config.protocol.errors import UsageError
-from trainer.models.catalogue import instead
+from trainer.models.catalogue import suggest_weights
 from trainer.models.named_tensors import Arrays, select
 from trainer.models.texture import texture_weights
 from trainer.models.texture.texture_presets import PRESETS
@@ -96,14 +96,14 @@ def draw(model: str, seed: int) -> Arrays:
     """Random initial weights, the same for the same seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key_to_seed(seed, "encoder"))
-        return _arrays(build(model).state_dict())
+        return _to_arrays(build(model).state_dict())
 
 
-def within_reach(model: str) -> bool:
+def can_download(model: str) -> bool:
     """Whether `download` can be expected to succeed: the file is in torch's cache, or its server answers."""
     if model not in _IMAGENET:
         return False
-    url = _imagenet(model).url
+    url = _imagenet_weights(model).url
     if (Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[1]).is_file():
         return True
     try:
@@ -113,7 +113,7 @@ def within_reach(model: str) -> bool:
         return False
 
 
-def _imagenet(model: str) -> Any:
+def _imagenet_weights(model: str) -> Any:
     return getattr(torchvision_models(), _IMAGENET[model]).DEFAULT
 
 
@@ -125,21 +125,21 @@ def download(model: str, seed: int) -> Arrays:
     """
     if model not in _IMAGENET:
         raise UsageError(f"there are no ImageNet weights for {model!r}", f"take one of {', '.join(_IMAGENET)}")
-    weights = _imagenet(model)
+    weights = _imagenet_weights(model)
     try:
         with redirect_stdout(sys.stderr):  # torch says there what it downloads; our standard output may be JSON
             state = weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
     except (URLError, OSError, RuntimeError) as error:
         raise UsageError(
             f"the ImageNet weights could not be downloaded from {weights.url} ({error})",
-            f"connect to the internet once, or {instead(model)}",
+            f"connect to the internet once, or {suggest_weights(model)}",
         ) from error
     if model not in PRESETS:
-        return _arrays({name: state[name] for name in build(model).state_dict()})
+        return _to_arrays({name: state[name] for name in build(model).state_dict()})
     drawn = draw(model, seed)
-    begun = texture_weights.beginning(_arrays(state), stem=PRESETS[model].stem)
+    begun = texture_weights.rename_pretrained(_to_arrays(state), stem=PRESETS[model].stem)
     return {**drawn, **select(begun, drawn)}
 
 
-def _arrays(state: dict[str, Tensor]) -> Arrays:
+def _to_arrays(state: dict[str, Tensor]) -> Arrays:
     return {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in state.items()}

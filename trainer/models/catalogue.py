@@ -29,7 +29,7 @@ SURFACE = {"mobilenet_v2": Path(__file__).parent / "pretrained" / "surface_mobil
 """The weights that come with the package, by backbone: `research/pretraining` made them from drawn images alone."""
 
 
-def instead(model: str) -> str:
+def suggest_weights(model: str) -> str:
     """A remedy where a model's initial weights cannot be had: what else `--weights` takes for it."""
     if model in SURFACE:
         return "pass --weights surface, none or a FILE.safetensors"

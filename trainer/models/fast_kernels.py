@@ -29,7 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer.models import backbones
 from trainer.models.named_tensors import strip_prefix
-from trainer.models.texture.texture_network import behind_stem
+from trainer.models.texture.texture_network import remove_stem
 
 # Folding is work on every weight, a BatchNorm of its own on every pixel: where weights are many, it is not worth it.
 _FOLDED = 600  # weights an output channel, at most
@@ -72,7 +72,7 @@ class FunctionalEncoder:
         with torch.device("meta"):
             whole = backbones.build(model)
         self.shapes = {name: tuple(value.shape) for name, value in whole.state_dict().items()}
-        self.rest = FunctionalModule(behind_stem(whole), mapped)
+        self.rest = FunctionalModule(remove_stem(whole), mapped)
         self._children, self._parts, self._mapped = dict(whole.named_children()), dict[str, FunctionalModule](), mapped
 
     @property

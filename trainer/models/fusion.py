@@ -58,7 +58,7 @@ WEIGHTED_SUM = Fusion("weighted sum", (RECEIVED, OWN), weight="fusion")
 CONCATENATION = Fusion("concatenation", (RECEIVED, OWN))
 
 
-def fusion_of(personal: Mapping[str, Any]) -> Fusion:
+def infer_fusion(personal: Mapping[str, Any]) -> Fusion:
     """The fusion of a personal model, from its tensors' names: nothing else of it travels."""
     if not any(name.startswith(f"{RECEIVED}.") for name in personal):
         return SINGLE

@@ -10,10 +10,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from broker_config.protocol.errors import UsageError
-from trainer.models.catalogue import FEATURES, SURFACE, VALUES, instead
+from trainer.models.catalogue import FEATURES, SURFACE, VALUES, suggest_weights
 from trainer.models.named_tensors import Arrays, select
 from trainer.models.texture.texture_presets import PRESETS
-from trainer.models.texture.texture_weights import beginning
+from trainer.models.texture.texture_weights import rename_pretrained
 
 _HEADS = ("classifier.", "fc.")  # torchvision's ImageNet classifiers: not part of the encoder
 
@@ -25,7 +25,7 @@ class Shape(NamedTuple):
     classes: int
 
 
-def linear(name: str, inputs: int, outputs: int, random: np.random.Generator) -> Arrays:
+def init_linear(name: str, inputs: int, outputs: int, random: np.random.Generator) -> Arrays:
     """A fully connected layer, uniform in +-1/sqrt(inputs) as torch's: weight [outputs, inputs], bias [outputs]."""
     bound = 1 / np.sqrt(inputs)
     return {
@@ -34,21 +34,21 @@ def linear(name: str, inputs: int, outputs: int, random: np.random.Generator) ->
     }
 
 
-def suited_weights(model: str) -> str:
+def choose_weights(model: str) -> str:
     """The initial weights that serve a model best here: ImageNet's, where they are at hand or can be downloaded."""
     if model == "small":
         return "none"
-    if model in SURFACE and not _imagenet_within_reach(model):
+    if model in SURFACE and not _can_download_imagenet(model):
         return "surface"
     return "imagenet"
 
 
-def _imagenet_within_reach(model: str) -> bool:
+def _can_download_imagenet(model: str) -> bool:
     if importlib.util.find_spec("torch") is None:
         return False
     from trainer.models import backbones  # noqa: PLC0415  (imports torch)
 
-    return backbones.within_reach(model)
+    return backbones.can_download(model)
 
 
 def initial_encoder(model: str, weights: str, seed: int) -> Arrays:
@@ -70,10 +70,10 @@ def initial_encoder(model: str, weights: str, seed: int) -> Arrays:
         backbones = _backbones(model, weights)
         encoder = backbones.draw(model, seed) if weights == "none" else backbones.download(model, seed)
     else:
-        encoder = _read(model, _surface(model) if weights == "surface" else Path(weights))
+        encoder = _read_weights(model, _find_surface(model) if weights == "surface" else Path(weights))
         found = sum(array.size for array in encoder.values())
         if found != VALUES[model]:
-            begun = _begun(model, weights, seed, encoder) if model in PRESETS else None
+            begun = _apply_beginning(model, weights, seed, encoder) if model in PRESETS else None
             if begun is None:
                 raise UsageError(
                     f"{weights} holds {found:,} numbers beside a classifier, {model} has {VALUES[model]:,}",
@@ -83,15 +83,15 @@ def initial_encoder(model: str, weights: str, seed: int) -> Arrays:
     return {f"encoder.{name}": array for name, array in encoder.items()}
 
 
-def hang_on_seed(model: str, weights: str) -> bool:
+def depends_on_seed(model: str, weights: str) -> bool:
     """Whether a model's first values follow from the seed, all of them or those behind what it begins with."""
     return weights == "none" or model in PRESETS
 
 
-def _begun(model: str, weights: str, seed: int, arrays: Arrays) -> Arrays | None:
+def _apply_beginning(model: str, weights: str, seed: int, arrays: Arrays) -> Arrays | None:
     """An encoder that begins with `arrays` and is drawn from there on; None if it does not begin with such arrays."""
     stem = PRESETS[model].stem
-    begun = beginning(arrays, stem=stem)
+    begun = rename_pretrained(arrays, stem=stem)
     drawn = _backbones(model, weights).draw(model, seed)
     expected = {name: array.shape for name, array in select(drawn, ["stem" if stem else "trunk"]).items()}
     return {**drawn, **begun} if {name: array.shape for name, array in begun.items()} == expected else None
@@ -109,14 +109,14 @@ def _backbones(model: str, weights: str) -> ModuleType:
     return backbones
 
 
-def _surface(model: str) -> Path:
+def _find_surface(model: str) -> Path:
     if model not in SURFACE:
         other = "" if model in PRESETS else f", or take --model {' or '.join(SURFACE)}"  # no method's for textures
-        raise UsageError(f"no weights for {model!r} come with edge-node", f"{instead(model)}{other}")
+        raise UsageError(f"no weights for {model!r} come with edge-node", f"{suggest_weights(model)}{other}")
     return SURFACE[model]
 
 
-def _read(model: str, path: Path) -> Arrays:
+def _read_weights(model: str, path: Path) -> Arrays:
     if not path.is_file():
         names = "none, imagenet" if model in PRESETS else "none, surface, imagenet"
         raise UsageError(f"there is no weights file {path}", f"pass {names} or an existing .safetensors file")

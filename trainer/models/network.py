@@ -11,7 +11,7 @@ from torch.nn import functional
 from broker_config.protocol.errors import UsageError
 from trainer.models.catalogue import FEATURES
 from trainer.models.fast_kernels import Context, functional_encoder
-from trainer.models.fusion import fusion_of
+from trainer.models.fusion import infer_fusion
 from trainer.models.initial_weights import Shape
 from trainer.models.named_tensors import is_trainable, select, strip_prefix
 
@@ -111,7 +111,7 @@ class Network:
         return self._features(personal, self.apply_stem(personal, images))
 
     def _features(self, personal: Tensors, inputs: Tensor) -> Tensor:
-        fusion = fusion_of(personal)
+        fusion = infer_fusion(personal)
         return fusion.fuse([self.encode(personal, inputs, prefix=prefix) for prefix in fusion.encoders], personal)
 
     def predict(self, personal: Tensors, images: Tensor) -> Tensor:

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from broker_config.protocol.messages import Spec
-from trainer.data.class_folders import Images, LabelledImages, folds
+from trainer.data.class_folders import Images, LabelledImages, split_folds
 from trainer.methods import PRIVATE_CLASSIFIERS, complete_options, make
 from trainer.methods.base import Metrics, Phase
-from trainer.models.fusion import fusion_of
+from trainer.models.fusion import infer_fusion
 from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefix
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
 from trainer.training.engine import predict, run_phase
@@ -177,7 +177,7 @@ class Participant:
             )  # with private layers, it is whole only as deployed
             final = select(average, ("encoder",))
         logits = np.empty((len(images.labels), len(self.spec.classes)), np.float32)
-        for held_out in folds(images, min(_FOLDS, len(images.labels)), spec.seed):
+        for held_out in split_folds(images, min(_FOLDS, len(images.labels)), spec.seed):
             others = np.setdiff1d(np.arange(len(images.labels)), held_out)
             fold = Participant(spec, self.node, Images(images.take(others), None), self._device)
             state = fold.start(final)
@@ -191,7 +191,9 @@ class Participant:
 
     def _deploy(self, own: Tensors, received: Tensors) -> Tensors:
         personal = self.method.deploy(own, received)
-        assert fusion_of(personal) is self.method.fusion, f"{self.spec.method} deploys another fusion than it declares"
+        assert infer_fusion(personal) is self.method.fusion, (
+            f"{self.spec.method} deploys another fusion than it declares"
+        )
         return personal
 
     def _predict_held_out(self, personal: Tensors, test: LabelledImages) -> np.ndarray:

@@ -26,9 +26,9 @@ from research.runner.processes import attempt
 from research.runner.store import Records
 from tests.support.research_command import research
 from trainer import progress
-from trainer.data.class_folders import union
-from trainer.data.drawn_surfaces import photograph, style
-from trainer.data.partition import pool
+from trainer.data.class_folders import merge
+from trainer.data.drawn_surfaces import draw_photographs, draw_style
+from trainer.data.partition import select_pool
 from trainer.models import backbones
 from trainer.training.evaluation import macro_auc
 from trainer.training.seeding import generator
@@ -46,7 +46,9 @@ def kth(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for kind, name in enumerate(FABRICS):
             random = generator(SEED, piece, name)
             (folder / piece / name).mkdir(parents=True)
-            for view, pixels in enumerate(photograph(random, style(SEED, number), 24, 64, texture(SEED, kind))):
+            for view, pixels in enumerate(
+                draw_photographs(random, draw_style(SEED, number), 24, 64, texture(SEED, kind))
+            ):
                 Image.fromarray(pixels).save(folder / piece / name / f"{view}.png")
     return folder
 
@@ -227,8 +229,10 @@ def test_as_long_as_one_is_not_tuned_all_have_their_defaults() -> None:
 
 def test_tuning_looks_at_no_image_of_a_report(sources: tuple[data.Catalogue, ...]) -> None:
     assert {entry.cell.setting.pool for entry in grid(TUNE, plan())} == {"tuning"}
-    images = union(sources)
-    assert not {e.digest for e in pool(images, "tuning").entries} & {e.digest for e in pool(images, "report").entries}
+    images = merge(sources)
+    assert not {e.digest for e in select_pool(images, "tuning").entries} & {
+        e.digest for e in select_pool(images, "report").entries
+    }
     assert {entry.cell.setting.pool for name in COMPARISONS for entry in grid(name, plan())} == {"report"}
 
 
@@ -315,11 +319,11 @@ def test_weights_out_of_reach_are_told_before_any_cell_starts(
     order: FedTFIOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(backbones, "within_reach", asked.append)
+    monkeypatch.setattr(backbones, "can_download", asked.append)
     with pytest.raises(UsageError, match=r"ImageNet weights for '.*' are out of reach") as refused:
         Experiment(FEDTFI, replace(order, name="table2", weights=["imagenet"]), progress.ignore)
     assert "--weights none or a FILE.safetensors of VGG19's first layers" in refused.value.remedy
-    monkeypatch.setattr(backbones, "within_reach", lambda model: asked.append(model) or True)
+    monkeypatch.setattr(backbones, "can_download", lambda model: asked.append(model) or True)
     asked.clear()
     Experiment(FEDTFI, replace(order, name="table2", weights=["imagenet"]), progress.ignore)
     assert len(asked) == 1  # all begin with the same file

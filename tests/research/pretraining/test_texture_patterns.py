@@ -8,7 +8,7 @@ from trainer.data import drawn_surfaces
 from trainer.training.seeding import generator
 
 SIZE, COUNT = 64, 8
-LOOK = drawn_surfaces.style(0, 0)
+LOOK = drawn_surfaces.draw_style(0, 0)
 
 
 def images(seed: int, kind: int, key: int = 0) -> np.ndarray:

@@ -213,10 +213,11 @@ def test_nothing_is_held_out_of_too_few_images(counts: tuple[int, ...]) -> None:
 
 def test_every_image_is_in_one_fold_and_every_fold_has_its_share_of_each_class() -> None:
     images = labelled(10, 20, 5)
-    folds = class_folders.folds(images, 5, seed=1)
+    folds = class_folders.split_folds(images, 5, seed=1)
     assert sorted(np.concatenate(folds)) == list(range(35))
     assert [np.bincount(images.labels[fold]).tolist() for fold in folds] == [[2, 4, 1]] * 5
     assert all(
-        np.array_equal(one, other) for one, other in zip(folds, class_folders.folds(images, 5, seed=1), strict=True)
+        np.array_equal(one, other)
+        for one, other in zip(folds, class_folders.split_folds(images, 5, seed=1), strict=True)
     )
-    assert not np.array_equal(folds[0], class_folders.folds(images, 5, seed=2)[0])
+    assert not np.array_equal(folds[0], class_folders.split_folds(images, 5, seed=2)[0])

@@ -18,7 +18,7 @@ EACH = np.tile(np.arange(len(CLASSES)), 2)
 
 
 def test_images_are_gray_bytes_of_the_asked_size_with_contrast() -> None:
-    images = drawn_surfaces.draw(EACH, SIZE, seed=0)
+    images = drawn_surfaces.draw_images(EACH, SIZE, seed=0)
     assert images.shape == (14, SIZE, SIZE, 3)
     assert images.dtype == np.uint8
     assert (images == images[..., :1]).all()
@@ -26,32 +26,32 @@ def test_images_are_gray_bytes_of_the_asked_size_with_contrast() -> None:
 
 
 def test_a_seed_and_a_plant_determine_every_pixel() -> None:
-    one = drawn_surfaces.draw(EACH, SIZE, seed=3, plant=1)
-    assert np.array_equal(one, drawn_surfaces.draw(EACH, SIZE, seed=3, plant=1))
+    one = drawn_surfaces.draw_images(EACH, SIZE, seed=3, plant=1)
+    assert np.array_equal(one, drawn_surfaces.draw_images(EACH, SIZE, seed=3, plant=1))
     for seed, plant in ((4, 1), (3, 2)):
-        assert not np.array_equal(one, drawn_surfaces.draw(EACH, SIZE, seed=seed, plant=plant))
+        assert not np.array_equal(one, drawn_surfaces.draw_images(EACH, SIZE, seed=seed, plant=plant))
 
 
 def test_another_seed_draws_other_defects_and_not_only_in_another_light() -> None:
-    one, other = (drawn_surfaces.draw(EACH, SIZE, seed)[..., 0].reshape(len(EACH), -1) for seed in (3, 4))
+    one, other = (drawn_surfaces.draw_images(EACH, SIZE, seed)[..., 0].reshape(len(EACH), -1) for seed in (3, 4))
     likeness = [np.corrcoef(mine, theirs)[0, 1] for mine, theirs in zip(one, other, strict=True)]
     assert np.mean(likeness) < 0.3
 
 
 def test_no_image_is_drawn_twice() -> None:
-    images = drawn_surfaces.draw(np.zeros(20, int), SIZE, seed=0)
+    images = drawn_surfaces.draw_images(np.zeros(20, int), SIZE, seed=0)
     assert len({image.tobytes() for image in images}) == 20
 
 
 def test_plants_differ_in_camera_light_and_sheet() -> None:
-    styles = [drawn_surfaces.style(0, plant) for plant in range(5)]
+    styles = [drawn_surfaces.draw_style(0, plant) for plant in range(5)]
     assert all(len(set(values)) == 5 for values in zip(*styles, strict=True))
-    assert styles == [drawn_surfaces.style(0, plant) for plant in range(5)]
+    assert styles == [drawn_surfaces.draw_style(0, plant) for plant in range(5)]
 
 
 def test_a_plants_style_shows_in_its_images() -> None:
-    plants = sorted(range(5), key=lambda plant: drawn_surfaces.style(0, plant).brightness)
-    means = [drawn_surfaces.draw(np.repeat(EACH, 5), SIZE, 0, plant).mean() for plant in plants]
+    plants = sorted(range(5), key=lambda plant: drawn_surfaces.draw_style(0, plant).brightness)
+    means = [drawn_surfaces.draw_images(np.repeat(EACH, 5), SIZE, 0, plant).mean() for plant in plants]
     assert means[-1] - means[0] > 20
     assert means == sorted(means)
 
@@ -68,7 +68,7 @@ def nearest_centroid(features: np.ndarray, labels: np.ndarray) -> float:
 def gray(request: pytest.FixtureRequest) -> tuple[np.ndarray, np.ndarray]:
     """One plant's images [n, S, S] and labels [n]."""
     labels = np.repeat(np.arange(len(CLASSES)), 50)
-    return drawn_surfaces.draw(labels, SIZE, 0, request.param)[..., 0].astype(float), labels
+    return drawn_surfaces.draw_images(labels, SIZE, 0, request.param)[..., 0].astype(float), labels
 
 
 def test_a_class_is_not_given_away_by_mean_brightness(gray: tuple[np.ndarray, np.ndarray]) -> None:
@@ -90,7 +90,7 @@ def test_a_class_shows_in_what_a_defect_changes(gray: tuple[np.ndarray, np.ndarr
 
 
 def test_a_plant_s_folder_holds_as_many_images_of_every_class(tmp_path: Path) -> None:
-    drawn_surfaces.write(tmp_path, per_class=5, size=16, seed=0, plant=1)
+    drawn_surfaces.write_plant(tmp_path, per_class=5, size=16, seed=0, plant=1)
     catalogue = class_folders.scan(tmp_path)
     assert catalogue.classes == sorted(CLASSES)
     assert Counter(entry.class_name for entry in catalogue.entries) == dict.fromkeys(CLASSES, 5)
@@ -100,14 +100,14 @@ def test_a_plant_s_folder_holds_as_many_images_of_every_class(tmp_path: Path) ->
 
 def test_plants_can_share_a_folder(tmp_path: Path) -> None:
     for plant in range(3):
-        drawn_surfaces.write(tmp_path, per_class=2, size=16, seed=0, plant=plant)
+        drawn_surfaces.write_plant(tmp_path, per_class=2, size=16, seed=0, plant=plant)
     assert len(class_folders.scan(tmp_path).entries) == 3 * 2 * len(CLASSES)
 
 
 def test_the_files_are_the_drawn_pixels(tmp_path: Path) -> None:
-    drawn_surfaces.write(tmp_path, per_class=2, size=16, seed=5, plant=2)
+    drawn_surfaces.write_plant(tmp_path, per_class=2, size=16, seed=5, plant=2)
     written = class_folders.load(class_folders.scan(tmp_path), CLASSES, 16)
-    drawn = drawn_surfaces.draw(np.repeat(np.arange(len(CLASSES)), 2), 16, seed=5, plant=2)
+    drawn = drawn_surfaces.draw_images(np.repeat(np.arange(len(CLASSES)), 2), 16, seed=5, plant=2)
     assert {image.tobytes() for image in written.images} == {image.tobytes() for image in drawn}
 
 
@@ -138,7 +138,7 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
 
 def test_many_images_are_drawn_in_a_second() -> None:
     labels = np.repeat(np.arange(len(CLASSES)), 30)
-    drawn_surfaces.draw(labels, 128, seed=0)  # the first call also plans the Fourier transforms
+    drawn_surfaces.draw_images(labels, 128, seed=0)  # the first call also plans the Fourier transforms
     started = time.process_time()
-    drawn_surfaces.draw(labels, 128, seed=0)
+    drawn_surfaces.draw_images(labels, 128, seed=0)
     assert len(labels) / (time.process_time() - started) > 150  # 600 and more where nothing else runs

@@ -287,22 +287,22 @@ def test_a_request_that_makes_no_sense_says_what_would(scheme: Scheme, hint: str
 
 def test_pools_are_disjoint_exhaustive_and_of_about_a_third_and_two_thirds() -> None:
     images = catalogue()
-    tuning, report = (set(digests(partition.pool(images, name))) for name in ("tuning", "report"))
+    tuning, report = (set(digests(partition.select_pool(images, name))) for name in ("tuning", "report"))
     assert not tuning & report
-    assert tuning | report == set(digests(images)) == set(digests(partition.pool(images, "all")))
+    assert tuning | report == set(digests(images)) == set(digests(partition.select_pool(images, "all")))
     assert 0.3 < len(tuning) / len(images.entries) < 0.37
 
 
 @schemes
 def test_no_seed_brings_an_image_of_the_report_pool_into_tuning(scheme: str) -> None:
-    reported = set(digests(partition.pool(catalogue(), "report")))
+    reported = set(digests(partition.select_pool(catalogue(), "report")))
     for seed in SEEDS:
         for share in Scheme(scheme, 3, 10, seed, pool="tuning").shares(catalogue()):
             assert not reported & {*digests(share.train), *digests(share.test)}
 
 
 def test_an_image_stays_in_its_pool_when_others_come_and_go() -> None:
-    few, many = (partition.pool(catalogue({"patches": count}), "tuning") for count in (50, 100))
+    few, many = (partition.select_pool(catalogue({"patches": count}), "tuning") for count in (50, 100))
     assert set(digests(few)) <= set(digests(many))
 
 
@@ -328,7 +328,7 @@ def of(share: Share) -> set[str]:
 
 
 def classes_of(sources: list[Catalogue], chosen: set[str]) -> list[str]:
-    return [entry.class_name for entry in class_folders.union(sources).entries if entry.digest in chosen]
+    return [entry.class_name for entry in class_folders.merge(sources).entries if entry.digest in chosen]
 
 
 @settings(max_examples=60, deadline=None)
@@ -348,7 +348,7 @@ def test_whatever_is_asked_for_shares_are_exact_and_disjoint_or_a_class_is_named
 ) -> None:
     """Two sources of real sizes, some of whose images are the same in both."""
     both = stretch("both", {"inclusion": twins, "scratches": twins})
-    sources = [class_folders.union([both, stretch(name, counts)]) for name, counts in (("a", STEEL), ("b", ROLLED))]
+    sources = [class_folders.merge([both, stretch(name, counts)]) for name, counts in (("a", STEEL), ("b", ROLLED))]
     request = Scheme(scheme, nodes, samples, seed, each, 0.5, pool, held_out, shared)
     try:
         shares = request.shares(*sources)
@@ -360,7 +360,7 @@ def test_whatever_is_asked_for_shares_are_exact_and_disjoint_or_a_class_is_named
     held = [digest for share in shares for part in (share.train, share.test) for digest in digests(part)]
     own = [digest for digest in held if digest not in common]
     assert len(own) == len(set(own))
-    assert set(held) <= set(digests(partition.pool(class_folders.union(sources), pool)))
+    assert set(held) <= set(digests(partition.select_pool(class_folders.merge(sources), pool)))
     assert set(Counter(classes_of(sources, common)).values()) <= {shared}
     for share in shares:
         assert not common & set(digests(share.test))
@@ -384,7 +384,7 @@ def test_each_node_has_its_images_from_one_source_in_turn_evenly_over_its_classe
 
 def test_an_image_that_two_sources_have_is_the_first_ones() -> None:
     both = stretch("both", {"rust": 30, "scale": 30})
-    sources = [both, class_folders.union([both, stretch("b", {"rust": 30, "scale": 30})])]
+    sources = [both, class_folders.merge([both, stretch("b", {"rust": 30, "scale": 30})])]
     shares = Scheme("sources", 2, 10, 0, pool="all", test_samples=50).shares(*sources)
     assert [of(share) for share in shares] == [{"both"}, {"b"}]
 
@@ -443,7 +443,7 @@ def test_an_image_of_different_classes_in_two_sources_is_refused_unless_they_are
     with pytest.raises(UsageError, match="the same in two classes"):
         class_folders.scan_sources(folders, {})
     sources = class_folders.scan_sources(folders, {"slag_inclusion": "inclusion"})
-    assert len(class_folders.union(sources).entries) == 2
+    assert len(class_folders.merge(sources).entries) == 2
 
 
 def test_a_class_to_rename_that_is_nowhere_is_answered_with_the_nearest(tmp_path: Path) -> None:
@@ -460,7 +460,7 @@ def test_a_class_to_rename_that_is_nowhere_is_answered_with_the_nearest(tmp_path
 def test_written_shares_are_read_back_with_the_same_images_in_the_same_classes(scheme: str, tmp_path: Path) -> None:
     images = class_folders.scan(plants.draw(tmp_path / "images", 12, seed=1, size=4))
     shares = Scheme(scheme, 2, 6, 3, pool="all").shares(images)
-    partition.write(shares, tmp_path / "plants")
+    partition.write_shares(shares, tmp_path / "plants")
     assert sorted(path.name for path in (tmp_path / "plants").iterdir()) == ["plant-1", "plant-2"]
     for share in shares:
         for side, part in (("train", share.train), ("test", share.test)):

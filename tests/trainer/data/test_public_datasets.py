@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from tests.support.paths import SHARED_DATA
 from tests.support.plants import draw, here
-from trainer.data.dataset_download import obtain
+from trainer.data.dataset_download import fetch_dataset
 from trainer.data.public_datasets import (
     DATASETS,
     GC10_DET,
@@ -25,9 +25,9 @@ from trainer.data.public_datasets import (
     Comparison,
     Dataset,
     Images,
-    checksum,
-    compare,
-    known,
+    compare_folder,
+    compute_checksum,
+    find_dataset,
 )
 
 
@@ -79,7 +79,7 @@ def toy(tmp_path: Path, served: tuple[Path, str]) -> Dataset:
     images = draw(tmp_path / "original", 4, seed=1, size=8)
     archive = flat(images, folder / "toy.zip")
     classes: dict[str, Images | None] = {
-        each.name: Images(4, checksum(hashlib.sha256(path.read_bytes()).hexdigest() for path in each.iterdir()))
+        each.name: Images(4, compute_checksum(hashlib.sha256(path.read_bytes()).hexdigest() for path in each.iterdir()))
         for each in images.iterdir()
     }
     return replace(
@@ -93,7 +93,7 @@ def toy(tmp_path: Path, served: tuple[Path, str]) -> Dataset:
 
 
 def get(dataset: Dataset, out: Path, origin: object = "") -> Comparison:
-    return obtain(dataset, str(origin), out, lambda chunks, _: chunks)
+    return fetch_dataset(dataset, str(origin), out, lambda chunks, _: chunks)
 
 
 def left(folder: Path) -> list[str]:
@@ -136,7 +136,7 @@ def test_the_class_is_read_from_the_nearest_folder_or_the_name_before_the_number
 
 def test_an_unknown_data_set_is_answered_with_the_nearest() -> None:
     with pytest.raises(UsageError, match="neu-clss") as caught:
-        known("neu-clss")
+        find_dataset("neu-clss")
     assert "did you mean 'neu-cls'?" in caught.value.remedy
 
 
@@ -292,7 +292,7 @@ def test_a_copy_is_the_data_set_under_any_file_names_and_with_copies(toy: Datase
     for number, path in enumerate(sorted(folder.glob("patches/*"))):
         path.rename(path.with_name(f"x{number}.png"))
     (folder / "patches" / "again.png").write_bytes((folder / "patches" / "x0.png").read_bytes())
-    assert compare(toy, folder).differences == []
+    assert compare_folder(toy, folder).differences == []
 
 
 def test_each_difference_is_named_with_its_class(toy: Dataset, tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_each_difference_is_named_with_its_class(toy: Dataset, tmp_path: Path) -
     changed.write_bytes(changed.read_bytes() + b"!")
     (folder / "scratches").rename(folder / "scratch")
     (folder / "loose.png").write_bytes(b"?")
-    told = "\n".join(compare(toy, folder).differences)
+    told = "\n".join(compare_folder(toy, folder).differences)
     assert "patches: 1 image(s) missing, 3 instead of 4" in told
     assert "inclusion: 4 images, but not the same files" in told
     assert "scratches: the class is missing" in told
@@ -314,7 +314,7 @@ def test_each_difference_is_named_with_its_class(toy: Dataset, tmp_path: Path) -
 def test_the_copies_that_we_know_are_verified(name: str, folder: str, number: int) -> None:
     if not (SHARED_DATA / folder).is_dir():
         pytest.skip("the images are not here")
-    outcome = compare(known(name), SHARED_DATA / folder)
+    outcome = compare_folder(find_dataset(name), SHARED_DATA / folder)
     assert outcome.differences == []
     assert sum(outcome.counts.values()) == number
 

@@ -21,7 +21,7 @@ from trainer.federation.server.aggregation import FixedPointSum
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import SimulationResult, simulate
 from trainer.methods import DEFAULT, METHODS, complete_options, make
-from trainer.models.fusion import fusion_of
+from trainer.models.fusion import infer_fusion
 from trainer.models.initial_weights import Shape
 from trainer.models.named_tensors import Arrays, select, strip_prefix
 from trainer.models.network import Network, to_arrays, to_tensors
@@ -363,7 +363,7 @@ def test_a_personal_model_is_of_the_fusion_that_the_method_declares(case: str) -
     declared = make(spec.method, spec.training, spec.options).fusion
     network = Network(spec.model, len(CLASSES))
     for model in plain(case).models.values():
-        assert fusion_of(model.tensors) is declared
+        assert infer_fusion(model.tensors) is declared
         assert model.tensors["classifier.weight"].shape == (len(CLASSES), declared.width(network.shape.features))
 
 

@@ -16,7 +16,7 @@ from broker_config.protocol.errors import UsageError
 from tests.support.paths import REPOSITORY
 from trainer.models import backbones
 from trainer.models.catalogue import FEATURES
-from trainer.models.initial_weights import initial_encoder, linear, suited_weights
+from trainer.models.initial_weights import choose_weights, init_linear, initial_encoder
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Network, to_tensors
 from trainer.models.texture.texture_presets import PRESETS
@@ -85,7 +85,7 @@ def test_an_encoder_holds_float32_only_and_no_batch_counters(model: str) -> None
 
 
 def test_a_linear_layer_is_drawn_within_one_over_the_root_of_its_inputs() -> None:
-    layer = linear("classifier", 16, 3, np.random.default_rng(0))
+    layer = init_linear("classifier", 16, 3, np.random.default_rng(0))
     shapes = {name: array.shape for name, array in layer.items()}
     assert shapes == {"classifier.weight": (3, 16), "classifier.bias": (3,)}
     assert all(array.dtype == np.float32 for array in layer.values())
@@ -261,7 +261,7 @@ def test_what_torch_says_of_a_download_is_not_on_standard_output(capsys: pytest.
 
 @pytest.mark.usefixtures("offline")
 def test_offline_the_weights_that_come_with_the_package_are_the_default() -> None:
-    assert {model: suited_weights(model) for model in FEATURES} == {
+    assert {model: choose_weights(model) for model in FEATURES} == {
         "mobilenet_v2": "surface",
         "resnet18": "imagenet",
         "resnet50": "imagenet",
@@ -273,12 +273,12 @@ def test_offline_the_weights_that_come_with_the_package_are_the_default() -> Non
 def test_imagenet_weights_in_the_cache_are_the_default_without_a_connection(offline: Path) -> None:
     (offline / "hub" / "checkpoints").mkdir(parents=True)
     (offline / "hub" / "checkpoints" / "mobilenet_v2-7ebf99e0.pth").touch()
-    assert suited_weights("mobilenet_v2") == "imagenet"
+    assert choose_weights("mobilenet_v2") == "imagenet"
 
 
 def test_without_torch_the_weights_that_come_with_the_package_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert suited_weights("mobilenet_v2") == "surface"
+    assert choose_weights("mobilenet_v2") == "surface"
 
 
 def test_the_packages_own_weights_are_the_models_and_no_draw(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import msgspec
 
 from broker_config.protocol.errors import UsageError
 
-LISTED = 10  # files that a sentence names
+MAX_LISTED = 10  # files that a sentence names
 
 Severity = Literal["error", "warning", "hint"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "hint")
@@ -24,23 +24,23 @@ class Finding(msgspec.Struct, frozen=True):
     files: tuple[str, ...] = ()  # all that are concerned, the text names the first
 
 
-def listing(items: Sequence[object], separator: str = ", ") -> str:
+def format_items(items: Sequence[object], separator: str = ", ") -> str:
     """The first items, and how many more there are."""
-    more = f"{separator}and {len(items) - LISTED} more" if len(items) > LISTED else ""
-    return separator.join(map(str, items[:LISTED])) + more
+    more = f"{separator}and {len(items) - MAX_LISTED} more" if len(items) > MAX_LISTED else ""
+    return separator.join(map(str, items[:MAX_LISTED])) + more
 
 
-def lines(items: Sequence[object]) -> str:
+def format_lines(items: Sequence[object]) -> str:
     """The first items, each on a line of its own below the sentence."""
-    return "\n  " + listing(items, "\n  ")
+    return "\n  " + format_items(items, "\n  ")
 
 
-def names(paths: Iterable[os.PathLike[str]]) -> tuple[str, ...]:
+def format_paths(paths: Iterable[os.PathLike[str]]) -> tuple[str, ...]:
     """Paths as a finding's files."""
     return tuple(map(os.fspath, paths))
 
 
-def refuse(findings: Iterable[Finding]) -> None:
+def raise_errors(findings: Iterable[Finding]) -> None:
     """Raise UsageError if there is an error among the findings; further errors are only counted."""
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:

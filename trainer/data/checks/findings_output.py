@@ -44,7 +44,7 @@ def summarise(report: ImageReport, picture: Path | None = None) -> Summary:
     return Summary(
         report.can_join,
         [
-            _summarise(name, [each for each in report.facts if each.class_name == name])
+            _summarise_class(name, [each for each in report.facts if each.class_name == name])
             for name in sorted({each.class_name for each in report.facts})
         ],
         report.findings,
@@ -52,7 +52,7 @@ def summarise(report: ImageReport, picture: Path | None = None) -> Summary:
     )
 
 
-def _summarise(name: str, facts: Sequence[ImageFacts]) -> ClassSummary:
+def _summarise_class(name: str, facts: Sequence[ImageFacts]) -> ClassSummary:
     held_out = sum(each.held_out for each in facts)
     return ClassSummary(
         name,
@@ -69,34 +69,38 @@ def _summarise(name: str, facts: Sequence[ImageFacts]) -> ClassSummary:
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "hint": "cyan"}
 
 
-def table(report: ImageReport, console: Console) -> None:
+def print_table(report: ImageReport, console: Console) -> None:
     """Print the classes, the findings and whether the plant can join."""
     summary = summarise(report)
     if summary.classes:
-        console.print(_classes(summary.classes))
+        console.print(_class_table(summary.classes))
     for finding in summary.findings:
         told = Text.assemble((finding.severity, _STYLES[finding.severity]), f": {finding.text}")
         told.append(f"\n  What to do: {finding.remedy}", style="dim")
         console.print(told, soft_wrap=True)  # the terminal's own wrapping leaves paths whole when they are copied
-    console.print(count(report.findings) + ("" if summary.can_join else "; mend the errors before this plant joins"))
+    console.print(
+        format_counts(report.findings) + ("" if summary.can_join else "; mend the errors before this plant joins")
+    )
 
 
-def _classes(classes: Sequence[ClassSummary]) -> Table:
+def _class_table(classes: Sequence[ClassSummary]) -> Table:
     drawn = Table(Column("class", overflow="fold"), "images", "size", "type", "brightness")
     for each in classes:
         images = f"{each.images}" + (f" + {each.held_out}" if each.held_out else "")
-        drawn.add_row(Text(each.name), images, _counted(each.sizes), _counted(each.types), f"{each.brightness:.0f}")
+        drawn.add_row(
+            Text(each.name), images, _format_values(each.sizes), _format_values(each.types), f"{each.brightness:.0f}"
+        )
     return drawn
 
 
-def _counted(counts: dict[str, int]) -> str:
+def _format_values(counts: dict[str, int]) -> str:
     if len(counts) == 1:
         return next(iter(counts))
     shown = [f"{value} ({count})" for value, count in list(counts.items())[:2]]
     return ", ".join([*shown, *(["..."] if len(counts) > 2 else [])])
 
 
-def count(findings: Iterable[Finding]) -> str:
+def format_counts(findings: Iterable[Finding]) -> str:
     """How many findings of each severity there are."""
     counts = Counter(finding.severity for finding in findings)
     told = [
@@ -126,17 +130,20 @@ class _Band(NamedTuple):
         return _TITLE + len(self.rows) * (_TILE + _CAPTION + _GAP)
 
 
-def draw(report: ImageReport, target: Path) -> None:
+def draw_contact_sheet(report: ImageReport, target: Path) -> None:
     """Draw a contact sheet: for each class a row of images without findings, and one of images with.
 
     Raises:
         UsageError: it cannot be written.
     """
-    bands = _bands(report)
+    bands = _make_bands(report)
     sheet = Image.new("RGB", (_GAP + _COLUMNS * (_TILE + _GAP), _TITLE + sum(band.height for band in bands)), _PAPER)
     pen = ImageDraw.Draw(sheet)
     left = _GAP
-    for text, color in ((f"{len(report.facts)} images, {count(report.findings)}; marked:", _INK), *_COLORS.items()):
+    for text, color in (
+        (f"{len(report.facts)} images, {format_counts(report.findings)}; marked:", _INK),
+        *_COLORS.items(),
+    ):
         pen.text((left, 8), text, color, _font(15))
         left += int(pen.textlength(text, _font(15))) + 10
     top = _TITLE
@@ -155,7 +162,7 @@ def draw(report: ImageReport, target: Path) -> None:
         ) from error
 
 
-def _bands(report: ImageReport) -> list[_Band]:
+def _make_bands(report: ImageReport) -> list[_Band]:
     marks: dict[Path, Finding] = {}
     for finding in sorted(report.findings, key=lambda each: (SEVERITIES.index(each.severity), len(each.files))):
         for file in finding.files:

@@ -8,12 +8,12 @@ from typing import NamedTuple
 from edge.inference.image_decoding import ImageError
 from trainer.data import class_folders
 from trainer.data.checks import rules
-from trainer.data.checks.findings import SEVERITIES, Finding, refuse
-from trainer.data.checks.image_facts import ImageFacts, measure
+from trainer.data.checks.findings import SEVERITIES, Finding, raise_errors
+from trainer.data.checks.image_facts import ImageFacts, measure_image
 from trainer.data.class_folders import Catalogue, Images, LabelledImages
 from trainer.data.folder_scan import Entry, decode_entries, scan_folder
 
-HELD_OUT = 0.2  # share of a plant's images that is held out when it brings no test folder
+HELD_OUT_SHARE = 0.2  # share of a plant's images that is held out when it brings no test folder
 
 
 class ImageReport(NamedTuple):
@@ -55,9 +55,9 @@ def check_folders(
             if isinstance(photo, ImageError):
                 unreadable[entry.path] = photo.what
             else:
-                facts.append(measure(entry, photo, held_out=held_out))
-        findings += [*rules.folder_findings(found), *rules.unreadable_findings(unreadable)]
-    findings += rules.image_findings(facts, size)
+                facts.append(measure_image(entry, photo, held_out=held_out))
+        findings += [*rules.check_folder(found), *rules.check_readable(unreadable)]
+    findings += rules.check_images(facts, size)
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return ImageReport(tuple(facts), tuple(findings))
 
@@ -76,19 +76,19 @@ def load_checked(
 
     def load(catalogue: Catalogue, *, held_out: bool) -> LabelledImages:
         return class_folders.load(
-            catalogue, classes, size, lambda entry, photo: facts.append(measure(entry, photo, held_out=held_out))
+            catalogue, classes, size, lambda entry, photo: facts.append(measure_image(entry, photo, held_out=held_out))
         )
 
     images = load(train, held_out=False)
     held_out = load(test, held_out=True) if test else None
-    findings = [*train.findings, *(test.findings if test else ()), *rules.image_findings(facts, size)]
-    refuse(findings)
+    findings = [*train.findings, *(test.findings if test else ()), *rules.check_images(facts, size)]
+    raise_errors(findings)
     if held_out is not None:
         return Images(images, held_out), findings
-    return Images(*(class_folders.split_holdout(images, HELD_OUT, seed) or (images, None))), findings
+    return Images(*(class_folders.split_holdout(images, HELD_OUT_SHARE, seed) or (images, None))), findings
 
 
-def brief(findings: Sequence[Finding], folder: Path, test: Path | None) -> Iterator[str]:
+def format_brief(findings: Sequence[Finding], folder: Path, test: Path | None) -> Iterator[str]:
     """A few lines for somebody who is about to join."""
     warnings = [finding for finding in findings if finding.severity == "warning"]
     for finding in warnings[:3]:

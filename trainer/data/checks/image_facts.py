@@ -35,7 +35,7 @@ class ImageFacts(NamedTuple):
         return f"{self.width} x {self.height}"
 
 
-def measure(entry: Entry, photo: Photo, *, held_out: bool = False) -> ImageFacts:
+def measure_image(entry: Entry, photo: Photo, *, held_out: bool = False) -> ImageFacts:
     """Measure one image."""
     image = photo.image
     gray = image.convert("L")

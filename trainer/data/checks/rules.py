@@ -9,34 +9,34 @@ from typing import Any
 import numpy as np
 
 from edge.inference.image_decoding import SUFFIXES
-from trainer.data.checks.findings import Finding, Severity, lines, listing, names
+from trainer.data.checks.findings import Finding, Severity, format_items, format_lines, format_paths
 from trainer.data.checks.image_facts import ImageFacts
 from trainer.data.folder_scan import Entry, FolderScan
 
-LEAST_PER_CLASS, LEAST = 5, 20  # images, below which none are held out
+MIN_CLASS_IMAGES, MIN_IMAGES = 5, 20  # images, below which none are held out
 
 # Correlation of thumbnails' gradients, from which two images count as nearly the same. In NEU-CLS the one pair
 # above 0.88 is one spot taken twice; saved again as JPEG of quality 30, 99 of 100 images stay above 0.87.
 _ALIKE = 0.9
-_MOST_COMPARED = 10_000  # images; the comparison is quadratic
+_MAX_COMPARED = 10_000  # images; the comparison is quadratic
 _CHANCE = 0.01  # how improbable it must be that a format occurs in one class only
 _UPSCALED, _SHRUNK = 1.5, 8  # factors from which images count as too small and as too large
 _SQUASHED = 1.25  # ratio of width and height, or between two images' ratios
 _BLACK, _WHITE, _FLAT = 8, 247, 1.0  # gray values: means of nearly black and white images, deviation of empty ones
-_OUTLIER, _LEAST_DEVIATION = 5, 50  # robust standard deviations and gray values that make a brightness an outlier
-_LEAST_TO_COMPARE = 8  # images of a class, below which it has no usual brightness
+_OUTLIER, _MIN_DEVIATION = 5, 50  # robust standard deviations and gray values that make a brightness an outlier
+_MIN_TO_COMPARE = 8  # images of a class, below which it has no usual brightness
 _IMBALANCE = 5  # ratio of the largest class to the smallest
 
 Facts = Sequence[ImageFacts]
 Findings = Iterator[Finding]
 
 
-def enough_to_hold_out(counts: Counter[Any]) -> bool:
+def has_enough_to_hold_out(counts: Counter[Any]) -> bool:
     """Whether there are enough images, by class, to hold some out."""
-    return counts.total() >= LEAST and min(counts.values()) >= LEAST_PER_CLASS
+    return counts.total() >= MIN_IMAGES and min(counts.values()) >= MIN_CLASS_IMAGES
 
 
-def folder_findings(found: FolderScan) -> Findings:
+def check_folder(found: FolderScan) -> Findings:
     """Rules on a folder's layout and files, before an image is decoded."""
     groups = [[entry.path for entry in group] for group in found.groups if len(group) > 1]
     across = [paths for paths in groups if len({path.parent for path in paths}) > 1]
@@ -47,25 +47,25 @@ def folder_findings(found: FolderScan) -> Findings:
         yield Finding(
             "warning",
             "twice",
-            f"{len(within)} image(s) are there more than once, and count once:{_equal(within)}",
+            f"{len(within)} image(s) are there more than once, and count once:{_format_groups(within)}",
             "remove the copies",
-            names(path for paths in within for path in paths),
+            format_paths(path for paths in within for path in paths),
         )
-    yield from unreadable_findings(found.unreadable)
+    yield from check_readable(found.unreadable)
     if found.groups or found.unreadable:
-        yield from _ignored(found)
+        yield from _check_ignored(found)
     else:
         yield _no_images(found)
 
 
-def unreadable_findings(unreadable: Mapping[Path, str]) -> Findings:
+def check_readable(unreadable: Mapping[Path, str]) -> Findings:
     """Images that cannot be read, each with its reason."""
     if unreadable:
-        text = f"{len(unreadable)} image(s) cannot be read:{lines(list(unreadable.values()))}"
-        yield Finding("error", "unreadable", text, "repair or remove these files", names(unreadable))
+        text = f"{len(unreadable)} image(s) cannot be read:{format_lines(list(unreadable.values()))}"
+        yield Finding("error", "unreadable", text, "repair or remove these files", format_paths(unreadable))
 
 
-def source_findings(sources: Sequence[Sequence[Entry]]) -> Findings:
+def check_sources(sources: Sequence[Sequence[Entry]]) -> Findings:
     """Images that are of one class in one source and of another in another."""
     groups: dict[str, list[Entry]] = defaultdict(list)
     for entry in itertools.chain(*sources):
@@ -83,9 +83,9 @@ def _no_images(found: FolderScan) -> Finding:
     return Finding("error", "no images", f"there are no class folders with images in {found.folder}", remedy)
 
 
-def _ignored(found: FolderScan) -> Findings:
+def _check_ignored(found: FolderScan) -> Findings:
     """Files that are no images of a class."""
-    kinds = listing(sorted({path.suffix or "no suffix" for path in found.others}))
+    kinds = format_items(sorted({path.suffix or "no suffix" for path in found.others}))
     move = "move them into the folder of their class"
     rows: tuple[tuple[list[Path], Severity, str, str, str], ...] = (
         (found.nested, "warning", "too deep", "in folders inside class folders", move),
@@ -101,64 +101,64 @@ def _ignored(found: FolderScan) -> Findings:
     )
     for paths, severity, kind, what, remedy in rows:
         if paths:
-            text = f"{len(paths)} file(s) are {what} and were ignored:{lines(paths)}"
-            yield Finding(severity, kind, text, remedy, names(paths))
+            text = f"{len(paths)} file(s) are {what} and were ignored:{format_lines(paths)}"
+            yield Finding(severity, kind, text, remedy, format_paths(paths))
 
 
 def _two_classes(groups: Sequence[Sequence[Path]]) -> Finding:
     return Finding(
         "error",
         "two classes",
-        f"{len(groups)} image(s) are the same in two classes:{_equal(groups)}",
+        f"{len(groups)} image(s) are the same in two classes:{_format_groups(groups)}",
         "remove each from the class where it is wrong",
-        names(path for paths in groups for path in paths),
+        format_paths(path for paths in groups for path in paths),
     )
 
 
-def _equal(groups: Sequence[Sequence[Path]]) -> str:
+def _format_groups(groups: Sequence[Sequence[Path]]) -> str:
     """Groups of identical images, as text."""
-    return lines([" = ".join(map(str, paths)) for paths in groups])
+    return format_lines([" = ".join(map(str, paths)) for paths in groups])
 
 
-def image_findings(facts: Facts, size: int) -> Findings:
+def check_images(facts: Facts, size: int) -> Findings:
     """Rules on decoded images, for a network whose input is `size` pixels wide and high."""
     if all(each.held_out for each in facts):
         return  # that there is nothing to train with has been found already
-    yield from _number(facts)
-    yield from _classes(facts)
-    yield from _duplicates(facts)
-    yield from _sizes(facts, size)
-    yield from _brightness(facts)
-    yield from _leaks(facts)
-    yield from _near_duplicates(facts)
+    yield from _check_count(facts)
+    yield from _check_classes(facts)
+    yield from _check_duplicates(facts)
+    yield from _check_sizes(facts, size)
+    yield from _check_brightness(facts)
+    yield from _check_leaks(facts)
+    yield from _check_near_duplicates(facts)
 
 
-def _counts(facts: Facts) -> Counter[str]:
+def _count_by_class(facts: Facts) -> Counter[str]:
     return Counter(sorted(each.class_name for each in facts))
 
 
-def _number(facts: Facts) -> Findings:
+def _check_count(facts: Facts) -> Findings:
     """Too few images to train, or to hold some out."""
     train = [each for each in facts if not each.held_out]
-    counts = _counts(train)
+    counts = _count_by_class(train)
     if len(train) < 2:
         yield Finding(
             "error", "too few", f"there is {len(train)} image; a node needs two or more to train", "label a few more"
         )
-    elif len(facts) == len(train) and not enough_to_hold_out(counts):
+    elif len(facts) == len(train) and not has_enough_to_hold_out(counts):
         rarest = min(counts, key=lambda name: counts[name])
         yield Finding(
             "warning",
             "too few",
             f"{len(train)} images, {counts[rarest]} of them of {rarest}, are too few to hold any out; the model will"
             " be judged by cross-validation, whose interval is wide",
-            f"label more, to {LEAST} and {LEAST_PER_CLASS} of each class, or bring --test FOLDER",
+            f"label more, to {MIN_IMAGES} and {MIN_CLASS_IMAGES} of each class, or bring --test FOLDER",
         )
 
 
-def _classes(facts: Facts) -> Findings:
+def _check_classes(facts: Facts) -> Findings:
     """One class only, classes that only one side has, or far more images of one class than of another."""
-    counts, held_out = (_counts([each for each in facts if each.held_out == side]) for side in (False, True))
+    counts, held_out = (_count_by_class([each for each in facts if each.held_out == side]) for side in (False, True))
     if len(counts) == 1:
         (name,) = counts
         yield Finding(
@@ -168,14 +168,15 @@ def _classes(facts: Facts) -> Findings:
         yield Finding(
             "warning",
             "classes",
-            f"there are held-out images of {listing(unknown)}, but none to train with; they will all be judged wrong",
+            f"there are held-out images of {format_items(unknown)}, but none to train with; "
+            "they will all be judged wrong",
             "add such images to the training folder, or remove them from the held-out ones",
         )
     if held_out and (untested := sorted(set(counts) - set(held_out))):
         yield Finding(
             "hint",
             "classes",
-            f"there are no held-out images of {listing(untested)}; nothing will tell how well they are recognised",
+            f"there are no held-out images of {format_items(untested)}; nothing will tell how well they are recognised",
             "hold some out",
         )
     (most, many), (least, few) = counts.most_common(1)[0], counts.most_common()[-1]
@@ -188,7 +189,7 @@ def _classes(facts: Facts) -> Findings:
         )
 
 
-def _duplicates(facts: Facts) -> Findings:
+def _check_duplicates(facts: Facts) -> Findings:
     """The same pixels twice: held out and among the training images, in two classes, or in one."""
     alike: dict[bytes, list[ImageFacts]] = defaultdict(list)
     for each in facts:
@@ -201,9 +202,10 @@ def _duplicates(facts: Facts) -> Findings:
         yield Finding(
             "error",
             "held out",
-            f"{len(leaked)} image(s) are among both the training and the held-out images:{_equal(_paths(leaked))}",
+            f"{len(leaked)} image(s) are among both the training and the held-out images:"
+            f"{_format_groups(_paths(leaked))}",
             "remove each from one of the two folders",
-            names(itertools.chain(*_paths(leaked))),
+            format_paths(itertools.chain(*_paths(leaked))),
         )
     if across:
         yield _two_classes(_paths(across))
@@ -212,9 +214,9 @@ def _duplicates(facts: Facts) -> Findings:
             "warning",
             "twice",
             f"{len(within)} image(s) are stored more than once, as different files, and count as often:"
-            + _equal(_paths(within)),
+            + _format_groups(_paths(within)),
             "remove the copies: one may be held out while another trains",
-            names(itertools.chain(*_paths(within))),
+            format_paths(itertools.chain(*_paths(within))),
         )
 
 
@@ -222,9 +224,9 @@ def _paths(groups: Sequence[Facts]) -> list[list[Path]]:
     return [[each.path for each in group] for group in groups]
 
 
-def _near_duplicates(facts: Facts) -> Findings:
+def _check_near_duplicates(facts: Facts) -> Findings:
     """Images that look nearly the same, without being so."""
-    if len(facts) > _MOST_COMPARED:
+    if len(facts) > _MAX_COMPARED:
         return
     gradients = np.stack([each.gradients for each in facts])
     pairs = []
@@ -240,17 +242,17 @@ def _near_duplicates(facts: Facts) -> Findings:
         yield Finding(
             "hint",
             "alike",
-            f"{len(files)} of {len(facts)} images look nearly like another one:{lines(shown)}",
+            f"{len(files)} of {len(facts)} images look nearly like another one:{format_lines(shown)}",
             "look at them: pictures of one spot belong on one side, training or held out; all is well if the camera"
             " always sees the same part",
-            names(files),
+            format_paths(files),
         )
 
 
-def _sizes(facts: Facts, size: int) -> Findings:
+def _check_sizes(facts: Facts, size: int) -> Findings:
     """Images that lose something when they are brought to the network's size."""
     sizes = Counter(each.size for each in facts)
-    told = listing([f"{name} ({count})" for name, count in sizes.most_common()])
+    told = format_items([f"{name} ({count})" for name, count in sizes.most_common()])
     small = [each for each in facts if size >= _UPSCALED * min(each.width, each.height)]
     large = [each for each in facts if min(each.width, each.height) >= _SHRUNK * size]
     ratios = [each.width / each.height for each in facts]
@@ -259,9 +261,9 @@ def _sizes(facts: Facts, size: int) -> Findings:
             "warning",
             "too small",
             f"{len(small)} image(s) are far smaller than the network's input of {size} x {size}, and are enlarged:"
-            f"{lines([f'{each.path} ({each.size})' for each in small])}",
+            f"{format_lines([f'{each.path} ({each.size})' for each in small])}",
             "bring images of a higher resolution, or let the coordinator choose a smaller --size",
-            names(each.path for each in small),
+            format_paths(each.path for each in small),
         )
     if large:
         factor = max(min(each.width, each.height) for each in large) // size
@@ -271,7 +273,7 @@ def _sizes(facts: Facts, size: int) -> Findings:
             f"{len(large)} image(s) are shrunk up to {factor} times to {size} x {size}; a defect less than {factor}"
             " pixels wide vanishes",
             "crop the images around what matters, in the same way on the line",
-            names(each.path for each in large),
+            format_paths(each.path for each in large),
         )
     if max(ratios) >= _SQUASHED * min(ratios):
         yield Finding(
@@ -286,7 +288,7 @@ def _sizes(facts: Facts, size: int) -> Findings:
             "sizes",
             f"images have different sizes: {told}",
             "see whether they come from one camera with one setting",
-            names(each.path for each in facts if each.size != sizes.most_common(1)[0][0]),
+            format_paths(each.path for each in facts if each.size != sizes.most_common(1)[0][0]),
         )
     elif max(ratios[0], 1 / ratios[0]) >= _SQUASHED:
         yield Finding(
@@ -297,7 +299,7 @@ def _sizes(facts: Facts, size: int) -> Findings:
         )
 
 
-def _brightness(facts: Facts) -> Findings:
+def _check_brightness(facts: Facts) -> Findings:
     """Images that show nothing, or that are far darker or brighter than the others."""
     empty = [each for each in facts if each.contrast < _FLAT or not _BLACK <= each.brightness <= _WHITE]
     if empty:
@@ -305,12 +307,12 @@ def _brightness(facts: Facts) -> Findings:
             "warning",
             "empty",
             f"{len(empty)} image(s) are black, white or of one gray, and show nothing:"
-            + lines([f"{each.path} (mean {each.brightness:.0f})" for each in empty]),
+            + format_lines([f"{each.path} (mean {each.brightness:.0f})" for each in empty]),
             "remove them, and see to the light or the camera",
-            names(each.path for each in empty),
+            format_paths(each.path for each in empty),
         )
     shown = [each for each in facts if each not in empty]
-    usual = {name: _usual([each for each in shown if each.class_name == name]) for name in _counts(shown)}
+    usual = {name: _usual([each for each in shown if each.class_name == name]) for name in _count_by_class(shown)}
     over_all = _usual(shown) if shown else (0.0, np.inf)
     odd = [
         each
@@ -322,27 +324,27 @@ def _brightness(facts: Facts) -> Findings:
             "hint",
             "brightness",
             f"{len(odd)} image(s) are far darker or brighter than others:"
-            + lines(
+            + format_lines(
                 [f"{each.path} (mean {each.brightness:.0f}, usual {usual[each.class_name][0]:.0f})" for each in odd]
             ),
             "see whether they were taken in the same light, with the same exposure",
-            names(each.path for each in odd),
+            format_paths(each.path for each in odd),
         )
 
 
 def _usual(facts: Facts) -> tuple[float, float]:
     """The median brightness, and the deviation from it that makes an outlier."""
     values = np.array([each.brightness for each in facts])
-    if len(values) < _LEAST_TO_COMPARE:
+    if len(values) < _MIN_TO_COMPARE:
         return float(np.median(values)), np.inf
     median = float(np.median(values))
     deviation = 1.4826 * float(np.median(np.abs(values - median)))  # of a normal distribution, the standard deviation
-    return median, max(_OUTLIER * deviation, _LEAST_DEVIATION)
+    return median, max(_OUTLIER * deviation, _MIN_DEVIATION)
 
 
-def _leaks(facts: Facts) -> Findings:
+def _check_leaks(facts: Facts) -> Findings:
     """Formats that occur in one class only: a network may learn them instead of the defect."""
-    counts = _counts(facts)
+    counts = _count_by_class(facts)
     for what, values in (
         ("file type", [each.format for each in facts]),
         ("size", [each.size for each in facts]),
@@ -365,8 +367,8 @@ def _leaks(facts: Facts) -> Findings:
             yield Finding(
                 "warning",
                 "giveaway",
-                f"the {what} gives a class away: {listing(told, '; ')}",
+                f"the {what} gives a class away: {format_items(told, '; ')}",
                 "take and save the images of all classes in the same way; else a network may learn the traces of that,"
                 " and fail on the line",
-                names(each.path for group in telling.values() for each in group),
+                format_paths(each.path for group in telling.values() for each in group),
             )

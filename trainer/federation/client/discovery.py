@@ -13,7 +13,7 @@ from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import RoundState, Spec
 from trainer import progress
 from trainer.data import class_folders
-from trainer.data.checks.image_checks import brief, load_checked
+from trainer.data.checks.image_checks import format_brief, load_checked
 from trainer.federation.client import checkpoint
 from trainer.federation.presence import find_connected
 from trainer.methods import METHODS, make
@@ -75,7 +75,7 @@ def join(
             "ask its coordinator for such --option, or demand less here (--demand)",
         )
     images, findings = load_checked(train, held_out, spec.classes, spec.preprocessing.size, spec.seed)
-    for line in brief(findings, folder, test):
+    for line in format_brief(findings, folder, test):
         say(line)
     classes = sorted({spec.classes[label] for label in images.train.labels})
     say(

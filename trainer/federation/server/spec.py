@@ -16,7 +16,7 @@ from trainer.federation.server.robust_rules import RULES
 from trainer.methods import DEFAULT, allowed, complete_options, make
 from trainer.methods.base import Method
 from trainer.models.catalogue import FEATURES, SIZES
-from trainer.models.initial_weights import Shape, initial_encoder, suited_weights
+from trainer.models.initial_weights import Shape, choose_weights, initial_encoder
 from trainer.models.named_tensors import Arrays, is_frozen, select, without_frozen
 from trainer.training.seeding import generator
 
@@ -27,7 +27,7 @@ class Request(NamedTuple):
     method: str = DEFAULT
     options: Mapping[str, Option | str] = {}  # of the method
     model: str = "mobilenet_v2"
-    weights: str = ""  # none, surface, imagenet or a file; by default `suited_weights`
+    weights: str = ""  # none, surface, imagenet or a file; by default as `choose_weights` says
     size: int = 0  # pixels; by default a texture network's own, 64 for `small`, else 128
     training: Mapping[str, Option | str] = {}  # fields of Training that differ from `suited_training`
     rounds: int = 30
@@ -89,7 +89,7 @@ def draft(
     _check(federation, classes, nodes, terms)
     if request.model not in FEATURES:
         raise UsageError(f"there is no model {request.model!r}", suggest(request.model, FEATURES))
-    weights = request.weights or suited_weights(request.model)
+    weights = request.weights or choose_weights(request.model)
     training = _training(weights, request.training)
     options = complete_options(request.method, request.options)
     method = make(request.method, training, options)

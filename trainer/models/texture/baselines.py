@@ -5,15 +5,15 @@ from typing import NamedTuple
 
 from torch import nn
 
-from trainer.models.texture.class_statistics import Class
-from trainer.models.texture.cunet import ComponentUnmixing
-from trainer.models.texture.deepten import DeepTen
-from trainer.models.texture.depnet import DeepEncodingPooling
+from trainer.models.texture.class_statistics import ClassHead
+from trainer.models.texture.cunet import CUNetHead
+from trainer.models.texture.deepten import DeepTenHead
+from trainer.models.texture.depnet import DepNetHead
 from trainer.models.texture.sizes import SMALL_TEL
-from trainer.models.texture.stem import CHANNELS, Stem
+from trainer.models.texture.stem import STEM_CHANNELS, Stem
 from trainer.models.texture.tel import TextureEmbedding
-from trainer.models.texture.texture_network import MAPS, TextureNetwork
-from trainer.models.texture.trunk import DeepestMean, DenseTrunk, OnTokens, ResNetTrunk, SmallTrunk
+from trainer.models.texture.texture_network import MAP_CHANNELS, TextureNetwork
+from trainer.models.texture.trunk import DenseTrunk, GlobalAveragePooling, ResNetTrunk, SmallTrunk, TokenHead
 from trainer.models.torchvision_import import torchvision_models
 
 
@@ -31,7 +31,7 @@ class Sizes(NamedTuple):
     length: float  # of normalised features
 
 
-_SMALL = Sizes((MAPS, 128, 128), 1, False, 64, 16, 16, 16, 16, 8.0)
+_SMALL = Sizes((MAP_CHANNELS, 128, 128), 1, False, 64, 16, 16, 16, 16, 8.0)
 _SIDE, _LAYERS = 8, 3  # of the grid of tokens, and layers that it stands for
 _ON_TOKENS = _SMALL._replace(channels=(SMALL_TEL.width,) * _LAYERS)
 _RESNET18 = Sizes((64, 128, 256, 512), 2, True, 128, 32, 8, 64, 64, 1.0)
@@ -40,9 +40,9 @@ _TORCHVISION = {"resnet18": _RESNET18, "resnet50": _RESNET50, "densenet121": _RE
 _BINS, _COMPONENTS, _DEP_FEATURES = 8, 8, 128
 
 _HEADS: dict[str, Callable[[Sizes], nn.Module]] = {
-    "resnet": lambda _: DeepestMean(),
-    "deepten": lambda s: DeepTen(s.channels[-1], s.descriptor, s.codewords, s.length, batch_norm=s.batch_norm),
-    "dep": lambda s: DeepEncodingPooling(
+    "resnet": lambda _: GlobalAveragePooling(),
+    "deepten": lambda s: DeepTenHead(s.channels[-1], s.descriptor, s.codewords, s.length, batch_norm=s.batch_norm),
+    "dep": lambda s: DepNetHead(
         s.channels[-1],
         s.descriptor,
         s.dep_codewords,
@@ -51,8 +51,8 @@ _HEADS: dict[str, Callable[[Sizes], nn.Module]] = {
         s.length,
         batch_norm=s.batch_norm,
     ),
-    "class": lambda s: Class(s.channels, s.volumes, _BINS, s.grid),
-    "cunet": lambda s: ComponentUnmixing(s.channels[-1], s.descriptor, _COMPONENTS, s.length, batch_norm=s.batch_norm),
+    "class": lambda s: ClassHead(s.channels, s.volumes, _BINS, s.grid),
+    "cunet": lambda s: CUNetHead(s.channels[-1], s.descriptor, _COMPONENTS, s.length, batch_norm=s.batch_norm),
 }
 
 
@@ -68,8 +68,10 @@ def build(head: str, trunk: str) -> nn.Module:
         network = getattr(torchvision_models(), trunk)()
         stages = DenseTrunk(network) if trunk == "densenet121" else ResNetTrunk(network)
         return TextureNetwork({"trunk": stages, "head": _HEADS[head](_TORCHVISION[trunk])})
-    parts = {"stem": Stem(), "project": nn.Conv2d(CHANNELS, MAPS, 1)}
+    parts = {"stem": Stem(), "project": nn.Conv2d(STEM_CHANNELS, MAP_CHANNELS, 1)}
     if trunk == "tel":
-        tel = TextureEmbedding(MAPS, _SIDE**2, *SMALL_TEL)
-        return TextureNetwork({**parts, "tel": tel, "encoding": OnTokens(_HEADS[head](_ON_TOKENS), _SIDE, _LAYERS)})
-    return TextureNetwork({**parts, "trunk": SmallTrunk(MAPS, _SMALL.channels[1:]), "head": _HEADS[head](_SMALL)})
+        tel = TextureEmbedding(MAP_CHANNELS, _SIDE**2, *SMALL_TEL)
+        return TextureNetwork({**parts, "tel": tel, "encoding": TokenHead(_HEADS[head](_ON_TOKENS), _SIDE, _LAYERS)})
+    return TextureNetwork(
+        {**parts, "trunk": SmallTrunk(MAP_CHANNELS, _SMALL.channels[1:]), "head": _HEADS[head](_SMALL)}
+    )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainer.models.texture.trunk import DeepestMean, Stages
+from trainer.models.texture.trunk import GlobalAveragePooling, Stages
 
 SIDES = (3, 5, 7)
 """Sides of the boxes' windows in positions, and in layers as far as there are any: each is two more than the last."""
@@ -57,7 +57,7 @@ class SoftHistogram(nn.Module):
         return torch.softmax(-distances.square(), -1).mean(2) * self.centres.shape[1] - 1
 
 
-class Class(nn.Module):
+class ClassHead(nn.Module):
     """Cross-layer aggregation of statistical self-similarity, beside global average pooling."""
 
     def __init__(self, channels: Sequence[int], width: int, bins: int, size_of: int):
@@ -66,7 +66,7 @@ class Class(nn.Module):
         self.align = nn.ModuleList(nn.Conv2d(inputs, width, 1, bias=False) for inputs in channels)
         self.norm = nn.GroupNorm(width, width)
         self.histogram = SoftHistogram(width, bins, _DOMAIN, _DOMAIN + 1)
-        self.pooled = DeepestMean()
+        self.pooled = GlobalAveragePooling()
         self._size_of = size_of
 
     def forward(self, stages: Stages) -> Tensor:

@@ -5,7 +5,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from trainer.models.texture.trunk import Pointwise, Stages, of_length, rows
+from trainer.models.texture.trunk import Pointwise, Stages, scale_to_length, to_descriptors
 
 
 class Unmixing(nn.Module):
@@ -25,7 +25,7 @@ class Unmixing(nn.Module):
         return shares.transpose(1, 2) @ descriptors / descriptors.shape[1]
 
 
-class ComponentUnmixing(nn.Module):
+class CUNetHead(nn.Module):
     """1 x 1 convolution and unmixing of the deepest maps."""
 
     def __init__(self, channels: int, width: int, components: int, length: float, *, batch_norm: bool):
@@ -36,5 +36,5 @@ class ComponentUnmixing(nn.Module):
 
     def forward(self, stages: Stages) -> Tensor:
         """Stages -> features [n, components * width], the representations brought to one length together."""
-        descriptors = rows(cast(Tensor, self.reduce(stages[-1])))
-        return of_length(self.unmixing(descriptors).flatten(1), self._length)
+        descriptors = to_descriptors(cast(Tensor, self.reduce(stages[-1])))
+        return scale_to_length(self.unmixing(descriptors).flatten(1), self._length)

@@ -5,10 +5,10 @@ from typing import cast
 from torch import Tensor, nn
 
 from trainer.models.texture.musten import Codebook
-from trainer.models.texture.trunk import Pointwise, Stages, of_length, rows
+from trainer.models.texture.trunk import Pointwise, Stages, scale_to_length, to_descriptors
 
 
-class DeepTen(nn.Module):
+class DeepTenHead(nn.Module):
     """1 x 1 convolution, encoding layer, length normalisation: the network's features before its linear classifier."""
 
     def __init__(self, channels: int, width: int, codewords: int, length: float, *, batch_norm: bool):
@@ -19,5 +19,5 @@ class DeepTen(nn.Module):
 
     def forward(self, stages: Stages) -> Tensor:
         """Stages -> features [n, codewords * width] of the deepest."""
-        descriptors = rows(cast(Tensor, self.reduce(stages[-1])))
-        return of_length(self.encoding(descriptors).flatten(1), self._length)
+        descriptors = to_descriptors(cast(Tensor, self.reduce(stages[-1])))
+        return scale_to_length(self.encoding(descriptors).flatten(1), self._length)

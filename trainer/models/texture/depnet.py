@@ -2,11 +2,11 @@
 
 from torch import Tensor, nn
 
-from trainer.models.texture.deepten import DeepTen
-from trainer.models.texture.trunk import DeepestMean, Stages, of_length
+from trainer.models.texture.deepten import DeepTenHead
+from trainer.models.texture.trunk import GlobalAveragePooling, Stages, scale_to_length
 
 
-class DeepEncodingPooling(nn.Module):
+class DepNetHead(nn.Module):
     """Two views of the deepest maps, `side` numbers each, and the products of every two of them (section 3).
 
     The first is orderless (an encoding layer), the second spatial (means); the outer product is brought to one length
@@ -18,20 +18,20 @@ class DeepEncodingPooling(nn.Module):
     ):
         super().__init__()
         self.texture = nn.Sequential(
-            DeepTen(channels, width, codewords, length, batch_norm=batch_norm),
+            DeepTenHead(channels, width, codewords, length, batch_norm=batch_norm),
             nn.Linear(codewords * width, side),
             nn.LayerNorm(side),
         )
-        self.pooled = nn.Sequential(DeepestMean(), nn.Linear(channels, side), nn.LayerNorm(side))
+        self.pooled = nn.Sequential(GlobalAveragePooling(), nn.Linear(channels, side), nn.LayerNorm(side))
         self.merged = nn.Linear(side * side, features)
         self._length = length
 
     def forward(self, stages: Stages) -> Tensor:
         """Stages -> features [n, features] of the deepest."""
-        products = bilinear(self.texture(stages), self.pooled(stages))
-        return of_length(self.merged(of_length(products, self._length)), self._length)
+        products = multiply_outer(self.texture(stages), self.pooled(stages))
+        return scale_to_length(self.merged(scale_to_length(products, self._length)), self._length)
 
 
-def bilinear(first: Tensor, second: Tensor) -> Tensor:
+def multiply_outer(first: Tensor, second: Tensor) -> Tensor:
     """The outer product of two vectors a row, [n, a] and [n, b] -> [n, a * b]."""
     return (first.unsqueeze(2) * second.unsqueeze(1)).flatten(1)

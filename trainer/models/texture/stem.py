@@ -4,7 +4,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-CHANNELS = 128
+STEM_CHANNELS = 128
 """Of the maps that it gives."""
 
 
@@ -16,8 +16,8 @@ class Stem(nn.Module):
         self.colour = nn.Conv2d(3, 3, 1)
         self.conv1_1 = nn.Conv2d(3, 64, 3, padding=1)
         self.conv1_2 = nn.Conv2d(64, 64, 3, padding=1)
-        self.conv2_1 = nn.Conv2d(64, CHANNELS, 3, padding=1)
-        self.conv2_2 = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
+        self.conv2_1 = nn.Conv2d(64, STEM_CHANNELS, 3, padding=1)
+        self.conv2_2 = nn.Conv2d(STEM_CHANNELS, STEM_CHANNELS, 3, padding=1)
         self.relu = nn.ReLU()
         self.pool = nn.MaxPool2d(2)
         for values in self.parameters():  # drawn, it keeps the scale of what it sees

@@ -6,23 +6,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-PATCH = 2
+PATCH_SIDE = 2
 """Side of a patch, on the maps."""
 
 
-def patches(maps: Tensor) -> Tensor:
+def cut_patches(maps: Tensor) -> Tensor:
     """Maps [n, C, h, w] -> their patches of PATCH x PATCH, row by row, [n, N, PATCH^2 * C]."""
     count, channels, height, width = maps.shape
-    cells = maps.permute(0, 2, 3, 1).reshape(count, height // PATCH, PATCH, width // PATCH, PATCH, channels)
+    cells = maps.permute(0, 2, 3, 1).reshape(
+        count, height // PATCH_SIDE, PATCH_SIDE, width // PATCH_SIDE, PATCH_SIDE, channels
+    )
     return cells.transpose(2, 3).flatten(3).flatten(1, 2)
 
 
 class Patches(nn.Module):
-    """`patches` as a part of a network."""
+    """`cut_patches` as a part of a network."""
 
     def forward(self, maps: Tensor) -> Tensor:
         """Maps [n, C, h, w] -> [n, N, PATCH^2 * C]."""
-        return patches(maps)
+        return cut_patches(maps)
 
 
 class Attention(nn.Module):
@@ -58,7 +60,7 @@ class Block(nn.Module):
         return tokens + cast(Tensor, self.out(functional.gelu(self.hidden(self.norm2(tokens)))))
 
 
-class Placed(nn.Module):
+class PositionalEmbedding(nn.Module):
     """Eq. (3): a learnable token goes before the others, and each place adds its learnable position."""
 
     def __init__(self, count: int, width: int):
@@ -80,12 +82,12 @@ class TextureEmbedding(nn.Module):
 
     def __init__(self, channels: int, count: int, width: int, depth: int, heads: int, ratio: int):
         super().__init__()
-        self.embed = nn.Linear(channels * PATCH**2, width)
-        self.place = Placed(count, width)
+        self.embed = nn.Linear(channels * PATCH_SIDE**2, width)
+        self.place = PositionalEmbedding(count, width)
         self.blocks = nn.Sequential(*(Block(width, heads, ratio) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
 
     def forward(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         """Maps [n, channels, h, w] of `count` patches -> the output token [n, width], the others [n, count, width]."""
-        tokens = self.norm(self.blocks(self.place(self.embed(patches(maps)))))
+        tokens = self.norm(self.blocks(self.place(self.embed(cut_patches(maps)))))
         return tokens[:, 0], tokens[:, 1:]

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from trainer.models.texture.kca import KeywordAttention
 from trainer.models.texture.musten import MultiScale
 from trainer.models.texture.sizes import Tel
-from trainer.models.texture.stem import CHANNELS, Stem
-from trainer.models.texture.tel import PATCH, Patches, TextureEmbedding
+from trainer.models.texture.stem import STEM_CHANNELS, Stem
+from trainer.models.texture.tel import PATCH_SIDE, Patches, TextureEmbedding
 
-MAPS = 64
+MAP_CHANNELS = 64
 """Channels of FedTFI's maps, from which patches are cut."""
 
 
@@ -32,13 +32,13 @@ class TextureNetwork(nn.Module):
         return seen
 
 
-def behind_stem(encoder: nn.Module) -> nn.Module:
+def remove_stem(encoder: nn.Module) -> nn.Module:
     """An encoder without its stem; itself, where it has none."""
     parts = dict(encoder.named_children())
     return TextureNetwork(parts) if parts.pop("stem", None) else encoder
 
 
-class Encoding(nn.Module):
+class CodebookHead(nn.Module):
     """Tokens -> MusTEN -> KCA -> a hidden layer: descriptors are reduced to `depth` numbers by a 1 x 1 convolution."""
 
     def __init__(self, inputs: int, codebooks: tuple[int, ...], depth: int, features: int):
@@ -55,7 +55,7 @@ class Encoding(nn.Module):
         return torch.relu(self.hidden(self.norm(encoded.flatten(1))))
 
 
-class Pooled(nn.Module):
+class PooledHead(nn.Module):
     """The mean of tokens [n, N, inputs], and a hidden layer."""
 
     def __init__(self, inputs: int, features: int):
@@ -69,13 +69,13 @@ class Pooled(nn.Module):
 
 def build(size: int, features: int, tel: Tel | None, codebooks: tuple[int, ...], depth: int) -> nn.Module:
     """FedTFI's network for images of `size` pixels; without `tel` or `codebooks` it lacks that part."""
-    count = (size // 4 // PATCH) ** 2
-    width = tel.width if tel else MAPS * PATCH**2
+    count = (size // 4 // PATCH_SIDE) ** 2
+    width = tel.width if tel else MAP_CHANNELS * PATCH_SIDE**2
     return TextureNetwork(
         {
             "stem": Stem(),
-            "project": nn.Conv2d(CHANNELS, MAPS, 1),
-            **({"tel": TextureEmbedding(MAPS, count, *tel)} if tel else {"patches": Patches()}),
-            "encoding": Encoding(width, codebooks, depth, features) if codebooks else Pooled(width, features),
+            "project": nn.Conv2d(STEM_CHANNELS, MAP_CHANNELS, 1),
+            **({"tel": TextureEmbedding(MAP_CHANNELS, count, *tel)} if tel else {"patches": Patches()}),
+            "encoding": CodebookHead(width, codebooks, depth, features) if codebooks else PooledHead(width, features),
         }
     )

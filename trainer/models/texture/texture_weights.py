@@ -13,7 +13,7 @@ _OLD_DOT = re.compile(r"(?<=\.(?:norm|relu|conv))\.(?=[12]\.)")  # DenseNet's fi
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # what images are normalised with before the stem
 
 
-def beginning(arrays: Arrays, *, stem: bool) -> Arrays:
+def rename_pretrained(arrays: Arrays, *, stem: bool) -> Arrays:
     """The tensors in `arrays` with which a texture network begins, by its own names; empty if there are none.
 
     Args:
@@ -24,20 +24,20 @@ def beginning(arrays: Arrays, *, stem: bool) -> Arrays:
     if not stem:
         return {f"trunk.{_OLD_DOT.sub('', name)}": array for name, array in arrays.items()}
     if {name: arrays[name].shape for name in _COLOUR if name in arrays} == _COLOUR:
-        return _for_normalised_images(_renamed(arrays, _NORMALISED))
+        return _fold_normalisation(_rename(arrays, _NORMALISED))
     unchanged_colours = {
         "stem.colour.weight": np.eye(3, dtype=np.float32)[:, :, None, None],
         "stem.colour.bias": np.zeros(3, np.float32),
     }
-    return {**unchanged_colours, **_renamed(arrays, _TORCHVISION)}
+    return {**unchanged_colours, **_rename(arrays, _TORCHVISION)}
 
 
-def _renamed(arrays: Arrays, names: dict[str, str]) -> Arrays:
+def _rename(arrays: Arrays, names: dict[str, str]) -> Arrays:
     wanted = {f"{old}.{kind}": f"stem.{new}.{kind}" for old, new in names.items() for kind in ("weight", "bias")}
     return {new: arrays[old] for old, new in wanted.items() if old in arrays}
 
 
-def _for_normalised_images(stem: Arrays) -> Arrays:
+def _fold_normalisation(stem: Arrays) -> Arrays:
     """The colour layer expects images in 0..1: here it takes them as all our networks do, mean and deviation gone."""
     weight, bias = stem["stem.colour.weight"], stem["stem.colour.bias"]
     mean, std = (np.asarray(each, np.float32)[None, :, None, None] for each in (_MEAN, _STD))

@@ -82,7 +82,7 @@ class DenseTrunk(nn.Module):
         return [functional.relu(self.features(images))]
 
 
-class DeepestMean(nn.Module):
+class GlobalAveragePooling(nn.Module):
     """Global average pooling: the head of a plain residual network."""
 
     def forward(self, stages: Stages) -> Tensor:
@@ -107,7 +107,7 @@ class Pointwise(nn.Module):
         return cast(Tensor, self.relu(self.norm(self.conv(maps))))
 
 
-class OnTokens(nn.Module):
+class TokenHead(nn.Module):
     """A head for maps, on a transformer's tokens: the tokens' grid stands for every stage that the head looks at."""
 
     def __init__(self, head: nn.Module, side: int, stages: int = 1):
@@ -120,11 +120,11 @@ class OnTokens(nn.Module):
         return cast(Tensor, self.head([maps] * self._stages))
 
 
-def rows(maps: Tensor) -> Tensor:
+def to_descriptors(maps: Tensor) -> Tensor:
     """Maps [n, channels, h, w] as descriptors without an order, [n, h * w, channels]."""
     return maps.flatten(2).transpose(1, 2)
 
 
-def of_length(vectors: Tensor, length: float) -> Tensor:
+def scale_to_length(vectors: Tensor, length: float) -> Tensor:
     """Vectors [n, d] brought to one Euclidean length; a zero vector stays zero, with a finite gradient."""
     return vectors * (length * torch.rsqrt(vectors.square().sum(-1, keepdim=True) + 1e-12))

@@ -15,7 +15,7 @@ from tests.support.plants import here
 from trainer.data import class_folders
 from trainer.data.checks import findings_output
 from trainer.data.checks.findings import Finding
-from trainer.data.checks.image_checks import ImageReport, brief, check_folders, load_checked
+from trainer.data.checks.image_checks import ImageReport, check_folders, format_brief, load_checked
 
 CLASSES = ("dent", "scratch", "stain")
 SIZE = 64
@@ -285,7 +285,7 @@ def test_joining_looks_at_the_images_that_it_loads_and_says_what_it_found_in_a_f
     Image.new("L", (SIZE, SIZE)).save(plant / "stain" / "3.png")
     (plant / "loose.png").write_bytes(b"ignored")
     images, findings = load_checked(class_folders.scan(plant), None, CLASSES, SIZE, seed=0)
-    said = list(brief(findings, plant, None))
+    said = list(format_brief(findings, plant, None))
     assert images.test is not None
     assert len(images.train.labels) + len(images.test.labels) == 31
     assert [line.split(":")[0] for line in said[:-1]] == ["warning"] * 3
@@ -330,7 +330,7 @@ def test_the_command_tells_findings_and_draws_a_picture(plant: Path, tmp_path: P
 
 
 def test_the_picture_marks_nothing_where_nothing_is_wrong(plant: Path, tmp_path: Path) -> None:
-    findings_output.draw(check(plant), tmp_path / "sheet.png")
+    findings_output.draw_contact_sheet(check(plant), tmp_path / "sheet.png")
     assert colors(tmp_path / "sheet.png") == set()
 
 

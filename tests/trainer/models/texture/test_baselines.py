@@ -17,21 +17,21 @@ from trainer.models import backbones
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import add_prefix, is_trainable
 from trainer.models.network import Network, to_tensors
-from trainer.models.texture.class_statistics import LEVELS, SIDES, Class, SoftHistogram, local_dimension
-from trainer.models.texture.cunet import ComponentUnmixing, Unmixing
-from trainer.models.texture.deepten import DeepTen
-from trainer.models.texture.depnet import DeepEncodingPooling, bilinear
+from trainer.models.texture.class_statistics import LEVELS, SIDES, ClassHead, SoftHistogram, local_dimension
+from trainer.models.texture.cunet import CUNetHead, Unmixing
+from trainer.models.texture.deepten import DeepTenHead
+from trainer.models.texture.depnet import DepNetHead, multiply_outer
 from trainer.models.texture.texture_presets import PRESETS
-from trainer.models.texture.texture_weights import beginning
-from trainer.models.texture.trunk import DeepestMean, OnTokens, of_length
+from trainer.models.texture.texture_weights import rename_pretrained
+from trainer.models.texture.trunk import GlobalAveragePooling, TokenHead, scale_to_length
 
 CHANNELS = 8  # of the maps in these tests, 4 x 4 positions
 HEADS: dict[str, Callable[[], nn.Module]] = {
-    "resnet": DeepestMean,
-    "deepten": lambda: DeepTen(CHANNELS, 8, 3, 2.0, batch_norm=False),
-    "dep": lambda: DeepEncodingPooling(CHANNELS, 8, 3, 4, 6, 2.0, batch_norm=False),
-    "class": lambda: Class((CHANNELS,) * 3, 4, 5, 1),
-    "cunet": lambda: ComponentUnmixing(CHANNELS, 8, 3, 2.0, batch_norm=False),
+    "resnet": GlobalAveragePooling,
+    "deepten": lambda: DeepTenHead(CHANNELS, 8, 3, 2.0, batch_norm=False),
+    "dep": lambda: DepNetHead(CHANNELS, 8, 3, 4, 6, 2.0, batch_norm=False),
+    "class": lambda: ClassHead((CHANNELS,) * 3, 4, 5, 1),
+    "cunet": lambda: CUNetHead(CHANNELS, 8, 3, 2.0, batch_norm=False),
 }
 heads = pytest.mark.parametrize("name", HEADS)
 SMALL = ("resnet", "deepten", "dep", "class", "cunet", "tel_deepten", "tel_dep", "tel_class")
@@ -76,14 +76,14 @@ def test_deep_ten_sums_softly_assigned_residuals(seed: int) -> None:
 
 def test_normalised_features_have_the_length_asked_for_and_no_features_stay_none() -> None:
     vectors = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
-    torch.testing.assert_close(of_length(vectors, 10.0), torch.tensor([[6.0, 8.0], [0.0, 0.0]]))
+    torch.testing.assert_close(scale_to_length(vectors, 10.0), torch.tensor([[6.0, 8.0], [0.0, 0.0]]))
 
 
 # DEPNet
 
 
 def test_dep_multiplies_every_two_numbers_of_its_two_views() -> None:
-    assert bilinear(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0, 5.0]])).tolist() == [[3, 4, 5, 6, 8, 10]]
+    assert multiply_outer(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0, 5.0]])).tolist() == [[3, 4, 5, 6, 8, 10]]
 
 
 def test_dep_without_either_view_has_a_constant_feature_vector() -> None:
@@ -177,7 +177,7 @@ def test_gradients_are_finite_for_constant_maps(name: str) -> None:
 def test_a_head_sees_tokens_as_the_grid_that_they_come_from() -> None:
     seen = maps(11)
     head = drawn("class", 11)
-    torch.testing.assert_close(OnTokens(head, 4, 3)(seen.flatten(2).mT), head([seen] * 3))
+    torch.testing.assert_close(TokenHead(head, 4, 3)(seen.flatten(2).mT), head([seen] * 3))
 
 
 # The presets
@@ -210,8 +210,11 @@ def test_a_paper_preset_begins_with_its_trunks_file_and_is_drawn_from_there_on(t
 def test_the_names_of_downloaded_densely_connected_layers_are_their_modules() -> None:
     layer = "features.denseblock1.denselayer2"
     downloaded = {f"{layer}.norm.1.weight": np.ones(1), f"{layer}.conv.2.weight": np.ones(1)}
-    assert beginning(downloaded, stem=False).keys() == {f"trunk.{layer}.norm1.weight", f"trunk.{layer}.conv2.weight"}
-    assert beginning(downloaded, stem=False).keys() <= backbones.build("cunet").state_dict().keys()
+    assert rename_pretrained(downloaded, stem=False).keys() == {
+        f"trunk.{layer}.norm1.weight",
+        f"trunk.{layer}.conv2.weight",
+    }
+    assert rename_pretrained(downloaded, stem=False).keys() <= backbones.build("cunet").state_dict().keys()
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -12,7 +12,7 @@ from trainer.models.named_tensors import add_prefix, is_frozen, is_trainable
 from trainer.models.network import Network
 from trainer.models.texture.kca import KeywordAttention
 from trainer.models.texture.musten import Codebook, MultiScale
-from trainer.models.texture.tel import Block, TextureEmbedding, patches
+from trainer.models.texture.tel import Block, TextureEmbedding, cut_patches
 from trainer.models.texture.texture_presets import PRESETS
 
 OURS = ("fedtfi", "fedtfi_small", "tel_small", "musten_small", "maps_small")
@@ -38,7 +38,7 @@ def test_the_papers_network_has_the_shapes_of_table_1() -> None:
         )
     features = network(image)
     assert gave["project"] == (1, 64, 56, 56)
-    assert patches(torch.empty(gave["project"], device="meta")).shape == (1, 784, 256)
+    assert cut_patches(torch.empty(gave["project"], device="meta")).shape == (1, 784, 256)
     assert gave["tel.embed"] == (1, 784, 1024)
     assert gave["tel.blocks"] == (1, 784 + 1, 1024)
     assert gave["encoding.reduce"] == (1, 784, 128)
@@ -93,7 +93,7 @@ def test_parts_one_after_another_are_the_network(model: str) -> None:
 
 def test_patches_are_taken_row_by_row_with_all_their_channels() -> None:
     maps = torch.arange(2 * 2 * 4 * 6).reshape(2, 2, 4, 6)
-    cut = patches(maps)
+    cut = cut_patches(maps)
     assert cut.shape == (2, 6, 8)
     for image in range(2):
         for place in range(6):
@@ -122,7 +122,7 @@ def test_a_texture_embedding_is_torchs_pre_norm_transformer_behind_token_and_pos
         )
         layers.append(layer)
     maps = normal(2, 3, 4, 6, seed=seed)
-    embedded = functional.linear(patches(maps), tel.embed.weight, tel.embed.bias)
+    embedded = functional.linear(cut_patches(maps), tel.embed.weight, tel.embed.bias)
     tokens = torch.cat([tel.place.token.expand(2, 1, width), embedded], 1) + tel.place.positions
     for layer in layers:
         tokens = layer(tokens)
