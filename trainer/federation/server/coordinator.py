@@ -308,22 +308,21 @@ class _Coordinator:
     # Contributions
 
     def _handle_contribution(self, node: str, message: Contribution) -> None:
-        state = self._state
-        if state.status is rounds.Status.OPEN and message.round == state.round and node in state.contributed:
-            self._accept(node, message)  # its effect is on disk
-            return
-        if state.status is rounds.Status.FINISHED or message.round < state.round:
-            self._answer_late(node, message)
-            return
-        if state.status is not rounds.Status.OPEN or message.round > state.round:
-            raise PeerError(node, f"round {message.round} is not open", message.round)
-        if not state.takes_part(node):
-            raise PeerError(node, f"it was not drawn for round {message.round}", message.round)
-        self._ledger.validate(node, message)
-        if message.blob is None:
-            self._add_contribution(node, message)
-        else:
-            self._uploads.fetch(message)
+        match self._state.admission(node, message.round):
+            case rounds.Admission.COUNTED:
+                self._accept(node, message)  # its effect is on disk
+            case rounds.Admission.LATE:
+                self._answer_late(node, message)
+            case rounds.Admission.EARLY:
+                raise PeerError(node, f"round {message.round} is not open", message.round)
+            case rounds.Admission.NOT_DRAWN:
+                raise PeerError(node, f"it was not drawn for round {message.round}", message.round)
+            case rounds.Admission.DUE:
+                self._ledger.validate(node, message)
+                if message.blob is None:
+                    self._add_contribution(node, message)
+                else:
+                    self._uploads.fetch(message)
 
     def _answer_late(self, node: str, message: Contribution) -> None:
         """A contribution to a closed round: counted before the round was closed, or too late."""

@@ -27,6 +27,16 @@ class Plan(NamedTuple):
     waits: bool = False  # whether there is a minimum wait, which an event ends
 
 
+class Admission(StrEnum):
+    """What a contribution is when it arrives."""
+
+    DUE = "due"
+    COUNTED = "counted"  # of a node whose contribution to the open round is summed already
+    LATE = "late"  # to a closed round: never summed, since the result would depend on delays
+    EARLY = "early"  # to a round that is not open
+    NOT_DRAWN = "not drawn"
+
+
 class Federation(NamedTuple):
     """The state. The sets hold node names."""
 
@@ -49,6 +59,16 @@ class Federation(NamedTuple):
     def takes_part(self, node: str) -> bool:
         """Whether a member may contribute to the open round."""
         return not self.drawn or node in self.drawn
+
+    def admission(self, node: str, round_: int) -> Admission:
+        """What a member's contribution to a round is at this moment."""
+        if self.status is Status.FINISHED or round_ < self.round:
+            return Admission.LATE
+        if self.status is not Status.OPEN or round_ > self.round:
+            return Admission.EARLY
+        if node in self.contributed:
+            return Admission.COUNTED
+        return Admission.DUE if self.takes_part(node) else Admission.NOT_DRAWN
 
 
 class Joined(NamedTuple):

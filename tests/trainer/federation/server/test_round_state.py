@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import pytest
 
 from trainer.federation.server.round_state import (
+    Admission,
     Close,
     Contributed,
     Effect,
@@ -205,3 +206,26 @@ def test_restored_before_the_start_or_after_the_end_nothing_is_due() -> None:
     for round_, status in ((0, Status.GATHERING), (3, Status.FINISHED)):
         state, effects = advance(restore(Plan(2, 2, 2), round_, "ab", (), ()), Resumed())
         assert (state.status, effects) == (status, ())
+
+
+@pytest.mark.parametrize(
+    ("status", "node", "round_", "admission"),
+    [
+        (Status.GATHERING, "a", 1, Admission.EARLY),
+        (Status.OPEN, "a", 3, Admission.DUE),
+        (Status.OPEN, "b", 3, Admission.COUNTED),
+        (Status.OPEN, "c", 3, Admission.NOT_DRAWN),
+        (Status.OPEN, "a", 2, Admission.LATE),
+        (Status.OPEN, "b", 2, Admission.LATE),
+        (Status.OPEN, "a", 4, Admission.EARLY),
+        (Status.FINISHED, "a", 3, Admission.LATE),
+    ],
+)
+def test_a_contribution_is_summed_only_in_its_own_open_round(
+    status: Status, node: str, round_: int, admission: Admission
+) -> None:
+    round_now = 0 if status is Status.GATHERING else 3
+    state = Federation(
+        Plan(3, 2, 3), status, round_now, frozenset("abc"), frozenset("abc"), frozenset("ab"), frozenset("b")
+    )
+    assert state.admission(node, round_) is admission
