@@ -51,6 +51,15 @@ class Mosquitto:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
+    def wait_until_saved(self) -> None:
+        """Wait until all that it knows now is on the disk: the second file from now on was begun after this moment."""
+        file, deadline = self.log.with_name("mosquitto.db"), time.monotonic() + 60
+        for _ in range(2):
+            before = file.stat().st_mtime_ns if file.exists() else 0
+            while not file.exists() or file.stat().st_mtime_ns == before:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+
     @property
     def ended(self) -> int | None:
         """The exit code; minus the signal that ended it."""

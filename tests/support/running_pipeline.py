@@ -1,13 +1,20 @@
 """A serving pipeline with its rollout, without a process."""
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from edge.bundle.verification import Verifier
+from edge.inference import pipeline
 from edge.inference.pipeline import Frame, Pipeline
+from edge.inference.predictor import Outputs, Predictor
 from edge.inference.verdict import Failure, Notice, Outcome, Verdict
+from edge.registry import gate as gate_module
 from edge.registry.bundle_store import BundleStore
 from edge.registry.gate import Gate
 from edge.registry.rollout import Rollout
@@ -39,7 +46,7 @@ class Running:
 
     def until(self, digest: str) -> None:
         """Wait until this bundle is served, and the store says so."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while {self.store.state().active, self.line.model.digest} != {digest}:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -56,3 +63,23 @@ def running(
         rollout.manage(line),
     ):
         yield Running(rollout, line, outbox, digests)
+
+
+@contextlib.contextmanager
+def simulated_latencies(default: float = 0.001) -> Iterator[dict[int, float]]:
+    """Seconds that the models of each round take, on a clock that nothing else moves, however busy the machine is."""
+    latencies: dict[int, float] = {}
+    now, lock, run = 0.0, threading.Lock(), Predictor.run
+
+    def timed(predictor: Predictor, *arguments: Any) -> Outputs:
+        nonlocal now
+        with lock:
+            now += latencies.get(predictor.manifest.round, default)
+        return run(predictor, *arguments)
+
+    clock = SimpleNamespace(perf_counter=lambda: now, sleep=lambda _: None)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (pipeline, gate_module):
+            patch.setattr(module, "time", clock)
+        patch.setattr(Predictor, "run", timed)
+        yield latencies
