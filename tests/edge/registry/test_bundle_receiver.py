@@ -241,16 +241,15 @@ class Hostile:
         self._client.publish(topic or topics.bundle_offers(self.line.name), payload, 1).wait_for_publish(10)
 
     def refused(self, payload: bytes) -> str:
-        """Why the line refuses an offer, which is repeated until it hears it."""
+        """Why the line refuses an offer, which is repeated until the line hears it."""
+        sender = json.loads(payload)["sender"]
         while True:
             self.say(payload)
             with contextlib.suppress(queue.Empty):
                 said = json.loads(self._heard.get(timeout=2).payload)
-                while said["sender"] != self.sender:
+                while said["sender"] != sender:  # a late answer to an offer before, which was repeated
                     said = json.loads(self._heard.get(timeout=2).payload)
                 assert said["state"] == "refused"
-                while not self._heard.empty():
-                    self._heard.get()
                 return str(said["text"])
 
     def offer(self, **changes: Any) -> bytes:
@@ -258,7 +257,8 @@ class Hostile:
             {"name": name, "digest": hashlib.sha256(name.encode()).hexdigest(), "size": 60}
             for name in ("manifest.json", "manifest.sig", "charter", "model.onnx", "golden.png")
         ]
-        return json.dumps({"sender": self.sender, "chunk_size": 262_144, "files": files} | changes).encode()
+        sender = f"sender-{secrets.token_hex(8)}"  # another one each time, by which its answer is known
+        return json.dumps({"sender": sender, "chunk_size": 262_144, "files": files} | changes).encode()
 
 
 @pytest.fixture
@@ -339,10 +339,10 @@ def test_names_and_files_other_than_the_manifests_are_refused(line, ours, tmp_pa
 
 
 def test_sizes_that_are_not_those_of_the_files_end_in_a_refusal(line, ours, tmp_path, monkeypatch):
-    monkeypatch.setattr(bundle_receiver, "_SILENCE", 1.5)
     folder = ours.bundle(tmp_path / "next", version=8)
     for by in (-1, random.choice((1, 1 << 20))):
-        with twisted(resized("model.onnx", by), monkeypatch):
+        with twisted(resized("model.onnx", by), monkeypatch), monkeypatch.context() as patch:
+            patch.setattr(bundle_receiver, "_SILENCE", 1.5)
             assert "the bundle" in refusal(line, folder)
     assert line.send(folder).state == "active"
 
@@ -366,7 +366,7 @@ def test_chunks_that_are_wrong_are_refused_and_the_next_sender_is_heard(line, ou
 def test_a_flood_of_offers_and_chunks_does_not_keep_a_bundle_away(line, hostile, ours, tmp_path, monkeypatch):
     monkeypatch.setattr(bundle_receiver, "_SILENCE", 1.0)
     for _ in range(300):
-        hostile.say(hostile.offer(sender=f"sender-{secrets.token_hex(8)}"))  # nobody is behind it
+        hostile.say(hostile.offer())  # nobody is behind it
         hostile.say(os.urandom(3000))
     for _ in range(100):
         topic = topics.chunks(topics.line_namespace(line.name), hostile.sender, secrets.token_hex(32), 262_144)
