@@ -20,7 +20,7 @@ from edge.cli.shared_options import (
     Quiet,
     Seed,
     Threads,
-    pairs,
+    parse_pairs,
 )
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def _bar(total: int, *, shown: bool) -> Iterator[Callable[[int, float], None]]:
 
 
 def _paths(given: list[str], example: str) -> dict[str, Path]:
-    return {name: Path(path) for name, path in pairs(given, "--data", example).items()}
+    return {name: Path(path) for name, path in parse_pairs(given, "--data", example).items()}
 
 
 def _run(paper: "Paper[O, C, F]", order: "O", *, dry_run: bool, quiet: bool, as_json: bool) -> None:

@@ -18,11 +18,11 @@ group = typer.Typer(no_args_is_help=True)
 app.add_typer(
     group,
     name="bundle",
-    help="A line's bundles: which there are, which is served, and another one instead, while the line runs.",
+    help="A line's bundles: list them, and change the one that is served while the line runs.",
     epilog="Example: edge-node bundle list",
 )
 
-_PATIENCE = 120.0  # seconds for a daemon to try a bundle out
+_PATIENCE = 120.0  # seconds for a daemon to test a bundle
 
 Line = Annotated[str, typer.Option(help="Name of the line.")]
 Bundle = Annotated[Path, typer.Argument(help="A bundle folder.", show_default=False)]
@@ -30,7 +30,7 @@ Bundle = Annotated[Path, typer.Argument(help="A bundle folder.", show_default=Fa
 
 @group.command("list", epilog="Example: edge-node bundle list")
 def list_(line: Line = "line-1", memory: Memory = None, as_json: Json = False) -> None:
-    """Show what a line has, what it serves, and what it would go back to."""
+    """Show the bundles of a line, the one it serves, and the one it would roll back to."""
     import msgspec
 
     from edge.registry.bundle_listing import format_bundles, list_bundles
@@ -44,11 +44,11 @@ def list_(line: Line = "line-1", memory: Memory = None, as_json: Json = False) -
 
 @group.command(epilog="Example: edge-node bundle add bundles/plant-a")
 def add(bundle: Bundle, line: Line = "line-1", memory: Memory = None, as_json: Json = False) -> None:
-    """Put a bundle into a line's store, and serve nothing else than before."""
+    """Put a bundle into a line's store, without serving it."""
     from edge.registry.control_requests import Answer
 
-    digest = _store(memory, line).add(bundle, _me())
-    _tell(
+    digest = _store(memory, line).add(bundle, _requester())
+    _print_answer(
         Answer(done=True, text=f"{digest} is in the store; next: edge-node bundle activate {digest}"), as_json=as_json
     )
 
@@ -57,25 +57,27 @@ def add(bundle: Bundle, line: Line = "line-1", memory: Memory = None, as_json: J
 def activate(
     digest: Annotated[str, typer.Argument(metavar="DIGITS", help="First digits of a bundle.", show_default=False)],
     force: Annotated[
-        bool, typer.Option("--force", help="Though it is slower, disagrees, has other classes or has failed before.")
+        bool, typer.Option("--force", help="Even if it is slower, disagrees, has other classes or has failed before.")
     ] = False,
     accept_older: Annotated[
-        bool, typer.Option("--accept-older", help="Though it is older than what was served; this one only.")
+        bool, typer.Option("--accept-older", help="Even if it is older than what was served; this one only.")
     ] = False,
     line: Line = "line-1",
     trust: TrustFile = None,
     memory: Memory = None,
     as_json: Json = False,
 ) -> None:
-    """Serve another bundle: the running line tries it out, and changes over between two images.
+    """Serve another bundle: the running line tests it, and switches between two images.
 
-    While no line runs, it is tried out here, as far as that goes, and served from the next start on.
+    While no line runs, it is tested here as far as possible, and served from the next start on.
     """
     from edge.registry.control_requests import Request
 
     store = _store(memory, line)
-    request = Request(action="activate", by=_me(), bundle=store.resolve(digest), force=force, accept_older=accept_older)
-    _tell(_done(store, request, trust, memory), as_json=as_json)
+    request = Request(
+        action="activate", by=_requester(), bundle=store.resolve(digest), force=force, accept_older=accept_older
+    )
+    _print_answer(_submit(store, request, trust, memory), as_json=as_json)
 
 
 @group.command(epilog="Example: edge-node bundle rollback")
@@ -83,7 +85,9 @@ def rollback(line: Line = "line-1", trust: TrustFile = None, memory: Memory = No
     """Serve the bundle that was served before."""
     from edge.registry.control_requests import Request
 
-    _tell(_done(_store(memory, line), Request(action="rollback", by=_me()), trust, memory), as_json=as_json)
+    _print_answer(
+        _submit(_store(memory, line), Request(action="rollback", by=_requester()), trust, memory), as_json=as_json
+    )
 
 
 @group.command(epilog="Example: edge-node bundle send bundles/plant-a mqtt://line-box.local --line line-1")
@@ -106,7 +110,7 @@ def send(
 
     said = bundle_sender.send_bundle(bundle, Endpoint.parse(broker, ca=ca, cert=cert, key=key), line, show)
     done = said.state in ("active", "stored")
-    _tell(Answer(done=done, text=said.text, remedy=said.remedy, findings=said.findings), as_json=as_json)
+    _print_answer(Answer(done=done, text=said.text, remedy=said.remedy, findings=said.findings), as_json=as_json)
 
 
 def _store(memory: Path | None, line: str) -> "BundleStore":
@@ -117,8 +121,8 @@ def _store(memory: Path | None, line: str) -> "BundleStore":
     return store
 
 
-def _done(store: "BundleStore", request: "Request", trust: Path | None, memory: Path | None) -> "Answer":
-    """What becomes of a request: the daemon's answer, or ours while there is none."""
+def _submit(store: "BundleStore", request: "Request", trust: Path | None, memory: Path | None) -> "Answer":
+    """Have a request carried out: by the daemon or, while none runs, here."""
     from edge.registry import control_requests
     from edge.registry.bundle_store import StoreInUseError
 
@@ -131,8 +135,8 @@ def _done(store: "BundleStore", request: "Request", trust: Path | None, memory: 
         return control_requests.send_request(store.folder, request, _PATIENCE, store.is_locked)
 
 
-def _tell(answer: "Answer", *, as_json: bool) -> None:
-    """Print what became of it; an error when it was not done."""
+def _print_answer(answer: "Answer", *, as_json: bool) -> None:
+    """Print the answer; raise an error if the request was not carried out."""
     import msgspec
 
     from broker_config.protocol.errors import EdgeNodeError
@@ -145,8 +149,8 @@ def _tell(answer: "Answer", *, as_json: bool) -> None:
         raise EdgeNodeError(f"it is not served: {answer.text}", answer.remedy)
 
 
-def _me() -> str:
-    """Who asks, for the history."""
+def _requester() -> str:
+    """Who makes the request, for the history."""
     import getpass
     import os
 

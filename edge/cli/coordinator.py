@@ -31,11 +31,11 @@ from edge.cli.shared_options import (
     Size,
     Threads,
     Weights,
-    agreed,
     make_endpoint,
     make_request,
+    reconcile_with_kit,
+    report_weights,
     stop_on_signals,
-    tell_weights,
 )
 
 if TYPE_CHECKING:
@@ -61,22 +61,24 @@ def provision(
     out: Annotated[Path | None, typer.Option(help="Folder for all files.", show_default="./FEDERATION")] = None,
     broker_folder: Annotated[
         Path | None,
-        typer.Option(help="Where broker/ will lie on the broker's machine.", show_default="as before; where it is"),
+        typer.Option(help="Path of broker/ on the broker's machine.", show_default="as before; where it is"),
     ] = None,
-    days: Annotated[int, typer.Option(min=1, max=3650, help="That new certificates hold.")] = 365,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Days for which new certificates are valid.")] = 365,
     renew: Annotated[
         list[str], typer.Option(metavar="NAME", help="Give a member, or broker, a new certificate. Repeatable.")
     ] = [],
-    renew_due: Annotated[bool, typer.Option("--renew-due", help="The same for all that end within 90 days.")] = False,
+    renew_due: Annotated[
+        bool, typer.Option("--renew-due", help="Renew all certificates that expire within 90 days.")
+    ] = False,
     revoke: Annotated[
         list[str],
-        typer.Option(metavar="NAME", help="Throw a node out; coordinator and monitor get new keys. Repeatable."),
+        typer.Option(metavar="NAME", help="Exclude a node; coordinator and monitor get new keys. Repeatable."),
     ] = [],
     as_json: Json = False,
 ) -> None:
     """Make certificates, keys and the broker's configuration: an encrypted kit file for each member of a federation.
 
-    Run it again to add nodes, renew certificates or revoke them: it says what has changed, and what to do next.
+    Run it again to add nodes, renew certificates or revoke them: it reports what has changed, and what to do next.
     """
     from datetime import UTC, datetime
 
@@ -107,11 +109,11 @@ def provision(
 @app.command(epilog="Example: edge-node broker --port 1883")
 def broker(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 1883,
-    host: Annotated[str, typer.Option(help="Address to listen on. Anybody who reaches it may connect.")] = "127.0.0.1",
-    kind: Annotated[Literal["auto", "mosquitto", "amqtt"], typer.Option(help="Which broker.")] = "auto",
+    host: Annotated[str, typer.Option(help="Address to listen on. Whoever can reach it may connect.")] = "127.0.0.1",
+    kind: Annotated[Literal["auto", "mosquitto", "amqtt"], typer.Option(help="Broker to start.")] = "auto",
     folder: Annotated[Path, typer.Option(help="Folder for its configuration and log.")] = Path("broker-state"),
 ) -> None:
-    """Start a broker: mosquitto if it is installed, else the embedded one. For trials; it knows no passwords."""
+    """Start a broker: mosquitto if it is installed, else the embedded one. For trials; it checks no passwords."""
     import time
 
     from broker_config.broker.embedded import address_for_others, start_broker
@@ -127,14 +129,14 @@ def broker(
             time.sleep(0.2)
 
 
-def _check_coordinates(endpoint: "Endpoint") -> None:
-    """Raise UsageError if the kit is another member's."""
+def _check_kit(endpoint: "Endpoint") -> None:
+    """Raise UsageError if the kit belongs to another member."""
     if endpoint.kit and endpoint.kit.name != COORDINATOR:
         raise UsageError(f"this kit is that of {endpoint.kit.name}", f"take that of the {COORDINATOR}")
 
 
-def _places(endpoint: "Endpoint", state: Path, *, resume: bool) -> int:
-    """How many nodes take part if nobody says so: as many as before, or all that are in the charter."""
+def _count_nodes(endpoint: "Endpoint", state: Path, *, resume: bool) -> int:
+    """The default number of nodes: as many as before, or all that are in the charter."""
     from trainer.federation.server.journal import has_run, newest_spec
 
     if endpoint.signer is None:
@@ -179,15 +181,13 @@ def coordinate(
     evaluate_every: EvaluateEvery = 5,
     aggregate: Aggregate = "mean",
     liars: Liars = 0,
-    chunk_size: Annotated[
-        int, typer.Option(min=1, help="KiB a message; a broker's own limit is honoured anyway.")
-    ] = 256,
+    chunk_size: Annotated[int, typer.Option(min=1, help="KiB in a message; a broker's lower limit is honoured.")] = 256,
     linger: Annotated[
         float, typer.Option(min=0, help="Seconds that the result waits for nodes that are away at the end.")
     ] = 60.0,
     state: Annotated[Path, typer.Option(help="Folder for the coordinator's state.")] = Path("coordinator-state"),
     resume: Annotated[
-        bool, typer.Option("--resume/--new", help="Go on with the run in --state, or begin another when it has ended.")
+        bool, typer.Option("--resume/--new", help="Resume the run in --state, or begin another when it has ended.")
     ] = True,
     ca: Ca = None,
     cert: Cert = None,
@@ -197,9 +197,9 @@ def coordinate(
     as_json: Events = False,
     config: Config = None,
 ) -> None:
-    """Coordinate a federation: say what is learnt, wait for the nodes, average what they contribute.
+    """Coordinate a federation: publish its spec, wait for the nodes, average their contributions.
 
-    Stopped or killed, it goes on where it was when it is started again with the same --state.
+    If stopped or killed, it resumes when it is started again with the same --state.
     """
     from trainer import progress
     from trainer.federation.server.coordinator import coordinate as run
@@ -207,18 +207,18 @@ def coordinate(
     from trainer.federation.server.spec import Terms, draft
 
     endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
-    _check_coordinates(endpoint)
+    _check_kit(endpoint)
     if nodes is None:
-        nodes = _places(endpoint, state, resume=resume)
+        nodes = _count_nodes(endpoint, state, resume=resume)
     request = make_request(
         method, option, model, weights, size, training, rounds, seed, threads, evaluate_every, aggregate, liars
     )
     names = [name.strip() for name in classes.split(",") if name.strip()]
     terms = Terms(quorum, start, sample, deadline, min_wait)
-    federation = agreed(federation, endpoint, "federation") or "default"
+    federation = reconcile_with_kit(federation, endpoint, "federation") or "default"
     spec, broadcast = draft(request, federation=federation, classes=names, nodes=nodes, terms=terms)
     with progress.reporter(as_json=as_json, quiet=quiet) as report, Ledger(state) as ledger:
-        tell_weights(request, weights, report)
+        report_weights(request, weights, report)
         outcome = run(
             ledger,
             spec,
@@ -246,25 +246,26 @@ def rounds(
     state: Annotated[Path, typer.Argument(help="A coordinator's state folder.")] = Path("coordinator-state"),
     as_json: Json = False,
 ) -> None:
-    """List the closed rounds of a coordinator's newest run: when, how long, who contributed with which weight."""
+    """List the closed rounds of a coordinator's newest run: time, duration, contributors and their weights."""
     from datetime import datetime
 
     import msgspec
 
     from trainer.federation.server.journal import history
 
-    lines = history(state)
-    for line in lines:
+    closed_rounds = history(state)
+    for each in closed_rounds:
         if as_json:
-            print(msgspec.json.encode(line).decode())
+            print(msgspec.json.encode(each).decode())
             continue
-        opened, closed = (datetime.fromisoformat(time) for time in (line.opened, line.closed))
-        seconds, megabytes = (closed - opened).total_seconds(), line.bytes / 1e6
-        told = ", ".join(f"{node} {weight:.3f}" for node, weight in line.weights.items())
+        opened, closed = (datetime.fromisoformat(time) for time in (each.opened, each.closed))
+        seconds, megabytes = (closed - opened).total_seconds(), each.bytes / 1e6
+        weights = ", ".join(f"{node} {weight:.3f}" for node, weight in each.weights.items())
         print(
-            f"round {line.round}: {opened:%Y-%m-%d %H:%M:%S} UTC, {seconds:.1f} s, {megabytes:.1f} MB, weights: {told}"
+            f"round {each.round}: {opened:%Y-%m-%d %H:%M:%S} UTC, {seconds:.1f} s, {megabytes:.1f} MB, "
+            f"weights: {weights}"
         )
-    if not lines and not as_json:
+    if not closed_rounds and not as_json:
         print("no round is closed yet", file=sys.stderr)
 
 
@@ -286,6 +287,6 @@ def abort(
     federation = newest_spec(state).federation
     with Ledger(state) as ledger:
         endpoint = make_endpoint(broker, ca, cert, key, kit)
-        _check_coordinates(endpoint)
+        _check_kit(endpoint)
         run(ledger, endpoint, reason)
     print(f"federation {federation} is aborted; its nodes are told")

@@ -1,4 +1,4 @@
-"""What `edge-node infer` shows while it judges, and writes."""
+"""Output of `edge-node infer`: verdicts or a progress bar, annotated pictures, and a summary."""
 
 import sys
 from collections import Counter
@@ -16,7 +16,7 @@ from edge.inference.tiling import View
 from edge.inference.verdict import Failure, Verdict
 
 
-def judge(
+def classify_and_print(
     model: Model,
     images: Sequence[batch.Image],
     view: View | None,
@@ -26,11 +26,11 @@ def judge(
     heat: bool,
     as_json: bool,
 ) -> bool:
-    """Judge images and tell: a line each, or, with `results`, what they come to. Whether all could be read."""
+    """Classify images and print each verdict or, with `results`, a summary; return whether all could be read."""
     todo = [each for each in images if not results or each.name not in results.classified]
     counts: Counter[str] = Counter()
     failed = 0
-    with _bar(len(todo), shown=results is not None) as advance:
+    with _progress_bar(len(todo), shown=results is not None) as advance:
         for found in batch.classify_images(model, todo, view):
             outcome = found if isinstance(found, Failure) else found.verdict
             failed += isinstance(outcome, Failure)
@@ -39,14 +39,14 @@ def judge(
                 results.add(outcome)
             if pictures and isinstance(found, Inspection):
                 _draw(found, pictures, heat=heat)
-            _tell(outcome, as_json=as_json, quiet=results is not None)
+            _print_outcome(outcome, as_json=as_json, quiet=results is not None)
             advance()
     if results and not as_json:
         print(_summary(len(images) - len(todo), counts, failed))
     return not failed
 
 
-def _tell(outcome: Verdict | Failure, *, as_json: bool, quiet: bool) -> None:
+def _print_outcome(outcome: Verdict | Failure, *, as_json: bool, quiet: bool) -> None:
     if as_json:
         print(msgspec.json.encode(outcome).decode())
     elif isinstance(outcome, Failure):
@@ -66,17 +66,17 @@ def _draw(inspection: Inspection, folder: Path, *, heat: bool) -> None:
 
 def _summary(before: int, counts: Counter[str], failed: int) -> str:
     labels = ", ".join(f"{count} {label}" for label, count in counts.most_common() if label)
-    earlier = f"{before} were judged before; " if before else ""
+    earlier = f"{before} were classified before; " if before else ""
     unread = f"; {failed} could not be read" if failed else ""
-    return f"{earlier}{sum(counts.values()) - failed} judged{': ' if labels else ''}{labels}{unread}"
+    return f"{earlier}{sum(counts.values()) - failed} classified{': ' if labels else ''}{labels}{unread}"
 
 
 @contextmanager
-def _bar(total: int, *, shown: bool) -> Iterator[Callable[[], None]]:
+def _progress_bar(total: int, *, shown: bool) -> Iterator[Callable[[], None]]:
     """A progress bar on a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), disable=not (shown and sys.stderr.isatty())) as progress:
-        task = progress.add_task("judging", total=total)
+        task = progress.add_task("classifying", total=total)
         yield lambda: progress.advance(task)

@@ -19,23 +19,23 @@ from edge.inference.image_decoding import SUFFIXES
 
 
 class Question(NamedTuple):
-    """What is asked for an option, and what is proposed; "" proposes to leave it out, None nothing."""
+    """A question about an option. A proposal of "" leaves the option out; None means that there is no proposal."""
 
     key: str
     text: str
     propose: Callable[[], str | None]
-    check: Callable[[str], object] = lambda _: None  # raises UsageError for an answer that cannot be
+    check: Callable[[str], object] = lambda _: None  # raises UsageError for an invalid answer
 
 
 class Role(NamedTuple):
-    """What a machine can be in a federation."""
+    """Role of a machine in a federation."""
 
     command: str
     about: str
     questions: tuple[Question, ...]
-    kept: Callable[[Mapping[str, object]], dict[str, object]] = lambda _: {}  # set besides the answers
-    before: Callable[[Mapping[str, object]], str] = lambda _: ""  # a command to type before the role's own
-    tables: str = ""  # that the file may hold besides options, as comments
+    kept: Callable[[Mapping[str, object]], dict[str, object]] = lambda _: {}  # set in addition to the answers
+    before: Callable[[Mapping[str, object]], str] = lambda _: ""  # a command to run before the role's own
+    tables: str = ""  # commented-out tables that the file may also hold
 
 
 TABLES = """
@@ -134,7 +134,7 @@ ROLES = {
     ),
     "line": Role(
         "serve",
-        "A line, whose images are judged as they come.",
+        "A line, whose images are inspected as they arrive.",
         (
             Question("bundle", "Folder of the model's bundle", lambda: next(map(str, _folders(Path("bundles"))), None)),
             Question("watch", "Folder in which new images appear, if not over HTTP alone", lambda: ""),
@@ -154,15 +154,15 @@ def init(
     yes: bool,
     force: bool,
 ) -> list[str]:
-    """Ask what is missing, write the file, and return the commands to type next.
+    """Ask for what is missing, write the file, and return the commands to run next.
 
     Args:
         context: of the running command.
         commands: typer's, by name.
         role: one of ROLES, or None to ask.
-        given: answers beforehand, KEY=VALUE.
+        given: answers given in advance, KEY=VALUE.
         out: the file; None takes ROLE.toml.
-        yes: take what is proposed instead of asking.
+        yes: accept the proposals instead of asking.
         force: replace an existing file.
 
     Raises:
@@ -173,7 +173,7 @@ def init(
     if target.exists() and not force:
         raise UsageError(f"{target} exists already", "pass --force to replace it, or --out FILE to write another")
     known = options_file.settings(commands[chosen.command])
-    answers = _given(known, given, context)
+    answers = _parse_answers(known, given, context)
     for question in chosen.questions:
         if question.key in answers:
             question.check(str(answers[question.key]))
@@ -183,7 +183,7 @@ def init(
             answers[question.key] = _ask(question, partial(_parse, known, context, question.key), yes=yes)
     answers = chosen.kept(answers) | {key: value for key, value in answers.items() if value != ""}
     before = chosen.before(answers)
-    if target.parent.resolve() != Path.cwd():  # answers are meant from here, the file's paths start there
+    if target.parent.resolve() != Path.cwd():  # answers are relative to here, paths in the file to its folder
         answers = {
             key: str(Path.cwd() / value) if isinstance(value, str) and known[key].is_path(value) else value
             for key, value in answers.items()
@@ -198,14 +198,14 @@ def init(
 
 
 def _is_moot(question: Question, answers: Mapping[str, object]) -> bool:
-    """Whether it need not be asked: a kit says it, or it is for a kit and none is there."""
+    """Whether the question can be skipped: a kit answers it, or it asks for a kit and there is none."""
     if question.key == "kit":
         return question.propose() is None
     return question.key in _IN_A_KIT and bool(answers.get("kit"))
 
 
-def _given(known: Mapping[str, Setting], given: Sequence[str], context: typer.Context) -> dict[str, object]:
-    """The answers KEY=VALUE; what can be given several times, can be here too."""
+def _parse_answers(known: Mapping[str, Setting], given: Sequence[str], context: typer.Context) -> dict[str, object]:
+    """The answers given as KEY=VALUE; list options may be repeated."""
     answers: dict[str, object] = {}
     for pair in given:
         key, equals, text = pair.partition("=")
@@ -242,7 +242,7 @@ _ROLE = Question("role", f"What is this machine: {', '.join(ROLES)}", lambda: "n
 
 
 def _ask(question: Question, accept: Callable[[str], Any], *, yes: bool) -> Any:
-    """The answer to a question, as `accept` takes it; in a terminal a wrong one is asked for again."""
+    """The answer to a question, converted by `accept`; in a terminal an invalid one is asked for again."""
     proposal = question.propose()
     how = "pass it as the first argument" if question is _ROLE else f"pass --set {question.key}=VALUE"
     while True:

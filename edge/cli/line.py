@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from broker_config.protocol.errors import UsageError
-from edge.cli.shared_options import Ca, Cert, Json, Key, LineConfig, pairs
+from edge.cli.shared_options import Ca, Cert, Json, Key, LineConfig, parse_pairs
 
 if TYPE_CHECKING:
     from edge.bundle.verification import Verifier
@@ -50,12 +50,12 @@ ServeOlder = Annotated[
 
 
 InferOlder = Annotated[
-    bool, typer.Option("--accept-older", help="Judge with an older bundle on purpose, this once; nothing remembers it.")
+    bool, typer.Option("--accept-older", help="Use an older bundle on purpose, this once; nothing remembers it.")
 ]
 
 
 def make_verifier(trust: Path | None, memory: Path | None, accept_older: bool, *, remembers: bool) -> "Verifier | None":
-    """What the options insist on."""
+    """The verifier that the options ask for, if any."""
     if trust is None:
         if accept_older or (memory and not remembers):
             raise UsageError("--memory and --accept-older are of use with --trust only", "add --trust FILE")
@@ -67,7 +67,7 @@ def make_verifier(trust: Path | None, memory: Path | None, accept_older: bool, *
 
 
 def state_folder() -> Path:
-    """Where the line may remember: systemd's StateDirectory (the first of them), else as freedesktop.org has it."""
+    """Folder for the line's state: the first of systemd's StateDirectory, else the one of freedesktop.org."""
     if given := os.environ.get("STATE_DIRECTORY"):
         return Path(given.partition(":")[0])
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "edge-node"
@@ -94,7 +94,7 @@ def serve(
     accept_older: ServeOlder = False,
     config: LineConfig = None,
 ) -> None:
-    """Judge images as they come: over HTTP and from a watched folder."""
+    """Inspect images as they arrive: over HTTP and from a watched folder."""
     from edge.daemon.assembly import Instance
     from edge.daemon.daemon import serve as run
     from edge.daemon.exit_codes import sysexits
@@ -103,46 +103,53 @@ def serve(
         verifier = make_verifier(trust, memory, accept_older, remembers=True)
         code = run(
             bundle,
-            _settings(context),
+            _merge_settings(context),
             Instance(line, memory or state_folder()),
             host=host,
             port=port,
             threads=threads,
             verifier=verifier,
-            read_settings=partial(_settings_again, context) if config else None,
+            read_settings=partial(_reread_settings, context) if config else None,
         )
     raise typer.Exit(code)
 
 
-_EXCHANGEABLE = ("watch", "output", "mqtt", "ca", "cert", "key")  # options that only add to the tables
+_RELOADABLE = (
+    "watch",
+    "output",
+    "mqtt",
+    "ca",
+    "cert",
+    "key",
+)  # options that add to the tables: a reload may change them
 
 
-def _settings(context: typer.Context) -> "Settings":
-    """The tables of the file, and what the options add to them."""
-    from edge.config.line_settings import Settings, extended
+def _merge_settings(context: typer.Context) -> "Settings":
+    """The file's tables, with the sources and sinks that the options add."""
+    from edge.config.line_settings import Settings, add_options
 
-    watch, output, mqtt, *files = (context.params[name] for name in _EXCHANGEABLE)
+    watch, output, mqtt, *files = (context.params[name] for name in _RELOADABLE)
     paths = (Path(each) if each else None for each in files)
-    return extended(context.obj or Settings(), watch and Path(watch), output and Path(output), mqtt, *paths)
+    return add_options(context.obj or Settings(), watch and Path(watch), output and Path(output), mqtt, *paths)
 
 
-def serve_with(config: Path) -> tuple[dict[str, Any], "Settings"]:
-    """What `serve --config` is given by the file alone: its options by name, and its tables."""
+def load_serve_settings(config: Path) -> tuple[dict[str, Any], "Settings"]:
+    """Options (by name) and tables of `serve --config`, as the file alone sets them."""
     command: Any = typer.main.get_command(app)
     try:
         context = command.commands["serve"].make_context("serve", ["--config", str(config)])
     except typer.BadParameter as error:
         raise UsageError(f"{config}: {error.format_message()}", "see edge-node serve --help") from error
-    return context.params, _settings(context)
+    return context.params, _merge_settings(context)
 
 
-def _settings_again(context: typer.Context) -> "Settings":
-    """What `_settings` would be if the command were started now; says which other options were changed in vain.
+def _reread_settings(context: typer.Context) -> "Settings":
+    """The settings as if the command were started now; warns about changed options that need a restart.
 
     UsageError when the file cannot be used.
     """
     typed = {name: value for name, value in context.params.items() if _is_typed(context, name)}
-    given = {**_environment(context), **typed}
+    given = {**_environment_options(context), **typed}
     try:
         fresh: Any = context.command.make_context(context.info_name, [], parent=context.parent, default_map=given)
     except typer.BadParameter as error:
@@ -150,13 +157,13 @@ def _settings_again(context: typer.Context) -> "Settings":
             f"{context.params['config']}: {error.format_message()}", "see edge-node serve --help"
         ) from error
     for name, value in fresh.params.items():
-        if name not in _EXCHANGEABLE and value != context.params[name]:
+        if name not in _RELOADABLE and value != context.params[name]:
             _log.warning("%s was changed in the settings: that needs a restart", name.replace("_", "-"))
-    return _settings(fresh)
+    return _merge_settings(fresh)
 
 
-def _environment(context: Any) -> dict[str, Any]:
-    """What the environment says about the options."""
+def _environment_options(context: Any) -> dict[str, Any]:
+    """Options that the environment sets."""
     found: dict[str, Any] = ((context.parent and context.parent.default_map) or {}).get(context.info_name, {})
     return found
 
@@ -174,13 +181,13 @@ def infer(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Results as FILE.jsonl or FILE.csv; what stands there is not judged again."),
+        typer.Option(metavar="FILE", help="Results as FILE.jsonl or FILE.csv; images already in it are skipped."),
     ] = None,
     annotate: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Also draw each image with its tiles and verdict.")
     ] = None,
     heat: Annotated[
-        bool, typer.Option("--heat", help="With --annotate: where each encoder looked, if the bundle tells.")
+        bool, typer.Option("--heat", help="With --annotate: where each encoder looked, if the bundle supports it.")
     ] = False,
     view: Annotated[
         Path | None,
@@ -192,9 +199,9 @@ def infer(
     accept_older: InferOlder = False,
     as_json: Json = False,
 ) -> None:
-    """Judge image files or whole folders, once. Exit code 2 if one of them cannot be read."""
+    """Classify image files or whole folders, once. Exit code 2 if one of them cannot be read."""
     from edge.bundle.expiry import log_warnings
-    from edge.cli.inference_output import judge
+    from edge.cli.inference_output import classify_and_print
     from edge.config import line_settings
     from edge.inference import batch
     from edge.inference.served_model import load_model
@@ -206,7 +213,7 @@ def infer(
     model = load_model(bundle, make_verifier(trust, memory, accept_older, remembers=False), threads)
     log_warnings(model.expiry_dates)
     results = batch.ResultFile(out, model, wanted) if out else None
-    whole = judge(model, found, wanted, results, annotate, heat=heat, as_json=as_json)
+    whole = classify_and_print(model, found, wanted, results, annotate, heat=heat, as_json=as_json)
     raise typer.Exit(0 if whole else UsageError.exit_code)
 
 
@@ -214,11 +221,11 @@ def infer(
 def install_service(
     config: Annotated[Path, typer.Option(help="The line's settings, as for serve.", show_default=False)],
     name: Annotated[str, typer.Option(help="The service's name.")] = "edge-node",
-    user: Annotated[str, typer.Option(help="Unprivileged user that it runs as.")] = "edge-node",
+    user: Annotated[str, typer.Option(help="Unprivileged user to run it as.")] = "edge-node",
     secret: Annotated[
         list[str],
         typer.Option(
-            metavar="VARIABLE=FILE", help="Secret to hand over, e.g. EDGE_NODE_PASSWORD=/etc/edge-node/password."
+            metavar="VARIABLE=FILE", help="Secret to pass to it, e.g. EDGE_NODE_PASSWORD=/etc/edge-node/password."
         ),
     ] = [],
     out: Annotated[
@@ -226,19 +233,19 @@ def install_service(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the unit file instead.")] = False,
 ) -> None:
-    """Let systemd run the line: checks its settings, and writes a unit file with the rights that they need."""
+    """Let systemd run the line: check its settings, and write a unit file with the rights that they need."""
     from broker_config.protocol.topics import check_name
     from edge.bundle import bundle_format
     from edge.daemon import service_install, systemd_unit
 
     check_name(name, "the service's name (--name)")
     config = config.absolute()
-    given, settings = serve_with(config)
-    needs = service_install.needs(config, given, settings, pairs(secret, "--secret"))
-    service_install.check(user, needs)
+    given, settings = load_serve_settings(config)
+    needs = service_install.find_needs(config, given, settings, parse_pairs(secret, "--secret"))
+    service_install.check_access(user, needs)
     if given["bundle"]:
         bundle_format.read_bundle(Path(given["bundle"]))
-    text = systemd_unit.compose(name, user, service_install.program(), needs)
+    text = systemd_unit.compose(name, user, service_install.find_program(), needs)
     if dry_run:
         print(text, end="")
         return

@@ -1,4 +1,4 @@
-"""`edge-node`: the command line as a whole, and how it ends. The commands stand in `edge/cli/`."""
+"""The command line `edge-node`: its groups of commands, and how errors end it."""
 
 import io
 import os
@@ -61,7 +61,7 @@ def run(commands: Callable[[], None], name: str = "edge-node") -> None:
             commands()
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except BrokenPipeError:  # the reader of the output has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EdgeNodeError.exit_code)
     except Exception as error:

@@ -19,11 +19,11 @@ from edge.cli.shared_options import (
     Key,
     KitFile,
     Quiet,
-    agreed,
     end_on_signals,
     make_endpoint,
     open_kit,
-    pairs,
+    parse_pairs,
+    reconcile_with_kit,
     stop_on_signals,
 )
 
@@ -41,7 +41,7 @@ def check(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Look at a plant's images before it joins. Exit code 1 if it cannot join with them."""
+    """Check a plant's images before it joins. Exit code 1 if it cannot join with them."""
     import msgspec
     from rich.console import Console
     from rich.progress import track
@@ -54,7 +54,7 @@ def check(
         folder,
         test,
         size,
-        lambda entries: track(entries, "looking", console=stderr, transient=True, disable=not stderr.is_terminal),
+        lambda entries: track(entries, "checking", console=stderr, transient=True, disable=not stderr.is_terminal),
     )
     picture = picture or (None if as_json else Path("edge-node-check.png"))
     if picture and report.facts:
@@ -81,7 +81,7 @@ def join(
         Path | None, typer.Option(help="Folder for this node's state.", show_default="edge-node-NAME")
     ] = None,
     telemetry: Annotated[
-        bool, typer.Option("--telemetry", help="Tell the coordinator the metrics of every round, accuracy among them.")
+        bool, typer.Option("--telemetry", help="Send the coordinator the metrics of every round, accuracy among them.")
     ] = False,
     demand: Annotated[
         list[str],
@@ -107,7 +107,7 @@ def join(
     endpoint = make_endpoint(broker, ca, cert, key, kit)
     if endpoint.kit and endpoint.kit.name in (COORDINATOR, MONITOR):
         raise UsageError(f"this kit is that of {endpoint.kit.name}", "take a node's")
-    name = agreed(name, endpoint, "name")
+    name = reconcile_with_kit(name, endpoint, "name")
     if name is None:
         raise UsageError("this node's name is missing", "choose one with --name, or pass a kit: --kit FILE")
     stop = stop_on_signals()
@@ -118,9 +118,9 @@ def join(
             folder=data,
             test=test,
             state=state or Path(f"edge-node-{name}"),
-            federation=agreed(federation, endpoint, "federation"),
+            federation=reconcile_with_kit(federation, endpoint, "federation"),
             telemetry=telemetry,
-            demands=pairs(demand, "--demand", "{}=4"),
+            demands=parse_pairs(demand, "--demand", "{}=4"),
             wait=wait,
             report=report,
             stop=stop,
@@ -140,7 +140,7 @@ def report(
     run: Annotated[
         Path,
         typer.Argument(
-            help="What a run left: the --out folder of demo or simulate, or the state folder of join or coordinate.",
+            help="The --out folder of demo or simulate, or the state folder of join or coordinate.",
             show_default=False,
         ),
     ],
@@ -148,7 +148,7 @@ def report(
     quiet: Quiet = False,
     as_json: Events = False,
 ) -> None:
-    """Write one self-contained web page about a run: what was reached, and on which images, shown."""
+    """Write a self-contained web page about a run: its results, shown on images."""
     from trainer import progress
     from trainer.report.report_page import write
 
@@ -161,20 +161,19 @@ def report(
 
 @app.command(epilog="Example: edge-node export edge-node-plant-a/model --out bundles --kit plant-a.kit")
 def export(
-    models: Annotated[
-        list[Path], typer.Argument(help="Personal models that join or simulate left.", show_default=False)
-    ],
-    out: Annotated[Path, typer.Option(help="Folder for the bundles, one a node.")] = Path("bundles"),
+    models: Annotated[list[Path], typer.Argument(help="Personal models from join or simulate.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Folder for the bundles, one for each node.")] = Path("bundles"),
     kit: KitFile = None,
     days: Annotated[int, typer.Option(min=1, help="How long a signed bundle may be served.")] = 365,
     int8: Annotated[
-        bool, typer.Option("--int8", help="Serve integers where held-out images and a clock allow it; else fp32 stays.")
+        bool,
+        typer.Option("--int8", help="Quantise to int8 if held-out images and speed allow it; else keep fp32."),
     ] = False,
     student: Annotated[
-        bool, typer.Option("--student", help="Serve one encoder in place of a fused two where that is as right.")
+        bool, typer.Option("--student", help="Serve one encoder instead of two fused ones where that is as accurate.")
     ] = False,
     data: Annotated[
-        Path | None, typer.Option(help="Class folders with a model's images, if they are not where it says.")
+        Path | None, typer.Option(help="Class folders with a model's images, if they have been moved.")
     ] = None,
     quiet: Quiet = False,
     as_json: Events = False,

@@ -5,7 +5,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from edge.cli.shared_options import Broker, Ca, Cert, Json, Key, KitFile, agreed, make_endpoint, stop_on_signals
+from edge.cli.shared_options import (
+    Broker,
+    Ca,
+    Cert,
+    Json,
+    Key,
+    KitFile,
+    make_endpoint,
+    reconcile_with_kit,
+    stop_on_signals,
+)
 
 app = typer.Typer()
 
@@ -15,14 +25,14 @@ def init(
     context: typer.Context,
     role: Annotated[
         Literal["coordinator", "node", "line"] | None,
-        typer.Argument(help="What this machine is; without it, you are asked.", show_default=False),
+        typer.Argument(help="What this machine is; asked for if left out.", show_default=False),
     ] = None,
     answers: Annotated[
         list[str],
-        typer.Option("--set", metavar="KEY=VALUE", help="An answer beforehand, or any other option of the role."),
+        typer.Option("--set", metavar="KEY=VALUE", help="An answer in advance, or any other option of the role."),
     ] = [],
     out: Annotated[Path | None, typer.Option(help="File to write.", show_default="ROLE.toml")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; take what is proposed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; accept all proposals.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Write a commented configuration file for a coordinator, a node or a line, after a few questions."""
@@ -45,7 +55,7 @@ def doctor(
             show_default="the kit's or user name, or any",
         ),
     ] = None,
-    state: Annotated[Path, typer.Option(help="State folder of join or coordinate, there already or not.")] = Path(),
+    state: Annotated[Path, typer.Option(help="State folder of join or coordinate; it need not exist.")] = Path(),
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for each answer of the broker.")] = 10,
     ca: Ca = None,
     cert: Cert = None,
@@ -53,7 +63,7 @@ def doctor(
     kit: KitFile = None,
     as_json: Json = False,
 ) -> None:
-    """Try out whether a broker and this machine are fit for a federation, and say what to change.
+    """Test whether a broker and this machine are fit for a federation, and say what to change.
 
     Federations on the broker go on undisturbed, and nothing is left there. Exit code 1 if something is not fit, 69 if
     the broker is out of reach.
@@ -74,7 +84,9 @@ def doctor(
         broker, ca, cert, key, kit, with_signer=False
     )  # whether its charter holds is one of the checks
     anybody = f"node-{secrets.token_hex(4)}"  # two doctors under one name would get in each other's way
-    me = check_name(agreed(name, endpoint, "name") or endpoint.username or anybody, "the node's name (--as)")
+    me = check_name(
+        reconcile_with_kit(name, endpoint, "name") or endpoint.username or anybody, "the node's name (--as)"
+    )
     with CheckContext(endpoint, me, state, timeout) as context:
         if as_json:
             diagnosis = output.diagnose(context)
@@ -101,7 +113,7 @@ def status(
     kit: KitFile = None,
     as_json: Json = False,
 ) -> None:
-    """Show how a federation is doing: nodes, round, progress, last seen, errors; or a line whose sensors learn."""
+    """Show how a federation is doing: nodes, round, progress, last seen, errors; of a vertical one the sensors."""
     from itertools import chain
 
     import msgspec
@@ -113,7 +125,7 @@ def status(
     stop = stop_on_signals()
     console = Console(highlight=False)
     endpoint = make_endpoint(broker, ca, cert, key, kit)
-    monitor = fetch(endpoint, agreed(federation, endpoint, "federation"))
+    monitor = fetch(endpoint, reconcile_with_kit(federation, endpoint, "federation"))
     if watch is None:
         watch = console.is_interactive and not as_json
     changes = follow(endpoint, monitor, stop) if watch else iter(())

@@ -42,7 +42,7 @@ Data = Annotated[Path, typer.Option(help="Folder of labelled images: one folder 
 
 
 def _method_names() -> list[str]:
-    """Read from the names of the files, a method each: importing them takes longer than showing help may."""
+    """Read from the names of the files, one for each method: importing them would make `--help` slow."""
     folder = Path(__file__).parents[2] / "trainer" / "methods"
     return sorted(module.name for module in pkgutil.iter_modules([str(folder)]) if module.name != "base")
 
@@ -65,7 +65,7 @@ Options = Annotated[
 Model = Annotated[
     str, typer.Option(help="mobilenet_v2, resnet18, resnet50, small, or a texture network such as fedtfi_small.")
 ]
-WEIGHTS = "Initial weights: imagenet, surface (come with edge-node), none, or a safetensors FILE of torchvision's."
+WEIGHTS = "Initial weights: imagenet, surface (shipped with edge-node), none, or a safetensors FILE of torchvision's."
 SUITED_WEIGHTS = "imagenet; offline, mobilenet_v2 takes surface; none for small"
 Weights = Annotated[str, typer.Option(help=WEIGHTS, show_default=SUITED_WEIGHTS)]
 Size = Annotated[
@@ -85,16 +85,16 @@ Settings = Annotated[
 ]
 ROUNDS, CLASSES, SAMPLES = "Rounds of the federation.", "Classes of each node.", "Training images of each node."
 Rounds = Annotated[int, typer.Option(min=1, help=ROUNDS)]
-Seed = Annotated[int, typer.Option(min=0, help="Of everything that is random.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each training process.")]
-EvaluateEvery = Annotated[int, typer.Option(min=1, help="Rounds between two looks at the held-out images.")]
+EvaluateEvery = Annotated[int, typer.Option(min=1, help="Rounds between two evaluations on the held-out images.")]
 Rule = Literal["mean", "median", "trimmed_mean", "multi_krum", "norm_clip"]
 Aggregate = Annotated[
     Rule,
-    typer.Option(help="How contributions become one model: weighted mean, or a rule that liars cannot spoil."),
+    typer.Option(help="How contributions become one model: weighted mean, or a rule that withstands lying nodes."),
 ]
 Liars = Annotated[
-    int, typer.Option(min=0, help="Lying nodes that trimmed_mean and multi_krum reckon with.", show_default="1")
+    int, typer.Option(min=0, help="Lying nodes that trimmed_mean and multi_krum allow for.", show_default="1")
 ]
 Nodes = Annotated[int, typer.Option(min=1, help="Nodes that take part.")]
 Json = Annotated[bool, typer.Option("--json", help="For machines: JSON on standard output.")]
@@ -124,7 +124,7 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
 
 
 def _read_line_config(context: typer.Context, file: Path | None) -> Path | None:
-    """As `_read_config`; the file may have tables besides, which are left in the context's `obj` as Settings."""
+    """As `_read_config`; the file may also have tables, which become the Settings in the context's `obj`."""
     if file is not None:
         from edge.config.line_settings import parse
         from edge.config.options_file import load, options
@@ -146,7 +146,7 @@ def _is_table(value: object) -> bool:
 Config = Annotated[
     Path | None,
     typer.Option(
-        help="TOML file with options of this command, as edge-node init writes it; the command line beats it.",
+        help="TOML file with options of this command, as edge-node init writes it; the command line overrides it.",
         is_eager=True,
         callback=_read_config,
     ),
@@ -156,7 +156,7 @@ Config = Annotated[
 PlainConfig = Annotated[
     Path | None,
     typer.Option(
-        help="TOML file with options of this command, a line NAME = VALUE each; the command line beats it.",
+        help="TOML file with options of this command, a line NAME = VALUE each; the command line overrides it.",
         is_eager=True,
         callback=_read_config,
     ),
@@ -186,17 +186,17 @@ def make_request(
     aggregate: Rule = "mean",
     liars: int = 0,
 ) -> "Request":
-    """What the options ask of a federation."""
+    """The federation that the options describe."""
     from trainer.federation.server.spec import Request, check_training
     from trainer.models.initial_weights import choose_weights
 
     request = Request(
         method=method,
-        options=pairs(option, "--option"),
+        options=parse_pairs(option, "--option"),
         model=model,
         weights=weights or choose_weights(model),
         size=size,
-        training=pairs(training, "--training"),
+        training=parse_pairs(training, "--training"),
         rounds=rounds,
         seed=seed,
         threads=threads,
@@ -208,16 +208,16 @@ def make_request(
     return request
 
 
-def tell_weights(request: "Request", given: str, show: "Report") -> None:
-    """Say which initial weights were chosen, where the choice depends on the connection."""
+def report_weights(request: "Request", given: str, show: "Report") -> None:
+    """Report the initial weights, if the choice depended on the connection."""
     from trainer.progress import Note
 
     if not given and request.weights == "surface":
         show(Note(text="ImageNet's weights are out of reach: starting from those that come with edge-node (surface)"))
 
 
-def pairs(given: list[str], flag: str, like: str = "{}=1") -> dict[str, str]:
-    """Texts NAME=VALUE as a mapping. Raises UsageError for one that is none, with an example `like` that."""
+def parse_pairs(given: list[str], flag: str, like: str = "{}=1") -> dict[str, str]:
+    """Texts NAME=VALUE as a mapping. Raises UsageError for a malformed one, with an example in the form of `like`."""
     for pair in given:
         if "=" not in pair:
             raise UsageError(f"{flag} {pair!r} is not NAME=VALUE", f"write for example {flag} {like.format(pair)}")
@@ -225,7 +225,7 @@ def pairs(given: list[str], flag: str, like: str = "{}=1") -> dict[str, str]:
 
 
 def open_kit(file: Path) -> "Kit":
-    """A kit, by its passphrase, which is asked for up to three times. Raises UsageError as `kit.read` does."""
+    """Open a kit; its passphrase is asked for up to three times. Raises UsageError as `kit.read` does."""
     from broker_config.security import kit
     from broker_config.security.secret_environment import PASSPHRASE, read_secret
 
@@ -248,10 +248,10 @@ def make_endpoint(
     *,
     with_signer: bool = True,
 ) -> "Endpoint":
-    """The broker that the options name, and who we are there; `with_signer` as in `Endpoint.from_kit`.
+    """The broker that the options name, with our identity there; `with_signer` as in `Endpoint.from_kit`.
 
     Raises:
-        UsageError: they do not go together, or as `Endpoint.parse` and `Endpoint.from_kit` say.
+        UsageError: they contradict each other, or as in `Endpoint.parse` and `Endpoint.from_kit`.
     """
     from broker_config.mqtt.endpoint import Endpoint
 
@@ -264,11 +264,11 @@ def make_endpoint(
     return Endpoint.parse(url, ca=ca, cert=cert, key=key)
 
 
-def agreed(given: str | None, endpoint: "Endpoint", what: Literal["name", "federation"]) -> str | None:
-    """What the command line says about `what`, or the kit does.
+def reconcile_with_kit(given: str | None, endpoint: "Endpoint", what: Literal["name", "federation"]) -> str | None:
+    """The value of `what` on the command line or, without one, in the kit.
 
     Raises:
-        UsageError: they contradict each other.
+        UsageError: the two differ.
     """
     if endpoint.kit is None:
         return given
@@ -279,27 +279,27 @@ def agreed(given: str | None, endpoint: "Endpoint", what: Literal["name", "feder
 
 
 def stop_on_signals() -> Callable[[], bool]:
-    """From now on SIGINT and SIGTERM ask the running command to end by itself; a second one ends it at once."""
-    asked: list[int] = []
+    """Let SIGINT and SIGTERM request that the command stops; a second signal ends it at once."""
+    requests: list[int] = []
 
-    def ask(number: int, _: object) -> None:
-        if asked:
+    def request_stop(number: int, _: object) -> None:
+        if requests:
             _end_now()
-        asked.append(number)
+        requests.append(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, ask)
-    return lambda: bool(asked)
+        signal.signal(number, request_stop)
+    return lambda: bool(requests)
 
 
 def end_on_signals() -> None:
-    """From now on SIGINT and SIGTERM end the command at once: torch's exporter would answer Ctrl-C with a report."""
+    """Let SIGINT and SIGTERM end the command at once: torch's exporter would answer Ctrl-C with a report."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: _end_now())
 
 
 def _end_now() -> None:
-    """End without unwinding, but give the terminal back the cursor that a live view has hidden."""
+    """Exit without unwinding, after showing the cursor again that a live view has hidden."""
     if sys.stderr.isatty():
         os.write(2, b"\x1b[?25h\n")
     os._exit(130)

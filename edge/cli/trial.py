@@ -35,8 +35,8 @@ from edge.cli.shared_options import (
     Threads,
     Weights,
     make_request,
-    pairs,
-    tell_weights,
+    parse_pairs,
+    report_weights,
 )
 
 app = typer.Typer()
@@ -68,7 +68,7 @@ def demo(
     quiet: Quiet = False,
     as_json: Events = False,
 ) -> None:
-    """See it all: a broker, a coordinator and trainers learn together, then a daemon judges images."""
+    """See it all: a broker, a coordinator and trainers learn together, then a daemon inspects images."""
     import msgspec
     from rich.console import Console
 
@@ -83,7 +83,7 @@ def demo(
         weights = weights or "surface"  # a demo without a folder needs no connection either
     request = make_request(method, option, model, weights, size, training, rounds, seed, evaluate_every=2)
     with progress.reporter(as_json=as_json, quiet=quiet) as show:
-        tell_weights(request, weights, show)
+        report_weights(request, weights, show)
         outcome = run(
             request,
             data,
@@ -141,7 +141,7 @@ def dataset(
     from trainer.data.public_datasets import DATASETS, compare_folder, find_dataset, format_description
 
     if (out and verify) or (origin and not out):
-        raise UsageError("--out gets a data set, --verify looks at a copy", "pass one of them; --from goes with --out")
+        raise UsageError("--out gets a data set, --verify checks a copy", "pass one of them; --from goes with --out")
     if not (out or verify):
         chosen = [find_dataset(name)] if name else list(DATASETS.values())
         listing = msgspec.json.encode(chosen).decode() if as_json else "\n\n".join(map(format_description, chosen))
@@ -221,8 +221,10 @@ def simulate(
     )
     scheme = Scheme(partition, nodes, samples, seed, classes_per_node, alpha, pool, test_samples, shared)
     with progress.reporter(as_json=as_json, quiet=quiet) as show:
-        tell_weights(request, weights, show)
-        outcome = simulate_folder(request, data, pairs(rename, "--rename"), scheme, out, show, Engine(engine, device))
+        report_weights(request, weights, show)
+        outcome = simulate_folder(
+            request, data, parse_pairs(rename, "--rename"), scheme, out, show, Engine(engine, device)
+        )
         show(progress.Result(result=msgspec.to_builtins(outcome)))
     if not as_json:
         report.print_table(outcome, Console())

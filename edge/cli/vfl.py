@@ -27,8 +27,8 @@ from edge.cli.shared_options import (
     Quiet,
     Seed,
     Threads,
-    agreed,
     make_endpoint,
+    reconcile_with_kit,
     stop_on_signals,
 )
 from edge.terminal.formatting import pluralize
@@ -128,13 +128,13 @@ def coordinate(
     from trainer.vfl.server import spec as vfl_spec
 
     endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
-    _check_head(endpoint)
+    _check_kit(endpoint)
     members = tuple(endpoint.signer.members.nodes) if endpoint.signer else ()
     spec = VflSpec(
-        federation=agreed(federation, endpoint, "federation") or "default",
+        federation=reconcile_with_kit(federation, endpoint, "federation") or "default",
         run=vfl_spec.new_run_id(),
         software=version("edge-node"),
-        sensors=_names(sensors) if sensors is not None else members,
+        sensors=_parse_names(sensors) if sensors is not None else members,
         network=network,
         cycles=cycles,
         classes=vfl_spec.parse_classes(classes),
@@ -158,10 +158,10 @@ def coordinate(
     with progress.reporter(as_json=as_json, quiet=quiet) as report:
         from trainer.vfl.server.startup import coordinate as run
 
-        deploy = vfl_inference.head_bundles(state / BUNDLE, endpoint.kit)
+        deploy = vfl_inference.head_bundle_writer(state / BUNDLE, endpoint.kit)
         reached = run(spec, labels, endpoint, state, rounds=rounds, new=new, report=report, stop=stop, deploy=deploy)
         if rounds and reached >= rounds:
-            report(progress.Note(text=_next_step(state, broker, kit)))
+            report(progress.Note(text=_format_next_step(state, broker, kit)))
         report(progress.Result(result={"rounds": reached}))
     if rounds and reached < rounds:
         print("stopped; the same command goes on", file=sys.stderr)
@@ -205,27 +205,27 @@ def join(
     endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
     if endpoint.kit and endpoint.kit.name in (COORDINATOR, MONITOR):
         raise UsageError(f"this kit is that of {endpoint.kit.name}", "take a node's")
-    name = agreed(sensor, endpoint, "name")
+    name = reconcile_with_kit(sensor, endpoint, "name")
     if name is None:
         raise UsageError("this sensor's name is missing", "write --sensor NAME, or pass a kit: --kit FILE")
     with progress.reporter(as_json=as_json, quiet=quiet) as report:
         from edge.vfl.sensor_rows import RowFile
         from trainer.vfl.client.discovery import join as run
 
-        source, state = RowFile(data, _names(columns), product, unit), state or Path(f"vfl-{name}")
+        source, state = RowFile(data, _parse_names(columns), product, unit), state or Path(f"vfl-{name}")
         reached, finished = run(
             endpoint,
             name,
             source,
             state,
-            federation=agreed(federation, endpoint, "federation"),
+            federation=reconcile_with_kit(federation, endpoint, "federation"),
             wait=wait,
             report=report,
             stop=stop,
-            deploying=partial(vfl_inference.sensor_bundles, state / BUNDLE, source, endpoint.kit),
+            deploying=partial(vfl_inference.sensor_bundle_writer, state / BUNDLE, source, endpoint.kit),
         )
         if finished:
-            report(progress.Note(text=_next_step(state, broker, kit, data)))
+            report(progress.Note(text=_format_next_step(state, broker, kit, data)))
         report(progress.Result(result={"rounds": reached}))
     if not finished:
         print("stopped; the same command goes on", file=sys.stderr)
@@ -247,8 +247,8 @@ def forget(
     from trainer.vfl.server.retained_cleanup import remove_retained as run
 
     endpoint = make_endpoint(broker, ca, cert, key, kit)
-    _check_head(endpoint)
-    name = agreed(federation, endpoint, "federation") or "default"
+    _check_kit(endpoint)
+    name = reconcile_with_kit(federation, endpoint, "federation") or "default"
     print(f"{pluralize(run(endpoint, name), 'message')} of federation {name!r} removed from {endpoint}")
 
 
@@ -332,17 +332,17 @@ def demo(
         print_table(outcome, Console())
 
 
-def _next_step(state: Path, broker: str | None, kit: Path | None, data: Path | None = None) -> str:
+def _format_next_step(state: Path, broker: str | None, kit: Path | None, data: Path | None = None) -> str:
     """How what was learnt is put to use."""
     options = [("--data", data), ("--kit", kit)]
     words = [state / BUNDLE, *([broker] if broker else []), *chain.from_iterable(each for each in options if each[1])]
     return f"the bundle is in {state / BUNDLE}; next: edge-node vfl serve {shlex.join(map(str, words))}"
 
 
-def _check_head(endpoint: "Endpoint") -> None:
+def _check_kit(endpoint: "Endpoint") -> None:
     if endpoint.kit and endpoint.kit.name != COORDINATOR:
         raise UsageError(f"this kit is that of {endpoint.kit.name}", f"take that of the {COORDINATOR}")
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _parse_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())

@@ -1,4 +1,4 @@
-"""What `vfl serve` needs of the house's other rooms, and what `vfl coordinate` and `vfl join` need for it."""
+"""Services of `vfl serve`, and the bundle writers with which `vfl coordinate` and `vfl join` prepare them."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edge.bundle.verification import Verifier
     from edge.vfl.member_bundle import Array, Manifest
     from edge.vfl.sensor_rows import RowFile
-    from edge.vfl.sensor_service import Leaving
+    from edge.vfl.sensor_service import Protect
     from export.bundle_signing import Signer
     from trainer.vfl.client.sensor_trainer import Deploy as SensorDeploy
     from trainer.vfl.server.head_model import Deploy as HeadDeploy
@@ -32,7 +32,7 @@ def serve(
     threads: int,
     stop: Callable[[], bool],
 ) -> None:
-    """The service of whoever's bundle it is, until `stop`. Raises EdgeNodeError as `embed` and `predict` do."""
+    """Serve a sensor or the head, by the role of the bundle, until `stop`. Raises EdgeNodeError as the services do."""
     from edge.vfl.head_service import serve_head
     from edge.vfl.member_bundle import HEAD, read_unverified
     from edge.vfl.member_model import load_head, load_sensor
@@ -57,18 +57,20 @@ def serve(
             raise UsageError(f"{bundle} is a sensor's, whose rows are missing", "write --data FILE")
         if output:
             raise UsageError(f"{bundle} is a sensor's, which predicts nothing", "leave out --output")
-        serve_sensor(bundle, partial(load_sensor, verifier=verifier, threads=threads), data, endpoint, _leaving(), stop)
+        serve_sensor(
+            bundle, partial(load_sensor, verifier=verifier, threads=threads), data, endpoint, _make_protection(), stop
+        )
 
 
-def head_bundles(folder: Path, kit: "Kit | None") -> "HeadDeploy":
-    """What lets a head be served from `folder`."""
+def head_bundle_writer(folder: Path, kit: "Kit | None") -> "HeadDeploy":
+    """Writer of the bundles in `folder` from which a head is served."""
     from export.vfl_export import HeadBundleWriter
 
     return HeadBundleWriter(folder, _signer(kit))
 
 
-def sensor_bundles(folder: Path, rows: "RowFile", kit: "Kit | None") -> "SensorDeploy":
-    """What lets a sensor be served from `folder`."""
+def sensor_bundle_writer(folder: Path, rows: "RowFile", kit: "Kit | None") -> "SensorDeploy":
+    """Writer of the bundles in `folder` from which a sensor is served."""
     from export.vfl_export import SensorBundleWriter
 
     return SensorBundleWriter(folder, rows, _signer(kit))
@@ -81,7 +83,7 @@ def _signer(kit: "Kit | None") -> "Signer | None":
 
 
 def _verifier(kit: "Kit", memory: Path) -> "Verifier":
-    """With a kit, bundles must be what its member has made, and not older than what was served."""
+    """A verifier that admits only bundles of the kit's member, and none older than what was served."""
     from broker_config.security.trust import Trust
     from edge.bundle.verification import Verifier
 
@@ -89,7 +91,7 @@ def _verifier(kit: "Kit", memory: Path) -> "Verifier":
     return Verifier(trust, memory)
 
 
-def _leaving() -> "Leaving":
+def _make_protection() -> "Protect":
     """Protection and a simulated channel, as in training; each product is a message of its own."""
     import numpy as np
 
@@ -99,11 +101,11 @@ def _leaving() -> "Leaving":
 
     secret = token_bytes(32)  # nobody else can draw this noise
 
-    def leave(model: "Manifest", embeddings: "Array", products: Sequence[str]) -> "Array":
+    def protect_and_transmit(model: "Manifest", embeddings: "Array", products: Sequence[str]) -> "Array":
         hidden = protect(model.privacy, embeddings, secret)
         keys = [generator(model.seed, model.node, model.round, product) for product in products]
         measure = Extent(np.array(model.low), np.array(model.high), model.deviation)
         sent = [transmit(model.channel, row[None], random, measure) for row, random in zip(hidden, keys, strict=True)]
         return np.concatenate(sent)
 
-    return leave
+    return protect_and_transmit

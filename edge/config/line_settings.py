@@ -71,7 +71,7 @@ def view(file: Path) -> View:
     return parse({key: table for key, table in load(file).items() if key == "view"}, file).view
 
 
-def extended(
+def add_options(
     settings: Settings,
     watch: Path | None,
     output: Path | None,

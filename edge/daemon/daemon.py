@@ -54,9 +54,9 @@ def serve(
 ) -> int:
     """Serve a bundle that `verifier` admits, or without one the store's active one, until SIGTERM or SIGINT; returns 0.
 
-    It answers over HTTP, and judges the images of the sources in `settings`. `port` 0 takes a free one; `ready URL` on
-    standard error says when and where. SIGHUP has `read_settings` read the settings again; without it, SIGHUP is a
-    SIGTERM. Raises EdgeNodeError when the bundle, the port, a source or a sink cannot be used.
+    It answers over HTTP, and inspects the images of the sources in `settings`. `port` 0 takes a free one; a line
+    `ready URL` on standard error says when and where. SIGHUP has `read_settings` read the settings again; without it,
+    SIGHUP is a SIGTERM. Raises EdgeNodeError when the bundle, the port, a source or a sink cannot be used.
     """
     events: asyncio.Queue[int] = asyncio.Queue()
     signal.signal(signal.SIGHUP, lambda number, _: events.put_nowait(number))  # handled as soon as we are ready

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class _RunningSource(NamedTuple):
-    """A source and the task that judges its frames."""
+    """A source and the task that inspects its frames."""
 
     wanted: line_settings.Source
     stop: asyncio.Event
@@ -70,7 +70,7 @@ class Reloader:
         await self._apply_sources(wanted.sources)
 
     async def stop_sources(self) -> None:
-        """Judge what the sources have brought, and end them; raises what one of them has failed with."""
+        """End the sources, once their frames are inspected; raises the error with which one of them has failed."""
         await _stop(self._sources)
 
     async def _apply_sources(self, wanted: Sequence[line_settings.Source]) -> None:
@@ -103,7 +103,7 @@ class Reloader:
 
 
 async def _stop(sources: Sequence[_RunningSource]) -> None:
-    """Judge what they have brought; raises what one of them has failed with."""
+    """Wait until their frames are inspected; raises the error with which one of them has failed."""
     for each in sources:
         each.stop.set()
     for each in sources:

@@ -61,7 +61,7 @@ async def run_watchdog(
     trimmed = time.monotonic()
     while not stop.is_set():
         if not await _makes_progress(pipeline, pause):
-            _log.error("nothing was judged for %s s: a thread of the line does not answer", pause)
+            _log.error("nothing was inspected for %s s: a thread of the line does not answer", pause)
             continue
         manager.notify(WATCHDOG=1, STATUS=status(pipeline, dispatcher))
         if time.monotonic() - trimmed > _TRIM:
@@ -84,5 +84,5 @@ async def _makes_progress(pipeline: Pipeline, seconds: float) -> bool:
 
 def status(pipeline: Pipeline, dispatcher: Dispatcher) -> str:
     """A line's state, in a line of text."""
-    text = f"{pipeline.model.manifest.id}: {pipeline.inspected} images judged"
+    text = f"{pipeline.model.manifest.id}: {pipeline.inspected} images inspected"
     return f"{text}, {pending} outcomes wait" if (pending := dispatcher.pending()) else text

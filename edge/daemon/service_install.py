@@ -1,4 +1,4 @@
-"""Installation of a line's service: what it needs according to its settings, and whether its user can have it."""
+"""Installation of a line's service: the access that its settings require, and whether its user has it."""
 
 import os
 import pwd
@@ -16,48 +16,48 @@ from edge.config.line_settings import Settings
 from edge.daemon.systemd_unit import Needs
 from edge.sources import camera, folder
 
-_HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108  (out of the service's sight)
+_HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108  (invisible to the service)
 
 
-def needs(config: Path, given: Mapping[str, Any], settings: Settings, secrets: Mapping[str, str]) -> Needs:
-    """What `serve` with these options (by name) and tables must reach."""
+def find_needs(config: Path, given: Mapping[str, Any], settings: Settings, secrets: Mapping[str, str]) -> Needs:
+    """The access that `serve` requires with these options (by name) and tables."""
     reads = [Path(given[name]) for name in ("bundle", "trust", "watch", "ca", "cert", "key") if given[name]]
     writes = [Path(given["output"])] if given["output"] else []
     for source in settings.sources:
         untouched = isinstance(source, folder.Settings) and source.after == "keep"
-        (reads if untouched else writes).extend(_places(source, ("path",)))
+        (reads if untouched else writes).extend(_find_paths(source, ("path",)))
         if isinstance(source, folder.Settings) and source.after.startswith("move:"):
             writes.append(Path(source.path) / source.after.removeprefix("move:"))
     for table in (getattr(settings, name) for name in settings.__struct_fields__ if name != "sources"):
-        writes += _places(table, ("path",))
-    reads += [*_places(settings, ("ca", "cert", "key")), *_videos(settings)]
+        writes += _find_paths(table, ("path",))
+    reads += [*_find_paths(settings, ("ca", "cert", "key")), *_find_video_files(settings)]
     memory = [Path(given["memory"])] if given["memory"] else []
     return Needs(
         config=config,
         reads=tuple(reads),
         writes=tuple(dict.fromkeys([*memory, *(each if each.is_dir() else each.parent for each in writes)])),
-        cameras=tuple(_cameras(settings)),
+        cameras=tuple(_find_cameras(settings)),
         port=given["port"],
         secrets=tuple((name, Path(file).resolve()) for name, file in secrets.items()),
     )
 
 
-def _places(part: object, fields: tuple[str, ...]) -> Iterator[Path]:
-    """The paths in a table and the tables in it."""
+def _find_paths(part: object, fields: tuple[str, ...]) -> Iterator[Path]:
+    """The paths in a table, and in the tables within it."""
     if isinstance(part, tuple):
         for each in part:
-            yield from _places(each, fields)
+            yield from _find_paths(each, fields)
     elif isinstance(part, Struct):
         for name in part.__struct_fields__:
             value = getattr(part, name)
             if name in fields and isinstance(value, str) and value:
                 yield Path(value)
             else:
-                yield from _places(value, fields)
+                yield from _find_paths(value, fields)
 
 
-def _cameras(settings: Settings) -> Iterator[str]:
-    """The device files of cameras that hang on this machine."""
+def _find_cameras(settings: Settings) -> Iterator[str]:
+    """Device files of the cameras that are attached to this machine."""
     for each in settings.sources:
         match each:
             case camera.Settings(input=int(number)):
@@ -66,22 +66,22 @@ def _cameras(settings: Settings) -> Iterator[str]:
                 yield path
 
 
-def _videos(settings: Settings) -> Iterator[Path]:
-    """The files that are judged instead of a camera."""
+def _find_video_files(settings: Settings) -> Iterator[Path]:
+    """Video files that stand in for a camera."""
     for each in settings.sources:
         match each:
             case camera.Settings(input=str(path)) if "://" not in path and not path.startswith("/dev/"):
                 yield Path(path)
 
 
-def program() -> tuple[str, ...]:
-    """The edge-node that is running, by its absolute path."""
+def find_program() -> tuple[str, ...]:
+    """Absolute path of the running edge-node."""
     script = Path(sysconfig.get_path("scripts")) / "edge-node"
     return (str(script),) if script.exists() else (sys.executable, "-m", "edge.cli.main")
 
 
-def check(user: str, needs: Needs) -> None:
-    """Raise EdgeNodeError when a service of this user cannot have what it needs."""
+def check_access(user: str, needs: Needs) -> None:
+    """Raise EdgeNodeError unless a service of this user has the access that it needs."""
     try:
         account = pwd.getpwnam(user)
     except KeyError:
@@ -89,7 +89,7 @@ def check(user: str, needs: Needs) -> None:
             f"there is no user {user} on this machine",
             f"make one: useradd --system --shell /usr/sbin/nologin {user}, or name another with --user",
         ) from None
-    command = Path(program()[0])
+    command = Path(find_program()[0])
     for path in (command, needs.config, *needs.reads, *needs.writes):
         for hidden in _HIDDEN:
             if path.is_relative_to(hidden):
@@ -98,17 +98,17 @@ def check(user: str, needs: Needs) -> None:
                     "put it below /etc, /opt, /srv or /var/lib, and write that into the settings",
                 )
     for path in (command, needs.config, *needs.reads):
-        _demand(account, "read", path)
+        _check_permission(account, "read", path)
     for path in needs.writes:
-        _demand(account, "write", path)
+        _check_permission(account, "write", path)
     for _, file in needs.secrets:
         if not file.is_file():
             raise UsageError(f"there is no file {file} with a secret", "write it, readable for root alone")
 
 
-def _demand(account: pwd.struct_passwd, what: Literal["read", "write"], path: Path) -> None:
+def _check_permission(account: pwd.struct_passwd, what: Literal["read", "write"], path: Path) -> None:
     tests = ["-r" if what == "read" else "-w", *(["-x"] if path.is_dir() else [])]
-    if not all(_may(account, each, path) for each in tests):
+    if not all(_has_permission(account, each, path) for each in tests):
         raise UsageError(
             f"{account.pw_name} may not {what} {path}, or it is not there",
             f"make it, and give it to that user: chown -R {account.pw_name}: {path}"
@@ -117,8 +117,8 @@ def _demand(account: pwd.struct_passwd, what: Literal["read", "write"], path: Pa
         )
 
 
-def _may(account: pwd.struct_passwd, test: str, path: Path) -> bool:
-    """Whether an account passes one of test(1)'s tests of a path: the kernel decides, access lists included."""
+def _has_permission(account: pwd.struct_passwd, test: str, path: Path) -> bool:
+    """Whether test(1) succeeds on a path as this user: so the kernel decides, access control lists included."""
     command = ["/usr/bin/test", test, str(path)]
     if os.geteuid() == account.pw_uid:
         return subprocess.run(command, check=False).returncode == 0

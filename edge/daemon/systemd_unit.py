@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from edge.daemon.exit_codes import FINAL
 
-# A sealed box: what is not named here is read-only or out of sight. ProcSubset=pid is not among these lines, since
-# onnxruntime reads /proc/cpuinfo on ARM.
+# A sandbox: whatever is not named here is read-only or invisible. ProcSubset=pid is missing on purpose: onnxruntime
+# reads /proc/cpuinfo on ARM.
 _UNIT = string.Template("""\
-# Written by edge-node install-service; write it again after changing paths, the port or cameras in
+# Written by edge-node install-service; run that again after changing paths, the port or cameras in
 # $config. For other changes there: systemctl reload $name
 [Unit]
-Description=edge-node, judging images ($name)
+Description=edge-node, inspecting images ($name)
 Wants=network-online.target
 After=network-online.target
 # The unit gives up after 200 starts within an hour: systemctl reset-failed $name
@@ -28,7 +28,7 @@ WatchdogSec=30
 TimeoutStopSec=60
 Restart=on-failure
 RestartSec=10
-# Starting again cures none of these (sysexits.h): usage, data, files missing, permissions, configuration
+# A restart cures none of these (sysexits.h): usage, data, missing files, permissions, configuration
 RestartPreventExitStatus=$final
 
 User=$user
@@ -69,31 +69,31 @@ WantedBy=multi-user.target
 
 
 class Needs(NamedTuple):
-    """What a line must reach, by its settings."""
+    """Files, devices and ports that a line's service must have access to, according to its settings."""
 
     config: Path
     reads: tuple[Path, ...]  # files and folders, the bundle among them
     writes: tuple[Path, ...]  # folders
     cameras: tuple[str, ...]  # device files
     port: int
-    secrets: tuple[tuple[str, Path], ...]  # a variable's name, and the file that holds it
+    secrets: tuple[tuple[str, Path], ...]  # name of the environment variable, and the file that holds its value
 
 
 def compose(name: str, user: str, program: tuple[str, ...], needs: Needs) -> str:
     """The unit file of a line that runs as `user`."""
-    command = " ".join(quoted(each) for each in (*program, "serve", "--config", str(needs.config)))
+    command = " ".join(quote(each) for each in (*program, "serve", "--config", str(needs.config)))
     return _UNIT.substitute(
         config=needs.config,
         name=name,
         user=user,
         command=command,
         final=" ".join(map(str, FINAL)),
-        granted="\n".join(_granted(name, needs)),
+        granted="\n".join(_access_directives(name, needs)),
     )
 
 
-def _granted(name: str, needs: Needs) -> list[str]:
-    """The lines that differ from line to line."""
+def _access_directives(name: str, needs: Needs) -> list[str]:
+    """The unit's directives that depend on the settings."""
     lines = [f"LoadCredential={variable}:{file}" for variable, file in needs.secrets]
     if needs.config.parent == Path("/etc") / name:
         lines.append(f"ConfigurationDirectory={name}")
@@ -103,7 +103,7 @@ def _granted(name: str, needs: Needs) -> list[str]:
         if folder == Path("/var/log") / name:
             lines.append(f"LogsDirectory={name}")
         else:
-            lines.append(f"ReadWritePaths={quoted(str(folder))}")
+            lines.append(f"ReadWritePaths={quote(str(folder))}")
     if needs.cameras:
         lines += ["DevicePolicy=closed", *(f"DeviceAllow={each} rw" for each in needs.cameras)]
         lines.append("SupplementaryGroups=video")
@@ -116,7 +116,7 @@ def _granted(name: str, needs: Needs) -> list[str]:
     return lines
 
 
-def quoted(text: str) -> str:
-    """A word as systemd reads it back."""
+def quote(text: str) -> str:
+    """Quote and escape a word for systemd."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"' if set(escaped) & set(" '\";") else escaped

@@ -26,8 +26,8 @@ Answer = Literal["yes", "no", "unknown"]
 def access(context: CheckContext) -> Result:
     """Whether we may write and read what our role requires."""
     needed = rights(context.name, context.federation)
-    writes, reads = _in_use(context, needed.writes), _in_use(context, needed.reads)
-    written = _write(context, writes)
+    writes, reads = _topics_in_use(context, needed.writes), _topics_in_use(context, needed.reads)
+    written = _try_writing(context, writes)
     unwritten = [topic for topic, answer in written.items() if answer == "no"]
     with context.connection("access") as connection:
         unread = connection.subscribe(*reads)
@@ -36,7 +36,9 @@ def access(context: CheckContext) -> Result:
             context.echoes = connection.wait_for(lambda each: each[:2] == (context.topic, b"echo")) is not None
             unread += [] if context.echoes else [context.topic]
     refused = [
-        f"{verb} {', '.join(map(_kind, denied))}" for verb, denied in (("write", unwritten), ("read", unread)) if denied
+        f"{verb} {', '.join(map(_topic_kind, denied))}"
+        for verb, denied in (("write", unwritten), ("read", unread))
+        if denied
     ]
     if refused:
         return Result(
@@ -44,19 +46,19 @@ def access(context: CheckContext) -> Result:
             f"{context.name} may not {'; nor '.join(refused)}",
             f"let it, in federation {context.federation!r} as in others, or say with --as which node this is; {_LIST}",
         )
-    unknown = [_kind(topic) for topic, answer in written.items() if answer == "unknown"]
-    told = f"{context.name} may write and read its topics"
-    return Result("ok", told + (f"; as to {', '.join(unknown)}, {_SILENT}" if unknown else ""))
+    unknown = [_topic_kind(topic) for topic, answer in written.items() if answer == "unknown"]
+    text = f"{context.name} may write and read its topics"
+    return Result("ok", text + (f"; as to {', '.join(unknown)}, {_SILENT}" if unknown else ""))
 
 
 def protection(context: CheckContext) -> Result:
     """Whether we could impersonate others, and whether strangers are admitted."""
-    foreign = _foreign(context.federation, context.name)
-    answers = {who: _write(context, _in_use(context, theirs)) for who, theirs in foreign.items()}
+    foreign = _foreign_topics(context.federation, context.name)
+    answers = {who: _try_writing(context, _topics_in_use(context, theirs)) for who, theirs in foreign.items()}
     found = [
         f"{context.name} may write what only {who} should: {', '.join(open_)}"
         for who, written in answers.items()
-        if (open_ := [_kind(topic) for topic, answer in written.items() if answer == "yes"])
+        if (open_ := [_topic_kind(topic) for topic, answer in written.items() if answer == "yes"])
     ]
     remedies = [f"give each only its own topics; {_LIST}"] if found else []
     if _admits_strangers(context):
@@ -64,7 +66,7 @@ def protection(context: CheckContext) -> Result:
         remedies.insert(
             0, "admit nobody unknown (mosquitto: allow_anonymous false, with password_file or require_certificate true)"
         )
-    if _speaks_openly(context):
+    if _offers_plain_mqtt(context):
         found.append(f"port {PORTS['mqtt']} speaks MQTT without TLS: passwords and models may travel readable")
         remedies.append(f"close it (mosquitto: no listener {PORTS['mqtt']})")
     if found:
@@ -74,30 +76,30 @@ def protection(context: CheckContext) -> Result:
     return Result("ok", f"strangers are not admitted, and others' topics are closed to {context.name}")
 
 
-def _in_use(context: CheckContext, wanted: tuple[str, ...]) -> tuple[str, ...]:
+def _topics_in_use(context: CheckContext, wanted: tuple[str, ...]) -> tuple[str, ...]:
     """Those that a federation on this broker uses: lines' topics only where a line is announced."""
     return tuple(topic for topic in wanted if context.vfl_specs or not topics.is_vfl(topic))
 
 
-def _foreign(federation: str, name: str) -> dict[str, tuple[str, ...]]:
+def _foreign_topics(federation: str, name: str) -> dict[str, tuple[str, ...]]:
     """The topics that others write, and `name` must not: whose they are -> topics."""
     others = {"the coordinator": topics.COORDINATOR, "other nodes": _OTHER}
     return {who: rights(other, federation).writes for who, other in others.items() if other != name}
 
 
-def _write(context: CheckContext, wanted: tuple[str, ...]) -> dict[str, Answer]:
+def _try_writing(context: CheckContext, wanted: tuple[str, ...]) -> dict[str, Answer]:
     """Publish nothing on each topic; whether that was allowed. It is, if it comes back or an MQTT 5 broker says so."""
     answers: dict[str, Answer] = {}
     for topic in (each.replace("+", _OTHER) for each in wanted):
         try:
             with context.connection("access") as connection:
-                answers[topic] = _try(context, connection, topic)
+                answers[topic] = _try_publishing(context, connection, topic)
         except LostError:  # some brokers answer so
             answers[topic] = "no"
     return answers
 
 
-def _try(context: CheckContext, connection: ProbeConnection, topic: str) -> Answer:
+def _try_publishing(context: CheckContext, connection: ProbeConnection, topic: str) -> Answer:
     connection.subscribe(topic)
     started = time.perf_counter()
     if connection.publish(topic, b""):
@@ -125,7 +127,7 @@ def _admits_strangers(context: CheckContext) -> bool:
     return True
 
 
-def _speaks_openly(context: CheckContext) -> bool:
+def _offers_plain_mqtt(context: CheckContext) -> bool:
     """Whether there is MQTT without TLS beside that with TLS."""
     if not context.endpoint.tls:
         return False
@@ -139,7 +141,7 @@ def _speaks_openly(context: CheckContext) -> bool:
     return answer != CLOSED
 
 
-def _kind(topic: str) -> str:
+def _topic_kind(topic: str) -> str:
     """The topic's kind: `spec`, `round`, `presence`, `up`, `want`, `chunks`, `opened`, `embeddings` and so on."""
     levels = topic.split("/")
     return levels[5] if len(levels) > 5 else levels[-1]

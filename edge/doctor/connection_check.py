@@ -48,7 +48,7 @@ def encryption(context: CheckContext) -> Result:
     """Whether TLS is established with a trusted certificate for this host, and how long that is valid."""
     endpoint = context.endpoint
     if not endpoint.tls:
-        if _is_here(context):
+        if _is_local(context):
             return Result("ok", "none; nothing leaves this machine")
         secret = "the password, messages and tensors" if endpoint.password else "messages and tensors"
         return Result(
@@ -66,20 +66,20 @@ def encryption(context: CheckContext) -> Result:
         return Result("failure", f"the certificate is not trusted: {error.verify_message}", remedy)
     except OSError as error:
         raise unreachable_error(endpoint, error, context.timeout) from None
-    return _lifetime(certificate, tls, f"{version}, certificate", endpoint.host)
+    return _certificate_result(certificate, tls, f"{version}, certificate", endpoint.host)
 
 
-def _lifetime(certificate: Mapping[str, object], tls: ssl.SSLContext, secure: str, host: str) -> Result:
+def _certificate_result(certificate: Mapping[str, object], tls: ssl.SSLContext, secure: str, host: str) -> Result:
     """How long the broker's certificate, and that of the authority that issued it, are still valid."""
     issuers = [each for each in tls.get_ca_certs() if each["subject"] == certificate["issuer"]]
     end = min(ssl.cert_time_to_seconds(str(each["notAfter"])) for each in (certificate, *issuers))
     days = (end - time.time()) / 86_400
     # Whole days, as `ending` counts them.
-    told = f"{secure} for {host} until {time.strftime('%Y-%m-%d', time.gmtime(end))}: {pluralize(int(days), 'day')}"
+    text = f"{secure} for {host} until {time.strftime('%Y-%m-%d', time.gmtime(end))}: {pluralize(int(days), 'day')}"
     figures = {"days_left": round(days, 1)}
     if days < EXPIRY_WARNING.days:
-        return Result("warning", told, "have it, or its authority, renewed before: afterwards nobody gets in", figures)
-    return Result("ok", told, figures=figures)
+        return Result("warning", text, "have it, or its authority, renewed before: afterwards nobody gets in", figures)
+    return Result("ok", text, figures=figures)
 
 
 def login(context: CheckContext) -> Result:
@@ -100,17 +100,17 @@ def version(context: CheckContext) -> Result:
         product = connection.wait_for(lambda each: each.topic == PRODUCT, PRODUCT_WAIT)
         lacks = [what for what, name in (("QoS 1", "MaximumQoS"), ("wildcards", "WildcardSubscriptionAvailable"))
                  if connection.offered(name) == 0]  # fmt: skip
-    told = f"MQTT {'5' if context.speaks_5 else '3.1.1'}"
-    told += f", {product.payload.decode(errors='replace')}" if product else ""
+    text = f"MQTT {'5' if context.speaks_5 else '3.1.1'}"
+    text += f", {product.payload.decode(errors='replace')}" if product else ""
     if lacks:
-        return Result("failure", f"{told}, without {' and '.join(lacks)}", "allow it (mosquitto: max_qos 2)")
+        return Result("failure", f"{text}, without {' and '.join(lacks)}", "allow it (mosquitto: max_qos 2)")
     if not context.speaks_5:
         return Result(
             "warning",
-            f"{told}: it tells neither its limits nor why it drops a message",
+            f"{text}: it tells neither its limits nor why it drops a message",
             "use a broker that speaks MQTT 5, such as mosquitto 2; else heed the checks of packets and access here",
         )
-    return Result("ok", told)
+    return Result("ok", text)
 
 
 def federations(context: CheckContext) -> Result:
@@ -137,10 +137,10 @@ def federations(context: CheckContext) -> Result:
             f"the spec of {', '.join(unreadable)} cannot be read",
             "install the coordinator's version of edge-node here",
         )
-    told = [f"{each.federation} ({each.model}, {each.nodes} nodes)" for each in context.specs]
-    told += [f"{each.federation} (a line of {pluralize(len(each.sensors), 'sensor')})" for each in context.vfl_specs]
+    text = [f"{each.federation} ({each.model}, {each.nodes} nodes)" for each in context.specs]
+    text += [f"{each.federation} (a line of {pluralize(len(each.sensors), 'sensor')})" for each in context.vfl_specs]
     largest = f"; a model is {context.model_bytes / 1e6:.1f} MB at most" if context.specs else ""
-    return Result("ok", ", ".join(told) + largest if told else "none is announced here yet")
+    return Result("ok", ", ".join(text) + largest if text else "none is announced here yet")
 
 
 def _connect(context: CheckContext) -> socket.socket:
@@ -150,7 +150,7 @@ def _connect(context: CheckContext) -> socket.socket:
         raise unreachable_error(context.endpoint, error, context.timeout) from None
 
 
-def _is_here(context: CheckContext) -> bool:
+def _is_local(context: CheckContext) -> bool:
     with _connect(context) as sock, suppress(ValueError):
         return ipaddress.ip_address(sock.getpeername()[0]).is_loopback
     return False

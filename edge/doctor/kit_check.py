@@ -25,12 +25,12 @@ def charter(context: CheckContext) -> Result:
     return _expiry_result(f"version {members.version}, {pluralize(len(members.nodes), 'node')}", members.expires)
 
 
-def _expiry_result(told: str, end: datetime) -> Result:
+def _expiry_result(text: str, end: datetime) -> Result:
     now = datetime.now(UTC)
     days = (end - now).total_seconds() / 86_400
     outcome: Outcome = "failure" if days < 0 else "warning" if end - now < EXPIRY_WARNING else "ok"
     return Result(
-        outcome, f"{told}, {format_expiry(end, now)}", "" if outcome == "ok" else _RENEW, {"days_left": round(days, 1)}
+        outcome, f"{text}, {format_expiry(end, now)}", "" if outcome == "ok" else _RENEW, {"days_left": round(days, 1)}
     )
 
 

@@ -32,7 +32,7 @@ def clock(context: CheckContext) -> Result:  # noqa: ARG001  (all checks have it
         return Result(
             "warning", f"it shows {shown}, which is before edge-node was installed", "set it: timedatectl set-ntp true"
         )
-    match _synchronised():
+    match _clock_synchronised():
         case "yes":
             return Result("ok", f"{shown}, kept right by a time service")
         case "no":
@@ -42,7 +42,7 @@ def clock(context: CheckContext) -> Result:  # noqa: ARG001  (all checks have it
     return Result("unknown", f"{shown}; whether that is right cannot be known here, and MQTT carries no time")
 
 
-def _synchronised() -> str:
+def _clock_synchronised() -> str:
     """What systemd says: `yes`, `no`, or nothing where it is not there."""
     command = ["timedatectl", "show", "--property=NTPSynchronized", "--value"]
     try:
@@ -56,8 +56,8 @@ def disk(context: CheckContext) -> Result:
     folder = next(each for each in (context.state.absolute(), *context.state.absolute().parents) if each.is_dir())
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix="edge-node-doctor-") as scratch:
-            times = [_sync(Path(scratch)) for _ in range(SYNCS)]
-            journals = _journals(Path(scratch))
+            times = [_time_sync(Path(scratch)) for _ in range(SYNCS)]
+            has_wal = _supports_wal(Path(scratch))
     except OSError as error:
         return Result(
             "failure",
@@ -66,21 +66,21 @@ def disk(context: CheckContext) -> Result:
         )
     free, sync = shutil.disk_usage(folder).free, statistics.median(times)
     figures: dict[str, float] = {"free_bytes": free, "sync_milliseconds": round(sync * 1e3, 2)}
-    told = f"{folder}: {free / 1e9:.1f} GB free, a write is safe after {sync * 1e3:.1f} ms"
-    if not journals:
-        return Result("failure", f"{told}; SQLite cannot keep its journal there", "take a local disk", figures)
-    needed = _needed(context)
+    text = f"{folder}: {free / 1e9:.1f} GB free, a write is safe after {sync * 1e3:.1f} ms"
+    if not has_wal:
+        return Result("failure", f"{text}; SQLite cannot keep its journal there", "take a local disk", figures)
+    needed = _needed_bytes(context)
     if needed:
         figures["needed_bytes"] = needed
     if free < (needed or ROOM_LEFT):
-        told += f"; the federation here needs {needed / 1e9:.2f} GB" if needed else "; a federation may need more"
-        return Result("failure" if needed else "warning", told, "free some space, or move --state", figures)
+        text += f"; the federation here needs {needed / 1e9:.2f} GB" if needed else "; a federation may need more"
+        return Result("failure" if needed else "warning", text, "free some space, or move --state", figures)
     if sync > SLOW_SYNC:
-        return Result("warning", told, "expect slow rounds: prefer an SSD to an SD card", figures)
-    return Result("ok", told, figures=figures)
+        return Result("warning", text, "expect slow rounds: prefer an SSD to an SD card", figures)
+    return Result("ok", text, figures=figures)
 
 
-def _sync(folder: Path) -> float:
+def _time_sync(folder: Path) -> float:
     """Seconds until a small write is safe."""
     started = time.perf_counter()
     with (folder / "write").open("wb") as file:
@@ -90,7 +90,7 @@ def _sync(folder: Path) -> float:
     return time.perf_counter() - started
 
 
-def _journals(folder: Path) -> bool:
+def _supports_wal(folder: Path) -> bool:
     """Whether SQLite can write ahead there: network file systems often lack what it needs."""
     connection = sqlite3.connect(folder / "journal")
     try:
@@ -103,7 +103,7 @@ def _journals(folder: Path) -> bool:
     return bool(mode == "wal")
 
 
-def _needed(context: CheckContext) -> int:
+def _needed_bytes(context: CheckContext) -> int:
     """Bytes that a federation on this broker needs at most; 0 if none is known."""
     if not context.specs:
         return 0
@@ -114,14 +114,14 @@ def _needed(context: CheckContext) -> int:
 
 def python(context: CheckContext) -> Result:  # noqa: ARG001
     """Whether Python finds our packages under their names, and which kind of install this is."""
-    strangers = {room: where for room in PACKAGES if (where := _location_of(room)) != ROOT / room}
+    foreign = {room: where for room in PACKAGES if (where := _location_of(room)) != ROOT / room}
     version = ".".join(map(str, sys.version_info[:3]))
-    told = f"Python {version}, edge-node {importlib.metadata.version('edge-node')}, {_torch()}"
-    if strangers:
-        which = "; ".join(f"{room} is {where or 'missing'}" for room, where in strangers.items())
+    text = f"Python {version}, edge-node {importlib.metadata.version('edge-node')}, {_torch_version()}"
+    if foreign:
+        which = "; ".join(f"{room} is {where or 'missing'}" for room, where in foreign.items())
         return Result(
             "failure",
-            f"{told}; {which}, not edge-node's",
+            f"{text}; {which}, not edge-node's",
             "another package has the same import name: give edge-node an environment of its own (python3 -m venv)",
         )
     owners = importlib.metadata.packages_distributions()
@@ -129,13 +129,13 @@ def python(context: CheckContext) -> Result:  # noqa: ARG001
     if others:
         return Result(
             "warning",
-            f"{told}; these packages have import names of edge-node's too: {', '.join(sorted(others))}",
+            f"{text}; these packages have import names of edge-node's too: {', '.join(sorted(others))}",
             "uninstall them, then install edge-node again: their files may have replaced some of ours",
         )
-    return Result("ok", told)
+    return Result("ok", text)
 
 
-def _torch() -> str:
+def _torch_version() -> str:
     """Which torch is installed: without one, only a line or a coordinator runs here."""
     try:
         return f"torch {importlib.metadata.version('torch')}"

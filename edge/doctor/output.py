@@ -44,10 +44,10 @@ def print_live(context: CheckContext, console: Console) -> list[CheckResult]:
 
 def _row(check: CheckResult) -> Table:
     line = Table.grid(Column(width=8), Column(width=12), Column(overflow="fold"), padding=(0, 1))
-    told = Text(replace_unprintable(check.found))
+    text = Text(replace_unprintable(check.found))
     if check.remedy:
-        told.append(replace_unprintable(f"\nWhat to do: {check.remedy}"), style="dim")
-    line.add_row(Text(check.outcome, _STYLES[check.outcome]), Text(check.name), told)
+        text.append(replace_unprintable(f"\nWhat to do: {check.remedy}"), style="dim")
+    line.add_row(Text(check.outcome, _STYLES[check.outcome]), Text(check.name), text)
     return line
 
 

@@ -31,9 +31,9 @@ def retained(context: CheckContext) -> Result:
         )
     if not cleared:
         return Result("failure", "a retained message cannot be cleared", _LOG)
-    told = "a message is there for whoever comes later"
+    text = "a message is there for whoever comes later"
     return Result(
-        "ok", f"{told}; whether it survives the broker's restart cannot be seen (mosquitto: persistence true)"
+        "ok", f"{text}; whether it survives the broker's restart cannot be seen (mosquitto: persistence true)"
     )
 
 
@@ -84,12 +84,12 @@ def queue(context: CheckContext) -> Result:
         return Result(
             "unknown", f"the broker did not take {QUEUED} messages in time", "try a longer --timeout", figures
         )
-    told = f"{len(kept)} of {QUEUED} messages are kept for whoever is away"
+    text = f"{len(kept)} of {QUEUED} messages are kept for whoever is away"
     if len(kept) >= min(needed, QUEUED):
-        return Result("ok", f"{told}; {needed} are needed", figures=figures)
-    told += "" if not kept else ", the oldest" if kept[0] == 0 else ", the newest"
+        return Result("ok", f"{text}; {needed} are needed", figures=figures)
+    text += "" if not kept else ", the oldest" if kept[0] == 0 else ", the newest"
     remedy = f"keep more (mosquitto: max_queued_messages {max(QUEUED, needed)}, max_queued_bytes 0)"
-    return Result("warning" if kept else "failure", f"{told}; {needed} are needed", remedy, figures)
+    return Result("warning" if kept else "failure", f"{text}; {needed} are needed", remedy, figures)
 
 
 def redelivery(context: CheckContext) -> Result:
@@ -132,12 +132,12 @@ def will(context: CheckContext) -> Result:
             "allow wills: without them nobody notices that a node is gone",
         )
     figures = {"milliseconds": round((heard.at - cut) * 1e3, 1)}
-    told = f"published {heard.at - cut:.3f} s after a connection broke"
+    text = f"published {heard.at - cut:.3f} s after a connection broke"
     if heard.at - cut < KEEPALIVE:
-        return Result("ok", told, figures=figures)
+        return Result("ok", text, figures=figures)
     return Result(
         "warning",
-        f"{told}, when the keepalive ran out: something on the way hides it",
+        f"{text}, when the keepalive ran out: something on the way hides it",
         "expect that a node's crash is noticed after half a minute, or connect without proxy or address translation",
         figures,
     )

@@ -28,23 +28,23 @@ def packets(context: CheckContext) -> Result:
     with context.connection("packets") as connection:
         limit = connection.offered("MaximumPacketSize")
     context.chunk = min(CHUNK, limit - CHUNK_OVERHEAD) if limit else CHUNK
-    control, chunk = (_fate(context, size) for size in (MAX_MESSAGE, context.chunk + INDEX))
-    told = f"a packet may have {limit:,} bytes; " if limit else "no limit is told; "
-    told += f"a message of {MAX_MESSAGE:,} bytes {control}, a chunk of {context.chunk:,} {chunk}"
+    control, chunk = (_try_size(context, size) for size in (MAX_MESSAGE, context.chunk + INDEX))
+    text = f"a packet may have {limit:,} bytes; " if limit else "no limit is told; "
+    text += f"a message of {MAX_MESSAGE:,} bytes {control}, a chunk of {context.chunk:,} {chunk}"
     figures = {"chunk_bytes": context.chunk} | ({"packet_bytes": limit} if limit else {})
     if control == chunk == "passes":
-        return Result("ok", told, figures=figures)
+        return Result("ok", text, figures=figures)
     if "does not come back in time" in (control, chunk):
-        return Result("unknown", told, "the connection is slow: try again with a longer --timeout", figures)
+        return Result("unknown", text, "the connection is slow: try again with a longer --timeout", figures)
     remedy = "let messages of 262,144 bytes and 1,024 more pass (mosquitto: message_size_limit 0, max_packet_size)"
     if chunk != "passes":
-        context.chunk = next((size for size in SMALLER if _fate(context, size + INDEX) == "passes"), 1024)
+        context.chunk = next((size for size in SMALLER if _try_size(context, size + INDEX) == "passes"), 1024)
         remedy += f", or let the coordinator cut smaller chunks: --chunk-size {context.chunk // 1024}"
         figures["chunk_bytes"] = context.chunk
-    return Result("failure", told, remedy, figures)
+    return Result("failure", text, remedy, figures)
 
 
-def _fate(context: CheckContext, size: int) -> Fate:
+def _try_size(context: CheckContext, size: int) -> Fate:
     """What becomes of a message of `size` bytes, which another one follows."""
     last = b"last"
     try:
@@ -67,7 +67,7 @@ def latency(context: CheckContext) -> Result:
     with context.connection("latency") as connection:
         connection.subscribe(context.topic)
         pairs = [
-            [_trip(connection, context.topic, f"{number}-{count}", count) for count in (1, 2)]
+            [_measure_trip(connection, context.topic, f"{number}-{count}", count) for count in (1, 2)]
             for number in range(TRIPS)
         ]
     trips = sorted(alone for alone, _ in pairs if alone is not None)
@@ -78,18 +78,18 @@ def latency(context: CheckContext) -> Result:
     held = sum(HELD[0] < trip - typical < HELD[1] for trip in behind)
     usual = trips[-HELD_OFTEN // 2] - typical < HELD[0]  # a busy machine delays those alone as well
     figures = {"median_milliseconds": round(typical * 1e3, 2), "longest_milliseconds": round(trips[-1] * 1e3, 2)}
-    told = f"{typical * 1e3:.1f} ms to the broker and back, {trips[-1] * 1e3:.1f} ms at most of {TRIPS} times"
+    text = f"{typical * 1e3:.1f} ms to the broker and back, {trips[-1] * 1e3:.1f} ms at most of {TRIPS} times"
     if held >= HELD_OFTEN and usual:
         return Result(
             "warning",
-            f"{told}; {held} of {TRIPS} second messages waited for an acknowledgement of the first",
+            f"{text}; {held} of {TRIPS} second messages waited for an acknowledgement of the first",
             "send small messages at once (mosquitto: set_tcp_nodelay true)",
             figures,
         )
-    return Result("ok", told, figures=figures)
+    return Result("ok", text, figures=figures)
 
 
-def _trip(connection: ProbeConnection, topic: str, name: str, count: int) -> float | None:
+def _measure_trip(connection: ProbeConnection, topic: str, name: str, count: int) -> float | None:
     """Seconds until the last of `count` messages is back; None if it does not come."""
     last = f"{name}-{count}".encode()
     started = time.perf_counter()
@@ -113,15 +113,15 @@ def throughput(context: CheckContext) -> Result:
                 connection.send(context.topic, sent.to_bytes(INDEX, "big") + bytes(context.chunk), qos=0)
                 sent += 1
             connection.wait_for_count(len(connection.received) + 1, deadline - time.monotonic())
-        arrivals = connection.received
-    if not arrivals:
-        told = f"no chunk came back within {context.timeout:g} s"
-        return Result("failure", told, "take a faster way; how slow this one is, a longer --timeout shows")
-    rate = len(arrivals) * context.chunk / (arrivals[-1].at - started)
-    figures = {"bytes_per_second": round(rate), "lost": sent - len(arrivals)}
-    told = f"{rate / 1e6:.1f} MB/s to the broker and back at once"
+        messages = connection.received
+    if not messages:
+        text = f"no chunk came back within {context.timeout:g} s"
+        return Result("failure", text, "take a faster way; how slow this one is, a longer --timeout shows")
+    rate = len(messages) * context.chunk / (messages[-1].at - started)
+    figures = {"bytes_per_second": round(rate), "lost": sent - len(messages)}
+    text = f"{rate / 1e6:.1f} MB/s to the broker and back at once"
     if context.model_bytes:
-        told += f": a model in {context.model_bytes / rate:.1f} s"
+        text += f": a model in {context.model_bytes / rate:.1f} s"
     if rate < SLOW:
-        return Result("warning", told, "expect slow rounds; mosquitto 2.0's WebSockets are slow: use mqtts://", figures)
-    return Result("ok", told, figures=figures)
+        return Result("warning", text, "expect slow rounds; mosquitto 2.0's WebSockets are slow: use mqtts://", figures)
+    return Result("ok", text, figures=figures)

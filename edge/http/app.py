@@ -137,7 +137,7 @@ class App:
         return Response.json(about)
 
     async def _classify(self, request: Request) -> Response:
-        """Judge the image file in the body, any content type; `?name=` is how the verdict calls it.
+        """Inspect the image file in the body, any content type; `?name=` is its name in the verdict.
 
         With `?annotate=1` or `?annotate=heat` the answer is an annotated picture.
         """
@@ -179,16 +179,16 @@ class App:
         return self._readiness({"ready": not self._pipeline.draining})
 
     async def _model_ready(self, request: Request) -> Response:
-        self._served(request)
+        self._find_model(request)
         return self._readiness({"name": request.names["name"], "ready": not self._pipeline.draining})
 
     def _readiness(self, content: dict[str, Any]) -> Response:
         return Response.json(content, 200 if content["ready"] else 503)
 
     async def _model(self, request: Request) -> Response:
-        return Response.json(inference_protocol.metadata(self._served(request)))
+        return Response.json(inference_protocol.metadata(self._find_model(request)))
 
-    def _served(self, request: Request) -> Model:
+    def _find_model(self, request: Request) -> Model:
         """The model named in the path."""
         model = self._pipeline.model
         if request.names["name"] != model.manifest.node:
@@ -204,14 +204,14 @@ class App:
     async def _infer(self, request: Request) -> Response:
         """Serve an inference request; the whole response is from the model that was served when it was read."""
         async with self._bodies.body(request) as body:
-            model = self._served(request)
+            model = self._find_model(request)
             try:
                 inference = await self._parse_inference(request, body, model)
             except inference_protocol.InvalidRequestError as error:
                 raise RequestError(
                     f"the inference request does not fit: {error}", "compare it with the model's metadata"
                 ) from error
-            outputs = await self._outputs(inference, model, request)
+            outputs = await self._compute_outputs(inference, model, request)
         content, head = inference_protocol.build_response(inference, model, outputs)
         named = {b"x-model": model.digest.encode()}
         if head is None:
@@ -233,7 +233,9 @@ class App:
             return parse(body)
         return await self._pipeline.run_in_decoder(parse, body)
 
-    async def _outputs(self, inference: inference_protocol.InferenceRequest, model: Model, request: Request) -> Outputs:
+    async def _compute_outputs(
+        self, inference: inference_protocol.InferenceRequest, model: Model, request: Request
+    ) -> Outputs:
         """The model's outputs for all images, a few at a time, as long as somebody waits for the response."""
         extras = [wanted.name for wanted in inference.outputs if wanted.name != model.manifest.output]
         parts = []
@@ -241,8 +243,8 @@ class App:
         try:
             for first in range(0, inference.image_count, BATCH):
                 if first:
-                    self._check_worth(leaving)
-                images = await self._images(inference, model, slice(first, first + BATCH))
+                    self._check_still_wanted(leaving)
+                images = await self._load_images(inference, model, slice(first, first + BATCH))
                 parts.append(await self._pipeline.infer(model, images, extras))
         except ImageError as error:
             raise RequestError(error.what, error.remedy, 422) from error
@@ -252,14 +254,14 @@ class App:
             leaving.cancel()
         return parts[0] if len(parts) == 1 else inference_protocol.concatenate(parts)
 
-    def _check_worth(self, leaving: asyncio.Task[None]) -> None:
+    def _check_still_wanted(self, leaving: asyncio.Task[None]) -> None:
         """RequestError when there is no point in going on."""
         if leaving.done():
             raise RequestError("the connection ended before the answer was there", "leave it open until then")
         if self._pipeline.draining:
             raise shutting_down()
 
-    async def _images(
+    async def _load_images(
         self, inference: inference_protocol.InferenceRequest, model: Model, some: slice
     ) -> NDArray[np.uint8]:
         if inference.images is not None:

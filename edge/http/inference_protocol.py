@@ -128,14 +128,14 @@ def parse(body: bytes, header: int | None, manifest: Manifest) -> InferenceReque
     tensor = asked.inputs[0]
     if tensor.shape and tensor.shape[0] > MAX_IMAGES:
         raise InvalidRequestError(f"it has {tensor.shape[0]} images, more than {MAX_IMAGES}")
-    binary = _binary(tensor, memoryview(body)[end:])
-    wanted = _wanted(asked, manifest)
+    binary = _binary_part(tensor, memoryview(body)[end:])
+    wanted = _parse_outputs(asked, manifest)
     if tensor.datatype == "BYTES":
-        return InferenceRequest(asked.id, None, _files(tensor, binary), wanted)
-    return InferenceRequest(asked.id, _images(tensor, binary, manifest.input.size), (), wanted)
+        return InferenceRequest(asked.id, None, _parse_files(tensor, binary), wanted)
+    return InferenceRequest(asked.id, _parse_images(tensor, binary, manifest.input.size), (), wanted)
 
 
-def _binary(tensor: _Input, rest: memoryview) -> memoryview | None:
+def _binary_part(tensor: _Input, rest: memoryview) -> memoryview | None:
     """The bytes behind the JSON, which are all of the one input; None when its data stands in the JSON."""
     size = tensor.parameters.binary_data_size
     if (size is None) != bool(memoryview(tensor.data)):
@@ -145,7 +145,7 @@ def _binary(tensor: _Input, rest: memoryview) -> memoryview | None:
     return None if size is None else rest
 
 
-def _images(tensor: _Input, binary: memoryview | None, size: int) -> NDArray[np.uint8]:
+def _parse_images(tensor: _Input, binary: memoryview | None, size: int) -> NDArray[np.uint8]:
     """uint8 [N, size, size, 3], which shares memory with `binary`."""
     shape = tensor.shape
     if tensor.datatype != "UINT8" or shape[1:] != [size, size, 3] or not shape[0]:
@@ -169,18 +169,18 @@ def _images(tensor: _Input, binary: memoryview | None, size: int) -> NDArray[np.
     return pixels.reshape(shape)
 
 
-def _files(tensor: _Input, binary: memoryview | None) -> tuple[bytes, ...]:
+def _parse_files(tensor: _Input, binary: memoryview | None) -> tuple[bytes, ...]:
     """Each file: in binary data a length of four bytes precedes it, in JSON it is Base64."""
     if len(tensor.shape) != 1 or not tensor.shape[0]:
         raise InvalidRequestError("image files are BYTES [N]")
     (count,) = tensor.shape
-    files = _split(binary, count) if binary is not None else _decoded(tensor, count)
+    files = _split_files(binary, count) if binary is not None else _decode_files(tensor, count)
     if len(files) != count:
         raise InvalidRequestError(f"it holds {len(files)} image files, its shape says {count}")
     return tuple(files)
 
 
-def _decoded(tensor: _Input, count: int) -> list[bytes]:
+def _decode_files(tensor: _Input, count: int) -> list[bytes]:
     if memoryview(tensor.data).tobytes().count(b'"') > 2 * count:  # before a string is made of each
         raise InvalidRequestError(f"it holds more than {count} image files")
     try:
@@ -189,7 +189,7 @@ def _decoded(tensor: _Input, count: int) -> list[bytes]:
         raise InvalidRequestError(f"in JSON an image file is a string of Base64: {error}") from error
 
 
-def _split(binary: memoryview, count: int) -> list[bytes]:
+def _split_files(binary: memoryview, count: int) -> list[bytes]:
     files: list[bytes] = []
     at = 0
     while at < len(binary):
@@ -205,7 +205,7 @@ def _split(binary: memoryview, count: int) -> list[bytes]:
     return files
 
 
-def _wanted(asked: _RequestJson, manifest: Manifest) -> tuple[RequestedOutput, ...]:
+def _parse_outputs(asked: _RequestJson, manifest: Manifest) -> tuple[RequestedOutput, ...]:
     names, by_default = output_names(manifest), asked.parameters.binary_data_output
     if not asked.outputs:
         return tuple(RequestedOutput(name, by_default, 0) for name in names)
@@ -244,7 +244,7 @@ def build_response(inference: InferenceRequest, model: Model, outputs: Outputs) 
     tensors, binaries = [], []
     for wanted in inference.outputs:
         values = outputs.probabilities if wanted.name == manifest.output else getattr(outputs, wanted.name)
-        tensor, binary = _tensor(wanted, values, manifest.classes)
+        tensor, binary = _encode_tensor(wanted, values, manifest.classes)
         tensors.append(tensor)
         binaries.append(binary)
     about = {"bundle": manifest.id, "model": model.digest}
@@ -258,10 +258,12 @@ def version(model: Model) -> str:
     return str(model.manifest.round)
 
 
-def _tensor(wanted: RequestedOutput, values: NDArray[np.float32], classes: Sequence[str]) -> tuple[_Tensor, bytes]:
+def _encode_tensor(
+    wanted: RequestedOutput, values: NDArray[np.float32], classes: Sequence[str]
+) -> tuple[_Tensor, bytes]:
     """An output, and its bytes when it is to be binary."""
     if wanted.classes:
-        words = [word for row in values for word in _likeliest(row, wanted.classes, classes)]
+        words = [word for row in values for word in _format_likeliest(row, wanted.classes, classes)]
         shape, datatype = (len(values), wanted.classes), "BYTES"
         binary = b"".join(struct.pack("<I", len(word.encode())) + word.encode() for word in words)
     else:
@@ -272,7 +274,7 @@ def _tensor(wanted: RequestedOutput, values: NDArray[np.float32], classes: Seque
     return _Tensor(wanted.name, datatype, shape, data=words if wanted.classes else values.ravel().tolist()), b""
 
 
-def _likeliest(row: NDArray[np.float32], count: int, classes: Sequence[str]) -> list[str]:
+def _format_likeliest(row: NDArray[np.float32], count: int, classes: Sequence[str]) -> list[str]:
     """`value:index:label`, the likeliest first."""
     best = np.argsort(-row, kind="stable")[:count].tolist()
     return [f"{row[index]:f}:{index}:{classes[index]}" for index in best]

@@ -136,7 +136,7 @@ class BodyReader:
             return
         if encoding not in (b"gzip", b"deflate"):
             raise RequestError("the body's Content-Encoding is not known", "use gzip, deflate or none", 415)
-        self._hold(held, await self._pipeline.run_in_decoder(_unpacked, held[0]))
+        self._hold(held, await self._pipeline.run_in_decoder(_decompress, held[0]))
         self._held -= len(held.pop(0))
 
     def _hold(self, into: list[bytes], data: bytes) -> None:
@@ -146,7 +146,7 @@ class BodyReader:
             raise RequestError(f"{MAX_HELD >> 20} MiB of requests are waiting already", _SLOWLY, 503, _LATER)
 
 
-def _unpacked(packed: bytes) -> bytes:
+def _decompress(packed: bytes) -> bytes:
     """Decompressed gzip or zlib data, MAX_BYTES at most."""
     unpacker = zlib.decompressobj(_GZIP_OR_ZLIB)
     try:

@@ -14,10 +14,10 @@ _EVENTS = 10  # at most in the text
 def list_bundles(store: BundleStore) -> dict[str, Any]:
     """The store's state and the main facts of each bundle."""
     found: dict[str, Any] = msgspec.to_builtins(store.state())
-    return {"store": str(store.folder), **found, "bundles": [_facts(store, each) for each in store.digests()]}
+    return {"store": str(store.folder), **found, "bundles": [_describe(store, each) for each in store.digests()]}
 
 
-def _facts(store: BundleStore, digest: str) -> dict[str, Any]:
+def _describe(store: BundleStore, digest: str) -> dict[str, Any]:
     try:
         manifest = store.manifest(digest)
     except EdgeNodeError as error:

@@ -91,9 +91,9 @@ def assess_candidate(
     """Admission tests of `candidate`, whose signature and self-test are right."""
     images = [_resize(each.pixels, candidate.manifest.input.size) for each in sample]
     labels, seconds = _predict(candidate.predictor, images)
-    findings = [*_classes(candidate, running), *_latency(seconds, sample, gate)]
+    findings = [*_check_classes(candidate, running), *_check_latency(seconds, sample, gate)]
     if running:
-        findings.append(_agreement(labels, [each.label for each in sample], gate))
+        findings.append(_check_agreement(labels, [each.label for each in sample], gate))
     return findings
 
 
@@ -116,7 +116,7 @@ def _resize(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     return np.asarray(Image.fromarray(pixels).resize((size, size), Image.Resampling.BILINEAR))
 
 
-def _classes(candidate: Model, running: Model | None) -> list[Finding]:
+def _check_classes(candidate: Model, running: Model | None) -> list[Finding]:
     new, old = candidate.manifest.classes, running.manifest.classes if running else None
     if old is None or set(new) == set(old):
         return [Finding(True, f"it tells {len(new)} classes apart")]
@@ -124,7 +124,7 @@ def _classes(candidate: Model, running: Model | None) -> list[Finding]:
     return [Finding(False, f"it has not the running model's classes: {others}")]
 
 
-def _latency(seconds: float, sample: Sequence[SampledInput], gate: Gate) -> list[Finding]:
+def _check_latency(seconds: float, sample: Sequence[SampledInput], gate: Gate) -> list[Finding]:
     found = f"an image takes it {1000 * seconds:.1f} ms"
     if gate.latency is not None and seconds > gate.latency:
         return [Finding(False, f"{found}; [gate] latency allows {1000 * gate.latency:g} ms")]
@@ -137,7 +137,7 @@ def _latency(seconds: float, sample: Sequence[SampledInput], gate: Gate) -> list
     return [Finding(True, found)]
 
 
-def _agreement(new: Sequence[str], old: Sequence[str], gate: Gate) -> Finding:
+def _check_agreement(new: Sequence[str], old: Sequence[str], gate: Gate) -> Finding:
     """Agreement on all images and on each class: where most parts are good, always saying so agrees on nearly all."""
     agreed = Counter(a for a, b in zip(new, old, strict=True) if a == b)
     found = f"it agrees with the running one on {agreed.total()} of the last {len(old)} images"

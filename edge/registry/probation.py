@@ -48,7 +48,7 @@ class Probation:
         self._frames += 1
         self.doubtful.count(inspection)
         self._seconds.append(inspection.inference_seconds / len(inspection.tiled.pixels))
-        return self._too_slow() or self._too_doubtful()
+        return self._explain_latency() or self._explain_doubts()
 
     @property
     def is_passed(self) -> bool:
@@ -56,7 +56,7 @@ class Probation:
         lasted = self._clock() - self._begun
         return lasted >= _DAY or (lasted >= 60 * self._gate.minutes and self._frames >= self._gate.frames)
 
-    def _too_slow(self) -> str:
+    def _explain_latency(self) -> str:
         if self._gate.latency is None or len(self._seconds) < _ENOUGH:
             return ""
         if (found := float(np.percentile(self._seconds, 95))) <= self._gate.latency:
@@ -64,7 +64,7 @@ class Probation:
         allowed = f"[gate] latency allows {1000 * self._gate.latency:g} ms"
         return f"one of 20 images takes it {1000 * found:.1f} ms or more; {allowed}"
 
-    def _too_doubtful(self) -> str:
+    def _explain_doubts(self) -> str:
         found = self.doubtful.value
         if found is None or self.before is None or found - self.before <= self._gate.doubts:
             return ""

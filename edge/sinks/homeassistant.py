@@ -33,7 +33,7 @@ class State(Struct):
     label: str | None = None
     confidence: float | None = None  # per cent
     defect: str = "OFF"
-    problem: str = "OFF"  # whether the latest frame could not be judged, or needs somebody to look at it
+    problem: str = "OFF"  # whether the latest frame could not be inspected, or needs a person to look at it
     message: str | None = None  # the latest failure or notice; Home Assistant takes up to 255 characters
     parts: int = 0
     defects: int = 0

@@ -38,7 +38,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
 class Video:
     """Brings the frames of a camera or a video file.
 
-    A file is judged from beginning to end, as fast as the line can; after a restart it begins anew. Of a camera the
+    A file is inspected from beginning to end, as fast as the line can; after a restart it begins anew. Of a camera the
     newest frames matter: when the line is slower, those that have waited longest are dropped, and counted in `dropped`.
     """
 

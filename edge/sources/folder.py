@@ -36,7 +36,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
 
     path: str
     recursive: bool = False  # also those in its sub-folders
-    after: Annotated[str, Meta(pattern="^(keep|delete|move:.+)$")] = "keep"  # what happens to a file that was judged
+    after: Annotated[str, Meta(pattern="^(keep|delete|move:.+)$")] = "keep"  # what happens to a file that was inspected
 
 
 class _Stamp(NamedTuple):
@@ -60,12 +60,12 @@ class Folder:
 
     Complete means: neither size nor modification time changed for QUIET seconds, however the file came (written, copied
     or renamed into place). A file whose size or time changes later is brought again. Files and sub-folders whose names
-    begin with a dot are ignored. The checkpoint says which files were judged, across restarts; one is judged twice only
-    if the process is killed between storing its outcome and updating the checkpoint.
+    begin with a dot are ignored. The checkpoint says which files were inspected, across restarts; one is inspected
+    twice only if the process is killed between storing its outcome and updating the checkpoint.
     """
 
     def __init__(self, settings: Settings, checkpoint: "SourceCheckpoint") -> None:
-        """UsageError when there is no such folder, or judged files cannot be moved as the settings say."""
+        """UsageError when there is no such folder, or inspected files cannot be moved as the settings say."""
         self._folder = Path(settings.path).resolve()
         if not self._folder.is_dir():
             raise UsageError(f"there is no folder {settings.path} to watch", "make it, or name another")
@@ -73,15 +73,15 @@ class Folder:
         self._checkpoint = checkpoint
         self._recursive = settings.recursive
         self._delete = settings.after == "delete"
-        self._judged = self._judged_folder(settings.after)
-        judged = checkpoint.all().items()
-        self._brought = {self._folder / os.fsdecode(key): _Stamp.from_bytes(value) for key, value in judged}
+        self._done_folder = self._find_done_folder(settings.after)
+        inspected = checkpoint.all().items()
+        self._brought = {self._folder / os.fsdecode(key): _Stamp.from_bytes(value) for key, value in inspected}
         self._growing: dict[Path, tuple[_Stamp, float]] = {}  # the file's state, and since when
         self._in_hand: deque[tuple[Path, _Stamp]] = deque()
         self._swept = -SWEEP
-        self._left = list(self._brought.items())  # judged before a restart, perhaps not put away yet
+        self._left = list(self._brought.items())  # inspected before a restart, perhaps not put away yet
 
-    def _judged_folder(self, after: str) -> Path | None:
+    def _find_done_folder(self, after: str) -> Path | None:
         if not after.startswith(_MOVE):
             return None
         place = self._folder / after.removeprefix(_MOVE)
@@ -93,7 +93,8 @@ class Folder:
         except OSError as error:
             reason = error.strerror or str(error)
         raise UsageError(
-            f"judged files cannot be moved to {place}: {reason}", f"name another folder on the disk of {self._folder}"
+            f"inspected files cannot be moved to {place}: {reason}",
+            f"name another folder on the disk of {self._folder}",
         )
 
     async def frames(self, stop: asyncio.Event) -> AsyncGenerator[Frame]:
@@ -133,22 +134,22 @@ class Folder:
                 yield set()
 
     def done(self, frame: Frame, outcome: Verdict | Failure) -> None:  # noqa: ARG002  (they come in order)
-        """Record that the file was judged, and put it away."""
+        """Record that the file was inspected, and put it away."""
         path, stamp = self._in_hand.popleft()
         self._checkpoint.put(self._key(path), stamp.to_bytes())
         self._put_away(path, stamp)
 
-    def _put_all_away(self, judged: Iterable[tuple[Path, _Stamp]]) -> None:
-        for path, stamp in judged:
+    def _put_all_away(self, inspected: Iterable[tuple[Path, _Stamp]]) -> None:
+        for path, stamp in inspected:
             self._put_away(path, stamp)
 
     def _put_away(self, path: Path, stamp: _Stamp) -> None:
-        """Move or delete a judged file, if that is wanted and it is still what was judged."""
-        if not (self._delete or self._judged) or _stamp(path) != stamp:
+        """Move or delete an inspected file, if that is wanted and it is still what was inspected."""
+        if not (self._delete or self._done_folder) or _stamp(path) != stamp:
             return
         try:
-            if self._judged:
-                path.rename(_free(self._judged / path.name))
+            if self._done_folder:
+                path.rename(_free(self._done_folder / path.name))
             else:
                 path.unlink()
         except OSError as error:
@@ -176,7 +177,7 @@ class Folder:
             self._growing[path] = (stamp, now)
 
     def _is_inside(self, path: Path) -> bool:
-        if self._judged and path.is_relative_to(self._judged):
+        if self._done_folder and path.is_relative_to(self._done_folder):
             return False
         inside = path.relative_to(self._folder).parts
         return len(inside) == 1 or (self._recursive and not any(part.startswith(".") for part in inside))

@@ -21,7 +21,7 @@ from edge.sources.thread_event import event_or_stop
 if TYPE_CHECKING:
     from edge.sources.source_checkpoint import SourceCheckpoint
 
-WINDOW = 8  # images that the broker sends before the first of them is judged
+WINDOW = 8  # images that the broker sends before the first of them is inspected
 _REMEMBERED = 1000  # images; more than the broker can repeat
 _CONNECT = 10.0  # seconds
 _LAST = 5.0  # seconds for the images in hand at the end
@@ -39,7 +39,7 @@ class Mqtt:
     """Brings the image files that are published on a topic, at most MAX_BYTES each.
 
     What comes while the line is away, the broker keeps for a day (QoS 1, persistent session). An image is acknowledged
-    once it has been judged; one that the broker repeats nevertheless is skipped, and so are retained messages, which
+    once it has been inspected; one that the broker repeats nevertheless is skipped, and so are retained messages, which
     every connection would bring again.
     """
 
@@ -77,7 +77,7 @@ class Mqtt:
                     while not (stop.is_set() or inbox.empty()):
                         if frame := self._frame(inbox.get_nowait()):
                             yield frame
-                await self._wait_until_judged()
+                await self._wait_until_inspected()
             finally:
                 await asyncio.to_thread(mqtt.close)
 
@@ -107,7 +107,7 @@ class Mqtt:
         self._in_hand.append((event, key))
         return Frame(name, event.payload, self.name)
 
-    async def _wait_until_judged(self) -> None:
+    async def _wait_until_inspected(self) -> None:
         self._checkpoint.prune(_REMEMBERED)
         while self._in_hand:
             self._finished.clear()

@@ -1,4 +1,4 @@
-"""Record of what a source has had judged, so that a restart neither judges it again nor skips anything."""
+"""Record of a source's inspected images, so that a restart neither repeats nor skips any."""
 
 import contextlib
 import hashlib
@@ -15,8 +15,8 @@ _log = logging.getLogger(__name__)
 class SourceCheckpoint:
     """Keys with a value each, in a small database in the line's state folder; thread-safe.
 
-    It survives a kill at any moment; a power cut may cost the last seconds, whose images are then judged twice. A disk
-    that cannot be written is logged once.
+    It survives a kill at any moment; a power cut may cost the last seconds, whose images are then inspected twice. If
+    the disk cannot be written, that is logged once.
     """
 
     def __init__(self, state: Path, source: str) -> None:
@@ -67,5 +67,7 @@ class SourceCheckpoint:
             yield
         except sqlite3.Error as error:
             if not self._logged:
-                _log.error("cannot remember what %s has brought: %s; a restart may judge it again", self._source, error)
+                _log.error(
+                    "cannot remember what %s has brought: %s; a restart may inspect it again", self._source, error
+                )
             self._logged = True

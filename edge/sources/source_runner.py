@@ -1,4 +1,4 @@
-"""Runner of a source: its images are judged in order; a source that fails is reported, and opened again."""
+"""Runner of a source: its images are inspected in order; a source that fails is reported and opened again."""
 
 import asyncio
 import contextlib
@@ -14,11 +14,11 @@ _log = logging.getLogger(__name__)
 
 
 async def run_source(pipeline: Pipeline, source: Source, stop: asyncio.Event) -> None:
-    """Judge all images of a source, in its order, until it ends or `stop` is set."""
+    """Inspect all images of a source, in its order, until it ends or `stop` is set."""
     outage = _Outage(pipeline, source)
     while not stop.is_set():
         try:
-            await _judge_all(pipeline, source, stop, outage)
+            await _inspect_all(pipeline, source, stop, outage)
         except (OSError, EdgeNodeError) as error:
             outage.record(error)
         else:
@@ -29,14 +29,14 @@ async def run_source(pipeline: Pipeline, source: Source, stop: asyncio.Event) ->
         _log.info("%s has ended", source.name)
 
 
-async def _judge_all(pipeline: Pipeline, source: Source, stop: asyncio.Event, outage: "_Outage") -> None:
-    """While one frame is judged the next is decoded, but no more than that."""
+async def _inspect_all(pipeline: Pipeline, source: Source, stop: asyncio.Event, outage: "_Outage") -> None:
+    """Decode the next frame while one is inspected, but no more than that."""
     last: asyncio.Task[None] | None = None
     try:
         async with contextlib.aclosing(source.frames(stop)) as frames:
             async for frame in frames:
                 outage.end()
-                before, last = last, asyncio.create_task(_judge(pipeline, source, frame, last))
+                before, last = last, asyncio.create_task(_inspect(pipeline, source, frame, last))
                 if before:
                     await before
     finally:
@@ -44,7 +44,7 @@ async def _judge_all(pipeline: Pipeline, source: Source, stop: asyncio.Event, ou
             await last
 
 
-async def _judge(pipeline: Pipeline, source: Source, frame: Frame, before: asyncio.Task[None] | None) -> None:
+async def _inspect(pipeline: Pipeline, source: Source, frame: Frame, before: asyncio.Task[None] | None) -> None:
     source.done(frame, await pipeline.classify(frame, before))
 
 

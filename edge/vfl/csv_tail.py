@@ -63,15 +63,15 @@ class CsvTail:
         """
         news = False
         while whole := self._appended():
-            news |= self._take(whole, add)
+            news |= self._parse_block(whole, add)
         return news
 
     def check_start(self, add: Callable[[Cells], None]) -> None:
         """Read the first rows only. EdgeNodeError as `read` raises it."""
         if whole := self._appended():
-            self._take(whole, add)
+            self._parse_block(whole, add)
 
-    def _take(self, whole: bytes, add: Callable[[Cells], None]) -> bool:
+    def _parse_block(self, whole: bytes, add: Callable[[Cells], None]) -> bool:
         lines = whole.split(b"\n")[:-1]
         if not self._width:
             self._read_header(lines.pop(0))

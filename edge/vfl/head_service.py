@@ -128,7 +128,7 @@ class _Service:
         self._models = deque([model], _KEPT)
         self._collector = EmbeddingCollector(model.manifest.sensors, deadline, closed=closed)
         self._topic = topics.predictions(model.manifest.federation)
-        self._left_out: Counter[tuple[str, str]] = Counter()  # by sensor and reason
+        self._discarded: Counter[tuple[str, str]] = Counter()  # by sensor and reason
         self._collision = CollisionDetector("the head")
         self._unwritten = False  # whether the file could not be written last time
 
@@ -140,7 +140,7 @@ class _Service:
         try:
             at, event = inbox.get(timeout=patience)
             while True:
-                self._take(at, event, taken)
+                self._handle(at, event, taken)
                 if len(taken) >= _AT_ONCE:
                     break
                 at, event = inbox.get_nowait()
@@ -153,7 +153,7 @@ class _Service:
     def finish(self) -> None:
         """Answer what is open, and say what was left out."""
         self._answer(self._collector.close_all())
-        for (sensor, reason), count in self._left_out.items():
+        for (sensor, reason), count in self._discarded.items():
             _log.warning("left out %d messages of %s: %s", count, sensor, reason)
 
     @property
@@ -161,19 +161,19 @@ class _Service:
         """What the next service needs to know."""
         return _Answered(self._models[-1].manifest.run, self._collector.closed)
 
-    def _take(self, at: float, event: object, taken: list[Delivery]) -> None:
+    def _handle(self, at: float, event: object, taken: list[Delivery]) -> None:
         match event:
             case Delivery():
                 taken.append(event)
                 sensor = abbreviate(topics.sender(event.topic), 64)
-                if (reason := self._fault(sensor, event.payload, at)) and not event.repeated:
-                    self._leave_out(sensor, reason)
+                if (reason := self._add_embedding(sensor, event.payload, at)) and not event.repeated:
+                    self._discard(sensor, reason)
             case NewModel(model):
-                self._exchange(model)
+                self._swap_model(model)
             case Connected() | Disconnected():
                 self._collision.observe(event)
 
-    def _fault(self, sensor: str, payload: bytes, at: float) -> str | None:
+    def _add_embedding(self, sensor: str, payload: bytes, at: float) -> str | None:
         """Take an embedding; or say why not."""
         try:
             frame = decode_frame(payload)
@@ -186,15 +186,15 @@ class _Service:
         part = SensorEmbedding(np.frombuffer(frame.embedding, "<f4"), frame.round, at)
         return self._collector.add(sensor, frame.product, part)
 
-    def _leave_out(self, sensor: str, reason: str) -> None:
+    def _discard(self, sensor: str, reason: str) -> None:
         """The first is told at once, all are counted; strangers cannot fill the memory with names."""
-        if len(self._left_out) < 1000 and (sensor, reason) not in self._left_out:
+        if len(self._discarded) < 1000 and (sensor, reason) not in self._discarded:
             _log.warning("left out a message of %s: %s; others like it are counted", sensor, reason)
-            self._left_out[sensor, reason] = 0
-        if (sensor, reason) in self._left_out:
-            self._left_out[sensor, reason] += 1
+            self._discarded[sensor, reason] = 0
+        if (sensor, reason) in self._discarded:
+            self._discarded[sensor, reason] += 1
 
-    def _exchange(self, model: HeadModel) -> None:
+    def _swap_model(self, model: HeadModel) -> None:
         """Take up a newer model; one of another run or of other sensors ends what is open first."""
         before = self._models[-1].manifest
         if (before.run, before.sensors) != (model.manifest.run, model.manifest.sensors):
@@ -224,7 +224,7 @@ class _Service:
                 sure = each.answer == "final"
                 self._mqtt.publish(self._topic, _encode(each), qos=int(sure), retain=sure)
         except BrokerError as error:
-            self._leave_out("the head", error.what)
+            self._discard("the head", error.what)
         self.final += len(final)
         if self._output and final:
             self._write(self._output, b"".join(_encode(each) + b"\n" for each in final))

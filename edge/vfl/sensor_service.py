@@ -24,8 +24,8 @@ _POLL = 0.01  # seconds between two reads of the file
 _BATCH = 256  # products that are embedded at once
 _DRAIN = 5.0  # seconds to send what is left at the end
 
-Leaving = Callable[[Manifest, Array, Sequence[str]], Array]
-"""What becomes of products' embeddings [N, D] as they leave the sensor: protection, and a simulated channel."""
+Protect = Callable[[Manifest, Array, Sequence[str]], Array]
+"""Protects the embeddings [N, D] of products before they leave the sensor; simulates a channel, if one is set."""
 
 
 def serve_sensor(
@@ -33,7 +33,7 @@ def serve_sensor(
     load: Callable[[Path], SensorModel],
     rows: Path,
     endpoint: Endpoint,
-    leaving: Leaving,
+    protect: Protect,
     stop: Callable[[], bool],
 ) -> int:
     """Serve until `stop`; return how many products were embedded.
@@ -56,7 +56,7 @@ def serve_sensor(
         samples.drop_before(newest)
     client = f"edge-node/{manifest.federation}/{manifest.node}/embed"
     with MqttClient(endpoint, client, inbox=inbox, persistent=False) as mqtt, reloader:
-        service = _Service(model, samples, mqtt, leaving, done)
+        service = _Service(model, samples, mqtt, protect, done)
         sys.stderr.write(f"ready {manifest.node}, round {manifest.round}\n")
         if not done:
             sys.stderr.write(f"waiting for rows in {rows}\n")
@@ -69,9 +69,9 @@ def serve_sensor(
 
 
 class _Service:
-    def __init__(self, model: SensorModel, samples: Samples, mqtt: MqttClient, leaving: Leaving, done: int):
+    def __init__(self, model: SensorModel, samples: Samples, mqtt: MqttClient, protect: Protect, done: int):
         self.sent = 0
-        self._model, self._samples, self._mqtt, self._leaving, self._done = model, samples, mqtt, leaving, done
+        self._model, self._samples, self._mqtt, self._protect, self._done = model, samples, mqtt, protect, done
         self._topic = topics.products(model.manifest.federation, model.manifest.node)
         self._collision = CollisionDetector(model.manifest.node)
 
@@ -103,7 +103,7 @@ class _Service:
     def _send(self, products: Sequence[str]) -> None:
         manifest = self._model.manifest
         samples, _ = self._samples.get(products)
-        embedded = self._leaving(manifest, self._model.embed(samples), products)
+        embedded = self._protect(manifest, self._model.embed(samples), products)
         for product, row in zip(products, embedded, strict=True):
             frame = Embedded(run=manifest.run, round=manifest.round, product=product, embedding=row.tobytes())
             self._mqtt.publish(self._topic, encode_frame(frame))

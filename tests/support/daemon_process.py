@@ -18,10 +18,10 @@ from pathlib import Path
 from broker_config.protocol.errors import EdgeNodeError
 from edge.daemon.assembly import Instance
 from edge.daemon.daemon import serve
-from edge.config.line_settings import Settings, extended
+from edge.config.line_settings import Settings, add_options
 options = json.loads(sys.argv[1])
 bundle = Path(options.pop("bundle"))
-settings = extended(Settings(), *(options.pop(name, None) for name in ("watch", "output", "mqtt")))
+settings = add_options(Settings(), *(options.pop(name, None) for name in ("watch", "output", "mqtt")))
 try:
     sys.exit(serve(bundle, settings, Instance("line-1", bundle.parent / "state"), **{"port": 0} | options))
 except EdgeNodeError as error:

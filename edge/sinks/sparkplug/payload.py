@@ -76,7 +76,7 @@ def encode(metrics: Iterable[Metric], timestamp: int, seq: int | None) -> bytes:
     if seq is not None:
         payload.seq = seq
     for metric in metrics:
-        _fill(payload.metrics.add(), metric)
+        _write_metric(payload.metrics.add(), metric)
     return cast(bytes, payload.SerializeToString())
 
 
@@ -91,7 +91,7 @@ def true_metrics(data: bytes) -> set[str]:
         raise ValueError(str(error)) from error
 
 
-def _fill(wire: Any, metric: Metric) -> None:
+def _write_metric(wire: Any, metric: Metric) -> None:
     wire.timestamp = metric.timestamp
     if metric.alias is not None:
         wire.alias = metric.alias

@@ -224,7 +224,7 @@ def test_a_state_folder_given_for_the_model_inside_it_is_put_right(tmp_path: Pat
         assert f"did you mean {tmp_path}/plant-a/model?" in result.stderr
 
 
-BUG = "from edge.cli import main, options; options.pairs = None; main.main()"
+BUG = "from edge.cli import main, options; options.parse_pairs = None; main.main()"
 
 
 @pytest.mark.parametrize("debug", [(), ("--debug",)])

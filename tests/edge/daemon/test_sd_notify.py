@@ -89,9 +89,9 @@ def test_ready_is_said_when_requests_are_answered_then_how_it_is_and_at_last_tha
 ) -> None:
     with daemon(bundle) as line:
         ready = ear.hear_until("READY")[0]
-        assert ready["STATUS"] == "press-3@30: 0 images judged"
+        assert ready["STATUS"] == "press-3@30: 0 images inspected"
         line.classify(RED)
-        while (beat := ear.hear_until("WATCHDOG")[-1])["STATUS"] != "press-3@30: 1 images judged":
+        while (beat := ear.hear_until("WATCHDOG")[-1])["STATUS"] != "press-3@30: 1 images inspected":
             pass
         assert beat["WATCHDOG"] == "1"
         assert line.end()[0] == 0
@@ -137,7 +137,7 @@ Predictor.run = hanging
         assert time.monotonic() < deadline
         stuck.unlink()
         ear.socket.settimeout(20)
-        assert "1 images judged" in ear.hear_until("WATCHDOG")[-1]["STATUS"]
+        assert "1 images inspected" in ear.hear_until("WATCHDOG")[-1]["STATUS"]
         assert line.end()[0] == 0
 
 

@@ -20,7 +20,7 @@ from edge.bundle.bundle_format import BundleError
 from edge.cli.main import app
 from edge.config.options_file import settings, variable
 from edge.daemon.exit_codes import FINAL, code
-from edge.daemon.systemd_unit import quoted
+from edge.daemon.systemd_unit import quote
 from tests.support.plants import here, run
 from tests.support.tiny_bundle import tiny_bundle
 
@@ -169,9 +169,9 @@ def test_what_the_user_may_not_read_or_write_is_named(folder: Path) -> None:
 
 
 def test_words_are_quoted_as_systemd_reads_them() -> None:
-    assert quoted("/srv/plain") == "/srv/plain"
-    assert quoted("/srv/100 %") == '"/srv/100 %%"'
-    assert quoted('a"b$c d\\') == '"a\\"b$$c d\\\\"'
+    assert quote("/srv/plain") == "/srv/plain"
+    assert quote("/srv/100 %") == '"/srv/100 %%"'
+    assert quote('a"b$c d\\') == '"a\\"b$$c d\\\\"'
 
 
 # ---------------------------------------------------------------- the environment

@@ -1,4 +1,4 @@
-"""Whole folders are judged at once; results go on where they were, and are of one model."""
+"""Whole folders are classified at once; results resume where they stopped, and are of one model."""
 
 import csv
 import json
@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
-from edge.cli.inference_output import judge
+from edge.cli.inference_output import classify_and_print
 from edge.inference import batch
 from edge.inference.served_model import Model, load_model
 from edge.inference.tiling import View
@@ -46,7 +46,7 @@ NAMES = ["2.png", "10.png", "press/a.png", "press/bad.png", "press/deep/b.PNG"]
 
 def run(model: Model, tree: Path, out: Path | None, pictures: Path | None = None, *, as_json: bool = False) -> bool:
     results = batch.ResultFile(out, model) if out else None
-    return judge(model, batch.find_images([tree]), None, results, pictures, heat=True, as_json=as_json)
+    return classify_and_print(model, batch.find_images([tree]), None, results, pictures, heat=True, as_json=as_json)
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
@@ -74,7 +74,7 @@ def test_results_hold_every_image_and_say_which_could_not_be_read(model, tree, t
     assert [row.get("label") or "" for row in rows(out)] == ["green", "red", "blue", "", "red"]
     assert "not a whole image" in rows(out)[3]["error"]
     said = capsys.readouterr()
-    assert said.out == "4 judged: 2 red, 1 green, 1 blue; 1 could not be read\n"
+    assert said.out == "4 classified: 2 red, 1 green, 1 blue; 1 could not be read\n"
     assert "bad.png is not a whole image" in said.err
 
 
@@ -88,7 +88,7 @@ def test_an_interrupted_batch_goes_on_where_it_was_and_tries_unread_images_again
     out.write_bytes(b"".join(lines[: first + 1]) + lines[first + 1][:20])  # killed while it wrote the third
     capsys.readouterr()
     run(model, tree, out)
-    assert capsys.readouterr().out == "2 were judged before; 2 judged: 1 blue, 1 red; 1 could not be read\n"
+    assert capsys.readouterr().out == "2 were classified before; 2 classified: 1 blue, 1 red; 1 could not be read\n"
     assert [row["image"] for row in rows(out)] == [str(tree / name) for name in NAMES]
     (tree / "press/bad.png").write_bytes(GREEN)
     assert run(model, tree, out)
@@ -109,10 +109,12 @@ def test_results_of_another_model_are_not_mixed_in(model, tree, tmp_path):
 def test_results_of_another_view_are_not_mixed_in(model, tree, tmp_path, suffix):
     out, strict = tmp_path / f"results{suffix}", View(threshold=0.99)
     images = batch.find_images([tree])
-    judge(model, images[:2], strict, batch.ResultFile(out, model, strict), None, heat=False, as_json=False)
+    classify_and_print(model, images[:2], strict, batch.ResultFile(out, model, strict), None, heat=False, as_json=False)
     with pytest.raises(UsageError, match="made with another view"):
         batch.ResultFile(out, model)
-    judge(model, images, strict, batch.ResultFile(out, model, View(threshold=0.99)), None, heat=False, as_json=False)
+    classify_and_print(
+        model, images, strict, batch.ResultFile(out, model, View(threshold=0.99)), None, heat=False, as_json=False
+    )
     assert len(rows(out)) == len(NAMES)
 
 
