@@ -1,4 +1,4 @@
-"""MusTEN (FedTFI, section 3.3): descriptors, encoded by several learnable codebooks."""
+"""MusTEN and KCA (FedTFI, section 3.3): descriptors encoded by several learnable codebooks, whose words are weighted."""
 
 import torch
 from torch import Tensor, nn
@@ -45,3 +45,20 @@ class MultiScale(nn.Module):
     def forward(self, descriptors: Tensor) -> Tensor:
         """[n, N, depth] -> [n, words of all codebooks, depth]."""
         return torch.cat([codebook(descriptors) for codebook in self.codebooks], 1)
+
+
+class KeywordAttention(nn.Module):
+    """KCA, keyword consistency attention, eqs. (10) and (11): s = softmax(w^T tanh(V E^T)) over the rows of E; each row is scaled by its s."""
+
+    def __init__(self, depth: int, hidden: int):
+        super().__init__()
+        self.hidden = nn.Linear(depth, hidden, bias=False)  # V
+        self.score = nn.Linear(hidden, 1, bias=False)  # w
+
+    def forward(self, encoded: Tensor) -> Tensor:
+        """[n, K, depth] -> [n, K, depth]."""
+        return self.weigh(encoded) * encoded
+
+    def weigh(self, encoded: Tensor) -> Tensor:
+        """How much each row of [n, K, depth] counts, [n, K, 1]."""
+        return torch.softmax(self.score(torch.tanh(self.hidden(encoded))), 1)

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from trainer.models.texture.kca import KeywordAttention
-from trainer.models.texture.musten import MultiScale
+from trainer.models.texture.musten import KeywordAttention, MultiScale
 from trainer.models.texture.sizes import Tel
 from trainer.models.texture.stem import STEM_CHANNELS, Stem
 from trainer.models.texture.tel import PATCH_SIDE, Patches, TextureEmbedding

@@ -10,8 +10,7 @@ from torch.nn import functional
 from trainer.models import backbones
 from trainer.models.named_tensors import add_prefix, is_frozen, is_trainable
 from trainer.models.network import Network
-from trainer.models.texture.kca import KeywordAttention
-from trainer.models.texture.musten import Codebook, MultiScale
+from trainer.models.texture.musten import Codebook, KeywordAttention, MultiScale
 from trainer.models.texture.tel import Block, TextureEmbedding, cut_patches
 from trainer.models.texture.texture_presets import PRESETS
 
