@@ -1,4 +1,4 @@
-"""Class evidence by place: what each place of an image adds to the features, where they are a sum over places."""
+"""Class evidence by place: the contribution of each place of an image, where features are a sum over places."""
 
 import math
 from collections.abc import Callable
@@ -18,9 +18,9 @@ Evidence = Callable[[Tensor], Tensor]
 
 
 def explain(encoder: nn.Module, inputs: Tensor) -> tuple[Tensor, Evidence | None]:
-    """Features [n, features] of images, or of what the encoder's stem made of them, and what each place adds.
+    """Features [n, features] of images, or of their stem's output, and the evidence of each place.
 
-    None where features are no sum over places: nothing exact can be said then.
+    The evidence is None where features are not a sum over places: nothing exact can be said then.
     """
     if not isinstance(encoder, TextureNetwork):
         return _explain_mean(backbones.feature_map(encoder, inputs))
@@ -56,14 +56,14 @@ def _explain_pooled(part: PooledHead, tokens: Tensor) -> tuple[Tensor, Evidence]
 def _explain_encoded(part: CodebookHead, tokens: Tensor) -> tuple[Tensor, Evidence]:
     """MusTEN's codes are sums over descriptors; what follows is linear, with the image's own attention, norm and ReLU.
 
-    These are held fixed, so that a map says what a descriptor adds as things are, not what would be without it.
+    These are held fixed, so a map shows what a descriptor contributes to this output, not the output without it.
     """
     descriptors = part.reduce(tokens)  # [n, N, D]
     codebooks = [cast(Codebook, each) for each in part.musten.codebooks]
     shares = torch.cat([codebook.assign(descriptors) for codebook in codebooks], 2)  # [n, N, K]
     words = torch.cat([codebook.words for codebook in codebooks])  # [K, D]
     encoded = shares.mT @ descriptors - shares.sum(1).unsqueeze(2) * words
-    weights = part.attention.weigh(encoded)  # [n, K, 1]
+    weights = part.attention.attention_weights(encoded)  # [n, K, 1]
     rows = (weights * encoded).flatten(1)
     hidden = part.hidden(part.norm(rows))
 
@@ -81,16 +81,16 @@ def _explain_encoded(part: CodebookHead, tokens: Tensor) -> tuple[Tensor, Eviden
 
 
 def _through_relu(head: Tensor, hidden: Tensor) -> Tensor:
-    """What of a head [classes, features] reaches the layer before the ReLU, hidden [n, features]."""
+    """The part of a head [classes, features] that passes the ReLU after `hidden` [n, features]."""
     return head * (hidden > 0).unsqueeze(1)
 
 
 def _constant_evidence(head: Tensor, hidden: Tensor, shift: Tensor) -> Tensor:
-    """What no place adds, [n, classes, 1]."""
+    """The evidence that no place contributes, [n, classes, 1]."""
     return (_through_relu(head, hidden) @ shift).unsqueeze(2)
 
 
 def _to_square(added: Tensor) -> Tensor:
-    """[n, classes, N] -> [n, classes, h, w], as patches are cut: row by row."""
+    """[n, classes, N] -> [n, classes, h, w], row by row, in the order of patches."""
     side = math.isqrt(added.shape[2])
     return added.reshape(*added.shape[:2], side, side)

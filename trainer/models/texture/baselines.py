@@ -1,4 +1,4 @@
-"""The networks that FedTFI's is compared with: a head of a paper, on a trunk; see `docs/textures.md` for the sizes."""
+"""Baseline networks of FedTFI: a published head on a trunk. `docs/textures.md` lists their sizes."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,21 +18,21 @@ from trainer.models.torchvision_import import torchvision_models
 
 
 class Sizes(NamedTuple):
-    """Of every head on a trunk."""
+    """Sizes of all heads on one trunk."""
 
     channels: tuple[int, ...]  # of the stages, from shallow to deep
-    grid: int  # which stage's size CLASSNet brings the others to
+    grid: int  # index of the stage to whose size CLASSNet resizes the others
     batch_norm: bool
-    descriptor: int  # numbers of a descriptor, for Deep-TEN, DEPNet and CU-Net
+    descriptor: int  # width of descriptors in Deep-TEN, DEPNet and CU-Net
     codewords: int  # of Deep-TEN
     dep_codewords: int
-    dep_side: int  # numbers of each of DEPNet's two views
+    dep_side: int  # width of each of DEPNet's two views
     volumes: int  # of CLASSNet
     length: float  # of normalised features
 
 
 _SMALL = Sizes((MAP_CHANNELS, 128, 128), 1, False, 64, 16, 16, 16, 16, 8.0)
-_SIDE, _LAYERS = 8, 3  # of the grid of tokens, and layers that it stands for
+_SIDE, _LAYERS = 8, 3  # of the grid of tokens, and the number of layers that it stands for
 _ON_TOKENS = _SMALL._replace(channels=(SMALL_TEL.width,) * _LAYERS)
 _RESNET18 = Sizes((64, 128, 256, 512), 2, True, 128, 32, 8, 64, 64, 1.0)
 _RESNET50 = _RESNET18._replace(channels=(256, 512, 1024, 2048), dep_codewords=32)
@@ -57,12 +57,12 @@ _HEADS: dict[str, Callable[[Sizes], nn.Module]] = {
 
 
 def build(head: str, trunk: str) -> nn.Module:
-    """A head on what it looks at.
+    """A head on a trunk.
 
     Args:
         head: resnet, deepten, dep, class or cunet.
-        trunk: `small` (the stem, FedTFI's projection and a small residual trunk), `tel` (`fedtfi_small`, whose MusTEN
-            the head takes the place of), or torchvision's `resnet18`, `resnet50` or `densenet121`.
+        trunk: `small` (the stem, FedTFI's projection and a small residual trunk), `tel` (`fedtfi_small` with
+            the head in place of MusTEN), or torchvision's `resnet18`, `resnet50` or `densenet121`.
     """
     if trunk in _TORCHVISION:
         network = getattr(torchvision_models(), trunk)()

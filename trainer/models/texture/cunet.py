@@ -1,4 +1,4 @@
-"""A network in the manner of CU-Net: a fabric's features are unmixed into its components' (Feng et al., IJCV 2019)."""
+"""CU-Net-like head: the features of a fabric, unmixed into those of its components (Feng et al., IJCV 2019)."""
 
 from typing import cast
 
@@ -9,10 +9,10 @@ from trainer.models.texture.trunk import Pointwise, Stages, scale_to_length, to_
 
 
 class Unmixing(nn.Module):
-    """Every position's descriptor divided among components, in shares that are positive and sum to one.
+    """Soft assignment of every position's descriptor to components, with positive shares that sum to one.
 
-    A component's representation is the mean over positions of its share of each: together the representations sum to
-    the mean descriptor, so nothing is lost, and what has little of a component has a short vector for it.
+    A component's representation is the mean over positions of its share of the descriptor. The representations sum to
+    the mean descriptor, so nothing is lost, and a component that hardly occurs has a short vector.
     """
 
     def __init__(self, width: int, components: int):
@@ -35,6 +35,6 @@ class CUNetHead(nn.Module):
         self._length = length
 
     def forward(self, stages: Stages) -> Tensor:
-        """Stages -> features [n, components * width], the representations brought to one length together."""
+        """Stages -> features [n, components * width], the representations scaled together to one length."""
         descriptors = to_descriptors(cast(Tensor, self.reduce(stages[-1])))
         return scale_to_length(self.unmixing(descriptors).flatten(1), self._length)

@@ -7,10 +7,10 @@ from trainer.models.texture.trunk import GlobalAveragePooling, Stages, scale_to_
 
 
 class DepNetHead(nn.Module):
-    """Two views of the deepest maps, `side` numbers each, and the products of every two of them (section 3).
+    """Bilinear product of two views of the deepest maps, each of width `side` (section 3).
 
-    The first is orderless (an encoding layer), the second spatial (means); the outer product is brought to one length
-    and mapped to the features.
+    The first view is orderless (an encoding layer), the second spatial (means); their outer product is scaled to one
+    length and mapped to the features.
     """
 
     def __init__(
@@ -33,5 +33,5 @@ class DepNetHead(nn.Module):
 
 
 def multiply_outer(first: Tensor, second: Tensor) -> Tensor:
-    """The outer product of two vectors a row, [n, a] and [n, b] -> [n, a * b]."""
+    """Row-wise outer products, [n, a] and [n, b] -> [n, a * b]."""
     return (first.unsqueeze(2) * second.unsqueeze(1)).flatten(1)

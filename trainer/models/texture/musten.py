@@ -1,9 +1,9 @@
-"""MusTEN and KCA (FedTFI, section 3.3): descriptors encoded by several learnable codebooks, whose words are weighted."""
+"""MusTEN and KCA (FedTFI, section 3.3): descriptors encoded by learnable codebooks, and attention to their words."""
 
 import torch
 from torch import Tensor, nn
 
-_NEAR = 1e-6  # squared distances below are taken for this: rounding is as large, and the root has a slope at 0
+_NEAR = 1e-6  # lower bound of squared distances: rounding errors are as large, and the root's slope at 0 is infinite
 
 
 class Codebook(nn.Module):
@@ -25,18 +25,18 @@ class Codebook(nn.Module):
         return assigned.mT @ descriptors - assigned.sum(1).unsqueeze(2) * self.words
 
     def assign(self, descriptors: Tensor) -> Tensor:
-        """How much of each descriptor [n, N, depth] each word gets, eq. (8): [n, N, words]."""
+        """The share of each descriptor [n, N, depth] that each word is assigned, eq. (8): [n, N, words]."""
         return torch.softmax(-self.smoothing * self._distances(descriptors), -1)
 
     def _distances(self, descriptors: Tensor) -> Tensor:
-        """[n, N, words]. No residual is written out: they would take `depth` times the memory."""
+        """[n, N, words], without computing the residuals: they would take `depth` times the memory."""
         lengths = descriptors.square().sum(2, keepdim=True) + self.words.square().sum(1)
         squares = (lengths - 2 * descriptors @ self.words.mT).clamp(min=_NEAR)
         return squares if self.squared else squares.sqrt()
 
 
 class MultiScale(nn.Module):
-    """Eq. (9): codebooks of several sizes, one below the other."""
+    """Codebooks of several sizes, their outputs concatenated, eq. (9)."""
 
     def __init__(self, codebooks: tuple[int, ...], depth: int, *, squared: bool = False):
         super().__init__()
@@ -48,7 +48,10 @@ class MultiScale(nn.Module):
 
 
 class KeywordAttention(nn.Module):
-    """KCA, keyword consistency attention, eqs. (10) and (11): s = softmax(w^T tanh(V E^T)) over the rows of E; each row is scaled by its s."""
+    """KCA, keyword consistency attention, eqs. (10) and (11).
+
+    s = softmax(w^T tanh(V E^T)) over the rows of E, each of which is scaled by its s.
+    """
 
     def __init__(self, depth: int, hidden: int):
         super().__init__()
@@ -57,8 +60,8 @@ class KeywordAttention(nn.Module):
 
     def forward(self, encoded: Tensor) -> Tensor:
         """[n, K, depth] -> [n, K, depth]."""
-        return self.weigh(encoded) * encoded
+        return self.attention_weights(encoded) * encoded
 
-    def weigh(self, encoded: Tensor) -> Tensor:
-        """How much each row of [n, K, depth] counts, [n, K, 1]."""
+    def attention_weights(self, encoded: Tensor) -> Tensor:
+        """The weight of each row of [n, K, depth]: [n, K, 1]."""
         return torch.softmax(self.score(torch.tanh(self.hidden(encoded))), 1)

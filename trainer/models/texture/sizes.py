@@ -1,15 +1,15 @@
-"""Sizes that presets and networks share. Free of torch."""
+"""Sizes of transformer encoders, shared by presets and networks. Does not import torch."""
 
 from typing import NamedTuple
 
 
 class Tel(NamedTuple):
-    """Of a transformer encoder."""
+    """Sizes of a transformer encoder."""
 
     width: int
     depth: int
     heads: int
-    ratio: int  # hidden width of its blocks' perceptrons over `width`
+    ratio: int  # of the blocks' hidden width to `width`
 
 
 PAPER_TEL = Tel(1024, 10, 8, 4)

@@ -1,15 +1,15 @@
-"""VGG19 up to its second pooling, which all small texture networks share. No gradient moves it."""
+"""VGG19 up to its second pooling layer: the frozen stem of all small texture networks."""
 
 from typing import cast
 
 from torch import Tensor, nn
 
 STEM_CHANNELS = 128
-"""Of the maps that it gives."""
+"""Channels of its output."""
 
 
 class Stem(nn.Module):
-    """conv1_1 .. conv2_2 with pool1 and pool2 (Simonyan and Zisserman, 2015), behind a 1 x 1 layer of colours."""
+    """conv1_1 .. conv2_2 with pool1 and pool2 (Simonyan and Zisserman, 2015), after a 1 x 1 colour layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class Stem(nn.Module):
         self.conv2_2 = nn.Conv2d(STEM_CHANNELS, STEM_CHANNELS, 3, padding=1)
         self.relu = nn.ReLU()
         self.pool = nn.MaxPool2d(2)
-        for values in self.parameters():  # drawn, it keeps the scale of what it sees
+        for values in self.parameters():  # random weights that keep the scale of activations
             if values.ndim == 1:
                 nn.init.zeros_(values)
             else:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 PATCH_SIDE = 2
-"""Side of a patch, on the maps."""
+"""Side of a patch, in positions of the maps."""
 
 
 def cut_patches(maps: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Eqs. (4) and (5)."""
+    """One pre-norm transformer block, eqs. (4) and (5)."""
 
     def __init__(self, width: int, heads: int, ratio: int):
         super().__init__()
@@ -61,7 +61,7 @@ class Block(nn.Module):
 
 
 class PositionalEmbedding(nn.Module):
-    """Eq. (3): a learnable token goes before the others, and each place adds its learnable position."""
+    """A learnable token before the others, and learnable positions added to all, eq. (3)."""
 
     def __init__(self, count: int, width: int):
         super().__init__()
@@ -74,10 +74,10 @@ class PositionalEmbedding(nn.Module):
 
 
 class TextureEmbedding(nn.Module):
-    """Patches, embedded and placed, through blocks and a LayerNorm.
+    """Embedded patches with positions, through transformer blocks and a final LayerNorm.
 
-    The paper is silent about the last LayerNorm; every pre-norm encoder has it, and without it the triplet loss would
-    compare tokens of any length.
+    The paper does not mention the final LayerNorm. Every pre-norm encoder has one; without it the triplet loss would compare
+    tokens of arbitrary length.
     """
 
     def __init__(self, channels: int, count: int, width: int, depth: int, heads: int, ratio: int):

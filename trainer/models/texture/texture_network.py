@@ -1,4 +1,4 @@
-"""Texture networks put together from their parts: FedTFI's, with all or some of them."""
+"""Texture networks as sequences of named parts; FedTFI's network, with all of its parts or some."""
 
 from collections.abc import Mapping
 
@@ -15,24 +15,24 @@ MAP_CHANNELS = 64
 
 
 class TextureNetwork(nn.Module):
-    """Named parts, each fed with what the one before gives; after `tel` its tokens go on, not the output token."""
+    """A sequence of named parts. Of the outputs of `tel`, the tokens are passed on, not the output token."""
 
     def __init__(self, parts: Mapping[str, nn.Module]):
         super().__init__()
         for name, part in parts.items():
             self.add_module(name, part)
 
-    def forward(self, seen: Tensor) -> Tensor:
-        """What the first part takes -> features [n, features]."""
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Input of the first part -> features [n, features]."""
         for name, part in self.named_children():
-            seen = part(seen)
+            inputs = part(inputs)
             if name == "tel":
-                seen = seen[1]
-        return seen
+                inputs = inputs[1]
+        return inputs
 
 
 def remove_stem(encoder: nn.Module) -> nn.Module:
-    """An encoder without its stem; itself, where it has none."""
+    """The encoder without its stem; unchanged if it has none."""
     parts = dict(encoder.named_children())
     return TextureNetwork(parts) if parts.pop("stem", None) else encoder
 
@@ -55,7 +55,7 @@ class CodebookHead(nn.Module):
 
 
 class PooledHead(nn.Module):
-    """The mean of tokens [n, N, inputs], and a hidden layer."""
+    """The mean of tokens [n, N, inputs], through a hidden layer."""
 
     def __init__(self, inputs: int, features: int):
         super().__init__()
@@ -67,7 +67,7 @@ class PooledHead(nn.Module):
 
 
 def build(size: int, features: int, tel: Tel | None, codebooks: tuple[int, ...], depth: int) -> nn.Module:
-    """FedTFI's network for images of `size` pixels; without `tel` or `codebooks` it lacks that part."""
+    """FedTFI's network for images of `size` pixels; without `tel` or `codebooks` that part is left out."""
     count = (size // 4 // PATCH_SIDE) ** 2
     width = tel.width if tel else MAP_CHANNELS * PATCH_SIDE**2
     return TextureNetwork(

@@ -1,7 +1,7 @@
-"""The texture networks that there are, by the names that `--model` takes. Imports torch only to build one.
+"""Texture networks by the names that `--model` takes. Imports torch only to build one.
 
-Another network is one line in PRESETS, and a function here where none builds its like. `paper` sizes are for a GPU,
-those called `*_small` train on two cores.
+To add a network, add a line to PRESETS, and a function here if none builds its kind. Those named `*_small` train on
+two cores; the others are meant for a GPU.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class Preset(NamedTuple):
     features: int  # width of its feature vector
     values: int  # how many numbers its encoder holds
     stem: bool = True  # whether it begins with VGG19's first layers, frozen
-    imagenet: str = "VGG19_Weights"  # torchvision's, with which it begins: as `stem` or as `trunk`
+    imagenet: str = "VGG19_Weights"  # torchvision's weights that it starts from, in its stem or its trunk
 
     @property
     def begins_with(self) -> str:
-        """What a file of its first layers holds, in words."""
+        """What a file with its first layers holds, in words."""
         network = self.imagenet.removesuffix("_Weights")
         return f"{network}'s first layers" if self.stem else f"torchvision's {network}"
 
 
 def _from_parts(size: int, features: int, tel: Tel | None, codebooks: tuple[int, ...], depth: int) -> Build:
-    """FedTFI's network. Without `tel` or `codebooks` (of words of `depth` numbers) it lacks that part."""
+    """FedTFI's network. Without `tel` or `codebooks` (words of width `depth`) that part is left out."""
 
     def build() -> nn.Module:
         from trainer.models.texture import texture_network  # noqa: PLC0415  (imports torch)
@@ -46,7 +46,7 @@ def _from_parts(size: int, features: int, tel: Tel | None, codebooks: tuple[int,
 
 
 def _baseline(head: str, trunk: str) -> Build:
-    """A head that FedTFI's is compared with, on a trunk; see `baselines.build`."""
+    """A baseline of FedTFI: a head on a trunk; see `baselines.build`."""
 
     def build() -> nn.Module:
         from trainer.models.texture import baselines  # noqa: PLC0415  (imports torch)

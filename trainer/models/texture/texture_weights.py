@@ -1,4 +1,4 @@
-"""Texture networks begin with layers that others have trained: their names in files, and in ours. numpy only."""
+"""Pretrained first layers of texture networks: their names in published files and in our networks. numpy only."""
 
 import re
 
@@ -7,19 +7,19 @@ import numpy as np
 from trainer.models.named_tensors import Arrays
 
 _NORMALISED = {"0": "colour", "2": "conv1_1", "5": "conv1_2", "9": "conv2_1", "12": "conv2_2"}
-_COLOUR = {"0.weight": (3, 3, 1, 1), "0.bias": (3,)}  # what the normalised one begins with
+_COLOUR = {"0.weight": (3, 3, 1, 1), "0.bias": (3,)}  # first layer of the normalised VGG19
 _TORCHVISION = {"features.0": "conv1_1", "features.2": "conv1_2", "features.5": "conv2_1", "features.7": "conv2_2"}
 _OLD_DOT = re.compile(r"(?<=\.(?:norm|relu|conv))\.(?=[12]\.)")  # DenseNet's file: norm.1 is its module's norm1
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # what images are normalised with before the stem
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # with which images are normalised before the stem
 
 
 def rename_pretrained(arrays: Arrays, *, stem: bool) -> Arrays:
-    """The tensors in `arrays` with which a texture network begins, by its own names; empty if there are none.
+    """The tensors in `arrays` that a texture network starts from, renamed to its own names; empty if there are none.
 
     Args:
         arrays: VGG19 as torchvision names it, or normalised (Huang and Belongie, 2017; layers numbered from a 1 x 1
-            one, of colours); for a network without a stem, what torchvision's names of its trunk are.
-        stem: whether the network begins with one.
+            one, of colours); for a network without a stem, torchvision's network of its trunk.
+        stem: whether the network has one.
     """
     if not stem:
         return {f"trunk.{_OLD_DOT.sub('', name)}": array for name, array in arrays.items()}
@@ -38,7 +38,7 @@ def _rename(arrays: Arrays, names: dict[str, str]) -> Arrays:
 
 
 def _fold_normalisation(stem: Arrays) -> Arrays:
-    """The colour layer expects images in 0..1: here it takes them as all our networks do, mean and deviation gone."""
+    """The colour layer, which expects images in 0..1, changed to take them normalised, as all our networks do."""
     weight, bias = stem["stem.colour.weight"], stem["stem.colour.bias"]
     mean, std = (np.asarray(each, np.float32)[None, :, None, None] for each in (_MEAN, _STD))
     return {**stem, "stem.colour.weight": weight * std, "stem.colour.bias": bias + (weight * mean).sum((1, 2, 3))}

@@ -35,7 +35,7 @@ class ResidualBlock(nn.Module):
 
 
 class SmallTrunk(nn.Module):
-    """One residual block a stage, the first of which halves the maps' sides."""
+    """One residual block for each stage; the first halves the sides of the maps."""
 
     def __init__(self, channels: int, widths: Sequence[int]):
         super().__init__()
@@ -54,7 +54,7 @@ class SmallTrunk(nn.Module):
 
 
 class ResNetTrunk(nn.Module):
-    """The convolutions of one of torchvision's residual networks, whose names its tensors keep."""
+    """The convolutions of one of torchvision's residual networks, with torchvision's tensor names."""
 
     def __init__(self, network: Any):
         super().__init__()
@@ -71,7 +71,7 @@ class ResNetTrunk(nn.Module):
 
 
 class DenseTrunk(nn.Module):
-    """The convolutions of one of torchvision's densely connected networks, whose names its tensors keep."""
+    """The convolutions of one of torchvision's densely connected networks, with torchvision's tensor names."""
 
     def __init__(self, network: Any):
         super().__init__()
@@ -91,7 +91,7 @@ class GlobalAveragePooling(nn.Module):
 
 
 class Pointwise(nn.Module):
-    """A 1 x 1 convolution, its normalisation and ReLU: the descriptors that a texture head looks at.
+    """A 1 x 1 convolution, its normalisation and ReLU: the descriptors that a texture head encodes.
 
     BatchNorm as in the papers where the trunk has it, GroupNorm where batches may be of any size.
     """
@@ -108,7 +108,7 @@ class Pointwise(nn.Module):
 
 
 class TokenHead(nn.Module):
-    """A head for maps, on a transformer's tokens: the tokens' grid stands for every stage that the head looks at."""
+    """A head for maps on a transformer's tokens: the grid of tokens stands in for each stage that the head reads."""
 
     def __init__(self, head: nn.Module, side: int, stages: int = 1):
         super().__init__()
@@ -121,10 +121,10 @@ class TokenHead(nn.Module):
 
 
 def to_descriptors(maps: Tensor) -> Tensor:
-    """Maps [n, channels, h, w] as descriptors without an order, [n, h * w, channels]."""
+    """Maps [n, channels, h, w] as a sequence of descriptors, [n, h * w, channels]."""
     return maps.flatten(2).transpose(1, 2)
 
 
 def scale_to_length(vectors: Tensor, length: float) -> Tensor:
-    """Vectors [n, d] brought to one Euclidean length; a zero vector stays zero, with a finite gradient."""
+    """Vectors [n, d] scaled to one Euclidean length; a zero vector stays zero, with a finite gradient."""
     return vectors * (length * torch.rsqrt(vectors.square().sum(-1, keepdim=True) + 1e-12))
