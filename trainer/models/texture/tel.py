@@ -76,8 +76,8 @@ class PositionalEmbedding(nn.Module):
 class TextureEmbedding(nn.Module):
     """Embedded patches with positions, through transformer blocks and a final LayerNorm.
 
-    The paper does not mention the final LayerNorm. Every pre-norm encoder has one; without it the triplet loss would compare
-    tokens of arbitrary length.
+    The paper does not mention the final LayerNorm. Every pre-norm encoder has one; without it the triplet loss
+    would compare tokens of arbitrary length.
     """
 
     def __init__(self, channels: int, count: int, width: int, depth: int, heads: int, ratio: int):
