@@ -102,7 +102,7 @@ def _bare(mqtt: MqttClient, inbox: "queue.Queue[Any]", products: int) -> list[fl
         payload = b"%08d" % number + bytes(150)
         begun = time.perf_counter()
         mqtt.publish(topic, payload)
-        _heard(inbox, lambda found, payload=payload: found == payload)  # type: ignore[misc]
+        _wait_for_message(inbox, lambda found, payload=payload: found == payload)  # type: ignore[misc]
         times.append(1000 * (time.perf_counter() - begun))
     return times
 
@@ -144,10 +144,10 @@ def _final(inbox: "queue.Queue[Any]", product: str) -> None:
         found = json.loads(payload) if payload.startswith(b"{") else {}
         return (found.get("product"), found.get("answer")) == (product, "final")
 
-    _heard(inbox, is_it)
+    _wait_for_message(inbox, is_it)
 
 
-def _heard(inbox: "queue.Queue[Any]", met: Callable[[bytes], bool]) -> None:
+def _wait_for_message(inbox: "queue.Queue[Any]", met: Callable[[bytes], bool]) -> None:
     while True:
         event = inbox.get(timeout=30)
         if isinstance(event, Delivery) and met(event.payload):

@@ -81,14 +81,14 @@ class Broker(NamedTuple):
     members: Mapping[str, Kit]
 
 
-class Took(NamedTuple):
+class Cost(NamedTuple):
     """Of a round, milliseconds."""
 
     wall: float
     cpu: float  # of all parties
 
     @classmethod
-    def of(cls, rounds: Sequence[float], cpu: float) -> "Took":
+    def per_round(cls, rounds: Sequence[float], cpu: float) -> "Cost":
         """From the seconds of each round, after the first ones, and milliseconds of processor time a round."""
         counted = rounds[int(WARM * len(rounds)) :]
         return cls(1000 * statistics.fmean(counted), cpu)
@@ -133,7 +133,7 @@ def cpu(processes: Iterable[int]) -> float:
     return 1000 * ticks / os.sysconf("SC_CLK_TCK")
 
 
-def real(case: Case, plant: Plant, at: Broker, folder: Path, rounds: int) -> Took:
+def real(case: Case, plant: Plant, at: Broker, folder: Path, rounds: int) -> Cost:
     """A round of the real processes."""
     settings = {
         "--start": case.window, "--chunk": case.chunk, "--window": case.window, "--iterations": case.iterations,
@@ -160,10 +160,10 @@ def real(case: Case, plant: Plant, at: Broker, folder: Path, rounds: int) -> Too
     counted = {round_: took for round_, took in seen.items() if WARM * rounds <= round_ < rounds}
     first, last_ = min(counted), max(counted)
     assert first < last_, "so few rounds take less than the second between two reports: pass more --rounds"
-    return Took.of(seconds, (counted[last_] - counted[first]) / (last_ - first))
+    return Cost.per_round(seconds, (counted[last_] - counted[first]) / (last_ - first))
 
 
-def compute(case: Case, plant: Plant, rounds: int) -> Took:
+def compute(case: Case, plant: Plant, rounds: int) -> Cost:
     """A round's arithmetic, in one process, with as many cores as there are here.
 
     The longest way through it: embed at the slowest sensor, represent, learn at the slowest party.
@@ -174,7 +174,7 @@ def compute(case: Case, plant: Plant, rounds: int) -> Took:
         sent, represented_, learnt = _step(simulation, case, round_)
         totals.append(sum(sent) + represented_ + sum(learnt))
         least.append(max(max(sent) + represented_ + max(learnt), totals[-1] / cores))
-    return Took.of(least, 1000 * statistics.fmean(totals[int(WARM * rounds) :]))
+    return Cost.per_round(least, 1000 * statistics.fmean(totals[int(WARM * rounds) :]))
 
 
 def _step(simulation: Simulation, case: Case, round_: int) -> tuple[list[float], float, list[float]]:
@@ -250,7 +250,7 @@ def echo(port: int, kit: Kit | None, name: str, size: int, ready: Any) -> None:
     mine.loop_forever()
 
 
-def bare(case: Case, at: Broker, moved: tuple[int, int, int], rounds: int) -> Took:
+def bare(case: Case, at: Broker, moved: tuple[int, int, int], rounds: int) -> Cost:
     """Mean round of frames of these sizes: out to all sensors, and back from each."""
     first, answer, up = moved
     ready = _FORK.Semaphore(0)
@@ -278,7 +278,7 @@ def bare(case: Case, at: Broker, moved: tuple[int, int, int], rounds: int) -> To
             for _ in range(case.sensors):
                 assert back.acquire(timeout=30)
             ends.append(time.perf_counter())
-        return Took.of([after - begun for begun, after in pairwise(ends)], (cpu(pids) - before) / rounds)
+        return Cost.per_round([after - begun for begun, after in pairwise(ends)], (cpu(pids) - before) / rounds)
     finally:
         for each in others:
             each.kill()
@@ -305,7 +305,7 @@ def measure(case: Case, rounds: int, repetitions: int) -> dict[str, object]:
                 (work := folder / str(repetition)).mkdir()
                 runs.append(real(case, plant, at, work, rounds))
                 computes.append(compute(case, plant, rounds))
-    run, plain, least = (Took(*map(statistics.median, zip(*each, strict=True))) for each in (runs, bares, computes))
+    run, plain, least = (Cost(*map(statistics.median, zip(*each, strict=True))) for each in (runs, bares, computes))
     figures = {
         "rounds_per_second": 1000 / run.wall, "vfl_ms": run.wall, "bare_ms": plain.wall, "compute_ms": least.wall,
         "overhead_ms": run.wall - plain.wall - least.wall, "vfl_to_bare": run.wall / plain.wall,

@@ -204,7 +204,7 @@ def coordinate(
     from trainer import progress
     from trainer.federation.server.coordinator import coordinate as run
     from trainer.federation.server.ledger import Ledger
-    from trainer.federation.server.spec import Terms, draft
+    from trainer.federation.server.spec import Participation, draft
 
     endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
     _check_kit(endpoint)
@@ -214,9 +214,9 @@ def coordinate(
         method, option, model, weights, size, training, rounds, seed, threads, evaluate_every, aggregate, liars
     )
     names = [name.strip() for name in classes.split(",") if name.strip()]
-    terms = Terms(quorum, start, sample, deadline, min_wait)
+    participation = Participation(quorum, start, sample, deadline, min_wait)
     federation = reconcile_with_kit(federation, endpoint, "federation") or "default"
-    spec, broadcast = draft(request, federation=federation, classes=names, nodes=nodes, terms=terms)
+    spec, broadcast = draft(request, federation=federation, classes=names, nodes=nodes, participation=participation)
     with progress.reporter(as_json=as_json, quiet=quiet) as report, Ledger(state) as ledger:
         report_weights(request, weights, report)
         outcome = run(

@@ -41,7 +41,7 @@ from tests.support.frame_mutation import SENT, Frame, Mutator, is_message, recor
 from tests.support.live_attack import besiege, check
 from trainer.federation.server.coordinator import _Coordinator
 from trainer.federation.server.ledger import Ledger
-from trainer.federation.server.spec import Request, Terms, draft
+from trainer.federation.server.spec import Participation, Request, draft
 from trainer.progress import NodeRefused
 
 PATIENCE = 60  # seconds that a thousand frames may take
@@ -202,8 +202,8 @@ class Coordinators:
         self._ledger = self._stack.enter_context(Ledger(self._folder))
         request = Request("fedavg", model="small", rounds=3)
         spec, broadcast = draft(
-            request, federation="default", classes=("a", "b"), nodes=1000, terms=Terms(start=3, quorum=2),
-            encoder=small_encoder(),
+            request, federation="default", classes=("a", "b"), nodes=1000,
+            participation=Participation(start=3, quorum=2), encoder=small_encoder(),
         )  # fmt: skip
         self._ledger.begin_or_continue(spec, broadcast, new=True)
         told: list[object] = []

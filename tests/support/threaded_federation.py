@@ -20,7 +20,7 @@ from trainer.federation.client.session import take_part
 from trainer.federation.server.coordinator import Outcome, abort, coordinate
 from trainer.federation.server.journal import history
 from trainer.federation.server.ledger import Ledger
-from trainer.federation.server.spec import Request, Terms, draft
+from trainer.federation.server.spec import Participation, Request, draft
 from trainer.models.catalogue import SIZES
 from trainer.models.named_tensors import Arrays
 
@@ -68,13 +68,15 @@ class Federation:
     """A spec and its first broadcast, and whoever takes part in it."""
 
     def __init__(
-        self, broker: Endpoint, plants: dict[str, Path], folder: Path, name: str, rounds: int, terms: Terms,
-        method: str = "afedcl", signers: Mapping[str, MessageSigner] | None = None, model: str = "small",
-        **options: str,
+        self, broker: Endpoint, plants: dict[str, Path], folder: Path, name: str, rounds: int,
+        participation: Participation, method: str = "afedcl", signers: Mapping[str, MessageSigner] | None = None,
+        model: str = "small", **options: str,
     ):  # fmt: skip
         training = {"local_epochs": 1, "augment": model not in SIZES}  # a texture network's stem is then seen once
         request = Request(method, options, model, "none", SIZES.get(model, 32), training, rounds=rounds, seed=7)
-        self.spec, self.first = draft(request, federation=name, classes=CLASSES, nodes=len(PLANTS), terms=terms)
+        self.spec, self.first = draft(
+            request, federation=name, classes=CLASSES, nodes=len(PLANTS), participation=participation
+        )
         self._broker, self._plants, self.folder = broker, plants, folder
         self._signers = signers or {}
         self._pool = ThreadPoolExecutor(8)

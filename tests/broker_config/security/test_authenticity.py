@@ -51,7 +51,7 @@ from trainer.federation.client.discovery import discover
 from trainer.federation.server.coordinator import Outcome, coordinate
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.membership import MAX_MESSAGES
-from trainer.federation.server.spec import Terms
+from trainer.federation.server.spec import Participation
 from trainer.federation.simulation import simulate
 from trainer.models.network import to_arrays
 from trainer.training.personal_model import load
@@ -303,7 +303,7 @@ def test_a_meddling_broker_changes_no_byte_of_what_is_learnt(
 ) -> None:
     authority = Authority("meddled")
     signers = authority.signers()
-    federation = Federation(broker, plants, tmp_path, "meddled", 3, Terms(), signers=signers)
+    federation = Federation(broker, plants, tmp_path, "meddled", 3, Participation(), signers=signers)
     meddler = Meddler(broker, "meddled")
     sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
     outcome = sessions[0].end()
@@ -331,7 +331,7 @@ def test_without_signatures_the_same_meddling_ends_a_federation(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """Else the test above would prove nothing."""
-    federation = Federation(broker, plants, tmp_path, "unsigned", 3, Terms())
+    federation = Federation(broker, plants, tmp_path, "unsigned", 3, Participation())
     coordinator = federation.coordinator()
     liar = Adversary(broker, "unsigned")
     node = federation.node(PLANTS[0])
@@ -348,7 +348,7 @@ def test_a_federation_that_is_played_back_trains_nobody(
 ) -> None:
     """Spec, round and broadcast of an earlier run, all of them right: only a coordinator that answers is there now."""
     authority = Authority("past")
-    federation = Federation(broker, plants, tmp_path, "past", 500, Terms(), signers=authority.signers())
+    federation = Federation(broker, plants, tmp_path, "past", 500, Participation(), signers=authority.signers())
     listener = Adversary(broker, "past")
     coordinator = federation.coordinator()
     nodes = [federation.node(name) for name in PLANTS]
@@ -382,7 +382,9 @@ def test_on_topics_that_nobody_signs_or_has_asked_for_nothing_is_heard(
     strays += [topics.want("steel", name, "x") for name in ("coordinator", *PLANTS)]
     with Proxy(broker.port) as proxy:
         reached = Endpoint.parse(proxy.url)
-        federation = Federation(reached, plants, tmp_path, "steel", 2, Terms(), signers=Authority("steel").signers())
+        federation = Federation(
+            reached, plants, tmp_path, "steel", 2, Participation(), signers=Authority("steel").signers()
+        )
         coordinator, node = federation.coordinator(), federation.node(PLANTS[0])
         coordinator.wait_for(progress.NodeJoined)
         run = federation.spec.run
@@ -431,7 +433,9 @@ def test_a_broker_cannot_have_a_member_refused_by_forging_its_chunks(
 def test_a_broker_cannot_have_a_member_refused_by_repeating_its_messages(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    federation = Federation(broker, plants, tmp_path, "repeated", 1, Terms(), signers=Authority("repeated").signers())
+    federation = Federation(
+        broker, plants, tmp_path, "repeated", 1, Participation(), signers=Authority("repeated").signers()
+    )
     listener = Adversary(broker, "repeated")
     coordinator, node = federation.coordinator(), federation.node(PLANTS[0])
     coordinator.wait_for(progress.NodeJoined)
@@ -454,14 +458,14 @@ def test_with_a_kit_only_its_signed_federation_is_joined_and_without_one_none_th
     def join(endpoint: Endpoint, name: str) -> Spec | None:
         return discover(endpoint, name, 0.5, said.append, lambda: False, tmp_path)
 
-    signed = Federation(broker, plants, tmp_path / "1", "closed", 1, Terms(), signers=authority.signers())
+    signed = Federation(broker, plants, tmp_path / "1", "closed", 1, Participation(), signers=authority.signers())
     session = signed.coordinator()
     with_kit = replace(broker, signer=MessageSigner(authority.kit(PLANTS[0])))
     assert join(with_kit, "closed") == signed.spec
     with pytest.raises(UsageError, match=r"cannot be read \(it is signed; to read it, take part with a kit"):
         join(broker, "closed")
     session.stop()
-    unsigned = Federation(broker, plants, tmp_path / "2", "closed", 1, Terms())
+    unsigned = Federation(broker, plants, tmp_path / "2", "closed", 1, Participation())
     session = unsigned.coordinator()
     with pytest.raises(UsageError, match="no coordinator appeared"):
         join(with_kit, "closed")
@@ -475,7 +479,9 @@ def test_a_node_written_from_the_page_takes_part_in_a_signed_federation(
 ) -> None:
     authority = Authority("default")
     signers = {name: signer for name, signer in authority.signers().items() if name in (topics.COORDINATOR, PLANTS[0])}
-    federation = Federation(broker, plants, tmp_path, "default", 2, Terms(), "fedavg", signers=signers, epochs="1")
+    federation = Federation(
+        broker, plants, tmp_path, "default", 2, Participation(), "fedavg", signers=signers, epochs="1"
+    )
     coordinator, node = federation.coordinator(), federation.node(PLANTS[0])
     others = [
         ForeignNode(
@@ -501,7 +507,7 @@ def test_who_is_revoked_in_a_run_has_no_part_in_it_any_more_and_the_others_go_on
     """Its contribution to the open round does not count either; the quorum follows the members that are left."""
     authority = Authority("purged")
     signers = authority.signers()
-    federation = Federation(broker, plants, tmp_path, "purged", 40, Terms(), signers=signers)
+    federation = Federation(broker, plants, tmp_path, "purged", 40, Participation(), signers=signers)
     coordinator = federation.coordinator()
     nodes = {name: federation.node(name) for name in PLANTS}
     coordinator.wait_for(progress.RoundClosed)
@@ -530,7 +536,7 @@ def test_a_run_that_has_lost_too_many_members_for_its_rule_is_not_gone_on_with(
 ) -> None:
     authority = Authority("few")
     signers = authority.signers()
-    federation = Federation(broker, plants, tmp_path, "few", 40, Terms(), signers=signers)
+    federation = Federation(broker, plants, tmp_path, "few", 40, Participation(), signers=signers)
     federation.spec = msgspec.structs.replace(federation.spec, aggregation=Aggregation("median"))
     sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
     sessions[0].wait_for(progress.RoundClosed)

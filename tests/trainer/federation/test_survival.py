@@ -13,7 +13,7 @@ from tests.support.plants import draw
 from tests.support.threaded_federation import PATIENCE, PLANTS, Federation, same
 from trainer import progress
 from trainer.federation.server.coordinator import Outcome
-from trainer.federation.server.spec import Terms
+from trainer.federation.server.spec import Participation
 from trainer.federation.simulation import simulate
 from trainer.models.network import to_arrays
 from trainer.training.personal_model import load_metadata
@@ -34,7 +34,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
 def test_a_sample_of_the_nodes_trains_each_round_with_the_same_bytes_as_in_the_simulation(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    federation = Federation(broker, plants, tmp_path, "sampled", 5, Terms(sample=2))
+    federation = Federation(broker, plants, tmp_path, "sampled", 5, Participation(sample=2))
     coordinator = federation.coordinator()
     nodes = {name: federation.node(name) for name in PLANTS}
     outcome = coordinator.end()
@@ -51,7 +51,7 @@ def test_a_sample_of_the_nodes_trains_each_round_with_the_same_bytes_as_in_the_s
 def test_a_coordinator_that_is_stopped_in_a_round_goes_on_in_it_and_nobody_trains_again(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    federation = Federation(broker, plants, tmp_path, "stopped", 3, Terms())
+    federation = Federation(broker, plants, tmp_path, "stopped", 3, Participation())
     coordinator = federation.coordinator()
     early = [federation.node(name) for name in PLANTS[:2]]
     late = federation.node(PLANTS[2])
@@ -75,7 +75,7 @@ def test_a_coordinator_that_is_stopped_in_a_round_goes_on_in_it_and_nobody_train
 def test_a_deadline_closes_a_round_without_the_slow_and_they_catch_up_with_the_newest(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    federation = Federation(broker, plants, tmp_path, "deadline", 4, Terms(quorum=2, min_wait=0.1))
+    federation = Federation(broker, plants, tmp_path, "deadline", 4, Participation(quorum=2, min_wait=0.1))
     coordinator = federation.coordinator()
     nodes = {name: federation.node(name) for name in PLANTS}
     coordinator.wait_for(progress.RoundClosed)
@@ -93,7 +93,7 @@ def test_a_late_contribution_is_not_counted_and_its_node_is_told(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """The slow node trains for seconds; after a third of one two contributions suffice."""
-    federation = Federation(broker, plants, tmp_path, "late", 30, Terms(quorum=2, deadline=0.3))
+    federation = Federation(broker, plants, tmp_path, "late", 30, Participation(quorum=2, deadline=0.3))
     coordinator = federation.coordinator()
     nodes = [federation.node(name) for name in PLANTS[:2]]
     training = msgspec.structs.replace(federation.spec.training, local_epochs=20)
@@ -112,7 +112,7 @@ def test_a_late_contribution_is_not_counted_and_its_node_is_told(
 def test_a_federation_may_start_with_fewer_nodes_and_others_join_late(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    federation = Federation(broker, plants, tmp_path, "start", 6, Terms(quorum=2, start=2, min_wait=1.0))
+    federation = Federation(broker, plants, tmp_path, "start", 6, Participation(quorum=2, start=2, min_wait=1.0))
     coordinator = federation.coordinator()
     nodes = [federation.node(name) for name in PLANTS[:2]]
     coordinator.wait_for(progress.RoundClosed)
@@ -126,7 +126,7 @@ def test_a_federation_may_start_with_fewer_nodes_and_others_join_late(
 def test_a_federation_below_its_quorum_pauses_says_so_to_all_and_resumes_by_itself(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    federation = Federation(broker, plants, tmp_path, "paused", 12, Terms())
+    federation = Federation(broker, plants, tmp_path, "paused", 12, Participation())
     coordinator = federation.coordinator()
     nodes = {name: federation.node(name) for name in PLANTS}
     coordinator.wait_for(progress.RoundClosed)
@@ -149,7 +149,7 @@ def test_a_finished_coordinator_serves_the_result_again_to_a_node_that_was_away(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """FedAvg's nodes want the last average: one leaves after its last contribution and comes back days later."""
-    federation = Federation(broker, plants, tmp_path, "served", 1, Terms(), "fedavg", epochs="2")
+    federation = Federation(broker, plants, tmp_path, "served", 1, Participation(), "fedavg", epochs="2")
     coordinator = federation.coordinator()
     nodes = {name: federation.node(name) for name in PLANTS}
     nodes[PLANTS[0]].wait_for(progress.Contribution)
@@ -167,7 +167,7 @@ def test_a_finished_coordinator_serves_the_result_again_to_a_node_that_was_away(
 
 
 def test_aborting_a_suspended_run_tells_its_nodes(broker: Endpoint, plants: dict[str, Path], tmp_path: Path) -> None:
-    federation = Federation(broker, plants, tmp_path, "aborted", 500, Terms())
+    federation = Federation(broker, plants, tmp_path, "aborted", 500, Participation())
     coordinator = federation.coordinator()
     nodes = [federation.node(name) for name in PLANTS]
     coordinator.wait_for(progress.RoundClosed)
@@ -182,7 +182,7 @@ def test_after_a_finished_run_another_one_begins_from_any_state_folder(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """A coordinator that was served its own old presence by the broker took it for another one's."""
-    federation = Federation(broker, plants, tmp_path / "first", "again", 1, Terms())
+    federation = Federation(broker, plants, tmp_path / "first", "again", 1, Participation())
     sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
     for session in sessions:
         session.end()
@@ -191,4 +191,4 @@ def test_after_a_finished_run_another_one_begins_from_any_state_folder(
     for _ in range(2):
         assert isinstance(federation.coordinator().end(), Outcome)
     for folder in ("second", "third"):
-        assert Federation(broker, plants, tmp_path / folder, "again", 1, Terms()).coordinator().stop() is None
+        assert Federation(broker, plants, tmp_path / folder, "again", 1, Participation()).coordinator().stop() is None

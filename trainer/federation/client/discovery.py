@@ -19,7 +19,7 @@ from trainer.federation.presence import find_connected
 from trainer.methods import METHODS, make
 from trainer.models.catalogue import FEATURES
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 T = TypeVar("T")
 _PAUSE = 0.3  # seconds between two looks at the broker
 
@@ -57,14 +57,14 @@ def join(
         EdgeNodeError: with what to do about it.
     """
 
-    def say(text: str) -> None:
+    def notify(text: str) -> None:
         report(progress.Note(text=text))
 
     topics.check_node(name)
     # What is wrong with the folders should be said before anybody waits for a coordinator.
     train, held_out = class_folders.scan(folder), class_folders.scan(test) if test else None
     report(progress.Step(what=f"looking for a federation on {endpoint}"))
-    spec = discover(endpoint, federation, wait, say, stop, state)
+    spec = discover(endpoint, federation, wait, notify, stop, state)
     if spec is None:
         return None
     relay = make(spec.method, spec.training, spec.options).relay
@@ -76,16 +76,16 @@ def join(
         )
     images, findings = load_checked(train, held_out, spec.classes, spec.preprocessing.size, spec.seed)
     for line in format_brief(findings, folder, test):
-        say(line)
+        notify(line)
     classes = sorted({spec.classes[label] for label in images.train.labels})
-    say(
+    notify(
         f"joining federation {spec.federation!r} ({spec.method}, {spec.model}, {spec.rounds} rounds, "
         f"aggregated by {spec.aggregation.rule}) as {name}: "
         f"{len(images.train.labels)} training images of {', '.join(classes)}, "
         + (f"{len(images.test.labels)} held out" if images.test else "too few to hold any out")
     )
     if relay:
-        say(
+        notify(
             f"with {spec.method} all other nodes see pieces of what the model makes of these images, "
             f"and their classes; {relay.protection or 'nothing'} hides images in them"
         )
@@ -98,7 +98,7 @@ def join(
 
 
 def discover(
-    endpoint: Endpoint, federation: str | None, wait: float, say: Say, stop: Callable[[], bool], state: Path
+    endpoint: Endpoint, federation: str | None, wait: float, notify: Notify, stop: Callable[[], bool], state: Path
 ) -> Spec | None:
     """The spec of the one federation on this broker that can be joined, or of the named one; None when `stop` said so.
 
@@ -109,17 +109,17 @@ def discover(
     """
     said = set[str]()
 
-    def say_once(text: str) -> None:
+    def notify_once(text: str) -> None:
         if text not in said:
             said.add(text)
-            say(text)
+            notify(text)
 
     def select(retained: Mapping[str, bytes]) -> Mapping[str, Spec]:
-        specs = _select_joinable(retained, say_once, state)
+        specs = _select_joinable(retained, notify_once, state)
         if not specs:
             check_version(retained)
             name = f"federation {federation}" if federation else "federation"
-            say_once(f"no {name} on {endpoint} yet; waiting for its coordinator")
+            notify_once(f"no {name} on {endpoint} yet; waiting for its coordinator")
         return specs
 
     absent = UsageError(
@@ -168,7 +168,7 @@ def check_version(retained: Mapping[str, bytes]) -> None:
             )
 
 
-def _select_joinable(retained: Mapping[str, bytes], say: Say, folder: Path) -> dict[str, Spec]:
+def _select_joinable(retained: Mapping[str, bytes], notify: Notify, folder: Path) -> dict[str, Spec]:
     """The specs among retained messages whose federation has not ended, as far as its round can be read."""
     specs: dict[str, Spec] = {}
     for topic, payload in retained.items():
@@ -180,7 +180,7 @@ def _select_joinable(retained: Mapping[str, bytes], say: Say, folder: Path) -> d
             try:
                 state = decode(retained[round_topic], RoundState)
             except DecodeError as error:
-                say(f"ignored an unreadable message on {round_topic}: {error}")
+                notify(f"ignored an unreadable message on {round_topic}: {error}")
                 continue
             under_way = state.status in ("gathering", "open")
             if state.run == spec.run and (

@@ -73,7 +73,7 @@ class Worker:
 
     def train(self, broadcast: Manifest) -> None:
         """Begin the round that starts from `broadcast`, which is in the store; or go on with its stage 2."""
-        self._submit(self._round, broadcast)
+        self._submit(self._train_round, broadcast)
 
     def deploy(self, final: Manifest) -> None:
         """Write the personal model and what it reaches on held-out images; `final` is the last average."""
@@ -95,7 +95,7 @@ class Worker:
 
         self._pool.submit(run)
 
-    def _round(self, manifest: Manifest) -> None:
+    def _train_round(self, manifest: Manifest) -> None:
         progress = self.progress
         if progress and (progress.round, progress.stage) == (manifest.round, "contributed"):
             state = self._load(progress)

@@ -58,7 +58,7 @@ class Server(Protocol):
         """
         ...
 
-    def lose(self, node: str) -> None:
+    def mark_lost(self, node: str) -> None:
         """A member's connection has ended."""
         ...
 
@@ -160,10 +160,10 @@ class ServerConnection:
         if time.monotonic() - self._called > GRACE and self.mqtt.is_connected:
             self.call_roll()
 
-    def lose_silent_members(self) -> None:
+    def drop_silent_members(self) -> None:
         """Let the server lose those who have not answered a roll call in time."""
         for node in self._membership.pop_silent(time.monotonic()):
-            self._server.lose(node)
+            self._server.mark_lost(node)
 
     # Single members
 

@@ -215,7 +215,7 @@ class _Coordinator:
         return now - self._lingering_since >= self._linger
 
     def _check_timers(self) -> None:
-        self._connection.lose_silent_members()
+        self._connection.drop_silent_members()
         self._connection.repeat_roll_call()
         if self._state.status is rounds.Status.OPEN:
             age, spec, round_ = time.monotonic() - self._opened, self._spec, self._state.round
@@ -254,7 +254,7 @@ class _Coordinator:
         match message:
             case Presence(online=False):
                 if message.session == session:
-                    self.lose(node)
+                    self.mark_lost(node)
             case Presence():
                 pass
             case Hello():
@@ -288,7 +288,7 @@ class _Coordinator:
             if node in self._state.missing and self._state.status is rounds.Status.OPEN:
                 self._report_activity(node, "training")
 
-    def lose(self, node: str) -> None:
+    def mark_lost(self, node: str) -> None:
         """A node's connection has ended."""
         if node in self._state.present and node not in self._ledger.finished:
             self._report(progress.NodeLost(node=node, round=self._state.round))

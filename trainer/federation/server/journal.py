@@ -17,7 +17,7 @@ from broker_config.protocol.messages import Manifest, Spec
 from broker_config.storage.database import Database, Statement
 
 TRANSITIONS = ("begun", "resumed", "admitted", "opened", "contributed", "concluded", "finished", "aborted")
-"""The kinds of fact, in the order in which a run meets them first."""
+"""The kinds of fact, in the order in which they first occur in a run."""
 
 _TABLES = """
 CREATE TABLE runs (
@@ -55,7 +55,7 @@ class Contribution(NamedTuple):
 
 
 class Run(NamedTuple):
-    """State of a run, as its journal has it."""
+    """State of a run in the journal."""
 
     spec: Spec
     outcome: Outcome | None
@@ -69,7 +69,7 @@ class Run(NamedTuple):
 
 
 class ContributionTotal(NamedTuple):
-    """What a node has contributed in a run."""
+    """A node's contributions to a run, in total."""
 
     node: str
     round: int  # the newest
@@ -78,7 +78,7 @@ class ContributionTotal(NamedTuple):
 
 
 class ClosedRound(msgspec.Struct, frozen=True):
-    """A line of a run's history."""
+    """One round in the history of a run."""
 
     run: str
     round: int
@@ -89,12 +89,12 @@ class ClosedRound(msgspec.Struct, frozen=True):
 
 
 class Journal(Database):
-    """Facts, every one a transaction that is on disk when the method returns. EdgeNodeError if the disk fails."""
+    """Facts; each is one transaction, on disk when its method returns. EdgeNodeError if the disk fails."""
 
     FILE, VERSION, TABLES = "journal.sqlite", 2, _TABLES
 
-    def begun(self, spec: Spec, broadcast: Blob) -> None:
-        """A new run starts from this broadcast."""
+    def begin(self, spec: Spec, broadcast: Blob) -> None:
+        """Record a new run, which starts from this broadcast."""
         self._commit(
             "begun",
             (
@@ -103,8 +103,8 @@ class Journal(Database):
             ),
         )
 
-    def resumed(self, run: str, session: str, round_: int, gone: Collection[str] = ()) -> None:
-        """A coordinator's process goes on with the run under this session; nodes that are gone take no part in it."""
+    def resume(self, run: str, session: str, round_: int, gone: Collection[str] = ()) -> None:
+        """Record the session of a process that resumes the run; nodes that are `gone` no longer take part."""
         self._commit(
             "resumed",
             ("INSERT INTO claims VALUES (?, ?)", (run, session)),
@@ -114,14 +114,14 @@ class Journal(Database):
             ),
         )
 
-    def admitted(self, run: str, node: str, identity: str) -> None:
-        """A node has a place, or a new state folder."""
+    def admit(self, run: str, node: str, identity: str) -> None:
+        """Record a node that is admitted, or has a new state folder."""
         self._commit(
             "admitted", ("INSERT OR REPLACE INTO members (run, node, identity) VALUES (?, ?, ?)", (run, node, identity))
         )
 
-    def opened(self, run: str, round_: int, broadcast: Blob, drawn: Collection[str]) -> None:
-        """The round before is averaged, and the result is what `round_` starts from."""
+    def open_round(self, run: str, round_: int, broadcast: Blob, drawn: Collection[str]) -> None:
+        """Close the round before, and open `round_` with the average as its broadcast."""
         now = _now()
         self._commit(
             "opened",
@@ -132,16 +132,16 @@ class Journal(Database):
             ),
         )
 
-    def contributed(self, run: str, round_: int, node: str, weight: float, blob: Manifest | None) -> None:
-        """A node's contribution is in the store and counts with this weight."""
+    def add_contribution(self, run: str, round_: int, node: str, weight: float, blob: Manifest | None) -> None:
+        """Record a contribution that is in the store, and its weight."""
         digest, size = (blob.digest, blob.size) if blob else (None, 0)
         self._commit(
             "contributed",
             ("INSERT INTO contributions VALUES (?, ?, ?, ?, ?, ?)", (run, round_, node, weight, digest, size)),
         )
 
-    def concluded(self, run: str, rounds: int, result: Blob) -> None:
-        """The last round is averaged: the run has a result."""
+    def conclude(self, run: str, rounds: int, result: Blob) -> None:
+        """Close the last round: its average is the result of the run."""
         now = _now()
         self._commit(
             "concluded",
@@ -152,16 +152,16 @@ class Journal(Database):
             ),
         )
 
-    def finished(self, run: str, node: str) -> None:
-        """A node has its model."""
+    def finish_node(self, run: str, node: str) -> None:
+        """Record that a node has its personal model."""
         self._commit("finished", ("UPDATE members SET finished = 1 WHERE run = ? AND node = ?", (run, node)))
 
-    def aborted(self, run: str) -> None:
-        """The operator has ended the run early."""
+    def abort(self, run: str) -> None:
+        """Record that the operator has ended the run early."""
         self._commit("aborted", ("UPDATE runs SET ended = ?, outcome = 'aborted' WHERE run = ?", (_now(), run)))
 
     def has_contributed(self, run: str, round_: int, node: str) -> bool:
-        """Whether a node's contribution to a round is a fact."""
+        """Whether a contribution of this node to this round is recorded."""
         with self._disk_errors():
             found = self._db.execute(
                 "SELECT 1 FROM contributions WHERE run = ? AND round = ? AND node = ?", (run, round_, node)
@@ -169,7 +169,7 @@ class Journal(Database):
         return found is not None
 
     def contribution_totals(self, run: str) -> list[ContributionTotal]:
-        """What each node has contributed to a run."""
+        """The contributions of each node to a run, in total."""
         with self._disk_errors():
             rows = self._db.execute(
                 "SELECT node, max(round), weight, sum(bytes) FROM contributions WHERE run = ? GROUP BY node", (run,)
@@ -177,12 +177,12 @@ class Journal(Database):
             return [ContributionTotal(*row) for row in rows]
 
     def latest(self) -> Run | None:
-        """Where the newest run stands; None if there is none."""
+        """State of the newest run; None if there is none."""
         with self._disk_errors():
             return _latest(self._db)
 
     def _commit(self, kind: str, *statements: Statement) -> None:
-        """The one way into the database: all of a fact, or nothing."""
+        """Write a fact in one transaction; every fact goes through here."""
         assert kind in TRANSITIONS
         self._write(*statements)
 
@@ -220,13 +220,13 @@ def history(folder: Path) -> list[ClosedRound]:
             " WHERE closed IS NOT NULL AND run = (SELECT run FROM runs ORDER BY rowid DESC LIMIT 1)"
             " ORDER BY round, node"
         )
-        lines: dict[int, ClosedRound] = {}
+        closed_rounds: dict[int, ClosedRound] = {}
         for run, round_, opened, closed, node, weight, size in rows:
-            line = lines.get(round_, ClosedRound(run, round_, {}, 0, opened, closed))
-            lines[round_] = msgspec.structs.replace(
-                line, weights={**line.weights, node: weight}, bytes=line.bytes + size
+            known = closed_rounds.get(round_, ClosedRound(run, round_, {}, 0, opened, closed))
+            closed_rounds[round_] = msgspec.structs.replace(
+                known, weights={**known.weights, node: weight}, bytes=known.bytes + size
             )
-    return list(lines.values())
+    return list(closed_rounds.values())
 
 
 def _open(folder: Path) -> sqlite3.Connection:

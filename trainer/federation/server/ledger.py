@@ -80,7 +80,7 @@ class Ledger:
     def _begin(self, spec: Spec, broadcast: Arrays) -> None:
         """A new run; the one before is history."""
         blob = Blob(*self.store.put(encode_tensors(broadcast)))
-        self._journal.begun(spec, blob)
+        self._journal.begin(spec, blob)
         self.run = self._journal.latest()
 
     def resume(self, session: str, gone: Collection[str] = ()) -> rounds.Federation:
@@ -112,14 +112,14 @@ class Ledger:
             if each.digest is not None:
                 self._verify(each.digest)
             self._contributions.add(each.node, self._source(each.digest), each.weight)
-        self._journal.resumed(spec.run, session, run.round, gone)
+        self._journal.resume(spec.run, session, run.round, gone)
         members = run.members.keys() - self._gone
         return rounds.restore(plan, run.round, members, self._drawn, self._contributions.contributors)
 
     def admit(self, node: str, identity: str) -> None:
         """A node holds a place, under this identity."""
         if self.identities.get(node) != identity:
-            self._journal.admitted(self.spec.run, node, identity)
+            self._journal.admit(self.spec.run, node, identity)
             self.identities[node] = identity
             self.finished.discard(node)
 
@@ -149,7 +149,7 @@ class Ledger:
             self._contributions.validate(source)
         except ValueError as error:  # DecodeError is one
             raise PeerError(node, str(error), message.round) from error
-        self._journal.contributed(self.spec.run, message.round, node, message.weight, message.blob)
+        self._journal.add_contribution(self.spec.run, message.round, node, message.weight, message.blob)
         self._contributed |= {digest} if digest else set()
         self._contributions.add(node, source, message.weight)
 
@@ -185,14 +185,14 @@ class Ledger:
 
     def open_round(self, round_: int, drawn: Collection[str]) -> None:
         """The round before is closed, and `round_` starts from the broadcast."""
-        self._journal.opened(self.spec.run, round_, self.broadcast_blob, drawn)
+        self._journal.open_round(self.spec.run, round_, self.broadcast_blob, drawn)
         self._contributions, self._contributed = Contributions(self.spec, self._method), set()
         self._drawn = {*drawn}
         self.store.purge({self.broadcast_blob.digest})
 
     def conclude(self) -> None:
         """The last round is closed: the broadcast is the run's result."""
-        self._journal.concluded(self.spec.run, self.spec.rounds, self.broadcast_blob)
+        self._journal.conclude(self.spec.run, self.spec.rounds, self.broadcast_blob)
         self.store.purge({self.broadcast_blob.digest})
 
     def save_result(self) -> Path:
@@ -205,13 +205,13 @@ class Ledger:
     def finish(self, node: str) -> None:
         """A node has its model."""
         if node not in self.finished:
-            self._journal.finished(self.spec.run, node)
+            self._journal.finish_node(self.spec.run, node)
             self.finished.add(node)
 
     def abort(self) -> None:
         """The run ends early."""
         assert self.run is not None
-        self._journal.aborted(self.run.spec.run)
+        self._journal.abort(self.run.spec.run)
 
     def _source(self, digest: str | None) -> Source:
         return OnDisk(self.store.path(digest), self._sent) if digest else InMemory({})

@@ -169,7 +169,7 @@ def _mean(matrix: np.ndarray) -> np.ndarray:
     return np.asarray(total / len(matrix))
 
 
-class Rule(NamedTuple):
+class RobustRule(NamedTuple):
     """A rule and its requirements."""
 
     combine: Callable[[ContributionBlocks, int], Arrays]
@@ -178,10 +178,10 @@ class Rule(NamedTuple):
 
 
 RULES = {
-    "median": Rule(lambda contributions, _: median(contributions), lambda _: 3, counts_liars=False),
-    "trimmed_mean": Rule(trimmed_mean, lambda liars: 2 * liars + 1, counts_liars=True),
-    "multi_krum": Rule(multi_krum, lambda liars: 2 * liars + 3, counts_liars=True),
-    "norm_clip": Rule(lambda contributions, _: norm_clip(contributions), lambda _: 3, counts_liars=False),
+    "median": RobustRule(lambda contributions, _: median(contributions), lambda _: 3, counts_liars=False),
+    "trimmed_mean": RobustRule(trimmed_mean, lambda liars: 2 * liars + 1, counts_liars=True),
+    "multi_krum": RobustRule(multi_krum, lambda liars: 2 * liars + 3, counts_liars=True),
+    "norm_clip": RobustRule(lambda contributions, _: norm_clip(contributions), lambda _: 3, counts_liars=False),
 }
 """All but `mean`, which is FixedPointSum's."""
 

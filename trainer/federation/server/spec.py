@@ -38,7 +38,7 @@ class Request(NamedTuple):
     liars: int = 0  # that trimmed_mean and multi_krum reckon with; by default 1
 
 
-class Terms(NamedTuple):
+class Participation(NamedTuple):
     """When rounds open and close. Zeros stand for the defaults."""
 
     quorum: int = 0  # contributions without which no round closes; by default of all that take part
@@ -78,7 +78,7 @@ def draft(
     federation: str,
     classes: Sequence[str],
     nodes: int,
-    terms: Terms = Terms(),  # noqa: B008  (immutable)
+    participation: Participation = Participation(),  # noqa: B008  (immutable)
     encoder: Arrays | None = None,
 ) -> tuple[Spec, Arrays]:
     """The spec, and the tensors that the first round is broadcast with; an `encoder` at hand stands for the weights.
@@ -86,7 +86,7 @@ def draft(
     Raises:
         UsageError: what cannot be, and what to do instead.
     """
-    _check(federation, classes, nodes, terms)
+    _check(federation, classes, nodes, participation)
     if request.model not in FEATURES:
         raise UsageError(f"there is no model {request.model!r}", suggest(request.model, FEATURES))
     weights = request.weights or choose_weights(request.model)
@@ -94,7 +94,7 @@ def draft(
     options = complete_options(request.method, request.options)
     method = make(request.method, training, options)
     shape = Shape(FEATURES[request.model], len(classes))
-    quorum = terms.quorum or terms.sample or nodes
+    quorum = participation.quorum or participation.sample or nodes
     aggregation = _aggregation(request, method, quorum)
     encoder = encoder or initial_encoder(request.model, weights, request.seed)
     broadcast = {**encoder, **method.init_server(encoder, shape, generator(request.seed, "server"))}
@@ -116,10 +116,10 @@ def draft(
         evaluate_every=request.evaluate_every,
         tensors={name: TensorSpec(array.shape, scale_for(array, nodes)) for name, array in broadcast.items()},
         sends=_without_frozen(method.sends(broadcast), broadcast),
-        start=terms.start,
-        sample=terms.sample,
-        deadline=terms.deadline,
-        min_wait=terms.min_wait,
+        start=participation.start,
+        sample=participation.sample,
+        deadline=participation.deadline,
+        min_wait=participation.min_wait,
         aggregation=aggregation,
         relays=_relays(method, broadcast),
     )
@@ -130,17 +130,17 @@ def draft(
     return spec, broadcast
 
 
-def _check(federation: str, classes: Sequence[str], nodes: int, terms: Terms) -> None:
+def _check(federation: str, classes: Sequence[str], nodes: int, participation: Participation) -> None:
     topics.check_federation(federation)
     if len(classes) < 2 or len(set(classes)) != len(classes):
         raise UsageError(
             f"a federation needs two or more different classes, not {', '.join(classes)}", "name each class once"
         )
-    start = terms.start or nodes
+    start = participation.start or nodes
     for what, number, most in (
         ("a start with", start, nodes),
-        ("a sample of", terms.sample or start, start),
-        ("a quorum of", terms.quorum or 1, terms.sample or nodes),
+        ("a sample of", participation.sample or start, start),
+        ("a quorum of", participation.quorum or 1, participation.sample or nodes),
     ):
         if not 1 <= number <= most:
             raise UsageError(f"{what} {number} cannot be had from {most} nodes", f"take 1 to {most}")

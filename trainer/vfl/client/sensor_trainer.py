@@ -148,8 +148,8 @@ class SensorTrainer:
                 state |= {f"extent.{name}": torch.as_tensor(each) for name, each in extent._asdict().items()}
             self._checkpoints.save(self.round, state)
         first = self.spec.window.span(min(self.kept) + 1)[0]
-        self.positions.forget(first)
-        if products := self.positions.take(first, first + 1):
+        self.positions.drop_before(first)
+        if products := self.positions.get(first, first + 1):
             self.samples.drop_before(products[0])
         if scaling:
             self._deploy(self.spec, self.round, self.sensor, scaling, last=last)

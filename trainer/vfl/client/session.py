@@ -81,7 +81,7 @@ class _Sensor:
     ):
         self._spec, self._name, self._report = spec, name, report
         self._me = checkpoint.begin_session(folder)
-        self._trainer = SensorTrainer(spec, name, rows, folder, self._say, deploy)
+        self._trainer = SensorTrainer(spec, name, rows, folder, self._note, deploy)
         self._attempt = -1
         self._target: TargetRound | None = None
         self._open: LocalRound | None = None
@@ -116,10 +116,10 @@ class _Sensor:
         samples = self._trainer.samples
         samples.refresh()
         if not samples.count:
-            self._say(f"waiting for rows in {self._trainer.rows.path}")
+            self._note(f"waiting for rows in {self._trainer.rows.path}")
         self._mqtt.open()
-        self._say(f"taking part in federation {federation!r} as {name}, from round {self.round + 1} on")
-        self._tell_protection()
+        self._note(f"taking part in federation {federation!r} as {name}, from round {self.round + 1} on")
+        self._report_privacy()
         while self._end is None or self.round < self._end:
             if stop():
                 return self.round, False
@@ -129,11 +129,11 @@ class _Sensor:
                 self._continue_round()
         self._trainer.commit(last=True)
         self._connection.finish(_FAREWELL)
-        self._say(f"finished: {pluralize(self.round, 'round')}")
+        self._note(f"finished: {pluralize(self.round, 'round')}")
         return self.round, True
 
     def close(self) -> None:
-        self._tell_protection()
+        self._report_privacy()
         self._connection.close()
 
     def _poll_interval(self) -> float:
@@ -150,7 +150,7 @@ class _Sensor:
                     self._call |= self._open is not None  # it may have been the answer
                     if topic not in self._ignored:
                         self._ignored.add(topic)
-                        self._say(f"ignored a message on {topic}, and will others like it: {error}")
+                        self._note(f"ignored a message on {topic}, and will others like it: {error}")
             case Connected():
                 self._connection.observe(event)
                 self._connection.announce()
@@ -167,7 +167,7 @@ class _Sensor:
             if not isinstance(frame, Opened | Represented | Graded):
                 raise ValueError(f"a {type(frame).__name__}")
             if frame.run == self._spec.run:
-                self._take(frame)
+                self._handle_frame(frame)
             return
         match message := decode(payload, Message):
             case Refusal():
@@ -176,14 +176,14 @@ class _Sensor:
                 self._welcome = True
                 if self._alone:
                     self._alone = False
-                    self._say(f"the head is back; the next round is {self.round + 1}")
+                    self._note(f"the head is back; the next round is {self.round + 1}")
             case VflSpec(run=run) if run != self._spec.run:
                 self._handle_other_run(message)
             case Presence(online=True):
                 self._call = True
             case Presence():
                 self._alone = True
-                self._say("the head is not connected; waiting for it")
+                self._note("the head is not connected; waiting for it")
             case RoundState(status="finished", run=run, round=round_) if run == self._spec.run:
                 self._played, self._call = round_, True  # it may be an old one: the head is to say so to us
             case Finished(session=session) if session == self._me.session:
@@ -198,13 +198,13 @@ class _Sensor:
         self._call = True
 
     def _end_alone(self) -> None:
-        """Who has learnt from the last round waits for a while only for a head that asks for more."""
+        """After the last round, wait only a while for a head that asks for more rounds."""
         over = self._alone and not self._welcome and 0 < self._played <= self.round
         if over and time.monotonic() - self._began > _ALONE:
-            self._say(f"all {self._played} rounds are played")
+            self._note(f"all {self._played} rounds are played")
             self._end = self.round
 
-    def _take(self, frame: Opened | Represented | Graded) -> None:
+    def _handle_frame(self, frame: Opened | Represented | Graded) -> None:
         check_frame(frame, self._spec)
         match frame:
             case Opened():
@@ -267,7 +267,7 @@ class _Sensor:
     def _embed(self, target: TargetRound) -> None:
         """Send the embeddings of a round, once its samples are there, or cannot be waited for any longer."""
         training, (frame, since, late) = self._trainer, target
-        products = training.positions.take(frame.first, frame.last)
+        products = training.positions.get(frame.first, frame.last)
         if products is None:
             self._target, self._call = None, True
             return
@@ -288,14 +288,14 @@ class _Sensor:
         """Whether a round is to wait for rows that are lacking; when that takes long it is said which."""
         now = time.monotonic()
         if self._spec.absent != "wait":
-            return self._lacking.waits(products, lacking, now - since, now)
+            return self._lacking.should_wait(products, lacking, now - since, now)
         if lacking - self._told_lacking and now - since > self._spec.patience:
             self._told_lacking = lacking
             self._lacks, self._call = (
                 self._trainer.describe_missing([each for each in products if each in lacking]),
                 True,
             )
-            self._say(f"{self._name} lacks {self._lacks}; the round waits for it")
+            self._note(f"{self._name} lacks {self._lacks}; the round waits for it")
         return bool(lacking)
 
     def _send(self, local: LocalRound) -> None:
@@ -323,9 +323,9 @@ class _Sensor:
             self._report(progress.Learning(node=self._name, round=self.round, rate=max(0.0, rate)))
             self._told, self._told_round = now, self.round
 
-    def _tell_protection(self) -> None:
+    def _report_privacy(self) -> None:
         if text := describe_spent(self._spec, self.round):
-            self._say(text)
+            self._note(text)
 
-    def _say(self, text: str) -> None:
+    def _note(self, text: str) -> None:
         self._report(progress.Note(text=text))

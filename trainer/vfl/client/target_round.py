@@ -13,32 +13,32 @@ class TargetRound(NamedTuple):
     """The newest round that opened."""
 
     frame: Opened
-    since: float  # when we learnt of it
-    late: frozenset[str] = frozenset()  # products without a sample, when we last looked
+    since: float  # when its opening arrived
+    late: frozenset[str] = frozenset()  # products without a sample at the last reading of the file
 
 
 class ProductPositions:
-    """The products of a stretch of positions, as far as the head has told them."""
+    """The products of a stretch of positions, as far as the head has sent them."""
 
     def __init__(self) -> None:
         self._first = 0
         self._products: list[str] = []
 
     def put(self, since: int, products: Sequence[str], most: int) -> None:
-        """Take in the products from position `since` on, and forget what does not touch them; keep `most`, the last."""
+        """Add the products from position `since` on; drop those that are not adjacent, and all but the last `most`."""
         start = since - self._first
         if not 0 <= start <= len(self._products):
             self._first, self._products, start = since, [], 0
         self._products[start : start + len(products)] = products
-        self.forget(self._first + len(self._products) - most)
+        self.drop_before(self._first + len(self._products) - most)
 
-    def forget(self, before: int) -> None:
+    def drop_before(self, before: int) -> None:
         """Drop earlier positions, to bound memory."""
         dropped = min(max(0, before - self._first), len(self._products))
         del self._products[:dropped]
         self._first += dropped
 
-    def take(self, first: int, last: int) -> list[str] | None:
+    def get(self, first: int, last: int) -> list[str] | None:
         """The products at [first, last); None if one of them is not known."""
         if first < self._first or last > self._first + len(self._products):
             return None
@@ -71,7 +71,7 @@ def positions_to_keep(spec: VflSpec, round_: int) -> int:
 
 
 def is_newer(frame: Opened, attempt: int, round_: int) -> bool:
-    """Whether a round is yet to be taken part in by a sensor that has learnt from `round_` in `attempt`."""
+    """Whether a sensor that has learnt from `round_` in `attempt` has yet to take part in this round."""
     return frame.attempt > attempt or (frame.attempt == attempt and frame.round > round_)
 
 
@@ -87,7 +87,7 @@ class MissingRows:
         self._behind = False
         self._given_up: dict[str, float] = {}  # product -> when it was asked for first
 
-    def waits(self, products: Sequence[str], lacking: Set[str], waited: float, now: float) -> bool:
+    def should_wait(self, products: Sequence[str], lacking: Set[str], waited: float, now: float) -> bool:
         """Whether a round of these `products`, opened `waited` seconds ago, is to wait for those that are lacking."""
         if self._given_up:
             old, self._given_up = self._given_up, {name: at for name, at in self._given_up.items() if name in lacking}

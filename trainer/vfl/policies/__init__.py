@@ -1,1 +1,1 @@
-"""How many local iterations each sensor takes in a round: the latency model, rules, trained agents."""
+"""Policies for the number of local iterations of each sensor in a round: latency model, rules, trained agents."""

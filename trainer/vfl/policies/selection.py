@@ -81,14 +81,16 @@ class GuardedPolicy:
             if decision.shape != most.shape or not np.isfinite(decision).all():
                 raise ValueError(f"it decided {decision!r}")
         except Exception as error:
-            self._say(f"the policy failed in round {round_}: {error}; all sensors take {self._iterations} iterations")
+            self._warn_once(
+                f"the policy failed in round {round_}: {error}; all sensors take {self._iterations} iterations"
+            )
             return most
         possible = np.clip(decision, 1, most).astype(np.int64)
         if (possible != decision).any():
-            self._say(f"the policy decided {decision.tolist()} in round {round_}: cut to 1..{self._iterations}")
+            self._warn_once(f"the policy decided {decision.tolist()} in round {round_}: cut to 1..{self._iterations}")
         return possible
 
-    def _say(self, text: str) -> None:
+    def _warn_once(self, text: str) -> None:
         if not self._warned:
             self._warn(text)
         self._warned = True

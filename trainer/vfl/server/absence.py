@@ -9,19 +9,22 @@ from torch import Tensor
 from trainer.vfl.imputer import Imputer
 
 
-class Rule(Protocol):
-    """Fills in what is absent; the state that it needs for that is kept with the head's model."""
+class AbsenceRule(Protocol):
+    """A way to substitute absent embeddings; its state is kept with the head's model."""
 
-    def fill(self, first: int, embeddings: Sequence[Tensor], present: Tensor) -> list[Tensor]:
-        """Denoised embeddings [N, D_k] of the products from position `first` on, whole; `present` is bool [N, K]."""
+    def substitute(self, first: int, embeddings: Sequence[Tensor], present: Tensor) -> list[Tensor]:
+        """Return denoised embeddings [N, D_k] of the products from position `first` on, without gaps.
+
+        `present`, bool [N, K], says which of them have arrived.
+        """
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """The state."""
+        """What `restore` takes."""
         ...
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state` gave."""
+        """Restore what `state` gave."""
         ...
 
 
@@ -31,24 +34,26 @@ class _Seen(NamedTuple):
     real: Tensor  # bool [N]: that the sensor has sent
 
 
-class Last:
+class LastEmbedding:
     """A product's last embedding of that sensor, else the mean of those in the last round that had any; else zeros."""
 
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
 
-    def fill(self, first: int, embeddings: Sequence[Tensor], present: Tensor) -> list[Tensor]:
-        """As the protocol has it."""
-        return [self._filled(sensor, first, each, present[:, sensor]) for sensor, each in enumerate(embeddings)]
+    def substitute(self, first: int, embeddings: Sequence[Tensor], present: Tensor) -> list[Tensor]:
+        """See AbsenceRule."""
+        return [
+            self._substitute_column(sensor, first, each, present[:, sensor]) for sensor, each in enumerate(embeddings)
+        ]
 
-    def _filled(self, sensor: int, first: int, values: Tensor, real: Tensor) -> Tensor:
+    def _substitute_column(self, sensor: int, first: int, values: Tensor, real: Tensor) -> Tensor:
         if not real.all():
-            values = torch.where(real[:, None], values, self._remembered(sensor, first, values))
+            values = torch.where(real[:, None], values, self._recall(sensor, first, values))
         if real.any():
             self._seen[sensor] = _Seen(first, values, real)
         return values
 
-    def _remembered(self, sensor: int, first: int, like: Tensor) -> Tensor:
+    def _recall(self, sensor: int, first: int, like: Tensor) -> Tensor:
         filled = torch.zeros_like(like)
         if seen := self._seen.get(sensor):
             filled[:] = seen.values[seen.real].mean(0)
@@ -59,7 +64,7 @@ class Last:
         return filled
 
     def state(self) -> dict[str, Tensor]:
-        """As the protocol has it."""
+        """See AbsenceRule."""
         return {
             f"{sensor}.{name}": torch.as_tensor(value).clone()
             for sensor, seen in self._seen.items()
@@ -67,7 +72,7 @@ class Last:
         }
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """As the protocol has it."""
+        """See AbsenceRule."""
         sensors = {int(name.split(".")[0]) for name in state}
         self._seen = {
             sensor: _Seen(int(state[f"{sensor}.first"]), state[f"{sensor}.values"], state[f"{sensor}.real"])
@@ -75,32 +80,32 @@ class Last:
         }
 
 
-class Imputed:
+class ImputedEmbedding:
     """A regression on the other sensors' embeddings, fitted to rows that all sensors have."""
 
     def __init__(self, sizes: Sequence[int]):
         self.imputer = Imputer(sizes)
 
-    def fill(self, first: int, embeddings: Sequence[Tensor], present: Tensor) -> list[Tensor]:  # noqa: ARG002
-        """As the protocol has it."""
+    def substitute(self, first: int, embeddings: Sequence[Tensor], present: Tensor) -> list[Tensor]:  # noqa: ARG002
+        """See AbsenceRule."""
         everywhere = present.all(1)
         self.imputer.update([each[everywhere] for each in embeddings])
         return self.imputer.impute_rows(embeddings, present)
 
     def state(self) -> dict[str, Tensor]:
-        """As the protocol has it."""
+        """See AbsenceRule."""
         return self.imputer.state()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """As the protocol has it."""
+        """See AbsenceRule."""
         self.imputer.restore(state)
 
 
-def make_rule(absent: str, sizes: Sequence[int]) -> Rule | None:
+def make_absence_rule(absent: str, sizes: Sequence[int]) -> AbsenceRule | None:
     """A new instance of the rule; None if rounds wait for every sensor."""
     match absent:
         case "last":
-            return Last()
+            return LastEmbedding()
         case "impute":
-            return Imputed(sizes)
+            return ImputedEmbedding(sizes)
     return None

@@ -250,7 +250,7 @@ class Head:
 
     def _check_timers(self) -> None:
         now = time.monotonic()
-        self._connection.lose_silent_members()
+        self._connection.drop_silent_members()
         if self._open is not None:
             self._check_round(self._open, now)
         elif self._gathering:
@@ -308,7 +308,7 @@ class Head:
         match message:
             case Presence(online=False):
                 if message.session == self._membership.session(sensor):
-                    self.lose(sensor)
+                    self.mark_lost(sensor)
             case Presence():
                 pass
             case VflHello():
@@ -372,7 +372,7 @@ class Head:
     def _send_whole_opening(self, round_: OpenRound, positions: tuple[int, int], sensor: str) -> None:
         self._connection.send_opening(round_, positions, positions[0], self._labels.products(*positions), sensor)
 
-    def lose(self, sensor: str) -> None:
+    def mark_lost(self, sensor: str) -> None:
         """A sensor's connection has ended."""
         if sensor in self.present and not self.is_over:
             self._report(progress.NodeLost(node=sensor, round=self.round))

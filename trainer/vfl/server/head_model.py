@@ -18,7 +18,7 @@ from trainer.vfl.denoiser import sends_pairs
 from trainer.vfl.networks import embedding_size
 from trainer.vfl.policies.policy import Timing
 from trainer.vfl.policies.selection import make_policy
-from trainer.vfl.server.absence import make_rule
+from trainer.vfl.server.absence import make_absence_rule
 from trainer.vfl.server.journal import ClosedRound, Journal
 from trainer.vfl.server.labels import Labels
 from trainer.vfl.server.round_state import OpenRound, PartyProgress
@@ -77,7 +77,7 @@ class HeadModel:
         self._closed = [each for each in self._closed if each.round <= round_]
         spec, sizes = self.spec, list(self.sizes.values())
         self.head = Head(sizes, len(spec.classes), spec.denoising, spec.recipe, spec.seed)
-        self.absence = make_rule(spec.absent, sizes)
+        self.absence = make_absence_rule(spec.absent, sizes)
         self.round = round_
         if round_:
             state = self._checkpoints.load(round_)
@@ -96,7 +96,7 @@ class HeadModel:
         self._denoise(collecting, received, present.all(1))
         phi = self.head.represent(received)
         if self.absence:
-            phi = phi._replace(embeddings=tuple(self.absence.fill(first, phi.embeddings, present)))
+            phi = phi._replace(embeddings=tuple(self.absence.substitute(first, phi.embeddings, present)))
         labels = torch.from_numpy(self.labels.labels(first, last))
         if not all(each.isfinite().all() for each in phi.embeddings):
             raise diverged_error("the head")

@@ -23,14 +23,14 @@ _NEWEST = "SELECT run, spec, attempt FROM runs ORDER BY rowid DESC LIMIT 1"
 
 
 class Member(msgspec.Struct, frozen=True):
-    """A sensor that was let in."""
+    """A sensor that was admitted."""
 
     identity: str
     columns: int
 
 
 class ClosedRound(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a round. Seconds by sensor; a sensor that was absent has none."""
+    """Outcome of a round. Seconds by sensor; a sensor that was absent has none."""
 
     round: int
     attempt: int
@@ -56,11 +56,11 @@ class Journal(Database):
         return msgspec.json.decode(row[1], type=VflSpec) if row else None
 
     def begin(self, spec: VflSpec) -> None:
-        """A new run."""
+        """Record a new run."""
         self._write(("INSERT INTO runs VALUES (?, ?, 0)", (spec.run, msgspec.json.encode(spec))))
 
     def has_rounds(self, run: str) -> bool:
-        """Whether anything of a run is written down."""
+        """Whether any round of a run is recorded."""
         with self._disk_errors():
             return self._db.execute("SELECT 1 FROM rounds WHERE run = ? LIMIT 1", (run,)).fetchone() is not None
 
@@ -72,7 +72,7 @@ class Journal(Database):
         return int(attempt) + 1
 
     def admit(self, run: str, sensor: str, member: Member) -> None:
-        """A sensor is let in, or has a new state folder."""
+        """Record a sensor that is admitted, or has a new state folder."""
         self._write(
             ("INSERT OR REPLACE INTO sensors VALUES (?, ?, ?, ?)", (run, sensor, member.identity, member.columns))
         )
@@ -84,7 +84,7 @@ class Journal(Database):
             return {sensor: Member(identity, columns) for sensor, identity, columns in rows}
 
     def close_rounds(self, run: str, rounds: Sequence[ClosedRound]) -> None:
-        """Rounds are closed: one group. Those that are played again replace themselves; very old ones are dropped."""
+        """Record a group of closed rounds. Repeated rounds replace their earlier record; very old ones are dropped."""
         if rounds:
             self._write(
                 *(("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)", (run, each.round, msgspec.json.encode(each)))

@@ -1,4 +1,4 @@
-"""Response times of sensors: which are absent or late, and how long each part of a round takes. Pure, without clock."""
+"""Response times of sensors: absence, lateness, duration of each part of a round. Pure, without clock."""
 
 from collections.abc import Collection, Sequence
 from math import inf
@@ -57,7 +57,7 @@ class ResponseTimes:
         return latency
 
     def find_late(self, missing: Sequence[str], now: float) -> list[str]:
-        """Those that have sent nothing new for too long, or have not finished in very long."""
+        """Find the sensors that have sent nothing new for too long, or have not finished in a very long time."""
         drips = now - self._opened > _DRIPS * self._patience
         return [each for each in missing if drips or now - self._last.get(each, self._opened) > self._patience]
 

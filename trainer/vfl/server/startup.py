@@ -1,4 +1,4 @@
-"""Start of a head from its state folder: of a new run, or one that goes on or has ended."""
+"""Start of a head from its state folder: a new run, a resumed one, or one that has ended."""
 
 import contextlib
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def coordinate(
     check_no_server(endpoint, spec.federation)
     with disk.lock_folder(folder), contextlib.closing(Journal(folder)) as journal:
         spec = resume_or_begin(journal, spec, new=new)
-        if 0 < rounds <= (played := _ended(folder / spec.run)):
+        if 0 < rounds <= (played := _read_end(folder / spec.run)):
             more = "--rounds for more, or --new for another run"
             report(progress.Note(text=f"all {played} rounds are played: {more}"))
             return played
@@ -53,19 +53,19 @@ def coordinate(
         try:
             reached = head.run(stop)
             if head.is_over:
-                _end(folder / spec.run, reached)
+                _write_end(folder / spec.run, reached)
             return reached
         finally:
             head.close()
 
 
-def _end(folder: Path, round_: int) -> None:
-    """Remember that a run has ended for all, with this round."""
+def _write_end(folder: Path, round_: int) -> None:
+    """Write down the round with which a run has ended for all."""
     with disk.writing(folder):
         disk.replace_bytes(folder / _ENDED, str(round_).encode())
 
 
-def _ended(folder: Path) -> int:
+def _read_end(folder: Path) -> int:
     """The round with which a run has ended; 0 if it has not."""
     path = folder / _ENDED
     return int(path.read_text()) if path.exists() else 0

@@ -1,4 +1,4 @@
-"""Published status of a vertical federation: how each sensor does, the last loss, and rounds per second."""
+"""Published status of a vertical federation: state of each sensor, last loss, rounds per second."""
 
 import time
 from collections.abc import Collection
@@ -22,13 +22,13 @@ class StatusTracker:
         self._closed, self._since = 0, time.monotonic()  # rounds closed since the last overview
 
     def record_round(self, closed: ClosedRound) -> None:
-        """A round was closed."""
+        """Record a closed round."""
         self._newest, self._closed = closed, self._closed + 1
 
     def next_overview(
         self, round_: int, status: Stage, present: Collection[str], *, paused: bool, anyway: bool
     ) -> VflOverview | None:
-        """How the sensors are doing; None if the last overview is not a second old, unless one is wanted anyway."""
+        """An overview of the sensors; None if the last one is less than a second old, unless one is wanted `anyway`."""
         elapsed = time.monotonic() - self._since
         if elapsed < _EVERY and not anyway:
             return None

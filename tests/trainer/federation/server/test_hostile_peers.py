@@ -28,7 +28,7 @@ from tests.support.plants import CLASSES, draw, run
 from trainer import progress
 from trainer.federation.server.coordinator import coordinate
 from trainer.federation.server.ledger import Ledger
-from trainer.federation.server.spec import Request, Terms, draft
+from trainer.federation.server.spec import Participation, Request, draft
 from trainer.models.named_tensors import select
 
 V5 = MQTTProtocolVersion.MQTTv5
@@ -174,7 +174,12 @@ def test_a_hostile_peer_is_named_and_the_round_goes_on(
     """An honest node and a hostile one, quorum one: the honest one finishes, the hostile one is told why it may not."""
     request = Request("fedavg", model="small", size=32, rounds=2, seed=7)
     spec, first = draft(
-        request, federation="default", classes=CLASSES, nodes=2, terms=Terms(quorum=1), encoder=small_encoder()
+        request,
+        federation="default",
+        classes=CLASSES,
+        nodes=2,
+        participation=Participation(quorum=1),
+        encoder=small_encoder(),
     )
     told: list[progress.AnyEvent] = []
     gathering, patience = threading.Event(), time.monotonic() + 60
@@ -227,7 +232,7 @@ def test_a_node_that_offers_one_blob_after_the_other_fills_no_disk(mosquitto: Em
     """What has arrived when its node has offered another is of no use, and does not stay."""
     spec, broadcast = draft(
         Request("fedavg", {}, "small", size=32, training={"local_epochs": 1}, rounds=1),
-        federation="filled", classes=CLASSES, nodes=2, terms=Terms(start=1), encoder=small_encoder(),
+        federation="filled", classes=CLASSES, nodes=2, participation=Participation(start=1), encoder=small_encoder(),
     )  # fmt: skip
     size, chunk = encoded_size(select(spec.tensors, spec.sends)), 1 << 20
     inbox: queue.Queue[Any] = queue.Queue()

@@ -12,18 +12,20 @@ from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.errors import EdgeNodeError, PeerError, UsageError
 from broker_config.protocol.messages import Contribution, Manifest, Spec
 from trainer.federation.server import round_state as rounds
-from trainer.federation.server.journal import TRANSITIONS, Journal, history
+from trainer.federation.server.journal import TRANSITIONS, Blob, Journal, history
 from trainer.federation.server.ledger import Ledger
-from trainer.federation.server.spec import Request, Terms, draft
+from trainer.federation.server.spec import Participation, Request, draft
 from trainer.models.named_tensors import Arrays, select
 
 SESSION = "5" * 16
 NODES = ("a", "b", "c")
 
 
-def drafted(seed: int = 1, rule: Any = "mean", **terms: int) -> tuple[Spec, Arrays]:
+def drafted(seed: int = 1, rule: Any = "mean", **participation: int) -> tuple[Spec, Arrays]:
     request = Request("fedavg", model="small", size=32, rounds=2, seed=seed, aggregate=rule)
-    return draft(request, federation="steel", classes=("x", "y"), nodes=len(NODES), terms=Terms(**terms))
+    return draft(
+        request, federation="steel", classes=("x", "y"), nodes=len(NODES), participation=Participation(**participation)
+    )
 
 
 @pytest.fixture(params=[(1, "mean"), (2, "trimmed_mean")], ids=lambda param: param[1])
@@ -271,12 +273,23 @@ def test_a_fact_that_the_disk_does_not_take_is_none(tmp_path: Path) -> None:
         admitted = 0
         with pytest.raises(EdgeNodeError, match="cannot be written"):  # noqa: PT012  (it is the last that fails)
             while True:
-                journal.admitted(spec.run, f"n{admitted}", "")
+                journal.admit(spec.run, f"n{admitted}", "")
                 admitted += 1
         run = journal.latest()
         assert run is not None
         assert len(run.members) == admitted
 
 
-def test_every_kind_of_fact_has_a_method_of_the_journal() -> None:
-    assert all(callable(getattr(Journal, kind)) for kind in TRANSITIONS)
+def test_every_kind_of_fact_has_a_method_of_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: list[str] = []
+    monkeypatch.setattr(Journal, "_commit", lambda _journal, kind, *_statements: kinds.append(kind))
+    (spec, _), blob, journal = drafted(), Blob("", 0), Journal(tmp_path)
+    journal.begin(spec, blob)
+    journal.resume(spec.run, SESSION, 1)
+    journal.admit(spec.run, "a", "")
+    journal.open_round(spec.run, 1, blob, ())
+    journal.add_contribution(spec.run, 1, "a", 1.0, None)
+    journal.conclude(spec.run, 1, blob)
+    journal.finish_node(spec.run, "a")
+    journal.abort(spec.run)
+    assert tuple(kinds) == TRANSITIONS

@@ -28,7 +28,7 @@ from trainer.federation.server.robust_rules import (
     norm_clip,
     trimmed_mean,
 )
-from trainer.federation.server.spec import Request, Terms, draft
+from trainer.federation.server.spec import Participation, Request, draft
 from trainer.federation.simulation import simulate
 from trainer.methods import make
 from trainer.models.named_tensors import Arrays
@@ -294,7 +294,7 @@ def test_a_contribution_with_a_negative_variance_is_refused_under_every_rule(rul
 def drafted(nodes: int = 5, quorum: int = 0, **request: Any) -> Aggregation:
     spec, _ = draft(
         Request(model="small", size=32, **request), federation="steel", classes=("x", "y"), nodes=nodes,
-        terms=Terms(quorum=quorum),
+        participation=Participation(quorum=quorum),
     )  # fmt: skip
     return spec.aggregation
 

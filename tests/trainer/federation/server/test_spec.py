@@ -12,7 +12,7 @@ from broker_config.protocol.codec import decode, encode
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec, Training
 from tests.support.method_cases import ON_ANY_MODEL
-from trainer.federation.server.spec import Request, Terms, check_training, draft, suited_training
+from trainer.federation.server.spec import Participation, Request, check_training, draft, suited_training
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import Arrays, select
 
@@ -43,7 +43,7 @@ def refused(request: Request, **changes: Any) -> UsageError:
 
 def test_all_that_was_asked_for_is_in_the_spec() -> None:
     request = small(method="fedavg", size=48, rounds=7, seed=3, threads=2, evaluate_every=4)
-    spec, _ = drafted(request, terms=Terms(quorum=2))
+    spec, _ = drafted(request, participation=Participation(quorum=2))
     assert (spec.federation, spec.classes, spec.nodes, spec.quorum) == ("steel", CLASSES, 3, 2)
     assert (spec.method, spec.model, spec.preprocessing.size, spec.rounds) == ("fedavg", "small", 48, 7)
     assert (spec.seed, spec.threads, spec.evaluate_every) == (3, 2, 4)
@@ -154,21 +154,21 @@ def test_fewer_than_two_or_repeated_classes_are_refused(classes: tuple[str, ...]
 
 
 @pytest.mark.parametrize(
-    ("terms", "said"),
+    ("participation", "said"),
     [
-        (Terms(quorum=4), "quorum of 4 cannot be had from 3"),
-        (Terms(quorum=3, sample=2), "quorum of 3 cannot be had from 2"),
-        (Terms(start=4), "start with 4 cannot be had from 3"),
-        (Terms(sample=4), "sample of 4 cannot be had from 3"),
-        (Terms(start=2, sample=3), "sample of 3 cannot be had from 2"),
+        (Participation(quorum=4), "quorum of 4 cannot be had from 3"),
+        (Participation(quorum=3, sample=2), "quorum of 3 cannot be had from 2"),
+        (Participation(start=4), "start with 4 cannot be had from 3"),
+        (Participation(sample=4), "sample of 4 cannot be had from 3"),
+        (Participation(start=2, sample=3), "sample of 3 cannot be had from 2"),
     ],
 )
-def test_terms_that_the_nodes_cannot_meet_are_refused(terms: Terms, said: str) -> None:
-    assert said in refused(small(), terms=terms).what
+def test_participation_that_the_nodes_cannot_reach_is_refused(participation: Participation, said: str) -> None:
+    assert said in refused(small(), participation=participation).what
 
 
 def test_the_quorum_of_a_sample_is_the_sample() -> None:
-    assert drafted(small(), terms=Terms(sample=2))[0].quorum == 2
+    assert drafted(small(), participation=Participation(sample=2))[0].quorum == 2
 
 
 def test_a_federation_has_no_name_under_which_brokers_are_tried_out() -> None:

@@ -20,7 +20,7 @@ from trainer.data.class_folders import Images
 from trainer.federation.client.discovery import join
 from trainer.federation.server.coordinator import Outcome
 from trainer.federation.server.ledger import Ledger
-from trainer.federation.server.spec import Request, Terms, draft
+from trainer.federation.server.spec import Participation, Request, draft
 from trainer.federation.simulation import SimulationResult, simulate
 from trainer.methods import complete_options, make
 from trainer.methods.fedtfi import patch_bank
@@ -301,8 +301,17 @@ Begin = Callable[..., Federation]
 def begin(broker: Endpoint, plants: dict[str, Path], tmp_path: Path, run: Run) -> Begin:
     """A federation over the broker. The network was traced before: while one thread traces, none may use torch."""
     run(rounds=2)
-    return lambda name, rounds, options=None, **terms: Federation(
-        broker, plants, tmp_path, name, rounds, Terms(**terms), "fedtfi", model=MODEL, **SHOWN, **(options or {})
+    return lambda name, rounds, options=None, **participation: Federation(
+        broker,
+        plants,
+        tmp_path,
+        name,
+        rounds,
+        Participation(**participation),
+        "fedtfi",
+        model=MODEL,
+        **SHOWN,
+        **(options or {}),
     )
 
 

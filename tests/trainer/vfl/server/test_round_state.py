@@ -24,7 +24,7 @@ from trainer.vfl.algorithm import Representation, Sensor
 from trainer.vfl.checkpoint import Checkpoints
 from trainer.vfl.client.local_round import LocalRound
 from trainer.vfl.client.target_round import MissingRows, ProductPositions, check_frame
-from trainer.vfl.server.absence import Imputed, Last
+from trainer.vfl.server.absence import ImputedEmbedding, LastEmbedding
 from trainer.vfl.server.connection import HeadConnection
 from trainer.vfl.server.journal import ClosedRound, Journal, Member, history
 from trainer.vfl.server.round_state import OpenRound, PartyProgress, ReportedTimes, find_common_round
@@ -43,19 +43,19 @@ SPEC = vfl_messages.VflSpec(
 
 def test_one_lacking_product_is_waited_for_once_and_those_after_it_as_long_as_they_come_in_time() -> None:
     lacking = MissingRows(5.0)
-    assert lacking.waits(["a", "b"], {"a"}, waited=4.0, now=4.0)
-    assert not lacking.waits(["a", "b"], {"a"}, waited=5.0, now=5.0)
-    assert not lacking.waits(["a", "b"], {"a"}, waited=0.0, now=6.0)
-    assert lacking.waits(["a", "b", "c"], {"a", "c"}, waited=0.0, now=7.0)
-    assert not lacking.waits(["a", "b", "c"], {"a"}, waited=1.0, now=8.0)
+    assert lacking.should_wait(["a", "b"], {"a"}, waited=4.0, now=4.0)
+    assert not lacking.should_wait(["a", "b"], {"a"}, waited=5.0, now=5.0)
+    assert not lacking.should_wait(["a", "b"], {"a"}, waited=0.0, now=6.0)
+    assert lacking.should_wait(["a", "b", "c"], {"a", "c"}, waited=0.0, now=7.0)
+    assert not lacking.should_wait(["a", "b", "c"], {"a"}, waited=1.0, now=8.0)
 
 
 def test_a_file_that_lags_costs_one_wait_until_rows_come_in_time_again() -> None:
     lacking = MissingRows(5.0)
-    assert not lacking.waits(["a"], {"a"}, waited=5.0, now=5.0)
-    assert not lacking.waits(["a", "b"], {"a", "b"}, waited=0.0, now=6.0)
-    assert not lacking.waits(["b", "c"], {"c"}, waited=0.0, now=12.0)  # b came, but late
-    assert lacking.waits(["c", "d"], {"d"}, waited=0.0, now=13.0)  # c came in time
+    assert not lacking.should_wait(["a"], {"a"}, waited=5.0, now=5.0)
+    assert not lacking.should_wait(["a", "b"], {"a", "b"}, waited=0.0, now=6.0)
+    assert not lacking.should_wait(["b", "c"], {"c"}, waited=0.0, now=12.0)  # b came, but late
+    assert lacking.should_wait(["c", "d"], {"d"}, waited=0.0, now=13.0)  # c came in time
 
 
 def test_a_sensor_learns_from_the_products_alone_that_it_has() -> None:
@@ -213,15 +213,15 @@ def test_positions_are_known_from_the_frames_that_told_them() -> None:
     known = ProductPositions()
     known.put(10, ["a", "b", "c"], 9)
     known.put(13, ["d"], 9)
-    assert known.take(11, 14) == ["b", "c", "d"]
-    assert known.take(9, 12) is known.take(13, 15) is None
-    known.forget(12)
-    assert (known.take(12, 14), known.take(11, 13)) == (["c", "d"], None)
+    assert known.get(11, 14) == ["b", "c", "d"]
+    assert known.get(9, 12) is known.get(13, 15) is None
+    known.drop_before(12)
+    assert (known.get(12, 14), known.get(11, 13)) == (["c", "d"], None)
     known.put(30, ["x"], 9)  # a frame in between was lost
-    assert (known.take(12, 14), known.take(30, 31)) == (None, ["x"])
+    assert (known.get(12, 14), known.get(30, 31)) == (None, ["x"])
     for since in range(31, 999, 4):
         known.put(since, ["a", "b", "c", "d"], 9)
-    assert (known.take(990, 999), known.take(989, 999)) == ([*"dabcdabcd"], None)
+    assert (known.get(990, 999), known.get(989, 999)) == ([*"dabcdabcd"], None)
 
 
 ASKED = Opened(run=RUN, attempt=1, round=3, first=16, last=20, since=18, products=("a", "b"))
@@ -338,32 +338,32 @@ def test_a_head_that_the_broker_cannot_hear_outlives_an_hour_without_piling_up_w
 
 
 def test_what_is_absent_is_a_products_last_embedding_or_the_mean() -> None:
-    rule, seen = Last(), torch.randn(4, 2)
+    rule, seen = LastEmbedding(), torch.randn(4, 2)
     everything = torch.ones(4, 1, dtype=torch.bool)
-    assert torch.equal(rule.fill(10, [seen], everything)[0], seen)
+    assert torch.equal(rule.substitute(10, [seen], everything)[0], seen)
     state = rule.state()
-    rule = Last()
+    rule = LastEmbedding()
     rule.restore(state)
-    [filled] = rule.fill(12, [torch.zeros(4, 2)], ~everything)
+    [filled] = rule.substitute(12, [torch.zeros(4, 2)], ~everything)
     assert torch.equal(filled[:2], seen[2:])
     assert torch.allclose(filled[2:], seen.mean(0))
-    [filled] = rule.fill(9, [torch.zeros(3, 2)], ~everything[:3])  # the run has gone back
+    [filled] = rule.substitute(9, [torch.zeros(3, 2)], ~everything[:3])  # the run has gone back
     assert torch.equal(filled[1:], seen[:2])
     present = torch.tensor([[True], [False], [True], [True]])
     newer = torch.randn(4, 2)
-    [filled] = rule.fill(11, [newer], present)
+    [filled] = rule.substitute(11, [newer], present)
     assert torch.equal(filled[[0, 2, 3]], newer[[0, 2, 3]])
     assert torch.equal(filled[1], seen[2])
 
 
 def test_what_is_absent_is_told_by_the_others_embeddings() -> None:
-    rule, present = Imputed([2, 2]), torch.ones(50, 2, dtype=torch.bool)
+    rule, present = ImputedEmbedding([2, 2]), torch.ones(50, 2, dtype=torch.bool)
     for _ in range(30):
         one = torch.randn(50, 2)
-        rule.fill(0, [one, 3 * one + 1], present)
+        rule.substitute(0, [one, 3 * one + 1], present)
     one = torch.randn(5, 2)
     present = torch.tensor([[True, False]] * 5)
-    assert torch.allclose(rule.fill(0, [one, torch.zeros(5, 2)], present)[1], 3 * one + 1, atol=0.05)
+    assert torch.allclose(rule.substitute(0, [one, torch.zeros(5, 2)], present)[1], 3 * one + 1, atol=0.05)
 
 
 # The first version's bytes
