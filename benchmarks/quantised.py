@@ -22,7 +22,7 @@ from export.distillation import average_encoders
 from export.graph import Architecture, build_module, fill_values, trace
 from export.model_images import ImageFinder
 from export.quantisation import quantise
-from export.speed_gate import predict_classes
+from export.replacement_check import predict_classes
 from trainer.data.class_folders import LabelledImages
 from trainer.models.fusion import infer_fusion
 from trainer.models.network import Tensors

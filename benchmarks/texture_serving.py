@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.serving.bare import Bare
+from benchmarks.serving.onnxruntime_baseline import Bare
 from edge.bundle import bundle_format
 from edge.inference.pipeline import NullConsumer, Pipeline
 from edge.inference.served_model import load_model

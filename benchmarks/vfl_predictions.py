@@ -21,7 +21,7 @@ from broker_config.mqtt.client import Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.frames import Embedded, encode_frame
-from edge.vfl.member_bundle import Manifest, read_bundle
+from edge.vfl.party_bundle import Manifest, read_bundle
 from trainer.data.drawn_products import CLASSES, LABELS, DrawnStations, append_products, append_rows
 from trainer.demo.demo_processes import Processes
 

@@ -16,7 +16,7 @@ from export.graph import ENCODER_NAMES, EXTRAS, Architecture, Encoder, build_mod
 from export.model_images import ImageFinder
 from export.parity import check_parity, draw_test_images, open_session, output_names
 from export.quantisation import MAX_CALIBRATION_IMAGES, TOLERANCE, quantise
-from export.speed_gate import compare_graphs
+from export.replacement_check import compare_graphs
 from trainer import progress
 from trainer.data.class_folders import LabelledImages
 from trainer.models.fusion import WEIGHTED_SUM, infer_fusion

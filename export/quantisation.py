@@ -10,7 +10,7 @@ from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
-from export.first_block import widen_first_block
+from export.mobilenet_first_block import widen_first_block
 from export.weight_rounding import round_weights
 from trainer.training.seeding import generator
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.topics import COORDINATOR
 from broker_config.protocol.vfl_messages import VflSpec
-from edge.vfl.member_bundle import Description, EmbeddingSource, write_bundle
+from edge.vfl.party_bundle import Description, EmbeddingSource, write_bundle
 from edge.vfl.sensor_rows import RowFile, Scaling
 from export.bundle_signing import Signer
 from export.vfl_graph import Imputation, build_head_graph, build_sensor_graph, impute_means

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from broker_config.protocol.errors import EdgeNodeError
-from edge.vfl.member_bundle import Array
+from edge.vfl.party_bundle import Array
 from edge.vfl.sensor_rows import Scaling
 from export.parity import BATCHES, TOLERANCE, open_session
 from trainer.vfl.algorithm import Head

@@ -13,7 +13,7 @@ import uvloop
 from numpy.typing import NDArray
 
 from benchmarks.serving import services
-from benchmarks.serving.bare import Bare
+from benchmarks.serving.onnxruntime_baseline import Bare
 from benchmarks.serving.services import Service
 from edge.bundle import bundle_format
 from edge.daemon.prometheus_metrics import CountingConsumer, Metrics

@@ -100,7 +100,7 @@ def daemon(folder: Path, manifest: Manifest, threads: int, pixels: NDArray[np.ui
 def plain(folder: Path, threads: int, pixels: NDArray[np.uint8]) -> Iterator[Service]:
     """FastAPI's."""
     questions = Questions(_post("/tensor", pixels.tobytes()), _post("/image", _jpeg(pixels)))
-    with _module("plain", folder, threads, questions) as service:
+    with _module("fastapi_service", folder, threads, questions) as service:
         yield service
 
 
@@ -113,7 +113,7 @@ def lit(folder: Path, threads: int, pixels: NDArray[np.uint8]) -> Iterator[Servi
         return _post("/predict", body, "Content-Type: application/json")
 
     questions = Questions(question("tensor", pixels.tobytes()), question("image", _jpeg(pixels)))
-    with _module("lit", folder, threads, questions) as service:
+    with _module("litserve_service", folder, threads, questions) as service:
         yield service
 
 

@@ -1,1 +1,1 @@
-"""Content-addressed blobs in chunks: the store, downloads, the send queue and its scheduling."""
+"""Content-addressed blobs in chunks: the store, downloads, the send queue, the slots of transfers."""

@@ -23,8 +23,8 @@ from broker_config.protocol.errors import EdgeNodeError, PeerError
 from broker_config.protocol.messages import Manifest, Want
 from broker_config.transfer.blob_store import BlobStore
 from broker_config.transfer.download import WINDOW, Download
-from broker_config.transfer.scheduler import TransferScheduler
 from broker_config.transfer.send_queue import SendQueue
+from broker_config.transfer.transfer_slots import TransferSlots
 
 __all__ = ["BlobStore", "BlobTransfer", "Download", "FetchFailed", "Fetched"]
 
@@ -94,7 +94,7 @@ class BlobTransfer:
         self._offered: dict[tuple[str, int], int] = {}  # bytes by digest and chunk size
         self._sends = SendQueue()
         self._jobs: dict[str, list[_Job]] = {}  # by digest
-        self._scheduler: TransferScheduler[_Job] = TransferScheduler(MAX_DOWNLOADS)
+        self._slots: TransferSlots[_Job] = TransferSlots(MAX_DOWNLOADS)
         self._complained_of: set[str] = set()  # peers that sent what cannot be read
         self._closing = threading.Event()
         self._worker = threading.Thread(target=self._run, name=f"blobs of {me}", daemon=True)
@@ -228,10 +228,10 @@ class BlobTransfer:
                 self._mqtt.publish(topics.want(self._federation, blob.node, self._me), encode(want), qos=0)
 
     def _schedule(self) -> None:
-        for job in list(self._scheduler.active):
+        for job in list(self._slots.active):
             if job.download and job.download.unanswered >= MAX_UNANSWERED:
-                self._scheduler.demote(job)
-        while started := self._scheduler.start_next():
+                self._slots.demote(job)
+        while started := self._slots.start_next():
             try:
                 self._start_job(started)
             except EdgeNodeError as error:
@@ -241,7 +241,7 @@ class BlobTransfer:
             download.window = WINDOW // len(active)
 
     def _active_downloads(self) -> list[Download]:
-        return [job.download for job in self._scheduler.active if job.download]
+        return [job.download for job in self._slots.active if job.download]
 
     def _start_job(self, job: _Job) -> None:
         """Begin or resume a job."""
@@ -265,7 +265,7 @@ class BlobTransfer:
         except EdgeNodeError as error:
             self._remove(job, error)
         else:
-            self._scheduler.add(job)  # again, if it was demoted
+            self._slots.add(job)  # again, if it was demoted
             if job.download.complete:
                 self._finish(job, job.download)
 
@@ -275,8 +275,8 @@ class BlobTransfer:
         except PeerError as error:
             if self._may_retry(job, download):
                 job.download = None
-                self._scheduler.remove(job)
-                self._scheduler.add(job)
+                self._slots.remove(job)
+                self._slots.add(job)
             else:
                 self._remove(job, error)
         except EdgeNodeError as error:
@@ -308,7 +308,7 @@ class BlobTransfer:
             jobs.append(job := _Job(manifest, topic))
         elif manifest not in job.manifests:
             job.manifests.append(manifest)
-        self._scheduler.add(job)
+        self._slots.add(job)
 
     def _cancel(self, manifest: Manifest) -> None:
         for job in [job for job in self._jobs.get(manifest.digest, ()) if job.blob.node == manifest.node]:
@@ -321,7 +321,7 @@ class BlobTransfer:
         jobs.remove(job)
         if not jobs:
             del self._jobs[job.blob.digest]
-        self._scheduler.remove(job)
+        self._slots.remove(job)
         if job.download:
             job.download.discard()
             job.download = None

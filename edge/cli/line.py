@@ -95,9 +95,9 @@ def serve(
     config: LineConfig = None,
 ) -> None:
     """Inspect images as they arrive: over HTTP and from a watched folder."""
-    from edge.daemon.assembly import Instance
     from edge.daemon.daemon import serve as run
     from edge.daemon.exit_codes import sysexits
+    from edge.daemon.source_sink_factory import Instance
 
     with sysexits():
         verifier = make_verifier(trust, memory, accept_older, remembers=True)

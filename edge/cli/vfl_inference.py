@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from broker_config.mqtt.endpoint import Endpoint
     from broker_config.security.kit import Kit
     from edge.bundle.verification import Verifier
-    from edge.vfl.member_bundle import Array, Manifest
+    from edge.vfl.party_bundle import Array, Manifest
     from edge.vfl.sensor_rows import RowFile
     from edge.vfl.sensor_service import Protect
     from export.bundle_signing import Signer
@@ -34,8 +34,8 @@ def serve(
 ) -> None:
     """Serve a sensor or the head, by the role of the bundle, until `stop`. Raises EdgeNodeError as the services do."""
     from edge.vfl.head_service import serve_head
-    from edge.vfl.member_bundle import HEAD, read_unverified
-    from edge.vfl.member_model import load_head, load_sensor
+    from edge.vfl.party_bundle import HEAD, read_unverified
+    from edge.vfl.party_model import load_head, load_sensor
     from edge.vfl.sensor_service import serve_sensor
 
     said, kit = read_unverified(bundle), endpoint.kit

@@ -15,7 +15,7 @@ from edge.daemon import logs
 from edge.inference.tiling import View
 from edge.outbox.limits import Limits
 from edge.registry import bundle_messages
-from edge.registry.gate import Gate
+from edge.registry.pre_rollout_checks import Gate
 from edge.sinks import csv, homeassistant, jsonl, mqtt, sparkplug, sqlite, webhook
 from edge.sinks import folder as folder_sink
 from edge.sources import camera, folder

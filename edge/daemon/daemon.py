@@ -17,14 +17,14 @@ import uvloop
 from broker_config.protocol.errors import EdgeNodeError, explain
 from edge.bundle import expiry
 from edge.config.line_settings import Settings
-from edge.daemon import assembly
-from edge.daemon.assembly import Instance
+from edge.daemon import source_sink_factory
 from edge.daemon.dispatcher import Dispatcher
 from edge.daemon.logs import Log
 from edge.daemon.monitors import Monitors
 from edge.daemon.prometheus_metrics import CountingConsumer, Metrics
 from edge.daemon.reload import Reloader
 from edge.daemon.sd_notify import ServiceManager, run_watchdog, status
+from edge.daemon.source_sink_factory import Instance
 from edge.http.app import App
 from edge.http.server import Server
 from edge.inference import native_memory
@@ -78,7 +78,9 @@ def serve(
         closing.enter_context(rollout.manage(pipeline))
         if settings.arrival:
             closing.enter_context(
-                assembly.open_bundle_receiver(settings.arrival, instance, rollout, verifier).run_in_background()
+                source_sink_factory.open_bundle_receiver(
+                    settings.arrival, instance, rollout, verifier
+                ).run_in_background()
             )
         monitors = closing.enter_context(contextlib.closing(Monitors(pipeline)))
         metrics.register(monitors.readings)

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.topics import check_name
 from edge.config import line_settings
-from edge.daemon import assembly
+from edge.daemon import source_sink_factory
 from edge.daemon.prometheus_metrics import Reading
 from edge.inference.verdict import Outcome
 from edge.outbox import delivery
@@ -41,7 +41,7 @@ class Change(NamedTuple):
 class Dispatcher:
     """Puts outcomes into the outbox, from which they reach the sinks; without a sink they go nowhere."""
 
-    def __init__(self, instance: assembly.Instance, limits: Limits) -> None:
+    def __init__(self, instance: source_sink_factory.Instance, limits: Limits) -> None:
         self._instance, self._limits = instance, limits
         self._outbox: Outbox | None = None
         self._running: list[_Running] = []
@@ -54,7 +54,7 @@ class Dispatcher:
 
     def prepare(self, wanted: Sequence[line_settings.Sink]) -> Change:
         """Open the sinks that are new; EdgeNodeError, and nothing has changed, when one cannot be."""
-        kept, missing, old = assembly.diff(self._running, wanted)
+        kept, missing, old = source_sink_factory.diff(self._running, wanted)
         new: list[tuple[line_settings.Sink, Sink]] = []
         with contextlib.ExitStack() as undo:
             undo.callback(self._close_unused)
@@ -62,7 +62,7 @@ class Dispatcher:
                 self._open_outbox()
             for each in missing:
                 assert self._outbox
-                sink = assembly.open_sink(each, self._instance, self._outbox)
+                sink = source_sink_factory.open_sink(each, self._instance, self._outbox)
                 undo.enter_context(contextlib.closing(sink))
                 new.append((each, sink))
             names = [each.name for each in kept] + [sink.name for _, sink in new]

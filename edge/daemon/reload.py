@@ -9,10 +9,11 @@ from typing import NamedTuple
 from broker_config.protocol.errors import EdgeNodeError
 from edge.config import line_settings
 from edge.config.line_settings import Settings
-from edge.daemon import assembly
+from edge.daemon import source_sink_factory
 from edge.daemon.dispatcher import Dispatcher
 from edge.daemon.logs import Log
 from edge.daemon.monitors import Monitors
+from edge.daemon.source_sink_factory import Instance
 from edge.inference.decision import check_no_defect_class
 from edge.inference.pipeline import Pipeline, Source
 from edge.sources.source_runner import run_source
@@ -39,7 +40,12 @@ class Reloader:
     """Brings the parts of a line in step with its settings."""
 
     def __init__(
-        self, pipeline: Pipeline, dispatcher: Dispatcher, monitors: Monitors, instance: assembly.Instance, log: Log
+        self,
+        pipeline: Pipeline,
+        dispatcher: Dispatcher,
+        monitors: Monitors,
+        instance: Instance,
+        log: Log,
     ) -> None:
         self.dispatcher = dispatcher
         self._pipeline, self._monitors, self._instance, self._log = pipeline, monitors, instance, log
@@ -55,7 +61,7 @@ class Reloader:
         """
         check_no_defect_class(wanted.view, self._pipeline.model.manifest.classes)
         # A trial opening: the old sources have to end before the new ones begin.
-        await asyncio.to_thread(assembly.open_sources, wanted.sources, self._instance)
+        await asyncio.to_thread(source_sink_factory.open_sources, wanted.sources, self._instance)
         with contextlib.ExitStack() as undo:
             keep = self._monitors.prepare(wanted)
             undo.callback(self._monitors.discard, keep)
@@ -75,13 +81,13 @@ class Reloader:
 
     async def _apply_sources(self, wanted: Sequence[line_settings.Source]) -> None:
         """Open every source that can be, even if another cannot; raises the EdgeNodeError of the first that cannot."""
-        kept, missing, _ = assembly.diff([each for each in self._sources if not each.is_over], wanted)
+        kept, missing, _ = source_sink_factory.diff([each for each in self._sources if not each.is_over], wanted)
         await _stop([each for each in self._sources if each not in kept])
         self._sources = kept
         errors = []
         for each in missing:
             try:
-                [source] = await asyncio.to_thread(assembly.open_sources, [each], self._instance)
+                [source] = await asyncio.to_thread(source_sink_factory.open_sources, [each], self._instance)
             except EdgeNodeError as error:
                 errors.append(error)
             else:

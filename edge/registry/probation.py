@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from edge.inference.pipeline import Inspection
-from edge.registry.gate import Gate
+from edge.registry.pre_rollout_checks import Gate
 
 _WINDOW = 500  # of the last verdicts
 _ENOUGH = 30  # verdicts for a meaningful share

@@ -18,7 +18,7 @@ from edge.inference.served_model import Model, load_model
 from edge.inference.verdict import Notice, Verdict, current_time, new_id
 from edge.registry.bundle_store import BundleStore, State
 from edge.registry.control_requests import Answer, Request, RequestQueue
-from edge.registry.gate import Finding, Gate, Sample, assess_candidate
+from edge.registry.pre_rollout_checks import Finding, Gate, Sample, assess_candidate
 from edge.registry.probation import DoubtfulShare, Probation
 
 if TYPE_CHECKING:

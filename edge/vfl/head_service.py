@@ -26,7 +26,7 @@ from broker_config.storage import disk
 from edge.sinks.append_file import write_all
 from edge.terminal.formatting import pluralize
 from edge.vfl.bundle_reload import BundleReloader, NewModel
-from edge.vfl.member_model import HeadModel
+from edge.vfl.party_model import HeadModel
 from edge.vfl.product_embeddings import Answer, DuePrediction, EmbeddingCollector, SensorEmbedding
 
 _log = logging.getLogger(__name__)

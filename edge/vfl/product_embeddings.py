@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from edge.vfl.member_bundle import Array, EmbeddingSource
+from edge.vfl.party_bundle import Array, EmbeddingSource
 
 Answer = Literal["partial", "final"]
 _LARGEST = 1e6  # of an embedding: beyond it, one sensor's lie would be a sure prediction

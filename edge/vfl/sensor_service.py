@@ -14,8 +14,8 @@ from broker_config.protocol import topics
 from broker_config.protocol.frames import Embedded, encode_frame
 from edge.terminal.formatting import pluralize
 from edge.vfl.bundle_reload import BundleReloader, NewModel
-from edge.vfl.member_bundle import Array, Manifest
-from edge.vfl.member_model import SensorModel
+from edge.vfl.party_bundle import Array, Manifest
+from edge.vfl.party_model import SensorModel
 from edge.vfl.sensor_rows import RowFile, Samples
 
 _log = logging.getLogger(__name__)

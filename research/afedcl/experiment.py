@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from broker_config.protocol.errors import UsageError, suggest
-from research.afedcl import figures, labels, paper, tables, tuning
+from research.afedcl import figures, labels, reported, tables, tuning
 from research.afedcl.cell import Cell, Finished
 from research.afedcl.data import Sources
 from research.afedcl.grids import DATASETS, GRIDS, PRESETS, Plan
@@ -91,7 +91,7 @@ def _work(cell: Cell) -> Work:
     return (cell.model, cell.size), float(cell.rounds * cell.setting.nodes * cell.setting.samples)
 
 
-AFEDCL = Paper(paper.TITLES, DATASETS, Finished, plan, run_cell, describe, _metrics, _work)
+AFEDCL = Paper(reported.TITLES, DATASETS, Finished, plan, run_cell, describe, _metrics, _work)
 
 
 def _tuned(plan: Plan, finished: Iterable[Finished]) -> dict[str, Trial]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from research.afedcl import labels, paper
+from research.afedcl import labels, reported
 from research.afedcl.cell import Finished
 from research.afedcl.panels import Panel, Series, X, arrange, gaps, last_pairs
 from research.runner import statistics, style
@@ -63,7 +63,7 @@ def _curves(panels: Sequence[Panel]) -> tuple["Figure", str]:
         upper.set_ylim(bottom=0)
         lower.set(xlabel="round", ylabel="accuracy %")
     style.legend(figure, grid)
-    told = " and ".join(f"{value} % for {variant}" for variant, value in paper.FIG_4.items())
+    told = " and ".join(f"{value} % for {variant}" for variant, value in reported.FIG_4.items())
     words = "Mean over seeds of the mean over nodes; the band is a standard deviation over seeds."
     return figure, f"{words} The paper tells {told}."
 
@@ -147,7 +147,7 @@ def _table2(panels: Sequence[Panel]) -> tuple["Figure", str]:
             if x in series.entries:
                 means, deviations = _spreads(series, [x])
                 axes.errorbar(means, [height], xerr=deviations, fmt="o", **options)
-            if printed := paper.TABLE_II.get((panel.dataset, panel.partition, int(x), series.method)):
+            if printed := reported.TABLE_II.get((panel.dataset, panel.partition, int(x), series.method)):
                 axes.plot(printed.accuracy, height, "D", mfc="none", mec="#777777", ms=5)
         axes.set_yticks(range(len(panel.series), 0, -1), [series.name for series in panel.series])
         axes.set(title=f"{panel.title}, {panel.column(x)}", xlabel="accuracy %")

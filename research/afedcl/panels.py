@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from research.afedcl import labels, paper
+from research.afedcl import labels, reported
 from research.afedcl.cell import Cell, Finished
 from research.runner.tables import list_fewer
 
@@ -123,7 +123,7 @@ def _as_listed(item: tuple[str, Sequence[Finished]]) -> tuple[int, int, int, str
     """Sorts panels like the paper's table."""
     title, (first, *_) = item
     setting = first.cell.setting
-    places = zip((setting.dataset, setting.partition), (paper.DATASETS, tuple(labels.PARTITIONS)), strict=True)
+    places = zip((setting.dataset, setting.partition), (reported.DATASETS, tuple(labels.PARTITIONS)), strict=True)
     dataset, partition = (known.index(name) if name in known else len(known) for name, known in places)
     return dataset, partition, setting.samples, title
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import msgspec
 
-from research.afedcl import labels, paper
+from research.afedcl import labels, reported
 from research.afedcl.cell import Finished
 from research.afedcl.factors import difference
 from research.afedcl.panels import Panel, Series, X, arrange, gaps
@@ -39,10 +39,10 @@ def _comparison(name: str, finished: Sequence[Finished]) -> tuple[list[str], lis
     words = [_LEGEND, *([gaps(panels), _FEWER] if gaps(panels) else [])]
     if name == "table2":
         words.append("Below them what the paper prints.")
-        if all(panel.dataset != paper.UNAVAILABLE for panel in panels):
-            words.append(f"{paper.UNAVAILABLE} is not run: its images could not be had.")
+        if all(panel.dataset != reported.UNAVAILABLE for panel in panels):
+            words.append(f"{reported.UNAVAILABLE} is not run: its images could not be had.")
     if name == "fig4":
-        told = " and ".join(f"{value} % for {variant}" for variant, value in paper.FIG_4.items())
+        told = " and ".join(f"{value} % for {variant}" for variant, value in reported.FIG_4.items())
         words.append(f"The paper tells {told}, in a setting that it does not state.")
     if ranked := _ranks(panels):
         words.append(ranked[0])
@@ -87,15 +87,15 @@ def _as_in_paper(panels: Sequence[Panel]) -> list[Panel]:
     """All columns of the paper's table and all its methods, also those without a cell."""
     by_place = {(panel.dataset, panel.partition): panel for panel in panels}
     names = {series.name: series.method for panel in panels for series in panel.series}
-    names |= {labels.METHODS[method]: method for method in paper.METHODS if method not in names.values()}
+    names |= {labels.METHODS[method]: method for method in reported.METHODS if method not in names.values()}
     names = dict(sorted(names.items(), key=lambda item: labels.rank(item[1])))
     made = []
-    for place in [(dataset, partition) for dataset in paper.DATASETS for partition in paper.PARTITIONS]:
+    for place in [(dataset, partition) for dataset in reported.DATASETS for partition in reported.PARTITIONS]:
         title = f"{place[0]}, {labels.PARTITIONS[place[1]]}"
         panel = by_place.pop(place, Panel(*place, title, "images", (), ()))
         entries = {series.name: series.entries for series in panel.series}
         rows = [Series(name, method, entries.get(name, {})) for name, method in names.items()]
-        made.append(panel._replace(xs=sorted({*panel.xs, *paper.SAMPLES}), series=rows))
+        made.append(panel._replace(xs=sorted({*panel.xs, *reported.SAMPLES}), series=rows))
     return made + list(by_place.values())
 
 
@@ -103,7 +103,7 @@ def _accuracies(panel: Panel, *, with_paper: bool) -> Table:
     def entry(series: Series, x: X) -> str:
         seeds = series.entries.get(x, {})
         ours = _entry(seeds.values(), panel.seeds) if seeds else NOT_RUN
-        printed = paper.TABLE_II.get((panel.dataset, panel.partition, int(x), series.method)) if with_paper else None
+        printed = reported.TABLE_II.get((panel.dataset, panel.partition, int(x), series.method)) if with_paper else None
         return f"{ours}\npaper {printed.accuracy:.2f} ({printed.f1:.2f})" if printed else ours
 
     return _table(panel.title, panel, panel.series, entry)

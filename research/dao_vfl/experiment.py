@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from broker_config.protocol.errors import UsageError
-from research.dao_vfl import data, figures, measures, paper, tables
+from research.dao_vfl import data, figures, measures, reported, tables
 from research.dao_vfl.cell import Cell, Finished
 from research.dao_vfl.data import Inputs
 from research.dao_vfl.grids import GRIDS, Plan, valued
@@ -37,7 +37,7 @@ def plan(order: DAOVFLOrder, finished: Iterable[Finished], show: progress.Report
     read = {name: data.read(name, path) for name, path in order.data.items()}
     for name, (_, source) in read.items():
         train, test = data.counts(source)
-        show(progress.Note(text=f"{paper.DATASETS[name]}: {train} samples for training, {test} for the test"))
+        show(progress.Note(text=f"{reported.DATASETS[name]}: {train} samples for training, {test} for the test"))
     studies = _studies(order)
     agents = {_fitting(path, studies): path.read_bytes() for path in order.agents}
     digests = {fits: hashlib.sha256(content).hexdigest()[:16] for fits, content in agents.items()}
@@ -50,7 +50,7 @@ def plan(order: DAOVFLOrder, finished: Iterable[Finished], show: progress.Report
 def report(name: str, entries: Sequence[Entry[Cell]], finished: Mapping[str, Finished]) -> Report:
     """What is finished of an experiment."""
     panels = arrange(entries, finished)
-    claim = f"The paper: {paper.CLAIMS[name]}"
+    claim = f"The paper: {reported.CLAIMS[name]}"
     conditions = measures.conditions(each.cell for panel in panels for each in panel.results)
     made = [tables.table(name, panel) for panel in panels]
     return Report([claim, f"{tables.LEGEND} {conditions}"], made, partial(figures.draw, name, panels))
@@ -61,7 +61,7 @@ def describe(cell: Cell) -> str:
     noise = f"{cell.channel.levels} levels" if cell.channel.levels else "no noise"
     denoised = f", denoised {cell.denoising.rounds} rounds" if cell.denoising.rounds else ""
     steps = cell.policy or "E = " + " ".join(map(str, cell.iterations))
-    return f"{cell.kind}, {paper.DATASETS[cell.split.data]}, {noise}{denoised}, {steps}, seed {cell.seed}"
+    return f"{cell.kind}, {reported.DATASETS[cell.split.data]}, {noise}{denoised}, {steps}, seed {cell.seed}"
 
 
 def _metrics(finished: Finished) -> dict[str, float | None]:
@@ -76,7 +76,7 @@ def _work(cell: Cell) -> Work:
     return kind, 1.0 if cell.kind == "offline" else float(samples * (sum(cell.iterations) + max(cell.iterations)))
 
 
-DAO_VFL = Paper(paper.TITLES, paper.DATASETS, Finished, plan, run_cell, describe, _metrics, _work)
+DAO_VFL = Paper(reported.TITLES, reported.DATASETS, Finished, plan, run_cell, describe, _metrics, _work)
 
 
 def _studies(order: DAOVFLOrder) -> dict[str, Study]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from research.dao_vfl import measures, paper
+from research.dao_vfl import measures, reported
 from research.dao_vfl.cell import Finished
 from research.dao_vfl.measures import Measure
 from research.runner import style
@@ -25,12 +25,12 @@ def draw(name: str, panels: Sequence[Panel[Finished]]) -> tuple["Figure", str]:
             _curves(axes, panel, measure)
             if measure.key == "regret":
                 _guides(axes, panel, measure)
-        column[0].set_title(paper.DATASETS[panel.data])
+        column[0].set_title(reported.DATASETS[panel.data])
         column[-1].set_xlabel("round")
     style.legend(figure, grid)
     conditions = measures.conditions(each.cell for panel in panels for each in panel.results)
     words = "Of products held out of training, mean over seeds; the band is a standard deviation."
-    return figure, f"{words} The paper: {paper.CLAIMS[name]} {conditions}"
+    return figure, f"{words} The paper: {reported.CLAIMS[name]} {conditions}"
 
 
 def _curves(axes: "Axes", panel: Panel[Finished], measure: Measure) -> None:

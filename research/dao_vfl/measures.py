@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.terminal.formatting import pluralize
-from research.dao_vfl import paper
+from research.dao_vfl import reported
 from research.dao_vfl.cell import Cell, Finished
 from research.dao_vfl.grids import FIXED
 from research.dao_vfl.policies.problem import balanced
@@ -107,7 +107,7 @@ def conditions(cells: Iterable[Cell]) -> str:
         noise = sorted({str(cell.channel.levels) for cell in own if cell.channel.levels})
         seeds, rounds = len({cell.seed for cell in own}), sorted({cell.rounds for cell in own})
         told.append(
-            f"{paper.DATASETS[data]}: {pluralize(seeds, 'seed')}, {', '.join(map(str, rounds))} rounds, "
+            f"{reported.DATASETS[data]}: {pluralize(seeds, 'seed')}, {', '.join(map(str, rounds))} rounds, "
             f"{own[0].network}, {'; '.join(recipes)}, quantiser of {', '.join(noise) or 'no'} levels, "
             f"{'test file' if own[0].split.pool == 'report' else 'held-out part of the training file'}."
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from research.dao_vfl import measures, paper
+from research.dao_vfl import measures, reported
 from research.dao_vfl.cell import Finished
 from research.dao_vfl.grids import FIXED
 from research.dao_vfl.measures import Measure
@@ -35,7 +35,7 @@ def table(name: str, panel: Panel[Finished]) -> Table:
     if not any(row[-1] for row in rows):
         rows = [row[:-1] for row in rows]
     heads = ["", *(measure.name for measure in shown), "beside the first", "diverged"][: len(rows[0])]
-    return Table(paper.DATASETS[panel.data], heads, rows)
+    return Table(reported.DATASETS[panel.data], heads, rows)
 
 
 def _columns(name: str, data: str) -> list[Measure]:

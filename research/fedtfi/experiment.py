@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from broker_config.protocol.errors import UsageError
-from research.fedtfi import data, figures, paper, tables, variants
+from research.fedtfi import data, figures, reported, tables, variants
 from research.fedtfi.cell import Cell, Finished
 from research.fedtfi.data import Inputs
 from research.fedtfi.grids import TUNE, Plan, grid, tuned
@@ -105,7 +105,7 @@ def _work(cell: Cell) -> Work:
     return (cell.method, cell.model), float(cell.rounds * training.local_epochs * images)
 
 
-FEDTFI = Paper(paper.TITLES, data.NAMES, Finished, plan, run_cell, describe, _metrics, _work)
+FEDTFI = Paper(reported.TITLES, data.NAMES, Finished, plan, run_cell, describe, _metrics, _work)
 
 
 def _check_reach(models: Iterable[str]) -> None:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from edge.terminal.formatting import pluralize
-from research.fedtfi import paper
+from research.fedtfi import reported
 from research.fedtfi.cell import Cell, Finished
 from research.fedtfi.grids import TUNE
 from research.runner import statistics
@@ -45,7 +45,7 @@ def conditions(cells: Sequence[Cell]) -> str:
         setting, training = own[0].setting, own[0].training
         rounds = ", ".join(map(str, sorted({cell.rounds for cell in own})))
         told.append(
-            f"{paper.DATASETS[data]}: {pluralize(len({cell.seed for cell in own}), 'seed')}, {setting.nodes} nodes "
+            f"{reported.DATASETS[data]}: {pluralize(len({cell.seed for cell in own}), 'seed')}, {setting.nodes} nodes "
             f"with {setting.samples} training images, {rounds} rounds, batches of {training.batch_size}, "
             f"{', '.join(sorted({str(cell.size) for cell in own}))} px, {setting.pool} pool."
         )
@@ -73,7 +73,7 @@ def make(
 
 def _scenarios(name: str, panels: Sequence[Panel[Finished]], measure: Measure) -> Table:
     """A data set: a row for each variant, a column for each scenario."""
-    printed = paper.PRINTED.get(name, {})
+    printed = reported.PRINTED.get(name, {})
     rows = [
         [
             variant,
@@ -89,7 +89,7 @@ def _scenarios(name: str, panels: Sequence[Panel[Finished]], measure: Measure) -
         ]
         for variant in shown_variants(panels)
     ]
-    return Table(paper.DATASETS[panels[0].data], ["", *(panel.scenario for panel in panels)], rows)
+    return Table(reported.DATASETS[panels[0].data], ["", *(panel.scenario for panel in panels)], rows)
 
 
 def _differences(panels: Sequence[Panel[Finished]], measure: Measure) -> Table:
@@ -103,7 +103,7 @@ def _differences(panels: Sequence[Panel[Finished]], measure: Measure) -> Table:
         ]
         for variant in others
     ]
-    title = f"{paper.DATASETS[panels[0].data]}: {own} minus each of the others, points"
+    title = f"{reported.DATASETS[panels[0].data]}: {own} minus each of the others, points"
     return Table(title, ["", *(panel.scenario for panel in panels)], rows)
 
 
@@ -115,7 +115,7 @@ def _figures(panel: Panel[Finished]) -> Table:
         ]
         for variant in panel.variants
     ]
-    return Table(f"{paper.DATASETS[panel.data]}, {panel.scenario}", ["", *_SHARED], rows)
+    return Table(f"{reported.DATASETS[panel.data]}, {panel.scenario}", ["", *_SHARED], rows)
 
 
 def _values(panel: Panel[Finished], variant: str, measure: Measure) -> dict[int, float]:
@@ -160,7 +160,7 @@ def _tried(reached: float | None, best: float) -> str:
 
 
 def _place(entry: Entry[Cell]) -> str:
-    return f"{paper.DATASETS[entry.data]}, {entry.scenario}"
+    return f"{reported.DATASETS[entry.data]}, {entry.scenario}"
 
 
 def _trials(cells: Sequence[Cell]) -> list[str]:

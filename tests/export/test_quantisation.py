@@ -22,12 +22,12 @@ from export import distillation
 from export.bundle_export import Optimisations, export
 from export.distillation import average_encoders, distil
 from export.encoder_selection import drop_encoder
-from export.first_block import widen_first_block
 from export.graph import OUTPUTS, set_temperature
+from export.mobilenet_first_block import widen_first_block
 from export.model_images import ImageFinder
 from export.parity import open_session
 from export.quantisation import quantise
-from export.speed_gate import GraphComparison, compare_graphs
+from export.replacement_check import GraphComparison, compare_graphs
 from export.weight_rounding import round_to_steps, round_weights
 from tests.support.int8_kernels import answers
 from tests.support.personal_models import CLASSES, SMALL, made, pictures

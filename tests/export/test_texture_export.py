@@ -24,7 +24,7 @@ from export.distillation import average_encoders
 from export.encoder_selection import drop_encoder
 from export.graph import OUTPUTS, Architecture, build_module
 from export.parity import open_session
-from export.speed_gate import GraphComparison, compare_graphs
+from export.replacement_check import GraphComparison, compare_graphs
 from research.pretraining.texture_patterns import texture
 from tests.support.daemon_process import BLOCK_TORCH, daemon
 from tests.support.federation_keys import Signers

@@ -20,8 +20,8 @@ from broker_config.security.trust import Trust
 from edge.bundle import bundle_format
 from edge.bundle.bundle_format import BundleError
 from edge.bundle.verification import Verifier
-from edge.vfl.member_bundle import MANIFEST, read_bundle
-from edge.vfl.member_model import load_head, load_sensor
+from edge.vfl.party_bundle import MANIFEST, read_bundle
+from edge.vfl.party_model import load_head, load_sensor
 from edge.vfl.sensor_rows import Scaling
 from export.vfl_export import ExportSchedule, HeadBundleWriter, SensorBundleWriter
 from export.vfl_graph import VflParityError, build_head_graph, build_sensor_graph, impute_means

@@ -11,7 +11,7 @@ from edge.inference.verdict import Verdict, current_time, new_id
 _PROCESS = """
 import contextlib, json, logging, sys, time
 from pathlib import Path
-from edge.daemon.assembly import Instance
+from edge.daemon.source_sink_factory import Instance
 from edge.daemon.dispatcher import Dispatcher
 from edge.config.line_settings import parse
 from tests.support.numbered_outcomes import verdict

@@ -16,7 +16,7 @@ from edge.inference.predictor import Outputs, Predictor
 from edge.inference.verdict import Failure, Notice, Outcome, Verdict
 from edge.registry import gate as gate_module
 from edge.registry.bundle_store import BundleStore
-from edge.registry.gate import Gate
+from edge.registry.pre_rollout_checks import Gate
 from edge.registry.rollout import Rollout
 from tests.support.tiny_bundle import BLUE, GREEN, RED
 

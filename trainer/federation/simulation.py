@@ -12,9 +12,9 @@ from broker_config.protocol.messages import Spec
 from trainer import progress
 from trainer.data import class_folders, partition
 from trainer.data.class_folders import Images
-from trainer.federation.server.contributions import Contributions
 from trainer.federation.server.robust_rules import InMemory
 from trainer.federation.server.round_state import sample_participants
+from trainer.federation.server.round_sums import Contributions
 from trainer.federation.server.spec import Request, draft
 from trainer.methods import make
 from trainer.methods.base import Metrics

@@ -23,13 +23,13 @@ from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.security import access_list, trust
 from edge.bundle.verification import Verifier
 from edge.config.line_settings import Settings, parse
-from edge.daemon.assembly import Instance
 from edge.daemon.daemon import serve
+from edge.daemon.source_sink_factory import Instance
 from edge.registry import bundle_messages, bundle_receiver, bundle_sender
 from edge.registry.bundle_messages import Answer, File, Offer
 from edge.registry.bundle_receiver import BundleReceiver
 from edge.registry.bundle_store import line_store
-from edge.registry.gate import Gate
+from edge.registry.pre_rollout_checks import Gate
 from tests.support.bundle_stores import stored, tiny
 from tests.support.daemon_process import serving_daemon
 from tests.support.federation_keys import Signers

@@ -18,7 +18,7 @@ from broker_config.security import trust
 from edge.bundle.verification import Verifier
 from edge.registry.bundle_store import BundleStore, line_store
 from edge.registry.control_requests import Answer, Request, send_request
-from edge.registry.gate import Gate
+from edge.registry.pre_rollout_checks import Gate
 from edge.registry.rollout import Rollout
 from tests.support.bundle_stores import OTHERS, stored, tiny
 from tests.support.daemon_process import serving_daemon
@@ -135,7 +135,7 @@ from pathlib import Path
 from broker_config.security import trust
 from broker_config.storage import disk
 from edge.inference.pipeline import Pipeline
-from edge.registry.gate import Gate
+from edge.registry.pre_rollout_checks import Gate
 from edge.registry.rollout import Rollout
 from edge.registry.bundle_store import BundleStore
 from edge.bundle.verification import Verifier

@@ -18,7 +18,7 @@ from paho.mqtt import publish
 from broker_config.mqtt.client import Endpoint, read_retained
 from broker_config.protocol import topics
 from edge.config.line_settings import parse
-from edge.daemon.assembly import Instance, open_sink
+from edge.daemon.source_sink_factory import Instance, open_sink
 from edge.outbox import delivery
 from edge.outbox.limits import Limits
 from edge.outbox.outbox import open_outbox

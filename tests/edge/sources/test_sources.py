@@ -26,8 +26,8 @@ from PIL import Image
 from broker_config.broker.embedded import start_broker
 from broker_config.protocol.errors import UsageError
 from edge.config import line_settings
-from edge.daemon import assembly
-from edge.daemon.assembly import Instance
+from edge.daemon import source_sink_factory
+from edge.daemon.source_sink_factory import Instance
 from edge.inference import image_decoding
 from edge.inference.pipeline import Frame, Pipeline, Source
 from edge.inference.served_model import load_model
@@ -80,7 +80,7 @@ def instance(tmp_path) -> Instance:
 def opened(instance: Instance, *tables: dict[str, Any]) -> list[Source]:
     """The sources of `[[sources]]` tables in a file beside the state folder."""
     wanted = line_settings.parse({"sources": list(tables)}, instance.state.parent / "line.toml")
-    return assembly.open_sources(wanted.sources, instance)
+    return source_sink_factory.open_sources(wanted.sources, instance)
 
 
 @contextlib.asynccontextmanager

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edge.vfl.member_bundle import EmbeddingSource
+from edge.vfl.party_bundle import EmbeddingSource
 from edge.vfl.product_embeddings import DuePrediction, EmbeddingCollector, SensorEmbedding
 
 SENSORS = (EmbeddingSource(name="a", size=2), EmbeddingSource(name="b", size=3), EmbeddingSource(name="c", size=1))

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from broker_config.protocol.messages import Training
-from research.afedcl import experiment, labels, paper
+from research.afedcl import experiment, labels, reported
 from research.afedcl.cell import Finished
 from tests.support.finished_cells import NEU, finished, scattered
 
@@ -19,7 +19,7 @@ def shown(name: str, cells: list[Finished], folder: Path) -> str:
     """The Markdown; what is printed must say the same."""
     console = Console(width=300, record=True, quiet=False, file=(folder / "printed").open("w"))
     report = experiment.report(name, [each.cell for each in cells], {each.key: each for each in cells})
-    text = report.markdown(paper.TITLES[name])
+    text = report.markdown(reported.TITLES[name])
     for each in report.tables:
         console.print(each.rich())
     printed = console.export_text()

@@ -16,9 +16,9 @@ from broker_config.protocol.messages import Contribution, Spec
 from broker_config.storage import disk
 from broker_config.transfer.blob_transfer import BlobStore
 from trainer.federation.server import round_state as rounds
-from trainer.federation.server.contributions import Contributions
 from trainer.federation.server.journal import Blob, ContributionTotal, Journal, Run
 from trainer.federation.server.robust_rules import RULES, InMemory, OnDisk, Source
+from trainer.federation.server.round_sums import Contributions
 from trainer.methods import make
 from trainer.models.named_tensors import Arrays, select
 

@@ -15,7 +15,6 @@ from broker_config.protocol.messages import Aggregation, TensorSpec
 from research.studies.attacks import Trial, tampering
 from tests.support.method_cases import ON_ANY_MODEL
 from trainer.data.class_folders import Images, LabelledImages
-from trainer.federation.server.contributions import Contributions
 from trainer.federation.server.robust_rules import (
     RULES,
     ContributionBlocks,
@@ -28,6 +27,7 @@ from trainer.federation.server.robust_rules import (
     norm_clip,
     trimmed_mean,
 )
+from trainer.federation.server.round_sums import Contributions
 from trainer.federation.server.spec import Participation, Request, draft
 from trainer.federation.simulation import simulate
 from trainer.methods import make

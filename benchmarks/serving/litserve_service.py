@@ -1,4 +1,4 @@
-"""The model behind LitServe: `python -m benchmarks.serving.lit BUNDLE THREADS PORT`."""
+"""The model behind LitServe: `python -m benchmarks.serving.litserve_service BUNDLE THREADS PORT`."""
 
 import base64
 import io
@@ -12,7 +12,7 @@ from fastapi import Request
 from numpy.typing import NDArray
 from PIL import Image
 
-from benchmarks.serving.bare import Bare
+from benchmarks.serving.onnxruntime_baseline import Bare
 
 
 class Api(litserve.LitAPI):  # type: ignore[misc]

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T", bound=Hashable)
 
 
-class TransferScheduler(Generic[T]):
+class TransferSlots(Generic[T]):
     """A limited number of active transfers and a queue for the others; unresponsive ones wait behind all others."""
 
     def __init__(self, capacity: int):

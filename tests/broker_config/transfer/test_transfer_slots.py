@@ -24,8 +24,8 @@ from broker_config.transfer.blob_transfer import (
     Fetched,
     FetchFailed,
 )
-from broker_config.transfer.scheduler import TransferScheduler
 from broker_config.transfer.send_queue import HOLD_OFF, Chunk, SendQueue
+from broker_config.transfer.transfer_slots import TransferSlots
 from tests.support.chunks import KIB, chunk_of, digest_of, manifest_of
 
 DIGEST = "a" * 64
@@ -36,95 +36,95 @@ def store(tmp_path: Path) -> BlobStore:
     return BlobStore(tmp_path / "blobs")
 
 
-# The scheduler
+# The slots
 
 
-def waiting(places: int, *names: str) -> TransferScheduler[str]:
-    scheduler: TransferScheduler[str] = TransferScheduler(places)
+def waiting(places: int, *names: str) -> TransferSlots[str]:
+    slots: TransferSlots[str] = TransferSlots(places)
     for name in names:
-        scheduler.add(name)
-    return scheduler
+        slots.add(name)
+    return slots
 
 
-def served(scheduler: TransferScheduler[str]) -> list[str]:
-    while scheduler.start_next():
+def served(slots: TransferSlots[str]) -> list[str]:
+    while slots.start_next():
         pass
-    return scheduler.active
+    return slots.active
 
 
 def test_no_more_are_served_than_there_are_places_and_the_first_come_first() -> None:
-    scheduler = waiting(2, "a", "b", "c", "d")
-    assert served(scheduler) == ["a", "b"]
-    scheduler.remove("a")
-    assert served(scheduler) == ["b", "c"]
+    slots = waiting(2, "a", "b", "c", "d")
+    assert served(slots) == ["a", "b"]
+    slots.remove("a")
+    assert served(slots) == ["b", "c"]
 
 
 def test_who_is_served_or_waits_does_not_queue_twice() -> None:
-    scheduler = waiting(2, "a", "b", "c", "c", "a")
-    assert served(scheduler) == ["a", "b"]
+    slots = waiting(2, "a", "b", "c", "c", "a")
+    assert served(slots) == ["a", "b"]
     for name in ("a", "b", "c"):
-        scheduler.remove(name)
-    assert served(scheduler) == []
+        slots.remove(name)
+    assert served(slots) == []
 
 
 def test_a_silent_one_gives_way_and_waits_behind_all_who_have_not_been_silent() -> None:
-    scheduler = waiting(1, "silent", "a")
-    served(scheduler)
-    scheduler.demote("silent")
-    scheduler.add("b")
+    slots = waiting(1, "silent", "a")
+    served(slots)
+    slots.demote("silent")
+    slots.add("b")
     order = []
-    while one := scheduler.start_next():
+    while one := slots.start_next():
         order.append(one)
-        scheduler.remove(one)
+        slots.remove(one)
     assert order == ["a", "b", "silent"]
 
 
 def test_a_silent_one_keeps_its_place_while_nobody_waits_for_it() -> None:
-    scheduler = waiting(2, "silent", "a")
-    served(scheduler)
-    scheduler.demote("silent")
-    assert scheduler.active == ["silent", "a"]
+    slots = waiting(2, "silent", "a")
+    served(slots)
+    slots.demote("silent")
+    assert slots.active == ["silent", "a"]
 
 
 def test_a_silent_one_that_is_heard_of_waits_like_the_others() -> None:
-    scheduler = waiting(1, "dead", "alive", "a")
-    served(scheduler)
-    scheduler.demote("dead")
-    served(scheduler)
-    scheduler.demote("alive")
-    scheduler.add("alive")
-    scheduler.remove("a")
-    assert served(scheduler) == ["alive"]
-    scheduler.remove("dead")
-    scheduler.demote("alive")
-    assert scheduler.active == ["alive"]  # nobody waits, not even itself
+    slots = waiting(1, "dead", "alive", "a")
+    served(slots)
+    slots.demote("dead")
+    served(slots)
+    slots.demote("alive")
+    slots.add("alive")
+    slots.remove("a")
+    assert served(slots) == ["alive"]
+    slots.remove("dead")
+    slots.demote("alive")
+    assert slots.active == ["alive"]  # nobody waits, not even itself
 
 
 def test_who_leaves_while_it_waits_is_not_served() -> None:
-    scheduler = waiting(1, "a", "b", "c")
-    served(scheduler)
-    scheduler.remove("b")
-    scheduler.demote("a")
-    scheduler.remove("a")
-    assert served(scheduler) == ["c"]
-    scheduler.remove("c")
-    assert served(scheduler) == []
+    slots = waiting(1, "a", "b", "c")
+    served(slots)
+    slots.remove("b")
+    slots.demote("a")
+    slots.remove("a")
+    assert served(slots) == ["c"]
+    slots.remove("c")
+    assert served(slots) == []
 
 
 @given(st.integers(1, 4), st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)))
 def test_all_but_the_dead_are_served_however_many_are_dead(places: int, everyone: set[int], dead: set[int]) -> None:
-    scheduler: TransferScheduler[str] = TransferScheduler(places)
+    slots: TransferSlots[str] = TransferSlots(places)
     for one in everyone:
-        scheduler.add(str(one))
+        slots.add(str(one))
     done: set[int] = set()
     for _ in range(2 * len(everyone) + 1):
-        served(scheduler)
-        assert len(scheduler.active) <= places
-        for name in list(scheduler.active):
+        served(slots)
+        assert len(slots.active) <= places
+        for name in list(slots.active):
             if int(name) in dead:
-                scheduler.demote(name)
+                slots.demote(name)
             else:
-                scheduler.remove(name)
+                slots.remove(name)
                 done.add(int(name))
     assert done == everyone - dead
 

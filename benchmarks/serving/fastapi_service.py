@@ -1,4 +1,4 @@
-"""The model behind FastAPI: `python -m benchmarks.serving.plain BUNDLE THREADS PORT`."""
+"""The model behind FastAPI: `python -m benchmarks.serving.fastapi_service BUNDLE THREADS PORT`."""
 
 import io
 import sys
@@ -12,7 +12,7 @@ from fastapi.concurrency import run_in_threadpool
 from numpy.typing import NDArray
 from PIL import Image
 
-from benchmarks.serving.bare import Bare
+from benchmarks.serving.onnxruntime_baseline import Bare
 
 
 def application(model: Bare) -> FastAPI:

@@ -20,7 +20,7 @@ from edge.inference.served_model import Model, load_model
 from edge.inference.tiling import View
 from edge.inference.verdict import Failure, Verdict
 from edge.registry.bundle_store import BundleStore
-from edge.registry.gate import ENOUGH, OF_A_CLASS, SAMPLE, Gate, Sample, assess_candidate
+from edge.registry.pre_rollout_checks import ENOUGH, OF_A_CLASS, SAMPLE, Gate, Sample, assess_candidate
 from edge.registry.rollout import RefusedError, Rollout
 from tests.support.bundle_stores import OTHERS, stored, tiny
 from tests.support.federation_keys import Signers

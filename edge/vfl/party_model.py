@@ -12,7 +12,7 @@ from safetensors.numpy import load
 from edge.bundle.bundle_format import BundleError, copied_to_memory
 from edge.bundle.verification import Verifier
 from edge.inference.predictor import session_options
-from edge.vfl.member_bundle import HEAD, SENSOR, Array, Bundle, Manifest, read_bundle
+from edge.vfl.party_bundle import HEAD, SENSOR, Array, Bundle, Manifest, read_bundle
 
 Presence = NDArray[np.bool_]
 _EXPORT = "let the training process write it again, with the software that is installed here"
