@@ -14,7 +14,7 @@ from edge.inference import pipeline
 from edge.inference.pipeline import Frame, Pipeline
 from edge.inference.predictor import Outputs, Predictor
 from edge.inference.verdict import Failure, Notice, Outcome, Verdict
-from edge.registry import gate as gate_module
+from edge.registry import pre_rollout_checks
 from edge.registry.bundle_store import BundleStore
 from edge.registry.pre_rollout_checks import Gate
 from edge.registry.rollout import Rollout
@@ -79,7 +79,7 @@ def simulated_latencies(default: float = 0.001) -> Iterator[dict[int, float]]:
 
     clock = SimpleNamespace(perf_counter=lambda: now, sleep=lambda _: None)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (pipeline, gate_module):
+        for module in (pipeline, pre_rollout_checks):
             patch.setattr(module, "time", clock)
         patch.setattr(Predictor, "run", timed)
         yield latencies
