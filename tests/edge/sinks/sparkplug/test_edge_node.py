@@ -373,11 +373,11 @@ from pathlib import Path
 sys.modules["google.protobuf"] = None
 from broker_config.protocol.errors import explain
 from edge.config import line_settings as settings
-from edge.daemon import assembly, daemon
+from edge.daemon import daemon, source_sink_factory
 from edge.daemon.dispatcher import Dispatcher
 found = settings.parse({"sinks": [{"kind": "sparkplug", "url": "mqtt://broker", "group": "g"}]}, Path("line.toml"))
 try:
-    Dispatcher(assembly.Instance("line-1", Path(sys.argv[1])), found.spool).prepare(found.sinks)
+    Dispatcher(source_sink_factory.Instance("line-1", Path(sys.argv[1])), found.spool).prepare(found.sinks)
 except ImportError as error:
     print(explain(error))
 """
