@@ -20,7 +20,7 @@ from export import bundle_export as exporting
 from export.bundle_export import Exported, export
 from export.bundle_signing import Signer
 from export.graph import ParityError
-from tests.support.federation_keys import Signers
+from tests.support.federation_keys import FederationKeys
 from tests.support.method_cases import ON_ANY_MODEL
 from tests.support.personal_models import METRICS, SMALL, made, pictures, signed_fields, torch_probabilities
 from trainer import progress
@@ -268,7 +268,7 @@ def test_a_model_whose_training_diverged_is_refused(run: Run, tmp_path: Path, mo
 def test_a_model_that_was_exported_with_a_kit_is_served_where_its_node_is_trusted(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    signers = Signers("steel")
+    signers = FederationKeys("steel")
     model = signed_fields(signers, run.models["plant-1"])
     personal_model.save(model, tmp_path / "model")
     graph = (run.exported[0].folder / "model.onnx").read_bytes()
@@ -289,7 +289,7 @@ def test_a_model_that_was_exported_with_a_kit_is_served_where_its_node_is_truste
 
 
 def test_only_a_nodes_own_kit_signs_its_model_and_only_one_made_from_what_its_coordinator_signed() -> None:
-    signers, others = Signers("steel"), Signers("steel")
+    signers, others = FederationKeys("steel"), FederationKeys("steel")
     fused, plain = (made(SMALL, "plant-a", method, 1) for method in ("afedcl", "fedavg"))
     own = Signer(signers.kit("plant-a"), 9)
     for good in (signed_fields(signers, fused), signed_fields(signers, plain), signed_fields(signers, plain, round=9)):
@@ -298,7 +298,11 @@ def test_only_a_nodes_own_kit_signs_its_model_and_only_one_made_from_what_its_co
     for signer, model, reason in (
         (Signer(signers.kit("plant-b"), 9), signed_fields(signers, plain), "the kit of plant-b in 'steel'"),
         (Signer(signers.kit("coordinator"), 9), signed_fields(signers, plain), "the kit of coordinator in 'steel'"),
-        (Signer(Signers("copper").kit("plant-a"), 9), signed_fields(signers, plain), "the kit of plant-a in 'copper'"),
+        (
+            Signer(FederationKeys("copper").kit("plant-a"), 9),
+            signed_fields(signers, plain),
+            "the kit of plant-a in 'copper'",
+        ),
         (own, unsigned, "its coordinator has signed none"),
         (own, signed_fields(others, plain), "its signature does not fit"),
         (own, signed_fields(signers, plain, run="cd" * 8), "that is of another run"),

@@ -27,7 +27,7 @@ from export.parity import open_session
 from export.replacement_check import GraphComparison, compare_graphs
 from research.pretraining.texture_patterns import texture
 from tests.support.daemon_process import BLOCK_TORCH, daemon
-from tests.support.federation_keys import Signers
+from tests.support.federation_keys import FederationKeys
 from tests.support.int8_kernels import answers
 from tests.support.personal_models import made, signed_fields, torch_probabilities
 from trainer import progress
@@ -62,7 +62,7 @@ class Run(NamedTuple):
 
     model: PersonalModel
     bundle: Path
-    signers: Signers
+    signers: FederationKeys
     compared: list[tuple[bytes, bytes, LabelledImages, GraphComparison]]
     said: list[str]
 
@@ -79,7 +79,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     scheme = Scheme("iid", 2, 15, seed=1, pool="all", test_samples=15)
     simulate_folder(request, [folder / "images"], {}, scheme, folder / "run", progress.ignore)
     source = sorted((folder / "run").glob("*/model"))[0]
-    signers = Signers("simulation")
+    signers = FederationKeys("simulation")
     whole = PersonalModel(
         *personal_model.load(source)[:2],
         personal_model.load_predictions(source),
@@ -235,7 +235,7 @@ def test_one_encoder_that_stands_for_two_keeps_their_stem() -> None:
 
 @pytest.mark.parametrize("method", ["afedcl", "fenda"])
 def test_two_encoders_are_signed_if_the_received_one_came_so_or_was_trained_further(method: str) -> None:
-    signers = Signers("steel")
+    signers = FederationKeys("steel")
     model = signed_fields(signers, made(Request(model="tel_small", weights="none"), "plant-a", method, 3))
     sign = Signer(signers.kit("plant-a"), 9).check
     sign(model.metadata, model.tensors, Path("model"))

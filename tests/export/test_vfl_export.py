@@ -27,7 +27,7 @@ from export.vfl_export import ExportSchedule, HeadBundleWriter, SensorBundleWrit
 from export.vfl_graph import VflParityError, build_head_graph, build_sensor_graph, impute_means
 from tests.support.provisioned_federation import make
 from tests.support.tiny_bundle import tiny_bundle
-from tests.support.vfl_models import COLUMNS, Learnt, rows
+from tests.support.vfl_models import COLUMNS, TrainedRun, rows
 from tests.support.vfl_runs import draw, left, source, vfl_spec
 from trainer.progress.events import ignore
 from trainer.vfl.algorithm import Head
@@ -38,12 +38,12 @@ from trainer.vfl.server.startup import coordinate
 
 
 @pytest.fixture(scope="module")
-def learnt() -> Learnt:
-    return Learnt(seed=3, noise=True, reading="expectation")
+def learnt() -> TrainedRun:
+    return TrainedRun(seed=3, noise=True, reading="expectation")
 
 
 @pytest.fixture(scope="module")
-def bundles(learnt: Learnt, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def bundles(learnt: TrainedRun, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return learnt.write(tmp_path_factory.mktemp("bundles"))
 
 
@@ -52,7 +52,7 @@ def embedded(bundles: dict[str, Path], raw: dict[str, np.ndarray]) -> list[np.nd
 
 
 def test_bundles_predict_from_raw_rows_what_the_trained_federation_predicts(
-    learnt: Learnt, bundles: dict[str, Path]
+    learnt: TrainedRun, bundles: dict[str, Path]
 ) -> None:
     raw, _ = rows(40, seed=9)
     found = load_head(bundles["coordinator"]).predict(embedded(bundles, raw), np.ones((40, 3), bool))
@@ -64,7 +64,7 @@ def test_bundles_predict_from_raw_rows_what_the_trained_federation_predicts(
 
 @pytest.mark.parametrize("pattern", list(product([True, False], repeat=3)))
 def test_absent_sensors_are_imputed_from_those_that_are_there(
-    learnt: Learnt, bundles: dict[str, Path], pattern: tuple[bool, ...]
+    learnt: TrainedRun, bundles: dict[str, Path], pattern: tuple[bool, ...]
 ) -> None:
     raw, _ = rows(10, seed=8)
     received = embedded(bundles, raw)
@@ -112,7 +112,7 @@ def test_every_network_has_a_graph(network: str, shape: tuple[int, ...], clip: f
 
 
 def test_of_many_sensors_absent_ones_are_filled_by_their_means(
-    learnt: Learnt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    learnt: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("export.vfl_graph._EXACT", 2)
     found = learnt.write(tmp_path)
@@ -125,7 +125,7 @@ def test_of_many_sensors_absent_ones_are_filled_by_their_means(
 
 
 def test_what_has_diverged_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    broken = Learnt(1)
+    broken = TrainedRun(1)
     embeddings = broken.embedded()
     with torch.no_grad():
         broken.simulation.head.model.weight.fill_(torch.inf)
@@ -140,7 +140,7 @@ def test_a_layer_without_a_counterpart_is_refused() -> None:
         build_sensor_graph(model, (2, 1), 3, Scaling(np.zeros(2, np.float32), np.ones(2, np.float32)))
 
 
-def test_a_changed_file_and_the_wrong_member_are_refused(learnt: Learnt, tmp_path: Path) -> None:
+def test_a_changed_file_and_the_wrong_member_are_refused(learnt: TrainedRun, tmp_path: Path) -> None:
     found = learnt.write(tmp_path)
     with pytest.raises(BundleError, match="of a head, not of a sensor"):
         load_sensor(found["coordinator"])
@@ -150,7 +150,7 @@ def test_a_changed_file_and_the_wrong_member_are_refused(learnt: Learnt, tmp_pat
         load_sensor(found["oven"])
 
 
-def test_only_what_the_member_itself_has_signed_is_served(learnt: Learnt, tmp_path: Path) -> None:
+def test_only_what_the_member_itself_has_signed_is_served(learnt: TrainedRun, tmp_path: Path) -> None:
     members = make(tmp_path / "federation", nodes=tuple(COLUMNS))
     found = learnt.write(tmp_path, members.kits)
 
@@ -191,7 +191,7 @@ def test_each_kind_of_service_refuses_the_other_kind_of_bundle(bundles: dict[str
 
 def test_an_agent_that_decides_local_iterations_travels_with_the_head(tmp_path: Path) -> None:
     (tmp_path / "agent.onnx").write_bytes(b"an agent")
-    found = Learnt(1, policy=str(tmp_path / "agent.onnx")).write(tmp_path / "bundles")["coordinator"]
+    found = TrainedRun(1, policy=str(tmp_path / "agent.onnx")).write(tmp_path / "bundles")["coordinator"]
     manifest = load_head(found).manifest
     assert [*manifest.roles] == ["head", "policy"]
     assert (found / manifest.roles["policy"].file).read_bytes() == b"an agent"

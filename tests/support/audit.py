@@ -1,4 +1,4 @@
-"""Audits what edge-node is built on: `make audit`.
+"""Audit of what edge-node is built on: `make audit`.
 
 Without a network: constraints.txt pins every package that an install brings, to a version of the package index and
 not to a URL, and what is installed fits together. With one: pip-audit asks OSV (osv.dev) for the known vulnerabilities

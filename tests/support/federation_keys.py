@@ -23,7 +23,7 @@ def soon(days: float) -> datetime:
     return datetime.now(UTC) + timedelta(days=days)
 
 
-class Signers:
+class FederationKeys:
     """The authority of a federation, its coordinator, plant-a and plant-b."""
 
     def __init__(self, federation: str = "test"):

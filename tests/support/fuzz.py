@@ -38,7 +38,7 @@ from broker_config.transfer.blob_store import BlobStore
 from broker_config.transfer.blob_transfer import BlobTransfer, Download, Fetched, FetchFailed
 from broker_config.transfer.send_queue import MAX_QUEUED, SendQueue
 from tests.support.frame_mutation import SENT, Frame, Mutator, is_message, record, small_encoder
-from tests.support.live_attack import besiege, check
+from tests.support.live_attack import attack_federation, check
 from trainer.federation.server.coordinator import _Coordinator
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Participation, Request, draft
@@ -320,7 +320,7 @@ def main() -> None:
             count = -(-arguments.frames * SHARES[name] // sum(SHARES.values()))
             print(bombard(name, partial(target.feed, mutator), count), flush=True)
         mutator = Mutator(frames, random.Random(f"{arguments.seed} live"))
-        peace, war = (besiege(Path(scratch) / str(count), mutator, count) for count in (0, arguments.live))
+        peace, war = (attack_federation(Path(scratch) / str(count), mutator, count) for count in (0, arguments.live))
         print(f"live coordinator {check(war, peace)}")
 
 

@@ -28,7 +28,7 @@ from trainer.federation.server.membership import STRIKES
 
 V5 = MQTTProtocolVersion.MQTTv5
 ROUNDS = 10
-GROWTH = 100 << 20  # bytes that a siege may add to a coordinator's memory: its inbox is full of large messages
+GROWTH = 100 << 20  # bytes that an attack may add to a coordinator's memory: its inbox is full of large messages
 DISK = 5 << 20  # bytes that its state folder may take; honest rounds take 1 MB
 NODES = 100  # places
 IMPOSSIBLE = ("évil", "..", "x" * 300)  # names
@@ -37,7 +37,7 @@ ROOT = "edge-node/v1/default"
 
 
 class Outcome(NamedTuple):
-    """What a federation under siege came to."""
+    """What a federation under attack came to."""
 
     results: dict[str, Tensors]  # of the honest nodes
     events: list[dict[str, Any]]  # that the coordinator reported
@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
 
 
 class Gate:
-    """Lets honest nodes contribute to a round when so much of the siege is over."""
+    """Lets honest nodes contribute to a round when so much of the attack is over."""
 
     def __init__(self) -> None:
         self._changed, self._open = threading.Condition(), 0
@@ -218,7 +218,9 @@ class Attacker:
         self.client.loop_stop()
 
 
-def besiege(folder: Path, mutator: Mutator, frames: int, deed: Callable[[Attacker], None] = Attacker.attack) -> Outcome:
+def attack_federation(
+    folder: Path, mutator: Mutator, frames: int, deed: Callable[[Attacker], None] = Attacker.attack
+) -> Outcome:
     """Send so many hostile frames while a federation of two honest nodes goes through its rounds."""
     folder.mkdir()
     started = time.monotonic()
@@ -269,7 +271,7 @@ class Meter:
         self._watched = psutil.Process(process.pid)
 
     def look(self, share: float) -> None:
-        """Measure, when so much of the siege is over; memory must be level after a fifth of it."""
+        """Measure, when so much of the attack is over; memory must be level after a fifth of it."""
         assert self._process.poll() is None, self.log()
         self.looks += 1
         memory = self._watched.memory_info().rss
@@ -292,7 +294,7 @@ def size_of(folder: Path) -> int:
 
 
 def check(outcome: Outcome, peace: Outcome) -> str:
-    """A siege must change nothing, fill nothing and be told of briefly. Returns a line about it."""
+    """An attack must change nothing, fill nothing and be told of briefly. Returns a line about it."""
     assert peace.results.keys() == outcome.results.keys()
     for name, tensors in outcome.results.items():
         assert {key: value.tobytes() for key, value in tensors.items()} == {

@@ -44,7 +44,7 @@ def verdict(number: int) -> Verdict:
     )
 
 
-class Putting:
+class OutcomeProcess:
     """A process that puts outcomes from number `first` on, one every `pause` seconds, and waits to be ended."""
 
     def __init__(

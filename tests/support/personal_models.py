@@ -9,7 +9,7 @@ from torch import Tensor
 
 from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.messages import Preprocessing, Training
-from tests.support.federation_keys import Signers
+from tests.support.federation_keys import FederationKeys
 from trainer.federation.server.spec import Request, draft
 from trainer.methods import make
 from trainer.models.named_tensors import add_prefix, is_frozen, strip_prefix
@@ -75,7 +75,7 @@ def pictures(size: int, count: int) -> np.ndarray:
     return blocks.repeat(8, 1).repeat(8, 2)
 
 
-def signed_fields(signers: Signers, model: PersonalModel, **changes: object) -> PersonalModel:
+def signed_fields(signers: FederationKeys, model: PersonalModel, **changes: object) -> PersonalModel:
     """The model, made from a broadcast that the coordinator has signed; AFedCL's serves it as it came."""
     received = add_prefix("encoder", strip_prefix("received", model.tensors))
     if received:  # its stem is there once, as the own encoder's

@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from broker_config.protocol.errors import BrokerError
 from broker_config.protocol.vfl_messages import VflSpec, Window
 from tests.support.mosquitto import Mosquitto
-from tests.support.vfl_processes import STARTING, STEPS, WAITING, Witness
+from tests.support.vfl_processes import STARTING, STEPS, WAITING, WatchedProcess
 from tests.support.vfl_sensor_files import CLASSES, Plant, Processes, simulated
 from trainer.vfl.server.journal import history
 
@@ -70,8 +70,8 @@ class Soak:
             "--rounds": rounds, "--seed": seed, "--federation": "default", "--network": "dense", "--policy": "all",
         }  # fmt: skip
         self._line = Processes(folder, self._plant, self._broker.url, settings)
-        self._witnesses = {name: Witness(folder, name) for name in (HEAD, *SENSORS)}
-        self.memory: dict[str, list[int]] = {name: [] for name in self._witnesses}
+        self._processes = {name: WatchedProcess(folder, name) for name in (HEAD, *SENSORS)}
+        self.memory: dict[str, list[int]] = {name: [] for name in self._processes}
         self._seed, self._moved, self._round, self._at = seed, time.monotonic(), 0, 0
 
     def run(self) -> None:
@@ -80,12 +80,12 @@ class Soak:
             self._broker.start()
             stack.callback(self._broker.kill)
             stack.callback(self._plant.close)
-            stack.callback(lambda: [each.kill() for each in self._witnesses.values()])
+            stack.callback(lambda: [each.kill() for each in self._processes.values()])
             self._plant.feed(WINDOW)
-            for name in self._witnesses:
+            for name in self._processes:
                 self._start(name)
             next_kill, next_restart, next_look = time.monotonic() + 5, 0.0, 0.0
-            while any(each.ended is None for each in self._witnesses.values()):
+            while any(each.ended is None for each in self._processes.values()):
                 now = time.monotonic()
                 self._feed()
                 self._check_alive()
@@ -102,11 +102,11 @@ class Soak:
                 time.sleep(0.01)
 
     def _start(self, name: str) -> None:
-        self._witnesses[name].start(self._line.words(name))
+        self._processes[name].start(self._line.words(name))
 
     def _feed(self) -> None:
         """Append the products that rounds will soon need, in pieces of any size."""
-        learnt = self._witnesses[HEAD].last
+        learnt = self._processes[HEAD].last
         if learnt != self._round:
             self._round, self._moved = learnt, time.monotonic()
         wanted = WINDOW + CHUNK * min(self.rounds, self._round + AHEAD)
@@ -114,7 +114,7 @@ class Soak:
             self._plant.feed(min(self._chance.randint(1, 50 * CHUNK), wanted - self._plant.products))
 
     def _check_alive(self) -> None:
-        for name, process in self._witnesses.items():
+        for name, process in self._processes.items():
             said = process.log.read_text()[-2000:] if process.log.exists() else ""
             assert time.monotonic() < self._moved + STUCK, f"stuck in round {self._round}: {said}"
             if process.ended == BrokerError.exit_code:  # it was started while there was no broker
@@ -128,14 +128,14 @@ class Soak:
             self._restart_broker()
             self.done.append(Kill(victim, WAITING, self._round))
             return
-        witness = self._witnesses[victim]
+        process = self._processes[victim]
         if self._chance.random() < 0.7:
             wanted = self._chance.choice(BUSY.get(victim, BUSY["sensor"]))
             deadline = time.monotonic() + TRY
-            while witness.step != wanted and time.monotonic() < deadline:
+            while process.step != wanted and time.monotonic() < deadline:
                 pass
-        witness.kill()
-        self.done.append(Kill(victim, witness.step, self._round))
+        process.kill()
+        self.done.append(Kill(victim, process.step, self._round))
         self._start(victim)
 
     def _restart_broker(self) -> None:
@@ -145,7 +145,7 @@ class Soak:
         self.broker_restarts += 1
 
     def _note_memory(self) -> None:
-        for name, process in self._witnesses.items():
+        for name, process in self._processes.items():
             with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
                 status = Path(f"/proc/{process.pid}/status").read_text()
                 self.memory[name] += [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")]
@@ -168,8 +168,8 @@ class Soak:
     def replayed(self) -> dict[str, list[int]]:
         """Rounds that each process has played again, for each time that it went back."""
         found = {}
-        for name, witness in self._witnesses.items():
-            rounds = witness.rounds
+        for name, process in self._processes.items():
+            rounds = process.rounds
             found[name] = [last - then + 1 for last, then in itertools.pairwise(rounds) if then <= last]
         return found
 

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.support.chaos import schedule, verification
-from tests.support.chaos.run import Campaign, Federation, prepare
+from tests.support.chaos.run import ChaosRun, Federation, prepare
 from tests.support.chaos.schedule import COORDINATOR
 from tests.support.chaos.tracing import Moment
 from tests.support.mosquitto import BROKER
@@ -36,14 +36,14 @@ def test_kills_at_random_moments_and_around_durable_steps_change_no_byte(
 ) -> None:
     plants, expected = known
     strikes = schedule.draw(seed, 10, SMALL.rounds, SMALL.names)
-    outcome = Campaign(SMALL, plants, tmp_path / "run", strikes=strikes, persistence=persistence).run()
+    outcome = ChaosRun(SMALL, plants, tmp_path / "run", strikes=strikes, persistence=persistence).run()
     assert verification.complaints(tmp_path / "run", SMALL, expected) == []
     assert verification.missed(strikes, outcome.kills) == []
 
 
 def test_a_storm_changes_no_byte(known: Known, tmp_path: Path) -> None:
     plants, expected = known
-    outcome = Campaign(SMALL, plants, tmp_path / "run", weather=STORM, chunk=32).run()
+    outcome = ChaosRun(SMALL, plants, tmp_path / "run", weather=STORM, chunk=32).run()
     assert verification.complaints(tmp_path / "run", SMALL, expected) == []
     assert all(outcome.weather[what] for what in ("drop", "double", "hold", "stall", "cut")), outcome.weather
 
@@ -64,7 +64,7 @@ def test_a_hundred_kills_hit_every_victim_and_both_sides_of_every_transition() -
 def quiet(known: Known, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What processes leave that nobody has disturbed."""
     folder = tmp_path_factory.mktemp("quiet") / "run"
-    Campaign(SMALL, known[0], folder).run()
+    ChaosRun(SMALL, known[0], folder).run()
     return folder
 
 

@@ -13,7 +13,7 @@ from broker_config.protocol.codec import decode, decode_any, decode_chunk
 from broker_config.protocol.messages import Want
 from tests.support.frame_mutation import Frame, Mutator, is_message
 from tests.support.fuzz import SHARES, Target, bombard, everything
-from tests.support.live_attack import IMPOSSIBLE, SPELL, Attacker, besiege, check
+from tests.support.live_attack import IMPOSSIBLE, SPELL, Attacker, attack_federation, check
 
 FRAMES = 1000  # for each target
 
@@ -67,7 +67,7 @@ def test_a_live_coordinator_under_hostile_frames_ends_with_the_honest_nodes_byte
     seed = getrandbits(32)
     print(f"seed {seed}")
     mutator = Mutator(bombed[0], Random(seed))
-    peace, war = (besiege(tmp_path / str(frames), mutator, frames) for frames in (0, FRAMES))
+    peace, war = (attack_federation(tmp_path / str(frames), mutator, frames) for frames in (0, FRAMES))
     check(war, peace)
     refused = {event["node"] for event in war.events if event["event"] == "NodeRefused"}
     assert len(refused) > len(IMPOSSIBLE) + war.frames // SPELL, refused
@@ -76,5 +76,5 @@ def test_a_live_coordinator_under_hostile_frames_ends_with_the_honest_nodes_byte
 @pytest.mark.slow
 def test_a_storm_of_hellos_that_nobody_can_answer_stops_nothing(bombed: Bombed, tmp_path: Path) -> None:
     mutator = Mutator(bombed[0], Random(0))
-    peace = besiege(tmp_path / "peace", mutator, 0)
-    check(besiege(tmp_path / "war", mutator, 40_000, Attacker.storms), peace)
+    peace = attack_federation(tmp_path / "peace", mutator, 0)
+    check(attack_federation(tmp_path / "war", mutator, 40_000, Attacker.storms), peace)

@@ -10,17 +10,17 @@ import pytest
 from broker_config.broker.embedded import EmbeddedBroker
 from broker_config.mqtt.client import Connected, Delivery, Disconnected, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
-from tests.support.unreliable_network import FAIR, Storm, Weather
+from tests.support.unreliable_network import FAIR, FaultRates, UnreliableProxy
 
 _MESSAGES = [bytes([number]) * 200 for number in range(30)]
 
 
 @contextmanager
-def listening(broker: EmbeddedBroker, weather: Weather) -> "Iterator[tuple[MqttClient, queue.Queue[Any]]]":
+def listening(broker: EmbeddedBroker, weather: FaultRates) -> "Iterator[tuple[MqttClient, queue.Queue[Any]]]":
     """A sender in fair weather; the inbox of a subscriber who meets `weather` once he is connected."""
     inbox: queue.Queue[Any] = queue.Queue()
     with (
-        Storm(broker.port, FAIR, seed=1) as storm,
+        UnreliableProxy(broker.port, FAIR, seed=1) as storm,
         MqttClient(Endpoint.parse(storm.url), "receiver", inbox=inbox, persistent=True) as receiver,
         MqttClient(Endpoint.parse(broker.url), "sender", inbox=queue.Queue(), persistent=False) as sender,
     ):
@@ -60,7 +60,7 @@ def test_fair_weather_changes_nothing(qos: int, mosquitto: EmbeddedBroker) -> No
 
 
 def test_what_is_dropped_is_qos_0_only(mosquitto: EmbeddedBroker) -> None:
-    with listening(mosquitto, Weather(drop=1)) as (sender, inbox):
+    with listening(mosquitto, FaultRates(drop=1)) as (sender, inbox):
         send(sender, 0)
         send(sender, 1)
         sender.publish("a", b"last")
@@ -69,14 +69,14 @@ def test_what_is_dropped_is_qos_0_only(mosquitto: EmbeddedBroker) -> None:
 
 @pytest.mark.parametrize("qos", [0, 1])
 def test_what_is_doubled_comes_twice(qos: int, mosquitto: EmbeddedBroker) -> None:
-    with listening(mosquitto, Weather(double=1)) as (sender, inbox):
+    with listening(mosquitto, FaultRates(double=1)) as (sender, inbox):
         send(sender, qos)
         sender.publish("a", b"last")
         assert received(inbox) == [each for each in _MESSAGES for _ in range(2)]
 
 
 def test_what_is_held_back_is_overtaken(mosquitto: EmbeddedBroker) -> None:
-    with listening(mosquitto, Weather(hold=0.5, longest=0.2)) as (sender, inbox):
+    with listening(mosquitto, FaultRates(hold=0.5, longest=0.2)) as (sender, inbox):
         send(sender, 1)
         found = received(inbox, count=len(_MESSAGES))
         assert sorted(found) == _MESSAGES
@@ -84,7 +84,7 @@ def test_what_is_held_back_is_overtaken(mosquitto: EmbeddedBroker) -> None:
 
 
 def test_a_cut_may_be_in_the_middle_of_a_packet_and_qos_1_arrives_all_the_same(mosquitto: EmbeddedBroker) -> None:
-    with listening(mosquitto, Weather(cut=0.04)) as (sender, inbox):
+    with listening(mosquitto, FaultRates(cut=0.04)) as (sender, inbox):
         send(sender, 1)
         sender.publish("a", b"last")
         found, cuts = set[bytes](), 0

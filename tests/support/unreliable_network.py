@@ -11,7 +11,7 @@ _PUBLISH = 3
 _DUP = 0x08
 
 
-class Weather(NamedTuple):
+class FaultRates(NamedTuple):
     """What may befall a packet, each as a chance from 0 to 1; only PUBLISH is dropped, doubled or held back.
 
     TCP neither loses nor doubles, but brokers, bridges and reconnections do: QoS 0 may be lost, QoS 1 may come twice.
@@ -25,17 +25,17 @@ class Weather(NamedTuple):
     longest: float = 0.3  # seconds of holding and stalling
 
 
-FAIR = Weather()
-STORM = Weather(drop=0.02, double=0.05, hold=0.03, stall=0.01, cut=0.004)
+FAIR = FaultRates()
+STORM = FaultRates(drop=0.02, double=0.05, hold=0.03, stall=0.01, cut=0.004)
 
 
-class Storm:
+class UnreliableProxy:
     """Forwards connections to the broker at `port` on this machine, packet by packet.
 
     `counts` says what befell them; `weather` may change.
     """
 
-    def __init__(self, port: int, weather: Weather, seed: int):
+    def __init__(self, port: int, weather: FaultRates, seed: int):
         self.counts: Counter[str] = Counter()
         self.weather = weather
         self._target, self._random = port, random.Random(seed)

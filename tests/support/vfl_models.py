@@ -38,7 +38,7 @@ def rows(count: int, seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]:
     return {name: values.astype(np.float32) for name, values in measured.items()}, labels
 
 
-class Learnt:
+class TrainedRun:
     """A run that has played some rounds, with what its sensors scale by."""
 
     def __init__(self, rounds: int = 12, *, seed: int = 0, noise: bool = False, **changes: object):

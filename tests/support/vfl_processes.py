@@ -37,7 +37,7 @@ _SLOW = ("edge.cli.vfl", "export.vfl_export", "torch._dynamo", "trainer.vfl.clie
 FORK.set_forkserver_preload(["tests.support.vfl_processes", *_SLOW, "trainer.vfl.client.session"])
 
 
-class Witness:
+class WatchedProcess:
     """One process, started again and again. It is watched from outside."""
 
     def __init__(self, folder: Path, name: str):

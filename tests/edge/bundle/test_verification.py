@@ -23,15 +23,15 @@ from edge.bundle.verification import Verifier
 from edge.inference.predictor import Predictor
 from edge.inference.served_model import load_model
 from tests.support.daemon_process import Daemon
-from tests.support.federation_keys import Signers, soon
+from tests.support.federation_keys import FederationKeys, soon
 from tests.support.tiny_bundle import RED
 
 FILES = ("charter", "golden.png", "manifest.json", "manifest.sig", "model.onnx")
 
 
 @pytest.fixture(scope="module")
-def ours() -> Signers:
-    return Signers()
+def ours() -> FederationKeys:
+    return FederationKeys()
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ OF_PLANT_B = (
 
 
 def test_bundles_of_others_are_refused(ours, verifier, tmp_path):
-    neighbour, theirs, stranger = ours.keys["plant-b"], Signers(), SigningKey.generate()
+    neighbour, theirs, stranger = ours.keys["plant-b"], FederationKeys(), SigningKey.generate()
     for number, (folder, reason) in enumerate(
         [
             (ours.bundle(tmp_path / "0", key=neighbour, node="plant-b"), OF_PLANT_B),
@@ -196,13 +196,13 @@ def test_a_file_that_is_not_of_the_bundle_is_told_and_not_used(ours, verifier, t
 
 
 def test_a_charter_of_another_federation_under_the_same_authority_is_refused(ours, verifier, tmp_path):
-    copper = Signers("copper")
+    copper = FederationKeys("copper")
     copper.authority, copper.keys = ours.authority, ours.keys
     assert "is of federation 'copper'" in refusal(ours.bundle(tmp_path / "b", charter=copper.charter()), verifier)
 
 
 def test_a_bundle_must_come_from_the_coordinators_broadcast_of_its_run_and_round(ours, verifier, tmp_path):
-    forged, other = msgspec.structs.replace(ours.broadcast(), digest="e" * 64), Signers()
+    forged, other = msgspec.structs.replace(ours.broadcast(), digest="e" * 64), FederationKeys()
     for number, (broadcast, reason) in enumerate(
         [
             (None, "its coordinator has signed none"),
@@ -316,7 +316,7 @@ def test_a_bundle_without_a_charter_that_still_holds_is_refused(ours, verifier, 
 
 
 def test_a_key_that_was_replaced_or_revoked_signs_no_more(verifier, tmp_path):
-    ours = Signers()
+    ours = FederationKeys()
     trust_of_old = verifier._replace(trust=ours.trust())
     old_charter, thief = ours.charter(1), ours.keys["plant-a"]
     served(ours.bundle(tmp_path / "old", charter=old_charter, version=7), trust_of_old)
@@ -336,7 +336,7 @@ def test_a_key_that_was_replaced_or_revoked_signs_no_more(verifier, tmp_path):
 
 def test_a_line_that_is_given_a_new_authority_begins_anew(ours, verifier, tmp_path):
     served(ours.bundle(tmp_path / "old", version=8), verifier)
-    again = Signers()
+    again = FederationKeys()
     served(again.bundle(tmp_path / "new", version=7), verifier._replace(trust=again.trust()))
 
 

@@ -19,7 +19,7 @@ from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.inference.verdict import Notice, Outcome
 from edge.outbox.limits import Limits
 from edge.outbox.outbox import Outbox, open_outbox
-from tests.support.numbered_outcomes import Putting, verdict
+from tests.support.numbered_outcomes import OutcomeProcess, verdict
 
 NOWHERE = {"kind": "webhook", "url": "http://127.0.0.1:1/"}  # nobody listens there
 
@@ -82,7 +82,7 @@ def rows(folder: Path) -> int:
 
 
 def test_a_kill_loses_nothing_that_was_put(tmp_path):
-    put = Putting([NOWHERE], tmp_path, count=100_000).until(400).kill()
+    put = OutcomeProcess([NOWHERE], tmp_path, count=100_000).until(400).kill()
     with begun(tmp_path / "spool" / "line-1", "webhook:http://127.0.0.1:1/") as outbox:
         found = [int(image) for image in images(outbox, "webhook:http://127.0.0.1:1/", most=100_000)]
     assert found == list(range(len(found)))

@@ -32,7 +32,7 @@ from edge.registry.bundle_store import line_store
 from edge.registry.pre_rollout_checks import Gate
 from tests.support.bundle_stores import stored, tiny
 from tests.support.daemon_process import serving_daemon
-from tests.support.federation_keys import Signers
+from tests.support.federation_keys import FederationKeys
 from tests.support.mqtt_subscriber import subscriber
 from tests.support.plants import here
 from tests.support.running_pipeline import Running, running
@@ -40,8 +40,8 @@ from tests.support.tiny_bundle import RED
 
 
 @pytest.fixture(scope="module")
-def ours() -> Signers:
-    return Signers()
+def ours() -> FederationKeys:
+    return FederationKeys()
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ DEFAULT = Gate()
 
 @contextlib.contextmanager
 def receiving(
-    ours: Signers, url: str, folder: Path, *, activate: bool = True, gate: Gate = DEFAULT
+    ours: FederationKeys, url: str, folder: Path, *, activate: bool = True, gate: Gate = DEFAULT
 ) -> Iterator[Receiving]:
     store, digests = stored(folder / "memory" / "bundles", ours.bundle(folder / "first", version=7))
     verifier = Verifier(ours.trust(), folder / "memory")
@@ -136,7 +136,7 @@ def test_what_is_not_of_this_lines_node_or_older_is_refused_before_its_graph_is_
     monkeypatch.setattr(
         bundle_sender.BlobStore, "read", lambda self, *which: served.append(which[0]) or read(self, *which)
     )
-    theirs = Signers()
+    theirs = FederationKeys()
     for number, (folder, reason) in enumerate(
         [
             (ours.bundle(tmp_path / "0", key=ours.keys["plant-b"], node="plant-b"), "is of plant-b"),

@@ -23,7 +23,7 @@ from edge.registry.bundle_store import BundleStore
 from edge.registry.pre_rollout_checks import ENOUGH, OF_A_CLASS, SAMPLE, Gate, Sample, assess_candidate
 from edge.registry.rollout import RefusedError, Rollout
 from tests.support.bundle_stores import OTHERS, stored, tiny
-from tests.support.federation_keys import Signers
+from tests.support.federation_keys import FederationKeys
 from tests.support.running_pipeline import COLORS, Kept, Running, running, simulated_latencies
 
 
@@ -149,8 +149,8 @@ def test_a_bundle_that_fails_its_self_test_is_refused_whoever_insists(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def ours() -> Signers:
-    return Signers()
+def ours() -> FederationKeys:
+    return FederationKeys()
 
 
 @pytest.fixture

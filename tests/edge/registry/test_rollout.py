@@ -22,7 +22,7 @@ from edge.registry.pre_rollout_checks import Gate
 from edge.registry.rollout import Rollout
 from tests.support.bundle_stores import OTHERS, stored, tiny
 from tests.support.daemon_process import serving_daemon
-from tests.support.federation_keys import Signers
+from tests.support.federation_keys import FederationKeys
 from tests.support.plants import here
 from tests.support.tiny_bundle import BLUE, CLASSES, GREEN, RED
 
@@ -171,7 +171,7 @@ line.close()
 
 def test_a_kill_at_any_durable_step_of_a_change_leaves_a_line_that_starts(tmp_path):
     """With a verifier, which has a memory of its own: it must admit whatever the store says is served."""
-    ours = Signers()
+    ours = FederationKeys()
     old, new = (ours.bundle(tmp_path / str(version), version=version) for version in (7, 8))
     file = tmp_path / "plant-a.trust"
     file.write_bytes(trust.encode(ours.trust()))

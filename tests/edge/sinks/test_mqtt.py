@@ -24,7 +24,7 @@ from edge.outbox.limits import Limits
 from edge.outbox.outbox import open_outbox
 from edge.sinks.mqtt_connection import IN_FLIGHT
 from tests.support.mosquitto import Mosquitto
-from tests.support.numbered_outcomes import Putting, numbers, verdict
+from tests.support.numbered_outcomes import OutcomeProcess, numbers, verdict
 from tests.support.proxy import Proxy
 
 TOPIC = topics.verdicts("line-1")
@@ -97,11 +97,11 @@ def test_a_daemon_that_is_killed_again_and_again_loses_nothing_and_says_nothing_
     sink = {"kind": "mqtt", "url": lasting.url}
     put: list[int] = []
     for start in range(3):
-        process = Putting([sink], tmp_path / "state", first=2000 * start, count=2000)
+        process = OutcomeProcess([sink], tmp_path / "state", first=2000 * start, count=2000)
         watcher.until(2000 * start + 300 * start + 50, moment=0)  # the rest is under way
         put += process.kill()
     assert len(watcher.messages) < 6000
-    last = Putting([sink], tmp_path / "state", first=6000, count=10).until()
+    last = OutcomeProcess([sink], tmp_path / "state", first=6000, count=10).until()
     found = watcher.until(6009)
     last.end()
     watcher.close()
@@ -113,7 +113,7 @@ def test_a_daemon_that_is_killed_again_and_again_loses_nothing_and_says_nothing_
 def test_a_connection_that_breaks_again_and_again_loses_nothing_and_says_nothing_twice(lasting, tmp_path):
     watcher = Subscriber(lasting.url)
     with Proxy(lasting.port) as proxy:
-        process = Putting([{"kind": "mqtt", "url": proxy.url}], tmp_path / "state", count=3000).until()
+        process = OutcomeProcess([{"kind": "mqtt", "url": proxy.url}], tmp_path / "state", count=3000).until()
         for number in (100, 700, 1300, 1900):
             watcher.until(number, moment=0)
             proxy.cut()
@@ -128,7 +128,7 @@ def test_a_broker_that_is_killed_and_comes_back_takes_up_where_it_was(persistenc
     broker = Mosquitto(tmp_path / "broker", persistence=persistence)
     broker.start()
     watcher = Subscriber(broker.url)
-    process = Putting([{"kind": "mqtt", "url": broker.url}], tmp_path / "state", count=2000, pause=0.001)
+    process = OutcomeProcess([{"kind": "mqtt", "url": broker.url}], tmp_path / "state", count=2000, pause=0.001)
     watcher.until(700, moment=0)
     process.process.send_signal(signal.SIGSTOP)  # what a broker has taken and not handed on dies with it
     watcher.catch_up()
@@ -151,10 +151,10 @@ def test_a_broker_that_is_killed_and_comes_back_takes_up_where_it_was(persistenc
 def test_a_broker_that_ends_in_order_and_a_daemon_that_is_killed_meanwhile_lose_nothing(lasting, tmp_path):
     watcher = Subscriber(lasting.url)
     sink = {"kind": "mqtt", "url": lasting.url}
-    process = Putting([sink], tmp_path / "state", count=5000, pause=0.001).until(500)
+    process = OutcomeProcess([sink], tmp_path / "state", count=5000, pause=0.001).until(500)
     lasting.end()
     put = process.until(300).kill()
-    again = Putting([sink], tmp_path / "state", first=5000, count=500).until()
+    again = OutcomeProcess([sink], tmp_path / "state", first=5000, count=500).until()
     lasting.start()
     received = numbers(once(watcher.until(5499)))
     again.end()
@@ -242,7 +242,7 @@ def test_another_user_of_the_same_broker_is_the_same_sink(tmp_path):
 
 
 def test_the_broker_keeps_the_last_verdict_for_those_who_come_later(broker, tmp_path):
-    Putting([{"kind": "mqtt", "url": broker.url}], tmp_path / "state", count=30).until().end()
+    OutcomeProcess([{"kind": "mqtt", "url": broker.url}], tmp_path / "state", count=30).until().end()
     kept = read_retained(Endpoint.parse(broker.url), [TOPIC], 5)
     assert json.loads(kept[TOPIC])["image"] == "29"
 
@@ -251,6 +251,6 @@ def test_what_somebody_else_has_published_there_holds_nothing_up(mosquitto, tmp_
     watcher = Subscriber(mosquitto.url)
     for foreign in (b"no JSON", b'{"seq":9999999999999999,"id":"another line"}'):
         publish.single(TOPIC, foreign, retain=True, hostname="127.0.0.1", port=mosquitto.port)
-        Putting([{"kind": "mqtt", "url": mosquitto.url}], tmp_path / "state", count=3).until().end()
+        OutcomeProcess([{"kind": "mqtt", "url": mosquitto.url}], tmp_path / "state", count=3).until().end()
     watcher.close()
     assert [each["image"] for each in watcher.messages if "image" in each] == ["0", "1", "2"] * 2

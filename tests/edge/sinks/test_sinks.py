@@ -29,7 +29,7 @@ from edge.sinks.sink import Item, Refused, SinkDown
 from edge.sinks.sqlite import Sqlite
 from edge.sinks.webhook import Settings as WebhookSettings
 from edge.sinks.webhook import Webhook
-from tests.support.numbered_outcomes import Putting, numbers, verdict
+from tests.support.numbered_outcomes import OutcomeProcess, numbers, verdict
 
 FAILURE = Failure(image="a,\n=b", error="it is empty", remedy="look", time="2026-03-01T09:30:00.125+00:00", id="f" * 32)
 NOTICE = Notice(kind="drift", text="the images have changed", time="2026-03-01T09:30:01.125+00:00", id="e" * 32)
@@ -76,9 +76,11 @@ def test_a_daemon_that_is_killed_again_and_again_writes_every_outcome_once_into_
     put = []
     for start in range(3):
         put += (
-            Putting(sinks, tmp_path / "state", first=1000 * start, count=1000, pause=0.01).until(50 * start + 60).kill()
+            OutcomeProcess(sinks, tmp_path / "state", first=1000 * start, count=1000, pause=0.01)
+            .until(50 * start + 60)
+            .kill()
         )
-    Putting(sinks, tmp_path / "state", first=9999, count=1).until().end()
+    OutcomeProcess(sinks, tmp_path / "state", first=9999, count=1).until().end()
     for kind, read in readers.items():
         found = read(tmp_path / f"verdicts.{kind}")
         assert found == sorted(set(found)), kind
@@ -234,13 +236,13 @@ def test_files_that_are_taken_away_do_not_come_again_after_kills(tmp_path):
     sinks = [{"kind": "folder", "path": str(folder)}]
     put = []
     for start in range(4):
-        process = Putting(sinks, tmp_path / "state", first=1000 * start, count=400).until()
+        process = OutcomeProcess(sinks, tmp_path / "state", first=1000 * start, count=400).until()
         wanted = len(taken) + 70 + 37 * start
         deadline = time.monotonic() + 20
         while len(taken) < wanted and time.monotonic() < deadline:
             time.sleep(0.002)
         put += process.kill()
-    Putting(sinks, tmp_path / "state", first=9999, count=1).until().end()
+    OutcomeProcess(sinks, tmp_path / "state", first=9999, count=1).until().end()
     ended.set()
     reader.join()
     found = sorted([*taken, *(int(json.loads(file.read_text())["image"]) for file in folder.glob("*/*.json"))])
@@ -438,7 +440,7 @@ BASE = "edge-node/v1/lines/line-1/homeassistant"
 def test_home_assistant_finds_the_line_sees_its_state_and_hears_when_it_is_gone(mosquitto, tmp_path):
     with contextlib.closing(Watcher(mosquitto)) as watcher:
         sink = {"kind": "homeassistant", "url": mosquitto.url}
-        process = Putting([sink], tmp_path / "state", count=7).until()
+        process = OutcomeProcess([sink], tmp_path / "state", count=7).until()
         watcher.until(lambda latest: latest.get(f"{BASE}/state", {}).get("parts") == 7)
         found = watcher.latest["homeassistant/device/edge-node-line-1/config"]
         assert watcher.latest[found["availability_topic"]] == "online"
@@ -458,7 +460,7 @@ def test_home_assistant_finds_the_line_sees_its_state_and_hears_when_it_is_gone(
 
         process.kill()
         watcher.until(lambda latest: latest[f"{BASE}/availability"] == "offline")  # the will
-        again = Putting([sink], tmp_path / "state", first=7, count=0).until()
+        again = OutcomeProcess([sink], tmp_path / "state", first=7, count=0).until()
         watcher.until(lambda latest: latest[f"{BASE}/availability"] == "online")
         again.end()
         watcher.until(lambda latest: latest[f"{BASE}/availability"] == "offline")

@@ -19,7 +19,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.frames import Embedded, encode_frame
 from tests.support.plants import start
 from tests.support.provisioned_federation import Guarded, guarded
-from tests.support.vfl_models import COLUMNS, RUN, Learnt, rows
+from tests.support.vfl_models import COLUMNS, RUN, TrainedRun, rows
 
 DEADLINE = 1.0
 SENSORS = tuple(COLUMNS)
@@ -60,7 +60,7 @@ class Site:
 
     def __init__(self, folder: Path, broker: Guarded):
         self.folder, self.broker = folder, broker
-        self.learnt = Learnt(reading="expectation")
+        self.learnt = TrainedRun(reading="expectation")
         self.bundles = self.learnt.write(folder / "bundles", broker.kits)
         self.output = folder / "predictions.jsonl"
         self._running: dict[str, subprocess.Popen[bytes]] = {}

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from tests.support.chaos import schedule, verification
-from tests.support.chaos.run import Campaign, Federation, Outcome, prepare
+from tests.support.chaos.run import ChaosRun, Federation, Outcome, prepare
 from tests.support.unreliable_network import STORM
 
 
@@ -21,12 +21,12 @@ def main() -> int:
     folder = given.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
     plants = prepare(federation, folder / "images")
     expected = verification.simulated(federation, plants)
-    quiet = Campaign(federation, plants, folder / "quiet", chunk=given.chunk_size).run()
+    quiet = ChaosRun(federation, plants, folder / "quiet", chunk=given.chunk_size).run()
     print(f"in peace: {federation.rounds} rounds of {federation.nodes} processes in {quiet.seconds:.0f} s", flush=True)
     failed = verification.complaints(folder / "quiet", federation, expected)
     strikes = schedule.draw(given.seed, given.kills, given.rounds, federation.names)
     started = time.monotonic()
-    outcome = Campaign(
+    outcome = ChaosRun(
         federation,
         plants,
         folder / "fire",

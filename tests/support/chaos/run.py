@@ -1,4 +1,4 @@
-"""One federation under fire: starts all, kills what the schedule says, starts the dead again, until all have ended."""
+"""Run of one federation under kills: starts all, kills by schedule, starts the dead again, until all have ended."""
 
 import random
 import signal
@@ -14,7 +14,7 @@ from tests.support.chaos.processes import EdgeNode
 from tests.support.chaos.schedule import COORDINATOR, Strike
 from tests.support.mosquitto import Mosquitto
 from tests.support.plants import CLASSES, draw
-from tests.support.unreliable_network import Storm, Weather
+from tests.support.unreliable_network import FaultRates, UnreliableProxy
 from trainer.models.catalogue import SIZES
 
 _PATIENCE = 240.0  # seconds without any durable step after which the federation counts as stuck
@@ -87,7 +87,7 @@ def prepare(federation: Federation, folder: Path) -> dict[str, Path]:
     }
 
 
-class Campaign:
+class ChaosRun:
     """Runs `federation` in `folder` on the `plants`' images; `persistence` is the broker's.
 
     Without `strikes` and in fair `weather` it is the undisturbed run.
@@ -100,7 +100,7 @@ class Campaign:
         folder: Path,
         *,
         strikes: Sequence[Strike] = (),
-        weather: Weather | None = None,
+        weather: FaultRates | None = None,
         persistence: bool = True,
         chunk: int = 16,
         say: Callable[[str], None] = lambda _: None,
@@ -110,7 +110,7 @@ class Campaign:
         self._strikes, self._planned = list(strikes), len(strikes)
         self._chance = random.Random(federation.seed)
         self._broker = Mosquitto(folder / "broker", persistence=persistence)
-        self._storm = Storm(self._broker.port, weather, federation.seed) if weather else None
+        self._storm = UnreliableProxy(self._broker.port, weather, federation.seed) if weather else None
         url = (self._storm or self._broker).url
         self._processes = {
             COORDINATOR: EdgeNode(

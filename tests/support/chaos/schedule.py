@@ -1,4 +1,4 @@
-"""Who is killed when: drawn from a seed, so that a run can be repeated as far as the machine's timing allows."""
+"""Schedule of the kills: drawn from a seed, so that a run can be repeated as far as the machine's timing allows."""
 
 import itertools
 import random

@@ -33,7 +33,7 @@ class Moment(msgspec.Struct, frozen=True):
     digest: str = ""  # of a node's contribution
 
 
-class Witness:
+class StepTracer:
     """Writes a process's trace, and kills it where a fault is armed."""
 
     def __init__(self, folder: Path, name: str):
@@ -83,13 +83,13 @@ def live(arguments: Sequence[str], folder: Path, name: str) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     sys.argv = ["edge-node", *arguments]
-    witness = Witness(folder, name)
-    witness.watch(journal.Journal, "_commit", lambda _self, kind, *_args, **_fields: {"kind": kind})
-    witness.watch(
+    tracer = StepTracer(folder, name)
+    tracer.watch(journal.Journal, "_commit", lambda _self, kind, *_args, **_fields: {"kind": kind})
+    tracer.watch(
         training_thread.Worker, "_stage_1", lambda _self, manifest: {"kind": "training", "round": manifest.round}
     )
-    witness.watch(training_thread.Worker, "_save", lambda _self, _state, progress: _saved(progress))
-    witness.watch(personal_model, "save", lambda *_: {"kind": "personal"})
+    tracer.watch(training_thread.Worker, "_save", lambda _self, _state, progress: _saved(progress))
+    tracer.watch(personal_model, "save", lambda *_: {"kind": "personal"})
     main.main()
 
 

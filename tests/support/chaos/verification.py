@@ -1,4 +1,4 @@
-"""What must have come out, whatever was killed: the same bytes, no round lost, nothing done twice with two results."""
+"""Verification of a chaos run: the same bytes, no round lost, nothing done twice with two results."""
 
 import sqlite3
 from collections import Counter

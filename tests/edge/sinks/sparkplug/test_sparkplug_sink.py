@@ -19,7 +19,7 @@ from edge.sinks.sparkplug.birth_state import BirthState
 from edge.sinks.sparkplug.edge_node import Identity
 from edge.sinks.sparkplug.sparkplug_sink import Sparkplug
 from tests.support.mosquitto import Mosquitto
-from tests.support.numbered_outcomes import Putting
+from tests.support.numbered_outcomes import OutcomeProcess
 from tests.support.outcomes_at_noon import failure, verdict
 from tests.support.paths import REPOSITORY
 from tests.support.proxy import Proxy
@@ -306,10 +306,10 @@ def test_a_line_that_is_killed_goes_on_with_what_it_had_not_delivered(broker, re
     who = identity(request)
     host = Host(broker.port, checker(who))
     sinks = [{"kind": "sparkplug", "url": f"mqtt://127.0.0.1:{broker.port}", "group": who.group}]
-    line = Putting(sinks, tmp_path, count=2000)
+    line = OutcomeProcess(sinks, tmp_path, count=2000)
     host.wait(lambda seen: len(told(seen)) > 200)
     put = line.kill()
-    line = Putting(sinks, tmp_path, first=len(put), count=20).until()
+    line = OutcomeProcess(sinks, tmp_path, first=len(put), count=20).until()
     put += line.put
     host.wait(lambda seen: seen.told[-1].values.get("Verdict/Image") == str(put[-1]))
     line.end()

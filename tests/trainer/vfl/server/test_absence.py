@@ -14,7 +14,7 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.vfl_messages import VflSpec, Window
 from edge.vfl.sensor_rows import RowFile
 from tests.support.mosquitto import Mosquitto
-from tests.support.vfl_processes import Witness
+from tests.support.vfl_processes import WatchedProcess
 from tests.support.vfl_sensor_files import CLASSES, COLUMNS, Plant, Processes
 from trainer.vfl.algorithm import Sensor
 from trainer.vfl.client.session import take_part
@@ -38,7 +38,7 @@ class Federation:
             "--policy": "all", "--absent": absent, "--patience": 1,
         }  # fmt: skip
         self._processes = Processes(folder, self._plant, url, settings)
-        self.parties = {name: Witness(folder, name) for name in (HEAD, *SENSORS)}
+        self.parties = {name: WatchedProcess(folder, name) for name in (HEAD, *SENSORS)}
         for name in self.parties:
             self.start(name)
 
