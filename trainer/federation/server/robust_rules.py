@@ -1,11 +1,11 @@
-"""Robust aggregation rules, which a bounded number of lying nodes cannot spoil. numpy only.
+"""Robust aggregation rules, which tolerate a bounded number of lying nodes. numpy only.
 
-No rule weighs: a weight is what its node says of itself. Nodes are taken in the order of their names and values in
-float64, so the result depends on what was contributed, not on when it arrived. Contributions are read again when their
-round closes, a portion of each at a time: memory grows neither with the nodes nor with the model.
+All rules are unweighted, since a node reports its own weight. Nodes are processed in the order of their names, and
+values in float64, so that the result does not depend on the order of arrival. Contributions are read again from disk
+when their round closes, a block of each at a time: memory grows neither with the nodes nor with the model.
 
-A variance stays one: of contributions without negative values, each rule makes values that lie between the least and
-the largest of them (and, with `norm_clip`, the broadcast's).
+Variances stay non-negative: each rule's values lie between the least and the largest contribution (and, with
+`norm_clip`, the broadcast).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,17 +24,17 @@ VALUES = 1 << 22  # of all contributions together, in memory at once
 
 
 class Source(Protocol):
-    """A contribution, wherever it is."""
+    """A contribution, on disk or in memory."""
 
     def tensors(self) -> Iterable[tuple[str, np.ndarray]]:
         """Each tensor by its name, one at a time."""
 
     def read(self, parts: Sequence[Rows]) -> np.ndarray:
-        """These rows, as one vector."""
+        """Read these rows as one vector."""
 
 
 class OnDisk(NamedTuple):
-    """A safetensors file, and the tensors that it must have."""
+    """A contribution in a safetensors file, with the tensors that it must contain."""
 
     path: Path
     expected: Mapping[str, TensorSpec]
@@ -47,7 +47,7 @@ class OnDisk(NamedTuple):
 
 
 class InMemory(NamedTuple):
-    """Arrays."""
+    """A contribution in memory."""
 
     arrays: Arrays
 
@@ -59,56 +59,56 @@ class InMemory(NamedTuple):
 
 
 class ContributionBlocks:
-    """A round's contributions as matrices [nodes, values], one portion of the values after another.
+    """A round's contributions as matrices [nodes, values], block by block.
 
     Args:
         sources: one or more contributions, by node.
-        broadcast: what they were trained from: the same tensors.
-        values: how many of all contributions are in memory at once; at least a row of each.
+        broadcast: the tensors that they were trained from.
+        values: the most values in memory at once, of all contributions together; at least a row of each.
     """
 
     def __init__(self, sources: Mapping[str, Source], broadcast: Arrays, values: int = VALUES):
         self._sources = [sources[node] for node in sorted(sources)]
         self._broadcast = InMemory(broadcast)
-        self._portions = list(_cut(broadcast, values // len(sources)))
+        self._blocks = list(_split_rows(broadcast, values // len(sources)))
 
     def __len__(self) -> int:
         return len(self._sources)
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Each portion of the contributions, float32 [nodes, values], and of the broadcast, float32 [values]."""
-        for portion in self._portions:
-            yield np.stack([source.read(portion) for source in self._sources]), self._broadcast.read(portion)
+        """Each block of the contributions, float32 [nodes, values], and of the broadcast, float32 [values]."""
+        for block in self._blocks:
+            yield np.stack([source.read(block) for source in self._sources]), self._broadcast.read(block)
 
     def combine(self, rule: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Arrays:
-        """What a rule makes of each portion, put together as tensors, float32."""
+        """Apply a rule to each block, and assemble the results as float32 tensors."""
         whole = np.concatenate([rule(matrix, start).astype(np.float32) for matrix, start in self])
-        found, position = {}, 0
+        tensors, position = {}, 0
         for name, array in sorted(self._broadcast.arrays.items()):
-            found[name] = whole[position : position + array.size].reshape(array.shape)
+            tensors[name] = whole[position : position + array.size].reshape(array.shape)
             position += array.size
-        return found
+        return tensors
 
 
-def _cut(tensors: Arrays, most: int) -> Iterator[list[Rows]]:
-    """All rows in the order of the tensors' names, in portions of at most so many values (or one row)."""
-    portion: list[Rows] = []
+def _split_rows(tensors: Arrays, most: int) -> Iterator[list[Rows]]:
+    """All rows in the order of the tensors' names, in blocks of at most `most` values (or one row)."""
+    block: list[Rows] = []
     room = most
     for name in sorted(tensors):
         rows, *rest = tensors[name].shape or (1,)
         start, width = 0, prod(rest)
         while start < rows and width:
-            if portion and room < width:
-                yield portion
-                portion, room = [], most
+            if block and room < width:
+                yield block
+                block, room = [], most
             stop = min(rows, start + max(1, room // width))
-            portion.append(Rows(name, start, stop))
+            block.append(Rows(name, start, stop))
             start, room = stop, room - (stop - start) * width
-    yield portion
+    yield block
 
 
 def trimmed_mean(contributions: ContributionBlocks, liars: int) -> Arrays:
-    """At each coordinate the mean without the `liars` largest and as many smallest values (Yin et al., ICML 2018).
+    """Mean at each coordinate, without the `liars` largest and as many smallest values (Yin et al., ICML 2018).
 
     It lies between honest values as long as no more than `liars` of more than 2 * liars nodes lie.
     """
@@ -117,7 +117,7 @@ def trimmed_mean(contributions: ContributionBlocks, liars: int) -> Arrays:
 
 
 def median(contributions: ContributionBlocks) -> Arrays:
-    """The median at each coordinate (Yin et al., ICML 2018): all but the one or two middle values are trimmed.
+    """Median at each coordinate (Yin et al., ICML 2018): all but the one or two middle values are trimmed.
 
     It lies between honest values as long as fewer than half of the nodes lie.
     """
@@ -125,17 +125,17 @@ def median(contributions: ContributionBlocks) -> Arrays:
 
 
 def multi_krum(contributions: ContributionBlocks, liars: int) -> Arrays:
-    """The mean of the n - liars contributions that have the nearest neighbours (Blanchard et al., NeurIPS 2017).
+    """Mean of the n - liars contributions with the nearest neighbours (Blanchard et al., NeurIPS 2017).
 
-    A contribution's score is the sum of its squared distances to its n - liars - 2 nearest; the lowest are taken. The
-    paper proves its rule for n >= 2 * liars + 3.
+    A contribution's score is the sum of its squared distances to its n - liars - 2 nearest; the lowest are chosen. The
+    paper proves the rule for n >= 2 * liars + 3.
     """
     chosen = np.sort(_most_central(_squared_distances(contributions), liars))
     return contributions.combine(lambda matrix, _: _mean(matrix[chosen]))
 
 
 def _squared_distances(contributions: ContributionBlocks) -> np.ndarray:
-    """float64 [nodes, nodes]. As products of updates, which are small: of whole models little would be left."""
+    """float64 [nodes, nodes]. From products of updates: those of whole models would cancel almost entirely."""
     products = np.zeros((len(contributions), len(contributions)))
     for matrix, start in contributions:
         updates = matrix - start.astype(np.float64)
@@ -145,26 +145,26 @@ def _squared_distances(contributions: ContributionBlocks) -> np.ndarray:
 
 
 def _most_central(distances: np.ndarray, liars: int) -> np.ndarray:
-    """Which n - liars rows score lowest; of equal scores the first ones."""
+    """Indices of the n - liars rows with the lowest scores; of equal scores the first ones."""
     count = len(distances)
     others = np.sort(distances + np.diag(np.full(count, np.inf)), axis=1)
     return np.argsort(others[:, : count - liars - 2].sum(1), kind="stable")[: count - liars]
 
 
 def norm_clip(contributions: ContributionBlocks) -> Arrays:
-    """The mean of updates, each shortened to the median length of the round's updates (Sun et al., 2019).
+    """Mean of the updates, each clipped to the median norm of the round's updates (Sun et al., 2019).
 
-    Lengths are over all tensors together. The paper's bound is a constant; the median needs no tuning. A liar still
-    points where it likes, but no farther than others.
+    Norms are over all tensors together. The paper's bound is a constant; the median needs no tuning. A liar can still
+    choose the direction of its update, but not a larger norm than others.
     """
     squares = sum((np.square(matrix - start.astype(np.float64)).sum(1) for matrix, start in contributions), start=0.0)
-    lengths = np.sqrt(squares)
-    shares = np.minimum(1, np.median(lengths) / np.where(lengths > 0, lengths, 1))[:, None]
+    norms = np.sqrt(squares)
+    shares = np.minimum(1, np.median(norms) / np.where(norms > 0, norms, 1))[:, None]
     return contributions.combine(lambda matrix, start: _mean((1 - shares) * start + shares * matrix))
 
 
 def _mean(matrix: np.ndarray) -> np.ndarray:
-    """Of the rows, added in their order whatever the width: numpy's own sum would depend on it."""
+    """Mean of the rows, added in order: the rounding of numpy's own sum depends on the matrix's width."""
     total = reduce(np.add, matrix[1:], matrix[0].astype(np.float64))
     return np.asarray(total / len(matrix))
 
@@ -173,7 +173,7 @@ class RobustRule(NamedTuple):
     """A rule and its requirements."""
 
     combine: Callable[[ContributionBlocks, int], Arrays]
-    least: Callable[[int], int]  # contributions that it needs, by the number of liars
+    least: Callable[[int], int]  # contributions that it needs, given the number of liars
     counts_liars: bool
 
 
@@ -183,9 +183,9 @@ RULES = {
     "multi_krum": RobustRule(multi_krum, lambda liars: 2 * liars + 3, counts_liars=True),
     "norm_clip": RobustRule(lambda contributions, _: norm_clip(contributions), lambda _: 3, counts_liars=False),
 }
-"""All but `mean`, which is FixedPointSum's."""
+"""All rules but `mean`, which FixedPointSum computes."""
 
 
 def aggregate(aggregation: Aggregation, sources: Mapping[str, Source], broadcast: Arrays) -> Arrays:
-    """What a rule other than the mean makes of contributions that were trained from `broadcast`."""
+    """Aggregate contributions that were trained from `broadcast`, by a rule other than the mean."""
     return RULES[aggregation.rule].combine(ContributionBlocks(sources, broadcast), aggregation.liars)

@@ -1,6 +1,6 @@
 """Contributions to an open round: exact sums for the mean; for other rules, files to read again.
 
-What nodes relay is kept as it is under every rule.
+Relayed tensors are kept unchanged under every rule.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Set
@@ -16,7 +16,7 @@ from trainer.models.named_tensors import Arrays, select
 
 
 class Contributions:
-    """One open round. Memory is that of one sum, or none, and of what is relayed."""
+    """Contributions to one open round. Memory is that of one sum, if any, and of the relayed tensors."""
 
     def __init__(self, spec: Spec, method: Method):
         self._spec, self._method = spec, method
@@ -25,7 +25,7 @@ class Contributions:
         self._relayed: dict[str, Arrays] = {}  # by node
 
     def validate(self, source: Source) -> None:
-        """Read through a contribution.
+        """Validate a contribution by reading it through.
 
         Raises:
             ValueError: a value is beyond the range that the federation's scales leave, a variance is negative, or what
@@ -37,7 +37,7 @@ class Contributions:
             self._method.relay.check(self._relays(source), len(self._spec.classes))
 
     def add(self, node: str, source: Source, weight: float) -> None:
-        """Take in a contribution that passed `validate`, and the weight that its node measured."""
+        """Add a contribution that passed `validate`, with the weight that its node measured."""
         self._sources[node] = source
         self._relayed[node] = self._relays(source)
         if self._spec.aggregation.rule == "mean":

@@ -1,4 +1,4 @@
-"""Drafts of federations: from what a user asks for to the spec and the first broadcast."""
+"""Drafting of a federation: the spec and the first broadcast, from what a user asks for."""
 
 import importlib.metadata
 import secrets
@@ -22,7 +22,7 @@ from trainer.training.seeding import generator
 
 
 class Request(NamedTuple):
-    """Settings that a user asks for, apart from who takes part. Empty values are settled by `draft`."""
+    """Settings that a user asks for, apart from participation. `draft` fills in empty values."""
 
     method: str = DEFAULT
     options: Mapping[str, Option | str] = {}  # of the method
@@ -35,32 +35,34 @@ class Request(NamedTuple):
     threads: int = 1
     evaluate_every: int = 5
     aggregate: Rule = "mean"
-    liars: int = 0  # that trimmed_mean and multi_krum reckon with; by default 1
+    liars: int = 0  # lying nodes that trimmed_mean and multi_krum allow for; by default 1
 
 
 class Participation(NamedTuple):
-    """When rounds open and close. Zeros stand for the defaults."""
+    """Numbers of nodes and waiting times with which rounds open and close. Zeros stand for the defaults."""
 
-    quorum: int = 0  # contributions without which no round closes; by default of all that take part
-    start: int = 0  # nodes that open the first round; by default all
-    sample: int = 0  # nodes drawn for each round; by default all take part
-    deadline: float = 0.0  # seconds after which a round closes with a quorum; by default it waits for all present
-    min_wait: float = 0.0  # seconds that a round waits for absent nodes when all present have contributed
+    quorum: int = 0  # contributions that a round needs to close; by default those of all nodes that take part
+    start: int = 0  # nodes that must be present for the first round to open; by default all
+    sample: int = 0  # nodes drawn for each round; by default all
+    deadline: float = (
+        0.0  # seconds after which a quorum closes a round; by default it waits for all nodes that are present
+    )
+    min_wait: float = 0.0  # seconds that a round waits for absent nodes once all that are present have contributed
 
 
 def suited_training(weights: str) -> Training:
-    """Training from these initial weights, as trials on tuning images suggest.
+    """Training settings for these initial weights, as trials on the tuning images suggest.
 
-    Pretrained weights want a small step, and BatchNorm's statistics as they are: a handful of images gives worse ones.
+    Pretrained weights need a small step, and keep their BatchNorm statistics: a handful of images gives worse ones.
     """
     return Training() if weights == "none" else Training(learning_rate=3e-4, batch_norm="eval")
 
 
 def check_training(request: Request) -> None:
-    """For settings that somebody has typed: whether each of them acts.
+    """Check that each setting that a user has given has an effect.
 
     Raises:
-        UsageError: a setting of Adam's for a method that trains with SGD; no such method or option.
+        UsageError: a setting of Adam for a method that trains with SGD, or an unknown method or option.
     """
     method = make(request.method, Training(), complete_options(request.method, request.options))
     if all(phase.sgd for phase in method.train + method.refine):
@@ -81,10 +83,10 @@ def draft(
     participation: Participation = Participation(),  # noqa: B008  (immutable)
     encoder: Arrays | None = None,
 ) -> tuple[Spec, Arrays]:
-    """The spec, and the tensors that the first round is broadcast with; an `encoder` at hand stands for the weights.
+    """Return the spec and the tensors of the first broadcast; an `encoder`, if given, replaces the initial weights.
 
     Raises:
-        UsageError: what cannot be, and what to do instead.
+        UsageError: the settings are invalid or do not combine.
     """
     _check(federation, classes, nodes, participation)
     if request.model not in FEATURES:
@@ -124,7 +126,7 @@ def draft(
         relays=_relays(method, broadcast),
     )
     try:
-        decode(encode(spec), Spec)  # as the nodes will: what they would refuse must not be published
+        decode(encode(spec), Spec)  # as the nodes do: a spec that they would refuse must not be published
     except DecodeError as error:
         raise UsageError(f"there can be no such federation: {error}", allowed(str(error), {})) from error
     return spec, broadcast
@@ -156,7 +158,7 @@ def _size(request: Request) -> int:
 
 
 def _without_frozen(sends: tuple[str, ...], broadcast: Arrays) -> tuple[str, ...]:
-    """What nodes send, less the tensors that they cannot have changed."""
+    """The tensors that nodes send, without those that training cannot change."""
     sent = select(broadcast, sends)
     return tuple(without_frozen(sent)) if any(map(is_frozen, sent)) else sends
 

@@ -1,4 +1,4 @@
-"""Published state of a federation: its round, and an overview of what is known of each node."""
+"""Published status of a federation: its round, and an overview of the nodes."""
 
 import time
 from collections.abc import Callable, Collection
@@ -52,7 +52,7 @@ class _NodeRecord:
 
 
 def round_message(spec: Spec, state: Federation, broadcast: Manifest) -> RoundState:
-    """Where a federation stands, and the blob that nodes start from."""
+    """The message with the state of the round, and the blob that nodes start from."""
     here, needed = len(state.missing | state.contributed), state.plan.quorum
     return RoundState(
         run=spec.run,
@@ -65,9 +65,9 @@ def round_message(spec: Spec, state: Federation, broadcast: Manifest) -> RoundSt
 
 
 class StatusTracker:
-    """Collects what happens, and makes an overview of it when there is something new.
+    """Collects events, and makes an overview of them when there is something new.
 
-    The clock counts seconds. Where there is a charter, it says when the nodes' certificates end.
+    The clock counts seconds. Expiry dates of certificates come from the member list, if there is one.
     """
 
     def __init__(self, spec: Spec, clock: Callable[[], float] = time.monotonic, *, charter: "MemberList | None" = None):
@@ -132,12 +132,12 @@ class StatusTracker:
         return observe
 
     def next_overview(self, state: Federation, finished: Collection[str], *, anyway: bool = False) -> Overview | None:
-        """How the federation is doing, if anything has changed since that was asked, and it was not too recent.
+        """An overview, if anything has changed since the last one, and that is not too recent.
 
-        Of more nodes than a message holds, the most urgent ones and a count.
+        If there are more nodes than a message holds, it lists the most urgent ones, and counts the others.
 
         Args:
-            state: of the round.
+            state: the state of the round.
             finished: nodes that have their model.
             anyway: also when nothing has changed.
         """
