@@ -1,1 +1,1 @@
-"""`edge-node doctor`: what a broker and this machine offer to a federation, tried out, and what to change."""
+"""`edge-node doctor`: tests of a broker and this machine for use in a federation, with remedies."""

@@ -17,7 +17,7 @@ from edge.doctor.result import Result
 
 _OTHER = "somebody-else"  # a node's name
 _LIST = "'Topics' in docs/protocol.md has the whole access list (mosquitto: acl_file)"
-_PATIENCE = 0.3  # seconds that a message may take to come back, besides five times the way to the broker
+_PATIENCE = 0.3  # seconds that a message may take to come back, plus five times the time for an acknowledgement
 _PLAIN = 2.0  # seconds that a broker may take to answer at the port for MQTT without TLS
 _SILENT = "MQTT 3.1.1 does not say"
 Answer = Literal["yes", "no", "unknown"]
@@ -77,24 +77,24 @@ def protection(context: CheckContext) -> Result:
 
 
 def _topics_in_use(context: CheckContext, wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """Those that a federation on this broker uses: lines' topics only where a line is announced."""
+    """The topics that federations on this broker use: those of vertical ones only where one is announced."""
     return tuple(topic for topic in wanted if context.vfl_specs or not topics.is_vfl(topic))
 
 
 def _foreign_topics(federation: str, name: str) -> dict[str, tuple[str, ...]]:
-    """The topics that others write, and `name` must not: whose they are -> topics."""
+    """Topics that others write and `name` must not, by their owner."""
     others = {"the coordinator": topics.COORDINATOR, "other nodes": _OTHER}
     return {who: rights(other, federation).writes for who, other in others.items() if other != name}
 
 
 def _try_writing(context: CheckContext, wanted: tuple[str, ...]) -> dict[str, Answer]:
-    """Publish nothing on each topic; whether that was allowed. It is, if it comes back or an MQTT 5 broker says so."""
+    """Whether we may write each topic: an empty message is published, which comes back, or an MQTT 5 broker says so."""
     answers: dict[str, Answer] = {}
     for topic in (each.replace("+", _OTHER) for each in wanted):
         try:
             with context.connection("access") as connection:
                 answers[topic] = _try_publishing(context, connection, topic)
-        except LostError:  # some brokers answer so
+        except LostError:  # how some brokers refuse
             answers[topic] = "no"
     return answers
 
@@ -111,7 +111,7 @@ def _try_publishing(context: CheckContext, connection: ProbeConnection, topic: s
 
 
 def _admits_strangers(context: CheckContext) -> bool:
-    """Whether somebody is admitted who knows no more than how to reach the broker."""
+    """Whether the broker admits a client without credentials."""
     known, kit = context.endpoint, context.endpoint.kit
     with tempfile.NamedTemporaryFile("w", suffix=".pem") as ca:
         ca.write(kit.ca if kit else "")
@@ -128,7 +128,7 @@ def _admits_strangers(context: CheckContext) -> bool:
 
 
 def _offers_plain_mqtt(context: CheckContext) -> bool:
-    """Whether there is MQTT without TLS beside that with TLS."""
+    """Whether the broker offers MQTT without TLS as well as with it."""
     if not context.endpoint.tls:
         return False
     plain = Endpoint("mqtt", context.endpoint.host, PORTS["mqtt"])

@@ -18,14 +18,14 @@ from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.transfer.blob_transfer import CHUNK
 from edge.doctor.probe_connection import LostError, ProbeConnection
 
-SESSION = 120  # seconds: should we be killed, an MQTT 5 broker forgets a session by itself
+SESSION = 120  # seconds: if we are killed, an MQTT 5 broker drops the session after this time
 
 
 @dataclass
 class CheckContext:
     """Our name, the broker, and what the checks have found out for those that follow.
 
-    `name` is that of the node that we act for, or `coordinator`; `timeout` (seconds) is for each answer. Leaving the
+    `name` is the node that we act for, or `coordinator`; `timeout` (seconds) applies to each answer. Leaving the
     context ends our sessions and clears what the broker retains for us.
     """
 
@@ -39,7 +39,7 @@ class CheckContext:
     round_trip: float = 0.0  # seconds
     specs: list[Spec] = field(default_factory=list)  # of the federations on this broker
     vfl_specs: list[VflSpec] = field(default_factory=list)  # of the vertical federations on this broker
-    _token: str = field(default_factory=lambda: secrets.token_hex(8))  # nobody else has our client ids
+    _token: str = field(default_factory=lambda: secrets.token_hex(8))  # makes our client ids unique
     _sessions: set[str] = field(default_factory=set)
     _retains: bool = False
 
@@ -62,7 +62,7 @@ class CheckContext:
 
     @property
     def model_bytes(self) -> int:
-        """Bytes of the largest model of a federation on this broker; 0 if none is known."""
+        """Size in bytes of the largest model of the federations on this broker; 0 if none is known."""
         return max((encoded_size(spec.tensors) for spec in self.specs), default=0)
 
     def connection(self, part: str, *, endpoint: Endpoint | None = None, **options: Any) -> ProbeConnection:
@@ -81,7 +81,7 @@ class CheckContext:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(BrokerError, LostError):  # then the broker is gone, or forgets us by itself
+        with suppress(BrokerError, LostError):  # the broker is gone, or drops our sessions by itself
             for part in self._sessions:
                 self.connection(part).open().close()
             if self._retains:

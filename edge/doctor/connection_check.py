@@ -1,4 +1,4 @@
-"""Checks of the way to the broker: its address, its port, its certificate, and the login."""
+"""Checks of the connection to the broker: address, port, certificate, login, version, announced federations."""
 
 import ipaddress
 import socket
@@ -22,7 +22,7 @@ PRODUCT_WAIT = 0.3  # seconds
 
 
 def address(context: CheckContext) -> Result:
-    """Whether the host's name leads to an address."""
+    """Whether the host's name resolves to an address."""
     endpoint = context.endpoint
     started = time.perf_counter()
     try:
@@ -45,7 +45,7 @@ def connection(context: CheckContext) -> Result:
 
 
 def encryption(context: CheckContext) -> Result:
-    """Whether TLS is established with a trusted certificate for this host, and how long that is valid."""
+    """Whether the TLS certificate is trusted and for this host, and how long it is valid."""
     endpoint = context.endpoint
     if not endpoint.tls:
         if _is_local(context):
@@ -94,7 +94,7 @@ def login(context: CheckContext) -> Result:
 
 
 def version(context: CheckContext) -> Result:
-    """The broker's MQTT version, what it lacks of that, and its product name if it publishes one."""
+    """The broker's MQTT version, the features that it lacks, and its product name if it publishes one."""
     with context.connection("version") as connection:
         connection.subscribe(PRODUCT)
         product = connection.wait_for(lambda each: each.topic == PRODUCT, PRODUCT_WAIT)
@@ -138,7 +138,7 @@ def federations(context: CheckContext) -> Result:
             "install the coordinator's version of edge-node here",
         )
     text = [f"{each.federation} ({each.model}, {each.nodes} nodes)" for each in context.specs]
-    text += [f"{each.federation} (a line of {pluralize(len(each.sensors), 'sensor')})" for each in context.vfl_specs]
+    text += [f"{each.federation} ({pluralize(len(each.sensors), 'sensor')})" for each in context.vfl_specs]
     largest = f"; a model is {context.model_bytes / 1e6:.1f} MB at most" if context.specs else ""
     return Result("ok", ", ".join(text) + largest if text else "none is announced here yet")
 

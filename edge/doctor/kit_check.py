@@ -1,4 +1,4 @@
-"""Checks of our kit: the validity of its certificate and its charter, and whether the charter lists us."""
+"""Checks of our kit: the validity of its certificate and its charter, and our entry in the charter."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ def certificate(context: CheckContext) -> Result:
 
 
 def charter(context: CheckContext) -> Result:
-    """Whether the charter in our kit holds and has us; from now on specs are checked by it."""
+    """Whether the charter in our kit is valid and lists us; later checks verify specs against it."""
     context.endpoint = replace(context.endpoint, signer=(signer := MessageSigner(_kit(context))))
     members = signer.members
     return _expiry_result(f"version {members.version}, {pluralize(len(members.nodes), 'node')}", members.expires)

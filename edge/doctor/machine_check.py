@@ -18,14 +18,14 @@ from edge.doctor.result import Result
 
 PACKAGES = ("broker_config", "edge", "export", "trainer")
 ROOT = Path(__file__).parent.parent.parent
-ROOM_LEFT = 1 << 30  # bytes that should be free where nothing is known of the models
-COPIES = 20  # of the model at most in a node's folder: its own, the received one, optimisers' moments, what is exported
+ROOM_LEFT = 1 << 30  # bytes that should be free if no model is known
+COPIES = 20  # of the model in a node's folder at most: its own, the received one, optimiser state, exports
 SYNCS = 10
 SLOW_SYNC = 0.1  # seconds
 
 
-def clock(context: CheckContext) -> Result:  # noqa: ARG001  (all checks have it)
-    """Whether this machine's clock can be right."""
+def clock(context: CheckContext) -> Result:  # noqa: ARG001  (the signature of a check)
+    """Whether this machine's clock is plausible and synchronised."""
     now, installed = time.time(), Path(__file__).stat().st_mtime
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if now < installed:
@@ -43,7 +43,7 @@ def clock(context: CheckContext) -> Result:  # noqa: ARG001  (all checks have it
 
 
 def _clock_synchronised() -> str:
-    """What systemd says: `yes`, `no`, or nothing where it is not there."""
+    """The answer of systemd: `yes`, `no`, or an empty string where there is no systemd."""
     command = ["timedatectl", "show", "--property=NTPSynchronized", "--value"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
@@ -52,7 +52,7 @@ def _clock_synchronised() -> str:
 
 
 def disk(context: CheckContext) -> Result:
-    """Whether the state folder can be written, durably, and has room for the federations on this broker."""
+    """Whether the state folder is writable, fast, and has room for the federations on this broker."""
     folder = next(each for each in (context.state.absolute(), *context.state.absolute().parents) if each.is_dir())
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix="edge-node-doctor-") as scratch:
@@ -81,7 +81,7 @@ def disk(context: CheckContext) -> Result:
 
 
 def _time_sync(folder: Path) -> float:
-    """Seconds until a small write is safe."""
+    """Seconds until a small write is on the disk."""
     started = time.perf_counter()
     with (folder / "write").open("wb") as file:
         file.write(bytes(4096))
@@ -91,7 +91,7 @@ def _time_sync(folder: Path) -> float:
 
 
 def _supports_wal(folder: Path) -> bool:
-    """Whether SQLite can write ahead there: network file systems often lack what it needs."""
+    """Whether SQLite's WAL mode works there: network file systems often lack what it needs."""
     connection = sqlite3.connect(folder / "journal")
     try:
         mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
@@ -136,7 +136,7 @@ def python(context: CheckContext) -> Result:  # noqa: ARG001
 
 
 def _torch_version() -> str:
-    """Which torch is installed: without one, only a line or a coordinator runs here."""
+    """The version of torch: without it, only a line or a coordinator runs here."""
     try:
         return f"torch {importlib.metadata.version('torch')}"
     except importlib.metadata.PackageNotFoundError:

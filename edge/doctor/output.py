@@ -20,8 +20,8 @@ class Diagnosis(msgspec.Struct, frozen=True):
     """All results, for machines."""
 
     broker: str
-    name: str  # whose topics were tested
-    federation: str  # in which; nothing is left there
+    name: str  # of the member whose topics were tested
+    federation: str  # in which they were tested; nothing is left there
     checks: list[CheckResult]
 
 
@@ -52,7 +52,7 @@ def _row(check: CheckResult) -> Table:
 
 
 def summarise(checks: Sequence[CheckResult]) -> str:
-    """How many checks ended how, the worst first."""
+    """The number of checks with each outcome, the worst first."""
     counts = Counter(check.outcome for check in checks)
     return ", ".join(
         f"{count} {outcome}{'s' * (count > 1 and outcome in ('failure', 'warning'))}"

@@ -19,7 +19,7 @@ from broker_config.mqtt.handshake import MQTT5, PahoClient, handshake, refused_e
 
 
 class LostError(Exception):
-    """The broker, or somebody between, ended the connection; the text says how."""
+    """The broker, or something on the way to it, ended the connection; the text says how."""
 
 
 class ReceivedMessage(NamedTuple):
@@ -33,9 +33,9 @@ class ReceivedMessage(NamedTuple):
 
 
 class ProbeConnection:
-    """A connection of `client_id`; with a `session` it is one that the broker keeps for so many seconds.
+    """A connection of `client_id`; the broker keeps its session for `session` seconds.
 
-    What arrives is acknowledged at once, unless `holds`. Calls wait for the broker `timeout` seconds at most and raise
+    Messages are acknowledged at once, unless `holds`. Calls wait for the broker `timeout` seconds at most and raise
     LostError if the connection ends.
     """
 
@@ -52,7 +52,7 @@ class ProbeConnection:
         keepalive: int = 20,
     ):
         self.resumed = False  # whether the broker had a session of this client
-        self.answer: Properties | None = None  # what the broker said of itself (MQTT 5)
+        self.answer: Properties | None = None  # properties that the broker announced (MQTT 5)
         self._endpoint, self._timeout, self._keepalive = endpoint, timeout, keepalive
         self._version, self._session, self._holds = version, session, holds
         self._received: list[ReceivedMessage] = []
@@ -87,7 +87,7 @@ class ProbeConnection:
         return self
 
     def offered(self, name: str) -> int | None:
-        """Return what the broker said of itself under MQTT 5's `name`, None if nothing."""
+        """Return the value of the MQTT 5 property `name` that the broker announced, or None."""
         value: int | None = getattr(self.answer, name, None)
         return value
 
@@ -105,7 +105,7 @@ class ProbeConnection:
         return self._client.publish(topic, payload, qos, retain).mid
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> str:
-        """Send a message with QoS 1; return "" if the broker takes it, else its reason."""
+        """Send a message with QoS 1; return "" if the broker accepts it, else its reason."""
         mid = self.send(topic, payload, retain=retain)
         if not self._wait(lambda: mid in self._acknowledged):
             return "no answer"
@@ -119,7 +119,7 @@ class ProbeConnection:
     def wait_for(
         self, is_meant: Callable[[ReceivedMessage], bool], timeout: float | None = None
     ) -> ReceivedMessage | None:
-        """Return the first message that `is_meant`, as soon as it is there; None if it does not come."""
+        """Return the first message for which `is_meant` holds, as soon as it arrives; None after the timeout."""
 
         def first() -> ReceivedMessage | None:
             return next((each for each in self._received if is_meant(each)), None)
@@ -127,7 +127,7 @@ class ProbeConnection:
         return first() if self._wait(lambda: first() is not None, timeout) else None
 
     def wait_for_count(self, count: int, timeout: float) -> bool:
-        """Whether so many messages have arrived within `timeout` seconds."""
+        """Whether `count` messages arrive within `timeout` seconds."""
         return self._wait(lambda: len(self._received) >= count, timeout)
 
     @property
@@ -150,7 +150,7 @@ class ProbeConnection:
         self._client.loop_stop()
 
     def close(self) -> None:
-        """Disconnect, and break the connection if that does not get through. The broker keeps a session."""
+        """Disconnect, and break the connection if the broker does not react. A session stays on the broker."""
         self._client.disconnect()
         with self._news:
             self._news.wait_for(lambda: self._lost, self._timeout)

@@ -1,4 +1,4 @@
-"""Run of all checks, one after the other."""
+"""Runner of the checks: their order, and which are skipped when earlier ones have failed."""
 
 from collections.abc import Callable, Iterator
 
@@ -24,7 +24,7 @@ BROKER: tuple[CheckFunction, ...] = (
     access_check.access,
     access_check.protection,
 )
-LOOPBACK: tuple[CheckFunction, ...] = (  # these read what they write
+LOOPBACK: tuple[CheckFunction, ...] = (  # these need to read back what they write
     traffic_check.packets,
     traffic_check.latency,
     traffic_check.throughput,
@@ -34,13 +34,13 @@ LOOPBACK: tuple[CheckFunction, ...] = (  # these read what they write
     storage_check.redelivery,
     storage_check.will,
 )
-KIT: tuple[CheckFunction, ...] = (kit_check.certificate, kit_check.charter)  # of the above, for whoever has one
+KIT: tuple[CheckFunction, ...] = (kit_check.certificate, kit_check.charter)  # those of the above that need a kit
 LOCAL: tuple[CheckFunction, ...] = (machine_check.clock, machine_check.disk, machine_check.python)
 UNREACHABLE = BrokerError.exit_code
 
 
 def run_checks(context: CheckContext, on_begin: Callable[[str], None] = lambda _: None) -> Iterator[CheckResult]:
-    """Yield the result of each check as it ends; `on_begin` gets its name before. What has no basis is skipped."""
+    """Run all checks and yield each result; `on_begin` gets the name first. Checks without a basis are skipped."""
     reached = True
     for group in (REACH, BROKER, LOOPBACK, LOCAL):
         for check in group:

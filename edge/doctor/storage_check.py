@@ -6,16 +6,16 @@ from broker_config.mqtt.client import SESSION_EXPIRY
 from edge.doctor.check_context import SESSION, CheckContext
 from edge.doctor.result import Result
 
-QUEUED = 1000  # messages sent to a session that is away
-NEEDED = 100  # of them that must be kept for a federation of up to 10 nodes
-PER_NODE = 10  # likewise for a larger one: a coordinator that is away finds a few messages of each node
+QUEUED = 1000  # messages sent to a disconnected session
+NEEDED = 100  # messages that must be kept for a federation of up to 10 nodes
+PER_NODE = 10  # likewise for a larger one: a coordinator that returns finds a few messages of each node
 SOON = 0.5  # seconds
-KEEPALIVE = 5  # seconds; a broker gives up a silent client after one and a half
+KEEPALIVE = 5  # seconds; a broker drops a silent client after 1.5 times as long
 _LOG = "look into the broker's log"
 
 
 def retained(context: CheckContext) -> Result:
-    """Whether the broker keeps the last message on a topic for whoever comes later."""
+    """Whether the broker retains the last message on a topic for later subscribers."""
     with context.connection("retained") as connection:
         allowed = connection.offered("RetainAvailable") != 0
         denied = context.retain(connection, b"kept") if allowed else "not offered"
@@ -62,7 +62,7 @@ def session(context: CheckContext) -> Result:
 
 
 def queue(context: CheckContext) -> Result:
-    """How many messages the broker keeps for a session that is away."""
+    """How many messages the broker keeps for a disconnected session."""
     with context.connection("queue", session=SESSION) as connection:
         connection.subscribe(context.topic)
     started = time.perf_counter()
@@ -73,7 +73,7 @@ def queue(context: CheckContext) -> Result:
         with context.connection("queue", session=SESSION) as connection:
             connection.wait_for(lambda each: each.payload == f"q{QUEUED - 1}".encode(), SOON)
             deadline = time.monotonic() + context.timeout
-            while time.monotonic() < deadline:  # a message after the queue's comes once that is empty
+            while time.monotonic() < deadline:  # a newer message arrives once the queue is empty
                 sender.publish(context.topic, b"after")
                 if connection.wait_for(lambda each: each.payload == b"after", SOON):
                     break
@@ -93,7 +93,7 @@ def queue(context: CheckContext) -> Result:
 
 
 def redelivery(context: CheckContext) -> Result:
-    """Whether a message whose acknowledgement was lost with the connection comes again, marked as a duplicate."""
+    """Whether an unacknowledged message is delivered again after a broken connection, marked as a duplicate."""
     first = context.connection("redelivery", session=SESSION, holds=True).open()
     first.subscribe(context.topic)
     with context.connection("sender") as sender:
@@ -118,7 +118,7 @@ def redelivery(context: CheckContext) -> Result:
 
 
 def will(context: CheckContext) -> Result:
-    """Whether the others hear of it when a connection breaks."""
+    """Whether the last will is published when a connection breaks."""
     with context.connection("watch") as watch:
         watch.subscribe(context.topic)
         dying = context.connection("will", will=(context.topic, b"will"), keepalive=KEEPALIVE).open()

@@ -11,20 +11,20 @@ from edge.doctor.probe_connection import LostError, ProbeConnection
 from edge.doctor.result import Result
 
 INDEX = 4  # bytes before a chunk's data
-SMALLER = [size * 1024 for size in (128, 64, 32, 16, 8, 4)]  # bytes of a chunk to be tried after the usual ones
-OVERTAKEN = 1.0  # seconds that a message may be behind one that was sent after it
+SMALLER = [size * 1024 for size in (128, 64, 32, 16, 8, 4)]  # bytes of a chunk, tried if the usual size fails
+OVERTAKEN = 1.0  # seconds by which a later message may overtake one
 TRIPS = 40
 VOLUME = 4 << 20  # bytes
-OUTSTANDING = 4  # chunks on their way
-SLOW = 100_000  # bytes a second: a model of 9 MB takes minutes
-HELD = (0.030, 0.070)  # seconds that Nagle's algorithm holds a small message back, for want of an acknowledgement
+OUTSTANDING = 4  # chunks in flight
+SLOW = 100_000  # bytes per second: a model of 9 MB takes minutes
+HELD = (0.030, 0.070)  # seconds for which Nagle's algorithm delays a small message until an acknowledgement
 HELD_OFTEN = 6  # of TRIPS
 
 Fate = Literal["passes", "is dropped", "ends the connection", "does not come back in time"]
 
 
 def packets(context: CheckContext) -> Result:
-    """Whether messages as large as ours pass: control messages, and chunks of models."""
+    """Whether messages of our sizes pass: control messages, and chunks of models."""
     with context.connection("packets") as connection:
         limit = connection.offered("MaximumPacketSize")
     context.chunk = min(CHUNK, limit - CHUNK_OVERHEAD) if limit else CHUNK
@@ -45,7 +45,7 @@ def packets(context: CheckContext) -> Result:
 
 
 def _try_size(context: CheckContext, size: int) -> Fate:
-    """What becomes of a message of `size` bytes, which another one follows."""
+    """Send a message of `size` bytes and a small one after it; return what becomes of the first."""
     last = b"last"
     try:
         with context.connection("packets") as connection:
@@ -63,7 +63,7 @@ def _try_size(context: CheckContext, size: int) -> Fate:
 
 
 def latency(context: CheckContext) -> Result:
-    """How long a small message takes to the broker and back, alone and behind another one."""
+    """Round-trip time of a small message, alone and right after another one."""
     with context.connection("latency") as connection:
         connection.subscribe(context.topic)
         pairs = [
@@ -76,7 +76,7 @@ def latency(context: CheckContext) -> Result:
         return Result("failure", "small messages are lost", "look into the broker's log")
     context.round_trip = typical = statistics.median(trips)
     held = sum(HELD[0] < trip - typical < HELD[1] for trip in behind)
-    usual = trips[-HELD_OFTEN // 2] - typical < HELD[0]  # a busy machine delays those alone as well
+    usual = trips[-HELD_OFTEN // 2] - typical < HELD[0]  # a busy machine delays single messages as well
     figures = {"median_milliseconds": round(typical * 1e3, 2), "longest_milliseconds": round(trips[-1] * 1e3, 2)}
     text = f"{typical * 1e3:.1f} ms to the broker and back, {trips[-1] * 1e3:.1f} ms at most of {TRIPS} times"
     if held >= HELD_OFTEN and usual:
@@ -90,7 +90,7 @@ def latency(context: CheckContext) -> Result:
 
 
 def _measure_trip(connection: ProbeConnection, topic: str, name: str, count: int) -> float | None:
-    """Seconds until the last of `count` messages is back; None if it does not come."""
+    """Seconds until the last of `count` messages is back; None if it never arrives."""
     last = f"{name}-{count}".encode()
     started = time.perf_counter()
     for number in range(1, count + 1):
@@ -101,7 +101,7 @@ def _measure_trip(connection: ProbeConnection, topic: str, name: str, count: int
 
 
 def throughput(context: CheckContext) -> Result:
-    """How fast chunks go to the broker and back, within the time for one answer."""
+    """Throughput of chunks to the broker and back, measured for at most one timeout."""
     count = max(1, VOLUME // context.chunk)
     with context.connection("throughput") as connection:
         connection.subscribe(context.topic)

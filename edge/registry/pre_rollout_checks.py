@@ -16,11 +16,11 @@ from edge.inference.predictor import Predictor
 from edge.inference.served_model import Model
 
 SAMPLE = 64  # inputs of the network
-ENOUGH = 16  # of them, to compare two models
-OF_A_CLASS = 8  # of them with the same class by the running model, to compare that class alone
+ENOUGH = 16  # inputs that are needed to compare two models
+OF_A_CLASS = 8  # inputs of one class, by the running model, that are needed to compare on that class
 _OF_A_FRAME = 4  # tiles that a frame adds besides the deciding one, so that the sample spans several frames
 _RUNS = 15  # at least, for the median latency of a model
-_REST = 4.0  # pause after each run, in times of its duration: the line needs the processor
+_REST = 4.0  # pause after each run, in multiples of its duration: the line needs the processor
 
 
 class Gate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,13 +29,13 @@ class Gate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     latency: Annotated[float, Meta(gt=0)] | None = (
         None  # seconds for an image: median before, 95th percentile in service
     )
-    slower: Annotated[float, Meta(ge=1)] = 3.0  # limit of its median latency, in times of the running model's
+    slower: Annotated[float, Meta(ge=1)] = 3.0  # limit of its median latency, as a multiple of the running model's
     agreement: Annotated[float, Meta(ge=0, le=1)] = (
         0.8  # share of the last images, and of each class, on which both must agree
     )
     doubts: Annotated[float, Meta(gt=0, le=1)] = 0.25  # limit of the rise in the share of doubted verdicts in service
     minutes: Annotated[float, Meta(ge=0)] = 10.0  # of probation at least
-    frames: Annotated[int, Meta(ge=0)] = 100  # likewise; after a day, fewer are enough
+    frames: Annotated[int, Meta(ge=0)] = 100  # likewise; after a day, fewer suffice
 
 
 class SampledInput(NamedTuple):
@@ -47,7 +47,7 @@ class SampledInput(NamedTuple):
 
 
 class Sample:
-    """The running model's latest inputs, of which rare classes stay longest. Written and read in different threads."""
+    """The running model's latest inputs; those of rare classes stay longest. Written and read in different threads."""
 
     def __init__(self) -> None:
         self._inputs: list[SampledInput] = []  # the oldest first
@@ -88,7 +88,7 @@ class Finding(NamedTuple):
 def assess_candidate(
     candidate: Model, running: Model | None, sample: Sequence[SampledInput], gate: Gate
 ) -> list[Finding]:
-    """Admission tests of `candidate`, whose signature and self-test are right."""
+    """Admission tests of `candidate`, whose signature and self-test have passed."""
     images = [_resize(each.pixels, candidate.manifest.input.size) for each in sample]
     labels, seconds = _predict(candidate.predictor, images)
     findings = [*_check_classes(candidate, running), *_check_latency(seconds, sample, gate)]
@@ -138,7 +138,7 @@ def _check_latency(seconds: float, sample: Sequence[SampledInput], gate: Gate) -
 
 
 def _check_agreement(new: Sequence[str], old: Sequence[str], gate: Gate) -> Finding:
-    """Agreement on all images and on each class: where most parts are good, always saying so agrees on nearly all."""
+    """Agreement on all images and on each class: if most parts are good, "always good" agrees on nearly all."""
     agreed = Counter(a for a, b in zip(new, old, strict=True) if a == b)
     found = f"it agrees with the running one on {agreed.total()} of the last {len(old)} images"
     if len(old) < ENOUGH:

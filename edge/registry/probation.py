@@ -1,4 +1,4 @@
-"""Probation: a new model's first time in service, during which it may do no worse than its predecessor."""
+"""Probation: a new model's first time in service, during which it must not do worse than its predecessor."""
 
 import time
 from collections import deque
@@ -9,13 +9,13 @@ import numpy as np
 from edge.inference.pipeline import Inspection
 from edge.registry.pre_rollout_checks import Gate
 
-_WINDOW = 500  # of the last verdicts
+_WINDOW = 500  # last verdicts
 _ENOUGH = 30  # verdicts for a meaningful share
 _DAY = 24 * 3600.0  # seconds
 
 
 class DoubtfulShare:
-    """The share of the last verdicts that were doubted."""
+    """Share of doubted verdicts among the last ones."""
 
     def __init__(self) -> None:
         self._last: deque[bool] = deque(maxlen=_WINDOW)
@@ -52,7 +52,7 @@ class Probation:
 
     @property
     def is_passed(self) -> bool:
-        """Whether it has lasted long enough."""
+        """Whether the probation has lasted long enough."""
         lasted = self._clock() - self._begun
         return lasted >= _DAY or (lasted >= 60 * self._gate.minutes and self._frames >= self._gate.frames)
 

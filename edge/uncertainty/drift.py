@@ -1,10 +1,10 @@
-"""Drift detection: do the images of a line still resemble the model's held-out images?
+"""Drift detection: a comparison of a line's images with the model's held-out images.
 
-Each image's features, standardised within its predicted class, go into an exponentially weighted moving average. While
+Each image's features, standardised within its predicted class, enter an exponentially weighted moving average. While
 nothing has changed, its mean square is a scaled chi-square; the scale follows from the window and the number of
 held-out images, the degrees of freedom from the correlation of their features (Satterthwaite 1946). A change in the
-shares of the classes is no drift; a change in the share of doubted verdicts is. Of a tiled frame one tile counts, drawn
-at random.
+shares of the classes is not drift; a change in the share of doubted verdicts is. Of a tiled frame one random tile
+counts.
 """
 
 import math
@@ -21,11 +21,9 @@ from edge.inference.verdict import Notice, Verdict, current_time, new_id
 from edge.uncertainty.reference import Floats, Reference
 from edge.uncertainty.uncertainty_check import UncertaintyCheck
 
-_SIGMAS = (
-    6.0  # of the control limits: with 4.5 tuning images gave false alarms, as features and doubts have heavy tails
-)
-_CLEAR = 0.6  # of the limit, below which an alarm ends
-_MIN_SHARE = 0.02  # of doubted verdicts that is always expected
+_SIGMAS = 6.0  # of the control limits; 4.5 gave false alarms on tuning images: features and doubts have heavy tails
+_CLEAR = 0.6  # share of the limit below which an alarm ends
+_MIN_SHARE = 0.02  # of doubted verdicts that is always to be expected
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,7 +41,7 @@ class Drift:
     """
 
     def __init__(self, settings: Settings, check: UncertaintyCheck, outcomes: OutcomeConsumer) -> None:
-        """`check` is the one that the line's verdicts get."""
+        """`check` is the one that is applied to the line's verdicts."""
         self._settings, self._check, self._outcomes = settings, check, outcomes
         self._random = random.Random(0)
         self.drifted = False
@@ -60,7 +58,7 @@ class Drift:
         self._wait = self._settings.window // 2  # images until an alarm may begin or end
 
     def __call__(self, inspection: Inspection) -> Verdict:
-        """The unchanged verdict."""
+        """Count an inspection; return its verdict unchanged."""
         if inspection.model is not self._model:
             self.end_alarm("the model has changed: drift is measured anew")
             self._reset(inspection.model)

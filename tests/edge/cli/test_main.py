@@ -224,7 +224,7 @@ def test_a_state_folder_given_for_the_model_inside_it_is_put_right(tmp_path: Pat
         assert f"did you mean {tmp_path}/plant-a/model?" in result.stderr
 
 
-BUG = "from edge.cli import main, options; options.parse_pairs = None; main.main()"
+BUG = "from edge.cli import main, shared_options; shared_options.parse_pairs = None; main.main()"
 
 
 @pytest.mark.parametrize("debug", [(), ("--debug",)])
@@ -238,7 +238,7 @@ def test_what_nobody_expected_is_a_bug_of_ours_and_says_how_to_report_it(debug: 
     assert result.returncode == 70
     first, second = result.stderr.splitlines()
     error = "TypeError: 'NoneType' object is not callable"
-    assert re.fullmatch(rf"edge-node: this is a bug in edge-node: {error} \(options\.py, line \d+\)", first)
+    assert re.fullmatch(rf"edge-node: this is a bug in edge-node: {error} \(shared_options\.py, line \d+\)", first)
     assert "edge-node --debug COMMAND" in second
 
 

@@ -277,7 +277,7 @@ def test_the_topics_of_lines_are_tried_once_a_line_is_announced(tmp_path: Path) 
         assert access_check.access(context).outcome == "ok"
         with context.connection("head") as head:
             assert not head.publish(topics.spec("press"), encode(line), retain=True)
-        assert connection_check.federations(context).found == "press (a line of 1 sensor)"
+        assert connection_check.federations(context).found == "press (1 sensor)"
         found = access_check.access(context)
     assert (found.outcome, found.found) == ("failure", "plant-a may not write embeddings, products")
 
