@@ -14,34 +14,32 @@ from export.mobilenet_first_block import widen_first_block
 from export.weight_rounding import round_weights
 from trainer.training.seeding import generator
 
-MAX_CALIBRATION_IMAGES = 256  # images that calibrate
-# Of golden probabilities. Integer sums are the same everywhere; what is rounded after them can differ by a step of 256
-# where another processor's kernels, or a later onnxruntime, fuse other nodes.
+MAX_CALIBRATION_IMAGES = 256
+# Largest difference of golden probabilities. Integer sums are the same everywhere, but the rounding after them can
+# differ by a step of 256 where another processor's kernels, or a later onnxruntime, fuse other nodes.
 TOLERANCE = 0.1
 _OPERATORS = ["Conv", "Clip", "Relu", "MaxPool", "Add"]
 _PRODUCTS = ["MatMul", "Gemm"]
-_MIN_QUANTISED_WEIGHTS = (
-    1 << 14
-)  # weights of a matrix, below which its product costs little: codebooks, whose distances want every bit
-_ROUNDING_IMAGES = 64  # images that are enough to round weights by
+_MIN_QUANTISED_WEIGHTS = 1 << 14  # smaller matrices cost little: codebooks, whose distances need full precision
+_ROUNDING_IMAGES = 64  # enough for rounding weights
 
 
 def quantise(graph: bytes, images: NDArray[np.uint8]) -> bytes:
     """The graph in int8, calibrated on images uint8 [n, S, S, 3], of which at most MAX_CALIBRATION_IMAGES
     are taken.
 
-    The encoders and maps are quantised; the rest costs little and stays as it is. Of transformers that is all but
-    products with large matrices of weights: sums, LayerNorm, softmax and GELU, and the products of two activations,
-    whose range is no image's own. Images enter as the integers that they are.
+    Encoders and maps are quantised; the rest costs little and stays fp32. In transformers only products with large
+    weight matrices are quantised: not sums, LayerNorm, softmax and GELU, nor the products of two activations, whose
+    range varies between images. Images enter as the integers that they are.
     """
     model = onnx.load_from_string(graph)
     pixels, zero = _unify_mean(model.graph)
     widen_first_block(model.graph, pixels, int(zero))
-    del model.graph.value_info[:]  # shapes before that, and the tracer's own, in which numbers have a dimension
+    del model.graph.value_info[:]  # outdated shapes, and the tracer's own, in which scalars have a dimension
     chosen = np.sort(generator(0, "calibration").permutation(len(images))[:MAX_CALIBRATION_IMAGES])
     with tempfile.TemporaryDirectory() as folder:
         exact, quantised = Path(folder) / "exact.onnx", Path(folder) / "int8.onnx"
-        # Optimisation would remove a temperature of 1; symbolic shapes cannot be had of a token for any batch.
+        # Optimisation would remove a temperature of 1; symbolic shape inference fails on a token expanded to the batch.
         quant_pre_process(model, exact, skip_optimization=True, skip_symbolic_shape=True)
         quantize_static(
             exact,
@@ -55,7 +53,7 @@ def quantise(graph: bytes, images: NDArray[np.uint8]) -> bytes:
             nodes_to_exclude=_find_exact_nodes(model.graph),
             extra_options={
                 "TensorQuantOverrides": {pixels: [{"scale": np.array(1, np.float32), "zero_point": zero}]},
-                "OpTypesToExcludeOutputQuantization": _PRODUCTS,  # sums take them as they are
+                "OpTypesToExcludeOutputQuantization": _PRODUCTS,  # they are summed in fp32
             },
         )
         model = onnx.load(quantised)
@@ -67,9 +65,9 @@ def quantise(graph: bytes, images: NDArray[np.uint8]) -> bytes:
 
 
 def _find_exact_nodes(graph: GraphProto) -> list[str]:
-    """Names of the nodes that stay as they are.
+    """Names of the nodes that stay fp32.
 
-    From the first matrix product on these are all but the products by which features come about of MANY weights.
+    From the first matrix product on, these are all but the products with large weight matrices that features depend on.
     """
     many = {value.name for value in graph.initializer if np.prod(value.dims) >= _MIN_QUANTISED_WEIGHTS}
     needed = {"features"}
@@ -91,7 +89,7 @@ def _find_exact_nodes(graph: GraphProto) -> list[str]:
 
 
 class _Images(CalibrationDataReader):  # type: ignore[misc]
-    """One image after the other."""
+    """Calibration images, one at a time."""
 
     def __init__(self, images: NDArray[np.uint8]):
         self._images = iter(images[:, None])
@@ -103,12 +101,12 @@ class _Images(CalibrationDataReader):  # type: ignore[misc]
 
 
 def _unify_mean(graph: GraphProto) -> tuple[str, NDArray[np.uint8]]:
-    """Subtract a whole number from all channels, which is then the zero of their integers; biases make up for it.
+    """Subtract one whole number from all channels, so that it is their zero point, and correct biases for it.
 
-    Only at the border does that differ a little from what was exported: it is padded with that number.
+    Results differ a little from the exported graph at the border only, which is padded with that number.
 
     Returns:
-        The difference's name, and the number.
+        The name of the difference, and the number.
     """
     values = {value.name: value for value in graph.initializer}
     subtract = next(node for node in graph.node if "channel_mean" in node.input)
@@ -132,7 +130,7 @@ def _set_value(value: TensorProto, array: NDArray[np.float32]) -> None:
 
 
 def _feed_integers(graph: GraphProto, pixels: str) -> None:
-    """Remove what turns pixels into floats, subtracts their zero and quantises them again: they stay as they were."""
+    """Remove the nodes that convert pixels to floats, subtract their zero and quantise them again: a round trip."""
     made_by = {output: node for node in graph.node for output in node.output}
     quantise = next(node for node in graph.node if node.op_type == "QuantizeLinear" and node.input[0] == pixels)
     subtract = made_by[pixels]
@@ -147,10 +145,10 @@ def _feed_integers(graph: GraphProto, pixels: str) -> None:
 
 
 def _separate_readers(graph: GraphProto) -> None:
-    """Give every reader of weights in int8 its own: a head and the maps of two encoders read the same ones.
+    """Give every reader of int8 weights a copy of its own; a head and the maps of two encoders share theirs.
 
-    For a processor without VNNI onnxruntime (1.31) makes weights unsigned, once for each reader, and does not load a
-    graph in which it does so twice under one name.
+    On processors without VNNI, onnxruntime (1.31) converts weights to unsigned once for each reader, and fails to load
+    a graph where that makes two of one name.
     """
     values = {value.name: value for value in graph.initializer}
     int8 = {name for name, value in values.items() if value.data_type == TensorProto.INT8}

@@ -1,4 +1,4 @@
-"""A plant's labelled images, from a folder for each class: catalogues, decoded images, held-out images, folds."""
+"""A plant's labelled images, from a folder for each class: catalogues, decoded images, held-out images, and folds."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from trainer.training.seeding import generator
 
 
 class Catalogue(NamedTuple):
-    """The images of a class-folder tree, ordered by digest, each once."""
+    """The distinct images of a class-folder tree, ordered by digest."""
 
     entries: tuple[Entry, ...]
     findings: tuple[Finding, ...] = ()
@@ -52,13 +52,13 @@ class LabelledImages(NamedTuple):
         )
 
     def among(self, catalogue: Catalogue) -> "LabelledImages":
-        """Those that a catalogue has."""
+        """The images that a catalogue contains."""
         wanted = {entry.digest for entry in catalogue.entries}  # both are ordered by digest
         return self.take(np.flatnonzero([digest in wanted for digest in self.digests]))
 
 
 class Images(NamedTuple):
-    """A node's images: those that train, and those held out, if it has enough of them."""
+    """A node's images: for training, and held out if there are enough."""
 
     train: LabelledImages
     test: LabelledImages | None
@@ -68,7 +68,7 @@ def scan(folder: Path) -> Catalogue:
     """Find and hash a plant's images. Byte-identical ones count once.
 
     Raises:
-        UsageError: what is wrong with the folder, and what to do.
+        UsageError: the folder has an error; the message says which, and what to do.
     """
     found = scan_folder(folder)
     findings = tuple(rules.check_folder(found))
@@ -77,7 +77,7 @@ def scan(folder: Path) -> Catalogue:
 
 
 def scan_sources(folders: Sequence[Path], rename: Mapping[str, str]) -> list[Catalogue]:
-    """Scan several sources of images, and give those classes the same name that are the same.
+    """Scan several sources of images, renaming classes so that equal ones have the same name.
 
     Args:
         folders: each with a folder for each class.
@@ -100,7 +100,7 @@ def scan_sources(folders: Sequence[Path], rename: Mapping[str, str]) -> list[Cat
 
 
 def drop_duplicates(sources: Sequence[Catalogue]) -> list[Catalogue]:
-    """The sources without those images that a source before them has."""
+    """The sources, each without the images of the sources before it."""
     seen: set[str] = set()
     kept = []
     for source in sources:
@@ -121,10 +121,10 @@ def load(
     size: int,
     inspect: Callable[[Entry, Photo], None] = lambda *_: None,
 ) -> LabelledImages:
-    """Decode the images to size x size, and pass each to `inspect` as it is; labels are positions in `classes`.
+    """Decode the images to size x size, passing each to `inspect` in its original size; labels index `classes`.
 
     Raises:
-        UsageError: folders that are no class of the federation, or images that cannot be read; all are named.
+        UsageError: a folder is not a class of the federation, or images cannot be read; the message lists them.
     """
     for name in catalogue.classes:
         if name not in classes:
@@ -149,7 +149,7 @@ def load(
 
 
 def split_holdout(images: LabelledImages, share: float, seed: int) -> tuple[LabelledImages, LabelledImages] | None:
-    """Training and held-out images, a `share` of each class and at least one; None when there are too few for that."""
+    """Training and held-out images, a `share` of each class, at least one; None if there are too few."""
     if not rules.has_enough_to_hold_out(Counter(images.labels.tolist())):
         return None
     held_out = [order[: max(1, round(share * len(order)))] for order in _shuffle_classes(images, seed)]
@@ -158,7 +158,7 @@ def split_holdout(images: LabelledImages, share: float, seed: int) -> tuple[Labe
 
 
 def split_folds(images: LabelledImages, count: int, seed: int) -> list[np.ndarray]:
-    """Positions of `count` folds, each with about the same share of every class."""
+    """Positions of the images in each of `count` stratified folds."""
     order = np.concatenate(list(_shuffle_classes(images, seed)))
     return [np.sort(order[start::count]) for start in range(count)]
 

@@ -24,7 +24,7 @@ _TIMEOUT = 30  # seconds without a byte
 _CHUNK = 1 << 18  # bytes
 
 TrackChunks = Callable[[Iterable[bytes], int], Iterable[bytes]]
-"""Shows progress: chunks pass through; the total [bytes] is 0 where it is not known."""
+"""Passes chunks through, showing progress; the total [bytes] is 0 if unknown."""
 
 
 @contextmanager
@@ -45,8 +45,8 @@ def show_progress(console: Console) -> Iterator[TrackChunks]:
 def fetch_dataset(dataset: Dataset, origin: str, out: Path, watch: TrackChunks) -> Comparison:
     """Lay the data set out as class folders in `out`.
 
-    What comes from the data set's own address must be the data set, or nothing stays. What the user brings (`origin`)
-    is laid out as it is, and compared.
+    A download from the data set's own address must match it, or nothing is kept. What the user supplies (`origin`) is
+    laid out as it is, and compared.
 
     Args:
         dataset: which.
@@ -55,7 +55,7 @@ def fetch_dataset(dataset: Dataset, origin: str, out: Path, watch: TrackChunks) 
         watch: shows the download's progress.
 
     Raises:
-        EdgeNodeError: it cannot be had, or is not what it should be; nothing stays in `out`.
+        EdgeNodeError: it cannot be downloaded, or does not match; nothing is left in `out`.
     """
     if not (origin or dataset.archive):
         raise UsageError(f"{dataset.name} cannot be downloaded without a login", _manual_remedy(dataset))
@@ -138,7 +138,7 @@ def _read_folder(folder: Path) -> Iterator[tuple[PurePath, bytes]]:
 
 
 def _read_archive(file: Path, named: str) -> Iterator[tuple[PurePath, bytes]]:
-    """The images in a ZIP file. Nothing is written where the archive says: only names of known classes count."""
+    """The images in a ZIP file. Its paths are never written to: only folder names that are known classes are used."""
     try:
         with zipfile.ZipFile(file) as archive:
             for member in archive.infolist():
@@ -157,7 +157,7 @@ def _is_image(path: PurePath) -> bool:
 
 
 def _lay_out(dataset: Dataset, files: Iterable[tuple[PurePath, bytes]], out: Path, origin: str) -> int:
-    """Write the images to OUT/CLASS/NAME, but none of two classes or of none: returns how many these are."""
+    """Write the images to OUT/CLASS/NAME; return the number left out, since they are in no class or in two."""
     written: dict[str, list[Path]] = defaultdict(list)
     left_out = 0
     for path, content in files:

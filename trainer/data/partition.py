@@ -1,8 +1,7 @@
 """Shares of class-folder data sets for several simulated plants.
 
-No image is in two shares but those that all have to train on, and none is on both sides.
-
-Shares follow from digests, class names and the seed alone: never from file names or folder order.
+No image is in two shares, except for common training images, and none is both in training and held out. Shares depend
+on digests, class names and the seed alone, not on file names or folder order.
 """
 
 import shutil
@@ -24,7 +23,7 @@ Pool = Literal["report", "tuning", "all"]
 
 
 class Share(NamedTuple):
-    """What one node gets."""
+    """The images of one node."""
 
     node: str
     train: Catalogue
@@ -32,11 +31,11 @@ class Share(NamedTuple):
 
 
 class Scheme(NamedTuple):
-    """How a data set is shared.
+    """Partition of a data set among nodes.
 
-    Each node gets `samples` training images, or there are no shares at all. Held-out images come second: one of each
-    of its classes is reserved for each node, and what a class has left goes to its holders in proportion, up to
-    `test_samples` a node. Where images suffice for both, `shared` ones change nothing of what else a node gets.
+    Each node gets exactly `samples` training images, or there is an error. Held-out images come second: one of each
+    of its classes is reserved for each node, and a class's remaining images go to the nodes that have it in proportion,
+    up to `test_samples` each. Where images suffice for both, `shared` ones do not change a node's other images.
     """
 
     partition: str  # one of PARTITIONS
@@ -52,7 +51,7 @@ class Scheme(NamedTuple):
     def shares(self, *sources: Catalogue) -> list[Share]:
         """The nodes' shares of the images of all sources, which only `sources` and `sources_groups` keep apart.
 
-        An image that several sources have counts as the first one's.
+        An image in several sources belongs to the first of them.
 
         Raises:
             UsageError: there is no such partition or pool, or a class lacks images (it says how many).
@@ -97,7 +96,7 @@ class Scheme(NamedTuple):
         return _Dealt(ordered, merge(shown))
 
     def _common(self, sources: Sequence[Catalogue]) -> list[Counter[str]]:
-        """How many images of each class each source gives to all nodes."""
+        """The number of common images that each source contributes, by class."""
         counts = [Counter[str]() for _ in sources]
         for name in merge(sources).classes:
             holders = [number for number, source in enumerate(sources) if name in source.classes]
@@ -105,8 +104,8 @@ class Scheme(NamedTuple):
                 counts[number][name] = n
         return counts
 
-    def _shares(self, catalogue: Catalogue, common: Counter[str], told: str = "") -> "_Dealt":
-        """The shares of one catalogue, `told` in errors. A draw that its classes cannot serve is drawn again."""
+    def _shares(self, catalogue: Catalogue, common: Counter[str], suffix: str = "") -> "_Dealt":
+        """The shares of one catalogue, redrawn while a class lacks images; errors name it by `suffix`."""
         draws = {"disjoint": self._disjoint, "dirichlet": self._dirichlet, "iid": self._iid, "groups": self._groups}
         tries = _TRIES if self.partition == "dirichlet" else 1  # the others always need as many images of a class
         least = Counter[str]()
@@ -123,7 +122,7 @@ class Scheme(NamedTuple):
             f"class {name} lacks {count} of {there[name] + count} images" for name, count in sorted(least.items())
         )
         drawn = f", not in {tries} draws; in the nearest" if tries > 1 else ""
-        images = f"{self.samples} images{f' and {self.shared} common ones a class' if self.shared else ''}{told}"
+        images = f"{self.samples} images{f' and {self.shared} common ones a class' if self.shared else ''}{suffix}"
         raise UsageError(
             f"{self.nodes} {self.partition} shares of {images} cannot be had{drawn}: {classes}",
             "take fewer --nodes, --samples or --shared, or bring more images of that class",
@@ -174,7 +173,7 @@ class Scheme(NamedTuple):
                 )
 
     def _each(self, catalogue: Catalogue) -> int:
-        """Classes of a node, of which there must be enough."""
+        """The number of classes of each node. UsageError if there are too few classes or images for it."""
         classes, each = len(catalogue.classes), self.classes_per_node
         if each > min(classes, self.samples):
             raise UsageError(
@@ -260,7 +259,7 @@ def _scale_counts(counts: Counter[str], total: int) -> Counter[str]:
 
 
 def _count_lacking(catalogue: Catalogue, train: Sequence[Counter[str]], common: Counter[str]) -> Counter[str]:
-    """How many images each class lacks for this; empty when all have enough.
+    """The number of images that each class lacks for this; empty if none does.
 
     Each node must get its training images, and at least one held-out image of each of its classes; what is common to
     all comes on top.
@@ -277,7 +276,7 @@ def _deal_images(
     common: Counter[str],
     random: np.random.Generator,
 ) -> _Dealt:
-    """Hand out the images: those for all from the other end of a class's deck than a node's own."""
+    """Deal the images: common ones from one end of each class's shuffled deck, the nodes' own from the other."""
     decks: dict[str, list[Entry]] = {}
     shown: list[Entry] = []
     for name in catalogue.classes:

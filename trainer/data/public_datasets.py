@@ -1,4 +1,4 @@
-"""Public data sets of surface defects: where they are, what may be done with them, and whether a folder holds one."""
+"""Public data sets of surface defects: addresses, licences, checksums, and comparison of a folder with one."""
 
 import hashlib
 import re
@@ -15,21 +15,21 @@ from trainer.data.folder_scan import scan_folder
 
 
 class Images(msgspec.Struct, frozen=True):
-    """The images of a class; those that are equal byte for byte count once."""
+    """The distinct images of a class, by the bytes of their files."""
 
     number: int
     checksum: str  # SHA-256 of their sorted SHA-256 digests in hexadecimal, one a line
 
 
 class Dataset(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a data set. What nobody here has seen stays empty."""
+    """A public data set. Fields stay empty where the facts could not be verified."""
 
     name: str
     title: str
     licence: str
     citation: str
     home: str  # URL of its authors' page
-    by_hand: str  # URL of a page from where a person can download it
+    by_hand: str  # URL of a page for downloading it in a browser
     archive: str  # URL of a ZIP file that needs no login
     md5: str  # of that file, as its publisher states it
     classes: Mapping[str, Images | None]
@@ -135,12 +135,12 @@ def find_dataset(name: str) -> Dataset:
 
 
 def compute_checksum(digests: Iterable[str]) -> str:
-    """Which images these are: of their SHA-256 digests, in any order."""
+    """Checksum of a set of images, from their SHA-256 digests in any order."""
     return hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
 
 
 def format_description(dataset: Dataset) -> str:
-    """What there is to know before it is used: several lines."""
+    """The data set's description, licence and source, in several lines."""
     sizes = {name: f" {images.number}" if images else "" for name, images in dataset.classes.items()}
     got = f"edge-node dataset {dataset.name} --out FOLDER" if dataset.archive else "by hand only (it needs a login)"
     verified = "by the checksums of its images" if dataset.verifiable else "not verified: no checksums are known"
@@ -155,7 +155,7 @@ def format_description(dataset: Dataset) -> str:
 
 
 class Comparison(NamedTuple):
-    """A folder beside the data set that it should be."""
+    """Comparison of a folder with the data set that it should hold."""
 
     dataset: Dataset
     counts: dict[str, int]  # different images of each class
@@ -164,20 +164,20 @@ class Comparison(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """In a sentence, and a line for each difference."""
+        """The outcome as a sentence, and a line for each difference."""
         name, size = self.dataset.name, f"{sum(self.counts.values()):,} different images of {len(self.counts)} classes"
         if self.differences:
-            told = "\n  ".join([f"this is not {name} ({size}):", *self.differences])
+            text = "\n  ".join([f"this is not {name} ({size}):", *self.differences])
         elif self.dataset.verifiable:
-            told = f"this is {name}, image by image: {size}"
+            text = f"this is {name}, image by image: {size}"
         else:
-            told = f"this has the classes of {name}: {size}; its checksums are not known"
+            text = f"this has the classes of {name}: {size}; its checksums are not known"
         left_out = f"\n{self.left_out} image file(s) of no class of {name}, or of two, were left out"
-        return told + (left_out if self.left_out else "")
+        return text + (left_out if self.left_out else "")
 
     @property
     def facts(self) -> dict[str, object]:
-        """For machines."""
+        """The outcome for machines."""
         checked = self.dataset.verifiable and not self.differences
         return {
             "dataset": self.dataset.name,
@@ -189,7 +189,7 @@ class Comparison(NamedTuple):
 
 
 def compare_folder(dataset: Dataset, folder: Path) -> Comparison:
-    """Whether the class folders are those of the data set, image by image.
+    """Compare class folders with the data set, image by image.
 
     Raises:
         UsageError: there is no such folder.
@@ -198,12 +198,12 @@ def compare_folder(dataset: Dataset, folder: Path) -> Comparison:
     found: dict[str, list[str]] = defaultdict(list)
     for entry in scanned.entries:
         found[entry.class_name].append(entry.digest)
-    told = [_describe_difference(name, images, found.get(name, [])) for name, images in dataset.classes.items()]
-    told += [f"{name}: {len(found[name])} image(s) too many, no class of this data set" for name in sorted(found)
+    differences = [_describe_difference(name, images, found.get(name, [])) for name, images in dataset.classes.items()]
+    differences += [f"{name}: {len(found[name])} image(s) too many, no class of this data set" for name in sorted(found)
              if name not in dataset.classes]  # fmt: skip
-    told += [finding.text for finding in rules.check_folder(scanned) if finding.kind != "twice"]
+    differences += [finding.text for finding in rules.check_folder(scanned) if finding.kind != "twice"]
     counts = {name: len(digests) for name, digests in sorted(found.items())}
-    return Comparison(dataset, counts, [text for text in told if text])
+    return Comparison(dataset, counts, [text for text in differences if text])
 
 
 def _describe_difference(name: str, expected: Images | None, digests: list[str]) -> str:

@@ -19,7 +19,7 @@ ADAM_BETAS = (0.9, 0.999)
 _EVALUATION_BATCH = 64
 
 
-class Stopped(Exception):  # noqa: N818  (not an error: somebody asked for it)
+class Stopped(Exception):  # noqa: N818  (not an error: the stop was requested)
     """Training was asked to stop between two batches."""
 
 
@@ -48,19 +48,19 @@ def run_phase(
     Args:
         network: the structure that `tensors` belong to.
         phase: what is trained, against which loss.
-        tensors: the node's tensors; left as they are.
-        moments: Adam's state, names `{tensor}/{step|exp_avg|exp_avg_sq}`; left as they are.
+        tensors: the node's tensors; not modified.
+        moments: Adam's state, named `{tensor}/{step|exp_avg|exp_avg_sq}`; not modified.
         received: the round's broadcast, frozen.
         data: the node's training images.
         training: learning rate, batch size, augmentation, BatchNorm mode.
-        seed: of order and augmentation.
-        stop: asked between batches.
+        seed: for order and augmentation.
+        stop: called between batches.
 
     Returns:
         The new tensors, the new moments, and each metric's mean over the batches of the last epoch.
 
     Raises:
-        Stopped: `stop` said so.
+        Stopped: `stop` returned true.
         EdgeNodeError: a loss is not finite.
     """
     tensors, moments, steps, metrics = descend(network, phase, tensors, moments, received, data, training, [seed], stop)
@@ -136,7 +136,7 @@ def _draw(counts: Sequence[int], randoms: Sequence[torch.Generator]) -> Augmenta
 
 
 def _mean(name: str, values: Sequence[Tensor]) -> np.ndarray:
-    """Over the batches."""
+    """The mean over batches. EdgeNodeError if a value is not finite."""
     figures = torch.stack(list(values)).double().cpu().numpy()
     if not np.isfinite(figures).all():
         wrong = figures[~np.isfinite(figures)].flat[0]
@@ -145,14 +145,14 @@ def _mean(name: str, values: Sequence[Tensor]) -> np.ndarray:
 
 
 def _choose(count: int, share: float, random: torch.Generator) -> Tensor:
-    """Positions of the images that a phase sees."""
+    """Positions of the images that a phase trains on."""
     if share == 1:
         return torch.arange(count)
     return torch.randperm(count, generator=random)[: max(min(2, count), round(share * count))]
 
 
 class _Encode:
-    """Runs an encoder of the trained tensors. BatchNorm is in training mode in those encoders that move, if in any."""
+    """Runs an encoder of the trained tensors; BatchNorm is in training mode in those that are trained, if any."""
 
     def __init__(self, network: Network, moving: Iterable[str]):
         self._network = network
@@ -188,7 +188,7 @@ def _take_steps(
 def _compute_loss(
     loss: Loss, network: Network, tensors: Tensors, batch: Batch, encode: _Encode, nodes: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """A loss and what it reports. Several nodes' losses are summed: each moves its own slice of the stacked tensors."""
+    """A loss and its metrics. Losses of several nodes are summed: each moves only its own slice of the tensors."""
     if nodes == 1:
         return loss(network, tensors, batch, encode)
 
@@ -212,14 +212,14 @@ def _clamp(phase: Phase, tensors: Tensors) -> None:
 
 
 class _Reference:
-    """The received encoder's features. It is frozen for a round, so those of un-augmented images are computed once."""
+    """Features of the received encoder. It is frozen for a round, so those of unaugmented images are computed once."""
 
     def __init__(self, network: Network, received: Tensors, data: TrainingSet, cached: bool):
         self._network, self._received = network, received
         self._cache = self._encode(data.encoder_input(network, received, slice(None))) if cached else None
 
     def features(self, index: Tensor, images: Tensor) -> Tensor:
-        """Features [b, features] of the images at `index`, varied to `images`."""
+        """Features [b, features] of the images at `index`, augmented to `images`."""
         return self._encode(images) if self._cache is None else self._cache[index]
 
     def _encode(self, images: Tensor) -> Tensor:
@@ -230,7 +230,7 @@ class _Reference:
 def _optimiser(
     phase: Phase, tensors: Tensors, trained: list[str], moments: Tensors, training: Training
 ) -> torch.optim.Optimizer | None:
-    """Adam with the moments that it was left with, or the phase's SGD, which starts at rest; None to train nothing."""
+    """Adam with the saved moments, or the phase's SGD without momentum yet; None if nothing is trained."""
     if not trained:
         return None
     by_rate: dict[float, list[Tensor]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Figures of merit of a classifier."""
+"""Metrics of a classifier: accuracy, macro F1, macro AUC, and the confidence interval of an accuracy."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
-    """Share of right answers, in 0..1."""
+    """Share of correct predictions, in 0..1."""
     return float(np.mean(predicted == labels))
 
 
@@ -22,11 +22,11 @@ def macro_f1(predicted: np.ndarray, labels: np.ndarray) -> float:
 def macro_auc(shares: np.ndarray, labels: np.ndarray) -> float:
     """Area under the curve of each class against the rest, averaged over the classes that occur among the labels.
 
-    NaN if there is but one.
+    NaN if only one class occurs.
 
     Args:
-        shares: what each class has of a verdict, [n, classes].
-        labels: of the images, [n].
+        shares: scores of the classes, [n, classes].
+        labels: true classes, [n].
     """
     from sklearn.metrics import roc_auc_score  # noqa: PLC0415  (slow to import)
 
@@ -42,4 +42,4 @@ def wilson_interval(correct: int, count: int) -> tuple[float, float]:
     share = correct / count
     centre = (share + z * z / (2 * count)) / (1 + z * z / count)
     half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return min(share, centre - half), max(share, centre + half)  # but for rounding they enclose the share
+    return min(share, centre - half), max(share, centre + half)  # the interval contains the share in spite of rounding

@@ -7,13 +7,13 @@ from trainer.methods.base import Method, Metrics
 
 
 class MethodNotice:
-    """The first notice that a method gives; later ones would repeat it."""
+    """Reporter of a method's first notice; later ones would repeat it."""
 
     def __init__(self, method: Method, report: progress.Report):
         self._method, self._report, self._given = method, report, False
 
     def check(self, round_: int, metrics: Mapping[str, Metrics]) -> None:
-        """Report a notice about what nodes measured in a round, unless there has been one."""
+        """Report the method's notice about the nodes' metrics of a round, unless one has been reported."""
         text = "" if self._given else self._method.notice(round_, metrics)
         if text:
             self._given = True

@@ -44,21 +44,21 @@ class State(NamedTuple):
 
 
 class Contributed(NamedTuple):
-    """What leaves the node after stage 1."""
+    """The contribution that leaves the node after stage 1."""
 
     tensors: Arrays
     weight: float
 
 
 def never_stop() -> bool:
-    """The answer of those who do not stop."""
+    """The stop condition of training that is never interrupted."""
     return False
 
 
 class Participant:
     """One node of a federation: its method, its images, its share of the seed. Holds no training state itself.
 
-    A `secret` of the node's own stands in for the seed where random numbers hide something of what it sends.
+    Where random numbers protect what the node sends, they are drawn from the seed and the node's own `secret`.
     """
 
     def __init__(self, spec: Spec, node: str, images: Images, device: str = "cpu", secret: str = ""):
@@ -66,7 +66,7 @@ class Participant:
         self.method = make(spec.method, spec.training, spec.options)
         self.network = Network(spec.model, len(spec.classes))
         self.data = TrainingSet.of(images.train, spec.preprocessing, device)
-        self._held_out: TrainingSet | None = None  # when first judged
+        self._held_out: TrainingSet | None = None  # loaded at the first evaluation
         # Whether `conclude` needs the average made after the last round, or only the broadcast of the last round.
         self.needs_final = self.method.deploys_final or images.test is None
 
@@ -78,29 +78,29 @@ class Participant:
         return State({**received, **self.tensors(own)}, {})
 
     def received(self, broadcast: Arrays) -> Tensors:
-        """What of a broadcast is for this node, where it trains."""
+        """The part of a broadcast that is meant for this node, on its device."""
         return self.tensors(self.method.admit(broadcast, self.node))
 
     def tensors(self, arrays: Arrays) -> Tensors:
-        """Where the node trains."""
+        """The arrays as tensors on the node's device."""
         return to_tensors(arrays, self._device)
 
     def contribute(
         self, state: State, broadcast: Arrays, round_: int, stop: Callable[[], bool] = never_stop
     ) -> tuple[State, Contributed, Metrics]:
-        """Stage 1: receive, train, and say what leaves the node."""
+        """Stage 1: receive, train, and make the contribution."""
         received = self.received(broadcast)
         state = self.receive(state, received)
         state, metrics = self._run(self.method.train, state, received, round_, stop)
         return state, self.send(state, received, metrics, round_), metrics
 
     def receive(self, state: State, received: Tensors) -> State:
-        """What stage 1 starts from."""
+        """The state that stage 1 starts from."""
         moments = state.moments if self.spec.training.moments == "keep" else {}
         return State(self.method.receive(state.tensors, received), moments)
 
     def send(self, state: State, received: Tensors, metrics: Metrics, round_: int) -> Contributed:
-        """What leaves the node after stage 1, which reached `state` and `metrics`."""
+        """The contribution after stage 1, which ended with `state` and `metrics`."""
         weight = self.method.measure(metrics, len(self.data.labels))
         sent = to_arrays(select(self.method.contribute(state.tensors, received), self.spec.sends))
         if (relay := self.method.relay) is not None:
@@ -112,13 +112,13 @@ class Participant:
     def refine(
         self, state: State, broadcast: Arrays, round_: int, stop: Callable[[], bool] = never_stop
     ) -> tuple[State, Metrics]:
-        """Stage 2: what the node goes on training while its contribution travels."""
+        """Stage 2: training that goes on while the contribution is under way."""
         received = self.received(broadcast)
         state, metrics = self._run(self.method.refine, state, received, round_, stop)
         return state, metrics | self.evaluate_round(state, received, round_)
 
     def evaluate_round(self, state: State, received: Tensors, round_: int) -> Metrics:
-        """After stage 2: what the state says and, every `evaluate_every` rounds, the accuracy on held-out images."""
+        """Metrics after stage 2: the method's own, and every `evaluate_every` rounds the held-out accuracy."""
         metrics = self.method.inspect(state.tensors)
         test, spec = self._images.test, self.spec
         if test is not None and (round_ % spec.evaluate_every == 0 or round_ == spec.rounds):
@@ -133,9 +133,9 @@ class Participant:
 
         Accuracy with its 95 % interval (`accuracy_low`, `accuracy_high`), macro F1 and number of `images`, on the
         held-out images; without any, by cross-validation over the training images (`cross_validated` = 1): each fold
-        is judged by heads trained anew from the last average on the other folds. That average has seen a trace of
-        every image, so the figure is a little hopeful. A shared classifier has seen more than a trace: where there is
-        one, the folds are of the method that trains private classifiers on the averaged encoder.
+        is evaluated by heads trained anew, from the last average, on the other folds. Every image has influenced that
+        average a little, so the figure is slightly optimistic. A shared classifier has learnt more from it: where there
+        is one, the folds use the method that trains private classifiers on the averaged encoder.
 
         Args:
             state: after the last round.
@@ -229,18 +229,18 @@ class Participant:
         return State(tensors, moments), metrics
 
     def training_set(self, received: Tensors) -> TrainingSet:
-        """The training images; what a frozen stem makes of them is kept, unless they are varied."""
+        """The training images; a frozen stem's output for them is cached, unless they are augmented."""
         if self.data.stem_output is None and not self.spec.training.augment:
             self.data = self.data.with_stem_output(self.network, received)
         return self.data
 
     def seed(self, round_: int, phase: Phase) -> int:
-        """Of a phase's random numbers."""
+        """The seed of a phase's random numbers."""
         return key_to_seed(self.spec.seed, self.node, round_, phase.name)
 
 
 def _predictions(images: LabelledImages, logits: np.ndarray, classes: Sequence[str]) -> tuple[HeldOutPrediction, ...]:
-    """What logits [n, classes] say of each image."""
+    """The prediction for each image, from logits [n, classes]."""
     exponentials = np.exp(logits - logits.max(1, keepdims=True))
     confidences = (exponentials / exponentials.sum(1, keepdims=True)).max(1)
     return tuple(

@@ -1,4 +1,4 @@
-"""Random numbers by key: the same (seed, key) gives the same numbers, whoever asks, in whatever order."""
+"""Random numbers by key: the same (seed, key) gives the same numbers, in whatever order and process."""
 
 import hashlib
 

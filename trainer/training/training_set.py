@@ -1,4 +1,4 @@
-"""A node's images as training sees them: on the device, normalised, varied where augmentation is asked for."""
+"""A node's images as training sees them: on the device, normalised, augmented on request."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,14 +13,14 @@ from trainer.models.network import Network, Tensors
 
 
 class Augmentation(NamedTuple):
-    """How each of some images is varied; drawn on the CPU, whatever the device."""
+    """The augmentation of each image of a batch; drawn on the CPU, whatever the device."""
 
     symmetries: Tensor  # bool [3, b, 1, 1, 1]: mirrored, upside down, transposed
     lighting: Tensor  # [2, b, 1, 1, 1]: change of contrast and brightness, within 20 %
 
     @staticmethod
     def draw(count: int, random: torch.Generator) -> "Augmentation":
-        """Of `count` images."""
+        """A random augmentation of `count` images."""
         symmetries = torch.rand((3, count, 1, 1, 1), generator=random) < 0.5
         return Augmentation(symmetries, torch.rand((2, count, 1, 1, 1), generator=random) * 0.4 - 0.2)
 
@@ -32,7 +32,7 @@ class TrainingSet(NamedTuple):
     labels: Tensor  # int64 [n]
     mean: Tensor  # [3, 1, 1]
     std: Tensor
-    stem_output: Tensor | None = None  # for the images as they are, where that is kept
+    stem_output: Tensor | None = None  # for the unaugmented images, where it is cached
 
     @staticmethod
     def of(images: LabelledImages, preprocessing: Preprocessing, device: str = "cpu") -> "TrainingSet":
@@ -54,14 +54,14 @@ class TrainingSet(NamedTuple):
         return first._replace(images=images, labels=labels, stem_output=torch.cat(kept) if kept else None)
 
     def network_input(self, index: Tensor | slice, augmentation: Augmentation | None = None) -> Tensor:
-        """Images [b, 3, S, S], varied if `augmentation` is given, normalised."""
+        """Images [b, 3, S, S], normalised, and augmented if `augmentation` is given."""
         images: Tensor = self.images[index].float() / 255
         if augmentation is not None:
             images = augment(images, augmentation)
         return (images - self.mean) / self.std
 
     def with_stem_output(self, network: Network, tensors: Tensors) -> "TrainingSet":
-        """With the output of a frozen stem, if there is one: it is computed now, and never again."""
+        """The set with the output of a frozen stem, if there is one, computed once."""
         if self.stem_output is not None or not network.has_stem:
             return self
         return self._replace(stem_output=network.apply_stem(tensors, self.network_input(slice(None))))
@@ -69,7 +69,7 @@ class TrainingSet(NamedTuple):
     def encoder_input(
         self, network: Network, tensors: Tensors, index: Tensor | slice, augmentation: Augmentation | None = None
     ) -> Tensor:
-        """What encoders start from: the stem's output for images, varied if `augmentation` is given."""
+        """The encoders' input: the stem's output for images, augmented if `augmentation` is given."""
         if self.stem_output is None or augmentation is not None:
             return network.apply_stem(tensors, self.network_input(index, augmentation))
         return self.stem_output[index]
