@@ -182,7 +182,7 @@ def test_only_what_the_member_itself_has_signed_is_served(learnt: TrainedRun, tm
 
 
 def test_each_kind_of_service_refuses_the_other_kind_of_bundle(bundles: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="of a line's head"):
+    with pytest.raises(BundleError, match="is the bundle of a head"):
         bundle_format.read_bundle(bundles["coordinator"])
     tiny_bundle(tmp_path / "images")
     with pytest.raises(BundleError, match="not a bundle of a sensor or head"):
