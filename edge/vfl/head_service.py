@@ -158,7 +158,7 @@ class _Service:
 
     @property
     def answered(self) -> _Answered:
-        """What the next service needs to know."""
+        """State to hand over to the next service."""
         return _Answered(self._models[-1].manifest.run, self._collector.closed)
 
     def _handle(self, at: float, event: object, taken: list[Delivery]) -> None:

@@ -56,7 +56,7 @@ class Golden(Graph, frozen=True, kw_only=True):
 
 
 class Description(Struct, frozen=True, kw_only=True):
-    """What an exporter knows about a member's model."""
+    """An exporter's description of a member's model."""
 
     federation: Name
     run: RunId

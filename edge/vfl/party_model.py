@@ -19,7 +19,7 @@ _EXPORT = "let the training process write it again, with the software that is in
 
 
 class HeadOutput(NamedTuple):
-    """What the head makes of N products."""
+    """The head's predictions of N products."""
 
     probabilities: Array  # [N, C]
     expectation: Array | None = None  # [N], where classes are numbers
@@ -62,7 +62,7 @@ def _near(found: Array, expected: Array, tolerance: float) -> bool:
 
 
 class SensorModel(_Graph):
-    """What a sensor makes of its samples."""
+    """Compute the embeddings of samples."""
 
     def embed(self, samples: Array) -> Array:
         """Raw samples float32 [N, columns, cycles] -> embeddings [N, D]."""
@@ -71,7 +71,7 @@ class SensorModel(_Graph):
 
 
 class HeadModel(_Graph):
-    """What the head makes of embeddings."""
+    """Compute predictions from embeddings."""
 
     def predict(self, embeddings: Sequence[Array], present: Presence) -> HeadOutput:
         """Embeddings [N, D_k] of each sensor as received, and which of them count [N, K]; the others may be zeros."""

@@ -23,7 +23,7 @@ class Scaling(NamedTuple):
 
 
 class RowFile(NamedTuple):
-    """Where a sensor's measurements are, and how to read them."""
+    """Location and columns of a sensor's measurements."""
 
     path: Path  # CSV file with a row for each product; it may grow
     columns: tuple[str, ...]

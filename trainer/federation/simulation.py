@@ -56,7 +56,7 @@ def ignore_round(round_: int, broadcast: Arrays) -> None:
 
 
 class SimulationResult(NamedTuple):
-    """What a simulated federation leaves."""
+    """Result of a simulated federation."""
 
     broadcast: Arrays  # after the last round
     models: dict[str, PersonalModel]  # by node; one that was never drawn has none

@@ -50,7 +50,7 @@ class Checkpoints:
             self._rounds.remove(round_)
 
     def load(self, round_: int) -> dict[str, Tensor]:
-        """What was saved at the end of a round."""
+        """The tensors that were saved at the end of a round."""
         path = self._path(round_)
         try:
             state: dict[str, Tensor] = load_file(path)

@@ -45,7 +45,7 @@ def protect(privacy: Privacy, embedding: Array, secret: bytes, copy: int = 0) ->
 
 
 def count_releases(spec: VflSpec, rounds: int) -> int:
-    """How often the embedding of one product leaves a sensor in so many rounds, at most."""
+    """The most often that the embedding of one product leaves a sensor in so many rounds."""
     window = spec.window
     times = min(rounds, ceil(window.size / window.chunk)) if window.size else rounds
     return times + (min(times, spec.denoising.rounds) if spec.denoising.target == "noisy" else 0)

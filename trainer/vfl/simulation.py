@@ -85,7 +85,7 @@ class Simulation:
 
 
 class Release(NamedTuple):
-    """What leaves a sensor in a round, as the channel leaves it."""
+    """Embeddings that leave a sensor in a round, as the channel delivers them."""
 
     received: Tensor  # [N, D_k]
     second: Tensor | None  # while the denoiser learns

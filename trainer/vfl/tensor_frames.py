@@ -30,7 +30,7 @@ class RowBuffer:
 
     @property
     def there(self) -> int:
-        """How many have arrived."""
+        """The number that have arrived."""
         return int(np.count_nonzero(self._there))
 
     def put(self, row: int, data: bytes) -> int:

@@ -23,7 +23,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a node is. A restarted node goes on from here."""
+    """Progress of a node. A restarted node resumes from here."""
 
     run: str
     round: int
@@ -53,7 +53,7 @@ def begin_session(folder: Path) -> Identity:
 
 
 def load_progress(folder: Path, run: str) -> Progress | None:
-    """How far the node is in this run; None if it has not contributed to it."""
+    """Progress of the node in this run; None if it has not contributed to it."""
     found = _read(folder / _PROGRESS, Progress)
     return found if found and found.run == run else None
 

@@ -131,11 +131,11 @@ class ServerConnection:
         self._server.publish_state()
 
     def publish_round(self, state: RoundState) -> None:
-        """Where the rounds stand."""
+        """Publish the state of the rounds."""
         self._publish(topics.round_state, state)
 
     def publish_status(self, overview: Overview | VflOverview) -> None:
-        """How the members are doing; dropped if the broker cannot take it now: it would soon be out of date."""
+        """Publish the state of the members; dropped if the broker cannot take it now: it would soon be out of date."""
         if self.mqtt.is_connected and not self.mqtt.is_crowded:
             self._publish(topics.status, overview)
 

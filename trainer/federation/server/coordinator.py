@@ -43,7 +43,7 @@ _TICK = 0.2  # seconds
 
 
 class Outcome(NamedTuple):
-    """What a finished federation leaves."""
+    """Result of a finished federation."""
 
     broadcast: Arrays  # after the last round
     bytes_up: int
@@ -114,14 +114,14 @@ class _Coordinator:
     def __init__(self, ledger: Ledger, endpoint: Endpoint, report: progress.Report, chunk_size: int, linger: float):
         self._ledger, self._signer, self._linger, self._preferred_chunk = ledger, endpoint.signer, linger, chunk_size
         session = secrets.token_hex(8)
-        members, charter = (
+        members, member_list = (
             ledger.run.members if ledger.run else {},
             endpoint.signer.members if endpoint.signer else None,
         )
-        gone = {node for node in members if charter and node not in charter.nodes}
+        gone = {node for node in members if member_list and node not in member_list.nodes}
         self._state = ledger.resume(session, gone)
         self._spec = spec = ledger.spec
-        self._tracker = StatusTracker(spec, charter=charter)
+        self._tracker = StatusTracker(spec, member_list=member_list)
         self._report = report = self._tracker.observing(report)
         for total in ledger.contribution_totals():
             self._tracker.restore(*total)

@@ -163,7 +163,7 @@ class Ledger:
         return self._journal.has_contributed(self.spec.run, round_, node)
 
     def contribution_totals(self) -> list[ContributionTotal]:
-        """What each node has contributed in this run."""
+        """The contributions of each node to this run, in total."""
         return self._journal.contribution_totals(self.spec.run)
 
     @property
@@ -258,7 +258,7 @@ def _has_begun(run: Run) -> bool:
 
 
 def _differences(old: Spec, new: Spec) -> Iterator[str]:
-    """What was asked for then and is now, in words; what only follows from that is left out."""
+    """Differences between two specs, in words; values that merely follow from others are left out."""
     for name in old.__struct_fields__:
         was, now = getattr(old, name), getattr(new, name)
         if was != now and name not in ("run", "software", "tensors", "relays"):

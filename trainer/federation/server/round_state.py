@@ -16,7 +16,7 @@ class Status(StrEnum):
 
 
 class Plan(NamedTuple):
-    """What is agreed before the first round."""
+    """Settings that are fixed before the first round."""
 
     nodes: int  # places
     quorum: int  # contributions without which no round closes
@@ -28,7 +28,7 @@ class Plan(NamedTuple):
 
 
 class Admission(StrEnum):
-    """What a contribution is when it arrives."""
+    """Classification of a contribution on arrival."""
 
     DUE = "due"
     COUNTED = "counted"  # of a node whose contribution to the open round is summed already
@@ -61,7 +61,7 @@ class Federation(NamedTuple):
         return not self.drawn or node in self.drawn
 
     def admission(self, node: str, round_: int) -> Admission:
-        """What a member's contribution to a round is at this moment."""
+        """Classify a member's contribution to a round at this moment."""
         if self.status is Status.FINISHED or round_ < self.round:
             return Admission.LATE
         if self.status is not Status.OPEN or round_ > self.round:
@@ -142,7 +142,7 @@ Effect = Open | Close | Finish | Pause | Resume
 
 
 def sample_participants(nodes: Collection[str], sample: int, seed: int, round_: int) -> frozenset[str]:
-    """Who takes part in a round: `sample` of the `nodes`, by seed and round. Empty (everyone) for a sample of 0."""
+    """The participants of a round: `sample` of the `nodes`, by seed and round. Empty (everyone) for a sample of 0."""
     if not sample:
         return frozenset()
     names = sorted(nodes)

@@ -37,7 +37,7 @@ _STRANGERS = 16  # refused names that hold no place; anybody can make them up
 
 @dataclass
 class _NodeRecord:
-    """What this process knows of a node."""
+    """Knowledge of this process about a node."""
 
     doing: Work = "waiting"
     done: int = 0  # bytes
@@ -70,9 +70,11 @@ class StatusTracker:
     The clock counts seconds. Expiry dates of certificates come from the member list, if there is one.
     """
 
-    def __init__(self, spec: Spec, clock: Callable[[], float] = time.monotonic, *, charter: "MemberList | None" = None):
+    def __init__(
+        self, spec: Spec, clock: Callable[[], float] = time.monotonic, *, member_list: "MemberList | None" = None
+    ):
         self._spec, self._clock = spec, clock
-        self._members = charter.nodes if charter else {}
+        self._members = member_list.nodes if member_list else {}
         self._nodes: dict[str, _NodeRecord] = {}
         self._newest: tuple[float, Federation | None] = (-inf, None)  # overview: when, and of which state
         self._changed = True

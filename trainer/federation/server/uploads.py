@@ -7,7 +7,7 @@ from broker_config.transfer.blob_transfer import BlobTransfer
 
 
 class PendingUploads:
-    """What the blob transfer is to fetch, and for which message."""
+    """A blob to fetch, and the message that announced it."""
 
     def __init__(self, transfer: BlobTransfer):
         self._transfer = transfer

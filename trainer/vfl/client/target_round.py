@@ -65,7 +65,7 @@ def check_frame(frame: Opened | Represented | Graded, spec: VflSpec) -> None:
 
 
 def positions_to_keep(spec: VflSpec, round_: int) -> int:
-    """How many products a sensor has to know in a round, at most: those of its checkpoints' rounds, too."""
+    """The most products that a sensor has to know in a round: those of its checkpoints' rounds, too."""
     first, last = spec.window.span(round_)
     return last - first + _REMEMBERED * spec.commit * spec.window.chunk
 

@@ -121,5 +121,5 @@ class Weights(Struct, frozen=True):
         return self.accuracy * accuracy - self.cost(latency, disparity)
 
     def cost(self, latency: float, disparity: float) -> float:
-        """What R_t loses by latency and disparity."""
+        """The penalty in R_t for latency and disparity."""
         return self.latency * latency + self.disparity * disparity

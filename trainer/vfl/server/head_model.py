@@ -32,7 +32,7 @@ class Deploy(Protocol):
 
 
 class RoundInputs(NamedTuple):
-    """What a round trains with."""
+    """Inputs of training in a round."""
 
     phi: Representation
     labels: Tensor  # int64 [N]
@@ -68,7 +68,7 @@ class HeadModel:
 
     @property
     def progress(self) -> PartyProgress:
-        """How far the head has trained."""
+        """Training progress of the head."""
         return PartyProgress(self.round, self._checkpoints.rounds)
 
     def restore(self, round_: int) -> None:
@@ -87,7 +87,7 @@ class HeadModel:
                 self.absence.restore(strip_prefix("absence.", state))
 
     def represent(self, collecting: OpenRound, first: int, last: int, timing: Timing) -> RoundInputs:
-        """What the round trains with, made of what has arrived. Sensors without products take no local iterations.
+        """Make the inputs of training from what has arrived. Sensors without products take no local iterations.
 
         Raises:
             EdgeNodeError: the head has diverged, before a sensor learns of that.

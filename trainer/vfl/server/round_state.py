@@ -12,7 +12,7 @@ from trainer.vfl.tensor_frames import RowBuffer
 
 
 class PartyProgress(NamedTuple):
-    """How far a party has trained."""
+    """Training progress of a party."""
 
     round: int  # the last one that its model has learnt from
     kept: tuple[int, ...]  # rounds whose end it can go back to
@@ -106,7 +106,7 @@ class OpenRound:
         self._missing[sensor] |= {frame.row + row for row in frame.missing}
 
     def received_rows(self, sensor: str) -> int:
-        """How many rows of a sensor have arrived, of whichever copy: repetition does not raise it."""
+        """The number of rows that have arrived of a sensor, counting both copies: repetition does not raise it."""
         return self._count if sensor in self.arrived else sum(rows.there for rows in self._rows[sensor])
 
     def find_missing(self, sensors: Sequence[str]) -> list[str]:

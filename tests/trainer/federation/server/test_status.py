@@ -64,10 +64,10 @@ def test_where_there_is_a_charter_it_says_when_the_members_certificates_end() ->
     end = datetime(2027, 3, 1, tzinfo=UTC)
     ends = {name: end + timedelta(days=days) for days, name in enumerate("abz")}
     members = {name: Member("0" * 64, when) for name, when in ends.items()}
-    charter = MemberList(
+    member_list = MemberList(
         federation="steel", version=1, issued=end, expires=end, coordinator=Member("1" * 64, end), nodes=members
     )
-    tracker = StatusTracker(SPEC, charter=charter)
+    tracker = StatusTracker(SPEC, member_list=member_list)
     for name in "abc":
         tracker.record(progress.NodeJoined(node=name))
     told = seen(tracker, after(*THREE))
