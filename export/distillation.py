@@ -53,17 +53,17 @@ def distil(
         for index in draw_batches(len(images.labels), _BATCH, random):
             pixels = data.network_input(index, Augmentation.draw(len(index), random))
             with torch.no_grad():
-                told = network.features(tensors, pixels)
+                target = network.features(tensors, pixels)
             optimiser.zero_grad()
-            _loss(network, student, told, network.features(student, pixels)).backward()  # type: ignore[no-untyped-call]
+            _loss(network, student, target, network.features(student, pixels)).backward()  # type: ignore[no-untyped-call]
             optimiser.step()
     return {name: value.detach() for name, value in student.items()}
 
 
-def _loss(network: Network, student: Tensors, told: Tensor, seen: Tensor) -> Tensor:
-    """How far features [n, F] that the student has `seen` are from those that it was `told`."""
+def _loss(network: Network, student: Tensors, target: Tensor, computed: Tensor) -> Tensor:
+    """The distance of the features [n, F] that the student computed from the `target`."""
     wanted, given = (
-        log_softmax(network.linear(student, "classifier", features) / _SOFTNESS, 1) for features in (told, seen)
+        log_softmax(network.linear(student, "classifier", features) / _SOFTNESS, 1) for features in (target, computed)
     )
     divergence = kl_div(given, wanted, reduction="batchmean", log_target=True) * _SOFTNESS**2
-    return divergence + mse_loss(seen, told) / told.var()
+    return divergence + mse_loss(computed, target) / target.var()

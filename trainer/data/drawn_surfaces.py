@@ -41,7 +41,7 @@ class Style(NamedTuple):
 
 
 def draw_style(seed: int, plant: int) -> Style:
-    """The look of one plant's images."""
+    """The style of one plant's images."""
     random = generator(seed, "plant", plant)
     return Style(
         brightness=random.uniform(85, 175),
@@ -63,14 +63,14 @@ def draw_style(seed: int, plant: int) -> Style:
 
 def draw_images(labels: np.ndarray, size: int, seed: int, plant: int = 0) -> np.ndarray:
     """Images uint8 [n, size, size, 3] (gray) of the defects `labels` [n], positions in CLASSES."""
-    look = draw_style(seed, plant)
+    style = draw_style(seed, plant)
     random = generator(seed, "images", plant)
     images = np.empty((len(labels), size, size), np.uint8)
     for name, defect in DEFECTS.items():
         (places,) = np.nonzero(np.asarray(labels) == CLASSES.index(name))
         for start in range(0, len(places), _BATCH):
             some = places[start : start + _BATCH]
-            images[some] = draw_photographs(random, look, len(some), size, defect)
+            images[some] = draw_photographs(random, style, len(some), size, defect)
     return np.repeat(images[..., None], 3, -1)
 
 
@@ -115,25 +115,25 @@ def draw_contact_sheet(seed: int, plants: int, size: int, per_class: int = 2) ->
 # The sheet and the camera
 
 
-def _draw_sheets(random: Random, look: Style, count: int, size: int) -> np.ndarray:
+def _draw_sheets(random: Random, style: Style, count: int, size: int) -> np.ndarray:
     """Bare sheets float32 [n, S, S] in the plant's light, without its brightness."""
     y, x = _make_positions(size)
     varied = random.uniform(0.6, 1.4, (6, count, 1, 1)).astype(np.float32)  # from one photograph to the next
-    sheet = look.grain * varied[0] * draw_field(random, count, size, look.grain_length, look.grain_width)
-    sheet += look.mottle * varied[1] * draw_field(random, count, size, 0.12, 0.08)
-    sheet += look.stripes * varied[2] * _draw_stripes(random, count, size)
-    sheet += look.light[0] * varied[3] * y + look.light[1] * varied[4] * x
-    sheet -= look.vignette * varied[5] * 2 * (x**2 + y**2)
+    sheet = style.grain * varied[0] * draw_field(random, count, size, style.grain_length, style.grain_width)
+    sheet += style.mottle * varied[1] * draw_field(random, count, size, 0.12, 0.08)
+    sheet += style.stripes * varied[2] * _draw_stripes(random, count, size)
+    sheet += style.light[0] * varied[3] * y + style.light[1] * varied[4] * x
+    sheet -= style.vignette * varied[5] * 2 * (x**2 + y**2)
     return np.asarray(sheet)
 
 
-def draw_photographs(random: Random, look: Style, count: int, size: int, defect: "Defect") -> np.ndarray:
+def draw_photographs(random: Random, style: Style, count: int, size: int, defect: "Defect") -> np.ndarray:
     """Gray images uint8 [n, S, S] of sheets that have this defect."""
-    sheet = _draw_sheets(random, look, count, size)
-    severity = look.severity * random.uniform(0.6, 1.3, (count, 1, 1)).astype(np.float32)
-    brightness = random.normal(look.brightness, 10, (count, 1, 1)).astype(np.float32)
-    seen = brightness + look.contrast * _blur(sheet + severity * defect(random, look, count, size), look.blur)
-    seen += look.noise * random.standard_normal(seen.shape, np.float32)
+    sheet = _draw_sheets(random, style, count, size)
+    severity = style.severity * random.uniform(0.6, 1.3, (count, 1, 1)).astype(np.float32)
+    brightness = random.normal(style.brightness, 10, (count, 1, 1)).astype(np.float32)
+    seen = brightness + style.contrast * _blur(sheet + severity * defect(random, style, count, size), style.blur)
+    seen += style.noise * random.standard_normal(seen.shape, np.float32)
     return seen.clip(0, 255).astype(np.uint8)
 
 
@@ -212,71 +212,71 @@ def _draw_threshold(random: Random, field: np.ndarray, low: float, high: float) 
 Defect = Callable[[Random, Style, int, int], np.ndarray]
 
 
-def _crazing(random: Random, look: Style, count: int, size: int) -> np.ndarray:
+def _crazing(random: Random, style: Style, count: int, size: int) -> np.ndarray:
     """A net of fine dark cracks, broken off in places, on a roughened sheet."""
-    s = look.scale
+    s = style.scale
     cracks = 1 - soft_step(np.abs(draw_field(random, count, size, 0.03 * s, 0.05 * s)) - 0.08, 40)
-    there = soft_step(draw_field(random, count, size, 0.1 * s, 0.1 * s) + 0.5 * look.density, 5)
+    there = soft_step(draw_field(random, count, size, 0.1 * s, 0.1 * s) + 0.5 * style.density, 5)
     rough = draw_field(random, count, size, 0.005, 0.005)
     return np.asarray(12 * rough - (45 + 15 * rough) * cracks * there)
 
 
-def _inclusion(random: Random, look: Style, count: int, size: int) -> np.ndarray:
+def _inclusion(random: Random, style: Style, count: int, size: int) -> np.ndarray:
     """Dark streaks of foreign matter along the rolling direction, with ragged ends."""
-    s = look.scale
+    s = style.scale
     slant = random.normal(0, 0.08, (count, 1, 1))
     streaks = draw_field(random, count, size, 0.09 * s, 0.011 * s, slant)
     streaks += 0.2 * draw_field(random, count, size, 0.02, 0.008)
-    there = soft_step(streaks - _draw_threshold(random, streaks, 0.5, 1.7 + 0.5 * look.density), 7)
+    there = soft_step(streaks - _draw_threshold(random, streaks, 0.5, 1.7 + 0.5 * style.density), 7)
     return np.asarray(-48 * there * (1 + 0.25 * draw_field(random, count, size, 0.03, 0.01)))
 
 
-def _no_defect(_random: Random, _look: Style, count: int, size: int) -> np.ndarray:
+def _no_defect(_random: Random, _style: Style, count: int, size: int) -> np.ndarray:
     """The bare sheet."""
     return np.zeros((count, size, size), np.float32)
 
 
-def _patches(random: Random, look: Style, count: int, size: int) -> np.ndarray:
+def _patches(random: Random, style: Style, count: int, size: int) -> np.ndarray:
     """Large dark blotches with a ragged, darker rim; small dark crumbs beside them."""
-    s = look.scale
+    s = style.scale
     edge = 0.12 * draw_field(random, count, size, 0.015, 0.015)
     blotches = draw_field(random, count, size, 0.11 * s, 0.08 * s) + edge
-    over = blotches - _draw_threshold(random, blotches, 0.8, 2.6 + 0.5 * look.density)
+    over = blotches - _draw_threshold(random, blotches, 0.8, 2.6 + 0.5 * style.density)
     rim = np.exp(-(((over - 0.1) / 0.15) ** 2))
     crumbs = draw_field(random, count, size, 0.009, 0.011) + 1.2 * draw_field(random, count, size, 0.12, 0.12)
     return np.asarray(-(65 + 60 * edge) * soft_step(over, 14) - 18 * rim - 60 * soft_step(crumbs - 3.6, 8))
 
 
-def _pitted_surface(random: Random, look: Style, count: int, size: int) -> np.ndarray:
+def _pitted_surface(random: Random, style: Style, count: int, size: int) -> np.ndarray:
     """Many small round pits, lit on one side, denser in places."""
-    s = look.scale
+    s = style.scale
     pits = draw_field(random, count, size, 0.011 * s, 0.011 * s)
     dense = draw_field(random, count, size, 0.2, 0.12)
-    level = 2.1 - 0.5 * look.density + random.uniform(-0.5, 0.5, (count, 1, 1)).astype(np.float32)
+    level = 2.1 - 0.5 * style.density + random.uniform(-0.5, 0.5, (count, 1, 1)).astype(np.float32)
     there = soft_step(pits + 0.7 * dense - level, 6)
     return np.asarray(-42 * there + 22 * shade_relief(there))
 
 
-def _rolled_in_scale(random: Random, look: Style, count: int, size: int) -> np.ndarray:
+def _rolled_in_scale(random: Random, style: Style, count: int, size: int) -> np.ndarray:
     """Scale pressed into a clouded sheet: short dark flakes with bright flanks, across the rolling direction."""
-    s = look.scale
+    s = style.scale
     slant = random.normal(0.25, 0.15, (count, 1, 1))
     flakes = draw_field(random, count, size, 0.009 * s, 0.024 * s, slant) + 0.6 * draw_field(
         random, count, size, 0.15, 0.15
     )
     clouds = draw_field(random, count, size, 0.03 * s, 0.09 * s, slant)
-    there = soft_step(flakes - _draw_threshold(random, flakes, 1.4, 2.4 + 0.4 * look.density), 6)
+    there = soft_step(flakes - _draw_threshold(random, flakes, 1.4, 2.4 + 0.4 * style.density), 6)
     return np.asarray(7 * clouds - 48 * there + 26 * shade_relief(there))
 
 
-def _scratches(random: Random, look: Style, count: int, size: int) -> np.ndarray:
+def _scratches(random: Random, style: Style, count: int, size: int) -> np.ndarray:
     """One to four long lines, mostly bright and along the rolling direction."""
     y, x = _make_positions(size)
     image = np.zeros((count, size, size), np.float32)
     rough = 0.7 + 0.3 * draw_field(random, count, size, 0.05, 0.004)
-    number = random.integers(1, 4 + round(look.density), count)
+    number = random.integers(1, 4 + round(style.density), count)
     for line in range(number.max()):
-        cy, cx, angle, long, thick, tone, dark = _draw_stroke(random, look, count)
+        cy, cx, angle, long, thick, tone, dark = _draw_stroke(random, style, count)
         along = (y - cy) * np.cos(angle) + (x - cx) * np.sin(angle)
         across = (x - cx) * np.cos(angle) - (y - cy) * np.sin(angle)
         across += 0.15 * along**2 * np.sin(40 * cy)  # slightly bent
@@ -285,14 +285,14 @@ def _scratches(random: Random, look: Style, count: int, size: int) -> np.ndarray
     return np.asarray(image * rough)
 
 
-def _draw_stroke(random: Random, look: Style, count: int) -> tuple[np.ndarray, ...]:
+def _draw_stroke(random: Random, style: Style, count: int) -> tuple[np.ndarray, ...]:
     """Of a line an image, each [n, 1, 1]: centre, angle to the rolling direction, half length and width, tone, dark."""
     across = random.random(count) < 0.12
     drawn = (
         *random.uniform(-0.4, 0.4, (2, count)),
         np.where(across, random.uniform(-np.pi / 2, np.pi / 2, count), random.normal(0, 0.06, count)),
         random.uniform(0.12, 0.8, count),
-        look.scale * 0.003 * np.exp(random.exponential(0.7, count)),
+        style.scale * 0.003 * np.exp(random.exponential(0.7, count)),
         random.uniform(40, 110, count),
         random.random(count) < 0.15,
     )

@@ -75,9 +75,9 @@ def print_table(report: ImageReport, console: Console) -> None:
     if summary.classes:
         console.print(_class_table(summary.classes))
     for finding in summary.findings:
-        told = Text.assemble((finding.severity, _STYLES[finding.severity]), f": {finding.text}")
-        told.append(f"\n  What to do: {finding.remedy}", style="dim")
-        console.print(told, soft_wrap=True)  # the terminal's own wrapping leaves paths whole when they are copied
+        text = Text.assemble((finding.severity, _STYLES[finding.severity]), f": {finding.text}")
+        text.append(f"\n  What to do: {finding.remedy}", style="dim")
+        console.print(text, soft_wrap=True)  # the terminal's own wrapping leaves paths whole when they are copied
     console.print(
         format_counts(report.findings) + ("" if summary.can_join else "; mend the errors before this plant joins")
     )
@@ -103,10 +103,10 @@ def _format_values(counts: dict[str, int]) -> str:
 def format_counts(findings: Iterable[Finding]) -> str:
     """How many findings of each severity there are."""
     counts = Counter(finding.severity for finding in findings)
-    told = [
+    text = [
         f"{counts[severity]} {severity}{'s' * (counts[severity] > 1)}" for severity in SEVERITIES if counts[severity]
     ]
-    return ", ".join(told) or "nothing to complain of"
+    return ", ".join(text) or "nothing to complain of"
 
 
 # The picture

@@ -252,7 +252,7 @@ def _check_near_duplicates(facts: Facts) -> Findings:
 def _check_sizes(facts: Facts, size: int) -> Findings:
     """Images that lose something when they are brought to the network's size."""
     sizes = Counter(each.size for each in facts)
-    told = format_items([f"{name} ({count})" for name, count in sizes.most_common()])
+    sizes_text = format_items([f"{name} ({count})" for name, count in sizes.most_common()])
     small = [each for each in facts if size >= _UPSCALED * min(each.width, each.height)]
     large = [each for each in facts if min(each.width, each.height) >= _SHRUNK * size]
     ratios = [each.width / each.height for each in facts]
@@ -279,14 +279,14 @@ def _check_sizes(facts: Facts, size: int) -> Findings:
         yield Finding(
             "warning",
             "squashed",
-            f"images have different proportions, and each is squashed into a square: {told}",
+            f"images have different proportions, and each is squashed into a square: {sizes_text}",
             "crop all images to the same proportions",
         )
     elif len(sizes) > 1:
         yield Finding(
             "hint",
             "sizes",
-            f"images have different sizes: {told}",
+            f"images have different sizes: {sizes_text}",
             "see whether they come from one camera with one setting",
             format_paths(each.path for each in facts if each.size != sizes.most_common(1)[0][0]),
         )
@@ -294,7 +294,7 @@ def _check_sizes(facts: Facts, size: int) -> Findings:
         yield Finding(
             "hint",
             "squashed",
-            f"images of {told} are squashed into a square",
+            f"images of {sizes_text} are squashed into a square",
             "nothing, if the line's images have the same proportions",
         )
 
@@ -361,13 +361,13 @@ def _check_leaks(facts: Facts) -> Findings:
             and (counts[group[0].class_name] / len(facts)) ** len(group) < _CHANCE
         }
         if telling:
-            told = [
+            texts = [
                 f"all {len(group)} images with {value} are of {group[0].class_name}" for value, group in telling.items()
             ]
             yield Finding(
                 "warning",
                 "giveaway",
-                f"the {what} gives a class away: {format_items(told, '; ')}",
+                f"the {what} gives a class away: {format_items(texts, '; ')}",
                 "take and save the images of all classes in the same way; else a network may learn the traces of that,"
                 " and fail on the line",
                 format_paths(each.path for group in telling.values() for each in group),
