@@ -1,6 +1,8 @@
-"""Which room of the house may import which: read from the source, without importing it."""
+"""The architecture, read from the source: which room imports which, circles, names of files, retired words."""
 
 import ast
+import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -8,7 +10,8 @@ import pytest
 
 from tests.support.paths import REPOSITORY
 
-ROOMS = ("broker_config", "edge", "export", "trainer")
+ROOMS = ("broker_config", "edge", "export", "trainer")  # what the wheel holds
+OUTSIDE = ("research", "benchmarks", "tests")
 TORCH = ("torch", "torchvision")
 COMMAND_LINE = ("edge.cli",)
 
@@ -44,7 +47,7 @@ def _for_types_only(node: ast.AST) -> bool:
 
 
 def modules() -> dict[str, list[Import]]:
-    """Every module of the house by its dotted name, with what it imports."""
+    """Every product module by its dotted name, with what it imports."""
     found = {}
     for room in ROOMS:
         for path in (REPOSITORY / room).rglob("*.py"):
@@ -80,7 +83,7 @@ def breaches(names: list[str], forbidden: tuple[str, ...], *, only_at_once: bool
 
 
 def loaded(name: str) -> set[str]:
-    """All that importing a module imports at once, through the house's other modules too."""
+    """All that importing a module imports at once, through other modules of ours too."""
     done: set[str] = set()
     todo = {name}
     while todo:
@@ -100,20 +103,8 @@ def test_the_command_line_imports_training_and_export_only_inside_functions():
     assert breaches(room(*COMMAND_LINE), ("trainer", "export", *TORCH), only_at_once=True) == []
 
 
-def test_the_coordinators_rooms_never_import_torch():
-    assert breaches(room("trainer.federation.server"), TORCH) == []
-
-
 def test_the_contract_imports_no_other_room_and_no_torch():
     assert breaches(room("broker_config"), ("edge", "export", "trainer", *TORCH)) == []
-
-
-def test_methods_know_nothing_of_mqtt_or_the_coordinator():
-    assert breaches(room("trainer.methods"), ("paho", "trainer.federation.server.coordinator")) == []
-
-
-def test_methods_import_torch_only_inside_functions():
-    assert breaches(room("trainer.methods"), TORCH, only_at_once=True) == []
 
 
 def test_training_does_not_import_export():
@@ -121,9 +112,23 @@ def test_training_does_not_import_export():
 
 
 def test_nobody_imports_the_command_line():
-    others = [name for name in MODULES if not within(name, COMMAND_LINE)]
-    assert breaches(others, COMMAND_LINE) == []
-    assert breaches(room("edge.cli", but=("edge.cli.main",)), ("edge.cli.main",)) == []
+    assert breaches([name for name in MODULES if not within(name, COMMAND_LINE)], COMMAND_LINE) == []
+
+
+def test_nothing_in_the_wheel_imports_research_benchmarks_or_tests():
+    assert breaches(list(MODULES), OUTSIDE) == []
+
+
+def test_methods_know_nothing_of_mqtt_or_the_coordinator():
+    assert breaches(room("trainer.methods"), ("paho", "trainer.federation")) == []
+
+
+def test_methods_import_torch_only_inside_functions():
+    assert breaches(room("trainer.methods"), TORCH, only_at_once=True) == []
+
+
+def test_the_server_imports_no_torch_not_even_inside_functions():
+    assert breaches(room("trainer.federation.server"), TORCH) == []
 
 
 @pytest.mark.parametrize(
@@ -131,6 +136,96 @@ def test_nobody_imports_the_command_line():
 )
 def test_torch_is_not_loaded_through_another_module_either(package):
     assert [name for name in room(package) if loaded(name) & set(TORCH)] == []
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import each other, directly or not."""
+    reach = {}
+    for name, direct in graph.items():
+        found: set[str] = set()
+        todo = set(direct)
+        while todo:
+            found.add(module := todo.pop())
+            todo |= graph[module] - found
+        reach[name] = found
+    return sorted({tuple(sorted(m for m in reach[n] if n in reach[m])) for n in graph if n in reach[n]})
+
+
+def test_no_files_import_each_other_in_a_circle_not_even_for_types():
+    graph = {
+        name: {found.name for found in MODULES[name] if found.name in MODULES} - {name, name.rpartition(".")[0]}
+        for name in MODULES
+    }
+    # `from package import module` imports the module; the package itself is named only where it defines something.
+    for name, found in graph.items():
+        graph[name] = {each for each in found if not any(other.startswith(f"{each}.") for other in found)}
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [("a", "b", "c")]
+    assert circles(graph) == []
+
+
+# Names
+
+# Files of one name play the same role, each in its room.
+ROLES = {
+    "__init__", "announcements", "checkpoint", "connection", "coordinator", "discovery", "folder", "journal", "mqtt",
+    "options", "round_state", "session", "simulation", "spec", "status",
+}  # fmt: skip
+
+
+def test_two_files_have_one_name_only_for_the_same_role():
+    counts = Counter(path.stem for room in ROOMS for path in (REPOSITORY / room).rglob("*.py"))
+    assert {name for name, count in counts.items() if count > 1} - ROLES == set()
+
+
+# No noun phrase begins with one of these.
+NO_NOUN = {"What", "Whether", "Who", "How", "When", "Where", "Which", "Why", "From", "Running", "Looking", "Saying"}
+
+
+def test_a_module_begins_with_a_noun_phrase_that_says_what_lives_there():
+    heads = {
+        path: (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+        for room in (*ROOMS, *OUTSIDE[:2])
+        for path in (REPOSITORY / room).rglob("*.py")
+    }
+    assert [str(path) for path, head in heads.items() if not head or head.split()[0] in NO_NOUN] == []
+
+
+# Private metaphors that once named parts of the product; each has a plain term now.
+RETIRED = {
+    "arrivals", "bell", "courier", "crier", "desk", "herald", "keeper", "lean", "reception", "roster",
+    "spool", "standing", "turns",
+}  # fmt: skip
+
+
+def words(name: str) -> set[str]:
+    """The words of an identifier: `HeraldOfNews` and `herald_of_news` have the same."""
+    return set(re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower().split("_"))
+
+
+def test_no_module_class_or_function_bears_a_retired_metaphor():
+    found = []
+    for room in ROOMS:
+        for path in (REPOSITORY / room).rglob("*.py"):
+            nodes = ast.walk(ast.parse(path.read_text()))
+            kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+            names = {path.stem, path.parent.name, *(node.name for node in nodes if isinstance(node, kinds))}
+            found += [f"{path.relative_to(REPOSITORY)}: {name}" for name in names if words(name) & RETIRED]
+    assert found == []
+
+
+def test_the_page_on_the_architecture_names_every_room_and_nothing_else():
+    page = (REPOSITORY / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`((?:broker_config|edge|export|trainer|research|benchmarks|tests)/[\w/.]*)`", page))
+    assert [path for path in named if not (REPOSITORY / path).exists()] == []
+    rooms = {
+        f"{path.relative_to(REPOSITORY)}/"
+        for room in ROOMS
+        for path in [REPOSITORY / room, *(REPOSITORY / room).glob("*")]
+        if list(path.glob("*.py"))
+    }
+    missing = {room for room in rooms if not any(name.startswith(room) for name in named)}
+    assert missing == set()
+    assert len(page.splitlines()) <= 150
 
 
 def test_imports_are_found_wherever_they_stand():
