@@ -167,8 +167,8 @@ def test_no_files_import_each_other_in_a_circle_not_even_for_types():
 
 # Files of one name play the same role, each in its room.
 ROLES = {
-    "__init__", "announcements", "checkpoint", "connection", "coordinator", "discovery", "folder", "journal", "mqtt",
-    "options", "round_state", "session", "simulation", "spec", "status",
+    "__init__", "announcements", "checkpoint", "connection", "coordinator", "discovery", "folder", "join", "journal",
+    "mqtt", "options", "round_state", "session", "simulation", "spec", "status",
 }  # fmt: skip
 
 

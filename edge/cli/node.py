@@ -102,7 +102,7 @@ def join(
 ) -> None:
     """Take part in a federation with this plant's images. The images stay here."""
     from trainer import progress
-    from trainer.federation.client.discovery import join as run
+    from trainer.federation.client.join import join as run
 
     endpoint = make_endpoint(broker, ca, cert, key, kit)
     if endpoint.kit and endpoint.kit.name in (COORDINATOR, MONITOR):

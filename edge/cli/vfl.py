@@ -210,7 +210,7 @@ def join(
         raise UsageError("this sensor's name is missing", "write --sensor NAME, or pass a kit: --kit FILE")
     with progress.reporter(as_json=as_json, quiet=quiet) as report:
         from edge.vfl.sensor_rows import RowFile
-        from trainer.vfl.client.discovery import join as run
+        from trainer.vfl.client.join import join as run
 
         source, state = RowFile(data, _parse_names(columns), product, unit), state or Path(f"vfl-{name}")
         reached, finished = run(

@@ -38,7 +38,7 @@ from tests.support.vfl_runs import (
 )
 from trainer import progress
 from trainer.vfl.client import session
-from trainer.vfl.client.discovery import join
+from trainer.vfl.client.join import join
 from trainer.vfl.client.sensor_trainer import SensorTrainer
 from trainer.vfl.client.session import take_part
 from trainer.vfl.server import response_times

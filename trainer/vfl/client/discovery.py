@@ -1,4 +1,4 @@
-"""Discovery of a vertical federation on a broker, and joining it. Itself without torch."""
+"""Discovery of a vertical federation on a broker. Without torch."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -7,57 +7,14 @@ from typing import TYPE_CHECKING
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
-from broker_config.protocol.errors import BrokerError, UsageError
+from broker_config.protocol.errors import BrokerError
 from broker_config.protocol.vfl_messages import VflSpec
-from edge.vfl.sensor_rows import RowFile
 from trainer import progress
-from trainer.federation.client.discovery import check_name_free, check_version, wait_for_spec
+from trainer.federation.client.discovery import check_version, wait_for_spec
 from trainer.federation.presence import decode_presence
 
 if TYPE_CHECKING:
-    from trainer.vfl.client.sensor_trainer import Deploy
-
-
-def join(
-    endpoint: Endpoint,
-    name: str,
-    rows: RowFile,
-    state: Path,
-    *,
-    federation: str | None,
-    wait: float,
-    report: progress.Report,
-    stop: Callable[[], bool] = lambda: False,
-    deploying: "Callable[[], Deploy]" = lambda: lambda *_, **__: None,
-) -> tuple[int, bool]:
-    """Take part until the run ends; return the last round trained on, and False if `stop` ended it.
-
-    `deploying` makes what lets the sensor's models be served; it is called once torch is there.
-
-    Raises:
-        UsageError: the file cannot be used, or this sensor is none of the federation's.
-        BrokerError: there is no federation within `wait` seconds.
-        EdgeNodeError: with what to do about it.
-    """
-    topics.check_node(name)
-    rows.check()
-    report(progress.Step(what=f"looking for a vertical federation on {endpoint}"))
-    while True:
-        spec = find_spec(endpoint, federation, wait, stop, state=state, report=report)
-        if spec is None:
-            return 0, False
-        if name not in spec.sensors:
-            raise UsageError(
-                f"the federation {spec.federation!r} has no sensor {name!r}",
-                f"its sensors are {', '.join(spec.sensors)}",
-            )
-        check_name_free(endpoint, spec.federation, name, state)
-        from trainer.vfl.client.session import NewRunError, take_part  # noqa: PLC0415  (torch takes seconds)
-
-        try:
-            return take_part(spec, name, rows, endpoint, state, report=report, stop=stop, deploying=deploying)
-        except NewRunError as begun:
-            report(progress.Note(text=f"the head has begun run {begun.run}: taking part in it"))
+    pass
 
 
 def find_spec(

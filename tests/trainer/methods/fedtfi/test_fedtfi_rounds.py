@@ -17,7 +17,7 @@ from tests.support.plants import CLASSES, draw, load_images
 from tests.support.threaded_federation import PLANTS, Federation, same
 from trainer import progress
 from trainer.data.class_folders import Images
-from trainer.federation.client.discovery import join
+from trainer.federation.client.join import join
 from trainer.federation.server.coordinator import Outcome
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Participation, Request, draft

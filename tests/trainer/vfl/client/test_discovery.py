@@ -19,7 +19,8 @@ from tests.support.provisioned_federation import guarded
 from tests.support.vfl_runs import Threads, draw, in_threads, source, vfl_spec
 from trainer import progress
 from trainer.vfl.client import session
-from trainer.vfl.client.discovery import find_spec, join
+from trainer.vfl.client.discovery import find_spec
+from trainer.vfl.client.join import join
 from trainer.vfl.server import head
 from trainer.vfl.server.retained_cleanup import remove_retained
 

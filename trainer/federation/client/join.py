@@ -1,0 +1,86 @@
+"""A node's joining of a federation: discovery, the plant's images, then its session. Itself without torch."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from broker_config.mqtt.client import Endpoint
+from broker_config.protocol import topics
+from broker_config.protocol.errors import UsageError
+from trainer import progress
+from trainer.data import class_folders
+from trainer.data.checks.image_checks import format_brief, load_checked
+from trainer.federation.client.discovery import check_name_free, discover
+from trainer.methods import make
+
+
+def join(
+    endpoint: Endpoint,
+    *,
+    name: str,
+    folder: Path,
+    test: Path | None,
+    state: Path,
+    federation: str | None,
+    telemetry: bool,
+    demands: Mapping[str, str],
+    wait: float,
+    report: progress.Report,
+    stop: Callable[[], bool] = lambda: False,
+) -> Path | None:
+    """Take part in a federation to its end; None when `stop` said to end it before.
+
+    Args:
+        endpoint: the broker.
+        name: of this node.
+        folder: class folders with this plant's images.
+        test: class folders with held-out images, or None.
+        state: folder for this node's state; its personal model comes to lie in `state/model`.
+        federation: its name; None takes the only one on the broker.
+        telemetry: whether losses, A_k and accuracy are sent to the coordinator.
+        demands: what must at least hide images where others see pieces of them: noise, levels, mix.
+        wait: seconds to wait for a coordinator.
+        report: shows progress.
+        stop: asked often.
+
+    Raises:
+        EdgeNodeError: with what to do about it.
+    """
+
+    def notify(text: str) -> None:
+        report(progress.Note(text=text))
+
+    topics.check_node(name)
+    # What is wrong with the folders should be said before anybody waits for a coordinator.
+    train, held_out = class_folders.scan(folder), class_folders.scan(test) if test else None
+    report(progress.Step(what=f"looking for a federation on {endpoint}"))
+    spec = discover(endpoint, federation, wait, notify, stop, state)
+    if spec is None:
+        return None
+    relay = make(spec.method, spec.training, spec.options).relay
+    if relay and (unmet := relay.unmet_demands(demands)):
+        raise UsageError(
+            f"federation {spec.federation!r} hides less in what others see of this plant's images than it demands: "
+            f"it lacks {unmet}",
+            "ask its coordinator for such --option, or demand less here (--demand)",
+        )
+    images, findings = load_checked(train, held_out, spec.classes, spec.preprocessing.size, spec.seed)
+    for line in format_brief(findings, folder, test):
+        notify(line)
+    classes = sorted({spec.classes[label] for label in images.train.labels})
+    notify(
+        f"joining federation {spec.federation!r} ({spec.method}, {spec.model}, {spec.rounds} rounds, "
+        f"aggregated by {spec.aggregation.rule}) as {name}: "
+        f"{len(images.train.labels)} training images of {', '.join(classes)}, "
+        + (f"{len(images.test.labels)} held out" if images.test else "too few to hold any out")
+    )
+    if relay:
+        notify(
+            f"with {spec.method} all other nodes see pieces of what the model makes of these images, "
+            f"and their classes; {relay.protection or 'nothing'} hides images in them"
+        )
+    report(progress.Step(what="getting ready to train"))
+    check_name_free(endpoint, spec.federation, name, state)
+    # Only now: importing torch takes seconds, and whoever cannot take part should hear so at once.
+    from trainer.federation.client.session import take_part  # noqa: PLC0415
+
+    return take_part(spec, name, images, endpoint, state, telemetry=telemetry, report=report, stop=stop)
