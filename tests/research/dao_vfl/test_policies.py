@@ -303,8 +303,8 @@ def test_actor_and_critic_have_three_layers_of_64_and_learning_rates_of_their_ow
 
 def test_a_short_training_earns_more_than_the_first_policy(game: Game, trained: Trained) -> None:
     makers = {
-        "first": lambda: ppo.TrainedRun(ppo.agent(game, 3), game),
-        "trained": lambda: ppo.TrainedRun(trained.agent, game),
+        "first": lambda: ppo.Learnt(ppo.agent(game, 3), game),
+        "trained": lambda: ppo.Learnt(trained.agent, game),
     }
     found = summary(game, makers, SEEDS)
     assert found["trained"].reward > found["first"].reward
@@ -313,14 +313,14 @@ def test_a_short_training_earns_more_than_the_first_policy(game: Game, trained: 
 def test_the_graph_decides_as_the_agent_does(game: Game, trained: Trained) -> None:
     agent, path, _ = trained
     said: list[str] = []
-    found = trajectories(game, {"torch": ppo.TrainedRun(agent, game), "onnx": policy(str(path), 5, said)}, 11)
+    found = trajectories(game, {"torch": ppo.Learnt(agent, game), "onnx": policy(str(path), 5, said)}, 11)
     assert (found["torch"].iterations == found["onnx"].iterations).all()
     graph = ppo.Graph(agent, game)
     for round_, table in enumerate(2 * game.source.sample(60, 12, 0), 1):
         state = graph.state(torch.from_numpy(table), torch.tensor([round_])).numpy()
         assert np.allclose(state, game.state(table, round_), atol=1e-6)
     far = Timing(np.array([0.0, 1e6]), np.array([1e-9, 30]), np.array([100.0, 1e-3]))
-    assert (ppo.TrainedRun(agent, game)(far, 10**6) == policy(str(path), 5, said)(far, 10**6)).all()
+    assert (ppo.Learnt(agent, game)(far, 10**6) == policy(str(path), 5, said)(far, 10**6)).all()
     assert said == []
 
 
