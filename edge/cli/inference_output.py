@@ -10,10 +10,10 @@ import msgspec
 
 from broker_config.storage.disk import writing
 from edge.inference import batch
+from edge.inference.outcomes import Failure, Verdict
 from edge.inference.pipeline import Inspection
 from edge.inference.served_model import Model
 from edge.inference.tiling import View
-from edge.inference.verdict import Failure, Verdict
 
 
 def classify_and_print(

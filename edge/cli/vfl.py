@@ -123,7 +123,7 @@ def coordinate(
     """
     from broker_config.protocol.vfl_messages import Denoising, Privacy, Recipe, VflSpec, Window
     from trainer import progress
-    from trainer.vfl.channel import parse_channel
+    from trainer.vfl.channel_noise import parse_channel
     from trainer.vfl.policies.selection import check_policy
     from trainer.vfl.server import spec as vfl_spec
 

@@ -96,7 +96,7 @@ def _make_protection() -> "Protect":
     import numpy as np
 
     from trainer.training.seeding import generator
-    from trainer.vfl.channel import Extent, transmit
+    from trainer.vfl.channel_noise import Extent, transmit
     from trainer.vfl.privacy import protect
 
     secret = token_bytes(32)  # nobody else can draw this noise

@@ -11,7 +11,7 @@ from broker_config.protocol.topics import check_name
 from edge.config import line_settings
 from edge.daemon import source_sink_factory
 from edge.daemon.prometheus_metrics import Reading
-from edge.inference.verdict import Outcome
+from edge.inference.outcomes import Outcome
 from edge.outbox import delivery
 from edge.outbox.delivery import Delivery
 from edge.outbox.limits import Limits

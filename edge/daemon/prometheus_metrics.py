@@ -18,9 +18,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from edge.inference.outcomes import Failure, Notice, Outcome, Verdict
 from edge.inference.pipeline import Inspection, OutcomeConsumer
 from edge.inference.served_model import Model
-from edge.inference.verdict import Failure, Notice, Outcome, Verdict
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
 PREFIX = "edge_node_"

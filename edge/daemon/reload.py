@@ -14,7 +14,7 @@ from edge.daemon.dispatcher import Dispatcher
 from edge.daemon.logs import Log
 from edge.daemon.monitors import Monitors
 from edge.daemon.source_sink_factory import Instance
-from edge.inference.decision import check_no_defect_class
+from edge.inference.part_decision import check_no_defect_class
 from edge.inference.pipeline import Pipeline, Source
 from edge.sources.source_runner import run_source
 

@@ -1,4 +1,4 @@
-"""Assembly of a line from its settings: the one place that knows every kind of source and sink."""
+"""Factory of a line's sources, sinks and receivers from its settings."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -20,10 +20,10 @@ from edge.daemon.prometheus_metrics import Metrics, Reading
 from edge.http import inference_protocol
 from edge.http.request import BodyReader, Receive, Request, RequestError, Response, shutting_down
 from edge.inference.image_decoding import ImageError, decode_image
+from edge.inference.outcomes import Failure
 from edge.inference.pipeline import BrokenModelError, Frame, Pipeline
 from edge.inference.predictor import Outputs
 from edge.inference.served_model import Model
-from edge.inference.verdict import Failure
 
 BATCH = 8  # images of a request computed at once; other requests are served in between
 _INLINE = 1 << 16  # bytes of JSON parsed on the event loop, which takes less than a millisecond

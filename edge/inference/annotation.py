@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from broker_config.protocol.errors import replace_unprintable
 from edge.inference.heatmap import class_heat, heat_colors, overlay, scale_box
-from edge.inference.verdict import Box, Verdict
+from edge.inference.outcomes import Box, Verdict
 
 if TYPE_CHECKING:
     from edge.inference.pipeline import Inspection

@@ -13,10 +13,10 @@ from msgspec import Struct
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError, replace_unprintable
 from edge.inference.image_decoding import SUFFIXES
+from edge.inference.outcomes import Failure, Verdict
 from edge.inference.pipeline import Frame, Inspection, NullConsumer, Pipeline
 from edge.inference.served_model import Model
 from edge.inference.tiling import View
-from edge.inference.verdict import Failure, Verdict
 from edge.terminal.formatting import natural_key
 from edge.uncertainty.uncertainty_check import Settings as Doubting
 from edge.uncertainty.uncertainty_check import UncertaintyCheck

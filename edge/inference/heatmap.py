@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from edge.inference.verdict import Box
+from edge.inference.outcomes import Box
 
 # cividis (Nunez et al., PLoS ONE 2018): from dark blue to yellow, its brightness grows evenly for all eyes.
 _STOPS = ((0, 34, 78), (58, 72, 107), (112, 113, 115), (165, 156, 116), (220, 204, 92), (254, 232, 56))

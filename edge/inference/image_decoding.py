@@ -11,7 +11,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.ExifTags import Base
 
 from broker_config.protocol.errors import UsageError
-from edge.inference.verdict import Box
+from edge.inference.outcomes import Box
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 MAX_PIXELS = 64_000_000

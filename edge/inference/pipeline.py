@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_config.protocol.errors import EdgeNodeError
-from edge.inference.decision import check_no_defect_class, decide
 from edge.inference.image_decoding import ImageError, Photo, read_image
+from edge.inference.outcomes import Failure, Outcome, Verdict, current_time, new_id
+from edge.inference.part_decision import check_no_defect_class, decide
 from edge.inference.predictor import PROGRESS, Outputs
 from edge.inference.served_model import Model
 from edge.inference.tiling import TiledFrame, View, cut_tiles
-from edge.inference.verdict import Failure, Outcome, Verdict, current_time, new_id
 
 _DECODERS = 2  # threads; Pillow works without the interpreter's lock
 _EXTRAS = ("opinions", "features")  # outputs that inspecting a frame needs besides probabilities

@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from edge.inference.image_decoding import ImageError, Photo
-from edge.inference.verdict import Box
+from edge.inference.outcomes import Box
 
 MAX_TILES = 512  # of one frame: 77 MB at 224 pixels
 

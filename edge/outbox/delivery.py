@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edge.inference.verdict import Outcome
+from edge.inference.outcomes import Outcome
 from edge.sinks.sink import Item, Refused, Sink, SinkDown
 
 if TYPE_CHECKING:

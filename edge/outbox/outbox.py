@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from broker_config.storage.disk import lock_folder, writing
-from edge.inference.verdict import Notice, Outcome, current_time, encode_outcome, new_id
+from edge.inference.outcomes import Notice, Outcome, current_time, encode_outcome, new_id
 from edge.outbox.limits import Limits
 from edge.outbox.outbox_file import connect, open_error, set_aside
 

@@ -26,7 +26,7 @@ from broker_config.protocol.topics import check_name
 from broker_config.storage import disk
 from edge.bundle import bundle_format as bundle
 from edge.bundle.bundle_format import BundleError, Manifest
-from edge.inference.verdict import current_time
+from edge.inference.outcomes import current_time
 
 KEPT = 8  # bundles besides the active and the previous one
 _HISTORY = 200  # events

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.storage import disk
-from edge.inference.verdict import new_id
+from edge.inference.outcomes import new_id
 from edge.registry.bundle_store import BundleStore
 
 if TYPE_CHECKING:

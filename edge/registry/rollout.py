@@ -12,10 +12,10 @@ from broker_config.protocol.errors import EdgeNodeError, UsageError, explain
 from edge.bundle import bundle_format
 from edge.bundle.expiry import UNCHECKED, ExpiryDates
 from edge.inference import native_memory
-from edge.inference.decision import check_no_defect_class
+from edge.inference.outcomes import Notice, Verdict, current_time, new_id
+from edge.inference.part_decision import check_no_defect_class
 from edge.inference.pipeline import Inspection, Pipeline
 from edge.inference.served_model import Model, load_model
-from edge.inference.verdict import Notice, Verdict, current_time, new_id
 from edge.registry.bundle_store import BundleStore, State
 from edge.registry.control_requests import Answer, Request, RequestQueue
 from edge.registry.pre_rollout_checks import Finding, Gate, Sample, assess_candidate

@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from broker_config.protocol.errors import replace_unprintable
-from edge.inference.verdict import Failure, Notice, Outcome, Verdict
+from edge.inference.outcomes import Failure, Notice, Outcome, Verdict
 from edge.sinks.append_file import AppendingSink
 from edge.sinks.sink import IsOurs, Item
 

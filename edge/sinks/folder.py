@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.storage.disk import sync, writing
-from edge.inference.verdict import Outcome, Verdict
+from edge.inference.outcomes import Outcome, Verdict
 from edge.sinks.sink import IsOurs, Item, SinkDown, to_json
 
 _LAST = ".last"

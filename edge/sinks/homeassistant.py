@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from broker_config.protocol import topics
 from edge.config.broker_settings import BrokerSettings
-from edge.inference.verdict import Failure, Notice, Outcome, Verdict
+from edge.inference.outcomes import Failure, Notice, Outcome, Verdict
 from edge.sinks.mqtt import Broker
 from edge.sinks.sink import Item, SinkDown
 

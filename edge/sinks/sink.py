@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from edge.inference.verdict import Outcome
+from edge.inference.outcomes import Outcome
 
 _encode = msgspec.json.Encoder().encode
 

@@ -16,8 +16,8 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
+from edge.inference.outcomes import Failure, Verdict
 from edge.inference.pipeline import Frame
-from edge.inference.verdict import Failure, Verdict
 from edge.sources.thread_event import event_or_stop
 
 _AHEAD = 2  # frames read ahead of the line

@@ -17,8 +17,8 @@ from watchfiles import awatch
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.inference.image_decoding import SUFFIXES
+from edge.inference.outcomes import Failure, Verdict
 from edge.inference.pipeline import Frame
-from edge.inference.verdict import Failure, Verdict
 
 if TYPE_CHECKING:
     from edge.sources.source_checkpoint import SourceCheckpoint

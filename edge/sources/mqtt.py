@@ -14,8 +14,8 @@ from broker_config.mqtt.client import Delivery, Disconnected, MqttClient
 from broker_config.protocol.errors import UsageError, abbreviate
 from edge.config.broker_settings import BrokerSettings
 from edge.inference.image_decoding import MAX_BYTES
+from edge.inference.outcomes import Failure, Verdict
 from edge.inference.pipeline import Frame
-from edge.inference.verdict import Failure, Verdict
 from edge.sources.thread_event import event_or_stop
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ import contextlib
 import logging
 
 from broker_config.protocol.errors import EdgeNodeError
+from edge.inference.outcomes import Notice, current_time, new_id
 from edge.inference.pipeline import Frame, Pipeline, Source
-from edge.inference.verdict import Notice, current_time, new_id
 
 FIRST, LONGEST = 1.0, 30.0  # seconds before a failed source is opened again: at first, at most
 

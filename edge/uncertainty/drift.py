@@ -15,9 +15,9 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from edge.bundle.bundle_format import Manifest
+from edge.inference.outcomes import Notice, Verdict, current_time, new_id
 from edge.inference.pipeline import Inspection, OutcomeConsumer
 from edge.inference.served_model import Model
-from edge.inference.verdict import Notice, Verdict, current_time, new_id
 from edge.uncertainty.reference import Floats, Reference
 from edge.uncertainty.uncertainty_check import UncertaintyCheck
 

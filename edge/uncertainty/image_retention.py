@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from broker_config.storage import disk
+from edge.inference.outcomes import Verdict
 from edge.inference.pipeline import Inspection
-from edge.inference.verdict import Verdict
 
 _QUEUED = 8  # images at most that wait for the disk; others are dropped
 _CLOSING = 5  # seconds to write queued images

@@ -5,9 +5,9 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
+from edge.inference.outcomes import Verdict
 from edge.inference.pipeline import Inspection
 from edge.inference.served_model import Model
-from edge.inference.verdict import Verdict
 from edge.uncertainty.reference import disagreement, quantile
 
 Share = Annotated[float, Meta(ge=0, lt=1)]

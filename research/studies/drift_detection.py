@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from PIL import Image, ImageFilter
 
+from edge.inference.outcomes import Outcome, Verdict
 from edge.inference.pipeline import Inspection
 from edge.inference.predictor import Outputs
 from edge.inference.served_model import Model
-from edge.inference.verdict import Outcome, Verdict
 from edge.uncertainty import drift, uncertainty_check
 from edge.uncertainty.reference import Reference
 from export.calibration import calibrate, softmax

@@ -31,7 +31,7 @@ from broker_config.protocol.vfl_messages import Denoising, Privacy, Recipe, VflS
 from research.dao_vfl import data
 from trainer.data import cmapss
 from trainer.data.drawn_products import DrawnStations
-from trainer.vfl.channel import parse_channel
+from trainer.vfl.channel_noise import parse_channel
 from trainer.vfl.privacy import count_releases, spent_epsilon
 from trainer.vfl.simulation import Simulation, Stream, release
 

@@ -27,7 +27,7 @@ from broker_config.mqtt import client as mqtt_client
 from broker_config.protocol import codec, frames, messages, topics, vfl_messages
 from broker_config.security import access_list as access
 from broker_config.transfer import blob_transfer, download, send_queue
-from edge.inference.verdict import Failure, Notice, Verdict
+from edge.inference.outcomes import Failure, Notice, Verdict
 from tests.support.foreign_node import ForeignNode, Tensors
 from tests.support.paths import REPOSITORY
 from tests.support.plants import CLASSES, FEDERATION, draw, run, start

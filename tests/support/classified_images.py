@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.bundle.bundle_format import Confidence
+from edge.inference.outcomes import Failure, Notice, Outcome, Verdict
 from edge.inference.pipeline import Frame, Monitor, Pipeline
 from edge.inference.predictor import Predictor
 from edge.inference.served_model import load_model
-from edge.inference.verdict import Failure, Notice, Outcome, Verdict
 from edge.uncertainty.reference import Reference
 from tests.support.tiny_bundle import CLASSES, tiny_bundle
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
-from edge.inference.verdict import Verdict, current_time, new_id
+from edge.inference.outcomes import Verdict, current_time, new_id
 
 _PROCESS = """
 import contextlib, json, logging, sys, time

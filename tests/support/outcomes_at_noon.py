@@ -1,6 +1,6 @@
 """Outcomes of a line, all at one fixed time."""
 
-from edge.inference.verdict import Failure, Notice, Verdict
+from edge.inference.outcomes import Failure, Notice, Verdict
 
 NOON = "2026-03-01T12:00:00.250+00:00"
 NOON_MS = 1772366400250

@@ -11,9 +11,9 @@ import pytest
 
 from edge.bundle.verification import Verifier
 from edge.inference import pipeline
+from edge.inference.outcomes import Failure, Notice, Outcome, Verdict
 from edge.inference.pipeline import Frame, Pipeline
 from edge.inference.predictor import Outputs, Predictor
-from edge.inference.verdict import Failure, Notice, Outcome, Verdict
 from edge.registry import pre_rollout_checks
 from edge.registry.bundle_store import BundleStore
 from edge.registry.pre_rollout_checks import Gate

@@ -16,7 +16,7 @@ from math import ceil, erfc, exp, inf, log, log1p, pi, sqrt
 import numpy as np
 
 from broker_config.protocol.vfl_messages import Privacy, VflSpec
-from trainer.vfl.channel import Array, Doubles
+from trainer.vfl.channel_noise import Array, Doubles
 
 DELTA = 1e-5  # of the guarantee that is reported
 

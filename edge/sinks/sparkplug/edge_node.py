@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from broker_config.protocol.errors import UsageError
-from edge.inference.verdict import Outcome, Verdict
+from edge.inference.outcomes import Outcome, Verdict
 from edge.sinks.sparkplug.line_metrics import (
     BIRTH_DEATH,
     DEVICE,

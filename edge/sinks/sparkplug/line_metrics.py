@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple
 
-from edge.inference.verdict import Failure, Notice, Outcome, Verdict
+from edge.inference.outcomes import Failure, Notice, Outcome, Verdict
 from edge.sinks.sparkplug.payload import Metric, Type, Value
 
 BIRTH_DEATH = "bdSeq"

@@ -11,9 +11,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from edge.daemon.prometheus_metrics import CountingConsumer, Metrics, Reading
+from edge.inference.outcomes import Notice, Outcome
 from edge.inference.pipeline import Frame, Inspection, Pipeline
 from edge.inference.served_model import load_model
-from edge.inference.verdict import Notice, Outcome
 from tests.support.daemon_process import Daemon, daemon
 from tests.support.paths import REPOSITORY
 from tests.support.tiny_bundle import BLUE, RED, tiny_bundle

@@ -17,10 +17,10 @@ from edge.http.app import App
 from edge.inference import annotation as drawing
 from edge.inference.annotation import annotate
 from edge.inference.heatmap import class_heat, heat_colors
+from edge.inference.outcomes import Box
 from edge.inference.pipeline import Frame, Inspection, NullConsumer, Pipeline
 from edge.inference.served_model import Model, load_model
 from edge.inference.tiling import View
-from edge.inference.verdict import Box
 from tests.support.tiny_bundle import RED as RED_FILE
 from tests.support.tiny_bundle import tiny_bundle
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from edge.inference import pipeline as pipeline_module
+from edge.inference.outcomes import Failure, Verdict
 from edge.inference.pipeline import Frame, Inspection, NullConsumer, Pipeline
 from edge.inference.served_model import load_model
-from edge.inference.verdict import Failure, Verdict
 from edge.sources.source_runner import run_source
 from tests.support.tiny_bundle import RED, tiny_bundle
 

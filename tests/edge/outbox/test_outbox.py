@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
-from edge.inference.verdict import Notice, Outcome
+from edge.inference.outcomes import Notice, Outcome
 from edge.outbox.limits import Limits
 from edge.outbox.outbox import Outbox, open_outbox
 from tests.support.numbered_outcomes import OutcomeProcess, verdict

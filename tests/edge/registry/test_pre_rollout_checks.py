@@ -14,11 +14,11 @@ import pytest
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.bundle.verification import Verifier
+from edge.inference.outcomes import Failure, Verdict
 from edge.inference.pipeline import BrokenModelError, Frame, Pipeline
 from edge.inference.predictor import Outputs, Predictor
 from edge.inference.served_model import Model, load_model
 from edge.inference.tiling import View
-from edge.inference.verdict import Failure, Verdict
 from edge.registry.bundle_store import BundleStore
 from edge.registry.pre_rollout_checks import ENOUGH, OF_A_CLASS, SAMPLE, Gate, Sample, assess_candidate
 from edge.registry.rollout import RefusedError, Rollout

@@ -21,7 +21,7 @@ import pytest
 
 from broker_config.broker.embedded import EmbeddedBroker
 from broker_config.protocol.errors import EdgeNodeError, UsageError
-from edge.inference.verdict import Failure, Notice, Outcome
+from edge.inference.outcomes import Failure, Notice, Outcome
 from edge.sinks.csv import COLUMNS, Csv
 from edge.sinks.folder import Folder
 from edge.sinks.jsonl import JsonLines

@@ -29,9 +29,9 @@ from edge.config import line_settings
 from edge.daemon import source_sink_factory
 from edge.daemon.source_sink_factory import Instance
 from edge.inference import image_decoding
+from edge.inference.outcomes import Failure, Notice, Outcome, Verdict
 from edge.inference.pipeline import Frame, Pipeline, Source
 from edge.inference.served_model import load_model
-from edge.inference.verdict import Failure, Notice, Outcome, Verdict
 from edge.sources import camera as video
 from edge.sources import folder as folder_source
 from edge.sources import mqtt as mqtt_source

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge.inference.outcomes import Verdict
 from edge.inference.pipeline import Inspection, Pipeline
 from edge.inference.predictor import Outputs
 from edge.inference.served_model import load_model
 from edge.inference.tiling import View
-from edge.inference.verdict import Verdict
 from edge.uncertainty.drift import Drift
 from edge.uncertainty.drift import Settings as DriftSettings
 from edge.uncertainty.reference import Reference

@@ -16,9 +16,9 @@ import pytest
 from PIL import Image
 
 from broker_config.storage import disk
+from edge.inference.outcomes import Failure
 from edge.inference.pipeline import Frame, Pipeline
 from edge.inference.tiling import View
-from edge.inference.verdict import Failure
 from edge.uncertainty.image_retention import ImageRetention, Settings
 from edge.uncertainty.uncertainty_check import Settings as DoubtSettings
 from edge.uncertainty.uncertainty_check import UncertaintyCheck

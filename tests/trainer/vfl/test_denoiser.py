@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from broker_config.protocol.vfl_messages import Channel, Denoising, Privacy
 from tests.support.vfl_simulation import simulation, values
-from trainer.vfl.channel import measure_extent, transmit
+from trainer.vfl.channel_noise import measure_extent, transmit
 from trainer.vfl.denoiser import Denoiser
 from trainer.vfl.privacy import protect
 from trainer.vfl.simulation import release, simulate

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.vfl_messages import Channel, Denoising, Privacy, VflSpec, Window
 from tests.support.vfl_simulation import simulation
-from trainer.vfl.channel import Array
+from trainer.vfl.channel_noise import Array
 from trainer.vfl.networks import ClipNorm
 from trainer.vfl.privacy import count_releases, describe_spent, gaussian_delta, protect, spent_epsilon
 from trainer.vfl.server.spec import check_combinations

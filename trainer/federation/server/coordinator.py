@@ -32,8 +32,8 @@ from trainer.federation.server import round_state as rounds
 from trainer.federation.server.connection import ServerConnection, publish_retained
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.membership import GRACE, HELLO_COST, Membership
+from trainer.federation.server.pending_uploads import PendingUploads
 from trainer.federation.server.status import StatusTracker, round_message
-from trainer.federation.server.uploads import PendingUploads
 from trainer.models.named_tensors import Arrays
 
 DEFAULT_CHUNK = 256 * 1024

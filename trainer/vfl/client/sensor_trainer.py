@@ -17,7 +17,7 @@ from edge.vfl.csv_tail import Warn
 from edge.vfl.sensor_rows import RowFile, Samples, Scaling
 from trainer.vfl import tensor_frames
 from trainer.vfl.algorithm import Sensor
-from trainer.vfl.channel import Array, Extent
+from trainer.vfl.channel_noise import Array, Extent
 from trainer.vfl.checkpoint import Checkpoints, strip_prefix
 from trainer.vfl.client.local_round import LocalRound
 from trainer.vfl.client.target_round import ProductPositions

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import UsageError
-from edge.inference.verdict import Outcome
+from edge.inference.outcomes import Outcome
 from edge.sinks.sparkplug.birth_state import BirthState
 from edge.sinks.sparkplug.edge_node import EdgeNode, Identity, Request
 from edge.sinks.sparkplug.payload import Metric, Type, encode, true_metrics

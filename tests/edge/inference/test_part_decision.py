@@ -13,12 +13,12 @@ from PIL import Image
 
 from broker_config.protocol.errors import UsageError
 from edge.inference import tiling as cutting
-from edge.inference.decision import check_no_defect_class, decide
 from edge.inference.image_decoding import ImageError, Photo, read_image
+from edge.inference.outcomes import Box, Failure, Outcome, Verdict
+from edge.inference.part_decision import check_no_defect_class, decide
 from edge.inference.pipeline import Frame, Pipeline
 from edge.inference.served_model import load_model
 from edge.inference.tiling import View, cut_tiles, region_of_interest, tile_boxes
-from edge.inference.verdict import Box, Failure, Outcome, Verdict
 from tests.support.tiny_bundle import tiny_bundle
 
 areas = st.builds(Box, st.integers(0, 50), st.integers(0, 50), st.integers(1, 300), st.integers(1, 300))

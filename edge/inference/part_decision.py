@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_config.protocol.errors import UsageError, suggest
+from edge.inference.outcomes import Box, Tile
 from edge.inference.tiling import View
-from edge.inference.verdict import Box, Tile
 
 NO_DEFECT = "no_defect"  # the class that means so where the settings name none
 
