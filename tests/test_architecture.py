@@ -12,7 +12,7 @@ from tests.support.paths import REPOSITORY
 
 ROOMS = ("broker_config", "edge", "export", "trainer")  # what the wheel holds
 OUTSIDE = ("research", "benchmarks", "tests")
-TORCH = ("torch", "torchvision")
+TORCH = ("torch", "torchvision", "safetensors.torch", "torchmetrics", "stable_baselines3")  # and what loads it
 COMMAND_LINE = ("edge.cli",)
 
 
@@ -138,6 +138,14 @@ def test_torch_is_not_loaded_through_another_module_either(package):
     assert [name for name in room(package) if loaded(name) & set(TORCH)] == []
 
 
+def direct(name: str, found: list[Import]) -> set[str]:
+    """Our modules that a module imports: `from package import name` the package, unless the name is a module."""
+    names = {each.name for each in found}
+    names -= {each for each in names if any(other.startswith(f"{each}.") for other in names)}
+    ours = {each if each in MODULES else each.rpartition(".")[0] for each in names}
+    return (ours & set(MODULES)) - {name}
+
+
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     """Groups of modules that import each other, directly or not."""
     reach = {}
@@ -152,15 +160,17 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def test_no_files_import_each_other_in_a_circle_not_even_for_types():
-    graph = {
-        name: {found.name for found in MODULES[name] if found.name in MODULES} - {name, name.rpartition(".")[0]}
-        for name in MODULES
-    }
-    # `from package import module` imports the module; the package itself is named only where it defines something.
-    for name, found in graph.items():
-        graph[name] = {each for each in found if not any(other.startswith(f"{each}.") for other in found)}
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [("a", "b", "c")]
-    assert circles(graph) == []
+    assert circles({name: direct(name, found) for name, found in MODULES.items()}) == []
+
+
+def test_a_package_is_imported_where_one_of_its_own_names_is():
+    def names(source: str) -> set[str]:
+        return direct("trainer.methods.base", list(imports(source, "trainer.methods")))
+
+    assert names("from trainer.methods import afedcl") == {"trainer.methods.afedcl"}
+    assert names("from trainer.methods import METHODS") == {"trainer.methods"}
+    assert names("from . import METHODS, afedcl") == {"trainer.methods", "trainer.methods.afedcl"}
 
 
 # Names

@@ -162,6 +162,31 @@ def test_every_command_in_a_sentence_exists_with_its_options(page: str, text: st
         check_module(words[1], words[2:])
 
 
+def every_option(application: typer.Typer) -> set[str]:
+    """Options of all commands of an application."""
+    todo = [typer.main.get_command(application)]
+    found = {"--help"}
+    while todo:
+        command = todo.pop()
+        found.update(name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts))
+        todo += command.commands.values() if isinstance(command, TyperGroup) else []
+    return found
+
+
+def module_options() -> set[str]:
+    """Options of what is run by `python -m`: benchmarks, studies, campaigns."""
+    folders = (REPOSITORY / "benchmarks", REPOSITORY / "research" / "studies", REPOSITORY / "tests" / "support")
+    sources = [path.read_text() for folder in folders for path in folder.rglob("*.py")]
+    return {name for source in sources for name in re.findall(r'add_argument\("(--[a-z0-9-]+)"', source)}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_option_in_a_sentence_is_one_of_some_command(page: str) -> None:
+    prose = re.sub(r"^```.*?^```", "", (REPOSITORY / page).read_text(), flags=re.DOTALL | re.MULTILINE)
+    named = set(re.findall(r"`(--[a-z][a-z0-9-]*)", prose))
+    assert named - every_option(app) - every_option(research) - module_options() == set()
+
+
 @pytest.mark.parametrize("block", blocks("toml"), ids=lambda block: block.page)
 def test_every_settings_file_is_toml(block: Block) -> None:
     assert tomllib.loads(block.text)
