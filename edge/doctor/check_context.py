@@ -51,11 +51,6 @@ class CheckContext:
         return topics.presence(self.federation, self.name)
 
     @property
-    def coordinates(self) -> bool:
-        """Whether we act for a coordinator."""
-        return self.name == topics.COORDINATOR
-
-    @property
     def speaks_5(self) -> bool:
         """Whether the connection uses MQTT 5, in which a broker gives reasons."""
         return self.version == MQTT5

@@ -109,7 +109,6 @@ COMPARISONS = {
     "leak": Comparison(variants.protected, (BOTH_1,)),
 }
 TUNE = "tune"
-EXPERIMENTS = (TUNE, *COMPARISONS)
 
 
 def grid(name: str, plan: Plan) -> list[Entry[Cell]]:

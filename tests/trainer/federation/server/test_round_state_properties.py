@@ -67,7 +67,7 @@ class Rounds(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def joins(self, data: st.DataObject) -> None:
-        """For the first time or again; places are the roster's business."""
+        """For the first time or again; places are counted by the membership."""
         node = data.draw(st.sampled_from(NAMES[: self.plan.nodes]))
         self.members.add(node)
         self.present.add(node)
