@@ -43,7 +43,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what is left t
 app = typer.Typer(
     name="research",
     help="The experiments of three papers: each runs what is missing of a grid, then prints its tables and draws its "
-    "figure. Stopped or killed, it continues when it is started again.",
+    "figure. If stopped or killed, it resumes when it is started again.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -221,7 +221,7 @@ def agent(
 ) -> None:
     """Train an agent that decides the sensors' local iterations: edge-node vfl coordinate --policy FILE.
 
-    Stopped or killed, it continues from its checkpoint when it is started again with the same --out.
+    If stopped or killed, it resumes from its checkpoint when it is started again with the same --out.
     """
     import torch
     from rich.console import Console

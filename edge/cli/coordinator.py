@@ -46,7 +46,7 @@ app = typer.Typer()
 
 @app.command(epilog="Example: edge-node provision steel --nodes plant-a,plant-b --host broker.local")
 def provision(
-    federation: Annotated[str, typer.Argument(help="Its name.", show_default=False)],
+    federation: Annotated[str, typer.Argument(help="Name of the federation.", show_default=False)],
     nodes: Annotated[str, typer.Option(metavar="NAME,NAME", help="Nodes that may join; more can be added later.")] = "",
     host: Annotated[
         list[str],
@@ -56,7 +56,7 @@ def provision(
         ),
     ] = [],
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Of the broker.", show_default="as before; 8883")
+        int | None, typer.Option(min=1, max=65535, help="Port of the broker.", show_default="as before; 8883")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for all files.", show_default="./FEDERATION")] = None,
     broker_folder: Annotated[

@@ -34,7 +34,7 @@ TrustFile = Annotated[
 Memory = Annotated[
     Path | None,
     typer.Option(
-        help="Folder of what the line remembers and of its bundles; only the line should write there.",
+        help="Folder for bundles and the record of what was served; only the serving process should write there.",
         show_default="systemd's StateDirectory, else ~/.local/state/edge-node",
     ),
 ]

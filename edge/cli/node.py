@@ -76,7 +76,7 @@ def join(
     broker: Broker = None,
     name: Annotated[str | None, typer.Option(help="This node's name.", show_default="the kit's")] = None,
     test: Annotated[Path | None, typer.Option(help="Folder of held-out images; by default a share of --data.")] = None,
-    federation: Annotated[str | None, typer.Option(help="Its name, if the broker has several.")] = None,
+    federation: Annotated[str | None, typer.Option(help="Name of the federation, if the broker has several.")] = None,
     state: Annotated[
         Path | None, typer.Option(help="Folder for this node's state.", show_default="edge-node-NAME")
     ] = None,

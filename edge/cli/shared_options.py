@@ -156,7 +156,7 @@ Config = Annotated[
 PlainConfig = Annotated[
     Path | None,
     typer.Option(
-        help="TOML file with options of this command, a line NAME = VALUE each; the command line overrides it.",
+        help="TOML file with options of this command, as NAME = VALUE; the command line overrides it.",
         is_eager=True,
         callback=_read_config,
     ),

@@ -124,7 +124,7 @@ def surfaces(
 
 @app.command(epilog="Example: edge-node dataset neu-cls --out images")
 def dataset(
-    name: Annotated[str, typer.Argument(help="Which; without it, all are listed.", show_default=False)] = "",
+    name: Annotated[str, typer.Argument(help="Data set; without it, all are listed.", show_default=False)] = "",
     out: Annotated[Path | None, typer.Option(help="Download it, and lay it out as class folders here.")] = None,
     origin: Annotated[
         str, typer.Option("--from", metavar="FILE", help="A ZIP file, folder or URL with it, instead of its own URL.")

@@ -70,37 +70,43 @@ def coordinate(
     reading: Annotated[
         Literal["class", "expectation"], typer.Option(help="expectation: classes are numbers, the result their mean.")
     ] = "class",
-    network: Annotated[str, typer.Option(help="Of the sensors: dense, or conv for time series.")] = "dense",
+    network: Annotated[str, typer.Option(help="Network of each sensor: dense, or conv for time series.")] = "dense",
     cycles: Annotated[int, typer.Option(min=1, help="Rows of a sample: a product's own and those before it.")] = 1,
     start: Annotated[int, typer.Option(min=1, help="Products of the first round.")] = 1000,
     chunk: Annotated[int, typer.Option(min=1, help="Products that each later round adds.")] = 100,
     window: Annotated[int, typer.Option(min=0, help="Newest products that count.", show_default="all")] = 0,
     noise: Annotated[
-        str, typer.Option(help="That the link adds, for studies: levels=3, sigma=0.5 or loss=0.1.")
+        str, typer.Option(help="Noise added by the link, for studies: levels=3, sigma=0.5 or loss=0.1.")
     ] = "clean",
     denoise: Annotated[int, typer.Option(min=0, help="First rounds in which autoencoders learn to denoise.")] = 0,
     denoise_with: Annotated[
-        Literal["clean", "noisy"], typer.Option(help="What they learn from besides: the embedding, or a second copy.")
+        Literal["clean", "noisy"],
+        typer.Option(help="What autoencoders should reproduce: the embedding, or a second noisy copy."),
     ] = "clean",
-    denoiser: Annotated[Literal["shared", "each"], typer.Option(help="One for all sensors, or one for each.")] = (
-        "shared"
-    ),
-    clip: Annotated[float, typer.Option(min=0, help="Length to which embeddings are cut, to be protected.")] = 0.0,
-    protect: Annotated[float, typer.Option(min=0, help="Noise that protects embeddings, in lengths of --clip.")] = 0.0,
-    eta: Annotated[float, typer.Option(help="Step of gradient descent.")] = 0.01,
-    batches: Annotated[int, typer.Option(min=1, help="Parts of a round's products, a step each.")] = 1,
+    denoiser: Annotated[
+        Literal["shared", "each"], typer.Option(help="One autoencoder for all sensors, or one for each.")
+    ] = "shared",
+    clip: Annotated[float, typer.Option(min=0, help="Length to which embeddings are clipped for protection.")] = 0.0,
+    protect: Annotated[
+        float, typer.Option(min=0, help="Noise that protects embeddings, as a multiple of --clip.")
+    ] = 0.0,
+    eta: Annotated[float, typer.Option(help="Learning rate.")] = 0.01,
+    batches: Annotated[int, typer.Option(min=1, help="Mini-batches of a round, a step each.")] = 1,
     iterations: Annotated[int, typer.Option(min=1, help="Local iterations of a sensor in a round, at most.")] = 2,
     policy: Annotated[
         str,
         typer.Option(
-            help="Who decides how many: deadline, all, least, one, proportional, random, or an agent's .onnx file."
+            help="Who decides local iterations: deadline, all, least, one, proportional, random or an agent (.onnx)."
         ),
     ] = "deadline",
     absent: Annotated[
-        Literal["wait", "last", "impute"], typer.Option(help="What a round does without one of the sensors.")
+        Literal["wait", "last", "impute"], typer.Option(help="What a round does when a sensor is absent.")
     ] = "wait",
-    patience: Annotated[float, typer.Option(min=0, help="Seconds for a sensor before that counts.")] = 10.0,
-    commit: Annotated[int, typer.Option(min=1, help="Rounds that a kill may cost: they are replayed.")] = 20,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds to wait before a sensor counts as absent.")] = 10.0,
+    commit: Annotated[
+        int,
+        typer.Option(min=1, help="Rounds between two checkpoints; after a kill, those since the last are replayed."),
+    ] = 20,
     labels_stay: Annotated[
         bool, typer.Option("--labels-stay", help="Sensors see no labels; they get gradients instead.")
     ] = False,
@@ -119,7 +125,7 @@ def coordinate(
 ) -> None:
     """Run the head of a vertical federation: it has the labels, opens rounds, and trains the last layer.
 
-    Stopped or killed, it goes on where it was when it is started again with the same --state.
+    If stopped or killed, it resumes when it is started again with the same --state.
     """
     from broker_config.protocol.vfl_messages import Denoising, Privacy, Recipe, VflSpec, Window
     from trainer import progress
@@ -183,7 +189,7 @@ def join(
         str | None,
         typer.Option(help="Column that says which rows follow one another: a machine, an engine.", show_default="none"),
     ] = None,
-    federation: Annotated[str | None, typer.Option(help="Its name, if the broker has several.")] = None,
+    federation: Annotated[str | None, typer.Option(help="Name of the federation, if the broker has several.")] = None,
     state: Annotated[
         Path | None, typer.Option(help="Folder for this sensor's state.", show_default="vfl-SENSOR")
     ] = None,
@@ -198,7 +204,7 @@ def join(
 ) -> None:
     """Take part in a vertical federation with one sensor's measurements. They stay here; embeddings leave.
 
-    Stopped or killed, it goes on where it was when it is started again with the same --state.
+    If stopped or killed, it resumes when it is started again with the same --state.
     """
     from trainer import progress
 
