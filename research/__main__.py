@@ -37,7 +37,7 @@ Seeds = Annotated[int, typer.Option(min=0, help="Number of seeds.", show_default
 Store = Annotated[Path, typer.Option(help="Folder of results; what is finished there is not run again.")]
 Workers = Annotated[int, typer.Option(min=0, help="Processes, a thread each.", show_default="all cores")]
 Ray = Annotated[str, typer.Option(metavar="HOST:PORT", help="Run on this Ray cluster instead; auto: this machine's.")]
-Device = Annotated[Literal["cpu", "cuda"], typer.Option(help="Where nodes train; on a GPU one worker unless told.")]
+Device = Annotated[Literal["cpu", "cuda"], typer.Option(help="Where nodes train; on a GPU with one worker by default.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what is left to do, and how long it takes.")]
 
 app = typer.Typer(
@@ -69,7 +69,7 @@ def afedcl(
         list[str],
         typer.Option(
             metavar="[MODEL=]WEIGHTS",
-            help=f"{WEIGHTS} MODEL= for another of several (fig9).",
+            help=f"{WEIGHTS} MODEL= for one of several (fig9).",
             show_default=SUITED_WEIGHTS,
         ),
     ] = [],
@@ -207,7 +207,7 @@ def agent(
     out: Annotated[Path, typer.Option(help="File for the agent, .onnx; its checkpoint is the .zip beside it.")],
     sensors: Annotated[int, typer.Option(min=1, max=64, help="Simulated sensors.")] = 2,
     iterations: Annotated[int, typer.Option(min=2, help="Local iterations of a sensor in a round, at most.")] = 5,
-    rounds: Annotated[int, typer.Option(min=1, help="Of an episode.")] = 200,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of an episode.")] = 200,
     steps: Annotated[int, typer.Option(min=1, help="Rounds to play in all.")] = 1_000_000,
     measured: Annotated[
         Path | None,

@@ -57,10 +57,14 @@ def add(bundle: Bundle, line: Line = "line-1", memory: Memory = None, as_json: J
 def activate(
     digest: Annotated[str, typer.Argument(metavar="DIGITS", help="First digits of a bundle.", show_default=False)],
     force: Annotated[
-        bool, typer.Option("--force", help="Even if it is slower, disagrees, has other classes or has failed before.")
+        bool,
+        typer.Option(
+            "--force", help="Activate it even if it is slower, disagrees, has other classes or has failed before."
+        ),
     ] = False,
     accept_older: Annotated[
-        bool, typer.Option("--accept-older", help="Even if it is older than what was served; this one only.")
+        bool,
+        typer.Option("--accept-older", help="Activate it even if it is older than what was served; this one only."),
     ] = False,
     line: Line = "line-1",
     trust: TrustFile = None,

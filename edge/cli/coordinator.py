@@ -273,7 +273,7 @@ def rounds(
 def abort(
     broker: Broker = None,
     state: Annotated[Path, typer.Option(help="Folder of the coordinator's state.")] = Path("coordinator-state"),
-    reason: Annotated[str, typer.Option(help="Shown to the nodes' owners.")] = "its operator has ended it",
+    reason: Annotated[str, typer.Option(help="Reason, shown to the nodes' owners.")] = "its operator has ended it",
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,

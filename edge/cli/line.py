@@ -25,7 +25,7 @@ TrustFile = Annotated[
     Path | None,
     typer.Option(
         "--trust",
-        help="Load only what this trust file's node has signed, and nothing older than was served.",
+        help="Load only what this trust file's node has signed, and nothing older than what was served.",
         metavar="FILE",
     ),
 ]
@@ -44,13 +44,13 @@ ServeOlder = Annotated[
     bool,
     typer.Option(
         "--accept-older",
-        help="Go back to this older bundle on purpose; it alone then passes without this too, until a newer is served.",
+        help="Serve this older bundle on purpose; it stays accepted until a newer one is served.",
     ),
 ]
 
 
 InferOlder = Annotated[
-    bool, typer.Option("--accept-older", help="Use an older bundle on purpose, this once; nothing remembers it.")
+    bool, typer.Option("--accept-older", help="Use an older bundle on purpose, for this command only.")
 ]
 
 

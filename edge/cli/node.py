@@ -88,7 +88,7 @@ def join(
         typer.Option(
             "--demand",
             metavar="NAME=VALUE",
-            help="Take part only if this or more hides images in patches that others see: noise=1, mix=4, levels=8.",
+            help="Take part only if patches that others see have at least this protection: noise=1, mix=4, levels=8.",
         ),
     ] = [],
     wait: Annotated[float, typer.Option(help="Seconds to wait for a coordinator.")] = 600,

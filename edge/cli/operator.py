@@ -113,7 +113,7 @@ def status(
     kit: KitFile = None,
     as_json: Json = False,
 ) -> None:
-    """Show how a federation is doing: nodes, round, progress, last seen, errors; of a vertical one the sensors."""
+    """Show how a federation is doing: nodes, round, progress, last seen, errors; of a vertical one, its sensors."""
     from itertools import chain
 
     import msgspec

@@ -125,11 +125,11 @@ def surfaces(
 @app.command(epilog="Example: edge-node dataset neu-cls --out images")
 def dataset(
     name: Annotated[str, typer.Argument(help="Data set; without it, all are listed.", show_default=False)] = "",
-    out: Annotated[Path | None, typer.Option(help="Download it, and lay it out as class folders here.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to download it to, laid out as class folders.")] = None,
     origin: Annotated[
         str, typer.Option("--from", metavar="FILE", help="A ZIP file, folder or URL with it, instead of its own URL.")
     ] = "",
-    verify: Annotated[Path | None, typer.Option(help="Class folders: are they this data set?")] = None,
+    verify: Annotated[Path | None, typer.Option(help="Class folders to verify as a copy of this data set.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
