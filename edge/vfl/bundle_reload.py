@@ -25,7 +25,7 @@ class NewModel(NamedTuple, Generic[Model]):
 
 
 class BundleReloader(Generic[Model]):
-    """Puts `Loaded` into an inbox whenever the folder holds another bundle that can be served."""
+    """Puts a `NewModel` into an inbox whenever the folder holds another bundle that can be served."""
 
     def __init__(self, folder: Path, load: Callable[[Path], Model], inbox: queue.Queue[Any]):
         self._folder, self._load, self._inbox = folder, load, inbox

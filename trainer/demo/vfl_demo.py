@@ -1,4 +1,4 @@
-"""A line's whole story on one machine: broker, head and sensors learn from drawn products, then services judge others.
+"""Vertical federated learning on one machine: broker, head and sensors learn from drawn products, then predict others.
 
 Everything runs as the commands that a plant would type, in processes of their own.
 """

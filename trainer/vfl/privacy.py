@@ -2,7 +2,7 @@
 
 What counts as one person's or product's data is a product's sample at a sensor; whoever reads a product's embeddings
 should hardly be able to tell it from another sample. A sample weighs in every round whose window holds its product,
-and every time that its embedding leaves the sensor adds to what is known of it (`releases`, `spent`).
+and every time that its embedding leaves the sensor adds to what is known of it (`count_releases`, `spent_epsilon`).
 
 What this does not bound: a model that was trained on a sample carries traces of it into the embeddings of other
 products. For that, training would have to be private, too.
