@@ -223,7 +223,7 @@ class ServerConnection:
     # Events
 
     def handle(self, event: Delivery | Connected | Disconnected) -> None:
-        """Act on an event of the mqtt. UsageError if another server is connected that has precedence."""
+        """Act on an event of the connection. UsageError if another server is connected that has precedence."""
         match event:
             case Delivery():
                 self._receive(event)
