@@ -34,8 +34,13 @@ class NodeResult(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     trained: dict[str, int]  # training images of each of its classes
     tested: int  # held-out images
-    accuracy: float
-    f1: float  # macro, over its own classes
+    accuracy: float  # all classes being candidates
+    f1: float  # macro, over its own classes; likewise
+    # Since both views are told; unset in results from before.
+    own: float | UnsetType = UNSET  # accuracy where only its own classes are candidates
+    everyone: float | UnsetType = UNSET  # accuracy on the held-out images of all nodes, all classes being candidates
+    labels: bytes | UnsetType = UNSET  # uint8 [tested]: class of each held-out image, by alphabet
+    log_probabilities: bytes | UnsetType = UNSET  # float16 [tested, classes] for the same images, row by row
     history: dict[str, list[float | None]]  # of each metric: a value a round, None where it was not measured
 
 

@@ -2,9 +2,10 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
+import numpy as np
 import torch
 from msgspec import UNSET
 
@@ -18,6 +19,8 @@ from trainer.federation.simulation import Engine, simulate
 from trainer.methods.base import Metrics
 from trainer.models.network import Network
 from trainer.report.model_examination import project
+from trainer.training.engine import predict
+from trainer.training.evaluation import accuracy, macro_f1
 from trainer.training.personal_model import PersonalModel
 from trainer.training.training_set import TrainingSet
 
@@ -70,23 +73,44 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
     return Finished(
         key=cell.key,
         cell=cell,
-        nodes=[_result(name, model) for name, model in models.items()],
+        nodes=[_result(name, model, images) for name, model in models.items()],
         embeddings=[_embedding(model, images[name].test) for name, model in models.items()] if cell.embed else UNSET,
         seconds=round(time.monotonic() - started, 1),
         machine=machine(cell.device),
     )
 
 
-def _result(name: str, model: PersonalModel) -> NodeResult:
-    metrics = model.metadata.metrics
+def _result(name: str, model: PersonalModel, images: Mapping[str, Images]) -> NodeResult:
+    mine = images[name].test
+    assert mine is not None
+    log_probabilities = _log_probabilities(model, mine)
+    predicted = log_probabilities.argmax(1)
+    own = np.array([model.metadata.classes.index(each) for each in model.metadata.trained])
     return NodeResult(
         name=name,
         trained=model.metadata.trained,
-        tested=int(metrics["images"]),
-        accuracy=round(metrics["accuracy"], 4),
-        f1=round(metrics["f1"], 4),
+        tested=len(mine.labels),
+        accuracy=round(accuracy(predicted, mine.labels), 4),
+        f1=round(macro_f1(predicted, mine.labels), 4),
+        own=round(accuracy(own[log_probabilities[:, own].argmax(1)], mine.labels), 4),
+        everyone=round(_accuracy_on_all(model, [each.test for each in images.values() if each.test is not None]), 4),
+        labels=mine.labels.astype(np.uint8).tobytes(),
+        log_probabilities=log_probabilities.astype(np.float16).tobytes(),
         history=_columns(model.metadata.history),
     )
+
+
+def _accuracy_on_all(model: PersonalModel, held_out: Sequence[LabelledImages]) -> float:
+    correct = [_log_probabilities(model, each).argmax(1) == each.labels for each in held_out]
+    return float(np.concatenate(correct).mean())
+
+
+def _log_probabilities(model: PersonalModel, images: LabelledImages) -> np.ndarray:
+    """[n, classes]."""
+    metadata = model.metadata
+    network = Network(metadata.model, len(metadata.classes))
+    logits = predict(network, model.tensors, TrainingSet.of(images, metadata.preprocessing))
+    return logits - np.logaddexp.reduce(logits, 1, keepdims=True)
 
 
 def _columns(history: Sequence[Metrics]) -> dict[str, list[float | None]]:
