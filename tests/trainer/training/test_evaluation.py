@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from trainer.training.evaluation import accuracy, macro_f1, wilson_interval
+from trainer.training.evaluation import accuracy, macro_f1, paired_interval, wilson_interval
 
 LABELS = np.array([0, 0, 0, 1, 1, 2])
 PREDICTED = np.array([0, 0, 1, 1, 2, 2])
@@ -55,3 +57,52 @@ def test_wilsons_bounds_are_where_the_share_is_just_not_rejected() -> None:
 def test_more_images_narrow_the_interval() -> None:
     widths = [np.diff(wilson_interval(3 * count, 4 * count))[0] for count in (1, 10, 100)]
     assert widths == sorted(widths, reverse=True)
+
+
+def fourfold(both: int, second: int, first: int, neither: int) -> tuple[np.ndarray, np.ndarray]:
+    """Right answers of two classifiers: images that both, only the second, only the first and neither got right."""
+    counts = (both, second, first, neither)
+    return np.repeat([True, False, True, False], counts), np.repeat([True, True, False, False], counts)
+
+
+@pytest.mark.parametrize(
+    ("table", "low", "high"),
+    [
+        ((14, 5, 0, 22), 0.011, 0.226),  # Altman et al., Statistics with Confidence, 2000, table 6.2
+        ((59, 6, 16, 80), -0.1186, -0.0046),  # Cavo et al., 2012, in Fagerland et al., 2017, chapter 8
+    ],
+)
+def test_newcombes_paired_interval_is_the_published_one(
+    table: tuple[int, int, int, int], low: float, high: float
+) -> None:
+    assert paired_interval(*fourfold(*table)) == pytest.approx((low, high), abs=6e-4)
+
+
+def test_a_weak_positive_correlation_counts_as_none() -> None:
+    second, first = wilson_interval(2, 21), wilson_interval(8, 21)  # 1 * 12 - 1 * 7 is less than half of 21
+    below = np.hypot(2 / 21 - second[0], first[1] - 8 / 21)
+    assert paired_interval(*fourfold(1, 1, 7, 12))[0] == pytest.approx(-6 / 21 - below)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=80))
+def test_a_paired_interval_contains_the_difference_and_turns_with_its_sides(answers: list[tuple[bool, bool]]) -> None:
+    first, second = np.array(answers, bool).T
+    low, high = paired_interval(first, second)
+    assert -1 <= low <= second.mean() - first.mean() <= high <= 1
+    assert low < high
+    assert paired_interval(second, first) == pytest.approx((-high, -low))
+
+
+@pytest.mark.parametrize("table", [(60, 0, 0, 0), (0, 0, 0, 60), (50, 0, 0, 10)])
+def test_classifiers_that_always_agree_on_a_few_images_are_not_proved_equal(table: tuple[int, int, int, int]) -> None:
+    low, high = paired_interval(*fourfold(*table))
+    assert low == pytest.approx(-high)
+    assert 0.01 < high < 0.07
+
+
+def test_a_paired_interval_is_narrower_where_classifiers_err_on_the_same_images() -> None:
+    together, apart = (
+        np.diff(paired_interval(*fourfold(40, 5, 5, 10))),
+        np.diff(paired_interval(*fourfold(30, 15, 15, 0))),
+    )
+    assert together < 0.8 * apart
