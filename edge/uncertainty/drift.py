@@ -9,6 +9,7 @@ counts.
 
 import math
 import random
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -66,7 +67,9 @@ class Drift:
         if self._average and reference and inspection.outputs.features is not None:
             tiles = len(inspection.outputs.probabilities)
             tile = self._random.randrange(tiles)  # the deciding tile is the least ordinary one
-            doubts = self._check.doubts_of_tile(inspection, tile) if tiles > 1 else inspection.verdict.doubts
+            doubts: Sequence[str] = inspection.verdict.doubts
+            if tiles > 1 and "blank" not in doubts:
+                doubts = self._check.doubts_of_tile(inspection, tile)
             label = int(inspection.outputs.probabilities[tile].argmax())
             self._average.add(reference.standardised(inspection.outputs.features[tile], label), label, bool(doubts))
             self._measure(self._average, reference, inspection.model.manifest)

@@ -1,17 +1,19 @@
-"""Uncertainty of a verdict: low confidence, disagreeing encoders, or an image unlike any held-out image."""
+"""Uncertainty of a verdict: nothing to see, low confidence, disagreeing encoders, an image unlike any held-out one."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
 
-from edge.inference.outcomes import Verdict
+from edge.inference.outcomes import Box, Verdict
 from edge.inference.pipeline import Inspection
 from edge.inference.served_model import Model
+from edge.uncertainty.blank_frame import is_blank
 from edge.uncertainty.reference import disagreement, quantile
 
 Share = Annotated[float, Meta(ge=0, lt=1)]
-Doubt = Literal["confidence", "disagreement", "novelty"]
+Doubt = Literal["confidence", "disagreement", "novelty", "blank"]
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,6 +26,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     confidence: Annotated[float, Meta(ge=0, le=1)] | None = None  # least, of any class; None: the bundle's thresholds
     novelty: Share = 0.05
     disagreement: Share = 0.0
+    blank: bool = True  # doubt frames that show nothing: one gray, or noise
 
 
 class Limits(NamedTuple):
@@ -73,10 +76,12 @@ class UncertaintyCheck:
     def __call__(self, inspection: Inspection) -> Verdict:
         """The verdict with its doubts, its novelty and its encoders' disagreement, as far as the bundle gives them."""
         found = self._assess(inspection, inspection.tile, inspection.verdict.label, inspection.verdict.confidence)
+        if self._settings.blank and is_blank(inspection.tiled.photo, _region(inspection.tiled.boxes)):
+            found = found._replace(doubts=("blank", *found.doubts))
         return msgspec.structs.replace(inspection.verdict, **found._asdict())
 
     def doubts_of_tile(self, inspection: Inspection, tile: int) -> tuple[Doubt, ...]:
-        """Reasons to doubt a tile as if it were the whole frame."""
+        """Reasons to doubt a tile as if it were the whole frame; whether it is blank is left out."""
         row = inspection.outputs.probabilities[tile]
         return self._assess(
             inspection, tile, inspection.model.manifest.classes[int(row.argmax())], float(row.max())
@@ -105,3 +110,9 @@ class UncertaintyCheck:
 
 def _exceeds(value: float | None, limit: float | None) -> bool:
     return value is not None and limit is not None and value > limit
+
+
+def _region(boxes: Sequence[Box]) -> Box:
+    """The area that tiles cover, which begin at its top left and end at its bottom right."""
+    (left, top, *_), (last_left, last_top, width, height) = boxes[0], boxes[-1]
+    return Box(left, top, last_left + width - left, last_top + height - top)

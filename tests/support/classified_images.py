@@ -16,14 +16,15 @@ from edge.uncertainty.reference import Reference
 from tests.support.tiny_bundle import CLASSES, tiny_bundle
 
 SIZE = 16
+STRIPES = np.tile([6, 6, -6, -6], SIZE // 4)[:, None, None]  # without a mean: a frame of one colour would be blank
 CONFIDENCE = Confidence(images=60, coverage=0.95, accuracy=0.99, thresholds={"red": 0.8, "green": 0.8, "blue": 0.8})
 
 
 def picture(random: np.random.Generator, label: int, *, strong: float = 80, noise: float = 8) -> NDArray[np.uint8]:
-    """uint8 [SIZE, SIZE, 3]: gray with more of one colour."""
+    """uint8 [SIZE, SIZE, 3]: gray with more of one colour, in stripes."""
     color = np.full(3, 110.0)
     color[label] += strong
-    return np.clip(color + random.normal(0, noise, 3) + np.zeros((SIZE, SIZE, 1)), 0, 255).astype(np.uint8)
+    return np.clip(color + random.normal(0, noise, 3) + STRIPES + np.zeros((SIZE, SIZE, 1)), 0, 255).astype(np.uint8)
 
 
 def pictures(count: int, seed: int) -> NDArray[np.uint8]:

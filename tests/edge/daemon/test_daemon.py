@@ -19,7 +19,8 @@ from broker_config.broker.embedded import start_broker
 from tests.support.daemon_process import BLOCK_TORCH, daemon, start
 from tests.support.mosquitto import Mosquitto
 from tests.support.mqtt_subscriber import subscriber
-from tests.support.tiny_bundle import BLUE, CLASSES, GREEN, RED, tiny_bundle, tiny_probabilities
+from tests.support.tiny_bundle import BLUE, CLASSES, GREEN, RED, png, tiny_bundle, tiny_probabilities
+from trainer.data.drawn_surfaces import draw_images
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +73,15 @@ def test_bad_images_get_an_error_with_a_remedy_and_the_next_one_is_judged(bundle
             assert "part-8" in answer.json()["error"]
             assert answer.json()["remedy"]
         assert line.classify(RED).json()["label"] == "red"
+        assert line.end()[0] == 0
+
+
+def test_a_gray_frame_is_doubted_and_a_surface_is_not(bundle):
+    surface = io.BytesIO()
+    Picture.fromarray(draw_images(np.array([0]), 128, 1, 0)[0]).save(surface, "PNG")
+    with daemon(bundle) as line:
+        assert line.classify(png((130, 130, 130))).json()["doubts"] == ["blank"]
+        assert line.classify(surface.getvalue()).json()["doubts"] == []
         assert line.end()[0] == 0
 
 

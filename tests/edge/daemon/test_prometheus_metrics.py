@@ -83,7 +83,7 @@ def test_every_metric_stands_in_the_documentation(families: dict[str, Metric]) -
 
 def test_outcomes_are_counted_by_what_they_are(families: dict[str, Metric]) -> None:
     for label in ("red", "blue"):
-        flags = {"defect": "true", "doubted": "false", "source": "http"}
+        flags = {"defect": "true", "doubted": "true", "source": "http"}  # of one colour: blank
         assert value(families, "edge_node_verdicts", "_total", label=label, **flags) == 1
     assert value(families, "edge_node_failures", "_total", source="http") == 1
 
