@@ -1,5 +1,6 @@
 """A cell of a grid: one federation to simulate, and what it reached."""
 
+import math
 from typing import Literal
 
 import msgspec
@@ -7,6 +8,8 @@ from msgspec import UNSET, UnsetType
 
 from research.runner.cell import FederationCell
 from research.runner.tuning import Pool
+
+Metric = Literal["accuracy", "f1", "own", "everyone"]  # of `NodeResult`
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +65,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     machine: str  # processor or accelerator: times compare within one machine only
 
-    def mean(self, metric: Literal["accuracy", "f1"]) -> float:
-        """Mean over the nodes."""
-        return sum(float(getattr(node, metric)) for node in self.nodes) / len(self.nodes)
+    def mean(self, metric: Metric) -> float:
+        """Mean over the nodes; NaN if a node's result lacks it."""
+        values = [getattr(node, metric) for node in self.nodes]
+        return math.nan if UNSET in values else sum(values) / len(values)

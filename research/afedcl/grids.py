@@ -62,7 +62,14 @@ class Plan(NamedTuple):
     device: Device = "cpu"
 
     def setting(
-        self, dataset: str, partition: str, *, nodes: int = 5, samples: int = 10, pool: Pool = "report"
+        self,
+        dataset: str,
+        partition: str,
+        *,
+        nodes: int = 5,
+        samples: int = 10,
+        classes_per_node: int = 0,
+        pool: Pool = "report",
     ) -> Setting:
         """How a data set is shared."""
         return Setting(
@@ -71,7 +78,7 @@ class Plan(NamedTuple):
             partition=partition,
             nodes=nodes,
             samples=samples,
-            classes_per_node=DATASETS[dataset].classes_per_node,
+            classes_per_node=classes_per_node or DATASETS[dataset].classes_per_node,
             pool=pool,
         )
 
@@ -182,6 +189,23 @@ def fig10(plan: Plan) -> list[Cell]:
     return plan.cells(plan.disjoint(), [("afedcl", part) for part in parts])
 
 
+def joining(plan: Plan) -> list[Cell]:
+    """Joining with six images a node: tuning pool, where the rule that deploys is chosen, then report pool."""
+    pools: tuple[Pool, ...] = ("tuning", "report")
+    return [
+        cell
+        for pool in pools
+        for cell in plan.cells(
+            [
+                plan.setting(dataset, partition, samples=6, classes_per_node=3, pool=pool)
+                for dataset in plan.images
+                for partition in PARTITIONS
+            ],
+            [(method, {}) for method in ("local", "fedavg", "fedper", "afedcl")],
+        )
+    ]
+
+
 def factors(plan: Plan) -> list[Cell]:
     """One choice changed at a time, on images of the tuning pool, so that defaults may follow from it."""
     settings = [plan.setting(dataset, "disjoint", pool="tuning") for dataset in plan.images]
@@ -196,5 +220,5 @@ def factors(plan: Plan) -> list[Cell]:
 
 
 GRIDS: dict[str, Callable[[Plan], list[Cell]]] = {
-    each.__name__: each for each in (tune, table2, fig4, fig5, fig7, fig8, fig9, fig10, factors)
+    each.__name__: each for each in (tune, table2, fig4, fig5, fig7, fig8, fig9, fig10, joining, factors)
 }

@@ -11,6 +11,7 @@ TITLES = {
     "fig9": "Fig. 9: networks and numbers of nodes",
     "fig10": "Fig. 10: what each part is worth",
     "tune": "Tuning",
+    "joining": "Joining a federation or training alone",
     "factors": "What decides: one choice changed at a time",
 }
 PARTITIONS = ("disjoint", "dirichlet")

@@ -1,33 +1,38 @@
-"""Tables: accuracies beside the paper's, paired differences, mean ranks, trials, changed choices."""
+"""Tables: accuracies in three views beside the paper's, paired differences, mean ranks, trials, changed choices."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 
 import msgspec
 
-from research.afedcl import labels, reported
-from research.afedcl.cell import Finished
+from research.afedcl import joining_tables, labels, reported
+from research.afedcl.cell import Finished, Metric
 from research.afedcl.factors import difference
 from research.afedcl.panels import Panel, Series, X, arrange, gaps
 from research.runner import statistics
 from research.runner.tables import Table, format_difference, format_spread, mark_fewer
 
-NOT_RUN = "not run"
+NOT_RUN, NOT_STORED = "not run", "not stored"
+VIEWS: dict[Metric, str] = {"own": "own", "everyone": "all", "accuracy": "paper's view"}  # in the order of columns
+_ALONE = labels.METHODS["local"]
 _FACTORS = (
     "Entries: accuracy % on held-out images of the tuning pool, mean ± standard deviation over seeds of the mean over "
     "nodes at the last round, and macro F1 %; below, the difference from the base, paired by seed, 95 % interval."
 )
 _LEGEND = (
     "Entries: accuracy % on held-out images, mean ± standard deviation over seeds of the mean over nodes at the last "
-    "round; macro F1 % in brackets."
+    "round. *own*: each node's images, its own classes being the only candidates. *all*: all nodes' images, every "
+    "class of the data set being a candidate. *paper's view*: each node's images, yet every class being a candidate; "
+    "macro F1 % in brackets."
 )
 _FEWER = "[n] marks an entry of n seeds where others have more; a comparison uses the seeds that both sides have."
 
 
 def make(name: str, finished: Sequence[Finished]) -> tuple[list[str], list[Table]]:
     """What is to be known about an experiment's tables, and the tables."""
-    return {"tune": _tuning, "factors": _factors}.get(name, partial(_comparison, name))(finished)
+    return {"tune": _tuning, "factors": _factors, "joining": _joining}.get(name, partial(_comparison, name))(finished)
 
 
 def _comparison(name: str, finished: Sequence[Finished]) -> tuple[list[str], list[Table]]:
@@ -35,7 +40,10 @@ def _comparison(name: str, finished: Sequence[Finished]) -> tuple[list[str], lis
     panels = arrange(name, finished)
     shown = _as_in_paper(panels) if name == "table2" else panels
     made = [_accuracies(panel, with_paper=name == "table2") for panel in shown]
-    made += [_differences(panel) for panel in panels if len(panel.series) > 1]
+    for panel in panels:
+        alone = [each for each in panel.series if each.method == "local"]
+        made += [_differences(panel, 1, each) for each in alone if len(panel.series) > 1]
+        made += [_differences(panel, -1, panel.series[-1])] if len(panel.series) > 1 else []
     words = [_LEGEND, *([gaps(panels), _FEWER] if gaps(panels) else [])]
     if name == "table2":
         words.append("Below them what the paper prints.")
@@ -44,10 +52,20 @@ def _comparison(name: str, finished: Sequence[Finished]) -> tuple[list[str], lis
     if name == "fig4":
         told = " and ".join(f"{value} % for {variant}" for variant, value in reported.FIG_4.items())
         words.append(f"The paper tells {told}, in a setting that it does not state.")
-    if ranked := _ranks(panels):
-        words.append(ranked[0])
-        made.append(ranked[1])
+    if over_all := _over_all(panels):
+        words.append(over_all[0])
+        made.append(over_all[1])
+    if gains := joining_tables.gains(finished) if name in ("table2", "joining") else []:
+        words.append(joining_tables.GAINS)
+        made += gains
     return words, made
+
+
+def _joining(finished: Sequence[Finished]) -> tuple[list[str], list[Table]]:
+    """The comparison on the report pool, then what the rules give on the tuning pool."""
+    words, made = _comparison("joining", [each for each in finished if each.cell.setting.pool == "report"])
+    tuned = joining_tables.rules([each for each in finished if each.cell.setting.pool == "tuning"])
+    return ([*words, joining_tables.RULED] if tuned else words), [*made, *tuned]
 
 
 def _factors(finished: Sequence[Finished]) -> tuple[list[str], list[Table]]:
@@ -100,49 +118,80 @@ def _as_in_paper(panels: Sequence[Panel]) -> list[Panel]:
 
 
 def _accuracies(panel: Panel, *, with_paper: bool) -> Table:
-    def entry(series: Series, x: X) -> str:
+    def entry(series: Series, x: X, view: Metric) -> str:
         seeds = series.entries.get(x, {})
-        ours = _entry(seeds.values(), panel.seeds) if seeds else NOT_RUN
-        printed = reported.TABLE_II.get((panel.dataset, panel.partition, int(x), series.method)) if with_paper else None
+        ours = _entry(seeds.values(), panel.seeds, view) if seeds else NOT_RUN
+        if view != "accuracy" or not with_paper:
+            return ours
+        printed = reported.TABLE_II.get((panel.dataset, panel.partition, int(x), series.method))
         return f"{ours}\npaper {printed.accuracy:.2f} ({printed.f1:.2f})" if printed else ours
 
     return _table(panel.title, panel, panel.series, entry)
 
 
-def _differences(panel: Panel) -> Table:
-    *others, reference = panel.series
+def _differences(panel: Panel, sign: int, reference: Series) -> Table:
+    """Between each other series and the reference: minus it if `sign` is 1."""
 
-    def entry(series: Series, x: X) -> str:
-        difference = statistics.paired_difference(_by_seed(reference, x), _by_seed(series, x))
+    def entry(series: Series, x: X, view: Metric) -> str:
+        pair = _by_seed(series, x, view), _by_seed(reference, x, view)
+        difference = statistics.paired_difference(*pair[::sign])
         if difference is None:
-            return "no pair"
+            return "no pair" if series.entries.get(x) and reference.entries.get(x) else NOT_RUN
         return format_difference(difference) + mark_fewer(difference.pairs, panel.seeds)
 
-    title = f"{panel.title}: {reference.name} minus each other, percentage points, paired by seed, 95 % interval"
-    return _table(title, panel, others, entry)
+    what = f"each minus {reference.name}" if sign == 1 else f"{reference.name} minus each other"
+    title = f"{panel.title}: {what}, percentage points, paired by seed, 95 % interval"
+    return _table(title, panel, [each for each in panel.series if each is not reference], entry)
 
 
-def _table(title: str, panel: Panel, rows: Sequence[Series], entry: Callable[[Series, X], str]) -> Table:
-    columns = ["", *(panel.column(x) for x in panel.xs)]
-    return Table(title, columns, [[series.name, *(entry(series, x) for x in panel.xs)] for series in rows])
+def _table(title: str, panel: Panel, rows: Sequence[Series], entry: Callable[[Series, X, Metric], str]) -> Table:
+    """A column for each view at each x; of an x that has no cell only the paper's."""
+    columns: list[tuple[X, Metric]] = [
+        (x, view) for x in panel.xs for view in VIEWS if view == "accuracy" or any(x in each.entries for each in rows)
+    ]
+    heads = [f"{panel.column(x)}: {VIEWS[view]}" for x, view in columns]
+    return Table(title, ["", *heads], [[each.name, *(entry(each, *column) for column in columns)] for each in rows])
 
 
-def _ranks(panels: Sequence[Panel]) -> tuple[str, Table] | None:
-    """Over all settings and seeds, and what it leaves out; None if there is nothing to rank."""
-    values: dict[str, dict[Hashable, float]] = defaultdict(dict)
+def _over_all(panels: Sequence[Panel]) -> tuple[str, Table] | None:
+    """Means, differences and ranks over all settings and seeds, and what they leave out; None for a single method."""
+    results: dict[str, dict[Hashable, Finished]] = defaultdict(dict)
     for panel in panels:
         for series in panel.series:
             for x, seeds in series.entries.items():
                 for seed, result in seeds.items():  # a cell may stand in two panels
                     block = (result.cell.setting, result.cell.model, x if panel.across == "lambda" else None, seed)
-                    values[series.name][block] = result.mean("accuracy")
-    if len(values) < 2 or not (ranks := statistics.mean_ranks(values)).blocks:
+                    results[series.name][block] = result
+    if len(results) < 2:
+        return None
+    rows: dict[str, list[str]] = {name: [name] for name in results}
+    for view in VIEWS:
+        values = {
+            name: {block: 100 * each.mean(view) for block, each in found.items() if not math.isnan(each.mean(view))}
+            for name, found in results.items()
+        }
+        ranks = statistics.mean_ranks(values)
+        for name, entries in rows.items():
+            entries.extend(_summary(values, name, ranks) if ranks.blocks else [NOT_STORED] * 3)
+    if not ranks.blocks:
         return None
     left_out = f"; {ranks.left_out} more lack a method and are left out" if ranks.left_out else ""
-    words = f"Mean ranks are over {ranks.blocks} settings and seeds{left_out}."
-    return words, Table(
-        "Mean rank, 1 = best", ["", "mean rank"], [[name, f"{x:.2f}"] for name, x in ranks.mean.items()]
+    words = (
+        f"The last table is over {ranks.blocks} settings and seeds, which its intervals take as independent{left_out}."
     )
+    heads = [
+        f"{view}: {what}" for view in VIEWS.values() for what in ("mean", f"minus {_ALONE}", "mean rank, 1 = best")
+    ]
+    return words, Table("Over all settings and seeds", ["", *heads], [*rows.values()])
+
+
+def _summary(values: Mapping[str, Mapping[Hashable, float]], name: str, ranks: statistics.Ranks) -> list[str]:
+    """Mean, difference from training alone and mean rank, over the blocks that all have."""
+    common = set.intersection(*(set(each) for each in values.values()))
+    mean = statistics.spread(values[name][block] for block in common).mean
+    alone = {block: value for block, value in values.get(_ALONE, {}).items() if block in common}
+    difference = statistics.paired_difference(values[name], alone) if name != _ALONE else None
+    return [f"{mean:.1f}", format_difference(difference) if difference else "", f"{ranks.mean[name]:.2f}"]
 
 
 def _tuning(finished: Sequence[Finished]) -> tuple[list[str], list[Table]]:
@@ -168,14 +217,18 @@ def _tuning(finished: Sequence[Finished]) -> tuple[list[str], list[Table]]:
     return words, [Table("Best trials", ["", "trials", "best trial", "accuracy"], rows)]
 
 
-def _entry(results: Iterable[Finished], planned: int) -> str:
-    results = list(results)
+def _entry(results: Iterable[Finished], planned: int, view: Metric = "accuracy") -> str:
+    results = [each for each in results if not math.isnan(each.mean(view))]
+    if not results:
+        return NOT_STORED
     f1 = statistics.spread(100 * each.mean("f1") for each in results)
-    return f"{format_spread(_accuracies_of(results))} ({f1.mean:.1f}){mark_fewer(f1.size, planned)}"
+    told = f" ({f1.mean:.1f})" if view == "accuracy" else ""
+    return f"{format_spread([100 * each.mean(view) for each in results])}{told}{mark_fewer(f1.size, planned)}"
 
 
-def _by_seed(series: Series, x: X) -> Mapping[int, float]:
-    return {seed: 100 * each.mean("accuracy") for seed, each in series.entries.get(x, {}).items()}
+def _by_seed(series: Series, x: X, view: Metric) -> Mapping[int, float]:
+    means = {seed: 100 * each.mean(view) for seed, each in series.entries.get(x, {}).items()}
+    return {seed: mean for seed, mean in means.items() if not math.isnan(mean)}
 
 
 def _accuracies_of(results: Iterable[Finished]) -> list[float]:

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from scipy import stats
+
+B = TypeVar("B", bound=Hashable)  # seed, or a block of setting and seed
 
 
 class Spread(NamedTuple):
@@ -22,7 +24,7 @@ class Difference(NamedTuple):
     mean: float
     half: float
     pairs: int
-    left_out: int  # seeds that only one side has
+    left_out: int  # seeds or blocks that only one side has
 
 
 class Ranks(NamedTuple):
@@ -47,9 +49,9 @@ def spread(values: Iterable[float]) -> Spread:
     return Spread(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else math.nan, len(values))
 
 
-def paired_difference(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
-    """`first` minus `second`, seed by seed (Student's t); None if they have no seed in common."""
-    common = sorted(first.keys() & second.keys())
+def paired_difference(first: Mapping[B, float], second: Mapping[B, float]) -> Difference | None:
+    """`first` minus `second`, seed by seed or block by block (Student's t); None if they have none in common."""
+    common = sorted(first.keys() & second.keys(), key=str)
     if not common:
         return None
     mean, deviation, count = spread(first[seed] - second[seed] for seed in common)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from broker_config.protocol.messages import Option, Training
 from research.afedcl.cell import Cell, Finished, NodeResult, Setting
@@ -22,8 +23,10 @@ def finished(
     training: Training | None = None,
     model: str = "mobilenet_v2",
     history: dict[str, list[float | None]] | None = None,
+    own: float | UnsetType = UNSET,
+    everyone: float | UnsetType = UNSET,
 ) -> Finished:
-    """A cell whose nodes all reached `accuracy`; its F1 is two points lower."""
+    """A cell whose nodes all reached `accuracy` (and `own` and `everyone`); its F1 is two points lower."""
     cell = Cell(
         setting=setting,
         method=method,
@@ -36,7 +39,16 @@ def finished(
         seed=seed,
         torch="2.13.0",
     )
-    node = NodeResult(name="", trained={}, tested=60, accuracy=accuracy, f1=accuracy - 0.02, history=history or {})
+    node = NodeResult(
+        name="",
+        trained={},
+        tested=60,
+        accuracy=accuracy,
+        f1=accuracy - 0.02,
+        own=own,
+        everyone=everyone,
+        history=history or {},
+    )
     nodes = [msgspec.structs.replace(node, name=f"plant-{number + 1}") for number in range(setting.nodes)]
     return Finished(key=cell.key, cell=cell, nodes=nodes, seconds=1.0, machine="test")
 
@@ -63,3 +75,14 @@ def curves(*, adversarial: bool, seed: int, rounds: int = 20) -> dict[str, list[
     measured = [value if (number + 1) % 5 == 0 else None for number, value in enumerate(shares)]
     weights = [0.5 - 0.2 * loss for loss in losses]
     return {"L_D": [*losses], "A_k": [*weights], "accuracy": measured}
+
+
+def answering(cell: Finished, labels: Iterable[int], log_probabilities: np.ndarray) -> Finished:
+    """The cell, as if each node's held-out images had these labels and its model these outputs, [images, classes]."""
+    held_out = np.array([*labels], np.uint8)
+    outputs = log_probabilities.astype(np.float16).tobytes()
+    nodes = [
+        msgspec.structs.replace(node, tested=len(held_out), labels=held_out.tobytes(), log_probabilities=outputs)
+        for node in cell.nodes
+    ]
+    return msgspec.structs.replace(cell, nodes=nodes)

@@ -57,6 +57,7 @@ def test_every_method_has_the_same_budget_of_epochs(name: str) -> None:
 def test_only_what_is_no_result_sees_the_tuning_pool_and_nothing_else() -> None:
     pools = {name: {cell.setting.pool for cell in grid(plan())} for name, grid in GRIDS.items()}
     assert pools.pop("tune") == pools.pop("factors") == {"tuning"}
+    assert pools.pop("joining") == {"tuning", "report"}  # a rule is chosen on the one, and shown on the other
     assert all(found == {"report"} for found in pools.values())
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 from rich.console import Console
 
@@ -13,6 +14,7 @@ from tests.support.finished_cells import NEU, finished, scattered
 
 DIRICHLET = replace(NEU, partition="dirichlet")
 TUNING = replace(NEU, pool="tuning")
+NOT_STORED = ["not stored", "not stored"]  # own and all
 
 
 def shown(name: str, cells: list[Finished], folder: Path) -> str:
@@ -39,7 +41,30 @@ def row(text: str, title: str, name: str) -> list[str]:
 def test_an_entry_is_mean_deviation_and_f1_beside_the_papers_number(tmp_path: Path) -> None:
     text = shown("table2", [finished("fedavg", value, seed) for seed, value in enumerate((0.7, 0.8, 0.9))], tmp_path)
     assert row(text, "NEU-CLS, disjoint", "FedAvg") == [
-        "not run<br>paper 51.40 (62.83)", "80.0 ± 10.0 (78.0)<br>paper 58.60 (70.89)", "not run<br>paper 72.47 (80.86)"
+        "not run<br>paper 51.40 (62.83)",
+        *("not stored", "not stored", "80.0 ± 10.0 (78.0)<br>paper 58.60 (70.89)"),
+        "not run<br>paper 72.47 (80.86)",
+    ]
+
+
+def test_own_classes_and_all_of_them_stand_beside_the_papers_view(tmp_path: Path) -> None:
+    seeds = enumerate(((0.9, 0.5), (0.8, 0.4)))
+    cells = [finished("fedavg", 0.7, seed, own=own, everyone=everyone) for seed, (own, everyone) in seeds]
+    text = shown("table2", [*cells, finished("afedcl", 0.6), finished("afedcl", 0.6, 1)], tmp_path)
+    table = text.split("## NEU-CLS, disjoint\n")[1]
+    heads = [f"10 images a node: {view}" for view in ("own", "all", "paper's view")]
+    assert [each.strip() for each in table.strip().splitlines()[0].split("|")[3:6]] == heads
+    assert row(text, "NEU-CLS, disjoint", "FedAvg")[1:4] == [
+        "85.0 ± 7.1", "45.0 ± 7.1", "70.0 ± 0.0 (68.0)<br>paper 58.60 (70.89)"
+    ]  # fmt: skip
+    assert row(text, "NEU-CLS, disjoint", "AFedCL")[1:3] == ["not stored", "not stored"]
+
+
+def test_a_view_that_one_node_lacks_is_not_stored(tmp_path: Path) -> None:
+    cell = finished("fedavg", 0.7, own=0.9, everyone=0.5)
+    nodes = [replace(cell.nodes[0], own=UNSET), *cell.nodes[1:]]
+    assert row(shown("table2", [replace(cell, nodes=nodes)], tmp_path), "NEU-CLS, disjoint", "FedAvg")[1:3] == [
+        "not stored", "50.0"
     ]  # fmt: skip
 
 
@@ -49,7 +74,7 @@ def test_table_ii_has_all_methods_and_data_sets_of_the_paper_even_before_they_ar
     names = [line.split("|")[1].strip() for line in table.strip().splitlines()[2:]]
     assert names == ["No-FL", "FedAvg", "FedProx", "FedBN", "FedPer", "FedRep", "Ditto", "FedALA", "AFedCL"]
     assert row(text, "GC10-DET, Dirichlet", "AFedCL")[0] == "not run<br>paper 80.46 (75.74)"
-    assert row(text, "NEU-CLS, disjoint", "FedBN") == ["not run", "80.0 (78.0)", "not run"]  # not in the paper
+    assert row(text, "NEU-CLS, disjoint", "FedBN")[2:] == ["not stored", "80.0 (78.0)", "not run"]  # not in the paper
     assert "GC10-DET is not run: its images could not be had." in text
 
 
@@ -63,31 +88,45 @@ def test_every_method_is_compared_with_afedcl_by_paired_differences(tmp_path: Pa
     cells = [finished("local", value, seed) for seed, value in enumerate((0.8, 0.4, 0.5))]
     cells += [finished("afedcl", value, seed) for seed, value in enumerate((0.9, 0.6, 0.8))]
     title = "NEU-CLS, disjoint: AFedCL minus each other, percentage points, paired by seed, 95 % interval"
-    assert row(shown("table2", cells, tmp_path), title, "No-FL") == ["+20.0 ± 24.8"]  # 4.3027 * 10 / sqrt(3)
+    found = row(shown("table2", cells, tmp_path), title, "No-FL")
+    assert found == ["no pair", "no pair", "+20.0 ± 24.8"]  # 4.3027 * 10 / sqrt(3)
+
+
+def test_every_method_is_compared_with_training_alone_in_each_view(tmp_path: Path) -> None:
+    cells = [finished("local", 0.5, seed, own=0.8, everyone=0.3) for seed in range(3)]
+    cells += [finished("fedavg", 0.4, seed, own=0.9, everyone=0.5) for seed in range(3)]
+    cells += [finished("afedcl", 0.5, seed, own=0.7, everyone=0.3) for seed in range(3)]
+    title = "NEU-CLS, disjoint: each minus No-FL, percentage points, paired by seed, 95 % interval"
+    text = shown("table2", cells, tmp_path)
+    assert row(text, title, "FedAvg") == ["+10.0 ± 0.0", "+20.0 ± 0.0", "-10.0 ± 0.0"]
+    assert row(text, title, "AFedCL") == ["-10.0 ± 0.0", "+0.0 ± 0.0", "+0.0 ± 0.0"]
 
 
 def test_fewer_seeds_are_marked_and_left_out_of_comparisons(tmp_path: Path) -> None:
     cells = [*scattered(["local", "afedcl"], 3), *scattered(["fedavg"], 2)]
     text = shown("table2", cells, tmp_path)
-    assert "[2]" in row(text, "NEU-CLS, disjoint", "FedAvg")[1]
+    assert "[2]" in row(text, "NEU-CLS, disjoint", "FedAvg")[3]
     title = "NEU-CLS, disjoint: AFedCL minus each other, percentage points, paired by seed, 95 % interval"
-    assert row(text, title, "FedAvg")[0].endswith(" [2]")
-    assert not row(text, title, "No-FL")[0].endswith("]")
+    assert row(text, title, "FedAvg")[2].endswith(" [2]")
+    assert not row(text, title, "No-FL")[2].endswith("]")
     assert "Fewer than 3 seeds: FedAvg in NEU-CLS, disjoint, 10 images a node (2)." in text
-    assert "Mean ranks are over 2 settings and seeds; 1 more lack a method and are left out." in text
+    assert "over 2 settings and seeds, which its intervals take as independent; 1 more lack a method" in text
 
 
-def test_ranks_are_means_over_settings_and_seeds(tmp_path: Path) -> None:
+def test_means_differences_and_ranks_over_all_settings_and_seeds(tmp_path: Path) -> None:
     ranked = {NEU: (0.9, 0.8, 0.7), DIRICHLET: (0.5, 0.6, 0.7)}
     cells = [
-        finished(method, value, setting=setting)
+        finished(method, value, setting=setting, own=value + 0.1, everyone=0.5)
         for setting, values in ranked.items()
         for method, value in zip(("local", "ditto", "afedcl"), values, strict=True)
     ]
     text = shown("fig9", cells, tmp_path)
-    found = [row(text, "Mean rank, 1 = best", name)[0] for name in ("No-FL", "Ditto", "AFedCL")]
-    assert found == ["2.00", "2.00", "2.00"]
-    assert "over 2 settings and seeds." in text  # fig9 shows each in two panels
+    assert "over 2 settings and seeds" in text  # fig9 shows each in two panels
+    # Differences -10 and +10: mean 0, deviation 14.1, t = 12.706 with one degree of freedom: 12.706 * 14.1 / sqrt(2).
+    assert row(text, "Over all settings and seeds", "Ditto") == [
+        "80.0", "+0.0 ± 127.1", "2.00", "50.0", "+0.0 ± 0.0", "2.00", "70.0", "+0.0 ± 127.1", "2.00"
+    ]  # fmt: skip
+    assert row(text, "Over all settings and seeds", "No-FL")[:3] == ["80.0", "", "2.00"]
 
 
 def test_the_conditions_stand_above_the_tables(tmp_path: Path) -> None:
@@ -98,8 +137,8 @@ def test_the_conditions_stand_above_the_tables(tmp_path: Path) -> None:
 def test_fig4_compares_the_variants_and_tells_the_papers_numbers(tmp_path: Path) -> None:
     cells = [finished("afedcl", 0.5 + lam, seed, options={"lambda": lam}) for lam in (0.0, 0.1) for seed in range(2)]
     text = shown("fig4", cells, tmp_path)
-    assert row(text, "NEU-CLS, disjoint", "AFedCL without adversarial update") == ["50.0 ± 0.0 (48.0)"]
-    assert row(text, "NEU-CLS, disjoint", "AFedCL") == ["60.0 ± 0.0 (58.0)"]
+    assert row(text, "NEU-CLS, disjoint", "AFedCL without adversarial update")[2] == "50.0 ± 0.0 (48.0)"
+    assert row(text, "NEU-CLS, disjoint", "AFedCL")[2] == "60.0 ± 0.0 (58.0)"
     assert "54.68 % for AFedCL without adversarial update and 70.75 % for AFedCL" in text
 
 
@@ -110,17 +149,20 @@ def test_fig8_has_a_column_for_each_lambda(tmp_path: Path) -> None:
         for lam in (1.0, 0.01)
     ]
     text = shown("fig8", cells, tmp_path)
-    assert "|  | lambda 0.01 | lambda 1 |" in text
-    assert row(text, "NEU-CLS, disjoint, 10 images a node", "Ditto") == ["50.1 (48.1)", "60.0 (58.0)"]
+    assert "|  | lambda 0.01: own | lambda 0.01: all | lambda 0.01: paper's view | lambda 1: own |" in text
+    assert row(text, "NEU-CLS, disjoint, 10 images a node", "Ditto")[2::3] == ["50.1 (48.1)", "60.0 (58.0)"]
 
 
 def test_fig9_has_networks_and_then_numbers_of_nodes(tmp_path: Path) -> None:
     cells = [finished("afedcl", 0.6, model=model) for model in ("mobilenet_v2", "resnet18", "resnet50")]
     cells += [finished("afedcl", 0.7, setting=replace(NEU, nodes=k, samples=n)) for k, n in ((2, 25), (10, 5))]
     text = shown("fig9", cells, tmp_path)
-    assert "|  | mobilenet_v2 | resnet18 | resnet50 |" in text
-    assert "|  | 2 nodes | 5 nodes | 10 nodes |" in text
-    assert row(text, "NEU-CLS, disjoint, 50 images in all", "AFedCL") == ["70.0 (68.0)", "60.0 (58.0)", "70.0 (68.0)"]
+    found = [row(text, f"NEU-CLS, disjoint, {images}", "")[::3] for images in ("10 images a node", "50 images in all")]
+    assert found == [
+        ["mobilenet_v2: own", "resnet18: own", "resnet50: own"], ["2 nodes: own", "5 nodes: own", "10 nodes: own"]
+    ]  # fmt: skip
+    figures = row(text, "NEU-CLS, disjoint, 50 images in all", "AFedCL")[2::3]
+    assert figures == ["70.0 (68.0)", "60.0 (58.0)", "70.0 (68.0)"]
 
 
 def test_tuning_tells_each_methods_trials_and_its_best(tmp_path: Path) -> None:
@@ -180,8 +222,11 @@ def test_variants_that_nothing_else_tells_apart_are_named_by_what_they_differ_in
         finished("afedcl", 0.2),
     ]
     text = shown("fig10", cells, tmp_path)
-    assert row(text, "NEU-CLS, disjoint", "FedAvg (epochs 3)") == ["50.0 (48.0)"]  # 0 = the spec's local_epochs
-    assert row(text, "NEU-CLS, disjoint", "FedAvg (epochs 6)") == ["56.0 (54.0)"]
+    assert row(text, "NEU-CLS, disjoint", "FedAvg (epochs 3)") == [
+        *NOT_STORED,
+        "50.0 (48.0)",
+    ]  # 0 = the spec's local_epochs
+    assert row(text, "NEU-CLS, disjoint", "FedAvg (epochs 6)") == [*NOT_STORED, "56.0 (54.0)"]
     table = text.split("## NEU-CLS, disjoint\n")[1].split("\n## ")[0]
     assert [line.split("|")[1].strip() for line in table.strip().splitlines()[-2:]] == ["somebodys", "AFedCL"]
 
