@@ -8,6 +8,8 @@ import onnx
 
 from broker_config.protocol.errors import UsageError
 from edge.bundle import bundle_format
+from edge.inference.tiling import View
+from edge.uncertainty.performance import held_out_performance
 from export import held_out
 from export.bundle_signing import Signer
 from export.distillation import average_encoders, distil
@@ -96,13 +98,16 @@ def export(
         if optimisations.int8:
             graph = _try_int8(model, graph, finder.training(source, metadata), report)
         target = folder / metadata.node
-        if isinstance(found := model.held_out, str):
+        if isinstance(reason := model.held_out, str):
             report(
                 progress.Note(
-                    text=f"{metadata.node} gets no calibration, and will notice neither novelty nor drift: {found}"
+                    text=f"{metadata.node} gets no calibration, and will notice neither novelty nor drift: {reason}"
                 )
             )
-        _write_bundle(target, model, graph, signing)
+        manifest = _write_bundle(target, model, graph, signing)
+        if found := held_out_performance(manifest, View()):
+            for text in (str(found), *found.warnings):
+                report(progress.Note(text=f"{metadata.node}: {text}"))
         written.append(Exported(target, metadata.node, graph.difference))
         report(
             progress.Exported(
@@ -196,7 +201,10 @@ def _try_int8(model: _Model, graph: _Graph, training: LabelledImages, report: pr
     return graph._replace(content=content, precision="int8")
 
 
-def _write_bundle(folder: Path, model: _Model, graph: _Graph, signing: bundle_format.Signing | None) -> None:
+def _write_bundle(
+    folder: Path, model: _Model, graph: _Graph, signing: bundle_format.Signing | None
+) -> bundle_format.Manifest:
+    """Write the bundle of a graph."""
     metadata, content, sure, reference = model.metadata, graph.content, None, None
     if not isinstance(model.held_out, str):
         sure = held_out.calibrate_confidence(content, model.held_out, metadata)
@@ -221,7 +229,9 @@ def _write_bundle(folder: Path, model: _Model, graph: _Graph, signing: bundle_fo
     )
     [probabilities] = running.run(["probabilities"], {"image": golden})[0].tolist()
     tolerance = TOLERANCE if graph.precision == "int8" else bundle_format.TOLERANCE
-    bundle_format.write_bundle(folder, description, content, golden[0], probabilities, signing, reference, tolerance)
+    return bundle_format.write_bundle(
+        folder, description, content, golden[0], probabilities, signing, reference, tolerance
+    )
 
 
 def _check_nodes(names: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.bundle.bundle_format import Confidence
+from edge.bundle.bundle_format import Confidence, HeldOut
 
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.int64]
@@ -15,33 +15,38 @@ MIN_IMAGES = 10  # held-out images, below which nothing is said
 MAX_ERROR_RATE = 0.01  # largest share of a class's verdicts that may be accepted and wrong
 _MIN_CLASS_IMAGES = 5  # images taken for a class, below which it has no threshold of its own
 _FOLDS = 5
+_MOST_HELD_OUT = 2000  # images whose outputs a bundle keeps: 60 kB for ten classes
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 0.05, 20.0  # temperatures
 
 
 def calibrate(logits: Floats, labels: Labels, classes: Sequence[str]) -> Confidence:
     """What logits [n, C] of n >= MIN_IMAGES held-out images tell of the confidence.
 
-    Temperature and thresholds come from all of the images. Coverage and accuracy are cross-fitted: each image is
-    accepted or not by thresholds that the others gave. Logits are as good as log-probabilities.
+    Temperature and thresholds come from all of the images. Coverage, accuracy and the outputs that the bundle keeps are
+    cross-fitted: each image is judged by temperature and thresholds that the others gave. Logits are as good as
+    log-probabilities.
 
     ValueError for fewer images.
     """
     if len(labels) < MIN_IMAGES:
         raise ValueError(f"a calibration takes at least {MIN_IMAGES} images")
     divisor, least = _fit(logits, labels)
-    accepted = np.zeros(len(labels), bool)
+    accepted, probabilities = np.zeros(len(labels), bool), np.zeros(logits.shape)
     fold = np.argsort(np.argsort(labels, kind="stable")) % _FOLDS  # each has its share of every class
     for number in range(_FOLDS):
         judged = fold == number
         scale, limits = _fit(logits[~judged], labels[~judged])
-        accepted[judged] = softmax(logits[judged] / scale).max(1) >= limits[logits[judged].argmax(1)]
+        probabilities[judged] = softmax(logits[judged] / scale)
+        accepted[judged] = probabilities[judged].max(1) >= limits[logits[judged].argmax(1)]
     right = logits.argmax(1) == labels
+    some = np.linspace(0, len(labels) - 1, min(len(labels), _MOST_HELD_OUT)).astype(int)
     return Confidence(
         images=len(labels),
         temperature=divisor,
         coverage=float(accepted.mean()),
         accuracy=float(right[accepted].mean()) if accepted.any() else 0.0,
         thresholds=dict(zip(classes, least.tolist(), strict=True)),
+        held_out=HeldOut.of(labels[some], probabilities[some], accepted[some]),
     )
 
 

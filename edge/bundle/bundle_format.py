@@ -74,6 +74,34 @@ class Golden(Struct, frozen=True, kw_only=True):
     tolerance: Annotated[float, Meta(gt=0, le=0.1)] = TOLERANCE
 
 
+class HeldOut(Struct, frozen=True, kw_only=True):
+    """Outputs for held-out images, cross-fitted: temperature and thresholds of each come from the others.
+
+    They tell a line what errors its own threshold brings. As private as the model.
+    """
+
+    labels: bytes  # uint16 [n], little-endian as all of it: positions in `classes`
+    probabilities: bytes  # float16 [n, classes]
+    accepted: bytes  # uint8 [n]: 1 if the verdict reaches the threshold of its class, else 0
+
+    @staticmethod
+    def of(labels: NDArray[np.int64], probabilities: NDArray[np.floating], accepted: NDArray[np.bool_]) -> "HeldOut":
+        """From labels [n], probabilities [n, classes] and whether each verdict is accepted [n]."""
+        return HeldOut(
+            labels=labels.astype("<u2").tobytes(),
+            probabilities=probabilities.astype("<f2").tobytes(),
+            accepted=accepted.astype("u1").tobytes(),
+        )
+
+    def arrays(self, classes: int) -> tuple[NDArray[np.uint16], NDArray[np.float32], NDArray[np.bool_]]:
+        """Labels [n], probabilities [n, classes] and whether each is accepted [n]; ValueError if they do not fit."""
+        labels, accepted = np.frombuffer(self.labels, "<u2"), np.frombuffer(self.accepted, "u1") > 0
+        probabilities = np.frombuffer(self.probabilities, "<f2").astype(np.float32).reshape(-1, classes)
+        if not len(labels) == len(accepted) == len(probabilities) > 0 or labels.max() >= classes:
+            raise ValueError("not a label, a decision and one probability a class for each image")
+        return labels, probabilities, accepted
+
+
 class Confidence(Struct, frozen=True, kw_only=True):
     """How far the model's confidence can be trusted, measured on the node's held-out images."""
 
@@ -82,6 +110,7 @@ class Confidence(Struct, frozen=True, kw_only=True):
     coverage: float = 1.0  # share of them that reach the threshold of their class
     accuracy: float = 0.0  # of the model on that share
     thresholds: dict[str, float] = {}  # least confidence of each class
+    held_out: HeldOut | None = None  # of these images, or of some if they are many
 
 
 class Reference(Struct, frozen=True, kw_only=True):
@@ -300,6 +329,13 @@ def parse_manifest(folder: Path, content: bytes) -> Manifest:
             f"{path} contradicts itself: no {CLASSIFIER}, or not one golden probability for each class",
             "export the model again",
         )
+    if manifest.confidence and manifest.confidence.held_out:
+        try:
+            manifest.confidence.held_out.arrays(len(manifest.classes))
+        except ValueError as error:
+            raise BundleError(
+                f"{path} contradicts itself: its held-out images do not fit ({error})", "export the model again"
+            ) from error
     return manifest
 
 

@@ -45,6 +45,7 @@ TABLES = """
 #[view]
 #roi = [200, 0, 1600, 1080]         # left, top, width, height, in the frame's pixels
 #tile = 256                         # side of a tile, likewise
+#missed_cost = 5.0                  # what a missed defect costs, in false rejects
 
 #[[sources]]
 #kind = "video"                     # or "folder", "mqtt"

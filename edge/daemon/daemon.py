@@ -31,6 +31,7 @@ from edge.inference import native_memory
 from edge.inference.pipeline import Pipeline
 from edge.registry.bundle_store import line_store
 from edge.registry.rollout import Rollout
+from edge.uncertainty.performance import held_out_performance
 
 if TYPE_CHECKING:
     from edge.bundle.verification import Verifier
@@ -104,6 +105,7 @@ async def _run(
         asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, number)
     reloader.on_failure = partial(events.put_nowait, _ENDED)
     await reloader.apply(settings)
+    _describe_model(pipeline)
     server = Server(app, lambda: _announce(listener, manager, status(pipeline, reloader.dispatcher)))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     serving.add_done_callback(lambda _: events.put_nowait(_ENDED))
@@ -147,6 +149,17 @@ def _listen(host: str, port: int) -> socket.socket:
             "stop the program that holds the port, or take another with --port (0: any that is free)",
         ) from error
     return listener
+
+
+def _describe_model(pipeline: Pipeline) -> None:
+    """Say what the bundle's held-out images tell of the model under the line's view."""
+    manifest = pipeline.model.manifest
+    found = held_out_performance(manifest, pipeline.view)
+    if found is None:
+        return
+    sys.stderr.write(f"{manifest.id}: {found}\n")  # always: the log begins with warnings
+    for text in found.warnings:
+        _log.warning("%s: %s", manifest.id, text)
 
 
 def _announce(listener: socket.socket, manager: ServiceManager, state: str) -> None:

@@ -9,6 +9,7 @@ from edge.daemon.prometheus_metrics import Reading
 from edge.inference.pipeline import Monitor, Pipeline
 from edge.uncertainty.drift import Drift
 from edge.uncertainty.image_retention import ImageRetention
+from edge.uncertainty.performance import held_out_performance
 from edge.uncertainty.uncertainty_check import UncertaintyCheck
 
 
@@ -60,7 +61,23 @@ class Monitors:
             self._keep.close()
 
     def readings(self) -> Iterator[Reading]:
-        """Drift, doubt and lost images, for Prometheus."""
+        """Drift, doubt, lost images, and what the model's held-out images tell of it, for Prometheus."""
+        if found := held_out_performance(self._pipeline.model.manifest, self._pipeline.view):
+            for name, text, share in (
+                (
+                    "model_accuracy_ratio",
+                    "Share of the model's held-out images that it classifies right",
+                    found.accuracy,
+                ),
+                ("model_missed_ratio", "Share of those with a defect that it calls good", found.missed),
+                (
+                    "model_false_reject_ratio",
+                    "Share of those without a defect that it calls defective",
+                    found.false_rejects,
+                ),
+            ):
+                if share:
+                    yield Reading(GaugeMetricFamily, name, text, share.share)
         if drift := self._drift:
             gauge = GaugeMetricFamily
             yield Reading(gauge, "drifted", "1 while there is an alarm about drift", drift.drifted)

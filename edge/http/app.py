@@ -24,6 +24,7 @@ from edge.inference.outcomes import Failure
 from edge.inference.pipeline import BrokenModelError, Frame, Pipeline
 from edge.inference.predictor import Outputs
 from edge.inference.served_model import Model
+from edge.uncertainty.performance import held_out_performance
 
 BATCH = 8  # images of a request computed at once; other requests are served in between
 _INLINE = 1 << 16  # bytes of JSON parsed on the event loop, which takes less than a millisecond
@@ -130,6 +131,7 @@ class App:
             "classes": manifest.classes,
             "model": f"/v2/models/{manifest.node}",
             "classify": "POST an image file's bytes to /classify?name=NAME",
+            "performance": held_out_performance(manifest, self._pipeline.view),
             "verified": bool(model.expiry_dates),
             "expires": dict(model.expiry_dates),
             "warnings": expiry_warnings(model.expiry_dates, datetime.now(UTC)),

@@ -19,7 +19,8 @@ class View(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tile: Annotated[int, Meta(ge=0)] = 0  # side of a tile in the frame's pixels; 0: the region as a whole
     overlap: Annotated[float, Meta(ge=0, le=0.9)] = 0.25  # of a tile with the next one
     no_defect: str | None = None  # the class that means no defect; None: "no_defect", if the model has it
-    threshold: Annotated[float, Meta(ge=0, le=1)] = 0.0  # confidence from which on a tile counts as a defect
+    missed_cost: Annotated[float, Meta(gt=0)] = 1.0  # of a missed defect, in false rejects: sets the threshold
+    threshold: Annotated[float, Meta(ge=0, le=1)] | None = None  # probability from which on a tile counts as a defect
     least_tiles: Annotated[int, Meta(ge=1)] = 1  # tiles with a defect that make the part defective
 
 

@@ -85,6 +85,26 @@ def test_a_class_that_was_hardly_ever_predicted_has_the_threshold_of_all():
     assert found.thresholds["d"] == pytest.approx(find_threshold(sure, logits.argmax(1) == labels))
 
 
+def test_the_outputs_that_a_bundle_keeps_are_those_of_models_that_have_not_seen_the_image():
+    logits, labels = judged(60, 3, scale=2)
+    found = calibrate(logits, labels, CLASSES)
+    assert found.held_out is not None
+    kept, probabilities, accepted = found.held_out.arrays(len(CLASSES))
+    assert kept.tolist() == labels.tolist()
+    assert accepted.mean() == pytest.approx(found.coverage)
+    assert (probabilities.argmax(1) == labels)[accepted].mean() == pytest.approx(found.accuracy)
+    fold = np.argsort(np.argsort(labels, kind="stable")) % 5
+    others = fold != fold[7]
+    scale = fit_temperature(logits[others], labels[others])
+    assert probabilities[7] == pytest.approx(softmax(logits[7] / scale), abs=1e-3)
+
+
+def test_of_very_many_images_a_bundle_keeps_some():
+    held_out = calibrate(*judged(2500, 1), CLASSES).held_out
+    assert held_out is not None
+    assert len(held_out.accepted) == 2000
+
+
 def test_too_few_images_say_nothing():
     with pytest.raises(ValueError, match="at least"):
         calibrate(*judged(MIN_IMAGES - 1, 0), CLASSES)

@@ -86,7 +86,10 @@ def test_the_bundle_says_how_sure_a_verdict_must_be_and_what_that_is_worth(writt
     assert confidence.images == IMAGES
     assert set(confidence.thresholds) == set(CLASSES)
     assert 0 < confidence.coverage <= 1
-    assert not written.notes
+    told, warned = written.notes
+    assert told.startswith("plant-1: accuracy 80.0% (63 to 90; 24 of 30), with 95 % intervals; in doubt 53%")
+    assert "no class means no defect" in told
+    assert warned == "plant-1: 53% of its verdicts are in doubt: a person must look at most images"
 
 
 def test_the_bundle_holds_how_the_graph_saw_the_images_and_a_line_measures_with_it(written):

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image as Picture
 
 from broker_config.broker.embedded import start_broker
+from edge.bundle.bundle_format import Confidence, HeldOut
 from tests.support.daemon_process import BLOCK_TORCH, daemon, start
 from tests.support.mosquitto import Mosquitto
 from tests.support.mqtt_subscriber import subscriber
@@ -83,6 +84,23 @@ def test_a_gray_frame_is_doubted_and_a_surface_is_not(bundle):
         assert line.classify(png((130, 130, 130))).json()["doubts"] == ["blank"]
         assert line.classify(surface.getvalue()).json()["doubts"] == []
         assert line.end()[0] == 0
+
+
+def test_the_daemon_tells_the_errors_of_its_model_and_warns_of_a_poor_one(tmp_path):
+    labels = np.repeat([0, 1, 2], 10)
+    probabilities = np.full((30, 3), 0.2)
+    probabilities[np.arange(30), [*[0] * 8, 1, 2, *[1] * 9, 0, *[1] * 5, *[2] * 5]] = 0.6
+    held_out = HeldOut.of(labels, probabilities, np.arange(30) % 3 == 0)
+    classes = ("no_defect", "scratch", "dent")
+    confidence = Confidence(images=30, held_out=held_out)
+    with daemon(tiny_bundle(tmp_path / "bundle", classes=classes, confidence=confidence).folder) as line:
+        assert "tiny@1: accuracy 73.3% (56 to 86; 22 of 30), with 95 % intervals; in doubt 67%" in line.said
+        assert "missed defects 5.0% (1 to 24; 1 of 20), false rejects 20.0% (6 to 51; 2 of 10)" in line.said
+        assert "67% of its verdicts are in doubt" in line.said
+        found = line.client.get("/").json()["performance"]
+        assert (found["missed"]["count"], found["false_rejects"]["images"]) == (1, 10)
+        assert "edge_node_model_missed_ratio 0.05\n" in line.client.get("/metrics").text
+        assert line.end() == (0, "", "")
 
 
 def test_a_body_announced_as_too_large_does_not_hold_up_others(bundle):

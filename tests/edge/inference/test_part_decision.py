@@ -15,7 +15,7 @@ from broker_config.protocol.errors import UsageError
 from edge.inference import tiling as cutting
 from edge.inference.image_decoding import ImageError, Photo, read_image
 from edge.inference.outcomes import Box, Failure, Outcome, Verdict
-from edge.inference.part_decision import check_no_defect_class, decide
+from edge.inference.part_decision import check_no_defect_class, decide, defect_threshold
 from edge.inference.pipeline import Frame, Pipeline
 from edge.inference.served_model import load_model
 from edge.inference.tiling import View, cut_tiles, region_of_interest, tile_boxes
@@ -161,11 +161,36 @@ def test_a_part_without_a_defect_is_as_sure_as_its_least_sure_tile():
 
 def test_a_tile_below_the_threshold_counts_as_no_defect_but_lowers_the_confidence():
     scores = rows((0.9, 0.1, 0.0), (0.3, 0.6, 0.1))
-    assert decide(*scores, CLASSES, View(threshold=0.6)).defect
-    found = decide(*scores, CLASSES, View(threshold=0.61))
+    assert decide(*scores, CLASSES, View(threshold=0.69)).defect  # 0.6 + 0.1
+    found = decide(*scores, CLASSES, View(threshold=0.71))
     assert (found.tile, found.label, found.defect) == (1, "no_defect", False)
     assert found.tiles[1].label == "scratch"
     assert not found.tiles[1].defect
+
+
+def test_defects_that_are_likelier_together_than_no_defect_make_one_named_by_the_likeliest():
+    found = decide(*rows((0.4, 0.25, 0.35)), CLASSES, View())
+    assert (found.label, found.defect) == ("dent", True)
+    found = decide(*rows((0.8, 0.15, 0.05)), CLASSES, View(missed_cost=5))
+    assert (found.label, found.defect) == ("scratch", True)
+
+
+@given(st.floats(0.01, 0.99), st.floats(0.05, 50))
+def test_the_decision_is_the_one_that_is_expected_to_cost_less(defect, cost):
+    expected = {True: 1 - defect, False: cost * defect}  # false rejects if it is good, missed defects if it is not
+    if abs(expected[True] - expected[False]) > 1e-4:
+        found = decide(*rows((1 - defect, defect, 0.0)), CLASSES, View(missed_cost=cost))
+        assert found.defect == (expected[True] < expected[False])
+
+
+def test_a_threshold_by_hand_stands_and_a_cost_beside_it_or_without_effect_is_refused():
+    assert defect_threshold(View(threshold=0.9), CLASSES) == 0.9
+    assert defect_threshold(View(), CLASSES) == 0.5
+    assert defect_threshold(View(), ("crack", "dent")) == 0
+    with pytest.raises(UsageError, match=r"both threshold = 0\.9 and missed_cost = 5"):
+        check_no_defect_class(View(threshold=0.9, missed_cost=5), CLASSES)
+    with pytest.raises(UsageError, match="missed_cost = 5 has no effect"):
+        check_no_defect_class(View(missed_cost=5), ("crack", "dent"))
 
 
 def test_as_many_tiles_as_asked_make_a_part_defective_or_all_when_there_are_fewer():

@@ -1,0 +1,153 @@
+"""Performance of a model on labelled images: accuracy, doubts, missed defects and false rejects, with intervals."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from edge.bundle.bundle_format import HeldOut, Manifest
+from edge.inference.outcomes import Box
+from edge.inference.part_decision import decide, no_defect_class
+from edge.inference.tiling import View
+from edge.terminal.formatting import pluralize
+
+_CONFUSIONS = 3  # that a sentence tells
+_NORMAL = 1.959964  # quantile of the normal distribution for 95 %
+
+
+class Proportion(Struct, frozen=True, kw_only=True):
+    """A share of images with its 95 % interval (Wilson 1927)."""
+
+    share: float
+    low: float
+    high: float
+    count: int
+    images: int
+
+    @staticmethod
+    def of(outcomes: Iterable[bool]) -> "Proportion | None":
+        """The share of those that are true; None if there are none at all."""
+        found = list(outcomes)
+        if not found:
+            return None
+        count, images = sum(found), len(found)
+        low, high = wilson_interval(count, images)
+        return Proportion(share=count / images, low=low, high=high, count=count, images=images)
+
+    def __str__(self) -> str:
+        return f"{self.share:.1%} ({100 * self.low:.0f} to {100 * self.high:.0f}; {self.count} of {self.images})"
+
+
+def wilson_interval(correct: int, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of `correct` among `count`."""
+    z, share = _NORMAL, correct / count
+    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return min(share, centre - half), max(share, centre + half)  # the interval contains the share in spite of rounding
+
+
+class Labelled(NamedTuple):
+    """A verdict on an image whose class is known."""
+
+    truth: str
+    label: str  # of the verdict
+    defect: bool  # likewise
+    doubted: bool
+
+
+class Performance(Struct, frozen=True, kw_only=True):
+    """What verdicts on labelled images are worth."""
+
+    accuracy: Proportion
+    in_doubt: Proportion
+    accepted: Proportion | None  # accuracy of verdicts that are not in doubt; None if all are
+    missed: Proportion | None  # of images with a defect: called good. None without a class that means no defect
+    false_rejects: Proportion | None  # of images without a defect: called defective. Likewise, or if there are none
+    guessing: float  # accuracy of whoever always names the commonest class; if there is but one, by chance
+    confusion: dict[str, dict[str, int]]  # by true class, then by the verdict's
+
+    @property
+    def warnings(self) -> list[str]:
+        """What somebody should know before relying on the model."""
+        found = []
+        if self.in_doubt.share > 0.5:
+            found.append(f"{self.in_doubt.share:.0%} of its verdicts are in doubt: a person must look at most images")
+        if self.accuracy.low <= self.guessing:
+            found.append(
+                f"its accuracy may be no better than guessing: {self.accuracy}, "
+                f"where guessing is right in {self.guessing:.1%}"
+            )
+        return found
+
+    @property
+    def errors(self) -> str:
+        """The errors that cost: missed defects and false rejects; of a model that knows defects only, confusions."""
+        if self.missed or self.false_rejects:
+            missed = self.missed or "unknown, no image has a defect"
+            rejects = self.false_rejects or "unknown, each image has a defect"
+            return f"missed defects {missed}, false rejects {rejects}"
+        pairs = [
+            (count, truth, label)
+            for truth, row in self.confusion.items()
+            for label, count in row.items()
+            if label != truth
+        ]
+        told = [
+            f"{truth} taken for {label} {count} of {pluralize(sum(self.confusion[truth].values()), 'time')}"
+            for count, truth, label in sorted(pairs, key=lambda pair: -pair[0])[:_CONFUSIONS]
+        ]
+        return f"no class means no defect, so defects are confused, not missed: {', '.join(told) or 'none was'}"
+
+    def __str__(self) -> str:
+        doubt = f"in doubt {self.in_doubt.share:.0%}"
+        if self.accepted:
+            doubt += f", of the others {self.accepted} are right"
+        return f"accuracy {self.accuracy}, with 95 % intervals; {doubt}; {self.errors}"
+
+
+def measure(verdicts: Sequence[Labelled], classes: int, no_defect: str | None) -> Performance:
+    """The performance of verdicts, one at least, of a model that knows so many classes."""
+    truths = Counter(each.truth for each in verdicts)
+    accuracy = Proportion.of(each.label == each.truth for each in verdicts)
+    in_doubt = Proportion.of(each.doubted for each in verdicts)
+    if accuracy is None or in_doubt is None:
+        raise ValueError("no verdict, no performance")
+    missed = rejects = None
+    if no_defect:
+        missed = Proportion.of(not each.defect for each in verdicts if each.truth != no_defect)
+        rejects = Proportion.of(each.defect for each in verdicts if each.truth == no_defect)
+    confusion: dict[str, dict[str, int]] = {truth: {} for truth in sorted(truths)}
+    for each in verdicts:
+        confusion[each.truth][each.label] = confusion[each.truth].get(each.label, 0) + 1
+    return Performance(
+        accuracy=accuracy,
+        in_doubt=in_doubt,
+        accepted=Proportion.of(each.label == each.truth for each in verdicts if not each.doubted),
+        missed=missed,
+        false_rejects=rejects,
+        guessing=max(truths.values()) / len(verdicts) if len(truths) > 1 else 1 / classes,
+        confusion=confusion,
+    )
+
+
+def held_out_performance(manifest: Manifest, view: View) -> Performance | None:
+    """What the bundle's own held-out images say of verdicts under a view; None if it has none.
+
+    They were not cut into tiles: with tiles, the errors are those of one. Temperature and thresholds of doubt are
+    cross-fitted, so no image had a part in its own verdict.
+    """
+    kept = manifest.confidence.held_out if manifest.confidence else None
+    return _performance(kept, manifest.classes, view) if kept else None
+
+
+@lru_cache(4)  # thousands of images take 0.1 s, and Prometheus asks again and again
+def _performance(kept: HeldOut, classes: tuple[str, ...], view: View) -> Performance:
+    whole = [Box(0, 0, 1, 1)]
+    found = []
+    for truth, row, accepted in zip(*kept.arrays(len(classes)), strict=True):
+        decision = decide(row[None], whole, classes, view)
+        found.append(Labelled(classes[truth], decision.label, decision.defect, not accepted))
+    return measure(found, len(classes), no_defect_class(view, classes))
