@@ -106,7 +106,7 @@ def export(
             )
         manifest = _write_bundle(target, model, graph, signing)
         if found := held_out_performance(manifest, View()):
-            for text in (str(found), *found.warnings):
+            for text in (str(found), *found.warnings()):
                 report(progress.Note(text=f"{metadata.node}: {text}"))
         written.append(Exported(target, metadata.node, graph.difference))
         report(

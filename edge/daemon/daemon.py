@@ -158,7 +158,7 @@ def _describe_model(pipeline: Pipeline) -> None:
     if found is None:
         return
     sys.stderr.write(f"{manifest.id}: {found}\n")  # always: the log begins with warnings
-    for text in found.warnings:
+    for text in found.warnings():
         _log.warning("%s: %s", manifest.id, text)
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -69,18 +69,15 @@ class Performance(Struct, frozen=True, kw_only=True):
     guessing: float  # accuracy of whoever always names the commonest class; if there is but one, by chance
     confusion: dict[str, dict[str, int]]  # by true class, then by the verdict's
 
-    @property
-    def warnings(self) -> list[str]:
+    def warnings(self) -> Iterator[str]:
         """What somebody should know before relying on the model."""
-        found = []
         if self.in_doubt.share > 0.5:
-            found.append(f"{self.in_doubt.share:.0%} of its verdicts are in doubt: a person must look at most images")
+            yield f"{self.in_doubt.share:.0%} of its verdicts are in doubt: a person must look at most images"
         if self.accuracy.low <= self.guessing:
-            found.append(
+            yield (
                 f"its accuracy may be no better than guessing: {self.accuracy}, "
                 f"where guessing is right in {self.guessing:.1%}"
             )
-        return found
 
     @property
     def errors(self) -> str:

@@ -23,6 +23,7 @@ _REFUSALS = ("trainer/federation/server", "trainer/methods")  # whose ValueError
 _TOLD = {  # functions that make messages
     "edge/bundle/expiry.py": "_warning",
     "edge/status/rendering.py": "notices",
+    "edge/uncertainty/performance.py": "warnings",
     "trainer/data/checks/image_checks.py": "format_brief",
     "trainer/methods/fedtfi/method.py": "_notice",
     "trainer/progress/events.py": "format_event",

@@ -48,7 +48,7 @@ def test_errors_are_shares_of_the_images_that_can_have_them():
     assert found.guessing == 38 / 60
     assert (found.missed.low, found.missed.high) == wilson_interval(2, 40)
     assert "missed defects 5.0% (1 to 17; 2 of 40), false rejects 15.0% (5 to 36; 3 of 20)" in str(found)
-    assert found.warnings == []
+    assert list(found.warnings()) == []
 
 
 def test_a_model_without_a_class_for_no_defect_confuses_defects_and_that_is_told():
@@ -68,11 +68,11 @@ def test_images_of_one_kind_leave_the_other_error_unknown():
 def test_a_model_that_is_mostly_in_doubt_or_no_better_than_guessing_is_warned_of():
     poor = judged(("dent", "dent", 13), ("dent", "scratch", 12), ("scratch", "dent", 12), ("scratch", "scratch", 13))
     found = measure([each._replace(doubted=number < 38) for number, each in enumerate(poor)], 2, None)
-    assert [text.partition(":")[0] for text in found.warnings] == [
+    assert [text.partition(":")[0] for text in found.warnings()] == [
         "76% of its verdicts are in doubt",
         "its accuracy may be no better than guessing",
     ]
-    assert measure(poor, 2, None).warnings == found.warnings[1:]
+    assert list(measure(poor, 2, None).warnings()) == list(found.warnings())[1:]
 
 
 @pytest.mark.parametrize("cost", [0.2, 1.0, 5.0])
